@@ -1,0 +1,417 @@
+"""The eight events. Everything Streamward knows is a sequence of these.
+
+    Task ──► Response ──► Reward ──► AdvantagedGroup ──► Batch ──► AdapterEvent
+                                 ▲ GroupControl                    DeadLetter (from anywhere)
+
+These frozen dataclasses are the one place where an event is written down. The Avro files in `avro/` are derived
+from them (`python -m schemas.generate`), are numbered for ever by `lock.json`, and a test fails when the two drift.
+Times are milliseconds since the epoch, UTC. Ids say what a record is about (UUID version 5, RFC 9562 section 5.5), so
+the same fact sent twice has the same id.
+
+`problems(event)` holds the rules that a type cannot say, and is asked both before a write and after a read.
+
+Not covered: whether an event agrees with its siblings. That takes two events, so the stage that holds both decides.
+"""
+
+from __future__ import annotations
+
+import math
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Annotated, Literal, NamedTuple
+
+NAMESPACE = uuid.UUID("b1f8a7c2-5d0e-5c1b-9a53-57e4a3d0c0de")
+"""Root of every id Streamward derives. Changing it would make every record of every log a stranger."""
+
+
+def derive_id(*parts: object) -> str:
+    """Return the UUIDv5 of `parts`, joined by an unprintable separator, under `NAMESPACE`.
+
+    >>> derive_id("sampling", 0) == derive_id("sampling", 0) != derive_id("sampling", 1)
+    True
+    """
+    return str(uuid.uuid5(NAMESPACE, "\x1f".join(str(part) for part in parts)))
+
+
+class Int32:
+    """Marks an `int` as Avro `int`; a plain `int` is `long`."""
+
+
+class Float32:
+    """Marks a `float` as Avro `float`; a plain `float` is `double`."""
+
+
+class Timestamp:
+    """Marks an `int` as `timestamp-millis`."""
+
+
+Int = Annotated[int, Int32]
+Float = Annotated[float, Float32]
+Millis = Annotated[int, Timestamp]
+
+Purpose = Literal["train", "serve", "eval"]
+FinishReason = Literal["stop", "length", "error"]
+ControlKind = Literal["expire", "evict"]
+AdapterKind = Literal["trained", "evaluated", "canary_started", "promoted", "rolled_back", "rejected", "retired"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCall:
+    """A call the assistant made, as chat templates expect it."""
+
+    id: str
+    name: str
+    arguments: Annotated[str, "JSON object"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """One turn of a conversation."""
+
+    role: str
+    content: str
+    name: str | None = None
+    tool_call_id: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How tokens are drawn."""
+
+    temperature: Annotated[float, "0 means greedy"] = 1.0
+    top_p: Annotated[float, "1 keeps the whole distribution"] = 1.0
+    max_tokens: Annotated[Int, "most tokens in one completion"] = 256
+    seed: Annotated[int | None, "null lets the engine derive one from the sampling id"] = None
+    stop: Annotated[tuple[str, ...], "texts that end a completion"] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardSource:
+    """A scorer that must judge every response to the task."""
+
+    name: Annotated[str, "scorer, unique within the task"]
+    weight: Annotated[float, "share of this source in the response's reward"] = 1.0
+    settings: Annotated[str, "JSON object handed to the scorer"] = "{}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """What an agent is asked, how often, and who judges the answers."""
+
+    task_id: Annotated[str, "key of the record; derived from source and content"]
+    created_at: Millis
+    traceparent: Annotated[str | None, "W3C trace context"] = None
+    metadata: dict[str, str] = field(default_factory=dict)
+    policy: Annotated[str, "the agent, and the line of adapters, that answers"]
+    purpose: Annotated[Purpose, "train, serve or eval; only train tasks reach the trainer"] = "train"
+    scenario: Annotated[str, "family of tasks, for reports"] = "default"
+    tenant: str | None = None
+    group_size: Annotated[Int, "responses per sampling"] = 8
+    deadline_at: Annotated[Millis | None, "answers and rewards recorded later do not count; null: the stage's default"] = (
+        None
+    )
+    adapter_version: Annotated[Int | None, "pin: only this version may answer"] = None
+    sampling: Sampling = field(default_factory=Sampling)
+    verifier: Annotated[str, "JSON object the scorers check against, e.g. the right answer"] = "{}"
+    reward_sources: tuple[RewardSource, ...] = ()
+    messages: tuple[Message, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Response:
+    """One slot of one sampling: the text, and the very tokens it was made of."""
+
+    response_id: Annotated[str, "uuid5(sampling_id, slot)"]
+    sampling_id: Annotated[str, "one attempt at all slots of a task by one adapter version"]
+    task_id: Annotated[str, "key of the record"]
+    created_at: Millis
+    traceparent: str | None = None
+    metadata: dict[str, str] = field(default_factory=dict)
+    policy: str
+    slot: Annotated[Int, "0-based"]
+    group_size: Int
+    adapter_version: Annotated[Int, "what the engine says it served; 0 is the base model"]
+    base_digest: Annotated[str, "sha256 over the base model's weights"]
+    tokenizer_digest: Annotated[str, "sha256 over vocabulary and chat template"]
+    engine: str
+    finish_reason: FinishReason
+    error: Annotated[str | None, "why this slot failed for good; the token arrays are then empty"] = None
+    prompt_tokens: Int
+    completion_tokens: Int
+    latency_ms: Annotated[float, "from the start of the sampling to its end, milliseconds"]
+    text: str
+    sampling: Annotated[Sampling, "as used"]
+    prompt_token_ids: tuple[Int, ...] = ()
+    completion_token_ids: tuple[Int, ...] = ()
+    logprobs: Annotated[tuple[Float, ...], "nats, one per completion token, under the distribution sampled from"] = ()
+    loss_mask: Annotated[tuple[bool, ...], "true where the policy wrote the token; one per completion token"] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reward:
+    """One source's verdict on one response. A failed score has an error and no value; it is never 0."""
+
+    reward_id: Annotated[str, "uuid5(response_id, source)"]
+    response_id: str
+    task_id: Annotated[str, "key of the record"]
+    created_at: Millis
+    traceparent: str | None = None
+    metadata: dict[str, str] = field(default_factory=dict)
+    policy: str
+    slot: Int
+    source: Annotated[str, "the task's reward source that speaks"]
+    value: Annotated[float | None, "null exactly when error is set"] = None
+    error: Annotated[str | None, "why no score could be given, after the last retry"] = None
+    scorer_version: str
+    latency_ms: float = 0.0
+    rationale: str | None = None
+    components: Annotated[dict[str, float], "what the value is made of"] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupControl:
+    """Time, as a record: close this group now, or forget that it was closed."""
+
+    control_id: Annotated[str, "uuid5(task_id, kind)"]
+    task_id: Annotated[str, "key of the record"]
+    created_at: Millis
+    traceparent: str | None = None
+    metadata: dict[str, str] = field(default_factory=dict)
+    kind: ControlKind
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupResponse:
+    """A response inside its group: where it lies in the log, its reward, and what the trainer needs of it."""
+
+    slot: Int
+    response_id: str
+    partition: Annotated[Int, "of the responses topic"]
+    offset: Annotated[int, "of the responses topic"]
+    finish_reason: FinishReason
+    reward: Annotated[float, "weighted sum over the task's sources"]
+    advantage: float
+    components: Annotated[dict[str, float], "value per source, and per component as source.component"] = field(
+        default_factory=dict
+    )
+    completion_token_ids: tuple[Int, ...] = ()
+    logprobs: tuple[Float, ...] = ()
+    loss_mask: tuple[bool, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOut:
+    """A slot that is not in the baseline, and why."""
+
+    slot: Int
+    response_id: str | None = None
+    reason: Annotated[str, "response_failed, score_failed, unscored or unanswered"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdvantagedGroup:
+    """The fate of a task: its responses with their advantages, or the reason why there are none."""
+
+    group_id: Annotated[str, "uuid5(task_id, formula version)"]
+    task_id: str
+    created_at: Annotated[Millis, "newest record timestamp among the events it was made of"]
+    traceparent: str | None = None
+    metadata: dict[str, str] = field(default_factory=dict)
+    policy: Annotated[str, "key of the record"]
+    purpose: Purpose
+    scenario: str
+    tenant: str | None = None
+    sampling_id: Annotated[str | None, "null when nothing was sampled"] = None
+    group_size: Int
+    adapter_version: Annotated[Int, "that sampled every response; -1 when nothing was sampled"]
+    base_digest: str
+    tokenizer_digest: str
+    complete: Annotated[bool, "every slot answered or failed, every required source scored"]
+    dropped_reason: Annotated[str | None, "set when the group is not for the trainer; responses is then empty"] = None
+    formula: Annotated[str, "grpo, dr_grpo, rloo or batch_std"]
+    formula_version: Int
+    formula_eps: float
+    formula_ddof: Int
+    reward_mean: float
+    reward_std: float
+    sampling: Sampling = field(default_factory=Sampling)
+    prompt_token_ids: Annotated[tuple[Int, ...], "shared by every response"] = ()
+    responses: Annotated[tuple[GroupResponse, ...], "in slot order"] = ()
+    left_out: tuple[LeftOut, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LagCount:
+    """How many groups of a batch were sampled so many versions ago."""
+
+    lag: Annotated[Int, "versions between the batch's parent and the group's sampler"]
+    groups: Int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DroppedGroup:
+    """A group that was read for a batch and is not in it."""
+
+    group_id: str
+    offset: Annotated[int, "of the groups topic"]
+    reason: Annotated[str, "duplicate, stale, zero_variance, empty or incomplete"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """One training step's worth of groups, by reference. Batch s turns version s into version s + 1."""
+
+    batch_id: Annotated[str, "uuid5(policy, sequence)"]
+    policy: Annotated[str, "key of the record"]
+    created_at: Annotated[Millis, "newest record timestamp among its groups"]
+    traceparent: str | None = None
+    metadata: dict[str, str] = field(default_factory=dict)
+    sequence: Annotated[Int, "0-based, without gaps"]
+    closed_by: Annotated[str, "count, or the reason of the control record"]
+    max_policy_lag: Int
+    groups: Int
+    responses: Int
+    loss_tokens: int
+    groups_partition: Int
+    groups_offsets: tuple[int, ...] = ()
+    lags: tuple[LagCount, ...] = ()
+    dropped: tuple[DroppedGroup, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterFile:
+    """One file of an adapter, with its sha256."""
+
+    path: str
+    sha256: str
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterEvent:
+    """A step in the life of an adapter version. The state of a policy is the fold of these, in order."""
+
+    event_id: Annotated[str, "uuid5(policy, version, kind, ...)"]
+    policy: Annotated[str, "key of the record"]
+    created_at: Millis
+    traceparent: str | None = None
+    metadata: dict[str, str] = field(default_factory=dict)
+    version: Int
+    kind: AdapterKind
+    actor: Annotated[str, "trainer, rollouts, or a person"]
+    reason: str
+    parent_version: Int | None = None
+    expected_version: Annotated[Int | None, "compare and swap: the primary version this event replaces"] = None
+    uri: Annotated[str | None, "folder in the adapter store"] = None
+    base_digest: str | None = None
+    first_batch: Annotated[Int | None, "first batch sequence this version was trained on, counting from version 0"] = None
+    last_batch: Annotated[Int | None, "last batch sequence, inclusive"] = None
+    suite: Annotated[str | None, "evaluated: what was asked"] = None
+    recipe: Annotated[dict[str, str], "settings, library versions, seed, threads, device kind"] = field(
+        default_factory=dict
+    )
+    metrics: dict[str, float] = field(default_factory=dict)
+    files: Annotated[tuple[AdapterFile, ...], "the manifest"] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadLetter:
+    """A record that could not be used, whole, with the reason."""
+
+    dead_letter_id: Annotated[str, "uuid5(stage, source topic, partition, offset)"]
+    created_at: Millis
+    stage: str
+    reason: Annotated[str, "a short word to group by"]
+    error: Annotated[str, "where, what, expected and got, and what to do"]
+    source_topic: str
+    source_partition: Int
+    source_offset: int
+    source_timestamp: Millis
+    key: Annotated[str | None, "base64"] = None
+    payload: Annotated[str | None, "base64; null for a tombstone"] = None
+    headers: Annotated[dict[str, str], "base64 values"] = field(default_factory=dict)
+
+
+Event = Task | Response | Reward | GroupControl | AdvantagedGroup | Batch | AdapterEvent | DeadLetter
+EVENTS: tuple[type[Event], ...] = (
+    Task,
+    Response,
+    Reward,
+    GroupControl,
+    AdvantagedGroup,
+    Batch,
+    AdapterEvent,
+    DeadLetter,
+)
+
+
+class Coordinates(NamedTuple):
+    """Where a record lies: the address every message about an event carries."""
+
+    topic: str
+    partition: int
+    offset: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}[{self.partition}]@{self.offset}"
+
+
+# --- rules that a type cannot say ------------------------------------------------------------------------------------
+
+
+def problems(event: Event) -> Iterator[str]:
+    """Yield one sentence for each rule `event` breaks: what, expected and got, and what to do. None means good."""
+    match event:
+        case Task():
+            yield from _task_problems(event)
+        case Response():
+            yield from _response_problems(event)
+        case Reward():
+            yield from _reward_problems(event)
+        case _:
+            return
+
+
+def _task_problems(task: Task) -> Iterator[str]:
+    if task.group_size < 1:
+        yield f"group_size is {task.group_size}; a group needs at least 1 response (GRPO learns from 2 and more)"
+    if not task.messages:
+        yield "messages is empty; a task needs at least one message to answer"
+    if not task.reward_sources and task.purpose != "serve":
+        yield f"reward_sources is empty; a {task.purpose} task needs at least one scorer, e.g. [{{name: exact}}]"
+    names = [source.name for source in task.reward_sources]
+    if len(set(names)) != len(names):
+        yield f"reward_sources has a name twice ({', '.join(names)}); each source speaks once per response"
+    if task.sampling.max_tokens < 1:
+        yield f"sampling.max_tokens is {task.sampling.max_tokens}; at least 1 token must be allowed"
+    if task.sampling.temperature < 0:
+        yield f"sampling.temperature is {task.sampling.temperature}; expected 0 (greedy) or more"
+    if not 0 < task.sampling.top_p <= 1:
+        yield f"sampling.top_p is {task.sampling.top_p}; expected a share above 0 and at most 1"
+
+
+def _response_problems(response: Response) -> Iterator[str]:
+    if not 0 <= response.slot < response.group_size:
+        yield f"slot is {response.slot}; expected 0 to {response.group_size - 1} for group_size {response.group_size}"
+    if response.response_id != derive_id(response.sampling_id, response.slot):
+        yield "response_id is not uuid5(sampling_id, slot); use schemas.events.derive_id"
+    if (response.finish_reason == "error") != (response.error is not None):
+        yield f"finish_reason is {response.finish_reason} but error is {response.error!r}; set both or neither"
+    tokens = len(response.completion_token_ids)
+    if len(response.logprobs) != tokens or len(response.loss_mask) != tokens:
+        yield (
+            f"completion_token_ids has {tokens} entries, logprobs {len(response.logprobs)}, "
+            f"loss_mask {len(response.loss_mask)}; each token needs one of each"
+        )
+
+
+def _reward_problems(reward: Reward) -> Iterator[str]:
+    if (reward.value is None) == (reward.error is None):
+        yield f"value is {reward.value} and error is {reward.error!r}; exactly one of them must be set"
+    if reward.value is not None and not math.isfinite(reward.value):
+        yield f"value is {reward.value}; a reward is a finite number (a failed score has an error and no value)"
+    if reward.reward_id != derive_id(reward.response_id, reward.source):
+        yield "reward_id is not uuid5(response_id, source); use schemas.events.derive_id"

@@ -1,0 +1,69 @@
+"""Every error Streamward raises on purpose.
+
+    StreamwardError                    exit 1
+    ├── SettingsError        the run cannot start as configured             exit 2
+    ├── NotFoundError        what was named does not exist                  exit 3
+    ├── RefusedError         a rule forbids it: a lock, a stale expectation exit 4
+    ├── LogError             the broker did not answer, or refused          retry, then stop: exit 5
+    └── EventError           this one event cannot be used                  dead-letter, go on
+        ├── UndecodableEvent     its bytes are not what they should be
+        └── ContradictoryEvent   well formed, and at odds with a rule or a sibling
+
+The branches are decisions: who catches one knows what to do without reading the message. The message is for people:
+where, what, expected and got, and what to do.
+"""
+
+from __future__ import annotations
+
+
+class StreamwardError(Exception):
+    """Base of all; `exit_code` is what the process ends with when nobody catches it."""
+
+    exit_code = 1
+
+
+class SettingsError(StreamwardError):
+    """The run cannot start as configured."""
+
+    exit_code = 2
+
+
+class NotFoundError(StreamwardError):
+    """What was named does not exist."""
+
+    exit_code = 3
+
+
+class RefusedError(StreamwardError):
+    """A rule forbids it."""
+
+    exit_code = 4
+
+
+class LogError(StreamwardError):
+    """The broker did not answer, or refused."""
+
+    exit_code = 5
+
+
+class EventError(StreamwardError):
+    """This one event cannot be used; `reason` is the short word dead letters are grouped by."""
+
+    reason = "unusable"
+
+    def __init__(self, message: str, *, reason: str | None = None) -> None:
+        super().__init__(message)
+        if reason is not None:
+            self.reason = reason
+
+
+class UndecodableEvent(EventError):
+    """Its bytes are not what they should be."""
+
+    reason = "undecodable"
+
+
+class ContradictoryEvent(EventError):
+    """Well formed, and at odds with a rule or with a sibling."""
+
+    reason = "contradictory"

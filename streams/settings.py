@@ -1,0 +1,335 @@
+"""Everything that can be set, as one frozen tree.
+
+    defaults  <  streamward.toml  <  STREAMWARD_SECTION__KEY in the environment  <  --set section.key=value
+
+Each field says its unit and what zero means. Contradictions are refused when the tree is built, with the way out, and so
+is a variable or a key that nobody knows: a misspelt setting must not be a default in silence. Secrets are `SecretStr`
+and print as stars.
+
+Not covered: settings are read once. A running process keeps what it started with.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, TypeAdapter, ValidationError, model_validator
+
+from streams.errors import SettingsError
+
+ENV_PREFIX = "STREAMWARD_"
+CONFIG_FILE = "streamward.toml"
+ENV_CONFIG = "STREAMWARD_CONFIG"
+"""Names the file to read instead of `streamward.toml`; it is about settings, not one of them."""
+
+
+class Section(BaseModel):
+    """A frozen group of settings that refuses unknown keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+
+
+class Kafka(Section):
+    """Where the log is, and how to get in."""
+
+    bootstrap: str = Field("127.0.0.1:9092", description="host:port, comma separated")
+    security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
+    sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] | None = None
+    sasl_username: str | None = None
+    sasl_password: SecretStr | None = None
+    ssl_ca_location: Path | None = Field(None, description="PEM file; empty: the system's authorities")
+    ssl_certificate_location: Path | None = Field(None, description="PEM file of the client certificate")
+    ssl_key_location: Path | None = Field(None, description="PEM file of the client key")
+    client: dict[str, str] = Field(
+        default_factory=dict, description="further librdkafka settings, passed through as they are"
+    )
+    request_timeout_s: float = Field(10.0, gt=0, description="how long a broker may take to answer, seconds")
+    session_timeout_s: float = Field(6.0, gt=0, description="a silent group member is replaced after this, seconds")
+
+    @model_validator(mode="after")
+    def _sasl_is_whole(self) -> Kafka:
+        wanted = self.security_protocol.startswith("SASL")
+        given = (self.sasl_mechanism, self.sasl_username, self.sasl_password)
+        if wanted and None in given:
+            raise ValueError(
+                f"security_protocol is {self.security_protocol}, so sasl_mechanism, sasl_username and sasl_password "
+                "must all be set"
+            )
+        if not wanted and any(value is not None for value in given):
+            raise ValueError(
+                f"SASL settings are given but security_protocol is {self.security_protocol}; "
+                "set it to SASL_SSL (or SASL_PLAINTEXT on a trusted network)"
+            )
+        return self
+
+
+class Topics(Section):
+    """Names and shapes of the topics."""
+
+    prefix: str = Field("streamward.", pattern=r"^[A-Za-z0-9._-]*$", description="put before each topic name")
+    partitions: int = Field(8, ge=1, description="of tasks, responses, rewards and group-control, which must agree")
+    policy_partitions: int = Field(4, ge=1, description="of the topics keyed by policy, and of dead-letters")
+    replication: int = Field(1, ge=1, description="copies of each partition")
+    retention_days: float = Field(30.0, ge=0, description="0 keeps for ever; adapters are always kept for ever")
+    max_record_bytes: int = Field(4 * 1024 * 1024, ge=1024, description="largest record the topics take, bytes")
+
+
+class Advantages(Section):
+    """How responses are compared."""
+
+    formula: Literal["grpo", "dr_grpo", "rloo", "batch_std"] = "grpo"
+    eps: float = Field(1e-4, ge=0, description="added to the standard deviation before dividing")
+    ddof: Literal[0, 1] = Field(1, description="1 divides the variance by n - 1, as TRL does")
+    partial: Literal["emit", "drop"] = Field("emit", description="what to do with a group that is not whole in time")
+    min_group: int = Field(2, ge=2, description="fewest scored responses a partial group may have")
+    deadline_s: float = Field(600.0, ge=0, description="for tasks without deadline, seconds; 0 waits for ever")
+    grace_s: float = Field(5.0, ge=0, description="wait after the deadline before the group is closed, seconds")
+    evict_after_s: float = Field(3600.0, ge=0, description="a closed group is remembered so long; 0 for ever")
+
+
+class Batches(Section):
+    """How groups become training steps."""
+
+    groups: int = Field(16, ge=1, description="useful groups in one batch")
+    max_policy_lag: int = Field(1, ge=0, description="versions a group may be behind its batch; 0: on-policy only")
+
+
+class Model(Section):
+    """The language model that is trained."""
+
+    base: str = Field(
+        "smollm2-135m-instruct", description="a name known here, a hub id, or a folder with config.json and safetensors"
+    )
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    device: str = Field("cpu", description="cpu, cuda, cuda:1, ...")
+
+
+class Policy(Section):
+    """The agent that answers tasks."""
+
+    name: str = Field("default", min_length=1, description="the line of adapters this process serves or trains")
+    engine: Literal["transformers", "scripted"] = "transformers"
+    threads: int = Field(1, ge=0, description="torch threads; 0: as many as there are cores")
+    round_tasks: int = Field(16, ge=1, description="most tasks decoded together")
+    max_waiting: int = Field(10_000, ge=1, description="most tasks held back by admission before reading pauses")
+    script: str = Field("{}", description="JSON settings of the scripted engine")
+
+
+class Scoring(Section):
+    """The agent that judges responses."""
+
+    timeout_s: float = Field(10.0, gt=0, description="for one score, seconds")
+    retries: int = Field(2, ge=0, description="further tries after a failed score")
+    processes: int = Field(1, ge=1, description="worker processes for scorers that are slow or not trusted")
+    judge_url: str | None = Field(None, description="OpenAI-compatible API of the LLM judge, up to /v1")
+    judge_model: str | None = None
+    judge_key: SecretStr | None = None
+
+
+class Rollouts(Section):
+    """How trained adapters reach the agents."""
+
+    mode: Literal["direct"] = "direct"
+    evaluate_every: int = Field(0, ge=0, description="score held-out tasks on every k-th version; 0 never")
+
+
+class Trainer(Section):
+    """The optimizer's step. Everything here is part of the recipe recorded with each adapter."""
+
+    seed: int = 0
+    threads: int = Field(1, ge=0, description="torch threads; part of what makes bytes equal; 0: all cores")
+    loss: Literal["grpo", "dapo", "dr_grpo", "bnpo", "cispo", "gspo"] = "dapo"
+    learning_rate: float = Field(1e-3, gt=0)
+    epsilon_low: float = Field(0.2, ge=0, description="clip below 1 - this")
+    epsilon_high: float = Field(0.28, ge=0, description="clip above 1 + this; for cispo the cap itself, e.g. 5.0")
+    beta: float = Field(0.0, ge=0, description="weight of the KL term; 0 leaves it out")
+    max_grad_norm: float = Field(1.0, ge=0, description="0 does not clip")
+    importance: Literal["none", "truncate", "mask"] = Field(
+        "none", description="correction for sampler and trainer disagreeing on a logprob, folded into the advantages"
+    )
+    importance_cap: float = Field(2.0, gt=0, description="largest importance ratio kept")
+    micro_groups: int = Field(4, ge=1, description="groups forwarded together; bounds memory")
+    lora_rank: int = Field(8, ge=1)
+    lora_alpha: int = Field(16, ge=1)
+    lora_targets: str = Field("all-linear", description="as peft's target_modules; comma separated, or all-linear")
+    checkpoints: Path = Field(Path(".streamward/checkpoints"), description="folder of optimizer states")
+    keep_checkpoints: int = Field(2, ge=1)
+
+    @model_validator(mode="after")
+    def _combinations_have_effect(self) -> Trainer:
+        if self.loss == "cispo" and self.epsilon_high < 1:
+            raise ValueError(
+                f"loss cispo reads epsilon_high as the cap of the ratio itself, and {self.epsilon_high} would cap "
+                "every ratio below 1; set trainer.epsilon_high=5.0"
+            )
+        if self.loss != "cispo" and self.epsilon_high >= 1:
+            raise ValueError(
+                f"epsilon_high {self.epsilon_high} never clips with loss {self.loss}; set it below 1, e.g. 0.28"
+            )
+        if self.importance == "none" and self.importance_cap != type(self).model_fields["importance_cap"].default:
+            raise ValueError("importance_cap has no effect with importance=none; set importance=truncate or mask")
+        return self
+
+
+class Adapters(Section):
+    """Where adapters are kept."""
+
+    store: str = Field(".streamward/adapters", description="a folder, or any URL fsspec knows, e.g. s3://bucket/path")
+
+
+class Broker(Section):
+    """The embedded Kafka node."""
+
+    data_dir: Path = Field(Path(".streamward/kafka"), description="its folder; one node per folder")
+    heap_mb: int = Field(384, ge=128, description="JVM heap, megabytes")
+
+
+class Settings(Section):
+    """The whole tree."""
+
+    kafka: Kafka = Kafka()
+    topics: Topics = Topics()
+    advantages: Advantages = Advantages()
+    batches: Batches = Batches()
+    model: Model = Model()
+    policy: Policy = Policy()
+    scoring: Scoring = Scoring()
+    rollouts: Rollouts = Rollouts()
+    trainer: Trainer = Trainer()
+    adapters: Adapters = Adapters()
+    broker: Broker = Broker()
+
+
+def load(
+    *,
+    file: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    overrides: Iterable[str] = (),
+) -> Settings:
+    """Return the settings from file, environment and `section.key=value` overrides.
+
+    Raises SettingsError, naming the source of each bad value and the nearest known key.
+    """
+    return load_with_origins(file=file, env=env, overrides=overrides)[0]
+
+
+def load_with_origins(
+    *,
+    file: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    overrides: Iterable[str] = (),
+) -> tuple[Settings, dict[str, str]]:
+    """Return the settings, and for each dotted key that is not a default where it came from."""
+    env = os.environ if env is None else env
+    tree: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    for key, value, origin in [*_from_file(file, env), *_from_env(env), *_from_overrides(overrides)]:
+        section, name = _known(key, origin)
+        tree.setdefault(section, {})[name] = value
+        origins[key] = origin
+    try:
+        return Settings.model_validate(tree), origins
+    except ValidationError as exc:
+        raise SettingsError(_explain(exc, origins)) from exc
+
+
+def to_env(settings: Settings) -> dict[str, str]:
+    """Return the variables that make a child process load these same settings.
+
+    Only what differs from the default is named; secrets are included, since the child needs them.
+    """
+    default = Settings()
+    variables: dict[str, str] = {}
+    for section_name in type(settings).model_fields:
+        section, plain = getattr(settings, section_name), getattr(default, section_name)
+        for name in type(section).model_fields:
+            value = getattr(section, name)
+            if value == getattr(plain, name):
+                continue
+            if isinstance(value, SecretStr):
+                value = value.get_secret_value()
+            text = TypeAdapter(dict[str, str]).dump_json(value).decode() if isinstance(value, dict) else str(value)
+            variables[f"{ENV_PREFIX}{section_name}__{name}".upper()] = text
+    return variables
+
+
+def dotted(settings: Settings) -> Iterator[tuple[str, Any]]:
+    """Yield every (section.key, value), in the order of the tree."""
+    for section_name in type(settings).model_fields:
+        section = getattr(settings, section_name)
+        for name in type(section).model_fields:
+            yield f"{section_name}.{name}", getattr(section, name)
+
+
+# --- sources ---------------------------------------------------------------------------------------------------------
+
+
+def _from_file(file: Path | None, env: Mapping[str, str]) -> Iterator[tuple[str, Any, str]]:
+    path = file or (Path(env[ENV_CONFIG]) if ENV_CONFIG in env else Path(CONFIG_FILE))
+    if not path.exists():
+        if file is None and ENV_CONFIG not in env:
+            return
+        raise SettingsError(f"{path}: no such settings file; give an existing TOML file, or leave --config out")
+    try:
+        data = tomllib.loads(path.read_text())
+    except tomllib.TOMLDecodeError as exc:
+        raise SettingsError(f"{path}: not TOML: {exc}") from exc
+    for section, values in data.items():
+        if not isinstance(values, dict):
+            raise SettingsError(f"{path}: {section} stands alone; settings live in sections, e.g. [kafka]")
+        for name, value in values.items():
+            yield f"{section}.{name}", value, str(path)
+
+
+def _from_env(env: Mapping[str, str]) -> Iterator[tuple[str, Any, str]]:
+    for variable, text in sorted(env.items()):
+        if not variable.startswith(ENV_PREFIX) or variable == ENV_CONFIG:
+            continue
+        key = variable[len(ENV_PREFIX) :].lower().replace("__", ".", 1)
+        yield key, _parse(key, text, variable), variable
+
+
+def _from_overrides(overrides: Iterable[str]) -> Iterator[tuple[str, Any, str]]:
+    for override in overrides:
+        key, equals, text = override.partition("=")
+        if not equals:
+            raise SettingsError(f"--set {override}: expected section.key=value, e.g. --set batches.groups=8")
+        yield key, _parse(key, text, f"--set {override}"), f"--set {override}"
+
+
+def _parse(key: str, text: str, origin: str) -> Any:
+    """Return `text` as the field wants it: JSON for mappings, else the text itself, which pydantic converts."""
+    section, name = _known(key, origin)
+    annotation = Settings.model_fields[section].annotation.model_fields[name].annotation  # type: ignore[union-attr]
+    if annotation == dict[str, str]:
+        try:
+            return TypeAdapter(dict[str, str]).validate_json(text)
+        except ValidationError as exc:
+            raise SettingsError(f'{origin}: expected a JSON object of texts, e.g. {{"debug": "broker"}}') from exc
+    return text
+
+
+def _known(key: str, origin: str) -> tuple[str, str]:
+    section, _, name = key.partition(".")
+    field = Settings.model_fields.get(section)
+    if field is not None and name in field.annotation.model_fields:  # type: ignore[union-attr]
+        return section, name
+    every = [known for known, _ in dotted(Settings())]
+    close = difflib.get_close_matches(key, every, n=1)
+    hint = f"did you mean {close[0]}?" if close else "see `streamward config show` for every key"
+    raise SettingsError(f"{origin}: no setting is called {key!r}; {hint}")
+
+
+def _explain(exc: ValidationError, origins: Mapping[str, str]) -> str:
+    lines = []
+    for error in exc.errors():
+        key = ".".join(str(part) for part in error["loc"])
+        where = origins.get(key) or next((o for k, o in origins.items() if k.startswith(key + ".")), "the defaults")
+        got = "" if isinstance(error["input"], dict | BaseModel) else f" (got {error['input']!r})"
+        lines.append(f"{key}, from {where}: {error['msg'].removeprefix('Value error, ')}{got}")
+    return "\n".join(lines)
