@@ -109,9 +109,9 @@ class Task:
     scenario: Annotated[str, "family of tasks, for reports"] = "default"
     tenant: str | None = None
     group_size: Annotated[Int, "responses per sampling"] = 8
-    deadline_at: Annotated[Millis | None, "answers and rewards recorded later do not count; null: the stage's default"] = (
-        None
-    )
+    deadline_at: Annotated[
+        Millis | None, "answers and rewards recorded later do not count; null: the stage's default"
+    ] = None
     adapter_version: Annotated[Int | None, "pin: only this version may answer"] = None
     sampling: Sampling = field(default_factory=Sampling)
     verifier: Annotated[str, "JSON object the scorers check against, e.g. the right answer"] = "{}"
@@ -307,7 +307,9 @@ class AdapterEvent:
     expected_version: Annotated[Int | None, "compare and swap: the primary version this event replaces"] = None
     uri: Annotated[str | None, "folder in the adapter store"] = None
     base_digest: str | None = None
-    first_batch: Annotated[Int | None, "first batch sequence this version was trained on, counting from version 0"] = None
+    first_batch: Annotated[Int | None, "first batch sequence this version was trained on, counting from version 0"] = (
+        None
+    )
     last_batch: Annotated[Int | None, "last batch sequence, inclusive"] = None
     suite: Annotated[str | None, "evaluated: what was asked"] = None
     recipe: Annotated[dict[str, str], "settings, library versions, seed, threads, device kind"] = field(

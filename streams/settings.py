@@ -2,9 +2,9 @@
 
     defaults  <  streamward.toml  <  STREAMWARD_SECTION__KEY in the environment  <  --set section.key=value
 
-Each field says its unit and what zero means. Contradictions are refused when the tree is built, with the way out, and so
-is a variable or a key that nobody knows: a misspelt setting must not be a default in silence. Secrets are `SecretStr`
-and print as stars.
+Each field says its unit and what zero means. Contradictions are refused when the tree is built, with the way out, and
+so is a variable or a key that nobody knows: a misspelt setting must not be a default in silence. Secrets are
+`SecretStr` and print as stars.
 
 Not covered: settings are read once. A running process keeps what it started with.
 """

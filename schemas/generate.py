@@ -1,0 +1,106 @@
+"""Write what is derived: a schema version for each event that changed, the lock, and README.md.
+
+    python -m schemas.generate           write
+    python -m schemas.generate --check   say what would change, and exit 1 if anything would
+
+A change to an event's dataclass becomes the next version with the next id. Nothing that has an id is ever edited.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from schemas import registry
+from schemas.avsc import record_schema
+from schemas.events import EVENTS
+
+README_HEAD = """# The events, field by field
+
+Generated from `events.py` by `python -m schemas.generate`; do not edit. On the wire each record is `00`, the schema id
+in 4 bytes, big-endian, and the Avro body. `streamward schemas serve` offers these schemas over Confluent's Schema
+Registry API (read only), so any Confluent-compatible consumer reads the topics.
+"""
+
+
+def main() -> int:
+    """Write or check; return the exit code."""
+    check = "--check" in sys.argv[1:]
+    changes = _schemas(registry.HERE, check) + _readme(registry.HERE, check)
+    for change in changes:
+        print(change)
+    return 1 if check and changes else 0
+
+
+def _schemas(folder: Path, check: bool) -> list[str]:
+    lock_path = folder / "lock.json"
+    lock: list[dict[str, Any]] = json.loads(lock_path.read_text()) if lock_path.exists() else []
+    changes = []
+    for event in EVENTS:
+        text = json.dumps(record_schema(event), indent=1, ensure_ascii=False) + "\n"
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        versions = [entry for entry in lock if entry["event"] == event.__name__]
+        if versions and versions[-1]["sha256"] == digest:
+            continue
+        version = len(versions) + 1
+        path = folder / "avro" / event.__name__ / f"{version}.avsc"
+        changes.append(f"{path.relative_to(folder)}: new, id {len(lock) + 1}")
+        lock.append({"id": len(lock) + 1, "event": event.__name__, "version": version, "sha256": digest})
+        if not check:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+    if changes and not check:
+        lock_path.write_text("[\n" + ",\n".join(" " + json.dumps(entry) for entry in lock) + "\n]\n")
+    return changes
+
+
+def _readme(folder: Path, check: bool) -> list[str]:
+    parts = [README_HEAD]
+    ids = {entry["event"]: entry for entry in json.loads((folder / "lock.json").read_text())}
+    for event in EVENTS:
+        schema = record_schema(event)
+        entry = ids[event.__name__]
+        parts.append(f"\n## {event.__name__}\n\n{schema['doc']} Schema id {entry['id']}, version {entry['version']}.\n")
+        parts.append(_table(schema))
+    text = "\n".join(part.rstrip("\n") for part in parts) + "\n"
+    path = folder / "README.md"
+    if path.exists() and path.read_text() == text:
+        return []
+    if not check:
+        path.write_text(text)
+    return ["README.md: changed"]
+
+
+def _table(schema: dict[str, Any]) -> str:
+    rows = ["| field | type | meaning |", "|---|---|---|"]
+    nested: list[dict[str, Any]] = []
+    for field in schema["fields"]:
+        rows.append(f"| `{field['name']}` | {_type_name(field['type'], nested)} | {field.get('doc', '')} |")
+    parts = ["\n".join(rows)]
+    for record in nested:
+        parts.append(f"\n`{record['name']}`: {record['doc']}\n\n{_table(record)}")
+    return "\n".join(parts)
+
+
+def _type_name(avro_type: Any, nested: list[dict[str, Any]]) -> str:
+    if isinstance(avro_type, list):
+        return f"{_type_name(avro_type[1], nested)}?"
+    if isinstance(avro_type, str):
+        return avro_type.rpartition(".")[2]
+    match avro_type["type"]:
+        case "array":
+            return f"{_type_name(avro_type['items'], nested)} []"
+        case "map":
+            return f"map of {_type_name(avro_type['values'], nested)}"
+        case "record":
+            nested.append(avro_type)
+            return str(avro_type["name"])
+        case _:
+            return str(avro_type.get("logicalType", avro_type["type"]))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

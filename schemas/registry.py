@@ -1,0 +1,124 @@
+"""The schemas that were ever written, by number.
+
+    avro/<Event>/<version>.avsc, lock.json ──► Registry ──► id of an event, schema of an id
+
+A number, once given, means the same schema for ever: `lock.json` is only appended to, and carries the sha256 of each
+file, so an edited schema is found at the first look. Services read this registry; they never write to it.
+
+`check` is FULL_TRANSITIVE in Confluent's words: every version can read every other, old or new. Old trainers read new
+topics, and new code reads offset 0.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any
+
+import fastavro
+
+HERE = Path(__file__).parent
+"""The folder of this package: lock.json and avro/ lie in it."""
+
+
+class SchemaError(Exception):
+    """The schema files are not what the lock says, or the lock does not know what was asked."""
+
+
+@dataclass(frozen=True)
+class Schema:
+    """One version of one event."""
+
+    id: int
+    event: str
+    version: int
+    sha256: str
+    text: str
+
+    @cached_property
+    def definition(self) -> dict[str, Any]:
+        """The schema as JSON."""
+        definition: dict[str, Any] = json.loads(self.text)
+        return definition
+
+    @cached_property
+    def parsed(self) -> Any:
+        """For fastavro, logical types taken out: times stay integers, and the bytes are the same."""
+        return fastavro.parse_schema(_without_logical_types(self.definition))
+
+
+class Registry:
+    """Every schema under a folder, checked against its lock."""
+
+    def __init__(self, folder: Path = HERE) -> None:
+        lock = json.loads((folder / "lock.json").read_text())
+        self.schemas: dict[int, Schema] = {}
+        self._newest: dict[str, Schema] = {}
+        for number, entry in enumerate(lock, start=1):
+            schema = self._load(folder, number, entry)
+            self.schemas[schema.id] = schema
+            self._newest[schema.event] = schema
+
+    @staticmethod
+    def _load(folder: Path, number: int, entry: dict[str, Any]) -> Schema:
+        path = folder / "avro" / entry["event"] / f"{entry['version']}.avsc"
+        if entry["id"] != number:
+            raise SchemaError(f"lock.json entry {number} has id {entry['id']}; ids are given in order and never again")
+        if not path.exists():
+            raise SchemaError(f"{path} is gone; lock.json gave it id {number}. Restore it: records may carry this id")
+        text = path.read_text()
+        if (digest := hashlib.sha256(text.encode()).hexdigest()) != entry["sha256"]:
+            raise SchemaError(
+                f"{path} has sha256 {digest[:12]}, but lock.json says {entry['sha256'][:12]}. A schema with an id is "
+                "never edited: restore the file, change the dataclass, and run `python -m schemas.generate`"
+            )
+        return Schema(id=number, event=entry["event"], version=entry["version"], sha256=entry["sha256"], text=text)
+
+    def newest(self, event: type[Any]) -> Schema:
+        """Return the schema that events of this type are written with."""
+        return self._newest[event.__name__]
+
+    def by_id(self, schema_id: int) -> Schema | None:
+        """Return the schema with this id, or None."""
+        return self.schemas.get(schema_id)
+
+    def versions(self, event: str) -> list[Schema]:
+        """Return every version of an event, oldest first."""
+        return [schema for schema in self.schemas.values() if schema.event == event]
+
+
+@cache
+def files() -> Registry:
+    """Return the registry of the schemas that come with this package."""
+    return Registry()
+
+
+def check(registry: Registry) -> Iterator[str]:
+    """Yield one sentence for each pair of versions of an event in which one cannot read what the other wrote."""
+    import avro.compatibility
+    import avro.schema
+
+    checker = avro.compatibility.ReaderWriterCompatibilityChecker()
+    for event in dict.fromkeys(schema.event for schema in registry.schemas.values()):
+        versions = registry.versions(event)
+        for reader in versions:
+            for writer in versions:
+                result = checker.get_compatibility(avro.schema.parse(reader.text), avro.schema.parse(writer.text))
+                if result.compatibility is not avro.compatibility.SchemaCompatibilityType.compatible:
+                    yield (
+                        f"{event}: version {reader.version} cannot read version {writer.version}: "
+                        f"{'; '.join(sorted(result.messages))} at {', '.join(sorted(result.locations))}. "
+                        "Give new fields a default, and never rename, retype or take one away"
+                    )
+
+
+def _without_logical_types(node: Any) -> Any:
+    if isinstance(node, dict):
+        return {key: _without_logical_types(value) for key, value in node.items() if key != "logicalType"}
+    if isinstance(node, list):
+        return [_without_logical_types(item) for item in node]
+    return node

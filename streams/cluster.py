@@ -1,0 +1,134 @@
+"""What the cluster has: topics, partitions, offsets; and making the topics that are missing.
+
+    settings ──► apply_topics ──► the eight topics, in the shape of streams/topics.py
+             ──► describe, offsets, check_topics ──► what is there now
+
+Topics are created and checked before any process starts: a Faust worker whose output topic is missing waits for ever.
+
+Not covered: changing a topic that exists. Partitions added later would move keys, so a wrong count is refused instead.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+
+import confluent_kafka as ck
+from confluent_kafka import admin
+
+from streams.errors import LogError, NotFoundError, SettingsError
+from streams.log import Record, TopicPartition, client_config, read, unreachable
+from streams.settings import Settings
+from streams.topics import KEYED_BY_TASK, Topic, topics
+
+
+def offsets(settings: Settings, labels: Iterable[str]) -> dict[TopicPartition, tuple[int, int]]:
+    """Return (first offset, next offset) of every partition of these topics.
+
+    Raises NotFoundError for a topic that does not exist, LogError if the broker does not answer.
+    """
+    found = describe(settings)
+    ranges: dict[TopicPartition, tuple[int, int]] = {}
+    wanted = []
+    for label in labels:
+        topic = topics(settings.topics)[label]
+        if topic.name not in found:
+            raise NotFoundError(f"topic {topic.name} does not exist; create it with `streamward topics apply`")
+        wanted += [(topic.name, partition) for partition in range(found[topic.name])]
+    client = admin.AdminClient(client_config(settings.kafka))
+    bounds = []
+    for spec in (admin.OffsetSpec.earliest(), admin.OffsetSpec.latest()):
+        asked = client.list_offsets(
+            {ck.TopicPartition(*tp): spec for tp in wanted}, request_timeout=settings.kafka.request_timeout_s
+        )
+        try:
+            bounds.append({(tp.topic, tp.partition): future.result().offset for tp, future in asked.items()})
+        except ck.KafkaException as exc:
+            raise unreachable(settings.kafka, exc.args[0].str()) from exc
+    for tp in wanted:
+        ranges[tp] = (bounds[0][tp], bounds[1][tp])
+    return ranges
+
+
+def read_topic(settings: Settings, label: str, *, partition: int | None = None) -> Iterator[Record]:
+    """Yield every record of a topic, or of one partition of it, up to where it ends now."""
+    bounds = offsets(settings, [label])
+    if partition is not None:
+        bounds = {tp: bound for tp, bound in bounds.items() if tp[1] == partition}
+    yield from read(
+        settings, {tp: low for tp, (low, _) in bounds.items()}, {tp: high for tp, (_, high) in bounds.items()}
+    )
+
+
+def describe(settings: Settings) -> dict[str, int]:
+    """Return the partition count of every topic on the cluster. Raises LogError if it does not answer."""
+    client = admin.AdminClient(client_config(settings.kafka))
+    try:
+        found = client.list_topics(timeout=settings.kafka.request_timeout_s).topics
+    except ck.KafkaException as exc:
+        raise unreachable(settings.kafka, exc.args[0].str()) from exc
+    return {name: len(metadata.partitions) for name, metadata in found.items()}
+
+
+def apply_topics(settings: Settings) -> dict[str, str]:
+    """Create the topics that are missing, and return what was done with each: created or unchanged.
+
+    Raises LogError if the broker refuses, SettingsError if one exists in another shape.
+    """
+    existing = describe(settings)
+    missing = [topic for topic in topics(settings.topics).values() if topic.name not in existing]
+    client = admin.AdminClient(client_config(settings.kafka))
+    new = [
+        admin.NewTopic(
+            topic.name,
+            num_partitions=topic.partitions,
+            replication_factor=settings.topics.replication,
+            config=topic.config,
+        )
+        for topic in missing
+    ]
+    created = client.create_topics(new, request_timeout=settings.kafka.request_timeout_s) if new else {}
+    for name, future in created.items():
+        try:
+            future.result()
+        except ck.KafkaException as exc:
+            if exc.args[0].code() != ck.KafkaError.TOPIC_ALREADY_EXISTS:
+                raise LogError(f"topic {name} was not created: {exc.args[0].str()}") from exc
+    _wait_until_visible(settings, [topic.name for topic in missing])
+    check_topics(settings)
+    return {topic.name: "created" if topic in missing else "unchanged" for topic in topics(settings.topics).values()}
+
+
+def _wait_until_visible(settings: Settings, names: list[str]) -> None:
+    deadline = time.monotonic() + settings.kafka.request_timeout_s
+    while not set(names) <= set(describe(settings)):
+        if time.monotonic() > deadline:
+            raise LogError(f"topics {', '.join(names)} were created, but the broker does not list them yet; try again")
+        time.sleep(0.05)
+
+
+def check_topics(settings: Settings) -> None:
+    """Return if every topic exists with the partitions it should have.
+
+    Raises NotFoundError for a missing topic, SettingsError for a wrong partition count, LogError without an answer.
+    """
+    existing = describe(settings)
+    for topic in topics(settings.topics).values():
+        if topic.name not in existing:
+            raise NotFoundError(f"topic {topic.name} does not exist; create it with `streamward topics apply`")
+        if existing[topic.name] != topic.partitions:
+            raise SettingsError(_wrong_partitions(topic, existing[topic.name]))
+
+
+def _wrong_partitions(topic: Topic, got: int) -> str:
+    setting = "topics.partitions" if topic.label in KEYED_BY_TASK else "topics.policy_partitions"
+    why = (
+        f"The four topics keyed by task ({', '.join(KEYED_BY_TASK)}) must have equal counts, so that one worker sees a "
+        "whole task. "
+        if topic.label in KEYED_BY_TASK
+        else ""
+    )
+    return (
+        f"topic {topic.name} has {got} partitions, expected {topic.partitions} ({setting}). {why}"
+        f"Set {setting}={got} if all of them agree, or use another topics.prefix; partitions added later move keys"
+    )
