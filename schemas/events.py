@@ -208,7 +208,9 @@ class LeftOut:
 
     slot: Int
     response_id: str | None = None
-    reason: Annotated[str, "response_failed, score_failed, unscored or unanswered"]
+    reason: Annotated[
+        str, "response_failed, score_failed, unscored, unanswered, late, superseded, or why the group was dropped"
+    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -257,7 +259,7 @@ class DroppedGroup:
 
     group_id: str
     offset: Annotated[int, "of the groups topic"]
-    reason: Annotated[str, "duplicate, stale, zero_variance, empty or incomplete"]
+    reason: Annotated[str, "duplicate, stale, zero_variance, unknown_version, or why the group was dropped"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,139 @@
+"""Cut each policy's groups into training steps.
+
+    groups ──► drop what teaches nothing ──► window of `batches.groups` ──► batches
+    key policy   named, with its reason       one state per policy          key policy
+
+Batch s is what turns adapter version s into s + 1, so a group's lag is `s - adapter_version` and can be read off the
+log alone. Whoever reads the same groups under the same rule cuts the same batches, on redelivery, too: a batch is named by
+policy and sequence, and the first of its name in the partition wins.
+
+Not covered: a window closes by count only, so the last few groups of a policy that is asked nothing more wait for ever.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from schemas.events import AdvantagedGroup, Batch, Coordinates, DroppedGroup, LagCount, derive_id
+from streams.settings import Batches
+
+STAGE = "batches"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A group in the window: where it lies, and what the batch counts of it."""
+
+    offset: int
+    lag: int
+    responses: int
+    loss_tokens: int
+    timestamp_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """What one policy's next batch will be."""
+
+    sequence: int = 0
+    entries: tuple[Entry, ...] = ()
+    dropped: tuple[DroppedGroup, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Cutter:
+    """The reducer, under one rule. It has no clock and no I/O."""
+
+    rule: Batches
+
+    def reduce(
+        self, window: Window, group: AdvantagedGroup, at: Coordinates, timestamp_ms: int, *, doubled: bool
+    ) -> tuple[Window, Sequence[Batch]]:
+        """Return the window after `group`, and the batch if that filled it.
+
+        `doubled` says that this group_id was read before; the driver remembers them, since there are many.
+        """
+        if group.purpose != "train":
+            return window, ()
+        reason = "duplicate" if doubled else self._why_dropped(window, group)
+        if reason is not None:
+            dropped = DroppedGroup(group_id=group.group_id, offset=at.offset, reason=reason)
+            return replace(window, dropped=(*window.dropped, dropped)), ()
+        entry = Entry(
+            offset=at.offset,
+            lag=window.sequence - group.adapter_version,
+            responses=len(group.responses),
+            loss_tokens=sum(sum(response.loss_mask) for response in group.responses),
+            timestamp_ms=timestamp_ms,
+        )
+        window = replace(window, entries=(*window.entries, entry))
+        if len(window.entries) < self.rule.groups:
+            return window, ()
+        return Window(sequence=window.sequence + 1), (self._cut(window, group.policy, at.partition),)
+
+    def _why_dropped(self, window: Window, group: AdvantagedGroup) -> str | None:
+        if group.dropped_reason is not None:
+            return group.dropped_reason
+        if all(response.advantage == 0 for response in group.responses):
+            return "zero_variance"
+        lag = window.sequence - group.adapter_version
+        if lag > self.rule.max_policy_lag:
+            return "stale"
+        if lag < 0:
+            return "unknown_version"  # sampled by a version that no batch of this log can have made
+        return None
+
+    def _cut(self, window: Window, policy: str, partition: int) -> Batch:
+        lags = Counter(entry.lag for entry in window.entries)
+        return Batch(
+            batch_id=derive_id(policy, "batch", window.sequence),
+            policy=policy,
+            created_at=max(entry.timestamp_ms for entry in window.entries),
+            sequence=window.sequence,
+            closed_by="count",
+            max_policy_lag=self.rule.max_policy_lag,
+            groups=len(window.entries),
+            responses=sum(entry.responses for entry in window.entries),
+            loss_tokens=sum(entry.loss_tokens for entry in window.entries),
+            groups_partition=partition,
+            groups_offsets=tuple(entry.offset for entry in window.entries),
+            lags=tuple(LagCount(lag=lag, groups=lags[lag]) for lag in sorted(lags)),
+            dropped=window.dropped,
+        )
+
+
+# --- the table row ---------------------------------------------------------------------------------------------------
+
+ROW_VERSION = 1
+
+
+def dump(window: Window) -> bytes:
+    """Return the table row of a window."""
+    row = {
+        "v": ROW_VERSION,
+        "sequence": window.sequence,
+        "entries": [[getattr(entry, name) for name in Entry.__slots__] for entry in window.entries],
+        "dropped": [asdict(dropped) for dropped in window.dropped],
+    }
+    return json.dumps(row, separators=(",", ":")).encode()
+
+
+def load(row: bytes | None) -> Window:
+    """Return the window in a table row; a new one for no row. Raises ValueError for a row of another version."""
+    if row is None:
+        return Window()
+    data: dict[str, Any] = json.loads(row)
+    if data["v"] != ROW_VERSION:
+        raise ValueError(
+            f"a table row has version {data['v']}, expected {ROW_VERSION}. Rows of another version cannot be read: "
+            "start under another consumer group, and the state is rebuilt from the groups topic"
+        )
+    return Window(
+        sequence=data["sequence"],
+        entries=tuple(Entry(*entry) for entry in data["entries"]),
+        dropped=tuple(DroppedGroup(**dropped) for dropped in data["dropped"]),
+    )

@@ -1,0 +1,78 @@
+"""Advantage formulas: how much better a response was than its siblings.
+
+    rewards of one group ──► grpo | dr_grpo | rloo | batch_std ──► one advantage per reward, in the same order
+
+All-equal rewards give zeros under every formula: there is nothing to learn from them, and the batch stage counts them.
+
+Not covered: `batch_std` needs the spread over a whole batch, which no group knows. It gives the centred rewards here,
+and the trainer divides by the batch's standard deviation when it collates.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+FORMULA_VERSION = 1
+"""Raised when any formula would decide otherwise about the same rewards; part of every group's id."""
+
+
+def mean_and_std(rewards: Sequence[float], ddof: int) -> tuple[float, float]:
+    """Return the mean and the standard deviation (dividing by n - ddof); std is 0 for fewer than ddof + 1 rewards.
+
+    Sums are exact (math.fsum), so the result does not depend on the order of the rewards.
+    """
+    mean = math.fsum(rewards) / len(rewards)
+    if len(rewards) <= ddof:
+        return mean, 0.0
+    return mean, math.sqrt(math.fsum((reward - mean) ** 2 for reward in rewards) / (len(rewards) - ddof))
+
+
+def grpo(rewards: Sequence[float], *, eps: float, ddof: int) -> list[float]:
+    """Return A_i = (r_i - mean) / (std + eps): GRPO, arXiv:2402.03300 section 4.1.2; eps as TRL adds it.
+
+    >>> grpo([0.0, 1.0], eps=0.0, ddof=0)
+    [-1.0, 1.0]
+    """
+    mean, std = mean_and_std(rewards, ddof)
+    return [(reward - mean) / (std + eps) for reward in rewards]
+
+
+def dr_grpo(rewards: Sequence[float], *, eps: float, ddof: int) -> list[float]:
+    """Return A_i = r_i - mean: Dr. GRPO, arXiv:2503.20783, without the division that favours easy tasks.
+
+    >>> dr_grpo([0.0, 1.0], eps=0.0, ddof=0)
+    [-0.5, 0.5]
+    """
+    mean, _ = mean_and_std(rewards, ddof)
+    return [reward - mean for reward in rewards]
+
+
+def rloo(rewards: Sequence[float], *, eps: float, ddof: int) -> list[float]:
+    """Return A_i = r_i - mean of the others: REINFORCE leave-one-out, arXiv:2402.14740 section 2.2.
+
+    >>> rloo([0.0, 0.0, 3.0], eps=0.0, ddof=0)
+    [-1.5, -1.5, 3.0]
+    """
+    total, others = math.fsum(rewards), len(rewards) - 1
+    return [reward - (total - reward) / others for reward in rewards]
+
+
+FORMULAS: dict[str, Callable[..., list[float]]] = {
+    "grpo": grpo,
+    "dr_grpo": dr_grpo,
+    "rloo": rloo,
+    "batch_std": dr_grpo,
+}
+
+
+def advantages(formula: str, rewards: Sequence[float], *, eps: float, ddof: int) -> list[float]:
+    """Return one advantage per reward under the named formula; zeros where all rewards are equal or there is one.
+
+    Raises ValueError if `rewards` is empty.
+    """
+    if not rewards:
+        raise ValueError("no rewards; a group needs at least one scored response")
+    if min(rewards) == max(rewards):
+        return [0.0] * len(rewards)
+    return FORMULAS[formula](rewards, eps=eps, ddof=ddof)

@@ -1,0 +1,371 @@
+"""What a group is while it waits, and what it becomes when it leaves.
+
+    Open ── events ──► Open ── whole, or expired ──► Close (effect) + Closed (marker) ── evict ──► nothing
+    references and scalars, never texts                │
+                                                       └─ assemble, given the responses referred to ──► AdvantagedGroup
+
+The state is written to a table row at each event, so it holds where a response lies and not what it says; `dump` and
+`load` are that row. What to do when an event comes is `streams/advantages.py`.
+
+Not covered: old rows. `dump` writes a version number; `load` refuses another one, and the worker then reads its
+source topics again from offset 0 under a new consumer group.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from schemas.events import AdvantagedGroup, Coordinates, GroupResponse, LeftOut, Response, Sampling, derive_id
+from streams import formulas
+from streams.settings import Advantages
+
+# --- state: references and scalars, never texts -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What the stage needs of a task."""
+
+    policy: str
+    purpose: Any
+    scenario: str
+    tenant: str | None
+    group_size: int
+    adapter_version: int | None
+    sources: tuple[tuple[str, float], ...]
+    deadline_ms: int | None
+    timestamp_ms: int
+    traceparent: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """An answered slot: where the response lies."""
+
+    response_id: str
+    partition: int
+    offset: int
+    timestamp_ms: int
+    failed: bool
+    finish_reason: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One sampling: the slots seen so far, and what its responses agree on."""
+
+    adapter_version: int
+    group_size: int
+    policy: str
+    slots: Mapping[int, Slot]
+
+    @property
+    def whole_at(self) -> int | None:
+        """The offset of the response that made it whole, or None."""
+        return max(slot.offset for slot in self.slots.values()) if len(self.slots) == self.group_size else None
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """One source's verdict."""
+
+    value: float | None
+    components: Mapping[str, float]
+    partition: int
+    offset: int
+    timestamp_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """A group that waits for something."""
+
+    task: Facts | None = None
+    attempts: Mapping[str, Attempt] = field(default_factory=dict)
+    scores: Mapping[str, Mapping[str, Score]] = field(default_factory=dict)
+    """response_id -> source -> score; a reward may come before its response."""
+    first_seen_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """A group that has left. It stays known until `evict`, so that a repetition is told from a latecomer."""
+
+    closed_ms: int
+    seen: frozenset[str]
+    """Short ids of every response and reward that was there when the group left."""
+    samplings: frozenset[str]
+
+
+State = Open | Closed | None
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A response in the group that leaves, still by reference."""
+
+    slot: int
+    response_id: str
+    at: tuple[int, int]
+    """Partition and offset in the responses topic."""
+    finish_reason: Any
+    reward: float
+    advantage: float
+    components: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """Effect: this group leaves. `assemble` makes the record of it, given the responses it refers to."""
+
+    task_id: str
+    task: Facts
+    rule: Advantages
+    sampling_id: str | None
+    adapter_version: int
+    complete: bool
+    dropped_reason: str | None
+    created_at: int
+    reward_mean: float
+    reward_std: float
+    members: tuple[Member, ...]
+    left_out: tuple[LeftOut, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Reject:
+    """Effect: the record at these coordinates goes to dead letters."""
+
+    at: Coordinates
+    reason: str
+    error: str
+
+
+Effect = Close | Reject
+
+
+# --- who is in --------------------------------------------------------------------------------------------------------
+
+
+def winner(state: Open) -> str | None:
+    """Return the sampling whose last slot stands first in the partition, among those that are whole."""
+    whole = [
+        (at, sampling_id) for sampling_id, attempt in state.attempts.items() if (at := attempt.whole_at) is not None
+    ]
+    return min(whole)[1] if whole else None
+
+
+def fullest(state: Open) -> str | None:
+    """Return the sampling with the most scored slots, then the most slots, then the first; None without any."""
+
+    def rank(sampling_id: str) -> tuple[int, int, int]:
+        slots = state.attempts[sampling_id].slots.values()
+        scored = sum(slot.response_id in state.scores for slot in slots)
+        return (-scored, -len(slots), min(slot.offset for slot in slots))
+
+    return min(state.attempts, key=rank, default=None)
+
+
+def weigh(state: Open, task: Facts, chosen: str | None) -> tuple[list[Member], list[LeftOut], list[int]]:
+    """Return the scored slots in slot order, those left out, and the timestamps of everything that counted."""
+    members: list[Member] = []
+    left_out: list[LeftOut] = []
+    stamps = [task.timestamp_ms]
+    slots = state.attempts[chosen].slots if chosen else {}
+    for number in range(task.group_size):
+        slot = slots.get(number)
+        if slot is None:
+            left_out.append(LeftOut(slot=number, reason="unanswered"))
+            continue
+        stamps.append(slot.timestamp_ms)
+        scores = state.scores.get(slot.response_id, {})
+        stamps.extend(score.timestamp_ms for score in scores.values())
+        reason = _why_left_out(task, slot, scores)
+        if reason is not None:
+            left_out.append(LeftOut(slot=number, response_id=slot.response_id, reason=reason))
+            continue
+        members.append(
+            Member(
+                slot=number,
+                response_id=slot.response_id,
+                at=(slot.partition, slot.offset),
+                finish_reason=slot.finish_reason,
+                reward=sum(weight * (scores[name].value or 0.0) for name, weight in task.sources),
+                advantage=0.0,
+                components=_components(task, scores),
+            )
+        )
+    for sampling_id, attempt in state.attempts.items():
+        if sampling_id != chosen:
+            left_out += [
+                LeftOut(slot=number, response_id=slot.response_id, reason="superseded")
+                for number, slot in attempt.slots.items()
+            ]
+    return members, left_out, stamps
+
+
+def _why_left_out(task: Facts, slot: Slot, scores: Mapping[str, Score]) -> str | None:
+    if slot.failed:
+        return "response_failed"
+    late = is_late(task, slot.timestamp_ms) or any(is_late(task, score.timestamp_ms) for score in scores.values())
+    if late:
+        return "late"  # read before its task was, so it could not be turned away at the door
+    if any(name not in scores for name, _ in task.sources):
+        return "unscored"
+    if any(scores[name].value is None for name, _ in task.sources):
+        return "score_failed"
+    return None
+
+
+def _components(task: Facts, scores: Mapping[str, Score]) -> dict[str, float]:
+    components: dict[str, float] = {}
+    for name, _ in task.sources:
+        score = scores[name]
+        components[name] = score.value or 0.0
+        components |= {f"{name}.{part}": value for part, value in score.components.items()}
+    return components
+
+
+def is_late(task: Facts, timestamp_ms: int) -> bool:
+    """Return whether a record of this time stands behind the task's deadline."""
+    return task.deadline_ms is not None and timestamp_ms > task.deadline_ms
+
+
+def short_id(event_id: str) -> str:
+    """Return the first 48 bits of an id: enough to tell the few dozen events of one task apart."""
+    return event_id[:13]
+
+
+def seen_ids(state: Open) -> Iterator[str]:
+    """Yield the short id of every response and reward the group knows."""
+    for attempt in state.attempts.values():
+        for slot in attempt.slots.values():
+            yield short_id(slot.response_id)
+    for response_id, scores in state.scores.items():
+        for source in scores:
+            yield short_id(derive_id(response_id, source))
+
+
+# --- from references to the record ------------------------------------------------------------------------------------
+
+
+def assemble(close: Close, responses: Mapping[tuple[int, int], Response]) -> AdvantagedGroup:
+    """Return the group's record; `responses` holds what `close.members` refer to, by partition and offset."""
+    bodies = [responses[member.at] for member in close.members]
+    first = bodies[0] if bodies else None
+    return AdvantagedGroup(
+        group_id=derive_id(close.task_id, "group", formulas.FORMULA_VERSION),
+        task_id=close.task_id,
+        created_at=close.created_at,
+        traceparent=close.task.traceparent,
+        policy=close.task.policy,
+        purpose=close.task.purpose,
+        scenario=close.task.scenario,
+        tenant=close.task.tenant,
+        sampling_id=close.sampling_id,
+        group_size=close.task.group_size,
+        adapter_version=close.adapter_version,
+        base_digest=first.base_digest if first else "",
+        tokenizer_digest=first.tokenizer_digest if first else "",
+        complete=close.complete,
+        dropped_reason=close.dropped_reason,
+        formula=close.rule.formula,
+        formula_version=formulas.FORMULA_VERSION,
+        formula_eps=close.rule.eps,
+        formula_ddof=close.rule.ddof,
+        reward_mean=close.reward_mean,
+        reward_std=close.reward_std,
+        sampling=first.sampling if first else Sampling(),
+        prompt_token_ids=first.prompt_token_ids if first else (),
+        responses=tuple(
+            GroupResponse(
+                slot=member.slot,
+                response_id=member.response_id,
+                partition=member.at[0],
+                offset=member.at[1],
+                finish_reason=member.finish_reason,
+                reward=member.reward,
+                advantage=member.advantage,
+                components=dict(member.components),
+                completion_token_ids=body.completion_token_ids,
+                logprobs=body.logprobs,
+                loss_mask=body.loss_mask,
+            )
+            for member, body in zip(close.members, bodies, strict=True)
+        ),
+        left_out=close.left_out,
+    )
+
+
+# --- the table row ----------------------------------------------------------------------------------------------------
+
+ROW_VERSION = 1
+
+
+def dump(state: Open | Closed) -> bytes:
+    """Return the table row of a state."""
+    if isinstance(state, Closed):
+        return _json({"v": ROW_VERSION, "closed": [state.closed_ms, sorted(state.seen), sorted(state.samplings)]})
+    return _json(
+        {
+            "v": ROW_VERSION,
+            "first": state.first_seen_ms,
+            "task": None if state.task is None else _values(state.task),
+            "attempts": {
+                sampling_id: [
+                    attempt.adapter_version,
+                    attempt.group_size,
+                    attempt.policy,
+                    {number: _values(slot) for number, slot in attempt.slots.items()},
+                ]
+                for sampling_id, attempt in state.attempts.items()
+            },
+            "scores": {
+                response_id: {source: _values(score) for source, score in scores.items()}
+                for response_id, scores in state.scores.items()
+            },
+        }
+    )
+
+
+def load(row: bytes | None) -> State:
+    """Return the state in a table row; None for no row. Raises ValueError for a row of another version."""
+    if row is None:
+        return None
+    data = json.loads(row)
+    if data["v"] != ROW_VERSION:
+        raise ValueError(
+            f"a table row has version {data['v']}, expected {ROW_VERSION}. Rows of another version cannot be read: "
+            "start under another consumer group, and the state is rebuilt from the source topics"
+        )
+    if "closed" in data:
+        closed_ms, seen, samplings = data["closed"]
+        return Closed(closed_ms, frozenset(seen), frozenset(samplings))
+    return Open(
+        task=None if data["task"] is None else _facts(*data["task"]),
+        attempts={
+            sampling_id: Attempt(version, size, policy, {int(n): Slot(*slot) for n, slot in slots.items()})
+            for sampling_id, (version, size, policy, slots) in data["attempts"].items()
+        },
+        scores={
+            response_id: {source: Score(*score) for source, score in scores.items()}
+            for response_id, scores in data["scores"].items()
+        },
+        first_seen_ms=data["first"],
+    )
+
+
+def _facts(*values: Any) -> Facts:
+    facts = Facts(*values)
+    return replace(facts, sources=tuple((name, weight) for name, weight in facts.sources))
+
+
+def _values(row: Facts | Slot | Score) -> list[Any]:
+    return [getattr(row, name) for name in type(row).__slots__]
+
+
+def _json(data: Any) -> bytes:
+    return json.dumps(data, separators=(",", ":")).encode()
