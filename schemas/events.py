@@ -50,6 +50,11 @@ Int = Annotated[int, Int32]
 Float = Annotated[float, Float32]
 Millis = Annotated[int, Timestamp]
 
+MAX_GROUP_SIZE = 1024
+"""Most responses to one task: a group is held, and leaves, in one piece."""
+MAX_REWARD = 1e12
+"""Largest reward and weight in size: sums of their squares stay numbers, and advantages fit into 32 bits."""
+
 Purpose = Literal["train", "serve", "eval"]
 FinishReason = Literal["stop", "length", "error"]
 ControlKind = Literal["expire", "evict"]
@@ -208,9 +213,7 @@ class LeftOut:
 
     slot: Int
     response_id: str | None = None
-    reason: Annotated[
-        str, "response_failed, score_failed, unscored, unanswered, late, superseded, or why the group was dropped"
-    ]
+    reason: Annotated[str, "response_failed, score_failed, unscored, unanswered, or why the group was dropped"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -268,7 +271,7 @@ class Batch:
 
     batch_id: Annotated[str, "uuid5(policy, sequence)"]
     policy: Annotated[str, "key of the record"]
-    created_at: Annotated[Millis, "newest record timestamp among its groups"]
+    created_at: Annotated[Millis, "newest created_at among its groups"]
     traceparent: str | None = None
     metadata: dict[str, str] = field(default_factory=dict)
     sequence: Annotated[Int, "0-based, without gaps"]
@@ -382,6 +385,8 @@ def problems(event: Event) -> Iterator[str]:
 def _task_problems(task: Task) -> Iterator[str]:
     if task.group_size < 1:
         yield f"group_size is {task.group_size}; a group needs at least 1 response (GRPO learns from 2 and more)"
+    if task.group_size > MAX_GROUP_SIZE:
+        yield f"group_size is {task.group_size}; expected at most {MAX_GROUP_SIZE}. Split the task into several"
     if not task.messages:
         yield "messages is empty; a task needs at least one message to answer"
     if not task.reward_sources and task.purpose != "serve":
@@ -389,6 +394,9 @@ def _task_problems(task: Task) -> Iterator[str]:
     names = [source.name for source in task.reward_sources]
     if len(set(names)) != len(names):
         yield f"reward_sources has a name twice ({', '.join(names)}); each source speaks once per response"
+    for source in task.reward_sources:
+        if abs(source.weight) > MAX_REWARD:
+            yield f"reward source {source.name!r} has weight {source.weight}; expected at most {MAX_REWARD:g} in size"
     if task.sampling.max_tokens < 1:
         yield f"sampling.max_tokens is {task.sampling.max_tokens}; at least 1 token must be allowed"
     if task.sampling.temperature < 0:
@@ -417,5 +425,7 @@ def _reward_problems(reward: Reward) -> Iterator[str]:
         yield f"value is {reward.value} and error is {reward.error!r}; exactly one of them must be set"
     if reward.value is not None and not math.isfinite(reward.value):
         yield f"value is {reward.value}; a reward is a finite number (a failed score has an error and no value)"
+    elif reward.value is not None and abs(reward.value) > MAX_REWARD:
+        yield f"value is {reward.value}; expected at most {MAX_REWARD:g} in size. Scale the score down"
     if reward.reward_id != derive_id(reward.response_id, reward.source):
         yield "reward_id is not uuid5(response_id, source); use schemas.events.derive_id"

@@ -29,15 +29,16 @@ Registry API (read only), so any Confluent-compatible consumer reads the topics.
 def main() -> int:
     """Write or check; return the exit code."""
     check = "--check" in sys.argv[1:]
-    changes = _schemas(registry.HERE, check) + _readme(registry.HERE, check)
+    lock, changes = _schemas(registry.HERE, check)
+    changes += _readme(registry.HERE, lock, check)
     for change in changes:
         print(change)
     return 1 if check and changes else 0
 
 
-def _schemas(folder: Path, check: bool) -> list[str]:
+def _schemas(folder: Path, check: bool) -> tuple[list[dict[str, Any]], list[str]]:
     lock_path = folder / "lock.json"
-    lock: list[dict[str, Any]] = json.loads(lock_path.read_text()) if lock_path.exists() else []
+    lock: list[dict[str, Any]] = json.loads(lock_path.read_text(encoding="utf-8")) if lock_path.exists() else []
     changes = []
     for event in EVENTS:
         text = json.dumps(record_schema(event), indent=1, ensure_ascii=False) + "\n"
@@ -51,15 +52,15 @@ def _schemas(folder: Path, check: bool) -> list[str]:
         lock.append({"id": len(lock) + 1, "event": event.__name__, "version": version, "sha256": digest})
         if not check:
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text)
+            path.write_text(text, encoding="utf-8")
     if changes and not check:
-        lock_path.write_text("[\n" + ",\n".join(" " + json.dumps(entry) for entry in lock) + "\n]\n")
-    return changes
+        lock_path.write_text("[\n" + ",\n".join(" " + json.dumps(entry) for entry in lock) + "\n]\n", encoding="utf-8")
+    return lock, changes
 
 
-def _readme(folder: Path, check: bool) -> list[str]:
+def _readme(folder: Path, lock: list[dict[str, Any]], check: bool) -> list[str]:
     parts = [README_HEAD]
-    ids = {entry["event"]: entry for entry in json.loads((folder / "lock.json").read_text())}
+    ids = {entry["event"]: entry for entry in lock}
     for event in EVENTS:
         schema = record_schema(event)
         entry = ids[event.__name__]
@@ -67,10 +68,10 @@ def _readme(folder: Path, check: bool) -> list[str]:
         parts.append(_table(schema))
     text = "\n".join(part.rstrip("\n") for part in parts) + "\n"
     path = folder / "README.md"
-    if path.exists() and path.read_text() == text:
+    if path.exists() and path.read_text(encoding="utf-8") == text:
         return []
     if not check:
-        path.write_text(text)
+        path.write_text(text, encoding="utf-8")
     return ["README.md: changed"]
 
 

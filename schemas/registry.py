@@ -55,11 +55,20 @@ class Registry:
     """Every schema under a folder, checked against its lock."""
 
     def __init__(self, folder: Path = HERE) -> None:
-        lock = json.loads((folder / "lock.json").read_text())
+        lock_path = folder / "lock.json"
+        if not lock_path.exists():
+            raise SchemaError(f"{lock_path} is gone; restore it: it says which schema each record was written with")
+        lock = json.loads(lock_path.read_text(encoding="utf-8"))
         self.schemas: dict[int, Schema] = {}
         self._newest: dict[str, Schema] = {}
         for number, entry in enumerate(lock, start=1):
             schema = self._load(folder, number, entry)
+            before = self._newest[schema.event].version if schema.event in self._newest else 0
+            if schema.version != before + 1:
+                raise SchemaError(
+                    f"lock.json entry {number} is version {schema.version} of {schema.event} after version {before}; "
+                    "versions are given in order. Restore lock.json"
+                )
             self.schemas[schema.id] = schema
             self._newest[schema.event] = schema
 
@@ -70,7 +79,7 @@ class Registry:
             raise SchemaError(f"lock.json entry {number} has id {entry['id']}; ids are given in order and never again")
         if not path.exists():
             raise SchemaError(f"{path} is gone; lock.json gave it id {number}. Restore it: records may carry this id")
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8")
         if (digest := hashlib.sha256(text.encode()).hexdigest()) != entry["sha256"]:
             raise SchemaError(
                 f"{path} has sha256 {digest[:12]}, but lock.json says {entry['sha256'][:12]}. A schema with an id is "

@@ -4,8 +4,8 @@
     key policy   named, with its reason       one state per policy          key policy
 
 Batch s is what turns adapter version s into s + 1, so a group's lag is `s - adapter_version` and can be read off the
-log alone. Whoever reads the same groups under the same rule cuts the same batches, on redelivery, too: a batch is named by
-policy and sequence, and the first of its name in the partition wins.
+log alone. Whoever reads the same groups under the same rule cuts the same batches, on redelivery, too: a batch is named
+by policy and sequence, and the first of its name in the partition wins.
 
 Not covered: a window closes by count only, so the last few groups of a policy that is asked nothing more wait for ever.
 """
@@ -16,12 +16,22 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from schemas.events import AdvantagedGroup, Batch, Coordinates, DroppedGroup, LagCount, derive_id
+from schemas.serde import Poison
+from streams.errors import EventError
 from streams.settings import Batches
+from streams.topics import topics
+
+if TYPE_CHECKING:
+    from streams.app import App
 
 STAGE = "batches"
+
+MAX_NAMED = 1000
+"""Most dropped groups a window names: its row is written at each group, and a policy that has learned all its tasks
+drops every one. Those beyond are counted in the batch's metadata, and each can be seen to teach nothing in `groups`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +42,7 @@ class Entry:
     lag: int
     responses: int
     loss_tokens: int
-    timestamp_ms: int
+    created_at: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +50,12 @@ class Window:
     """What one policy's next batch will be."""
 
     sequence: int = 0
+    next_offset: int = 0
+    """Groups below this offset are in the state already: a record that is delivered again changes nothing."""
     entries: tuple[Entry, ...] = ()
     dropped: tuple[DroppedGroup, ...] = ()
+    unnamed: int = 0
+    """Groups dropped beyond MAX_NAMED."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,16 +65,21 @@ class Cutter:
     rule: Batches
 
     def reduce(
-        self, window: Window, group: AdvantagedGroup, at: Coordinates, timestamp_ms: int, *, doubled: bool
+        self, window: Window, group: AdvantagedGroup, at: Coordinates, *, doubled: bool
     ) -> tuple[Window, Sequence[Batch]]:
         """Return the window after `group`, and the batch if that filled it.
 
         `doubled` says that this group_id was read before; the driver remembers them, since there are many.
         """
+        if at.offset < window.next_offset:
+            return window, ()
+        window = replace(window, next_offset=at.offset + 1)
         if group.purpose != "train":
             return window, ()
         reason = "duplicate" if doubled else self._why_dropped(window, group)
         if reason is not None:
+            if len(window.dropped) >= MAX_NAMED:
+                return replace(window, unnamed=window.unnamed + 1), ()
             dropped = DroppedGroup(group_id=group.group_id, offset=at.offset, reason=reason)
             return replace(window, dropped=(*window.dropped, dropped)), ()
         entry = Entry(
@@ -68,12 +87,12 @@ class Cutter:
             lag=window.sequence - group.adapter_version,
             responses=len(group.responses),
             loss_tokens=sum(sum(response.loss_mask) for response in group.responses),
-            timestamp_ms=timestamp_ms,
+            created_at=group.created_at,
         )
         window = replace(window, entries=(*window.entries, entry))
         if len(window.entries) < self.rule.groups:
             return window, ()
-        return Window(sequence=window.sequence + 1), (self._cut(window, group.policy, at.partition),)
+        return Window(window.sequence + 1, window.next_offset), (self._cut(window, group.policy, at.partition),)
 
     def _why_dropped(self, window: Window, group: AdvantagedGroup) -> str | None:
         if group.dropped_reason is not None:
@@ -92,7 +111,8 @@ class Cutter:
         return Batch(
             batch_id=derive_id(policy, "batch", window.sequence),
             policy=policy,
-            created_at=max(entry.timestamp_ms for entry in window.entries),
+            created_at=max(entry.created_at for entry in window.entries),
+            metadata={"dropped_unnamed": str(window.unnamed)} if window.unnamed else {},
             sequence=window.sequence,
             closed_by="count",
             max_policy_lag=self.rule.max_policy_lag,
@@ -116,8 +136,10 @@ def dump(window: Window) -> bytes:
     row = {
         "v": ROW_VERSION,
         "sequence": window.sequence,
+        "next_offset": window.next_offset,
         "entries": [[getattr(entry, name) for name in Entry.__slots__] for entry in window.entries],
         "dropped": [asdict(dropped) for dropped in window.dropped],
+        "unnamed": window.unnamed,
     }
     return json.dumps(row, separators=(",", ":")).encode()
 
@@ -134,6 +156,38 @@ def load(row: bytes | None) -> Window:
         )
     return Window(
         sequence=data["sequence"],
+        next_offset=data["next_offset"],
         entries=tuple(Entry(*entry) for entry in data["entries"]),
         dropped=tuple(DroppedGroup(**dropped) for dropped in data["dropped"]),
+        unnamed=data["unnamed"],
     )
+
+
+# --- the live wiring -------------------------------------------------------------------------------------------------
+
+
+def register(app: App) -> None:
+    """Drive the reducer from `groups`. Every group_id is remembered in a row of its own, so that none enters twice."""
+    from streams.app import Outlet, agent, record_of, table
+
+    settings = app.settings
+    cutter, outlet = Cutter(settings.batches), Outlet(app)
+    windows = table(app, "batch-windows", settings.topics.policy_partitions)
+    seen = table(app, "batched-groups", settings.topics.policy_partitions)
+
+    async def handle(faust_event: Any) -> None:
+        record = record_of(faust_event)
+        group = record.decode(AdvantagedGroup)
+        if isinstance(group, Poison):
+            raise EventError(group.error, reason=group.reason)
+        key, group_key = group.policy.encode(), group.group_id.encode()
+        first_at = seen.get(group_key)
+        at = str(record.at.offset).encode()
+        # the row says where the group was first read: the same record again, after a kill, is not a double of itself
+        window, made = cutter.reduce(load(windows.get(key)), group, record.at, doubled=first_at not in (None, at))
+        for batch in made:
+            await outlet.emit(batch)
+        windows[key] = dump(window)
+        seen[group_key] = at
+
+    agent(app, topics(settings.topics)["groups"], handle, outlet.dead_letters(STAGE), name=STAGE)

@@ -27,27 +27,74 @@ def offsets(settings: Settings, labels: Iterable[str]) -> dict[TopicPartition, t
 
     Raises NotFoundError for a topic that does not exist, LogError if the broker does not answer.
     """
+    wanted = _partitions(settings, labels)
+    low = _list_offsets(settings, wanted, admin.OffsetSpec.earliest())
+    high = _list_offsets(settings, wanted, admin.OffsetSpec.latest())
+    return {tp: (low[tp], high[tp]) for tp in wanted}
+
+
+def offsets_at(settings: Settings, labels: Iterable[str], timestamp_ms: int) -> dict[TopicPartition, int]:
+    """Return per partition the first offset whose record has this timestamp or a later one, or -1 if none has.
+
+    Raises as `offsets`.
+    """
+    return _list_offsets(settings, _partitions(settings, labels), admin.OffsetSpec.for_timestamp(timestamp_ms))
+
+
+def _partitions(settings: Settings, labels: Iterable[str]) -> list[TopicPartition]:
     found = describe(settings)
-    ranges: dict[TopicPartition, tuple[int, int]] = {}
-    wanted = []
+    wanted: list[TopicPartition] = []
     for label in labels:
         topic = topics(settings.topics)[label]
         if topic.name not in found:
             raise NotFoundError(f"topic {topic.name} does not exist; create it with `streamward topics apply`")
         wanted += [(topic.name, partition) for partition in range(found[topic.name])]
+    return wanted
+
+
+def _list_offsets(
+    settings: Settings, wanted: list[TopicPartition], spec: admin.OffsetSpec
+) -> dict[TopicPartition, int]:
     client = admin.AdminClient(client_config(settings.kafka))
-    bounds = []
-    for spec in (admin.OffsetSpec.earliest(), admin.OffsetSpec.latest()):
+    deadline = time.monotonic() + settings.kafka.request_timeout_s
+    while True:
         asked = client.list_offsets(
             {ck.TopicPartition(*tp): spec for tp in wanted}, request_timeout=settings.kafka.request_timeout_s
         )
         try:
-            bounds.append({(tp.topic, tp.partition): future.result().offset for tp, future in asked.items()})
+            return {(tp.topic, tp.partition): future.result().offset for tp, future in asked.items()}
         except ck.KafkaException as exc:
-            raise unreachable(settings.kafka, exc.args[0].str()) from exc
-    for tp in wanted:
-        ranges[tp] = (bounds[0][tp], bounds[1][tp])
-    return ranges
+            error = exc.args[0]
+            if error.code() not in _NO_LEADER_YET or time.monotonic() > deadline:
+                raise unreachable(settings.kafka, error.str()) from exc
+            time.sleep(0.1)
+
+
+_NO_LEADER_YET = {
+    ck.KafkaError.LEADER_NOT_AVAILABLE,
+    ck.KafkaError.NOT_LEADER_FOR_PARTITION,
+    ck.KafkaError.UNKNOWN_LEADER_EPOCH,
+    ck.KafkaError.FENCED_LEADER_EPOCH,
+    ck.KafkaError.OFFSET_NOT_AVAILABLE,
+}
+"""What a topic that was just created, or a broker that just started, answers for a moment."""
+
+
+def configs(settings: Settings, names: Iterable[str]) -> dict[str, dict[str, str]]:
+    """Return, per topic, the settings that were given to it. Raises LogError if the broker does not answer."""
+    client = admin.AdminClient(client_config(settings.kafka))
+    resources = [admin.ConfigResource(admin.ConfigResource.Type.TOPIC, name) for name in names]
+    if not resources:
+        return {}
+    asked = client.describe_configs(resources, request_timeout=settings.kafka.request_timeout_s)
+    given = admin.ConfigSource.DYNAMIC_TOPIC_CONFIG.value  # the entries carry the bare number
+    try:
+        return {
+            resource.name: {key: entry.value for key, entry in future.result().items() if entry.source == given}
+            for resource, future in asked.items()
+        }
+    except ck.KafkaException as exc:
+        raise unreachable(settings.kafka, exc.args[0].str()) from exc
 
 
 def read_topic(settings: Settings, label: str, *, partition: int | None = None) -> Iterator[Record]:
@@ -62,11 +109,14 @@ def read_topic(settings: Settings, label: str, *, partition: int | None = None) 
 
 def describe(settings: Settings) -> dict[str, int]:
     """Return the partition count of every topic on the cluster. Raises LogError if it does not answer."""
-    client = admin.AdminClient(client_config(settings.kafka))
+    errors: list[ck.KafkaError] = []
+    client = admin.AdminClient({**client_config(settings.kafka), "error_cb": errors.append, "log_level": 0})
     try:
         found = client.list_topics(timeout=settings.kafka.request_timeout_s).topics
     except ck.KafkaException as exc:
-        raise unreachable(settings.kafka, exc.args[0].str()) from exc
+        client.poll(0)  # brings the errors: why it did not answer (refused, no such host, wrong password)
+        why = next((error for error in errors if error.code() != ck.KafkaError._ALL_BROKERS_DOWN), exc.args[0])
+        raise unreachable(settings.kafka, why.str()) from exc
     return {name: len(metadata.partitions) for name, metadata in found.items()}
 
 

@@ -3,6 +3,7 @@
     rewards of one group ──► grpo | dr_grpo | rloo | batch_std ──► one advantage per reward, in the same order
 
 All-equal rewards give zeros under every formula: there is nothing to learn from them, and the batch stage counts them.
+Equal means to within rounding: 0.1 + 0.2 and 0.3 are one reward, and no formula may blow their difference up to 1.
 
 Not covered: `batch_std` needs the spread over a whole batch, which no group knows. It gives the centred rewards here,
 and the trainer divides by the batch's standard deviation when it collates.
@@ -15,6 +16,10 @@ from collections.abc import Callable, Sequence
 
 FORMULA_VERSION = 1
 """Raised when any formula would decide otherwise about the same rewards; part of every group's id."""
+
+
+ROUNDING = 1e-12
+"""Rewards closer than this, relative to the largest (absolute below 1), are equal: the rest is rounding."""
 
 
 def mean_and_std(rewards: Sequence[float], ddof: int) -> tuple[float, float]:
@@ -73,6 +78,7 @@ def advantages(formula: str, rewards: Sequence[float], *, eps: float, ddof: int)
     """
     if not rewards:
         raise ValueError("no rewards; a group needs at least one scored response")
-    if min(rewards) == max(rewards):
+    low, high = min(rewards), max(rewards)
+    if high - low <= ROUNDING * max(1.0, abs(low), abs(high)):
         return [0.0] * len(rewards)
     return FORMULAS[formula](rewards, eps=eps, ddof=ddof)

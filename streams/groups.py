@@ -39,6 +39,8 @@ class Facts:
     deadline_ms: int | None
     timestamp_ms: int
     traceparent: str | None
+    metadata: tuple[tuple[str, str], ...] = ()
+    """The task's own, carried on to its group: rollouts finds the suite of an eval task there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,8 @@ class Attempt:
 
     adapter_version: int
     group_size: int
-    policy: str
+    shared: str
+    """Digest of what they must share besides, `shared_digest`; "" while only failed slots were seen."""
     slots: Mapping[int, Slot]
 
     @property
@@ -80,10 +83,34 @@ class Score:
 
 
 @dataclass(frozen=True, slots=True)
+class Answer:
+    """A response, with what decides whether it may enter."""
+
+    sampling_id: str
+    number: int
+    adapter_version: int
+    group_size: int
+    policy: str
+    shared: str
+    slot: Slot
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """A reward, with what decides whether it may enter."""
+
+    response_id: str
+    source: str
+    score: Score
+
+
+@dataclass(frozen=True, slots=True)
 class Open:
     """A group that waits for something."""
 
     task: Facts | None = None
+    early: tuple[Answer | Verdict, ...] = ()
+    """What was read before its task. It enters with the task, through the same door, in the order it was read."""
     attempts: Mapping[str, Attempt] = field(default_factory=dict)
     scores: Mapping[str, Mapping[str, Score]] = field(default_factory=dict)
     """response_id -> source -> score; a reward may come before its response."""
@@ -170,7 +197,11 @@ def fullest(state: Open) -> str | None:
 
 
 def weigh(state: Open, task: Facts, chosen: str | None) -> tuple[list[Member], list[LeftOut], list[int]]:
-    """Return the scored slots in slot order, those left out, and the timestamps of everything that counted."""
+    """Return the scored slots in slot order, those left out, and the timestamps of everything that counted.
+
+    Nothing else that happens to be there counts: which other samplings and rewards were read before the group left
+    depends on how the topics were read side by side, and the same log must give the same record.
+    """
     members: list[Member] = []
     left_out: list[LeftOut] = []
     stamps = [task.timestamp_ms]
@@ -181,10 +212,12 @@ def weigh(state: Open, task: Facts, chosen: str | None) -> tuple[list[Member], l
             left_out.append(LeftOut(slot=number, reason="unanswered"))
             continue
         stamps.append(slot.timestamp_ms)
+        if slot.failed:
+            left_out.append(LeftOut(slot=number, response_id=slot.response_id, reason="response_failed"))
+            continue
         scores = state.scores.get(slot.response_id, {})
         stamps.extend(score.timestamp_ms for score in scores.values())
-        reason = _why_left_out(task, slot, scores)
-        if reason is not None:
+        if (reason := _why_unscored(task, scores)) is not None:
             left_out.append(LeftOut(slot=number, response_id=slot.response_id, reason=reason))
             continue
         members.append(
@@ -198,21 +231,10 @@ def weigh(state: Open, task: Facts, chosen: str | None) -> tuple[list[Member], l
                 components=_components(task, scores),
             )
         )
-    for sampling_id, attempt in state.attempts.items():
-        if sampling_id != chosen:
-            left_out += [
-                LeftOut(slot=number, response_id=slot.response_id, reason="superseded")
-                for number, slot in attempt.slots.items()
-            ]
     return members, left_out, stamps
 
 
-def _why_left_out(task: Facts, slot: Slot, scores: Mapping[str, Score]) -> str | None:
-    if slot.failed:
-        return "response_failed"
-    late = is_late(task, slot.timestamp_ms) or any(is_late(task, score.timestamp_ms) for score in scores.values())
-    if late:
-        return "late"  # read before its task was, so it could not be turned away at the door
+def _why_unscored(task: Facts, scores: Mapping[str, Score]) -> str | None:
     if any(name not in scores for name, _ in task.sources):
         return "unscored"
     if any(scores[name].value is None for name, _ in task.sources):
@@ -232,6 +254,17 @@ def _components(task: Facts, scores: Mapping[str, Score]) -> dict[str, float]:
 def is_late(task: Facts, timestamp_ms: int) -> bool:
     """Return whether a record of this time stands behind the task's deadline."""
     return task.deadline_ms is not None and timestamp_ms > task.deadline_ms
+
+
+def shared_digest(response: Response) -> str:
+    """Return a digest of what the responses of one sampling must share, since their group says it once; "" if failed.
+
+    A seed may differ from slot to slot, and a failed slot may not have got as far as its prompt.
+    """
+    if response.error is not None:
+        return ""
+    drawn = (response.sampling.temperature, response.sampling.top_p)
+    return derive_id(response.base_digest, response.tokenizer_digest, drawn, response.prompt_token_ids)[:13]
 
 
 def short_id(event_id: str) -> str:
@@ -261,6 +294,7 @@ def assemble(close: Close, responses: Mapping[tuple[int, int], Response]) -> Adv
         task_id=close.task_id,
         created_at=close.created_at,
         traceparent=close.task.traceparent,
+        metadata=_metadata(close.task),
         policy=close.task.policy,
         purpose=close.task.purpose,
         scenario=close.task.scenario,
@@ -300,6 +334,12 @@ def assemble(close: Close, responses: Mapping[tuple[int, int], Response]) -> Adv
     )
 
 
+def _metadata(task: Facts) -> dict[str, str]:
+    """Return the task's metadata, with the version it was pinned to: nothing else tells it if nobody answered."""
+    pinned = {} if task.adapter_version is None else {"pinned_version": str(task.adapter_version)}
+    return dict(task.metadata) | pinned
+
+
 # --- the table row ----------------------------------------------------------------------------------------------------
 
 ROW_VERSION = 1
@@ -314,11 +354,15 @@ def dump(state: Open | Closed) -> bytes:
             "v": ROW_VERSION,
             "first": state.first_seen_ms,
             "task": None if state.task is None else _values(state.task),
+            "early": [
+                [*_values(early)[:-1], _values(early.slot if isinstance(early, Answer) else early.score)]
+                for early in state.early
+            ],
             "attempts": {
                 sampling_id: [
                     attempt.adapter_version,
                     attempt.group_size,
-                    attempt.policy,
+                    attempt.shared,
                     {number: _values(slot) for number, slot in attempt.slots.items()},
                 ]
                 for sampling_id, attempt in state.attempts.items()
@@ -346,9 +390,10 @@ def load(row: bytes | None) -> State:
         return Closed(closed_ms, frozenset(seen), frozenset(samplings))
     return Open(
         task=None if data["task"] is None else _facts(*data["task"]),
+        early=tuple(_early(*values) for values in data["early"]),
         attempts={
-            sampling_id: Attempt(version, size, policy, {int(n): Slot(*slot) for n, slot in slots.items()})
-            for sampling_id, (version, size, policy, slots) in data["attempts"].items()
+            sampling_id: Attempt(version, size, shared, {int(n): Slot(*slot) for n, slot in slots.items()})
+            for sampling_id, (version, size, shared, slots) in data["attempts"].items()
         },
         scores={
             response_id: {source: Score(*score) for source, score in scores.items()}
@@ -360,10 +405,20 @@ def load(row: bytes | None) -> State:
 
 def _facts(*values: Any) -> Facts:
     facts = Facts(*values)
-    return replace(facts, sources=tuple((name, weight) for name, weight in facts.sources))
+    return replace(
+        facts,
+        sources=tuple((name, weight) for name, weight in facts.sources),
+        metadata=tuple((name, text) for name, text in facts.metadata),
+    )
 
 
-def _values(row: Facts | Slot | Score) -> list[Any]:
+def _early(*values: Any) -> Answer | Verdict:
+    *scalars, row = values
+    kind: Any = Answer if len(values) == len(Answer.__slots__) else Verdict
+    return kind(*scalars, (Slot if kind is Answer else Score)(*row))  # type: ignore[no-any-return]
+
+
+def _values(row: Facts | Slot | Score | Answer | Verdict) -> list[Any]:
     return [getattr(row, name) for name in type(row).__slots__]
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, Self, TypeVar
@@ -22,9 +23,9 @@ import confluent_kafka as ck
 
 from schemas import serde
 from schemas.events import Coordinates, DeadLetter, Event, derive_id
-from streams.errors import LogError
+from streams.errors import EventError, LogError
 from streams.settings import Kafka, Settings
-from streams.topics import Topic, topics
+from streams.topics import FRAMING_BYTES, Topic, topics
 
 PARTITIONER = "murmur2_random"
 POLL_S = 0.2
@@ -77,6 +78,18 @@ def key_of(event: Event, topic: Topic) -> bytes | None:
     return key.encode()
 
 
+def check_size(topic: Topic, key: bytes | None, payload: bytes | None) -> None:
+    """Raise EventError (`too_large`), with the size and the setting, if the topic does not take such a record."""
+    size = len(key or b"") + len(payload or b"")
+    if size > topic.max_bytes:
+        raise EventError(
+            f"a record of {size} bytes for {topic.name}, key {(key or b'')[:60]!r}, which takes at most "
+            f"{topic.max_bytes}. Make the event smaller (fewer or shorter messages, fewer tokens, a smaller group), or "
+            "raise topics.max_record_bytes, here and on the topics that exist (max.message.bytes)",
+            reason="too_large",
+        )
+
+
 def _base64(data: bytes | None) -> str | None:
     return None if data is None else base64.b64encode(data).decode()
 
@@ -91,6 +104,7 @@ def client_config(kafka: Kafka) -> dict[str, Any]:
         "security.protocol": kafka.security_protocol,
         "socket.timeout.ms": int(kafka.request_timeout_s * 1000),
         "error_cb": _on_error,
+        "logger": logging.getLogger("librdkafka"),  # its lines come out in poll and flush; else it writes to stderr
     }
     optional = {
         "sasl.mechanism": kafka.sasl_mechanism,
@@ -101,7 +115,7 @@ def client_config(kafka: Kafka) -> dict[str, Any]:
         "ssl.key.location": kafka.ssl_key_location,
     }
     config |= {key: str(value) for key, value in optional.items() if value is not None}
-    return config | kafka.client
+    return config | {key: value.get_secret_value() for key, value in kafka.client.items()}
 
 
 def _on_error(error: ck.KafkaError) -> None:
@@ -147,7 +161,9 @@ class Producer:
     def __init__(self, settings: Settings, *, linger_ms: float = 5) -> None:
         self._settings = settings
         self._topics = {topic.event: topic for topic in topics(settings.topics).values()}
+        self._by_name = {topic.name: topic for topic in self._topics.values()}
         self._failed: list[str] = []
+        largest = max(topic.max_bytes for topic in self._topics.values())
         self._producer = ck.Producer(
             {
                 **client_config(settings.kafka),
@@ -156,7 +172,8 @@ class Producer:
                 "acks": "all",
                 "linger.ms": linger_ms,
                 "compression.type": "lz4",
-                "message.max.bytes": settings.topics.max_record_bytes + 4096,
+                "message.max.bytes": largest + FRAMING_BYTES,
+                "batch.size": min(1_000_000, settings.topics.max_record_bytes),  # the broker's limit is for a batch
                 "delivery.timeout.ms": 60_000,
             }
         )
@@ -180,7 +197,8 @@ class Producer:
     ) -> None:
         """Hand `event` to the log; it is there once `flush` returns, or once `on_ack` is called with where it lies.
 
-        Raises schemas.serde.EncodeError if the event is malformed, LogError if an earlier delivery failed.
+        Raises schemas.serde.EncodeError if the event is malformed, EventError if it is larger than its topic takes,
+        LogError if an earlier delivery failed.
         """
         topic = self._topics[type(event)]
         self.send_bytes(topic.name, key_of(event, topic), serde.encode(event), on_ack=on_ack, headers=headers)
@@ -195,7 +213,9 @@ class Producer:
         headers: Mapping[str, bytes] | None = None,
         timestamp_ms: int = 0,
     ) -> None:
-        """Hand raw bytes to the log, to the partition of `key`. Raises LogError if an earlier delivery failed."""
+        """Hand raw bytes to the log, to the partition of `key`. Raises as `send` does."""
+        if (known := self._by_name.get(topic)) is not None:
+            check_size(known, key, payload)
 
         def delivered(error: ck.KafkaError | None, message: Any) -> None:
             if error is not None:
@@ -212,6 +232,12 @@ class Producer:
                 break
             except BufferError:  # the local queue is full: let the broker catch up
                 self._producer.poll(POLL_S)
+                self._raise_failures()
+            except (
+                ck.KafkaException
+            ) as exc:  # refused on the spot: a topic known to be missing, a producer that is dead
+                self._failed.append(f"{topic}, key {key!r}: {exc.args[0].str()}")
+                break
         self._producer.poll(0)
         self._raise_failures()
 
@@ -253,7 +279,7 @@ class Consumer:
     ) -> None:
         self._settings = settings
         self._names = [topics(settings.topics)[label].name for label in labels]
-        self._last_answer = time.monotonic()
+        self._trouble: LogError | None = None
         self._consumer = ck.Consumer(
             {
                 **client_config(settings.kafka),
@@ -282,11 +308,20 @@ class Consumer:
         self.close()
 
     def poll(self, count: int = 500, timeout_s: float = POLL_S) -> list[Record]:
-        """Return up to `count` records, in partition order; an empty list when none came in time.
+        """Return up to `count` records, in partition order, as soon as there is one; none when none came in time.
 
         Raises LogError if the broker refuses (a topic that is missing, an authorisation).
         """
-        return [_record(message) for message in self._consumer.consume(count, timeout_s) if _good(message)]
+        _raise_first(self)
+        records = []
+        for message in _consume(self._consumer, count, timeout_s):
+            if (error := _trouble(message)) is None:
+                records += [] if message.error() else [_record(message)]
+            else:
+                self._trouble = error
+        if not records:
+            _raise_first(self)
+        return records
 
     def commit(self, next_offsets: Mapping[TopicPartition, int]) -> None:
         """Record that everything below `next_offsets` is done. A lost partition is not committed, and says nothing."""
@@ -294,21 +329,30 @@ class Consumer:
             return
         offsets = [ck.TopicPartition(topic, partition, offset) for (topic, partition), offset in next_offsets.items()]
         try:
-            self._consumer.commit(offsets=offsets, asynchronous=False)
+            errors = [done.error for done in self._consumer.commit(offsets=offsets, asynchronous=False)]
         except ck.KafkaException as exc:
-            error = exc.args[0]
-            if error.code() in _LOST_MEMBERSHIP:
-                return  # somebody else owns the partition now and will read from the last commit: at least once
-            raise LogError(f"committing {dict(next_offsets)} failed: {error.str()}") from exc
+            errors = [exc.args[0]]
+        for error in errors:
+            # of a lost partition somebody else is the owner now, and reads from the last commit: at least once
+            if error is not None and error.code() not in _LOST_MEMBERSHIP:
+                raise LogError(
+                    f"committing {dict(next_offsets)} failed: {error.str()}. Nothing is lost: it comes again"
+                )
 
     def assignment(self) -> list[TopicPartition]:
         """Return the partitions this member owns now."""
         return [(tp.topic, tp.partition) for tp in self._consumer.assignment()]
 
     def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """Return the next offset to read per partition; 0 where nothing was committed."""
+        """Return the next offset to read per partition; 0 where nothing was committed.
+
+        Raises LogError if the broker does not answer.
+        """
         wanted = [ck.TopicPartition(topic, partition) for topic, partition in partitions]
-        found = self._consumer.committed(wanted, timeout=self._settings.kafka.request_timeout_s)
+        try:
+            found = self._consumer.committed(wanted, timeout=self._settings.kafka.request_timeout_s)
+        except ck.KafkaException as exc:
+            raise unreachable(self._settings.kafka, exc.args[0].str()) from exc
         return {(tp.topic, tp.partition): max(tp.offset, 0) for tp in found}
 
     def pause(self, partitions: Iterable[TopicPartition]) -> None:
@@ -355,6 +399,7 @@ class Tail:
     ) -> None:
         self._ends = None if ends is None else dict(ends)
         self._position = dict(starts)
+        self._trouble: LogError | None = None
         self._consumer = ck.Consumer(
             {
                 **client_config(settings.kafka),
@@ -385,28 +430,29 @@ class Tail:
 
     def poll(self, count: int = 1000, timeout_s: float = POLL_S) -> list[Record]:
         """Return up to `count` records below the bounds. Raises LogError if an offset is gone or the broker refuses."""
+        _raise_first(self)
         records = []
-        for message in self._consumer.consume(count, timeout_s):
-            error = message.error()
-            if error is not None and error.code() == ck.KafkaError._PARTITION_EOF:
-                # the log ends here: what lies between the last record and the end are markers of transactions
-                tp = (message.topic(), message.partition())
-                self._position[tp] = max(self._position[tp], message.offset())
+        for message in _consume(self._consumer, count, timeout_s):
+            if (trouble := _trouble(message)) is not None:
+                self._trouble = trouble
                 continue
-            if error is not None and error.code() == ck.KafkaError._AUTO_OFFSET_RESET:
-                raise LogError(
-                    f"{message.topic()}[{message.partition()}]: the offset asked for is gone: {error.str()}. Retention "
-                    "has cut it; read from a later offset (`streamward topics describe` shows the first), or restore it"
-                )
-            if not _good(message):
+            if message.error() is not None:
+                if message.error().code() == ck.KafkaError._PARTITION_EOF:
+                    # the log ends here: what lies between the last record and the end are markers of transactions
+                    tp = (message.topic(), message.partition())
+                    self._position[tp] = max(self._position[tp], message.offset())
                 continue
             record = _record(message)
             tp = (record.at.topic, record.at.partition)
             if self._ends is not None and record.at.offset >= self._ends[tp]:
-                self._position[tp] = max(self._position[tp], self._ends[tp])
+                if self._position[tp] < self._ends[tp]:
+                    self._position[tp] = self._ends[tp]
+                self._consumer.pause([ck.TopicPartition(*tp)])  # what comes behind the bound is not asked for
                 continue
             self._position[tp] = record.at.offset + 1
             records.append(record)
+        if not records:
+            _raise_first(self)
         return records
 
 
@@ -441,22 +487,49 @@ def fetch(settings: Settings, wanted: Iterable[Coordinates]) -> dict[Coordinates
         return {}
     starts = {tp: min(found) for tp, found in by_partition.items()}
     ends = {tp: max(found) + 1 for tp, found in by_partition.items()}
-    return {
+    found = {
         record.at: record
         for record in read(settings, starts, ends)
         if record.at.offset in by_partition[(record.at.topic, record.at.partition)]
     }
+    every = {Coordinates(*tp, offset) for tp, offsets in by_partition.items() for offset in offsets}
+    if gone := sorted(every - found.keys()):
+        raise LogError(
+            f"{', '.join(map(str, gone[:5]))}{' and more' if gone[5:] else ''}: nothing there. The topic is compacted "
+            "or written in transactions; Streamward's are neither, so compare them with `streamward doctor`"
+        )
+    return found
 
 
-def _good(message: Any) -> bool:
+def _consume(consumer: ck.Consumer, count: int, timeout_s: float) -> list[Any]:
+    """Return up to `count` messages as soon as there is one; `consume` alone would wait for all of them."""
+    first = consumer.poll(timeout_s)
+    if first is None:
+        return []
+    return [first, *(consumer.consume(count - 1, 0) if count > 1 else ())]
+
+
+def _trouble(message: Any) -> LogError | None:
+    """Return the error a message stands for, if it is one that does not pass by itself."""
     error = message.error()
     if error is None:
-        return True
+        return None
     if error.code() in (ck.KafkaError._PARTITION_EOF, ck.KafkaError._TRANSPORT, ck.KafkaError._ALL_BROKERS_DOWN):
-        return False  # librdkafka reconnects by itself
-    raise LogError(
-        f"{message.topic() or 'the log'}: {error.str()}. Check topics and access rights with `streamward doctor`"
-    )
+        return None  # librdkafka reconnects by itself
+    where = message.topic() or "the log"
+    if error.code() == ck.KafkaError._AUTO_OFFSET_RESET:
+        return LogError(
+            f"{where}[{message.partition()}]: the offset asked for is gone: {error.str()}. Retention has cut it; read "
+            "from a later offset (`streamward topics describe` shows the first), or restore it"
+        )
+    return LogError(f"{where}: {error.str()}. Check topics and access rights with `streamward doctor`")
+
+
+def _raise_first(reader: Consumer | Tail) -> None:
+    """Raise what an earlier message stood for; the records that came with it were returned before."""
+    trouble, reader._trouble = reader._trouble, None
+    if trouble is not None:
+        raise trouble
 
 
 def _record(message: Any) -> Record:

@@ -12,7 +12,9 @@ Not covered: settings are read once. A running process keeps what it started wit
 from __future__ import annotations
 
 import difflib
+import json
 import os
+import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -28,10 +30,14 @@ ENV_CONFIG = "STREAMWARD_CONFIG"
 """Names the file to read instead of `streamward.toml`; it is about settings, not one of them."""
 
 
+_SECRET = re.compile(r"password|secret|token|\.key$|\.pem$|credential|sasl\.jaas|oauthbearer\.config", re.IGNORECASE)
+"""librdkafka settings in `kafka.client` whose values are not for the eye."""
+
+
 class Section(BaseModel):
     """A frozen group of settings that refuses unknown keys."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, hide_input_in_errors=True)
 
 
 class Kafka(Section):
@@ -45,8 +51,9 @@ class Kafka(Section):
     ssl_ca_location: Path | None = Field(None, description="PEM file; empty: the system's authorities")
     ssl_certificate_location: Path | None = Field(None, description="PEM file of the client certificate")
     ssl_key_location: Path | None = Field(None, description="PEM file of the client key")
-    client: dict[str, str] = Field(
-        default_factory=dict, description="further librdkafka settings, passed through as they are"
+    client: dict[str, SecretStr] = Field(
+        default_factory=dict,
+        description="further librdkafka settings, passed through as they are, and secret: ssl.key.password is one",
     )
     request_timeout_s: float = Field(10.0, gt=0, description="how long a broker may take to answer, seconds")
     session_timeout_s: float = Field(6.0, gt=0, description="a silent group member is replaced after this, seconds")
@@ -67,6 +74,18 @@ class Kafka(Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _tls_is_whole(self) -> Kafka:
+        files = (self.ssl_ca_location, self.ssl_certificate_location, self.ssl_key_location)
+        if not self.security_protocol.endswith("SSL") and any(path is not None for path in files):
+            raise ValueError(
+                f"TLS files are given but security_protocol is {self.security_protocol}, which would not use them; "
+                "set it to SSL or SASL_SSL"
+            )
+        if (self.ssl_certificate_location is None) != (self.ssl_key_location is None):
+            raise ValueError("ssl_certificate_location and ssl_key_location go together; set both or neither")
+        return self
+
 
 class Topics(Section):
     """Names and shapes of the topics."""
@@ -76,7 +95,9 @@ class Topics(Section):
     policy_partitions: int = Field(4, ge=1, description="of the topics keyed by policy, and of dead-letters")
     replication: int = Field(1, ge=1, description="copies of each partition")
     retention_days: float = Field(30.0, ge=0, description="0 keeps for ever; adapters are always kept for ever")
-    max_record_bytes: int = Field(4 * 1024 * 1024, ge=1024, description="largest record the topics take, bytes")
+    max_record_bytes: int = Field(
+        4 * 1024 * 1024, ge=1024, le=256 * 1024 * 1024, description="largest record the topics take, bytes"
+    )
 
 
 class Advantages(Section):
@@ -84,7 +105,7 @@ class Advantages(Section):
 
     formula: Literal["grpo", "dr_grpo", "rloo", "batch_std"] = "grpo"
     eps: float = Field(1e-4, ge=0, description="added to the standard deviation before dividing")
-    ddof: Literal[0, 1] = Field(1, description="1 divides the variance by n - 1, as TRL does")
+    ddof: int = Field(1, ge=0, le=1, description="1 divides the variance by n - 1, as TRL does; 0 by n")
     partial: Literal["emit", "drop"] = Field("emit", description="what to do with a group that is not whole in time")
     min_group: int = Field(2, ge=2, description="fewest scored responses a partial group may have")
     deadline_s: float = Field(600.0, ge=0, description="for tasks without deadline, seconds; 0 waits for ever")
@@ -129,6 +150,14 @@ class Scoring(Section):
     judge_url: str | None = Field(None, description="OpenAI-compatible API of the LLM judge, up to /v1")
     judge_model: str | None = None
     judge_key: SecretStr | None = None
+
+    @model_validator(mode="after")
+    def _judge_is_whole(self) -> Scoring:
+        if self.judge_url is None and (self.judge_model is not None or self.judge_key is not None):
+            raise ValueError("judge_model and judge_key have no effect without judge_url; set it, up to /v1")
+        if self.judge_url is not None and self.judge_model is None:
+            raise ValueError("judge_url is set but judge_model is not; name the model the judge should ask for")
+        return self
 
 
 class Rollouts(Section):
@@ -251,9 +280,10 @@ def to_env(settings: Settings) -> dict[str, str]:
             value = getattr(section, name)
             if value == getattr(plain, name):
                 continue
-            if isinstance(value, SecretStr):
-                value = value.get_secret_value()
-            text = TypeAdapter(dict[str, str]).dump_json(value).decode() if isinstance(value, dict) else str(value)
+            if isinstance(value, dict):
+                text = json.dumps({key: secret.get_secret_value() for key, secret in value.items()})
+            else:
+                text = value.get_secret_value() if isinstance(value, SecretStr) else str(value)
             variables[f"{ENV_PREFIX}{section_name}__{name}".upper()] = text
     return variables
 
@@ -264,6 +294,23 @@ def dotted(settings: Settings) -> Iterator[tuple[str, Any]]:
         section = getattr(settings, section_name)
         for name in type(section).model_fields:
             yield f"{section_name}.{name}", getattr(section, name)
+
+
+def described(settings: Settings, origins: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+    """Yield key, value, from and about of every setting, for people and for JSON. Secrets are stars."""
+    for key, value in dotted(settings):
+        section, _, name = key.partition(".")
+        field = type(getattr(settings, section)).model_fields[name]
+        if isinstance(value, dict):
+            value = {
+                inner: str(text) if _SECRET.search(inner) else text.get_secret_value() for inner, text in value.items()
+            }
+        yield {
+            "key": key,
+            "value": str(value) if isinstance(value, SecretStr | Path) else value,
+            "from": origins.get(key, "default"),
+            "about": field.description or "",
+        }
 
 
 # --- sources ---------------------------------------------------------------------------------------------------------
@@ -299,18 +346,18 @@ def _from_overrides(overrides: Iterable[str]) -> Iterator[tuple[str, Any, str]]:
         key, equals, text = override.partition("=")
         if not equals:
             raise SettingsError(f"--set {override}: expected section.key=value, e.g. --set batches.groups=8")
-        yield key, _parse(key, text, f"--set {override}"), f"--set {override}"
+        yield key, _parse(key, text, f"--set {key}"), f"--set {key}"  # not the value: it may be a secret
 
 
 def _parse(key: str, text: str, origin: str) -> Any:
     """Return `text` as the field wants it: JSON for mappings, else the text itself, which pydantic converts."""
     section, name = _known(key, origin)
     annotation = Settings.model_fields[section].annotation.model_fields[name].annotation  # type: ignore[union-attr]
-    if annotation == dict[str, str]:
+    if annotation == dict[str, SecretStr]:
         try:
             return TypeAdapter(dict[str, str]).validate_json(text)
-        except ValidationError as exc:
-            raise SettingsError(f'{origin}: expected a JSON object of texts, e.g. {{"debug": "broker"}}') from exc
+        except ValidationError:
+            raise SettingsError(f'{origin}: expected a JSON object of texts, e.g. {{"debug": "broker"}}') from None
     return text
 
 
@@ -329,7 +376,16 @@ def _explain(exc: ValidationError, origins: Mapping[str, str]) -> str:
     lines = []
     for error in exc.errors():
         key = ".".join(str(part) for part in error["loc"])
-        where = origins.get(key) or next((o for k, o in origins.items() if k.startswith(key + ".")), "the defaults")
-        got = "" if isinstance(error["input"], dict | BaseModel) else f" (got {error['input']!r})"
+        at = [k for k in origins if k == key or k.startswith(key + ".") or key.startswith(k + ".")]
+        where = ", ".join(dict.fromkeys(origins[k] for k in at)) or "the defaults"
+        got = "" if _is_secret(error["loc"]) else f" (got {error['input']!r})"
         lines.append(f"{key}, from {where}: {error['msg'].removeprefix('Value error, ')}{got}")
     return "\n".join(lines)
+
+
+def _is_secret(loc: tuple[int | str, ...]) -> bool:
+    """Return whether the input of an error at `loc` may hold a secret: a secret's field, or a whole section."""
+    if len(loc) < 2:
+        return True
+    field = Settings.model_fields[str(loc[0])].annotation.model_fields[str(loc[1])]  # type: ignore[union-attr]
+    return "SecretStr" in str(field.annotation)

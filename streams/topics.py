@@ -15,6 +15,8 @@ from schemas import events
 from streams.settings import Topics
 
 DAY_MS = 86_400_000
+FRAMING_BYTES = 4096
+"""What Kafka adds to a record (headers, batch), generously: the broker's limit lies this much above ours."""
 
 
 class Topic(NamedTuple):
@@ -28,6 +30,8 @@ class Topic(NamedTuple):
     """The field that is the record key; `` for dead letters, which keep the key of their source."""
     partitions: int
     config: dict[str, str]
+    max_bytes: int = 4 * 1024 * 1024
+    """Largest key and value together. A dead letter holds a record of any other topic, as base64."""
 
 
 KEYED_BY_TASK = ("tasks", "responses", "rewards", "group-control")
@@ -46,6 +50,8 @@ LABELS = tuple(label for label, _, _ in _SHAPES)
 
 def topics(settings: Topics) -> dict[str, Topic]:
     """Return every topic of a deployment by its label."""
+    sizes = dict.fromkeys(LABELS, settings.max_record_bytes)
+    sizes["dead-letters"] += settings.max_record_bytes // 2 + 64 * 1024
     kept_ms = -1 if settings.retention_days == 0 else int(settings.retention_days * DAY_MS)
     return {
         label: Topic(
@@ -54,10 +60,11 @@ def topics(settings: Topics) -> dict[str, Topic]:
             event=event,
             key=key,
             partitions=settings.partitions if label in KEYED_BY_TASK else settings.policy_partitions,
+            max_bytes=sizes[label],
             config={
                 "cleanup.policy": "delete",
                 "retention.ms": str(-1 if label == "adapters" else kept_ms),
-                "max.message.bytes": str(settings.max_record_bytes),
+                "max.message.bytes": str(sizes[label] + FRAMING_BYTES),
                 "message.timestamp.type": "CreateTime",
             },
         )

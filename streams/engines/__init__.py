@@ -10,12 +10,14 @@ Not covered: choosing the version. That is the policy agent's business; an engin
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from schemas.events import FinishReason, Message, Sampling, Task
+from streams.settings import Settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +36,11 @@ class SamplingRequest:
     def sampling(self) -> Sampling:
         """How to draw tokens."""
         return self.task.sampling
+
+    @property
+    def draw_key(self) -> str:
+        """What the random numbers of this sampling are made from: the task's seed, without one the sampling id."""
+        return self.sampling_id if self.sampling.seed is None else f"{self.sampling.seed} {self.task.task_id}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,3 +76,38 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Give back what is held."""
+
+
+def build(settings: Settings) -> Engine:
+    """Return the engine that `settings.policy` asks for, serving version 0. Raises SettingsError if it cannot start."""
+    if settings.policy.engine == "scripted":
+        from streams.engines.scripted import ScriptedEngine
+
+        return ScriptedEngine(settings.policy.script)
+    from streams.engines.transformers_engine import TransformersEngine
+    from streams.engines.weights import load_base
+
+    return TransformersEngine(load_base(settings.model), settings.policy.threads)
+
+
+def failed(slot: int, error: str) -> Completion:
+    """Return the completion of a slot that failed for good."""
+    return Completion(
+        slot=slot,
+        text="",
+        finish_reason="error",
+        prompt_token_ids=(),
+        completion_token_ids=(),
+        logprobs=(),
+        error=error,
+    )
+
+
+def uniform(key: str, slot: int, step: int) -> float:
+    """Return a number in [0, 1), of 53 bits, for this draw of this slot: a function, so it needs no state.
+
+    >>> uniform("a", 0, 0) == uniform("a", 0, 0) != uniform("a", 0, 1)
+    True
+    """
+    digest = hashlib.sha256(f"{key}\x1f{slot}\x1f{step}".encode()).digest()
+    return float((int.from_bytes(digest[:8], "big") >> 11) / 2**53)

@@ -1,0 +1,256 @@
+"""Keep adapters where every process can get them, whole or not at all.
+
+    trainer ──publish──► STORE/POLICY/VERSION/{adapter files, manifest.json} ──fetch──► a verified folder ──► engine
+
+The store is a folder, or any URL fsspec knows. In a folder a version appears by one rename; in an object store its
+manifest is written last, and a version without manifest is not there. The log says which files a version has and what
+their sha256 are; what the store holds is believed only as far as it agrees. A version never changes.
+
+Only safetensors and JSON are taken: reading them runs no code. Pickles are refused on the way in and on the way out.
+
+Not covered: two publishers of different bytes for one version of an object store at the same moment. Whichever of them
+the log names, a mixture fails its hashes when it is fetched.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from schemas.events import AdapterFile
+from streams.errors import EventError, RefusedError, SettingsError
+
+MANIFEST = "manifest.json"
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+"""What a policy or a file may be called: it becomes part of a path."""
+SUFFIXES = (".safetensors", ".json")
+LEFT_OUT = ("README.md", ".gitattributes")
+"""What peft writes beside an adapter; not published."""
+CHUNK_BYTES = 1 << 20
+
+
+def publish(local: Path, store: str, policy: str, version: int) -> tuple[str, tuple[AdapterFile, ...]]:
+    """Put the files of folder `local` into the store; return their URI and manifest. The same bytes again are a no-op.
+
+    Raises RefusedError if this version is there with other bytes, or if `local` holds what is not published;
+    SettingsError if the store cannot be used.
+    """
+    if not NAME.fullmatch(policy) or version < 1:
+        raise RefusedError(
+            f"policy {policy!r} version {version}: cannot be kept in a store; a policy is named with letters, digits, "
+            "'.', '_' and '-', first a letter or digit, and its adapters are numbered from 1"
+        )
+    files = manifest_of(local)
+    fs, root = _open_store(store)
+    target = f"{root.rstrip('/')}/{policy}/{version}"
+    uri = str(fs.unstrip_protocol(target))
+    manifest = json.dumps(
+        {"policy": policy, "version": version, "files": [{k: getattr(f, k) for k in f.__slots__} for f in files]},
+        indent=1,
+    ).encode()
+    try:
+        if not _is_there(fs, target, uri, manifest):
+            if _is_local(fs):
+                _put_folder(local, Path(target), files, manifest)
+            else:
+                _put_objects(fs, local, target, files, manifest)
+            if not _is_there(fs, target, uri, manifest):
+                raise OSError(f"{target} is there without a {MANIFEST}, which nothing of ours leaves behind")
+    except OSError as exc:
+        raise SettingsError(
+            f"adapters.store={store}: version {version} of {policy} cannot be written: {exc}; make room, or set "
+            "adapters.store to a place that can be written"
+        ) from exc
+    return uri, files
+
+
+def fetch(uri: str, files: Iterable[AdapterFile], into: Path) -> Path:
+    """Return a folder below `into` that holds exactly `files`, each with its sha256; copied if it is not there yet.
+
+    `files` is what the log says. Raises EventError: bad_adapter if the store holds something else, store_unreachable if
+    it does not answer (which may pass); SettingsError if its kind of URL needs a package that is not installed.
+    """
+    files = tuple(files)
+    for file in files:
+        if not _is_allowed(file.path):
+            raise _bad(uri, f"the event names {file.path!r}", f"plain names that end in {' or '.join(SUFFIXES)}")
+    if not files:
+        raise _bad(uri, "the event names no files", "a manifest with at least one file")
+    key = hashlib.sha256(json.dumps(sorted((f.path, f.sha256, f.bytes) for f in files)).encode()).hexdigest()
+    folder = into / key[:32]
+    if folder.is_dir():
+        if _agrees(folder, files):
+            return folder
+        shutil.rmtree(folder)  # damaged here, after it was verified
+    fs, source = _open_store(uri)
+    into.mkdir(parents=True, exist_ok=True)
+    half = Path(tempfile.mkdtemp(prefix=".fetching-", dir=into))
+    try:
+        _check_names(fs, source, uri, files)
+        for file in files:
+            _copy(fs, f"{source}/{file.path}", half / file.path, uri, file)
+        _rename(half, folder)
+    except FileNotFoundError as exc:
+        raise _bad(uri, f"{exc} is missing", "every file of its manifest") from exc
+    except OSError as exc:
+        raise EventError(
+            f"adapter {uri}: the store does not answer: {exc}; try again, or check the network and the store's access",
+            reason="store_unreachable",
+        ) from exc
+    finally:
+        shutil.rmtree(half, ignore_errors=True)
+    return folder
+
+
+def manifest_of(local: Path) -> tuple[AdapterFile, ...]:
+    """Return name, sha256 and size of each file in folder `local`, by name.
+
+    Raises RefusedError if it holds anything but safetensors and JSON (what peft writes beside them is left out).
+    """
+    found = sorted(path for path in local.iterdir() if path.name not in LEFT_OUT) if local.is_dir() else []
+    for path in found:
+        if not path.is_file() or not _is_allowed(path.name):
+            raise RefusedError(
+                f"{path}: only plain files that end in {' or '.join(SUFFIXES)} are published, since reading them "
+                "runs no code; save the adapter with safetensors and take everything else out of its folder"
+            )
+    if not any(path.suffix == ".safetensors" for path in found):
+        raise RefusedError(f"{local}: holds no .safetensors file, so it is no adapter; save the adapter there first")
+    return tuple(AdapterFile(path=path.name, sha256=_sha256(path), bytes=path.stat().st_size) for path in found)
+
+
+def _is_allowed(name: str) -> bool:
+    return NAME.fullmatch(name) is not None and name.endswith(SUFFIXES) and name != MANIFEST
+
+
+def _open_store(url: str) -> tuple[Any, str]:
+    """Return the file system and the path in it. Raises SettingsError if no driver for the URL is installed."""
+    import fsspec
+
+    try:
+        fs, path = fsspec.core.url_to_fs(url)
+    except (ImportError, ValueError) as exc:
+        raise SettingsError(f"adapters.store={url}: {exc}; install the driver, or use a folder") from exc
+    return fs, str(path)
+
+
+def _is_local(fs: Any) -> bool:
+    from fsspec.implementations.local import LocalFileSystem
+
+    return isinstance(fs, LocalFileSystem)
+
+
+# --- writing ---------------------------------------------------------------------------------------------------------
+
+
+def _is_there(fs: Any, target: str, uri: str, manifest: bytes) -> bool:
+    """Whether this very version is in the store. Raises RefusedError if it is there with other bytes."""
+    fs.invalidate_cache()
+    try:
+        there = fs.cat_file(f"{target}/{MANIFEST}")
+    except FileNotFoundError:
+        return False
+    if there != manifest:
+        raise RefusedError(
+            f"{uri}: this version is there with other bytes, and a version never changes; publish under the next "
+            "version, or find out which of two trainers of this policy is one too many"
+        )
+    return True
+
+
+def _put_folder(local: Path, target: Path, files: Iterable[AdapterFile], manifest: bytes) -> None:
+    """Write beside the target, then rename."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    half = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    try:
+        for file in files:
+            shutil.copyfile(local / file.path, half / file.path)
+        (half / MANIFEST).write_bytes(manifest)
+        for path in (*half.iterdir(), half):
+            _sync(path)
+        half.chmod(0o755)  # mkdtemp made it ours alone
+        _rename(half, target)
+        _sync(target.parent)
+    finally:
+        shutil.rmtree(half, ignore_errors=True)
+
+
+def _put_objects(fs: Any, local: Path, target: str, files: Iterable[AdapterFile], manifest: bytes) -> None:
+    """Write the manifest last."""
+    fs.makedirs(target, exist_ok=True)
+    for file in files:
+        fs.put_file(str(local / file.path), f"{target}/{file.path}")
+    fs.pipe_file(f"{target}/{MANIFEST}", manifest)
+
+
+def _rename(half: Path, whole: Path) -> None:
+    """Rename a folder into place, unless somebody else did just before."""
+    try:
+        half.rename(whole)
+    except OSError as exc:
+        if exc.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+# --- reading ---------------------------------------------------------------------------------------------------------
+
+
+def _check_names(fs: Any, source: str, uri: str, files: Iterable[AdapterFile]) -> None:
+    """Refuse a folder that holds more or less than `files` and the manifest."""
+    fs.invalidate_cache()
+    there = {str(path).rstrip("/").rsplit("/", 1)[-1] for path in fs.ls(source, detail=False)}
+    wanted = {file.path for file in files} | {MANIFEST}
+    if MANIFEST not in there:
+        raise _bad(uri, f"it has no {MANIFEST}, so it was never written whole", "a published version")
+    if there != wanted:
+        odd = ", ".join(sorted(there - wanted)) or "nothing else"
+        raise _bad(
+            uri, f"it lacks {', '.join(sorted(wanted - there)) or 'nothing'} and has {odd}", "its manifest's files"
+        )
+
+
+def _copy(fs: Any, source: str, target: Path, uri: str, file: AdapterFile) -> None:
+    digest, size = hashlib.sha256(), 0
+    with fs.open(source, "rb") as reader, target.open("wb") as writer:
+        while chunk := reader.read(CHUNK_BYTES):
+            size += len(chunk)
+            if size > file.bytes:
+                raise _bad(uri, f"{file.path} has more than {file.bytes} bytes", f"{file.bytes} bytes, as the log says")
+            digest.update(chunk)
+            writer.write(chunk)
+    if (size, digest.hexdigest()) != (file.bytes, file.sha256):
+        what = f"{file.path} has {size} bytes with sha256 {digest.hexdigest()}"
+        raise _bad(uri, what, f"{file.bytes} bytes with {file.sha256}, as the log says")
+
+
+def _agrees(folder: Path, files: Iterable[AdapterFile]) -> bool:
+    there = {path.name: _sha256(path) for path in folder.iterdir()}
+    return there == {file.path: file.sha256 for file in files}
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _bad(uri: str, got: str, expected: str) -> EventError:
+    return EventError(
+        f"adapter {uri}: {got}; expected {expected}; it is not served: restore the store, or train the version again",
+        reason="bad_adapter",
+    )

@@ -1,0 +1,126 @@
+"""How many train tasks may be sampled before the trainer has caught up.
+
+    groups, batches of one policy ──► which batch a new group would fall into ──► room for more, or wait
+
+A group sampled by version v that lands in batch s has lag s - v, and the batch stage drops it as stale beyond
+`batches.max_policy_lag`. So an agent must not start what would land too late. AReaL states it (arXiv:2505.24298,
+section 5.1) as floor((N - 1) / B) <= i + eta, N counting everything ever generated. Restarts, drops and batches that
+were cut early make N hard to know, so the same inequality is used with what the log says is still to come:
+
+    S + floor((P + F) / B) <= v + L      the batch that one more group would land in
+
+    S  batches cut so far (the next sequence)          B  batches.groups
+    P  useful groups on `groups` beyond those batches  L  batches.max_policy_lag
+    F  samplings whose group is not on `groups` yet    v  the version that would sample
+
+which is P + F < (v + L + 1 - S) * B. With v the newest version and T = v batches trained, S - T batches wait for the
+trainer, and it says that at most (L + 1) * B groups are between sampling and training; a version that is trained but
+not yet served counts for nothing, as it samples nothing.
+
+It cannot lock up. Every F becomes a group; one that teaches nothing (dropped, zero variance, stale, doubled) leaves at
+once, by the batch stage's own rule. What is left either fills the next batch, so S and then v advance, or is less than
+B, and then a served v = S has room.
+
+Not covered: agents beside this one. Each knows only its own F, so n agents may overshoot by what n - 1 of them have in
+flight; the surplus is dropped as stale, on the record. And with `advantages.deadline_s` 0, a task that nobody ever
+scores holds its place for ever.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+
+from schemas.events import AdvantagedGroup, Batch
+from streams.settings import Batches
+
+REMEMBERED_TASKS = 100_000
+"""Tasks whose group is out, remembered by 8 bytes each, so that one delivered again is not sampled in vain."""
+
+
+class Admission:
+    """The fold of one policy's `groups` and `batches`, and of what this agent has in flight. No clock, no I/O."""
+
+    def __init__(self, rule: Batches) -> None:
+        self._rule = rule
+        self.sequence = 0
+        """Batches cut so far, as the `batches` topic says: the sequence of the next one."""
+        self._settled = -1  # offset on `groups` of the last group those batches hold
+        self._pending: dict[int, int] = {}  # offset on `groups` -> adapter version, beyond `_settled`
+        self._seen: dict[str, int] = {}  # group_id -> adapter version, as long as a double would not be stale anyway
+        self._in_flight: dict[str, int | None] = {}  # task_id -> when to give up waiting for its group, ms
+        self._out: OrderedDict[bytes, None] = OrderedDict()
+
+    @property
+    def in_flight(self) -> int:
+        """Samplings whose group is not on `groups` yet."""
+        return len(self._in_flight)
+
+    @property
+    def pending(self) -> int:
+        """Useful groups that are in no batch yet."""
+        sequence, pending = self.sequence, 0
+        for version in self._pending.values():
+            if not 0 <= sequence - version <= self._rule.max_policy_lag:
+                continue  # the batch stage drops it: stale, or of a version it does not know
+            pending += 1
+            if pending % self._rule.groups == 0:
+                sequence += 1
+        return pending
+
+    def batch(self, batch: Batch) -> None:
+        """Take in a batch: what it holds and what lies before that is settled."""
+        if batch.sequence < self.sequence:
+            return  # the same batch again
+        self.sequence = batch.sequence + 1
+        self._settled = max(self._settled, *batch.groups_offsets, *(dropped.offset for dropped in batch.dropped), -1)
+        self._pending = {offset: version for offset, version in self._pending.items() if offset > self._settled}
+        oldest = self.sequence - self._rule.max_policy_lag
+        self._seen = {group_id: version for group_id, version in self._seen.items() if version >= oldest}
+
+    def group(self, group: AdvantagedGroup, offset: int) -> None:
+        """Take in a group: its task is no longer in flight, and it waits for a batch unless it teaches nothing."""
+        self._in_flight.pop(group.task_id, None)
+        self._out[_short(group.task_id)] = None
+        if len(self._out) > REMEMBERED_TASKS:
+            self._out.popitem(last=False)
+        if group.purpose != "train":
+            return
+        doubled = group.group_id in self._seen
+        self._seen[group.group_id] = group.adapter_version
+        useless = group.dropped_reason is not None or all(response.advantage == 0 for response in group.responses)
+        if not doubled and not useless and offset > self._settled:
+            self._pending[offset] = group.adapter_version
+
+    def start(self, task_id: str, *, give_up_ms: int | None) -> None:
+        """Count a task as in flight until its group is seen, or until `give_up_ms` (see `expire`)."""
+        if not self.is_out(task_id):
+            self._in_flight[task_id] = give_up_ms
+
+    def expire(self, now_ms: int) -> list[str]:
+        """Stop counting tasks whose group should long be out, and return them.
+
+        The join closes every group soon after its deadline. One that still is not here was closed before this agent
+        could see it, or its record was lost from sight; it must not hold a place for ever.
+        """
+        late = [task_id for task_id, limit in self._in_flight.items() if limit is not None and limit < now_ms]
+        for task_id in late:
+            del self._in_flight[task_id]
+        return late
+
+    def is_out(self, task_id: str) -> bool:
+        """Whether the group of this task was seen on `groups`: another answer to it would come too late."""
+        return _short(task_id) in self._out
+
+    def room(self, version: int) -> int:
+        """Return how many more train tasks `version` may start now; 0 or less: none."""
+        allowed = (version + self._rule.max_policy_lag + 1 - self.sequence) * self._rule.groups
+        return allowed - self.pending - len(self._in_flight)
+
+    def hopeless(self, version: int) -> bool:
+        """Whether no batch to come may hold a group sampled by `version`. Waiting would change nothing."""
+        return version + self._rule.max_policy_lag < self.sequence
+
+
+def _short(task_id: str) -> bytes:
+    return hashlib.blake2b(task_id.encode(), digest_size=8).digest()

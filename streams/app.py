@@ -1,0 +1,419 @@
+"""The Faust worker: one app with every setting that matters, and what stages build on.
+
+    settings ──► build_app ──► stages register agents ──► run_worker ──► exit code
+                    └─ fixes installed           source, table, emit, agent
+
+Values are bytes, in and out; a stage decodes inside its agent. Delivery is at least once: an event is done when `agent`
+says so, after what it emitted is acknowledged. An event that was interrupted (a rebalance, a stop, a crash) is not
+done, whatever Faust believes, and comes again.
+
+Not covered: librdkafka settings in `kafka.client` do not reach Faust, which speaks through aiokafka; a warning says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import ssl
+import tempfile
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import faust
+from aiokafka.errors import KafkaConnectionError
+from confluent_kafka import KafkaError, KafkaException, admin
+from faust.auth import SASLCredentials, SSLCredentials
+from faust.streams import current_event
+
+from schemas.events import Coordinates, Event
+from schemas.serde import encode
+from streams import cluster, faust_fixes
+from streams.errors import EventError, LogError, SettingsError
+from streams.log import Record, check_size, client_config, dead_letter, key_of, unreachable
+from streams.settings import Kafka, Settings
+from streams.topics import FRAMING_BYTES, Topic, topics
+from streams.watchdog import EXIT_RESTART
+
+log = logging.getLogger("streamward.app")
+
+COMMIT_EVERY_S = 1.0
+"""What is worked on twice after a kill -9 is at most this much."""
+
+Handle = Callable[[Any], Awaitable[None]]
+"""Works on one faust event: `event.key` and `event.value` are bytes, `event.message` has its coordinates."""
+
+DeadLetter = Callable[[Any, EventError], Awaitable[None]]
+"""Writes the dead letter of one faust event."""
+
+
+class App(faust.App):  # type: ignore[misc]  # faust is not typed
+    """A Faust app that knows its settings and the events that are being worked on."""
+
+    settings: Settings
+    working: int = 0
+    """Events inside a handler now."""
+
+
+class Table(faust.Table):  # type: ignore[misc]
+    """A Faust table that an event of an earlier generation cannot write to.
+
+    Such an event began before a rebalance; its partition may have another owner, or a newer state, and it comes again.
+    """
+
+    def __setitem__(self, key: bytes, value: bytes) -> None:
+        if not _interrupted(self.app):
+            super().__setitem__(key, value)
+
+    def __delitem__(self, key: bytes) -> None:
+        if not _interrupted(self.app):
+            super().__delitem__(key)
+
+
+def _interrupted(app: Any) -> bool:
+    event = current_event()
+    return event is not None and _stale(app, event)
+
+
+def _stale(app: Any, event: Any) -> bool:
+    return bool(app.rebalancing) or event.message.generation_id != app.consumer_generation_id
+
+
+# --- the app ---------------------------------------------------------------------------------------------------------
+
+
+def build_app(settings: Settings, *, worker_name: str, data_dir: Path | None = None) -> App:
+    """Return the app of a stream worker, with the fixes installed; `worker_name` is its client id in the broker's logs.
+
+    `data_dir` is Faust's folder (nothing of worth lies there); one under the system's temporary folder if not given.
+    Raises SettingsError if the installed Faust is not the one that was fixed, or a TLS file cannot be read.
+    """
+    kafka, session_s = settings.kafka, settings.kafka.session_timeout_s
+    if kafka.client:
+        log.warning("kafka.client (%s) does not reach the Faust worker", ", ".join(kafka.client))
+    _use_uvloop()
+    name = f"{settings.topics.prefix}streams"
+    app = App(
+        name,
+        broker=[f"kafka://{server.strip()}" for server in kafka.bootstrap.split(",")],
+        broker_credentials=_credentials(kafka),
+        broker_client_id=worker_name,
+        broker_session_timeout=session_s,
+        broker_heartbeat_interval=session_s / 4,
+        broker_rebalance_timeout=session_s * 2,
+        broker_commit_interval=COMMIT_EVERY_S,
+        consumer_auto_offset_reset="earliest",
+        processing_guarantee="at_least_once",
+        producer_acks=-1,
+        producer_linger=0,  # an awaited send would wait for the batch to fill
+        producer_max_request_size=max(t.max_bytes for t in topics(settings.topics).values()) + FRAMING_BYTES,
+        producer_partitioner=None,  # aiokafka's: murmur2 of the key, as Java and librdkafka's murmur2_random
+        key_serializer="raw",
+        value_serializer="raw",
+        store="memory://",
+        Table=Table,
+        table_standby_replicas=0,
+        stream_buffer_maxsize=1024,
+        topic_allow_declare=False,
+        topic_disable_leader=True,
+        topic_replication_factor=settings.topics.replication,
+        web_enabled=False,
+        worker_redirect_stdouts=False,
+        autodiscover=False,
+        datadir=data_dir or Path(tempfile.gettempdir()) / quote(f"faust-{os.getuid()}-{name}", safe=""),
+    )
+    app.settings = settings
+    faust_fixes.install(app)
+    return app
+
+
+def _use_uvloop() -> None:
+    with contextlib.suppress(ImportError):  # not on Windows; asyncio's own loop is slower, and does
+        import uvloop
+
+        asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
+
+
+def _credentials(kafka: Kafka) -> SASLCredentials | SSLCredentials | None:
+    """Return the credentials in Faust's terms. Raises SettingsError, naming the TLS setting that cannot be used."""
+    context = None
+    if kafka.security_protocol.endswith("SSL"):
+        try:
+            context = ssl.create_default_context(cafile=kafka.ssl_ca_location)
+            if kafka.ssl_certificate_location is not None:
+                context.load_cert_chain(kafka.ssl_certificate_location, kafka.ssl_key_location)
+        except OSError as exc:  # ssl.SSLError is one
+            raise SettingsError(
+                f"TLS cannot be set up from kafka.ssl_ca_location={kafka.ssl_ca_location}, ssl_certificate_location="
+                f"{kafka.ssl_certificate_location}, ssl_key_location={kafka.ssl_key_location}: {exc}. Each must be a "
+                "readable PEM file, and the key must fit the certificate"
+            ) from exc
+    if kafka.security_protocol.startswith("SASL"):
+        assert kafka.sasl_password is not None  # noqa: S101  # settings refuse SASL without it
+        return SASLCredentials(
+            mechanism=kafka.sasl_mechanism,
+            username=kafka.sasl_username,
+            password=kafka.sasl_password.get_secret_value(),
+            ssl_context=context,
+        )
+    return SSLCredentials(context=context) if context is not None else None
+
+
+# --- what stages build on --------------------------------------------------------------------------------------------
+
+
+def source(app: App, topic: Topic) -> Any:
+    """Return `topic` as a faust topic of bytes, to read from or to emit to."""
+    return app.topic(topic.name, key_type=bytes, value_type=bytes, partitions=topic.partitions)
+
+
+def table(app: App, name: str, partitions: int) -> Any:
+    """Return a faust table of bytes by bytes; `partitions` are those of the topics whose agents write it.
+
+    Write it only inside an event, by assignment, after what the event emits was acknowledged. It also holds keys of
+    partitions owned by others before: never iterate over it without asking `owned_partitions`.
+    """
+    return app.Table(
+        name,
+        key_type=bytes,
+        value_type=bytes,
+        partitions=partitions,
+        extra_topic_configs={"max.message.bytes": str(app.settings.topics.max_record_bytes)},
+    )
+
+
+async def emit(topic: Any, key: bytes | None, value: bytes, *, headers: dict[str, bytes] | None = None) -> Any:
+    """Write a record to `topic` (of `source`) and return its metadata once all replicas have it."""
+    return await (await topic.send(key=key, value=value, headers=headers or {}))
+
+
+def record_of(event: Any) -> Record:
+    """Return the record of one faust event, as the rest of Streamward knows records."""
+    message = event.message
+    return Record(
+        Coordinates(message.topic, message.partition, message.offset),
+        round(message.timestamp * 1000),
+        message.key,
+        message.value,
+        tuple(message.headers.items() if isinstance(message.headers, dict) else message.headers or ()),
+    )
+
+
+class Outlet:
+    """Writes events where they belong, and returns once they are acknowledged."""
+
+    def __init__(self, app: App) -> None:
+        self._topics = {topic.event: topic for topic in topics(app.settings.topics).values()}
+        self._sources = {event: source(app, topic) for event, topic in self._topics.items()}
+
+    async def emit(self, event: Event) -> None:
+        """Write one event to its topic. Raises EventError if it is larger than that takes."""
+        kind = type(event)
+        key, payload = key_of(event, self._topics[kind]), encode(event)
+        check_size(self._topics[kind], key, payload)
+        await emit(self._sources[kind], key, payload)
+
+    def dead_letters(self, stage: str) -> DeadLetter:
+        """Return what `agent` calls with an event that `stage` cannot use."""
+
+        async def write(event: Any, error: EventError) -> None:
+            letter = dead_letter(record_of(event), stage=stage, reason=error.reason, error=str(error))
+            await self.emit(letter)
+
+        return write
+
+
+def owned_partitions(app: App, topic_name: str) -> set[int]:
+    """Return the partitions of a topic that this worker owns; none while it is recovering or between generations."""
+    if app.rebalancing or not app.tables.recovery.completed.is_set():
+        return set()
+    return {tp.partition for tp in app.consumer.assignment() if tp.topic == topic_name}
+
+
+def agent(app: App, topic: Topic, handle: Handle, dead_letter: DeadLetter, *, name: str | None = None) -> Any:
+    """Register `handle` for every record of `topic`, one at a time, and return the faust agent.
+
+    No exception leaves the agent, since Faust takes a failed event for done. An EventError goes to `dead_letter`, and
+    the partition moves on; anything else ends the worker, and the event comes again after the restart.
+    """
+
+    async def work(stream: Any) -> None:
+        async for event in stream.events():
+            await _work_on(app, event, handle, dead_letter)
+
+    return app.agent(source(app, topic), name=name or f"{topic.label}.{handle.__qualname__}", concurrency=1)(work)
+
+
+async def _work_on(app: App, event: Any, handle: Handle, dead_letter: DeadLetter) -> None:
+    done, failed = False, None
+    app.working += 1
+    try:
+        try:
+            await handle(event)
+        except EventError as exc:
+            await dead_letter(event, exc)
+        done = not _stale(app, event)
+    except Exception as exc:
+        failed = exc
+    finally:
+        app.working -= 1
+        if not done:
+            _withhold(event)
+    if failed is not None:
+        at = f"{event.message.topic}[{event.message.partition}]@{event.message.offset}"
+        log.error("%s: not worked on, and the worker ends: %r", at, failed, exc_info=failed)
+        await app.crash(failed)
+        await asyncio.Event().wait()  # to return would be to go on with the next event
+
+
+def _withhold(event: Any) -> None:
+    """Keep the stream from acknowledging `event` when it leaves the agent: Faust acknowledges a message only once."""
+    event.message.acked = True
+
+
+# --- running it ------------------------------------------------------------------------------------------------------
+
+
+def create_changelogs(app: App) -> None:
+    """Create the changelog topics of the app's tables, and check those that exist. Faust itself creates no topic.
+
+    Raises LogError if the broker does not answer or refuses, SettingsError for a wrong partition count.
+    """
+    settings = app.settings
+    existing = cluster.describe(settings)
+    wanted = {t.changelog_topic.get_topic_name(): t for t in app.tables.values()}
+    for name, t in wanted.items():
+        if existing.get(name, t.partitions) != t.partitions:
+            raise SettingsError(
+                f"changelog {name} has {existing[name]} partitions, expected {t.partitions}, as its source. Delete it "
+                "together with the offsets of the group, or use another topics.prefix"
+            )
+    new = [
+        admin.NewTopic(
+            name,
+            num_partitions=t.partitions,
+            replication_factor=settings.topics.replication,
+            config={"cleanup.policy": "compact", "max.message.bytes": str(settings.topics.max_record_bytes)},
+        )
+        for name, t in wanted.items()
+        if name not in existing
+    ]
+    if not new:
+        return
+    client = admin.AdminClient(client_config(settings.kafka))
+    for name, future in client.create_topics(new, request_timeout=settings.kafka.request_timeout_s).items():
+        try:
+            future.result()
+        except KafkaException as exc:
+            if exc.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
+                raise LogError(f"changelog {name} was not created: {exc.args[0].str()}") from exc
+
+
+def run_worker(app: App, *, grace_s: float = 25) -> int:
+    """Run the app in this process until SIGTERM or SIGINT, and return the exit code: 0 drained, 1 crashed.
+
+    A signal stops the reading; events at work are finished and committed. A stop that takes longer than `grace_s`, and
+    every watchdog, ends the process with 75. The topics must exist; changelogs are created. Raises LogError if the
+    broker is not there at the start. Call from the main thread.
+    """
+    create_changelogs(app)
+    _quieten()
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
+    worker = _Worker(app, loop=loop, grace_s=grace_s)
+    try:
+        worker.execute_from_commandline()
+    except SystemExit as exc:
+        if isinstance(worker.crash_reason or app.crash_reason, KafkaConnectionError):
+            raise unreachable(app.settings.kafka, worker.crash_reason or app.crash_reason) from exc
+        return int(exc.code or 0)
+    return 0
+
+
+class _Worker(faust.Worker):  # type: ignore[misc]
+    """A Faust worker without console and log set-up of its own, that drains before it stops."""
+
+    def __init__(self, app: App, *, loop: asyncio.AbstractEventLoop, grace_s: float) -> None:
+        super().__init__(app, loop=loop, quiet=True, override_logging=False, redirect_stdouts=False)
+        self.spinner = None
+        self._grace_s = grace_s
+
+    def _setproctitle(self, info: str, *, ident: str = "") -> None:
+        """Leave the title of the process as it is."""
+
+    def _install_signal_handlers_unix(self) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self.loop.add_signal_handler(number, self._schedule_shutdown, number)
+
+    def _schedule_shutdown(self, number: signal.Signals) -> None:
+        if not self._signal_stop_time:
+            deadline = threading.Timer(self._grace_s, self._too_late)
+            deadline.daemon = True
+            deadline.start()
+        super()._schedule_shutdown(number)
+
+    def _too_late(self) -> None:
+        os.write(2, f"not drained within {self._grace_s:g} s; exit code {EXIT_RESTART}\n".encode())
+        os._exit(EXIT_RESTART)
+
+    async def _stop_on_signal(self, number: signal.Signals) -> None:
+        log.info("%s: draining", number.name)
+        await drain(self.app)
+        await super()._stop_on_signal(number)
+
+
+async def drain(app: App) -> None:
+    """Stop reading, wait for the events at work, and commit. What is queued stays in the log."""
+    consumer = app._consumer
+    if consumer is None or not app.consumer.started:
+        return
+    consumer.stop_flow()
+    app.flow_control.suspend()
+    app.flow_control.clear()
+    while app.working and not app.should_stop:
+        await asyncio.sleep(0.01)
+    if not app.rebalancing:
+        await consumer.commit()
+
+
+# --- what the libraries log ------------------------------------------------------------------------------------------
+
+REPEAT_AFTER_S = 30.0
+
+
+def _quieten() -> None:
+    """Let only warnings of faust, mode and aiokafka through, and each of those at most every REPEAT_AFTER_S."""
+    for name in ("faust", "mode", "aiokafka", "asyncio"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    limit = RepeatLimit()
+    for name in list(logging.root.manager.loggerDict):
+        if name.split(".")[0] in ("faust", "mode", "aiokafka"):
+            logging.getLogger(name).addFilter(limit)
+
+
+class RepeatLimit(logging.Filter):
+    """Passes one record per message template and period; the next one says how many were left out."""
+
+    def __init__(self, period_s: float = REPEAT_AFTER_S, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._period_s, self._clock = period_s, clock
+        self._seen: dict[tuple[str, int, str], tuple[float, int]] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether to pass `record`."""
+        key = (record.name, record.levelno, str(record.msg)[:80])
+        last, left_out = self._seen.get(key, (float("-inf"), 0))
+        now = self._clock()
+        if now - last < self._period_s:
+            self._seen[key] = (last, left_out + 1)
+            return False
+        self._seen[key] = (now, 0)
+        if left_out:
+            record.msg = f"{record.msg} ({left_out} like this were left out)"
+        return True

@@ -1,0 +1,280 @@
+"""The command line: starts everything, is imported by nothing.
+
+    streamward ─┬─ broker  topics  schemas        the log
+                ├─ streams  scoring  policy  train   the processes of the loop, until they are told to stop
+                ├─ tasks  events  adapters        what goes in, what is there, what came out  (cli_log.py)
+                └─ config  doctor  docs           how it is set up
+
+Commands are thin: each loads what it needs inside its body, so that `streamward --help` imports click and no more.
+
+Not covered: anything that another module could do; what a command does is a function there.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from streams.cli_demo import demo
+from streams.cli_log import adapters, events, schemas, tasks, topics
+from streams.errors import NotFoundError
+from streams.shell import Call, Guarded, output_option, pass_call, until_stopped
+
+if TYPE_CHECKING:
+    from streams.broker import RunningBroker
+    from streams.show import Output
+
+COMPLETION = """\b
+Shell completion, for this shell and for every later one:
+  eval "$(_STREAMWARD_COMPLETE=bash_source streamward)"     in ~/.bashrc
+  eval "$(_STREAMWARD_COMPLETE=zsh_source streamward)"      in ~/.zshrc
+  _STREAMWARD_COMPLETE=fish_source streamward | source      in ~/.config/fish/config.fish
+
+\b
+Exit codes: 0 ok, 1 failed, 2 usage or settings, 3 not found, 4 refused, 5 unreachable,
+75 stopped by a watchdog (start it again), 130 interrupted."""
+
+
+@click.group(cls=Guarded, epilog=COMPLETION, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--config",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Read settings from this TOML file instead of ./streamward.toml.",
+)
+@click.option(
+    "--set",
+    "overrides",
+    multiple=True,
+    metavar="SECTION.KEY=VALUE",
+    help="Set one value; wins over file and environment. May be given again.",
+)
+@click.option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    default="info",
+    show_default=True,
+    help="The least that is worth a line on stderr.",
+)
+@click.version_option(package_name="streamward", prog_name="streamward")
+@click.pass_context
+def cli(ctx: click.Context, config: Path | None, overrides: tuple[str, ...], log_level: str) -> None:
+    """GRPO from a Kafka log: tasks, responses, rewards and adapters are records, and the log is the only truth.
+
+    Settings come from defaults, then streamward.toml, then STREAMWARD_SECTION__KEY in the environment, then --set;
+    `streamward config show` says which won. Data goes to stdout and everything else to stderr.
+    """
+    from streams import observe
+
+    ctx.obj = Call(config=config, overrides=overrides, log_level=log_level)
+    observe.set_up(log_level)
+
+
+for command in (demo, topics, schemas, tasks, events, adapters):
+    cli.add_command(command)
+
+
+# --- the embedded broker ----------------------------------------------------------------------------------------------
+
+
+@cli.group()
+def broker() -> None:
+    """Run a real Apache Kafka node on this machine, in a folder of its own (broker.data_dir)."""
+
+
+@broker.command("start")
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=None, help="Where clients connect; 0 takes any free one."
+)
+@output_option
+@pass_call
+def broker_start(call: Call, port: int | None, output: Output) -> None:
+    """Start the node and return when it answers. It goes on running until `streamward broker stop`.
+
+    Without --port the node takes the port it had before, else the default one if that is free.
+    """
+    from streams import broker as node
+
+    running = node.start(call.settings.broker) if port is None else node.start(call.settings.broker, port=port)
+    _show_node(running, output)
+    if running.bootstrap != call.settings.kafka.bootstrap:
+        click.echo(f"To use it: export STREAMWARD_KAFKA__BOOTSTRAP={running.bootstrap}", err=True)
+    click.echo("Next: streamward topics apply", err=True)
+
+
+@broker.command("stop")
+@pass_call
+def broker_stop(call: Call) -> None:
+    """Stop the node, and return when it has ended. Its data stays."""
+    from streams import broker as node
+
+    folder = call.settings.broker.data_dir
+    stopped = node.stop(call.settings.broker)
+    click.echo(f"The node in {folder} has stopped." if stopped else f"No node runs in {folder}.", err=True)
+
+
+@broker.command("status")
+@output_option
+@pass_call
+def broker_status(call: Call, output: Output) -> None:
+    """Say where the node runs; exit code 3 if it does not."""
+    from streams import broker as node
+
+    running = node.status(call.settings.broker)
+    if running is None:
+        raise NotFoundError(
+            f"no node runs in {call.settings.broker.data_dir}; start it with `streamward broker start`, "
+            "or name another folder with --set broker.data_dir=..."
+        )
+    _show_node(running, output)
+
+
+def _show_node(running: RunningBroker, output: Output) -> None:
+    from streams import show
+
+    show.record(
+        {
+            "bootstrap": running.bootstrap,
+            "pid": running.pid,
+            "data_dir": str(running.data_dir),
+            "log_file": str(running.log_file),
+        },
+        output,
+    )
+
+
+# --- the processes of the loop ----------------------------------------------------------------------------------------
+
+
+@cli.command()
+@click.pass_context
+@pass_call
+def streams(call: Call, ctx: click.Context) -> None:
+    """Run the stream worker: advantages, batches and rollouts, until SIGTERM or Ctrl-C.
+
+    Several workers share the partitions. Exit code 75 means that a watchdog stopped it: start it again.
+    """
+    from streams import cluster
+
+    call.working = True
+    cluster.check_topics(call.settings)
+    from streams import worker  # takes the signals itself, and drains
+
+    ctx.exit(worker.run(call.settings))
+
+
+@cli.command()
+@pass_call
+def scoring(call: Call) -> None:
+    """Run a scoring agent: responses come in, rewards go out, until SIGTERM or Ctrl-C."""
+    from streams import cluster
+
+    call.working = True
+    with until_stopped() as stop:
+        cluster.check_topics(call.settings)
+        from streams import scoring as agent
+
+        agent.run(call.settings, stop=stop)
+
+
+@cli.command()
+@pass_call
+def policy(call: Call) -> None:
+    """Run a policy agent: it answers the tasks of policy.name with the model, until SIGTERM or Ctrl-C."""
+    from streams import cluster
+
+    call.working = True
+    with until_stopped() as stop:
+        cluster.check_topics(call.settings)
+        from streams import policy as agent
+
+        agent.run(call.settings, stop=stop)
+
+
+@cli.command()
+@click.option("--steps", type=click.IntRange(min=1), default=None, help="Train so many batches, then end.")
+@pass_call
+def train(call: Call, steps: int | None) -> None:
+    """Run the trainer of policy.name: each batch becomes an adapter version, until SIGTERM or Ctrl-C.
+
+    It goes on where its newest checkpoint ends.
+    """
+    from streams import cluster
+
+    call.working = True
+    with until_stopped() as stop:
+        cluster.check_topics(call.settings)
+        from trainer import consumer
+
+        consumer.run(call.settings, steps=steps, stop=stop)
+
+
+# --- how it is set up -------------------------------------------------------------------------------------------------
+
+
+@cli.group()
+def config() -> None:
+    """Look at the settings."""
+
+
+@config.command("show")
+@click.argument("only", metavar="[SECTION|SECTION.KEY]", required=False)
+@output_option
+@pass_call
+def config_show(call: Call, only: str | None, output: Output) -> None:
+    """Print each setting, its value, and where that came from. Secrets are stars."""
+    from streams import show
+    from streams.settings import described
+
+    settings, origins = call.loaded
+    found = [row for row in described(settings, origins) if only in (None, row["key"], row["key"].partition(".")[0])]
+    if not found:
+        raise NotFoundError(f"no setting or section is called {only!r}; `streamward config show` lists them all")
+    columns = [
+        show.Column("key", "key"),
+        show.Column("value", "value"),
+        show.Column("from", "from"),
+        show.Column("about", "about"),
+    ]
+    show.rows(found, columns, output)
+
+
+@cli.command()
+@output_option
+@click.pass_context
+@pass_call
+def doctor(call: Call, ctx: click.Context, output: Output) -> None:
+    """Look at broker, topics, schemas, model and disk; say what is wrong and what to do.
+
+    The exit code is that of the worst finding; warnings are 0.
+    """
+    from streams import show
+    from streams.doctor import examine
+
+    findings = examine(lambda: call.settings)
+    columns = [
+        show.Column("check", "check"),
+        show.Column("state", "state"),
+        show.Column("what", lambda row: f"{row['what']}. {row['do']}" if row["do"] else row["what"]),
+    ]
+    show.rows([finding.row() for finding in findings], columns, output)
+    ctx.exit(max(finding.exit_code for finding in findings))
+
+
+@cli.command("docs", hidden=True)
+def docs() -> None:
+    """Print docs/cli.md."""
+    from streams.cli_docs import markdown
+
+    click.echo(markdown(cli), nl=False)
+
+
+def main() -> None:
+    """Run the command line; the entry point of `streamward`."""
+    cli(prog_name="streamward")
+
+
+if __name__ == "__main__":
+    main()

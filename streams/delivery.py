@@ -1,0 +1,79 @@
+"""Which offsets of a partition were handed on, and up to where all of them are done.
+
+    records, as they come ──► admit ──► deliver | drop | read again          acknowledged ──► contiguous ──► commit
+
+Pure bookkeeping, without a clock and without Kafka; `faust_fixes` puts it where Faust had its own.
+
+Not covered: changelogs are compacted, so only the first record after a seek can be checked.
+"""
+
+from __future__ import annotations
+
+import logging
+
+log = logging.getLogger("streamward.faust")
+
+TopicPartition = tuple[str, int]
+
+
+class Delivery:
+    """What each partition of one consumer has handed on since it was last positioned. Knows no clock and no Kafka."""
+
+    def __init__(self) -> None:
+        self.expected: dict[TopicPartition, int] = {}
+        self.holes: dict[TopicPartition, list[tuple[int, int]]] = {}
+        """Ranges [from, to) that were believed and are not committed yet, ascending."""
+        self.handing_on = False
+        """Whether records that aiokafka gave are still on their way to the queues."""
+        self.reads_again = 0
+        self.holes_believed = 0
+        self._doubted: dict[TopicPartition, tuple[int, int]] = {}
+        self._just_sought: set[TopicPartition] = set()
+
+    def position(self, tp: TopicPartition, offset: int) -> None:
+        """Expect `offset` next from `tp`: the consumer was sought there."""
+        self.expected[tp] = offset
+        self._doubted.pop(tp, None)
+        self._just_sought.add(tp)
+
+    def begin(self, tp: TopicPartition, offset: int) -> None:
+        """As `position`, for a partition whose work begins anew at `offset`."""
+        self.position(tp, offset)
+        self.holes.pop(tp, None)
+
+    def admit(self, tp: TopicPartition, offset: int, *, changelog: bool) -> bool | None:
+        """Return True to deliver, False to drop (delivered before), None to drop and read again from `expected`."""
+        expected = self.expected.get(tp)
+        if expected is None or (changelog and tp not in self._just_sought):
+            return True
+        if offset < expected and not changelog:
+            return False
+        if offset > expected and self._doubted.get(tp) != (expected, offset):
+            self._doubted[tp] = (expected, offset)
+            self.reads_again += 1
+            return None
+        if offset > expected and not changelog:
+            log.warning("%s[%d]: offsets %d to %d are not in the log (read twice)", *tp, expected, offset - 1)
+            self.holes.setdefault(tp, []).append((expected, offset))
+            self.holes_believed += 1
+        self._just_sought.discard(tp)
+        self._doubted.pop(tp, None)
+        self.expected[tp] = offset + 1
+        return True
+
+
+def contiguous(base: int, acked: list[int], holes: list[tuple[int, int]]) -> tuple[int, int, int]:
+    """Return (the first offset not covered from `base` on, how many of `acked` and of `holes` lie below it).
+
+    Both lists ascend. `holes` are [from, to) ranges, so a hole of millions of offsets costs one entry.
+    """
+    at, used, filled = base, 0, 0
+    while True:
+        if filled < len(holes) and holes[filled][0] <= at:
+            at = max(at, holes[filled][1])
+            filled += 1
+        elif used < len(acked) and acked[used] <= at:
+            at = max(at, acked[used] + 1)
+            used += 1
+        else:
+            return at, used, filled

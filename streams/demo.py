@@ -1,0 +1,303 @@
+"""The whole loop on one machine: broker, stream worker, scoring, policy, trainer; and a picture of it.
+
+    seed ──► train tasks, as many as are wanted ──► the loop, five processes ──► adapters ──► held-out scores
+
+Everything lies in one folder. The log in it is the only state: stop at any time, start again, and it goes on where the
+log stands. A process that dies is started again.
+
+Not covered: more than one policy, and a cluster that is not the embedded one. The same processes run by hand against any
+Kafka (`streamward streams`, `scoring`, `policy`, `train`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from schemas.events import Task
+from streams import broker, cluster, evaluate, generators, report
+from streams.display import Display
+from streams.errors import SettingsError
+from streams.log import Producer, Tail
+from streams.progress import Progress
+from streams.settings import Settings, dotted
+from streams.supervisor import Processes, memory_bytes
+
+POLICY = "demo"
+SEED = 0
+HELD_OUT_TASKS = 35
+"""Questions asked of each evaluated version: every held-out sum of two one-digit numbers."""
+EVALUATE_EVERY = 2
+WAITING_BATCHES = 2
+"""How many batches' worth of tasks are kept waiting, so that the policy agent never runs dry."""
+TICK_S = 0.25
+PROCESSES = ("streams", "scoring", "policy", "train")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What a run of the demo may change."""
+
+    data_dir: Path = Path(".streamward/demo")
+    minutes: float = 8.0
+    steps: int = 14
+    model: str | None = None
+    generator: str = "sums"
+    engine: str = "transformers"
+    fresh: bool = False
+    overrides: tuple[str, ...] = ()
+
+
+@dataclass
+class Run:
+    """One run of the loop: what it was asked, and what it has seen."""
+
+    options: Options
+    settings: Settings
+    progress: Progress
+    processes: Processes
+    display: Display
+    producer: Producer
+    started_at: float
+    stopping: threading.Event = field(default_factory=threading.Event)
+    peak_bytes: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def trains(self) -> bool:
+        """Whether there is a model to train; the scripted engine has none."""
+        return self.options.engine != "scripted"
+
+    def finished(self) -> bool:
+        """Return whether all steps are done, and the last one was scored."""
+        progress, steps = self.progress, self.options.steps
+        if not self.trains:
+            return progress.batches >= steps
+        return progress.versions >= steps and steps in progress.held_out
+
+
+def run(options: Options, console: Console) -> dict[str, Any]:
+    """Run the loop until its steps are done, its time is over or it is interrupted; return the report.
+
+    Raises SettingsError for options that cannot be, LogError if the broker does not start.
+    """
+    if options.fresh and options.data_dir.exists():
+        broker.stop(settings_of(options, "127.0.0.1:0").broker)
+        shutil.rmtree(options.data_dir)
+    options.data_dir.mkdir(parents=True, exist_ok=True)
+    settings = settings_of(options, "127.0.0.1:0")
+    console.print(f"starting Apache Kafka in {settings.broker.data_dir} …", style="dim")
+    node = broker.ensure(settings.broker)
+    try:
+        settings = settings_of(options, node.bootstrap)
+        config = write_config(settings, options.data_dir)
+        cluster.apply_topics(settings)
+        return _loop(options, settings, config, node.pid, console)
+    finally:
+        broker.stop(settings.broker)
+
+
+def settings_of(options: Options, bootstrap: str) -> Settings:
+    """Return the settings of a demo. Raises SettingsError if an override does not fit."""
+    from streams.settings import load
+
+    folder = options.data_dir
+    chosen = [
+        f"kafka.bootstrap={bootstrap}",
+        f"policy.name={POLICY}",
+        f"policy.engine={options.engine}",
+        f"broker.data_dir={folder / 'kafka'}",
+        f"adapters.store={folder / 'adapters'}",
+        f"trainer.checkpoints={folder / 'checkpoints'}",
+        *([f"model.base={options.model}"] if options.model else []),
+    ]
+    return load(overrides=[*chosen, *options.overrides])
+
+
+def write_config(settings: Settings, folder: Path) -> Path:
+    """Write what differs from the defaults as TOML, for the child processes and for the commands tried afterwards."""
+    default = dict(dotted(Settings()))
+    sections: dict[str, dict[str, Any]] = {}
+    for key, value in dotted(settings):
+        if value != default[key]:
+            section, _, name = key.partition(".")
+            sections.setdefault(section, {})[name] = value
+    lines = ["# Written by `streamward demo`; use it with `streamward --config THIS_FILE …`."]
+    for section, values in sections.items():
+        lines += ["", f"[{section}]"]
+        lines += [f"{name} = {_toml(value)}" for name, value in values.items()]
+    path = folder / "streamward.toml"
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{json.dumps(key)} = {json.dumps(text)}" for key, text in value.items()) + " }"
+    return json.dumps(value if isinstance(value, bool | int | float) else str(value))
+
+
+def _loop(options: Options, settings: Settings, config: Path, broker_pid: int, console: Console) -> dict[str, Any]:
+    started_at = time.monotonic()
+    starts = {tp: first for tp, (first, _) in cluster.offsets(settings, _labels()).items()}
+    with (
+        Tail(settings, starts) as tail,
+        Producer(settings) as producer,
+        Processes(options.data_dir / "logs", _child_env()) as processes,
+        Display(console, steps=options.steps, started_at=started_at) as display,
+    ):
+        run = Run(options, settings, Progress(settings), processes, display, producer, started_at)
+        _catch_up(tail, run.progress)
+        tasks = _tasks(options, run.progress)
+        resumed = run.progress.counts["tasks"] > 0
+        with _interruptible(run.stopping):
+            if resumed:
+                display.say(
+                    f"resuming: {run.progress.counts['tasks']} tasks and {run.progress.versions} adapters in the log"
+                )
+            if not run.finished():
+                _start(run, config)
+            _work(run, tail, tasks, broker_pid)
+        interrupted = run.stopping.is_set()
+        processes.stop()
+        _catch_up(tail, run.progress)
+    result = report.of(
+        run.progress,
+        loop_s=time.monotonic() - started_at,
+        data_dir=options.data_dir,
+        peak_bytes=run.peak_bytes,
+        interrupted=interrupted,
+    )
+    report.write(result, run.progress, options.data_dir)
+    report.show(result, run.progress, console, config)
+    return result
+
+
+def _labels() -> list[str]:
+    from streams.topics import LABELS
+
+    return list(LABELS)
+
+
+def _child_env() -> dict[str, str]:
+    env = {name: value for name, value in os.environ.items() if not name.startswith("STREAMWARD_")}
+    return env | {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
+
+
+def _start(run: Run, config: Path) -> None:
+    for name in PROCESSES:
+        if name == "train" and not run.trains:
+            continue
+        run.processes.start(name, [sys.executable, "-m", "streams.cli", "--config", str(config), name])
+
+
+def _catch_up(tail: Tail, progress: Progress) -> None:
+    """Fold everything that lies in the log by now."""
+    quiet = 0
+    while quiet < 2:
+        records = tail.poll(5000, 0.3)
+        quiet = 0 if records else quiet + 1
+        for record in records:
+            progress.fold(record)
+
+
+def _work(run: Run, tail: Tail, tasks: Iterator[Task], broker_pid: int) -> None:
+    """Feed, watch and draw until the run is over."""
+    next_memory = 0.0
+    deadline = run.started_at + run.options.minutes * 60
+    while not run.stopping.is_set() and not run.finished() and time.monotonic() < deadline:
+        for record in tail.poll(5000, TICK_S):
+            run.progress.fold(record)
+        _feed(run, tasks)
+        for line in run.processes.check():
+            run.display.say(line)
+        if time.monotonic() >= next_memory:
+            _measure(run, broker_pid)
+            next_memory = time.monotonic() + 2.0
+        run.display.update(run.progress, sum(run.peak_bytes.values()))
+
+
+def _feed(run: Run, tasks: Iterator[Task]) -> None:
+    """Submit the train tasks that are wanted, and the held-out ones of each version that is due."""
+    progress = run.progress
+    now_ms = int(time.time() * 1000)
+    if progress.versions < run.options.steps:
+        wanted = WAITING_BATCHES * run.settings.batches.groups - progress.places["waiting"]
+        if wanted >= run.settings.batches.groups // 2:
+            for task in itertools.islice(tasks, wanted):
+                run.producer.send(task)
+    due = {0, run.options.steps, *range(0, progress.versions + 1, EVALUATE_EVERY)} if run.trains else {0}
+    for version in sorted(due - progress.evaluations):
+        if version > progress.primary:
+            continue
+        progress.evaluations.add(version)
+        for task in evaluate.evaluation(
+            run.options.generator, count=HELD_OUT_TASKS, seed=SEED, policy=POLICY, version=version, now_ms=now_ms
+        ):
+            run.producer.send(task)
+    run.producer.flush()
+
+
+def _tasks(options: Options, progress: Progress) -> Iterator[Task]:
+    """Return the train tasks that are not in the log yet, for ever."""
+    endless = generators.generate(
+        options.generator,
+        count=sys.maxsize,
+        seed=SEED,
+        purpose="train",
+        policy=POLICY,
+        now_ms=int(time.time() * 1000),
+    )
+    return itertools.islice(endless, progress.train_tasks[options.generator], None)
+
+
+def _measure(run: Run, broker_pid: int) -> None:
+    now = {"kafka": memory_bytes(broker_pid), "demo": memory_of_this_process(), **run.processes.memory_bytes()}
+    for name, size in now.items():
+        run.peak_bytes[name] = max(size, run.peak_bytes.get(name, 0))
+
+
+def memory_of_this_process() -> int:
+    """Return the proportional memory of this process alone, in bytes."""
+    import psutil
+
+    info = psutil.Process().memory_full_info()
+    return int(getattr(info, "pss", info.rss))
+
+
+@contextmanager
+def _interruptible(stopping: threading.Event) -> Iterator[None]:
+    """Turn the first SIGINT or SIGTERM into `stopping`; the second ends the process as usual."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def stop(number: int, _: object) -> None:
+        stopping.set()
+        signal.signal(number, before[signal.Signals(number)])
+
+    for number in before:
+        signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def check(options: Options) -> None:
+    """Raise SettingsError for options that cannot be, before anything is started."""
+    if options.steps < 1:
+        raise SettingsError(f"--steps {options.steps}: at least one step is needed")
+    if options.minutes <= 0:
+        raise SettingsError(f"--minutes {options.minutes:g}: expected more than 0")

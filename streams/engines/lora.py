@@ -1,0 +1,128 @@
+"""Apply a LoRA adapter beside the weights of the base model.
+
+    adapter_config.json + adapter_model.safetensors ──► checked ──► y = W x + (alpha / r) B A x, per linear module
+
+Nothing is merged: a new version is some megabytes and a swap of hooks, the base weights stay shared between processes,
+and the arithmetic is the trainer's own (LoRA, arXiv:2106.09685 section 4.1). An adapter is checked whole before the old
+one lets go; one that is refused leaves the old one serving.
+
+Not covered: what else peft can put into an adapter (DoRA, trained biases, embeddings, rank patterns). It is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from streams.errors import EventError
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+PREFIX = "base_model.model."
+"""What peft puts before the name of a module."""
+NOT_APPLIED = (
+    "use_dora",
+    "use_qalora",
+    "use_bdlora",
+    "lora_bias",
+    "fan_in_fan_out",
+    "modules_to_save",
+    "trainable_token_indices",
+    "rank_pattern",
+    "alpha_pattern",
+    "layer_replication",
+    "target_parameters",
+    "alora_invocation_tokens",
+    "arrow_config",
+    "kasa_config",
+    "monteclora_config",
+    "velora_config",
+)
+"""Settings of an adapter that change its arithmetic and have to be unset."""
+
+
+class Pair(NamedTuple):
+    """The two factors of one module, as they are multiplied."""
+
+    a: Tensor  # [in, r]
+    b: Tensor  # [r, out], scaled
+
+
+def read_lora(folder: Path, model: nn.Module) -> dict[str, Pair]:
+    """Return the factors for each module of `model` that the adapter in `folder` changes, on the model's device.
+
+    Raises EventError (reason bad_adapter) if anything in it is missing, unknown, of another shape, or not finite.
+    """
+    scaling, rank = _scaling(folder)
+    try:
+        tensors = load_file(folder / WEIGHTS)
+    except (OSError, SafetensorError) as exc:
+        raise _bad(folder, f"{WEIGHTS} cannot be read: {exc}", "publish the adapter again") from exc
+    modules = dict(model.named_modules())
+    found: dict[str, dict[str, Tensor]] = {}
+    for key, tensor in tensors.items():
+        name, _, factor = key.removeprefix(PREFIX).removesuffix(".weight").rpartition(".")
+        module = modules.get(name)
+        if factor not in ("lora_A", "lora_B") or not isinstance(module, nn.Linear):
+            raise _bad(folder, f"{key} fits no linear module of the base model", "train it on this base model")
+        shape = (rank, module.in_features) if factor == "lora_A" else (module.out_features, rank)
+        if tuple(tensor.shape) != shape:
+            raise _bad(
+                folder, f"{key} has shape {tuple(tensor.shape)}, expected {shape}", "train it on this base model"
+            )
+        if not tensor.isfinite().all():
+            raise _bad(folder, f"{key} holds values that are not finite", "train again from an earlier version")
+        found.setdefault(name, {})[factor] = tensor.to(module.weight)
+    halves = [name for name, factors in found.items() if len(factors) != 2]
+    if halves or not found:
+        what = f"{halves[0]} has only one of lora_A and lora_B" if halves else f"{WEIGHTS} holds no tensors"
+        raise _bad(folder, what, "publish the adapter again")
+    return {name: Pair(f["lora_A"].T.contiguous(), (f["lora_B"] * scaling).T.contiguous()) for name, f in found.items()}
+
+
+def _scaling(folder: Path) -> tuple[float, int]:
+    try:
+        config: dict[str, Any] = json.loads((folder / CONFIG).read_text())
+        kind, rank, alpha = config["peft_type"], config["r"], config["lora_alpha"]
+    except (OSError, ValueError, KeyError, TypeError) as exc:
+        raise _bad(folder, f"{CONFIG} cannot be read: {exc!r}", "publish the adapter again") from exc
+    if kind != "LORA" or type(rank) is not int or rank < 1 or not isinstance(alpha, int | float):
+        raise _bad(
+            folder, f"expected peft_type LORA with r and lora_alpha, got {kind}, {rank}, {alpha}", "train a LoRA"
+        )
+    used = [name for name in NOT_APPLIED if config.get(name)]
+    if used or config.get("bias", "none") != "none":
+        name = used[0] if used else "bias"
+        raise _bad(folder, f"{name} is {config[name]!r}, which this engine does not apply", "train a plain LoRA")
+    return alpha / (math.sqrt(rank) if config.get("use_rslora") else rank), rank
+
+
+def _bad(folder: Path, what: str, do: str) -> EventError:
+    return EventError(f"adapter {folder}: {what}; {do}", reason="bad_adapter")
+
+
+class Lora:
+    """An adapter at work on a model, until removed."""
+
+    def __init__(self, model: nn.Module, pairs: Mapping[str, Pair]) -> None:
+        self._hooks = [model.get_submodule(name).register_forward_hook(_adding(pair)) for name, pair in pairs.items()]
+
+    def remove(self) -> None:
+        """Leave the model as it was."""
+        for hook in self._hooks:
+            hook.remove()
+
+
+def _adding(pair: Pair) -> Any:
+    def hook(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        low = inputs[0].reshape(-1, pair.a.shape[0]) @ pair.a
+        output.view(-1, pair.b.shape[1]).addmm_(low, pair.b)
+        return output
+
+    return hook

@@ -1,0 +1,149 @@
+"""Answer by rules, without weights: the double that is part of the product.
+
+    task.verifier {"answer": ...} + the script ──► the right answer, a wrong one, an echo, or a failure
+
+For trying out scorers, topics and operations without a model, and for tests: what a slot says is a function of the
+script, the sampling and the served version, so the whole loop can be run again with the same outcome. Tokens are the
+bytes of the text; one more ends the turn.
+
+Not covered: learning. `accuracy_per_version` pretends it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import struct
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, ValidationError
+
+from schemas.events import FinishReason, Task
+from streams.engines import Completion, SamplingRequest, failed, uniform
+from streams.errors import EventError, SettingsError
+from streams.settings import Section
+
+END_OF_TURN = 256
+"""The token after the 256 bytes."""
+FAILS, IS_RIGHT, HOW_WRONG, FIRST_LOGPROB = range(4)
+"""What each random number of a slot decides."""
+
+
+class Script(Section):
+    """The rules, from `policy.script`."""
+
+    answers: Literal["oracle", "wrong", "echo"] = Field(
+        "oracle", description="the task's answer, a wrong one, or its last message"
+    )
+    accuracy: float = Field(1.0, ge=0, le=1, description="share of right answers of an oracle at version 0")
+    accuracy_per_version: float = Field(0.0, description="added for each version; the sum is kept within 0 and 1")
+    latency_ms: float = Field(0.0, ge=0, description="how long one call of `sample` takes at least")
+    fail_rate: float = Field(0.0, ge=0, le=1, description="share of slots that fail for good")
+    context_tokens: int = Field(8192, ge=2, description="a prompt with as many bytes, or more, fails")
+
+
+class ScriptedEngine:
+    """Serves a `Script`."""
+
+    name = "scripted"
+    base_digest = hashlib.sha256(b"streamward scripted base 1").hexdigest()
+    tokenizer_digest = hashlib.sha256(b"streamward bytes and end of turn 1").hexdigest()
+
+    def __init__(self, script: str = "{}") -> None:
+        """Take the script as a JSON object. Raises SettingsError on an unknown key or a bad value."""
+        try:
+            self.script = Script.model_validate(json.loads(script))
+        except ValueError as exc:  # ValidationError and JSONDecodeError are both
+            raise SettingsError(
+                f"policy.script: {_explain(exc)}; expected a JSON object with any of {', '.join(Script.model_fields)}"
+            ) from exc
+        self.served_version = 0
+
+    def serve(self, version: int, adapter: Path | None) -> None:
+        """Pretend to serve `version`. Raises EventError (bad_adapter) if its folder is not there."""
+        if (adapter is None) != (version == 0) or (adapter and not adapter.is_dir()):
+            raise EventError(
+                f"adapter version {version}: its folder is {adapter}; expected none for version 0, else one that exists"
+                "; check the uri of the adapter event",
+                reason="bad_adapter",
+            )
+        self.served_version = version
+
+    def sample(self, requests: Sequence[SamplingRequest]) -> list[list[Completion]]:
+        """Answer every slot of every request; see `Engine.sample`."""
+        time.sleep(self.script.latency_ms / 1000)
+        return [[self._slot(request, slot) for slot in range(request.task.group_size)] for request in requests]
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _slot(self, request: SamplingRequest, slot: int) -> Completion:
+        def number(what: int) -> float:
+            return uniform(request.draw_key, slot, what)
+
+        prompt = "".join(f"{message.role}: {message.content}\n" for message in request.messages).encode()
+        where = f"task {request.task.task_id}"
+        if len(prompt) >= self.script.context_tokens:
+            fits = f"do not fit the context of {self.script.context_tokens}"
+            return failed(slot, f"{where}: {len(prompt)} prompt tokens {fits}; shorten it")
+        if number(FAILS) < self.script.fail_rate:
+            return failed(
+                slot, f"{where}: slot {slot} fails because policy.script has fail_rate {self.script.fail_rate}"
+            )
+        text = request.messages[-1].content
+        if self.script.answers != "echo":
+            answer = _answer(request.task)
+            if answer is None:
+                return failed(slot, f'{where}: its verifier has no "answer"; give one, or set answers to echo')
+            share = self.script.accuracy + self.script.accuracy_per_version * self.served_version
+            right = self.script.answers == "oracle" and number(IS_RIGHT) < share
+            text = answer if right else _wrong(answer, number(HOW_WRONG))
+        tokens, finish = _tokens(text, request)
+        return Completion(
+            slot=slot,
+            text=bytes(tokens[:-1] if tokens[-1] == END_OF_TURN else tokens).decode(errors="ignore"),
+            finish_reason=finish,
+            prompt_token_ids=tuple(prompt),
+            completion_token_ids=tokens,
+            logprobs=tuple(_float32(math.log1p(-number(FIRST_LOGPROB + i) / 2)) for i in range(len(tokens))),
+        )
+
+
+def _tokens(text: str, request: SamplingRequest) -> tuple[tuple[int, ...], FinishReason]:
+    places = [place for place in map(text.find, filter(None, request.sampling.stop)) if place >= 0]
+    tokens = (*(text[: min(places)] if places else text).encode(), END_OF_TURN)
+    most = request.sampling.max_tokens
+    return (tokens, "stop") if len(tokens) <= most else (tokens[:most], "length")
+
+
+def _answer(task: Task) -> str | None:
+    try:
+        verifier = json.loads(task.verifier)
+    except ValueError:
+        return None
+    answer = verifier.get("answer") if isinstance(verifier, dict) else None
+    return None if answer is None else str(answer)
+
+
+def _wrong(answer: str, number: float) -> str:
+    """Return what is near the answer and is not it."""
+    off = 1 + int(number * 9)
+    try:
+        return str(int(answer) + off)
+    except ValueError:
+        return f"not {answer} but {off}"
+
+
+def _float32(number: float) -> float:
+    """Return the nearest number that the log keeps as it is."""
+    return float(struct.unpack("f", struct.pack("f", number))[0])
+
+
+def _explain(exc: ValueError) -> str:
+    if isinstance(exc, ValidationError):
+        return "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']} (got {e['input']!r})" for e in exc.errors())
+    return str(exc)

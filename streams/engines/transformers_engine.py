@@ -1,0 +1,374 @@
+"""Sample many tasks at once with a model in this process.
+
+    requests ──► prompts ──► shared beginning, run once a version ──► rest of each prompt, run once ──► first tokens
+                                                                                                            │
+                        a row leaves when it is done ◄── one token for every row ◄──────────────────────────┘
+
+A prompt is run once however many slots it has (`fanout`), what all prompts begin with (system message, template) is
+run once per adapter version, and an adapter is applied beside the weights (`lora`). What a slot draws depends on its
+key, slot and step (`draw`), not on its neighbours.
+
+Not covered: new requests do not join a round that is under way; the policy agent hands over the next round when this
+one is done. Tensors live on one device.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from jinja2 import TemplateError
+from torch import Tensor
+from transformers.cache_utils import DynamicCache
+
+from schemas.events import FinishReason, Message, Sampling
+from streams.engines import Completion, SamplingRequest, failed, uniform
+from streams.engines.draw import draw
+from streams.engines.fanout import ATTENTION, FanOut
+from streams.engines.lora import Lora, read_lora
+from streams.engines.weights import Base
+from streams.errors import EventError, SettingsError
+
+CACHE_BYTES = 1 << 30
+"""Most bytes of keys and values that a round may come to need; more requests are decoded in further rounds."""
+PREFILL_TOKENS = 8192
+"""Most prompt tokens run together, padding not counted: bounds the activations."""
+ROUND_ROWS = 256
+"""Most slots decoded together: bounds the logits."""
+SHORTEST_SHARED = 8
+"""Fewer tokens than this that all prompts begin with are not worth a pass of their own."""
+COMPACT_SHARE = 8
+"""Rows that are done leave once they are at least 1 / this of the rows in the step."""
+AGREEMENT = 1e-3
+"""Nats by which the two ways of running may differ in float32 when the engine checks itself at its start."""
+AGREEMENT_HALF = 0.5
+"""The same in bfloat16, which has three digits."""
+
+
+@dataclass(slots=True)
+class Row:
+    """One slot while it is being decoded."""
+
+    request: int
+    slot: int
+    prompt: tuple[int, ...]
+    sampling: Sampling
+    key: str
+    room: int  # tokens it may draw
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    finish: FinishReason | None = None
+    text: str | None = None  # set when a stop text cut it
+    error: str | None = None
+
+
+class TransformersEngine:
+    """Serves a `Base` and one adapter at a time."""
+
+    name = "transformers"
+
+    def __init__(self, base: Base, threads: int = 1) -> None:
+        """Take over `base`; nobody else may run its model while this engine lives. `threads` 0 uses all cores.
+
+        Raises SettingsError for a model without chat template, or whose attention cannot be fanned out.
+        """
+        self.base_digest, self.tokenizer_digest = base.base_digest, base.tokenizer_digest
+        self.served_version = 0
+        self._model: Any = base.model
+        self._tokenizer: Any = base.tokenizer
+        self._lora: Lora | None = None
+        self._shared: tuple[tuple[int, ...], DynamicCache] | None = None
+        self._last_prompt: tuple[int, ...] = ()
+        torch.set_num_threads(threads or os.cpu_count() or 1)
+        config = self._model.config
+        windows = [w for w in (getattr(config, "sliding_window", None), config.max_position_embeddings) if w]
+        self.context_tokens = min(windows)
+        self._longest_token = max(map(len, base.tokenizer.get_vocab()))
+        generation = getattr(self._model.generation_config, "eos_token_id", None)
+        ends = generation if isinstance(generation, list) else [generation]
+        self._ends = {token for token in (*ends, base.tokenizer.eos_token_id) if token is not None}
+        if not base.tokenizer.chat_template:
+            raise SettingsError("model.base: its tokenizer has no chat template; set it to an instruct or chat model")
+        self._plain_attention = self._model.config._attn_implementation
+        self._check_itself()
+
+    def serve(self, version: int, adapter: Path | None) -> None:
+        """Serve `version` from now on. Raises EventError (bad_adapter) and keeps the old one if it cannot be used."""
+        if (adapter is None) != (version == 0):
+            raise EventError(
+                f"adapter version {version} with folder {adapter}: version 0 is the base model and has no folder, "
+                "any other has one; check the uri of the adapter event",
+                reason="bad_adapter",
+            )
+        pairs = read_lora(adapter, self._model) if adapter else {}
+        if self._lora is not None:
+            self._lora.remove()
+        self._lora, self._shared = Lora(self._model, pairs), None
+        self.served_version = version
+
+    def close(self) -> None:
+        """Leave the model as it was handed over."""
+        self.serve(0, None)
+        self._model.config._attn_implementation = self._plain_attention
+
+    def sample(self, requests: Sequence[SamplingRequest]) -> list[list[Completion]]:
+        """Answer every slot of every request; see `Engine.sample`."""
+        answers: list[list[Completion]] = [[] for _ in requests]
+        rows: list[Row] = []
+        for index, request in enumerate(requests):
+            prompt, error = self._prompt(request)
+            slots = range(request.task.group_size)
+            if error:
+                answers[index] = [failed(slot, error) for slot in slots]
+                continue
+            sampling = request.sampling
+            room = min(sampling.max_tokens, self.context_tokens - len(prompt))
+            rows += [Row(index, slot, prompt, sampling, request.draw_key, room) for slot in slots]
+        rows.sort(key=lambda row: len(row.prompt))  # stable: the slots of a request stay together
+        for together in self._rounds(rows):
+            with torch.inference_mode():
+                self._decode(together)
+            for row in together:
+                answers[row.request].append(self._completion(row))
+        return answers
+
+    # --- prompts -----------------------------------------------------------------------------------------------------
+
+    def _prompt(self, request: SamplingRequest) -> tuple[tuple[int, ...], str | None]:
+        """Return the prompt's tokens, or why there can be none."""
+        where = f"task {request.task.task_id}"
+        characters = sum(len(message.content) for message in request.messages)
+        if characters > self.context_tokens * self._longest_token:  # hopeless, so not worth the time to tokenize
+            return (
+                (),
+                f"{where}: {characters} characters never fit the context of {self.context_tokens} tokens; shorten it",
+            )
+        try:
+            tokens = self._tokenizer.apply_chat_template(
+                [_as_template_wants(message) for message in request.messages],
+                add_generation_prompt=True,
+                return_dict=True,
+            )["input_ids"]
+        except (TemplateError, TypeError, ValueError, KeyError) as exc:
+            return (), f"{where}: the chat template refuses the messages: {exc}; check their roles and order"
+        if len(tokens) >= self.context_tokens:
+            return (
+                (),
+                f"{where}: {len(tokens)} prompt tokens do not fit the context of {self.context_tokens}; shorten it",
+            )
+        return tuple(tokens), None
+
+    def _rounds(self, rows: Sequence[Row]) -> Iterator[list[Row]]:
+        """Yield rows that fit together, none empty."""
+        config = self._model.config.get_text_config()
+        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        token_bytes = 2 * config.num_hidden_layers * heads * width * self._model.dtype.itemsize
+        together: list[Row] = []
+        cached = prefill = 0
+        for row in rows:
+            new = 0 if together and together[-1].request == row.request else len(row.prompt)
+            full = (cached + new + row.room) * token_bytes > CACHE_BYTES or prefill + new > PREFILL_TOKENS
+            if together and (full or len(together) == ROUND_ROWS):
+                yield together
+                together, cached, prefill, new = [], 0, 0, len(row.prompt)
+            together.append(row)
+            cached, prefill = cached + new + row.room, prefill + new
+        if together:
+            yield together
+
+    def _begin(self, prompts: Sequence[tuple[int, ...]]) -> tuple[Tensor, DynamicCache, Tensor]:
+        """Run each prompt once: return the logits after it [tasks, V], the caches, and their mask [tasks, P]."""
+        device = self._model.device
+        shared, cache = self._begin_shared(prompts)
+        own = [prompt[len(shared) :] for prompt in prompts]
+        longest = max(map(len, own))
+        ids = torch.tensor([[0] * (longest - len(o)) + list(o) for o in own], device=device)
+        lengths = torch.tensor([len(o) for o in own], device=device)
+        real = torch.arange(longest, device=device) >= longest - lengths[:, None]  # padding stands left
+        positions = len(shared) + (real.cumsum(1) - 1).clamp(min=0)
+        mask = torch.cat((real.new_ones(len(own), len(shared)), real), dim=1)
+        causal = torch.ones(longest, longest, dtype=torch.bool, device=device).tril()
+        seen = causal & real[:, None, :] | torch.eye(longest, dtype=torch.bool, device=device)  # no row sees nothing
+        seen = torch.cat((seen.new_ones(len(own), longest, len(shared)), seen), dim=2)[:, None]
+        logits = self._model(
+            input_ids=ids, attention_mask=seen, position_ids=positions, past_key_values=cache, logits_to_keep=1
+        ).logits[:, -1]
+        return logits, cache, mask
+
+    def _begin_shared(self, prompts: Sequence[tuple[int, ...]]) -> tuple[tuple[int, ...], DynamicCache]:
+        """Return what all prompts begin with, and a cache of it that is laid out once for each."""
+        known = [*prompts, self._last_prompt] if self._last_prompt else prompts
+        shared = _common(known)[: min(map(len, prompts)) - 1]  # each keeps a token of its own, to have logits after it
+        self._last_prompt = prompts[0]
+        cache = DynamicCache()
+        if len(shared) < SHORTEST_SHARED:
+            return (), cache
+        if self._shared is None or not _is_nearly(self._shared[0], shared):
+            fresh = DynamicCache()
+            ids = torch.tensor([shared], device=self._model.device)
+            self._model(input_ids=ids, past_key_values=fresh, logits_to_keep=1)
+            self._shared = (shared, fresh)
+        shared, one = self._shared
+        for index, layer in enumerate(one.layers):
+            keys, values = (x.expand(len(prompts), -1, -1, -1) for x in (layer.keys, layer.values))
+            cache.update(keys, values, index)
+        return shared, cache
+
+    # --- decoding ----------------------------------------------------------------------------------------------------
+
+    def _decode(self, rows: Sequence[Row]) -> None:
+        """Fill in `rows`, whose slots of one request stand together."""
+        first = [index for index, row in enumerate(rows) if index == 0 or rows[index - 1].request != row.request]
+        ends = [*first[1:], len(rows)]
+        counts = torch.tensor([end - start for start, end in zip(first, ends, strict=True)], device=self._model.device)
+        task_of_row = torch.arange(len(first), device=counts.device).repeat_interleave(counts)
+        logits, cache, mask = self._begin([rows[index].prompt for index in first])
+        live, step = list(rows), 0
+        positions = torch.tensor([len(row.prompt) for row in rows], device=counts.device)
+        fanout = FanOut(cache, mask, task_of_row)
+        tokens = self._draw(live, logits[task_of_row].float(), step)
+        while True:
+            stay = [index for index, row in enumerate(live) if row.finish is None]
+            if not stay:
+                return
+            if (len(live) - len(stay)) * COMPACT_SHARE >= len(live):
+                kept = torch.tensor(stay, device=counts.device)
+                fanout.keep(kept)
+                live, tokens, positions = [live[index] for index in stay], tokens[kept], positions[kept]
+            step += 1
+            tokens = self._draw(live, self._step(fanout, tokens, positions).float(), step)
+            positions = positions + 1
+
+    def _step(self, fanout: FanOut, tokens: Tensor, positions: Tensor) -> Tensor:
+        """Append one token to every row; return the logits after it, [rows, V]."""
+        fanout.begin_step()
+        logits: Tensor = self._model(
+            input_ids=tokens[:, None],
+            position_ids=positions[:, None],
+            attention_mask=tokens.new_zeros(1, 1, 1, 1),  # of four dimensions: taken as it is, and `attend` needs none
+            past_key_values=fanout,
+            fanout=fanout,
+        ).logits[:, -1]
+        return logits
+
+    def _draw(self, rows: Sequence[Row], logits: Tensor, step: int) -> Tensor:
+        """Draw a token for every row and note it in those that are not done; return all tokens [rows]."""
+        numbers = [uniform(row.key, row.slot, step) for row in rows]
+        samplings = [row.sampling for row in rows]
+        tokens, logprobs = draw(logits, [s.temperature for s in samplings], [s.top_p for s in samplings], numbers)
+        drawn = zip(rows, tokens.tolist(), logprobs.tolist(), logprobs.isfinite().tolist(), strict=True)
+        for row, token, logprob, finite in drawn:
+            if row.finish is not None:
+                continue
+            if not finite:
+                row.finish, row.error = "error", "the model gave logits that are not finite; roll the adapter back"
+                continue
+            row.tokens.append(token)
+            row.logprobs.append(logprob)
+            if token in self._ends or self._cut(row):
+                row.finish = "stop"
+            elif len(row.tokens) == row.room:
+                row.finish = "length"
+        return tokens
+
+    def _cut(self, row: Row) -> bool:
+        """Cut the row's text at the first stop text in it, if any."""
+        if not row.sampling.stop:
+            return False
+        text = self._text(row)
+        places = [place for place in map(text.find, filter(None, row.sampling.stop)) if place >= 0]
+        if places:
+            row.text = text[: min(places)]
+        return bool(places)
+
+    def _text(self, row: Row) -> str:
+        tokens = row.tokens[:-1] if row.tokens and row.tokens[-1] in self._ends else row.tokens
+        return str(self._tokenizer.decode(tokens, skip_special_tokens=True))
+
+    def _completion(self, row: Row) -> Completion:
+        if row.error or row.finish is None:
+            return failed(row.slot, row.error or "the slot was never decoded")
+        text = self._text(row) if row.text is None else row.text
+        return Completion(
+            slot=row.slot,
+            text=text,
+            finish_reason=row.finish,
+            prompt_token_ids=row.prompt,
+            completion_token_ids=tuple(row.tokens),
+            logprobs=tuple(row.logprobs),
+        )
+
+    # --- self-check --------------------------------------------------------------------------------------------------
+
+    def _check_itself(self) -> None:
+        """Refuse a model for which the fanned-out way of running gives other numbers than its plain forward."""
+        size = self._model.get_input_embeddings().num_embeddings
+        prompts = [tuple(token % size for token in (*range(3, 14), *tail)) for tail in ((17, 18, 19), (17,))]
+        drawn = torch.tensor([[21, 22, 23], [24, 25, 26], [27, 28, 29]], device=self._model.device) % size
+        task_of_row = torch.tensor([0, 0, 1], device=self._model.device)
+        try:
+            with torch.inference_mode():
+                plain = torch.stack(
+                    [
+                        self._model(input_ids=torch.cat((drawn.new_tensor(prompts[task]), row))[None]).logits[0, -4:]
+                        for task, row in zip(task_of_row.tolist(), drawn, strict=True)
+                    ]
+                )
+                self._model.config._attn_implementation = ATTENTION
+                logits, cache, mask = self._begin(prompts)
+                fanout, ours = FanOut(cache, mask, task_of_row), [logits[task_of_row]]
+                positions = torch.tensor([len(prompts[task]) for task in task_of_row.tolist()], device=drawn.device)
+                for step in range(3):
+                    ours.append(self._step(fanout, drawn[:, step], positions + step))
+                apart = (plain.log_softmax(-1) - torch.stack(ours, dim=1).log_softmax(-1)).abs().max().item()
+        except (TypeError, AttributeError, IndexError, RuntimeError) as exc:  # an architecture of another shape
+            raise SettingsError(f"model.base: the transformers engine cannot run this architecture: {exc}") from exc
+        finally:
+            self._shared, self._last_prompt = None, ()
+        allowed = AGREEMENT if self._model.dtype == torch.float32 else AGREEMENT_HALF
+        if not apart <= allowed:
+            raise SettingsError(
+                f"model.base: with this architecture fanned-out decoding differs by {apart:.2g} nats from plain, and "
+                f"at most {allowed} is expected; use a model with plain softmax attention, e.g. a Llama or a Qwen2"
+            )
+
+
+def _common(prompts: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    """Return what all of them begin with.
+
+    >>> _common([(1, 2, 3), (1, 2, 4), (1, 2)])
+    (1, 2)
+    """
+    low, high = min(prompts), max(prompts)  # in the order of a dictionary, what these two share all share
+    length = next((i for i, (a, b) in enumerate(zip(low, high, strict=False)) if a != b), min(len(low), len(high)))
+    return low[:length]
+
+
+def _is_nearly(known: tuple[int, ...], shared: tuple[int, ...]) -> bool:
+    """Whether `known` can stand for `shared`: it begins it, and little would be gained by running the rest."""
+    return shared[: len(known)] == known and len(shared) - len(known) < SHORTEST_SHARED
+
+
+def _as_template_wants(message: Message) -> dict[str, Any]:
+    """Return the message as chat templates expect it; what is absent is left out."""
+    wanted: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.name is not None:
+        wanted["name"] = message.name
+    if message.tool_call_id is not None:
+        wanted["tool_call_id"] = message.tool_call_id
+    if message.tool_calls:
+        wanted["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": json.loads(call.arguments)},
+            }
+            for call in message.tool_calls
+        ]
+    return wanted

@@ -1,0 +1,407 @@
+"""Faust 0.15.3 on a real broker, without losing events.
+
+    aiokafka ──► deliver, contiguous ──► agent ──► publishes, acknowledged ──► commit, contiguous
+        ▲ a hole: seek back, read again                 │ failed                   │ stuck
+        └───────────────────────────────                └──► exit 75 ◄─────────────┘
+
+Stock Faust resumes partitions before it seeks them, hands aiokafka a live set that means "everything" when it is empty,
+commits over records it never delivered, and commits before the publishes of an event are acknowledged. Under kills and
+rebalances that loses events in silence. Each section below is one fix: its reason, then the functions that take the
+place of Faust's. `install` replaces them only if their source is the one that was read when the fix was written.
+
+Not covered: Faust has no fencing, so a worker that sleeps past its session timeout may still flush changelog records
+over its successor's. One consumer per process; at-least-once only; no standby replicas; no windowed tables.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import importlib.metadata
+import inspect
+import logging
+from collections.abc import AsyncIterator, Iterable, Mapping
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import faust
+from aiokafka.consumer.consumer import AIOKafkaConsumer
+from aiokafka.consumer.fetcher import Fetcher
+from aiokafka.errors import IllegalStateError
+from faust.tables.recovery import Recovery
+from faust.topics import Topic
+from faust.transport.consumer import Consumer, ThreadDelegateConsumer
+from faust.transport.drivers.aiokafka import AIOKafkaConsumerThread
+from faust.transport.drivers.aiokafka import Producer as AIOKafkaProducer
+from faust.transport.producer import ProducerBuffer
+from faust.types import TP
+
+from streams.delivery import Delivery, contiguous
+from streams.errors import LogError, SettingsError
+from streams.watchdog import Watchdog, give_up
+
+log = logging.getLogger("streamward.faust")
+
+CHANGELOG_QUIET_S = 0.5
+"""How often a recovering worker looks whether its changelogs end before the offset Faust waits for."""
+
+READ_AND_CHECKED: dict[tuple[type, str], str] = {
+    (Consumer, "perform_seek"): "0e8c130ff4b0",
+    (Consumer, "getmany"): "4b168d84882a",
+    (Consumer, "ack"): "5fcf41cf4515",
+    (Consumer, "_add_gap"): "4df2573ded7c",
+    (Consumer, "_new_offset"): "1d2c7ea89a7a",
+    (ThreadDelegateConsumer, "_getmany"): "f9d47aa9010b",
+    (ThreadDelegateConsumer, "seek_wait"): "e9db5bbc4ceb",
+    (Recovery, "_resume_streams"): "d986a6710c1a",
+    (Recovery, "on_recovery_completed"): "6ef567acf072",
+    (Recovery, "_seek_offsets"): "19598ca63d94",
+    (ProducerBuffer, "put"): "bf26dfbc01d9",
+    (ProducerBuffer, "flush"): "26fbebb124ad",
+    (ProducerBuffer, "_send_pending"): "4a9d5f932b56",
+    (AIOKafkaConsumerThread, "_create_worker_consumer"): "c2701bfc3e6f",
+    # not replaced, but the replacements rely on what these do
+    (Consumer, "_wait_next_records"): "6218e1969a63",
+    (Consumer, "_drain_messages"): "44a2500309e8",
+    (Consumer, "_commit_offsets"): "1a6979904118",
+    (Consumer, "on_partitions_revoked"): "d04b7ae72c6f",
+    (AIOKafkaConsumerThread, "_fetch_records"): "39a2c6c79fc1",
+    (AIOKafkaConsumerThread, "_seek_wait"): "9d221e816d94",
+    (AIOKafkaProducer, "flush"): "36d0cb3615f6",
+    (Recovery, "_build_highwaters"): "91b4cc0d3724",
+    (Recovery, "_build_offsets"): "27eec86be06c",
+    (Recovery, "_restart_recovery"): "6bd8a8558a2d",
+    (Recovery, "_slurp_changelogs"): "7825c7e50f76",
+    (ProducerBuffer, "_handle_pending"): "78d648030fd2",
+    (Topic, "_on_published"): "7cfe9ebd6596",
+    (Fetcher, "fetched_records"): "be4348896b9b",
+    (AIOKafkaConsumer, "seek_to_committed"): "f6cd85c8b70a",
+}
+"""First 12 hex digits of the sha256 of the source of each function that a fix replaces or relies on."""
+
+_STOCK = {(owner, name): inspect.getattr_static(owner, name) for owner, name in READ_AND_CHECKED}
+
+
+def _sha(function: Any) -> str:
+    source = inspect.getsource(getattr(function, "fun", function))  # a mode task keeps its function in `fun`
+    return hashlib.sha256(source.encode()).hexdigest()[:12]
+
+
+# --- 1. Deliver what is contiguous, and read again what is not -------------------------------------------------------
+# aiokafka moves its position when it hands records over, Faust may then drop them (paused, flow stopped, another
+# generation), and both go on behind the hole. So the first and every further record of a source partition must follow
+# the one before. A hole is read again from its start, and believed (retention, markers of transactions) only if a
+# second read shows the same hole. Changelogs are compacted, so only the first record after a seek can be checked.
+
+
+_deliveries: WeakKeyDictionary[Any, Delivery] = WeakKeyDictionary()
+
+
+def delivery_of(consumer: Any) -> Delivery:
+    """Return the bookkeeping of `consumer`; its counters are metrics."""
+    return _deliveries.setdefault(consumer, Delivery())
+
+
+async def getmany(self: Any, timeout: float) -> AsyncIterator[tuple[TP, Any]]:
+    """In place of Consumer.getmany."""
+    records, active = await self._wait_next_records(timeout)
+    generation = self.app.consumer_generation_id
+    if records is None or self.should_stop:
+        return
+    delivery = delivery_of(self)
+    read_again: dict[TP, int] = {}
+
+    def current() -> bool:
+        return bool(self.flow_active) and generation == self.app.consumer_generation_id
+
+    delivery.handing_on = bool(records)
+    try:
+        for tp, record in self.scheduler.iterate(records):
+            if not current():
+                break  # `expected` stands, so what is left here is read again after the next seek
+            if tp in read_again or not (active is None or tp in active or tp in self._buffered_partitions):
+                continue
+            admitted = delivery.admit(tp, record.offset, changelog=self._is_changelog_tp(tp))
+            if admitted is None:
+                read_again[tp] = delivery.expected[tp]
+                log.info("%s[%d]@%d came where %d was due: reading again", *tp, record.offset, read_again[tp])
+            elif admitted:
+                self.app.monitor.track_tp_end_offset(tp, self.highwater(tp))
+                yield tp, self._to_message(tp, record)
+    finally:
+        delivery.handing_on = False
+    if read_again and current():
+        try:
+            await self._thread.seek_wait(read_again)  # the thread's own: the doubt must survive this seek
+        except Exception as exc:  # a partition was revoked meanwhile; the next owner reads from the last commit
+            log.warning("reading again from %s failed: %r", read_again, exc)
+
+
+async def seek_wait(self: Any, partitions: Mapping[TP, int]) -> None:
+    """In place of ThreadDelegateConsumer.seek_wait, which table recovery uses for its changelogs."""
+    for tp, offset in partitions.items():
+        delivery_of(self).position(tp, offset)
+    await self._thread.seek_wait(partitions)
+
+
+# --- 2. Give aiokafka a frozen set of partitions ---------------------------------------------------------------------
+# Faust passes its live set of active partitions. When it becomes empty while a call waits (changelogs are paused at the
+# end of recovery), aiokafka reads it as "no filter" and returns records of paused partitions, which Faust drops.
+
+
+async def _getmany(self: Any, active_partitions: Iterable[TP] | None, timeout: float) -> Any:
+    """In place of ThreadDelegateConsumer._getmany."""
+    if active_partitions is not None:
+        active_partitions = frozenset(active_partitions)
+        if not active_partitions:
+            return {}
+    return await self._thread.getmany(active_partitions, timeout)
+
+
+# --- 3. Seek first, clear the queues, only then let records in -------------------------------------------------------
+# Both resume paths of Faust resume the partitions before they are sought, so records from the old position are
+# delivered, and acknowledged, in between. aiokafka besides does not seek where nothing, or 0, was committed.
+
+
+async def perform_seek(self: Any) -> None:
+    """In place of Consumer.perform_seek: each source partition to its committed offset, or the earliest there is."""
+    tps = [tp for tp in self.assignment() if not self._is_changelog_tp(tp)]
+    if not tps:
+        return
+    committed = await self.seek_to_committed()
+    start = {tp: committed.get(tp) or 0 for tp in tps}
+    for tp, end in (await self.highwaters(*tps)).items():
+        if start[tp] > (end or 0):
+            raise LogError(
+                f"{tp.topic}[{tp.partition}]: group {self.app.conf.id} has committed {start[tp]}, but the partition "
+                f"ends at {end}. The topic was made anew or lost records; reset the group's offsets to the earliest"
+            )
+    unsought = [tp for tp in tps if start[tp] <= 0]
+    if unsought:
+        earliest = await self.earliest_offsets(*unsought)
+        start |= {tp: earliest.get(tp) or 0 for tp in unsought}
+        await self._thread.seek_wait({tp: start[tp] for tp in unsought})
+    for tp in tps:
+        delivery_of(self).begin(tp, start[tp])
+        self._committed_offset[tp] = start[tp]
+        self._read_offset[tp] = None
+        self._gap.pop(tp, None)
+        self._acked[tp].clear()
+        self._acked_index[tp].clear()
+
+
+async def _let_records_in(recovery: Any, generation_id: int) -> None:
+    app, consumer = recovery.app, recovery.app.consumer
+    assignment = consumer.assignment()
+    if app.consumer_generation_id != generation_id:
+        return
+    if assignment:
+        await recovery._wait(consumer.perform_seek(), timeout=app.conf.broker_request_timeout)
+        if app.consumer_generation_id != generation_id:
+            return
+    app.flow_control.resume()  # clears the queues of the streams
+    if assignment:
+        consumer.resume_partitions({tp for tp in assignment if not recovery._is_changelog_tp(tp)})
+    recovery.tables.on_actives_ready()
+    if not app.assignor.assigned_standbys():
+        recovery.tables.on_standbys_ready()
+    recovery.completed.set()
+    app.on_rebalance_end()  # before the first record: an event that is worked on while it lasts counts as interrupted
+    consumer.resume_flow()
+    await app._fetcher.maybe_start()
+    log.info("reading %d partitions, generation %d", len(assignment), generation_id)
+
+
+async def _resume_streams(self: Any, generation_id: int = 0) -> None:
+    """In place of Recovery._resume_streams: the path of an app without tables."""
+    await self.app.on_rebalance_complete.send()
+    await _let_records_in(self, generation_id)
+
+
+async def on_recovery_completed(self: Any, generation_id: int = 0) -> None:
+    """In place of Recovery.on_recovery_completed: the path of an app with tables."""
+    await self.app.on_rebalance_complete.send()
+    self._set_recovery_ended()
+    for table in self.tables.values():
+        await table.on_recovery_completed(self.actives_for_table[table], self.standbys_for_table[table])
+    await _let_records_in(self, generation_id)
+
+
+# --- 4. Commit what is contiguous from the committed offset, and was worked on ---------------------------------------
+# Faust invents "gaps" for offsets it has not seen and commits over them; and its pure Python stream acknowledges
+# messages that it skips because they are of an earlier generation.
+
+
+def _new_offset(self: Any, tp: TP) -> int | None:
+    """In place of Consumer._new_offset: the next offset to commit, or None."""
+    acked, base = self._acked[tp], self._committed_offset[tp]
+    holes = delivery_of(self).holes.get(tp, [])
+    if not acked or base is None:
+        return None
+    acked.sort()
+    offset, used, filled = contiguous(base, acked, holes)
+    self._acked_index[tp].difference_update(acked[:used])
+    del acked[:used], holes[:filled]
+    return offset if offset > base else None
+
+
+async def _add_gap(self: Any, tp: TP, offset_from: int, offset_to: int) -> None:
+    """In place of Consumer._add_gap: gaps are believed in `Delivery.admit`, nowhere else."""
+
+
+def ack(self: Any, message: Any) -> bool:
+    """In place of Consumer.ack: what no stream took up, or an earlier generation brought, is not done."""
+    if message.tracked and message.generation_id == self.app.consumer_generation_id:
+        return bool(_STOCK[Consumer, "ack"](self, message))
+    message.acked = True
+    self._unacked_messages.discard(message)
+    return False
+
+
+# --- 5. Commit after every publish issued before it was acknowledged -------------------------------------------------
+# Faust's flush gives up after 100 ms, so an offset may be committed before the changelog records of its event are
+# written; and nobody looks at a publish that failed.
+
+STOP_FLUSH_S = 5.0
+"""How long a stopping producer waits for publishes. What is not acknowledged then has no committed offset either."""
+
+_unacknowledged: WeakKeyDictionary[Any, set[asyncio.Future[Any]]] = WeakKeyDictionary()
+
+
+def put(self: Any, fut: Any) -> None:
+    """In place of ProducerBuffer.put: remember the publish until it is acknowledged."""
+    waiting = _unacknowledged.setdefault(self, set())
+    waiting.add(fut)
+
+    def settled(_: Any) -> None:
+        waiting.discard(fut)
+        if not fut.cancelled() and fut.exception() is not None:
+            give_up(f"a record for {fut.message.channel.get_topic_name()} was not published: {fut.exception()!r}")
+
+    fut.add_done_callback(settled)
+    _STOCK[ProducerBuffer, "put"](self, fut)
+
+
+async def _send_pending(self: Any, fut: Any) -> None:
+    """In place of ProducerBuffer._send_pending: what the client refuses to take (too large) has failed as well."""
+    try:
+        await _STOCK[ProducerBuffer, "_send_pending"](self, fut)
+    except Exception as exc:
+        give_up(f"a record for {fut.message.channel.get_topic_name()} was not published: {exc!r}")
+
+
+async def flush(self: Any) -> None:
+    """In place of ProducerBuffer.flush, which Consumer._commit_offsets awaits before it commits."""
+    waiting = list(_unacknowledged.get(self, ()))
+    if not waiting:
+        return
+    _, late = await asyncio.wait(waiting, timeout=STOP_FLUSH_S if self.should_stop else None)
+    if late:
+        log.warning("stopping with %d publishes unacknowledged; their events will be worked on again", len(late))
+
+
+# --- 6. Recover from changelogs that end early -----------------------------------------------------------------------
+# Recovery waits until it has read the offset before the end of each changelog. A changelog whose last offsets hold no
+# record (markers of transactions, records deleted or expired meanwhile) keeps it waiting for ever.
+
+
+async def _seek_offsets(self: Any, consumer: Any, tps: set[TP], offsets: Any, title: str) -> None:
+    """In place of Recovery._seek_offsets: to the record after the last one applied, and watch for the end."""
+    await consumer.seek_wait({tp: offsets[tp] + 1 for tp in tps})
+    if title == "active":
+        self.add_future(_end_recovery_at_the_end(self, consumer))
+
+
+async def _end_recovery_at_the_end(recovery: Any, consumer: Any) -> None:
+    """End the recovery once aiokafka stands behind the last offset of every changelog, twice, and nothing comes."""
+    generation = recovery.app.consumer_generation_id
+    before: Any = None
+    read_again: dict[TP, int] = {}
+    while not recovery.should_stop:
+        await recovery.sleep(CHANGELOG_QUIET_S)
+        if recovery.should_stop or not recovery.in_recovery or generation != recovery.app.consumer_generation_id:
+            return
+        offsets, ends = recovery.active_offsets, recovery.active_highwaters
+        behind = {tp: offsets[tp] for tp, left in recovery.active_remaining().items() if left > 0}
+        busy = delivery_of(consumer).handing_on or not recovery.tables.changelog_queue.empty()
+        try:
+            at_end = {tp for tp in behind if (await consumer.position(tp) or 0) > ends[tp]}
+        except IllegalStateError:  # revoked meanwhile
+            return
+        now = (behind, at_end)
+        if busy or not at_end or now != before:
+            before = now
+            continue
+        before = None
+        doubted = {tp: offsets[tp] + 1 for tp in at_end if read_again.get(tp) != offsets[tp]}
+        if doubted:
+            read_again |= {tp: offsets[tp] for tp in doubted}
+            await consumer.seek_wait(doubted)
+            continue
+        for tp in at_end:
+            log.warning("%s[%d]: no record from %d up to the end, %d (read twice)", *tp, offsets[tp] + 1, ends[tp])
+            offsets[tp] = ends[tp]
+        if not recovery.need_recovery():
+            recovery.flush_buffers()
+            recovery._set_recovery_ended()
+            recovery.signal_recovery_end.set()
+            return
+
+
+# --- 7. Seek without waiting for a long poll -------------------------------------------------------------------------
+# Faust has aiokafka wait 1.5 s in a fetch that finds nothing, and a seek takes effect when that fetch returns: each
+# rebalance, with its two seeks, took 3 s longer than it had to.
+
+FETCH_WAIT_MS = 200
+
+
+def _create_worker_consumer(self: Any, transport: Any) -> Any:
+    """In place of AIOKafkaConsumerThread._create_worker_consumer."""
+    consumer = _STOCK[AIOKafkaConsumerThread, "_create_worker_consumer"](self, transport)
+    consumer._fetch_max_wait_ms = FETCH_WAIT_MS
+    return consumer
+
+
+# --- 8. Install ------------------------------------------------------------------------------------------------------
+
+FIXES: dict[type, tuple[Any, ...]] = {
+    Consumer: (getmany, perform_seek, ack, _add_gap, _new_offset),
+    ThreadDelegateConsumer: (seek_wait, _getmany),
+    Recovery: (_resume_streams, on_recovery_completed, _seek_offsets),
+    ProducerBuffer: (put, flush, _send_pending),
+    AIOKafkaConsumerThread: (_create_worker_consumer,),
+}
+
+
+def check_sources() -> None:
+    """Raise SettingsError, naming each function whose source is not the one that the fixes were written against."""
+    changed = {f"{o.__module__}.{o.__name__}.{n}": _sha(_STOCK[o, n]) for o, n in READ_AND_CHECKED}
+    changed = {
+        name: got for (name, got), known in zip(changed.items(), READ_AND_CHECKED.values(), strict=True) if got != known
+    }
+    if not changed:
+        return
+    versions = ", ".join(
+        f"{package} {importlib.metadata.version(package)}"
+        for package in ("faust-streaming", "aiokafka", "mode-streaming")
+    )
+    raise SettingsError(
+        "streams/faust_fixes.py replaces or relies on functions that have changed: "
+        + ", ".join(f"{name} (sha256 {got})" for name, got in changed.items())
+        + f". Installed: {versions}; the fixes are for faust-streaming 0.15.3, aiokafka 0.14.0, mode-streaming 0.7.1. "
+        "Install what requirements.lock says; or read the new source, adapt the fix, run tests/log/test_app.py and "
+        "record the new hash in READ_AND_CHECKED"
+    )
+
+
+def install(app: faust.App, *, hole_s: float = 10, stuck_s: float = 60, frozen_s: float = 30) -> None:
+    """Put the fixes in place of Faust's functions, in this whole process, and give `app` its watchdog.
+
+    `hole_s`, `stuck_s` and `frozen_s` are the seconds a watchdog waits before it ends the process (see Watchdog).
+    Raises SettingsError if Faust, aiokafka or mode are not the versions the fixes were written for.
+    """
+    check_sources()
+    for owner, functions in FIXES.items():
+        for function in functions:
+            setattr(owner, function.__name__, function)
+    app.add_dependency(Watchdog(app, hole_s=hole_s, stuck_s=stuck_s, frozen_s=frozen_s))

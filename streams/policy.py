@@ -1,0 +1,392 @@
+"""Answer tasks with the adapter version in force.
+
+    tasks ──► wait: version known? room to train on it? ──► round ──► engine ──► all slots of a sampling ──► responses
+    adapters, batches, groups of this policy ──┘ (streams/standing.py, admission.py)
+
+One sampling is one attempt at all slots of a task by one version, and what served is checked against what the engine
+says it served. Its responses are written one after the other and acknowledged before the task counts as done; offsets
+are committed contiguously. A task that is delivered again is sampled again under another sampling_id, and the join
+takes the first; but one whose answer was there before this agent, or whose group is out, is passed over.
+
+`eval` and `serve` never wait for the trainer, `train` does (streams/admission.py). A task whose deadline has passed is
+not sampled, as its answers could not count; a `serve` task is, since somebody may still read the answer.
+
+Not covered: while `policy.max_waiting` tasks are held back nothing is read, so an eval task behind them waits as well.
+A version whose adapter cannot be loaded is not tried again before a restart.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import sys
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Iterable, Sequence
+from itertools import count
+from pathlib import Path
+from typing import Self
+
+from schemas import serde
+from schemas.events import Response, Task, derive_id
+from streams import adapter_store
+from streams.engines import Completion, Engine, SamplingRequest
+from streams.errors import EventError, StreamwardError
+from streams.log import POLL_S, Consumer, Producer, Record, TopicPartition, dead_letter, fetch
+from streams.rounds import Progress, Round, Served, Waiting, all_failed, choose, malformed, response, unusable
+from streams.settings import Settings
+from streams.standing import Standing, answered, give_up_ms
+from streams.topics import topics
+
+STAGE = "policy"
+HELD_POLL_S = 0.05
+"""Longest wait for new tasks while others wait for room, which comes from other topics."""
+
+LINGER_S = 0.2
+"""How long a train round that is not full waits for more: places come free one by one, and large rounds are cheaper."""
+SWEEP_S = 1.0
+"""How often all waiting tasks are asked whether their time is over."""
+
+log = logging.getLogger("streamward.policy")
+
+
+def run(settings: Settings, *, stop: threading.Event, engine: Engine | None = None) -> None:
+    """Answer tasks until `stop` is set; the round in hand is finished, written and committed.
+
+    Without `engine`, the one that the settings name is built, and closed at the end. Raises SettingsError or
+    NotFoundError if it cannot start, LogError if the log refuses, EventError (store_unreachable) if an adapter cannot
+    be fetched now, StreamwardError if the engine serves another version than it was told to.
+    """
+    if engine is not None:
+        _run(settings, stop, engine)
+        return
+    from streams import engines
+
+    built = engines.build(settings)
+    try:
+        _run(settings, stop, built)
+    finally:
+        built.close()
+
+
+def _run(settings: Settings, stop: threading.Event, engine: Engine) -> None:
+    with Agent(settings, engine) as agent:
+        while not stop.is_set():
+            agent.step()
+
+
+class Agent:
+    """One policy agent. Use as a context manager, and call `step` from one thread."""
+
+    def __init__(self, settings: Settings, engine: Engine) -> None:
+        self._settings = settings
+        self._engine = engine
+        self._nonce = uuid.uuid4().hex
+        self._attempts = count()
+        self._adapters = Path(tempfile.mkdtemp(prefix="streamward-policy-"))
+        self._response_topic = topics(settings.topics)["responses"].name
+        self._waiting: dict[TopicPartition, dict[int, Waiting]] = {}
+        self._progress: dict[TopicPartition, Progress] = {}
+        self._committed: dict[TopicPartition, int] = {}
+        self._answered: dict[TopicPartition, set[str]] = {}
+        self._assigned: set[TopicPartition] = set()  # new since the last step
+        self._paused = False
+        self._swept = 0.0
+        self._lingers_until: float | None = None
+        self._standing = Standing(settings)
+        self._producer = Producer(settings)
+        self._consumer = Consumer(
+            settings,
+            f"{STAGE}-{settings.policy.name}",
+            ["tasks"],
+            on_assigned=self._on_assigned,
+            on_revoked=self._on_revoked,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._consumer.close()
+        self._standing.__exit__()
+        shutil.rmtree(self._adapters, ignore_errors=True)
+        self._producer.__exit__(kind)
+
+    def step(self) -> bool:
+        """Read what came, answer one round if there is one, commit. Return whether a round was answered."""
+        self._standing.poll()
+        self._read(POLL_S if not any(self._waiting.values()) else 0.0 if self._next_round() else HELD_POLL_S)
+        self._sweep()
+        chosen = self._next_round()
+        if chosen is not None:
+            self._answer(chosen)
+        self._commit()
+        return chosen is not None
+
+    # --- reading ------------------------------------------------------------------------------------------------------
+
+    def _on_assigned(self, partitions: list[TopicPartition]) -> None:
+        self._assigned.update(partitions)
+
+    def _on_revoked(self, partitions: list[TopicPartition]) -> None:
+        self._assigned.difference_update(partitions)
+        for tp in partitions:
+            for kept in (self._waiting, self._progress, self._committed, self._answered):
+                kept.pop(tp, None)
+
+    def _read(self, wait_s: float) -> None:
+        self._breathe()
+        records = self._consumer.poll(timeout_s=wait_s)
+        self._begin()
+        for record in records:
+            self._take(record)
+
+    def _breathe(self) -> None:
+        """Stop reading when too much is held back, and begin again when half of it is gone."""
+        waiting, most = sum(map(len, self._waiting.values())), self._settings.policy.max_waiting
+        if not self._paused and waiting >= most:
+            self._consumer.pause(self._consumer.assignment())
+            self._paused = True
+        elif self._paused and waiting <= most // 2:
+            self._consumer.resume(self._consumer.assignment())
+            self._paused = False
+
+    def _begin(self) -> None:
+        """Look what is answered already in the partitions that were just assigned."""
+        if not self._assigned:
+            return
+        partitions, self._assigned = self._assigned, set()
+        self._paused = False  # a partition is never assigned paused
+        committed = self._consumer.committed(partitions)
+        self._standing.poll()
+        found = answered(self._settings, committed, self._standing, now_ms=_now_ms())
+        for tp in partitions:
+            self._waiting[tp], self._progress[tp] = {}, Progress()
+            self._committed[tp], self._answered[tp] = committed[tp], found[tp[1]]
+
+    def _take(self, record: Record) -> None:
+        tp, offset = (record.at.topic, record.at.partition), record.at.offset
+        if tp not in self._progress:
+            return  # it was taken from us within this very poll
+        progress = self._progress[tp]
+        progress.read(offset)
+        task = record.decode(Task)
+        if isinstance(task, serde.Poison):
+            log.warning("%s: dead-lettered, %s: %s", record.at, task.reason, task.error)
+            self._producer.send(dead_letter(record, stage=STAGE, reason=task.reason, error=task.error))
+            progress.done(offset)
+        elif task.policy != self._settings.policy.name or task.task_id in self._answered[tp]:
+            progress.done(offset)
+        else:
+            self._waiting[tp][offset] = Waiting(task, record.at, self._deadline_ms(task, record))
+
+    def _deadline_ms(self, task: Task, record: Record) -> int | None:
+        """Return the deadline as the join takes it (streams/advantages.py)."""
+        if task.deadline_at is not None:
+            return task.deadline_at
+        wait_s = self._settings.advantages.deadline_s
+        return record.timestamp_ms + int(wait_s * 1000) if wait_s else None
+
+    def _sweep(self) -> None:
+        """Now and then, let go of what time has overtaken."""
+        if time.monotonic() < self._swept + SWEEP_S:
+            return
+        self._swept = time.monotonic()
+        for task_id in self._standing.admission.expire(_now_ms()):
+            log.warning("task %s: its group did not come; it holds no place in training any more", task_id)
+        self._pass_over(list(self._all_waiting()))
+
+    def _pass_over(self, candidates: Sequence[Waiting]) -> bool:
+        """Let go of tasks that no answer can reach any more; their group says why. Return whether there were any."""
+        now_ms, before = _now_ms(), sum(map(len, self._waiting.values()))
+        for waiting in candidates:
+            if waiting.task.purpose == "serve":
+                continue
+            is_over = waiting.deadline_ms is not None and waiting.deadline_ms < now_ms
+            if is_over or self._standing.admission.is_out(waiting.task.task_id):
+                why = "its deadline has passed" if is_over else "its group is out already"
+                log.info("%s: task %s is not sampled: %s", waiting.at, waiting.task.task_id, why)
+                self._done(waiting)
+        return sum(map(len, self._waiting.values())) < before
+
+    def _all_waiting(self) -> Iterable[Waiting]:
+        return (waiting for of_partition in self._waiting.values() for waiting in of_partition.values())
+
+    # --- answering ----------------------------------------------------------------------------------------------------
+
+    def _next_round(self) -> Round | None:
+        """Return the round to answer now, or None. Unless somebody is urgent, a part of a round waits for more."""
+        chosen = self._choose()
+        while chosen is not None and self._pass_over(chosen.tasks):
+            chosen = self._choose()
+        if chosen is None:
+            self._lingers_until = None
+            return None
+        if len(chosen.tasks) == self._settings.policy.round_tasks or any(waiting.urgent for waiting in chosen.tasks):
+            return chosen
+        if self._lingers_until is None:
+            self._lingers_until = time.monotonic() + LINGER_S
+        return chosen if time.monotonic() >= self._lingers_until else None
+
+    def _choose(self) -> Round | None:
+        standing = self._standing
+        in_force = standing.in_force
+
+        def room(version: int) -> int:
+            # a pin to a version too old for any batch gains nothing by waiting; its group will be recorded as stale
+            if version != in_force and standing.admission.hopeless(version):
+                return sys.maxsize
+            return standing.admission.room(version)
+
+        return choose(
+            self._all_waiting(),
+            in_force=in_force,
+            known=standing.adapters.versions.__contains__,
+            room=room,
+            most=self._settings.policy.round_tasks,
+        )
+
+    def _answer(self, chosen: Round) -> None:
+        self._lingers_until = None
+        requests = [
+            SamplingRequest(sampling_id=self._sampling_id(w, chosen.version), task=w.task) for w in chosen.tasks
+        ]
+        started = time.monotonic()
+        refused = self._serve(chosen.version)
+        if refused is None:
+            answers = self._sample(requests, chosen.version)
+        elif any(waiting.task.adapter_version is None for waiting in chosen.tasks):
+            return  # the version in force is another one now: choose again
+        else:
+            answers = [all_failed(request, refused) for request in requests]
+        served = Served(
+            adapter_version=chosen.version,
+            engine=self._engine.name,
+            base_digest=self._engine.base_digest,
+            tokenizer_digest=self._engine.tokenizer_digest,
+            created_at=_now_ms(),
+            latency_ms=(time.monotonic() - started) * 1000,
+        )
+        for waiting, request, completions in zip(chosen.tasks, requests, answers, strict=True):
+            if not waiting.urgent and not self._standing.admission.hopeless(chosen.version):
+                give_up = give_up_ms(self._settings, served.created_at, waiting.deadline_ms)
+                self._standing.admission.start(waiting.task.task_id, give_up_ms=give_up)
+            for completion in completions:
+                self._write(response(request, completion, served))
+        self._producer.flush()
+        for waiting in chosen.tasks:
+            self._done(waiting)
+        log.info("version %d answered %d tasks in %.0f ms", chosen.version, len(chosen.tasks), served.latency_ms)
+
+    def _sampling_id(self, waiting: Waiting, version: int) -> str:
+        return derive_id(waiting.task.task_id, version, *waiting.at, self._nonce, next(self._attempts))
+
+    def _serve(self, version: int) -> str | None:
+        """Make the engine serve `version`; return why it cannot. Raises EventError if it is not the adapter's fault."""
+        if version in self._standing.useless:
+            return f"the adapter of version {version} could not be loaded; see the dead letters of stage {STAGE}"
+        if self._engine.served_version == version:
+            return None
+        try:
+            self._engine.serve(version, self._fetched(version))
+        except EventError as exc:
+            if version == 0 or exc.reason == "store_unreachable":
+                raise  # nothing to fall back on; or it may pass: whoever starts this process again tries again
+            self._condemn(version, exc)
+            return str(exc)
+        for folder in self._adapters.iterdir():
+            if folder.name != str(version):
+                shutil.rmtree(folder, ignore_errors=True)
+        log.info("serving version %d", version)
+        return None
+
+    def _fetched(self, version: int) -> Path | None:
+        if version == 0:
+            return None
+        adapter = self._standing.adapters.versions[version]
+        if adapter.uri is None:
+            raise EventError(
+                f"version {version} was trained without a uri; nothing can be loaded", reason="bad_adapter"
+            )
+        return adapter_store.fetch(adapter.uri, adapter.files, self._adapters / str(version))
+
+    def _condemn(self, version: int, error: EventError) -> None:
+        """Go on without `version`, and say so where people look."""
+        self._standing.useless.add(version)
+        at = self._standing.trained_at[version]
+        log.error("%s: version %d cannot be used, version %d goes on: %s", at, version, self._standing.in_force, error)
+        record = fetch(self._settings, [at])[at]
+        self._producer.send(dead_letter(record, stage=STAGE, reason=error.reason, error=str(error)))
+
+    def _sample(self, requests: list[SamplingRequest], version: int) -> list[list[Completion]]:
+        """Return the engine's answers; if it fails on the round, of each task alone; if it fails on that, as failed."""
+        try:
+            return self._asked(requests, version)
+        except StreamwardError:
+            raise
+        except Exception as exc:  # an engine is a large thing, and raises whatever is inside it
+            log.warning("a round of %d tasks failed, each is tried alone: %r", len(requests), exc)
+        answers = []
+        for request in requests:
+            try:
+                answers += self._asked([request], version)
+            except StreamwardError:
+                raise
+            except Exception as exc:
+                log.error("task %s: every slot failed: %r", request.task.task_id, exc)
+                answers.append(all_failed(request, f"{type(exc).__name__}: {exc}"))
+        return answers
+
+    def _asked(self, requests: list[SamplingRequest], version: int) -> list[list[Completion]]:
+        answers = self._engine.sample(requests)
+        if self._engine.served_version != version:
+            raise StreamwardError(
+                f"the engine {self._engine.name} was told to serve version {version} and says that it served "
+                f"{self._engine.served_version}. Nothing it answered was written; who else uses this engine?"
+            )
+        if len(answers) != len(requests):
+            raise ValueError(f"the engine answered {len(answers)} of {len(requests)} requests")
+        for request, completions in zip(requests, answers, strict=True):
+            if (wrong := malformed(request, completions)) is not None:
+                raise ValueError(wrong)
+        return answers
+
+    def _write(self, slot: Response) -> None:
+        """Hand one response to the log; one that cannot be written becomes one that failed."""
+        try:
+            payload = serde.encode(slot)
+            if len(payload) > self._settings.topics.max_record_bytes:
+                raise serde.EncodeError(
+                    f"the response has {len(payload)} bytes, and topics.max_record_bytes is "
+                    f"{self._settings.topics.max_record_bytes}; ask for fewer tokens, or raise it"
+                )
+        except serde.EncodeError as exc:
+            log.error("task %s: slot %d failed: %s", slot.task_id, slot.slot, exc)
+            payload = serde.encode(unusable(slot, str(exc)))
+        self._producer.send_bytes(self._response_topic, slot.task_id.encode(), payload)
+
+    # --- done ---------------------------------------------------------------------------------------------------------
+
+    def _done(self, waiting: Waiting) -> None:
+        tp = (waiting.at.topic, waiting.at.partition)
+        self._waiting[tp].pop(waiting.at.offset)
+        self._progress[tp].done(waiting.at.offset)
+
+    def _commit(self) -> None:
+        """Commit what is done, once everything that was written for it is acknowledged."""
+        due = {
+            tp: progress.next_offset
+            for tp, progress in self._progress.items()
+            if progress.next_offset is not None and progress.next_offset > self._committed[tp]
+        }
+        if not due:
+            return
+        self._producer.flush()
+        self._consumer.commit(due)
+        self._committed |= due
+
+
+def _now_ms() -> int:
+    return int(time.time() * 1000)

@@ -1,0 +1,221 @@
+"""Where every group is, folded from the log.
+
+    tasks, responses, rewards, groups, batches, adapters, dead-letters ──► Progress of one policy
+
+Each topic is read in its own order and side by side with the others, so an event may be seen before its cause; a task
+only ever moves forward through `PLACES`, and the picture is right once the reading has caught up.
+
+Not covered: history. The fold keeps what is open and what a reader counts; the rest is one query over the log away.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from schemas.events import AdapterEvent, AdvantagedGroup, Batch, DeadLetter, Event, Response, Reward, Task
+from schemas.serde import Poison
+from streams.log import Record, TopicPartition
+from streams.settings import Settings
+from streams.topics import topics
+
+PLACES = ("waiting", "sampled", "scored", "grouped", "batched", "trained", "left out")
+"""The places of a train task, in the order it passes them."""
+
+
+@dataclass
+class Open:
+    """A train task on its way."""
+
+    place: str = "waiting"
+    responses: int = 0
+    rewards: int = 0
+
+
+@dataclass
+class HeldOut:
+    """How one version did on the questions it never trained on."""
+
+    version: int
+    exact: float
+    mean_reward: float
+    n: int
+
+
+@dataclass
+class Progress:
+    """One policy's share of the log, counted."""
+
+    settings: Settings
+    counts: Counter[str] = field(default_factory=Counter)
+    """Records read, by topic label."""
+    places: Counter[str] = field(default_factory=Counter)
+    """Train tasks, by place."""
+    reasons: Counter[str] = field(default_factory=Counter)
+    """Train tasks that left without training, and dead letters, by reason."""
+    versions: int = 0
+    primary: int = 0
+    held_out: dict[int, HeldOut] = field(default_factory=dict)
+    rewards_by_version: dict[int, tuple[float, int]] = field(default_factory=dict)
+    """Sum and number of rewards of train responses, by the version that sampled them."""
+    train_tasks: Counter[str] = field(default_factory=Counter)
+    """Train tasks by scenario."""
+    eval_open: int = 0
+    evaluations: set[int] = field(default_factory=set)
+    """Versions for which held-out tasks were submitted."""
+    batches: int = 0
+    _open: dict[str, Open] = field(default_factory=dict)
+    _batched: dict[int, list[str]] = field(default_factory=dict)
+    _at_offset: dict[TopicPartition, dict[int, str]] = field(default_factory=dict)
+    _early: list[Batch] = field(default_factory=list)
+    _eval_tasks: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self._labels = {topic.name: topic for topic in topics(self.settings.topics).values()}
+
+    def fold(self, record: Record) -> Event | None:
+        """Take one record in, and return its event; None for one that is unreadable, or of another policy."""
+        topic = self._labels[record.at.topic]
+        event = record.decode(topic.event)
+        if isinstance(event, Poison):
+            return None
+        if getattr(event, "policy", self.settings.policy.name) != self.settings.policy.name:
+            return None
+        self.counts[topic.label] += 1
+        match event:
+            case Task():
+                self._task(event)
+            case Response():
+                self._response(event)
+            case Reward():
+                self._reward(event)
+            case AdvantagedGroup():
+                self._group(event, record)
+            case Batch():
+                self._early.append(event)
+            case AdapterEvent():
+                self._adapter(event)
+            case DeadLetter():
+                self.reasons[event.reason] += 1
+        self._take_batches()
+        return event
+
+    def window(self) -> int:
+        """Return how many groups wait in the window of the next batch."""
+        return self.places["grouped"]
+
+    def _task(self, task: Task) -> None:
+        if task.purpose == "eval":
+            if task.adapter_version is not None:
+                self.evaluations.add(task.adapter_version)
+            if task.task_id not in self._eval_tasks:
+                self._eval_tasks.add(task.task_id)
+                self.eval_open += 1
+        elif task.purpose == "train":
+            self.train_tasks[task.scenario] += 1
+            self._move(task.task_id, "waiting")
+
+    def _response(self, response: Response) -> None:
+        task = self._open.get(response.task_id)
+        if task is None:
+            return
+        task.responses += 1
+        if task.responses >= response.group_size:
+            self._move(response.task_id, "sampled")
+
+    def _reward(self, reward: Reward) -> None:
+        task = self._open.get(reward.task_id)
+        if task is not None:
+            task.rewards += 1
+            if task.rewards >= task.responses > 0 and task.place == "sampled":
+                self._move(reward.task_id, "scored")
+
+    def _group(self, group: AdvantagedGroup, record: Record) -> None:
+        if group.purpose == "eval":
+            self.eval_open -= group.task_id in self._eval_tasks
+            self._eval_tasks.discard(group.task_id)
+        if group.purpose != "train":
+            return
+        for response in group.responses:
+            total, n = self.rewards_by_version.get(group.adapter_version, (0.0, 0))
+            self.rewards_by_version[group.adapter_version] = (total + response.reward, n + 1)
+        useful = group.dropped_reason is None and any(response.advantage for response in group.responses)
+        if not useful:
+            self._leave(group.task_id, group.dropped_reason or "zero_variance")
+            return
+        self._move(group.task_id, "grouped")
+        self._at_offset.setdefault((record.at.topic, record.at.partition), {})[record.at.offset] = group.task_id
+
+    def _take_batches(self) -> None:
+        """Move the groups of each batch whose groups have all been read."""
+        groups = next(topic.name for topic in self._labels.values() if topic.label == "groups")
+        for batch in list(self._early):
+            at = self._at_offset.get((groups, batch.groups_partition), {})
+            if batch.sequence >= self.batches and any(offset not in at for offset in batch.groups_offsets):
+                continue
+            self._early.remove(batch)
+            if batch.sequence < self.batches:
+                continue  # delivered twice
+            self.batches = batch.sequence + 1
+            self._batched[batch.sequence] = [at.pop(offset) for offset in batch.groups_offsets]
+            for task_id in self._batched[batch.sequence]:
+                self._move(task_id, "batched")
+            for dropped in batch.dropped:
+                if dropped.offset in at:
+                    self._leave(at.pop(dropped.offset), dropped.reason)
+        self._take_versions()
+
+    def _adapter(self, event: AdapterEvent) -> None:
+        if event.kind == "trained":
+            self.versions = max(self.versions, event.version)
+        elif event.kind in ("promoted", "rolled_back"):
+            self.primary = event.version
+        elif event.kind == "evaluated" and event.suite is not None:
+            metrics = event.metrics
+            self.held_out[event.version] = HeldOut(
+                event.version, metrics.get("exact", 0.0), metrics.get("mean_reward", 0.0), int(metrics.get("n", 0))
+            )
+        self._take_versions()
+
+    def _take_versions(self) -> None:
+        for sequence in [sequence for sequence in self._batched if sequence < self.versions]:
+            for task_id in self._batched.pop(sequence):
+                self._move(task_id, "trained")
+                self._open.pop(task_id, None)
+
+    def _leave(self, task_id: str, reason: str) -> None:
+        self.reasons[reason] += 1
+        self._move(task_id, "left out")
+        self._open.pop(task_id, None)
+
+    def _move(self, task_id: str, place: str) -> None:
+        task = self._open.get(task_id)
+        if task is None:
+            task = self._open[task_id] = Open(place)
+        elif PLACES.index(place) <= PLACES.index(task.place):
+            return
+        else:
+            self.places[task.place] -= 1
+            task.place = place
+        self.places[place] += 1
+
+
+def waits(progress: Progress) -> list[tuple[str, str]]:
+    """Return, for each process, what it works on or waits for."""
+    rule, places = progress.settings.batches, progress.places
+    ahead = places["sampled"] + places["scored"] + places["grouped"] + places["batched"]
+    if progress.eval_open:
+        policy = f"answers {progress.eval_open} held-out questions"
+    elif places["waiting"] and ahead >= rule.groups * (rule.max_policy_lag + 1):
+        policy = f"held back: {ahead} groups are ahead of the trainer"
+    elif places["waiting"]:
+        policy = f"answers; {places['waiting']} tasks wait"
+    else:
+        policy = "waits for tasks"
+    unscored = max(progress.counts["responses"] - progress.counts["rewards"], 0)
+    scoring = f"{unscored} responses to score" if unscored else "waits for responses"
+    if progress.batches > progress.versions:
+        trainer = f"trains version {progress.versions + 1}"
+    else:
+        trainer = f"waits for batch {progress.batches}: {progress.window()} of {rule.groups} groups"
+    return [("policy", policy), ("scoring", scoring), ("trainer", trainer)]

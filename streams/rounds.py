@@ -1,0 +1,180 @@
+"""Which tasks are answered together, and what of the answers is written.
+
+    waiting tasks ──► choose: one version, urgent first ──► Round ──► engine ──► answers ──► responses, in slot order
+    offsets read and done ──► Progress ──► the offset that may be committed
+
+The pure half of the policy agent: no Kafka, no clock, no weights.
+
+Not covered: joining a round that is under way. Who comes later waits for the next.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from schemas.events import Coordinates, Response, Task, derive_id
+from streams.engines import Completion, SamplingRequest, failed
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A task that was read and is not answered yet."""
+
+    task: Task
+    at: Coordinates
+    deadline_ms: int | None
+    """Answers recorded later do not count, ms since the epoch; None: they always do."""
+
+    @property
+    def urgent(self) -> bool:
+        """Whether it is answered as soon as possible, whatever the trainer does."""
+        return self.task.purpose != "train"
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """Tasks that are answered together, by one version."""
+
+    version: int
+    tasks: tuple[Waiting, ...]
+
+
+def choose(
+    waiting: Iterable[Waiting],
+    *,
+    in_force: int,
+    known: Callable[[int], bool],
+    room: Callable[[int], int],
+    most: int,
+) -> Round | None:
+    """Return the next round of at most `most` tasks, or None if nothing may start.
+
+    The first task that may start decides the version and the length: those of one round share both, since a round lasts
+    as long as its longest answer. `eval` and `serve` go before `train`, each in the order given. A pinned task takes
+    its version, and waits until it is `known`; the others take the one `in_force`. At most `room(version)` train tasks
+    start.
+    """
+    first: tuple[int, int] | None = None
+    chosen: list[Waiting] = []
+    places: dict[int, int] = {}
+    for candidate in sorted(waiting, key=lambda one: not one.urgent):  # stable: order is kept within each kind
+        task = candidate.task
+        version = in_force if task.adapter_version is None else task.adapter_version
+        like = (version, task.sampling.max_tokens)
+        if (first is not None and like != first) or not known(version):
+            continue
+        if not candidate.urgent:
+            left = places[version] if version in places else room(version)
+            places[version] = left - 1
+            if left < 1:
+                continue
+        first = like
+        chosen.append(candidate)
+        if len(chosen) == most:
+            break
+    return None if first is None else Round(first[0], tuple(chosen))
+
+
+# --- answers ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """What every response of a round says about who answered."""
+
+    adapter_version: int
+    engine: str
+    base_digest: str
+    tokenizer_digest: str
+    created_at: int
+    latency_ms: float
+
+
+def malformed(request: SamplingRequest, completions: Sequence[Completion]) -> str | None:
+    """Return what is wrong with an engine's answer to `request` as a whole, or None."""
+    got = [completion.slot for completion in completions]
+    if got != list(range(request.task.group_size)):
+        return f"the engine answered slots {got}, expected 0 to {request.task.group_size - 1} in order"
+    return None
+
+
+def all_failed(request: SamplingRequest, error: str) -> list[Completion]:
+    """Return an answer to `request` in which every slot failed for good."""
+    return [failed(slot, error) for slot in range(request.task.group_size)]
+
+
+def response(request: SamplingRequest, completion: Completion, served: Served) -> Response:
+    """Return the record of one slot."""
+    task = request.task
+    good = completion.error is None
+    return Response(
+        response_id=derive_id(request.sampling_id, completion.slot),
+        sampling_id=request.sampling_id,
+        task_id=task.task_id,
+        created_at=served.created_at,
+        traceparent=task.traceparent,
+        metadata={"purpose": task.purpose},
+        policy=task.policy,
+        slot=completion.slot,
+        group_size=task.group_size,
+        adapter_version=served.adapter_version,
+        base_digest=served.base_digest,
+        tokenizer_digest=served.tokenizer_digest,
+        engine=served.engine,
+        finish_reason=completion.finish_reason if good else "error",
+        error=completion.error,
+        prompt_tokens=len(completion.prompt_token_ids),
+        completion_tokens=len(completion.completion_token_ids) if good else 0,
+        latency_ms=served.latency_ms,
+        text=completion.text if good else "",
+        sampling=task.sampling,
+        prompt_token_ids=completion.prompt_token_ids if good else (),
+        completion_token_ids=completion.completion_token_ids if good else (),
+        logprobs=completion.logprobs if good else (),
+        loss_mask=(True,) * len(completion.completion_token_ids) if good else (),
+    )
+
+
+def unusable(slot: Response, error: str) -> Response:
+    """Return `slot` as one that failed for good: its tokens cannot be written."""
+    return replace(
+        slot,
+        finish_reason="error",
+        error=error,
+        text="",
+        completion_tokens=0,
+        prompt_token_ids=(),
+        completion_token_ids=(),
+        logprobs=(),
+        loss_mask=(),
+    )
+
+
+# --- offsets ----------------------------------------------------------------------------------------------------------
+
+
+class Progress:
+    """Which offsets of one partition are done. Only what is contiguous may be committed."""
+
+    def __init__(self) -> None:
+        self._open: deque[int] = deque()  # read, in order; done ones leave from the left
+        self._done: set[int] = set()
+        self._next: int | None = None
+
+    def read(self, offset: int) -> None:
+        """Take in an offset that was read; they come in order, holes in the log included."""
+        self._open.append(offset)
+
+    def done(self, offset: int) -> None:
+        """Say that nothing needs to happen any more for the record at `offset`."""
+        self._done.add(offset)
+        while self._open and self._open[0] in self._done:
+            self._next = self._open.popleft() + 1
+            self._done.discard(self._next - 1)
+
+    @property
+    def next_offset(self) -> int | None:
+        """The first offset that is not done, as far as known; None if none is done."""
+        return self._next

@@ -1,0 +1,154 @@
+"""Run a reward source to its end: every part where it belongs, again where that may help, and always an outcome.
+
+    task, response, source ──► parts ──► inline | worker process | judge ──► Outcome(value | error, components, version)
+
+A failed score is an outcome with an error. It is never 0, and it is never an exception.
+
+Not covered: the order of two scores. Threads may call `score` at the same time.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass, field
+
+from schemas.events import Response, RewardSource, Task
+from streams.scorers.judge import Judge, JudgeOptions
+from streams.scorers.registry import Part, blend, find, parts
+from streams.scorers.sandbox import Sandbox
+from streams.scorers.verdict import ScoreError, Verdict, options, storable
+from streams.settings import Scoring
+
+FIRST_PAUSE_S = 0.1
+LONGEST_PAUSE_S = 2.0
+"""Between two tries; doubled each time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What became of one reward source for one response: a value, or an error and its short reason."""
+
+    value: float | None
+    error: str | None = None
+    reason: str | None = None
+    version: str
+    components: dict[str, float] = field(default_factory=dict)
+    rationale: str | None = None
+    latency_ms: float
+    tries: int
+
+
+class Scorers:
+    """Every scorer, ready to run. Close it at the end: it may own processes and connections."""
+
+    def __init__(self, scoring: Scoring) -> None:
+        self._scoring = scoring
+        self._sandbox = Sandbox(scoring.processes, scoring.timeout_s)
+        self._judge: Judge | None = None
+        self._lock = threading.Lock()
+        self._stopping = threading.Event()
+
+    def __enter__(self) -> Scorers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def is_quick(self, source: RewardSource) -> bool:
+        """Whether every part runs inline, so that a thread for it would be a waste."""
+        try:
+            return all(find(part.name).home == "inline" for part in parts(source))
+        except ScoreError:
+            return True  # it fails at once
+
+    def score(self, task: Task, response: Response, source: RewardSource) -> Outcome:
+        """Return the outcome. Never raises for what a task, a response or a scorer did."""
+        started, tries, name = time.perf_counter(), 1, source.name
+        try:
+            mixed = parts(source)
+            verdicts = []
+            for part in mixed:
+                name = part.name
+                verdict, used = self._persist(task, response, part)
+                tries = max(tries, used)
+                verdicts.append(verdict)
+            verdict = verdicts[0] if source.name != "mix" else blend(mixed, verdicts)
+        except ScoreError as exc:
+            version = exc.version or _version(name)
+            return Outcome(
+                value=None,
+                error=storable(f"{exc.reason}: {exc}"),
+                reason=exc.reason,
+                version=f"mix/1[{version}]" if source.name == "mix" and name != "mix" else version,
+                latency_ms=_since(started),
+                tries=max(tries, exc.tries),
+            )
+        return Outcome(
+            value=verdict.value,
+            version=verdict.version,
+            components=verdict.components,
+            rationale=verdict.rationale,
+            latency_ms=_since(started),
+            tries=tries,
+        )
+
+    def stop(self) -> None:
+        """No further tries: scores that run end at their first failure."""
+        self._stopping.set()
+
+    def close(self) -> None:
+        """End workers and connections."""
+        self.stop()
+        self._sandbox.close()
+        if self._judge is not None:
+            self._judge.close()
+
+    def _persist(self, task: Task, response: Response, part: Part) -> tuple[Verdict, int]:
+        for used in range(1, self._scoring.retries + 2):
+            try:
+                return self._once(task, response, part), used
+            except ScoreError as exc:
+                last = not exc.again or used > self._scoring.retries
+                if last or self._stopping.wait(min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (used - 1))):
+                    raise _after(exc, used) from exc
+        raise AssertionError("unreachable: the loop returns or raises")
+
+    def _once(self, task: Task, response: Response, part: Part) -> Verdict:
+        scorer = find(part.name)
+        if scorer.home == "sandbox":
+            return self._sandbox.score(part.name, part.settings, task, response)
+        if scorer.home == "judge":
+            return self._the_judge().score(task, response, options(JudgeOptions, part.settings, "judge"))
+        try:
+            return scorer(task, response, part.settings)
+        except ScoreError:
+            raise
+        except (
+            Exception
+        ) as exc:  # our own code met something it did not foresee: this response is not scored, others are
+            raise ScoreError(f"{part.name} raised {type(exc).__name__}: {exc}", reason="exception") from exc
+
+    def _the_judge(self) -> Judge:
+        with self._lock:
+            if self._judge is None:
+                self._judge = Judge(self._scoring)
+            return self._judge
+
+
+def _after(exc: ScoreError, tries: int) -> ScoreError:
+    text = f"{exc} (after {tries} tries)" if tries > 1 else str(exc)
+    error = ScoreError(text, reason=exc.reason, again=exc.again, version=exc.version)
+    error.tries = tries
+    return error
+
+
+def _version(name: str) -> str:
+    try:
+        return find(name).version
+    except ScoreError:
+        return f"{name}/unknown"
+
+
+def _since(started: float) -> float:
+    return (time.perf_counter() - started) * 1000

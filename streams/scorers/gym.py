@@ -1,0 +1,73 @@
+"""reasoning-gym's own verifiers.
+
+    verifier {"dataset": NAME, "config": {…}, "entry": {…}}, text ──► the dataset's score_answer ──► 0 to 1
+
+The generator stores the dataset's entry in the task, so the verdict needs no draw. Some verifiers run a computer
+algebra system on what the model wrote, hence the worker process.
+
+Not covered: datasets whose entry does not survive JSON (arc_agi, rearc); the generator refuses them.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from typing import Any
+
+from schemas.events import Response, Task
+from streams.scorers.verdict import Options, ScoreError, Verdict, json_object, nearest
+
+
+class Gym(Options):
+    """`reasoning-gym` has no settings; all it needs is in the task's verifier."""
+
+
+def package() -> Any:
+    """Return the reasoning_gym module. Raises ScoreError(missing_package) with the way to get it."""
+    try:
+        import reasoning_gym
+    except ImportError as exc:
+        raise ScoreError(
+            f"reasoning-gym is not usable here ({exc}); install it with `make setup-gym` (needs a C compiler)",
+            reason="missing_package",
+        ) from exc
+    return reasoning_gym
+
+
+def dataset(name: str, config: dict[str, Any], *, seed: int = 0, size: int = 1) -> Any:
+    """Return a dataset by name. Raises ScoreError(bad_verifier) for an unknown name or config."""
+    module = package()
+    known = module.factory.DATASETS
+    if name not in known:
+        close = nearest(name, known).partition("known:")[0]
+        raise ScoreError(
+            f"reasoning-gym {module.__version__} has no dataset {name!r}; {close}it has {len(known)}",
+            reason="bad_verifier",
+        )
+    try:
+        return module.create_dataset(name, seed=seed, size=size, **config)
+    except Exception as exc:  # each dataset checks its config with asserts and errors of its own
+        raise ScoreError(
+            f"reasoning-gym refuses dataset {name} with config {config}: {exc}", reason="bad_verifier"
+        ) from exc
+
+
+def gym(task: Task, response: Response, settings: Gym) -> Verdict:
+    """Return the dataset's score of the stripped text, 0 to 1.
+
+    Raises ScoreError: bad_verifier, missing_package.
+    """
+    verifier = json_object(task.verifier, f"task {task.task_id}: verifier", reason="bad_verifier")
+    name, config, entry = verifier.get("dataset"), verifier.get("config", {}), verifier.get("entry")
+    if not isinstance(name, str) or not isinstance(config, dict) or not isinstance(entry, dict):
+        raise ScoreError(
+            f"task {task.task_id}: reasoning-gym wants dataset, config and entry in the verifier, as "
+            f"`tasks generate reasoning-gym:NAME` writes them; got {', '.join(sorted(verifier)) or 'nothing'}",
+            reason="bad_verifier",
+        )
+    return Verdict(_verifier(name, json.dumps(config)).score_answer(response.text.strip(), entry))
+
+
+@cache
+def _verifier(name: str, config: str) -> Any:
+    return dataset(name, json.loads(config))

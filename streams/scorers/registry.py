@@ -1,0 +1,177 @@
+"""Which scorers there are, and where each one may run.
+
+    name ──► Scorer(version, settings, function, home)        inline | sandbox | judge
+
+`inline` is ours and quick. `sandbox` can hang, crash or eat memory (a pattern, a computer algebra system, somebody's
+function) and runs in a worker process. `judge` waits for another server.
+
+Not covered: the meaning of a score. A version string says which code gave it: change the code, count the version up.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pydantic import Field
+
+from schemas.events import Response, RewardSource, Task
+from streams.scorers import gym, judge, text
+from streams.scorers.verdict import Options, ScoreError, Verdict, answers, checked, json_object, nearest, options
+
+Home = Literal["inline", "sandbox", "judge"]
+_ENTRY_POINT = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Scorer:
+    """One scorer."""
+
+    name: str
+    version: str
+    home: Home
+    options: type[Options] | None = None
+    """None: the function checks its settings itself."""
+    function: Callable[..., Any] | None = None
+    """None: runs elsewhere (the judge), or is imported in a worker (entry points)."""
+
+    def __call__(self, task: Task, response: Response, settings: dict[str, Any]) -> Verdict:
+        """Return the verdict, as a finite number, here and now. Raises ScoreError, or whatever the function raises."""
+        if self.function is None:
+            raise ScoreError(f"{self.name} cannot be called here; use streams.scorers.Scorers", reason="exception")
+        given = settings if self.options is None else options(self.options, settings, self.name)
+        verdict = checked(self.function(task, response, given), self.name)
+        return Verdict(verdict.value, verdict.components, verdict.rationale, self.version)
+
+
+class Part(Options):
+    """One scorer in a mix."""
+
+    name: str
+    weight: float = Field(1.0, allow_inf_nan=False)
+    label: str | None = Field(None, alias="as")
+    """What the component is called; the scorer's name if left out."""
+    settings: dict[str, Any] = Field(default_factory=dict)
+
+
+class Mix(Options):
+    """Settings of `mix`: the weighted sum of its parts, each part a component under its own name."""
+
+    of: tuple[Part, ...] = Field(min_length=1)
+
+
+SCORERS: dict[str, Scorer] = {
+    scorer.name: scorer
+    for scorer in (
+        Scorer("exact", "exact/1", "inline", text.Exact, text.exact),
+        Scorer("numeric", "numeric/1", "inline", text.Numeric, text.numeric),
+        Scorer("regex", "regex/1", "sandbox", text.Regex, text.regex),
+        Scorer("format", "format/1", "inline", text.Format, text.format_),
+        Scorer("length", "length/1", "inline", text.Length, text.length),
+        Scorer("mix", "mix/1", "inline", Mix),
+        Scorer("reasoning-gym", "reasoning-gym/1", "sandbox", gym.Gym, gym.gym),
+        Scorer("judge", "judge/1", "judge", judge.JudgeOptions),
+    )
+}
+
+
+def find(name: str) -> Scorer:
+    """Return a scorer by name, or by `module:function`, which is not imported here.
+
+    Raises ScoreError(unknown_scorer), naming the nearest and all known ones.
+    """
+    if name in SCORERS:
+        return SCORERS[name]
+    if _ENTRY_POINT.fullmatch(name):
+        return Scorer(name, f"{name}/unknown", "sandbox")
+    raise ScoreError(
+        f"no scorer is called {name!r}; {nearest(name, SCORERS)}, or module:function", reason="unknown_scorer"
+    )
+
+
+def load(name: str) -> Scorer:
+    """Return a scorer ready to be called; an entry point is imported, so call this in a worker process only.
+
+    Raises ScoreError(unknown_scorer) if the module or the function is not there, or is not marked as a scorer.
+    """
+    scorer = find(name)
+    if name in SCORERS:
+        return scorer
+    module_name, _, function_name = name.partition(":")
+    try:
+        function = getattr(importlib.import_module(module_name), function_name)
+    except (ImportError, AttributeError) as exc:
+        raise ScoreError(
+            f"scorer {name} cannot be loaded: {exc}; install it beside Streamward, or put it on PYTHONPATH",
+            reason="unknown_scorer",
+        ) from exc
+    version = getattr(function, "scorer_version", None)
+    if not callable(function) or not isinstance(version, str):
+        raise ScoreError(
+            f"{name} is not marked as a scorer; write @streams.scorers.entry_point('{function_name}/1') above it",
+            reason="unknown_scorer",
+        )
+    return Scorer(name, version, "sandbox", None, function)
+
+
+def parts(source: RewardSource) -> list[Part]:
+    """Return the scorers behind a reward source, settings checked: the parts of a mix, or itself alone.
+
+    Raises ScoreError: unknown_scorer, bad_settings.
+    """
+    given = json_object(source.settings, f"reward source {source.name}: settings", reason="bad_settings")
+    if find(source.name) is not SCORERS["mix"]:
+        _check(source.name, given)
+        return [Part(name=source.name, settings=given)]
+    mixed = list(options(Mix, given, "mix").of)
+    labels = [part.label or part.name for part in mixed]
+    for part in mixed:
+        if part.name == "mix":
+            raise ScoreError("mix: a mix inside a mix; write all its parts into the outer one", reason="bad_settings")
+        if labels.count(part.label or part.name) > 1:
+            raise ScoreError(
+                f'mix: two parts are called {part.label or part.name}; tell them apart with "as": "another name"',
+                reason="bad_settings",
+            )
+        _check(part.name, part.settings)
+    return mixed
+
+
+def blend(mixed: list[Part], verdicts: list[Verdict]) -> Verdict:
+    """Return the weighted sum of the parts, rounded once.
+
+    Components: each part's value under its label, and the part's own components as label.name.
+    """
+    value = math.fsum(part.weight * verdict.value for part, verdict in zip(mixed, verdicts, strict=True))
+    components: dict[str, float] = {}
+    for part, verdict in zip(mixed, verdicts, strict=True):
+        label = part.label or part.name
+        components[label] = verdict.value
+        components.update({f"{label}.{name}": number for name, number in verdict.components.items()})
+    words = [verdict.rationale for verdict in verdicts if verdict.rationale]
+    versions = ",".join(dict.fromkeys(verdict.version for verdict in verdicts))
+    return checked(Verdict(value, components, "\n".join(words) or None, f"mix/1[{versions}]"), "mix")
+
+
+def source_problems(task: Task) -> Iterator[str]:
+    """Yield what is wrong with the reward sources of a task, before anybody answers it. None means good.
+
+    Entry points are not imported, so a missing function shows only when it is called.
+    """
+    for source in task.reward_sources:
+        try:
+            for part in parts(source):
+                if part.name in ("exact", "numeric"):
+                    _ = answers(task, part.name)
+        except ScoreError as exc:
+            yield str(exc)
+
+
+def _check(name: str, settings: dict[str, Any]) -> None:
+    scorer = find(name)
+    if scorer.options is not None:
+        options(scorer.options, settings, name)

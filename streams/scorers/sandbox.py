@@ -1,0 +1,173 @@
+"""Scores that may hang, crash or eat memory, in processes that may be killed.
+
+    (name, settings, task, response) ──► a free worker ──► Verdict, or ScoreError(timeout | crashed | memory | …)
+
+A worker is a fresh interpreter (no fork: this process has threads) in a process group of its own. When its time is up
+the whole group is killed with SIGKILL, which nothing can catch, and the next score gets a new one. Workers start with
+the first score that needs one, so a deployment without such scorers pays nothing.
+
+Not covered: hostile code, and limits on CPU, disk and network (see `worker`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pickle
+import queue
+import select
+import signal
+import subprocess
+import sys
+import time
+from typing import Any
+
+from schemas.events import Response, Task
+from streams.scorers.verdict import ScoreError, Verdict
+from streams.scorers.worker import FRAME
+
+START_LIMIT_S = 60.0
+"""To start an interpreter, and to import a scorer's module (sympy takes seconds); not part of the score's limit."""
+MEMORY_BYTES = 2 * 1024**3
+"""Of data one worker may have."""
+MAX_ANSWER_BYTES = 1024 * 1024
+
+
+class Sandbox:
+    """Worker processes, at most `processes` of them. Threads may call `score` together; each waits for a worker."""
+
+    def __init__(self, processes: int, timeout_s: float, *, memory_bytes: int = MEMORY_BYTES) -> None:
+        self.timeout_s = timeout_s
+        self._memory_bytes = memory_bytes
+        self._closed = False
+        self._alive: set[_Worker] = set()
+        self._free: queue.LifoQueue[_Worker | None] = queue.LifoQueue()
+        for _ in range(processes):
+            self._free.put(None)
+
+    def score(self, name: str, settings: dict[str, Any], task: Task, response: Response) -> Verdict:
+        """Return the verdict of the scorer called `name`.
+
+        Raises ScoreError: timeout, crashed, memory, exception, not_a_number, and what the scorer itself gave as reason.
+        """
+        worker = self._free.get()
+        try:
+            if self._closed:
+                raise ScoreError(f"{name} was not asked: the sandbox is closed", reason="crashed")
+            if worker is None:
+                worker = _Worker()
+                self._alive.add(worker)
+            body = (self.timeout_s, self._memory_bytes, name, settings, task, response)
+            return worker.score(name, pickle.dumps(body), self.timeout_s)
+        except BaseException as exc:
+            if worker is not None and not (isinstance(exc, ScoreError) and exc.reason not in _KILLING):
+                worker.dispose()
+                self._alive.discard(worker)
+                worker = None
+            raise
+        finally:
+            self._free.put(worker)
+
+    def close(self) -> None:
+        """Kill the workers; scores that still run end as crashed."""
+        self._closed = True
+        for worker in list(self._alive):
+            worker.kill()
+        with contextlib.suppress(queue.Empty):
+            while True:  # those at rest; one that was at work is disposed of by its caller
+                idle = self._free.get_nowait()
+                if idle is not None:
+                    idle.dispose()
+
+
+_KILLING = {"timeout", "crashed", "memory"}
+
+
+class _Worker:
+    """One child process and the pipe to it."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", "from streams.scorers.worker import main; main()"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+        )
+        assert self._process.stdin is not None and self._process.stdout is not None  # noqa: S101 - PIPE says so
+        self._in, self._out = self._process.stdin.fileno(), self._process.stdout.fileno()
+        os.set_blocking(self._in, False)
+        os.set_blocking(self._out, False)
+        try:
+            self._receive("a scorer's worker", "start", START_LIMIT_S)
+        except BaseException:
+            self.dispose()
+            raise
+
+    def score(self, name: str, body: bytes, timeout_s: float) -> Verdict:
+        """Return the worker's verdict on one pickled request. Raises ScoreError."""
+        self._write(name, FRAME.pack(len(body)) + body, START_LIMIT_S)
+        answer = self._receive(name, "be imported", START_LIMIT_S)
+        if "prepared" in answer:
+            answer = self._receive(name, "answer", timeout_s)
+        version = str(answer["version"])
+        if "reason" in answer:
+            raise ScoreError(answer["error"], reason=answer["reason"], again=bool(answer["again"]), version=version)
+        return Verdict(answer["value"], answer["components"], answer["rationale"], version)
+
+    def kill(self) -> None:
+        """End the process and all it started, and return when it is gone. Any thread may; a reader sees its end."""
+        if self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def dispose(self) -> None:
+        """End it and close the pipes; for the thread that uses it."""
+        self.kill()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()
+
+    def _write(self, name: str, data: bytes, limit_s: float) -> None:
+        deadline, view = time.monotonic() + limit_s, memoryview(data)
+        while view:
+            if not select.select([], [self._in], [], max(0.0, deadline - time.monotonic()))[1]:
+                raise ScoreError(f"the worker for {name} took no work in {limit_s:g} s", reason="timeout", again=True)
+            try:
+                view = view[os.write(self._in, view) :]
+            except BrokenPipeError as exc:
+                raise self._crashed(name) from exc
+
+    def _receive(self, name: str, what: str, limit_s: float) -> dict[str, Any]:
+        deadline = time.monotonic() + limit_s
+        length = FRAME.unpack(self._read(name, what, FRAME.size, deadline, limit_s))[0]
+        if length > MAX_ANSWER_BYTES:
+            raise ScoreError(
+                f"{name} gave {length} bytes of components; at most {MAX_ANSWER_BYTES}", reason="crashed", again=False
+            )
+        answer: dict[str, Any] = json.loads(self._read(name, what, length, deadline, limit_s))
+        return answer
+
+    def _read(self, name: str, what: str, size: int, deadline: float, limit_s: float) -> bytes:
+        data = bytearray()
+        while len(data) < size:
+            if not select.select([self._out], [], [], max(0.0, deadline - time.monotonic()))[0]:
+                raise ScoreError(
+                    f"{name} did not {what} within {limit_s:g} s and was killed; make it faster, or raise "
+                    "scoring.timeout_s",
+                    reason="timeout",
+                    again=True,
+                )
+            chunk = os.read(self._out, size - len(data))
+            if not chunk:
+                raise self._crashed(name)
+            data += chunk
+        return bytes(data)
+
+    def _crashed(self, name: str) -> ScoreError:
+        self.kill()
+        code = self._process.returncode
+        how = f"exit status {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
+        return ScoreError(f"{name} ended its process ({how}) instead of answering", reason="crashed", again=True)

@@ -1,0 +1,175 @@
+"""Scorers that look at the text alone.
+
+    exact     the answer, to the character                        1 or 0
+    numeric   the answer as a number, within a tolerance          1 or 0
+    regex     a pattern of the task's author                      1 or 0
+    format    the shape of an answer, right or wrong              1 or 0
+    length    1 up to a free length, then falling to 0 at a limit
+
+Format and length are for shaping: they give a group of wrong answers something to differ in. Each is meant to be a
+small part of a mix.
+
+Not covered: equivalence of meaning ("eleven"), for which there are reasoning-gym, entry points and the judge.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from decimal import Decimal
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from schemas.events import Response, Task
+from streams.scorers.verdict import Options, ScoreError, Verdict, answers
+
+_NUMBER = re.compile(r"[-+−]?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:[eE][-+]?\d+)?", re.ASCII)
+_SHAPES = {
+    "bare_integer": re.compile(r"[-+]?\d+", re.ASCII),
+    "bare_number": re.compile(r"[-+]?\d+(?:\.\d+)?", re.ASCII),
+    "leading_digit": re.compile(r"\d.*", re.ASCII | re.DOTALL),
+    "one_line": re.compile(r"[^\r\n]+"),
+}
+
+Positive = Annotated[int, Field(ge=1)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class Exact(Options):
+    """Settings of `exact`."""
+
+    ignore_case: bool = False
+    strip: bool = True
+    """Leave out white space around both."""
+
+
+def exact(task: Task, response: Response, settings: Exact) -> Verdict:
+    """Return 1 if the text is (one of) the answers, else 0."""
+
+    def plain(text: str) -> str:
+        text = text.strip() if settings.strip else text
+        return text.casefold() if settings.ignore_case else text
+
+    return _yes(plain(response.text) in {plain(right) for right in answers(task, "exact")})
+
+
+class Numeric(Options):
+    """Settings of `numeric`."""
+
+    number: Literal["only", "first", "last"] = "only"
+    """Which number counts; `only` wants nothing else in the text. Rewarding the last number in a sentence teaches
+    sentences: a small model trained on sums that way ended in "The answer is N." for every question."""
+    tolerance: NotNegative = 0.0
+    relative: NotNegative = 0.0
+    """Further tolerance, as a share of the answer."""
+
+
+def numeric(task: Task, response: Response, settings: Numeric) -> Verdict:
+    """Return 1 if the number in the text is within `tolerance + relative * |answer|` of (one of) the answers, else 0.
+
+    Decimal arithmetic: 0.1 is 0.1, and 100 digits are compared to the last.
+    """
+    text = response.text.strip()
+    found = [text] if settings.number == "only" and _NUMBER.fullmatch(text) else []
+    if settings.number != "only":
+        found = _NUMBER.findall(text)
+    right = [_decimal(answer) for answer in answers(task, "numeric")]
+    if None in right:
+        raise ScoreError(
+            f"task {task.task_id}: the answer in the verifier is no number; use exact, or write a number",
+            reason="bad_verifier",
+        )
+    got = _decimal(found[0 if settings.number == "first" else -1]) if found else None
+    return _yes(got is not None and any(_near(got, answer, settings) for answer in right if answer is not None))
+
+
+def _decimal(text: str) -> Decimal | None:
+    try:
+        value = Decimal(text.strip().replace(",", "").replace("−", "-"))
+    except ArithmeticError:
+        return None
+    return value if value.is_finite() else None
+
+
+def _near(got: Decimal, answer: Decimal, settings: Numeric) -> bool:
+    try:
+        return abs(got - answer) <= Decimal(str(settings.tolerance)) + Decimal(str(settings.relative)) * abs(answer)
+    except ArithmeticError:  # an exponent beyond Decimal's: not near
+        return False
+
+
+class Regex(Options):
+    """Settings of `regex`."""
+
+    pattern: str
+    mode: Literal["fullmatch", "search"] = "fullmatch"
+    ignore_case: bool = False
+    dot_all: bool = False
+    strip: bool = True
+
+    @model_validator(mode="after")
+    def _compiles(self) -> Regex:
+        try:
+            re.compile(self.pattern)
+        except (re.error, RecursionError, OverflowError) as exc:
+            raise ValueError(f"pattern is not a regular expression: {exc}") from exc
+        return self
+
+
+def regex(task: Task, response: Response, settings: Regex) -> Verdict:
+    """Return 1 if the pattern matches, else 0. Patterns can take for ever, so this runs in a worker process."""
+    flags = (re.IGNORECASE if settings.ignore_case else 0) | (re.DOTALL if settings.dot_all else 0)
+    text = response.text.strip() if settings.strip else response.text
+    compiled = re.compile(settings.pattern, flags)
+    return _yes((compiled.fullmatch if settings.mode == "fullmatch" else compiled.search)(text) is not None)
+
+
+class Format(Options):
+    """Settings of `format`."""
+
+    shape: Literal["bare_integer", "bare_number", "leading_digit", "one_line", "prefix", "json_object"]
+    characters: Positive = 1
+    """For `prefix`: how many characters of the answer the text must begin with."""
+
+
+def format_(task: Task, response: Response, settings: Format) -> Verdict:
+    """Return 1 if the text has the shape, else 0. `prefix`: it begins as (one of) the answers does."""
+    text = response.text.strip()
+    if settings.shape == "prefix":
+        starts = (answer.strip()[: settings.characters] for answer in answers(task, "format prefix"))
+        return _yes(any(start and text.startswith(start) for start in starts))
+    if settings.shape == "json_object":
+        try:
+            return _yes(isinstance(json.loads(text), dict))
+        except (ValueError, RecursionError):
+            return _yes(False)
+    return _yes(_SHAPES[settings.shape].fullmatch(text) is not None)
+
+
+class Length(Options):
+    """Settings of `length`."""
+
+    unit: Literal["tokens", "characters"] = "tokens"
+    free: Annotated[int, Field(ge=0)] = 0
+    limit: Positive
+
+    @model_validator(mode="after")
+    def _limit_is_beyond(self) -> Length:
+        if self.limit <= self.free:
+            raise ValueError(f"limit {self.limit} must be larger than free {self.free}")
+        return self
+
+
+def length(task: Task, response: Response, settings: Length) -> Verdict:
+    """Return 1 up to `free`, 0 from `limit`, and a straight line between: (limit - n) / (limit - free).
+
+    The soft overlong punishment of DAPO (arXiv:2503.14476, section 3.4), shifted from [-1, 0] to [0, 1].
+    """
+    n = response.completion_tokens if settings.unit == "tokens" else len(response.text)
+    value = (settings.limit - n) / (settings.limit - settings.free)
+    return Verdict(min(1.0, max(0.0, value)), {"length": float(n)})
+
+
+def _yes(condition: bool) -> Verdict:
+    return Verdict(1.0 if condition else 0.0)

@@ -1,0 +1,181 @@
+"""What a scorer says, and how it says that it cannot.
+
+    task, response, settings ──► Verdict(value, components, rationale)   or ScoreError(reason)
+
+A verdict is a finite number. NaN, infinity, a bool or a text is an error, never a score: a missing reward is missing,
+and a 0 would teach the model something that nobody said.
+
+Not covered: whether the verdict is just.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from numbers import Real
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from schemas.events import Task
+from streams.errors import EventError
+
+F = TypeVar("F", bound=Callable[..., Any])
+O = TypeVar("O", bound="Options")  # noqa: E741 - options
+
+MAX_RATIONALE = 2_000
+"""Characters kept of a rationale; the rest is cut, since each one is stored for ever."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """One scorer's word on one response."""
+
+    value: float
+    components: dict[str, float] = field(default_factory=dict)
+    """What the value is made of, by name, before any weight."""
+    rationale: str | None = None
+    version: str = ""
+    """The scorer that spoke, e.g. `exact/1`; filled in by whoever runs it."""
+
+
+class ScoreError(EventError):
+    """No verdict. `reason` is a short word: unknown_scorer, bad_settings, bad_verifier, timeout, crashed, exception,
+    memory, not_a_number, missing_package, judge_unreachable, judge_refused or judge_answer."""
+
+    reason = "exception"
+
+    def __init__(self, message: str, *, reason: str, again: bool = False, version: str = "") -> None:
+        super().__init__(message, reason=reason)
+        self.again = again
+        """Another try may end differently."""
+        self.version = version
+        """The scorer that failed, where it was known."""
+        self.tries = 1
+        """How often it was tried."""
+
+
+class Options(BaseModel):
+    """The settings of one scorer: strict types, no unknown keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+def options(model: type[O], settings: dict[str, Any], scorer: str) -> O:
+    """Return `settings` as `model`.
+
+    Raises ScoreError(bad_settings), one line a fault, with the nearest known key for a misspelt one.
+    """
+    try:
+        return model.model_validate_json(json.dumps(settings))
+    except ValidationError as exc:
+        known = [field.alias or name for name, field in model.model_fields.items()]
+        lines = []
+        for error in exc.errors():
+            key = ".".join(str(part) for part in error["loc"])
+            if error["type"] == "extra_forbidden" and len(error["loc"]) == 1:
+                lines.append(f"{scorer} has no setting {key!r}; {nearest(key, known)}")
+            else:
+                text = error["msg"].removeprefix("Value error, ")
+                lines.append(f"{scorer}{'.' if key else ''}{key}: {text} (got {_short(error['input'])})")
+        raise ScoreError("; ".join(lines), reason="bad_settings") from exc
+
+
+def json_object(text: str, what: str, *, reason: str) -> dict[str, Any]:
+    """Return the JSON object in `text`. Raises ScoreError(reason) naming `what`."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as exc:
+        raise ScoreError(f"{what} is not JSON ({exc}); expected an object, e.g. {{}}", reason=reason) from exc
+    if not isinstance(value, dict):
+        raise ScoreError(f"{what} is {_short(value)}; expected a JSON object, e.g. {{}}", reason=reason)
+    return value
+
+
+def answers(task: Task, scorer: str) -> tuple[str, ...]:
+    """Return the right answers of a task: `answer` in its verifier, a text, a number, or a list of these.
+
+    Raises ScoreError(bad_verifier).
+    """
+    verifier = json_object(task.verifier, f"task {task.task_id}: verifier", reason="bad_verifier")
+    given = verifier.get("answer")
+    right = given if isinstance(given, list) else [given]
+    if not right or not all(isinstance(one, str | int | float) and not isinstance(one, bool) for one in right):
+        raise ScoreError(
+            f'task {task.task_id}: {scorer} compares with the answer in the verifier, e.g. {{"answer": "11"}}; '
+            f"got {_short(given)}, expected a text, a number, or a list of these",
+            reason="bad_verifier",
+        )
+    return tuple(str(one) for one in right)
+
+
+def checked(raw: Any, scorer: str) -> Verdict:
+    """Return what a scorer gave as a Verdict: a Verdict, a number, or a pair of a number and its components.
+
+    Raises ScoreError(not_a_number) for anything that is not a finite number.
+    """
+    if isinstance(raw, tuple) and len(raw) == 2:
+        raw = Verdict(raw[0], raw[1])
+    verdict = raw if isinstance(raw, Verdict) else Verdict(raw)
+    if not isinstance(verdict.components, dict):
+        raise ScoreError(
+            f"{scorer} gave components {_short(verdict.components)}; expected a dict of name and number",
+            reason="not_a_number",
+            again=True,
+        )
+    rationale = None if verdict.rationale is None else storable(str(verdict.rationale)[:MAX_RATIONALE])
+    return Verdict(
+        _finite(verdict.value, scorer, "value"),
+        {storable(str(name)): _finite(part, scorer, f"component {name}") for name, part in verdict.components.items()},
+        rationale,
+        verdict.version,
+    )
+
+
+def entry_point(version: str) -> Callable[[F], F]:
+    """Mark a function `(task, response, settings) -> number | (number, components) | Verdict` as a scorer.
+
+    Tasks name functions as `module:function`; only marked ones are called, so a task cannot call just anything.
+
+    >>> @entry_point("halves/1")
+    ... def halves(task, response, settings):
+    ...     return 0.5
+    >>> halves.scorer_version
+    'halves/1'
+    """
+
+    def mark(function: F) -> F:
+        function.scorer_version = version  # type: ignore[attr-defined]
+        return function
+
+    return mark
+
+
+def storable(text: str) -> str:
+    """Return `text` as UTF-8 can hold it: a lone surrogate becomes a question mark."""
+    return text.encode(errors="replace").decode()
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return the hint for a misspelt name."""
+    known = sorted(known)
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return (f"did you mean {close[0]}? " if close else "") + f"known: {', '.join(known) or 'none'}"
+
+
+def _finite(value: Any, scorer: str, what: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(float(value)):
+        raise ScoreError(
+            f"{scorer} gave {what} {_short(value)}; a score is a finite number (say what failed by raising an error)",
+            reason="not_a_number",
+            again=True,
+        )
+    return float(value)
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."

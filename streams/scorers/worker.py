@@ -1,0 +1,76 @@
+"""The worker process of the sandbox: one score at a time, then the next.
+
+    stdin   length, pickle (limit, memory, name, settings, task, response)      from the parent, which is trusted
+    stdout  length, JSON {"ready"} | {"prepared"} | {"value", …} | {"reason", "error", …}
+
+It trusts its parent, and its parent does not trust it: answers are JSON. What a scorer prints goes to stderr. A worker
+whose parent died ends itself, between scores by the end of its stdin, within one by an alarm.
+
+Not covered: hostile code. A scorer runs with the rights of the user; this keeps accidents apart, not attackers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pickle
+import resource
+import signal
+import struct
+from typing import Any, BinaryIO
+
+from streams.scorers.registry import load
+from streams.scorers.verdict import ScoreError
+
+FRAME = struct.Struct(">I")
+
+
+def main() -> None:
+    """Serve until stdin ends."""
+    inbox, outbox = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(2, 1)
+    _send(outbox, {"ready": os.getpid()})
+    while header := inbox.read(FRAME.size):
+        _one(outbox, inbox.read(FRAME.unpack(header)[0]))
+
+
+def _one(outbox: BinaryIO, frame: bytes) -> None:
+    limit_s, memory_bytes, name, settings, task, response = pickle.loads(frame)  # noqa: S301 - from our parent
+    version = f"{name}/unknown"
+    try:
+        _limit_memory(memory_bytes)
+        scorer = load(name)
+        version = scorer.version
+        _send(outbox, {"prepared": version})
+        signal.setitimer(signal.ITIMER_REAL, 2 * limit_s + 1)  # unhandled: ends a worker that nobody ends any more
+        verdict = scorer(task, response, settings)
+        answer: dict[str, Any] = {
+            "value": verdict.value,
+            "components": verdict.components,
+            "rationale": verdict.rationale,
+        }
+    except ScoreError as exc:
+        answer = {"reason": exc.reason, "error": str(exc), "again": exc.again}
+    except MemoryError:
+        answer = {"reason": "memory", "error": f"{name} needed more than {memory_bytes} bytes", "again": True}
+    except BaseException as exc:  # SystemExit and KeyboardInterrupt too: whatever it raised is its answer
+        error = f"{name} raised {type(exc).__name__}: {str(exc)[:1000]}"
+        answer = {"reason": "exception", "error": error, "again": True}
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    _send(outbox, {**answer, "version": version})
+
+
+def _limit_memory(memory_bytes: int) -> None:
+    """Let allocations beyond this fail with MemoryError, where the system can; else the machine is the limit."""
+    with contextlib.suppress(OSError, ValueError):
+        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, hard))
+
+
+def _send(outbox: BinaryIO, answer: dict[str, Any]) -> None:
+    body = json.dumps(answer).encode()
+    outbox.write(FRAME.pack(len(body)) + body)
+    outbox.flush()

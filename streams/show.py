@@ -1,0 +1,210 @@
+"""How answers look: a table for people, one JSON object a line for programs.
+
+    rows ──► table   on a terminal, or with --output table
+         └─► jsonl   in a pipe, or with --output jsonl
+
+A row is a mapping; jsonl prints all of it, the table only its columns. What lies in the log may hold anything, so
+control characters are shown escaped: a task's text must not steer a terminal.
+
+Not covered: paging, colours of one's own choice (NO_COLOR is respected).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, Literal, NamedTuple, TextIO, cast
+
+Output = Literal["table", "jsonl"]
+Row = Mapping[str, Any]
+WIDE = 100_000
+"""Columns of a table that is not on a terminal: nothing is cut."""
+
+
+class Column(NamedTuple):
+    """One column of a table."""
+
+    title: str
+    value: str | Callable[[Any], Any]
+    """A key of the row, or what to ask it."""
+    width: int = 0
+    """Cells in a line that is printed before the next is known; 0: the rest of the line."""
+    right: bool = False
+
+    def of(self, row: Any) -> str:
+        """Return the cell as text."""
+        return cell(row[self.value] if isinstance(self.value, str) else self.value(row))
+
+
+def output_or_default(output: str | None, stream: TextIO | None = None) -> Output:
+    """Return the output that was asked for, else the one that fits where stdout goes."""
+    if output is not None:
+        return cast(Output, output)
+    return "table" if (stream or sys.stdout).isatty() else "jsonl"
+
+
+def rows(data: Iterable[Row], columns: Sequence[Column], output: Output) -> None:
+    """Print rows to stdout."""
+    if output == "jsonl":
+        for row in data:
+            print(json_line(row), flush=True)
+        return
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for number, column in enumerate(columns):
+        last = number == len(columns) - 1
+        table.add_column(column.title, justify="right" if column.right else "left", overflow="fold", no_wrap=not last)
+    for row in data:
+        table.add_row(*(_text(column.of(row)) for column in columns))
+    _print(table)
+
+
+def record(data: Row, output: Output) -> None:
+    """Print one mapping: a line a key, or one JSON object."""
+    if output == "jsonl":
+        print(json_line(data), flush=True)
+        return
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in data.items():
+        table.add_row(name, _text(cell(value)))
+    _print(table)
+
+
+class Lines:
+    """A table whose lines come one by one: fixed widths, the header once, lines cut at the terminal's edge."""
+
+    def __init__(self, columns: Sequence[Column]) -> None:
+        from rich.console import Console
+
+        self._columns = columns
+        self._width = Console().width if sys.stdout.isatty() else WIDE
+        self._begun = False
+
+    def add(self, row: Any, *, instead: str | None = None, after: int = 0) -> None:
+        """Print one line; with `instead`, that text follows the first `after` columns."""
+        if not self._begun:
+            self._write([column.title for column in self._columns])
+            self._begun = True
+        if instead is None:
+            self._write([column.of(row) for column in self._columns])
+        else:
+            self._write([*(column.of(row) for column in self._columns[:after]), printable(instead)])
+
+    def _write(self, cells: Sequence[str]) -> None:
+        from rich.cells import cell_len, set_cell_size
+
+        parts = []
+        for number, (column, text) in enumerate(zip(self._columns, cells, strict=False)):
+            last = number == len(cells) - 1
+            if column.width and column.right and not (last and len(cells) < len(self._columns)):
+                text = " " * max(column.width - cell_len(text), 0) + text
+            parts.append(text if last or not column.width else set_cell_size(text, column.width))
+        self._print("  ".join(parts).rstrip())
+
+    def _print(self, line: str) -> None:
+        from rich.cells import cell_len, set_cell_size
+
+        print(set_cell_size(line, self._width) if cell_len(line) > self._width else line, flush=True)
+
+
+# --- words ------------------------------------------------------------------------------------------------------------
+
+
+def json_line(row: Any) -> str:
+    """Return `row` as one line of JSON. Dataclasses become objects; NaN and infinities, which JSON lacks, texts."""
+    try:
+        return json.dumps(row, ensure_ascii=False, allow_nan=False, default=_plain)
+    except ValueError:
+        return json.dumps(_finite(row), ensure_ascii=False, allow_nan=False, default=_plain)
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return dict(value)
+    return str(value)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, str | int | float) or value is None:
+        return value
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    plain = _plain(value)
+    return {key: _finite(item) for key, item in plain.items()} if isinstance(plain, dict) else plain
+
+
+def cell(value: Any) -> str:
+    """Return `value` as the text of a table cell."""
+    match value:
+        case None:
+            return ""
+        case bool():
+            return "yes" if value else "no"
+        case float():
+            return f"{value:.4g}"
+        case Mapping():
+            return ", ".join(f"{key} {cell(item)}" for key, item in value.items())
+        case list() | tuple():
+            return ", ".join(cell(item) for item in value)
+        case _:
+            return printable(str(value))
+
+
+def printable(text: str) -> str:
+    """Return `text` in one line, with everything that a terminal would obey escaped."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def moment(timestamp_ms: int) -> str:
+    """Return a time of the log as ISO 8601, UTC, as `--from` takes it."""
+    try:
+        at = datetime.fromtimestamp(timestamp_ms / 1000, UTC)
+    except (OverflowError, ValueError, OSError):
+        return str(timestamp_ms)
+    return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def size(count: float) -> str:
+    """Return bytes in the largest fitting unit."""
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.4g} {unit}"
+        count /= 1024
+    return f"{count:.4g} GiB"
+
+
+def _text(text: str) -> Any:
+    from rich.text import Text
+
+    return Text(text)  # never read as markup
+
+
+def _print(table: Any) -> None:
+    from rich.console import Console
+
+    terminal = sys.stdout.isatty()
+    console = Console(file=sys.stdout, width=None if terminal else WIDE, highlight=False)
+    with console.capture() as capture:
+        console.print(table)
+    for line in _lines(capture.get()):
+        print(line)
+
+
+def _lines(text: str) -> Iterator[str]:
+    for line in text.splitlines():
+        yield line.rstrip()

@@ -1,0 +1,197 @@
+"""Where a policy stands, as its agent follows it in the log.
+
+    adapters, batches, groups [of this policy] ──► Standing ──► which version serves, how many tasks may start
+    responses [of the agent's partitions]      ──► answered ──► which tasks need no answer any more
+
+All three topics are keyed by policy, so one partition of each holds everything. Adapters and batches are read from the
+start, groups from where one could still be of use: those of older versions would be stale in any batch to come.
+
+Not covered: dead letters for records here that cannot be read. The stages that own these topics write them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from schemas.events import AdapterEvent, AdvantagedGroup, Batch, Coordinates, Event, Response
+from schemas.serde import Poison
+from streams import adapters
+from streams.admission import Admission
+from streams.cluster import offsets, offsets_at
+from streams.log import Record, Tail, TopicPartition, partition_of, read
+from streams.settings import Settings
+from streams.topics import topics
+
+log = logging.getLogger("streamward.policy")
+
+E = TypeVar("E", bound=Event)
+
+CLOCK_SKEW_MS = 60_000
+"""How far the clocks of those who write tasks and responses may be apart when the log is searched by time."""
+
+
+class Standing:
+    """The fold of one policy's adapters, batches and groups, up to date after each `poll`. Use as a context manager."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Read what there is now. Raises NotFoundError without the topics, LogError if the broker does not answer."""
+        self._settings = settings
+        self._policy = settings.policy.name
+        self.adapters = adapters.empty(self._policy)
+        self.admission = Admission(settings.batches)
+        self.trained_at: dict[int, Coordinates] = {}
+        """Where the event that made each version lies."""
+        self.useless: set[int] = set()
+        """Versions whose adapter could not be loaded."""
+        partition = partition_of(self._policy, settings.topics.policy_partitions)
+        named = topics(settings.topics)
+        labels = ("adapters", "batches", "groups")
+        adapters_tp, batches_tp, groups_tp = ((named[label].name, partition) for label in labels)
+        self._fold: dict[str, Callable[[Record], None]] = {
+            adapters_tp[0]: self._on_adapter,
+            batches_tp[0]: self._on_batch,
+            groups_tp[0]: self._on_group,
+        }
+        self._last_group: dict[int, int] = {}  # batch sequence -> offset of its last group
+        bounds = offsets(settings, labels)
+        for tp in (adapters_tp, batches_tp):
+            first, end = bounds[tp]
+            for record in read(settings, {tp: first}, {tp: end}):
+                self._fold[tp[0]](record)
+        first, end = bounds[groups_tp]
+        start = max(first, self._last_group.get(self.oldest_useful - 1, -1) + 1)
+        self._tail = Tail(
+            settings, {adapters_tp: bounds[adapters_tp][1], batches_tp: bounds[batches_tp][1], groups_tp: start}
+        )
+        while self._tail.position[groups_tp] < end:
+            self.poll()
+
+    def __enter__(self) -> Standing:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._tail.__exit__()
+
+    @property
+    def in_force(self) -> int:
+        """The version that answers tasks without a pin: the primary, or the one before it that could be loaded."""
+        return next((version for version in reversed(self.adapters.primaries) if version not in self.useless), 0)
+
+    @property
+    def oldest_useful(self) -> int:
+        """The oldest version whose groups the next batch may hold."""
+        return self.admission.sequence - self._settings.batches.max_policy_lag
+
+    def poll(self, timeout_s: float = 0.0) -> None:
+        """Take in what came since the last call."""
+        for record in self._tail.poll(timeout_s=timeout_s):
+            self._fold[record.at.topic](record)
+
+    def _on_adapter(self, record: Record) -> None:
+        event = _usable(record, AdapterEvent)
+        if event is None or event.policy != self._policy:
+            return
+        before = self.adapters.primary
+        self.adapters = adapters.fold(self.adapters, event)
+        if event.kind == "trained":
+            self.trained_at.setdefault(event.version, record.at)
+        if self.adapters.primary != before:
+            log.info("%s: version %d is primary now, it was %d", record.at, self.adapters.primary, before)
+
+    def _on_batch(self, record: Record) -> None:
+        batch = _usable(record, Batch)
+        if batch is not None and batch.policy == self._policy:
+            self.admission.batch(batch)
+            self._last_group[batch.sequence] = max(batch.groups_offsets, default=-1)
+            self._last_group.pop(self.oldest_useful - 2, None)
+
+    def _on_group(self, record: Record) -> None:
+        group = _usable(record, AdvantagedGroup)
+        if group is not None and group.policy == self._policy:
+            self.admission.group(group, record.at.offset)
+
+
+def _usable(record: Record, expected: type[E]) -> E | None:
+    event = record.decode(expected)
+    if isinstance(event, Poison):
+        log.warning("%s: passed over: %s", record.at, event.error)
+        return None
+    return event
+
+
+# --- what is answered already -----------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """A sampling as it is found on `responses`."""
+
+    first: Response
+    timestamp_ms: int
+    slots: set[int] = field(default_factory=set)
+
+
+def answered(
+    settings: Settings, committed: Mapping[TopicPartition, int], standing: Standing, *, now_ms: int
+) -> dict[int, set[str]]:
+    """Return, per partition of `tasks` in `committed`, the tasks from there on that have a whole sampling already.
+
+    An agent that died between an answer and its commit finds the answer here: a task and its responses have the same
+    key, so they lie in partitions of the same number. `responses` is read from the time of the first uncommitted task.
+    On the way, samplings that may still be of use and whose group is not out yet are counted as in flight again; for
+    them the reading begins no earlier than a group may take to leave (`advantages.deadline_s`).
+    """
+    responses = topics(settings.topics)["responses"].name
+    bounds = offsets(settings, ["tasks", "responses"])
+    uncommitted = _first_times(settings, committed, bounds)
+    since_ms = min([*uncommitted.values(), _in_flight_since(settings, standing, now_ms)]) - CLOCK_SKEW_MS
+    found_at = offsets_at(settings, ["responses"], max(0, since_ms))
+    ends = {(responses, partition): bounds[responses, partition][1] for _, partition in committed}
+    starts = {tp: found_at[tp] if found_at[tp] >= 0 else end for tp, end in ends.items()}
+    attempts: dict[tuple[int, str], _Attempt] = {}
+    found: dict[int, set[str]] = {partition: set() for _, partition in committed}
+    for record in read(settings, starts, ends):
+        response = _usable(record, Response)
+        if response is None or response.policy != settings.policy.name:
+            continue
+        key = (record.at.partition, response.sampling_id)
+        attempt = attempts.setdefault(key, _Attempt(response, record.timestamp_ms))
+        attempt.slots.add(response.slot)
+        if len(attempt.slots) < response.group_size:
+            continue
+        found[record.at.partition].add(response.task_id)
+        if response.metadata.get("purpose") == "train" and response.adapter_version >= standing.oldest_useful:
+            standing.admission.start(response.task_id, give_up_ms=give_up_ms(settings, record.timestamp_ms))
+    return found
+
+
+def give_up_ms(settings: Settings, since_ms: int, deadline_ms: int | None = None) -> int | None:
+    """Return when a group should long be out: its deadline, the join's grace, and a minute; None if it may never be."""
+    rule = settings.advantages
+    if deadline_ms is None:
+        if not rule.deadline_s:
+            return None
+        deadline_ms = since_ms + int(rule.deadline_s * 1000)
+    return deadline_ms + int(rule.grace_s * 1000) + CLOCK_SKEW_MS
+
+
+def _first_times(
+    settings: Settings, committed: Mapping[TopicPartition, int], bounds: Mapping[TopicPartition, tuple[int, int]]
+) -> dict[TopicPartition, int]:
+    """Return the record timestamp of the first uncommitted record of each partition that has one."""
+    starts = {tp: max(offset, bounds[tp][0]) for tp, offset in committed.items()}
+    starts = {tp: offset for tp, offset in starts.items() if offset < bounds[tp][1]}
+    first = read(settings, starts, {tp: offset + 1 for tp, offset in starts.items()})
+    return {(record.at.topic, record.at.partition): record.timestamp_ms for record in first}
+
+
+def _in_flight_since(settings: Settings, standing: Standing, now_ms: int) -> int:
+    """Return the time before which no sampling was written that is still in flight and of use, ms; 0 if not known."""
+    version = standing.adapters.versions.get(standing.oldest_useful)
+    made = version.created_at if version is not None else 0
+    if not settings.advantages.deadline_s:
+        return made
+    return max(made, now_ms - int((settings.advantages.deadline_s + settings.advantages.grace_s) * 1000))

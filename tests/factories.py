@@ -1,0 +1,201 @@
+"""Events for tests: each is whole and ordinary, and a test changes the one detail it is about.
+
+    task(group_size=2)   response(slot=1, error="out of memory")   reward(response(slot=1), value=0.5)   group(...)
+
+Ids follow from what they are about, as in the log: `response(sampling_id="s2")` has the id of that sampling's slot.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+from schemas.events import (
+    AdapterEvent,
+    AdvantagedGroup,
+    Batch,
+    Coordinates,
+    DeadLetter,
+    Event,
+    GroupControl,
+    GroupResponse,
+    Message,
+    Response,
+    Reward,
+    RewardSource,
+    Sampling,
+    Task,
+    derive_id,
+)
+
+T0 = 1_800_000_000_000
+"""When everything happens, ms since the epoch."""
+
+
+def task(**changes: Any) -> Task:
+    """Return a task of four slots and one reward source, `exact`."""
+    whole: dict[str, Any] = {
+        "task_id": "t1",
+        "created_at": T0,
+        "policy": "default",
+        "group_size": 4,
+        "reward_sources": (RewardSource(name="exact"),),
+        "messages": (Message(role="user", content="4 + 7 ="),),
+    }
+    return Task(**{**whole, **changes})
+
+
+def response(**changes: Any) -> Response:
+    """Return the answer to slot 0 of `task()` in sampling s1 by version 0; with `error`, a slot that failed."""
+    whole: dict[str, Any] = {
+        "sampling_id": "s1",
+        "task_id": "t1",
+        "created_at": T0 + 10,
+        "policy": "default",
+        "slot": 0,
+        "group_size": 4,
+        "adapter_version": 0,
+        "base_digest": "b" * 64,
+        "tokenizer_digest": "c" * 64,
+        "engine": "scripted",
+        "finish_reason": "stop",
+        "prompt_tokens": 3,
+        "completion_tokens": 2,
+        "latency_ms": 12.5,
+        "text": "11",
+        "sampling": Sampling(max_tokens=12),
+        "prompt_token_ids": (1, 2, 3),
+        "completion_token_ids": (4, 5),
+        "logprobs": (-0.5, -0.25),
+        "loss_mask": (True, True),
+    }
+    if changes.get("error") is not None:
+        empty = dict.fromkeys(("prompt_token_ids", "completion_token_ids", "logprobs", "loss_mask"), ())
+        whole |= {"finish_reason": "error", "text": "", "completion_tokens": 0, **empty}
+    whole |= changes
+    whole.setdefault("response_id", derive_id(whole["sampling_id"], whole["slot"]))
+    return Response(**whole)
+
+
+def reward(of: Response | None = None, **changes: Any) -> Reward:
+    """Return the verdict 1.0 of `exact` on a response; with `error`, a score that failed."""
+    of = of or response()
+    whole: dict[str, Any] = {
+        "response_id": of.response_id,
+        "task_id": of.task_id,
+        "created_at": T0 + 20,
+        "policy": of.policy,
+        "slot": of.slot,
+        "source": "exact",
+        "value": None if changes.get("error") is not None else 1.0,
+        "scorer_version": "1",
+        "components": {"match": 1.0},
+    }
+    whole |= changes
+    whole.setdefault("reward_id", derive_id(whole["response_id"], whole["source"]))
+    return Reward(**whole)
+
+
+def control(**changes: Any) -> GroupControl:
+    """Return the record that closes the group of t1."""
+    whole: dict[str, Any] = {"task_id": "t1", "created_at": T0 + 700_000, "kind": "expire", "reason": "deadline passed"}
+    whole |= changes
+    whole.setdefault("control_id", derive_id(whole["task_id"], whole["kind"]))
+    return GroupControl(**whole)
+
+
+def group(**changes: Any) -> AdvantagedGroup:
+    """Return a whole group of two responses that differ, sampled by version 0, four tokens to learn from."""
+    whole: dict[str, Any] = {
+        "task_id": "t1",
+        "created_at": T0 + 30,
+        "policy": "default",
+        "purpose": "train",
+        "scenario": "default",
+        "sampling_id": "s1",
+        "group_size": 2,
+        "adapter_version": 0,
+        "base_digest": "b" * 64,
+        "tokenizer_digest": "c" * 64,
+        "complete": True,
+        "formula": "grpo",
+        "formula_version": 1,
+        "formula_eps": 1e-4,
+        "formula_ddof": 1,
+        "reward_mean": 0.5,
+        "reward_std": 0.5,
+        "prompt_token_ids": (1, 2, 3),
+        "responses": tuple(_member(slot, advantage) for slot, advantage in enumerate((-0.7, 0.7))),
+    }
+    whole |= changes
+    whole.setdefault("group_id", derive_id(whole["task_id"], "group", whole["formula_version"]))
+    return AdvantagedGroup(**whole)
+
+
+def _member(slot: int, advantage: float) -> GroupResponse:
+    return GroupResponse(
+        slot=slot,
+        response_id=derive_id("s1", slot),
+        partition=0,
+        offset=slot,
+        finish_reason="stop",
+        reward=float(slot),
+        advantage=advantage,
+        completion_token_ids=(4, 5),
+        logprobs=(-0.5, -0.25),
+        loss_mask=(True, True),
+    )
+
+
+def one_of_each() -> list[Event]:
+    """Return one event of every kind."""
+    return [
+        task(),
+        response(),
+        reward(),
+        control(),
+        group(),
+        Batch(
+            batch_id=derive_id("default", "batch", 0),
+            policy="default",
+            created_at=T0,
+            sequence=0,
+            closed_by="count",
+            max_policy_lag=1,
+            groups=1,
+            responses=2,
+            loss_tokens=4,
+            groups_partition=3,
+            groups_offsets=(7,),
+        ),
+        AdapterEvent(
+            event_id=derive_id("default", 1, "trained"),
+            policy="default",
+            created_at=T0,
+            version=1,
+            kind="trained",
+            actor="trainer",
+            reason="batch 0",
+            metrics={"loss": 0.25},
+        ),
+        DeadLetter(
+            dead_letter_id=derive_id("advantages", "rewards", 3, 1041),
+            created_at=T0,
+            stage="advantages",
+            reason="not_avro",
+            error="rewards[3]@1041: not Avro",
+            source_topic="rewards",
+            source_partition=3,
+            source_offset=1041,
+            source_timestamp=T0,
+            payload="AAAA",
+        ),
+    ]
+
+
+_offsets = itertools.count()
+
+
+def somewhere(topic: str = "tasks", partition: int = 0) -> Coordinates:
+    """Return coordinates that no other call returns, rising."""
+    return Coordinates(topic, partition, next(_offsets))

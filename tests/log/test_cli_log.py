@@ -1,0 +1,328 @@
+"""The commands that look into a real log."""
+
+from __future__ import annotations
+
+import json
+import logging
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from schemas.events import AdapterEvent, AdapterFile, AdapterKind, Message, Reward, RewardSource, Task, derive_id
+from streams import cluster
+from streams.cli import cli
+from streams.log import Producer
+from streams.settings import Broker, Settings, to_env
+from streams.topics import LABELS, topics
+
+pytestmark = pytest.mark.kafka
+
+
+@pytest.fixture(autouse=True)
+def log_as_before() -> Iterator[None]:
+    """Put the log set-up back that each command replaces."""
+    root = logging.getLogger()
+    level, handlers = root.level, list(root.handlers)
+    yield
+    root.setLevel(level)
+    root.handlers[:] = handlers
+
+
+def run(settings: Settings, *args: str) -> Result:
+    return CliRunner().invoke(cli, args, env=to_env(settings))
+
+
+def lines(result: Result) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+@pytest.fixture
+def log(settings: Settings) -> Settings:
+    """Settings whose topics exist."""
+    cluster.apply_topics(settings)
+    return settings
+
+
+def a_task(number: int, text: str = "1 + 1 =") -> Task:
+    return Task(
+        task_id=derive_id("cli", number),
+        created_at=number,
+        policy="default",
+        reward_sources=(RewardSource(name="exact"),),
+        messages=(Message(role="user", content=text),),
+    )
+
+
+def a_version(version: int, kind: AdapterKind = "trained", **more: Any) -> AdapterEvent:
+    return AdapterEvent(
+        event_id=derive_id("default", version, kind, more.get("suite")),
+        policy="default",
+        created_at=1_700_000_000_000 + version,
+        version=version,
+        kind=kind,
+        actor="trainer",
+        reason="because",
+        **more,
+    )
+
+
+def write(settings: Settings, *events: Any) -> None:
+    with Producer(settings) as producer:
+        for event in events:
+            producer.send(event)
+
+
+def write_at(settings: Settings, label: str, *payloads: tuple[bytes, bytes, int]) -> None:
+    """Write raw (key, payload, timestamp in ms)."""
+    with Producer(settings) as producer:
+        for key, payload, at in payloads:
+            producer.send_bytes(topics(settings.topics)[label].name, key, payload, timestamp_ms=at)
+
+
+# --- topics -----------------------------------------------------------------------------------------------------------
+
+
+def test_topics_are_created_once_and_then_listed(settings: Settings) -> None:
+    before = run(settings, "topics", "list")
+    assert [row["partitions"] for row in lines(before)] == [None] * len(LABELS)
+    assert "streamward topics apply" in before.stderr
+
+    assert {row["result"] for row in lines(run(settings, "topics", "apply"))} == {"created"}
+    assert {row["result"] for row in lines(run(settings, "topics", "apply"))} == {"unchanged"}
+
+    write(settings, a_task(1), a_task(2))
+    listed = {row["label"]: row for row in lines(run(settings, "topics", "list"))}
+    assert listed["tasks"] == {
+        "label": "tasks",
+        "name": f"{settings.topics.prefix}tasks",
+        "partitions": 8,
+        "records": 2,
+        "event": "Task",
+        "key": "task_id",
+    }
+    assert listed["groups"]["partitions"] == 4
+
+
+def test_topics_describe_gives_offsets_and_configuration(log: Settings) -> None:
+    write(log, *(a_task(number) for number in range(5)))
+    (described,) = lines(run(log, "topics", "describe", "tasks"))
+    assert sum(row["records"] for row in described["partitions"]) == 5
+    assert all(row["first"] == 0 and row["next"] == row["records"] for row in described["partitions"])
+    assert described["config"]["cleanup.policy"] == "delete"
+    assert len(lines(run(log, "topics", "describe"))) == len(LABELS)
+
+
+def test_topics_describe_of_a_missing_topic_is_not_found(settings: Settings) -> None:
+    result = run(settings, "topics", "describe", "tasks")
+    assert (result.exit_code, result.stdout) == (3, "")
+    assert "streamward topics apply" in result.stderr
+
+
+def test_a_process_of_the_loop_refuses_to_start_without_topics(settings: Settings) -> None:
+    for command in ("policy", "streams"):
+        result = run(settings, command)
+        assert result.exit_code == 3
+        assert "does not exist; create it with `streamward topics apply`" in result.stderr
+
+
+# --- events -----------------------------------------------------------------------------------------------------------
+
+
+def test_tail_prints_every_event_with_its_coordinates(log: Settings) -> None:
+    write(log, *(a_task(number, f"{number} + 1 =") for number in range(10)))
+    result = run(log, "events", "tail", "tasks", "--until-end")
+    assert result.exit_code == 0, result.stderr
+    rows = lines(result)
+    assert {row["event"]["messages"][0]["content"] for row in rows} == {f"{number} + 1 =" for number in range(10)}
+    assert len({(row["partition"], row["offset"]) for row in rows}) == 10
+    assert {row["topic"] for row in rows} == {f"{log.topics.prefix}tasks"}
+    assert all(row["timestamp"] > 1_600_000_000_000 for row in rows)
+
+
+def test_tail_of_an_empty_topic_ends_at_once(log: Settings) -> None:
+    result = run(log, "events", "tail", "groups", "--until-end")
+    assert (result.exit_code, result.stdout) == (0, "")
+
+
+def times(result: Result) -> list[int]:
+    assert result.exit_code == 0, result.stderr
+    return [row["timestamp"] for row in lines(result)]
+
+
+def test_tail_begins_where_it_is_told(log: Settings) -> None:
+    from schemas.serde import encode
+
+    at = [1_700_000_000_000 + 1000 * number for number in range(12)]  # 2023-11-14T22:13:20Z, one a second
+    write_at(log, "tasks", *((b"k%d" % number, encode(a_task(number)), when) for number, when in enumerate(at)))
+
+    def tail(*args: str) -> list[int]:
+        return times(run(log, "events", "tail", "tasks", "--until-end", *args))
+
+    assert sorted(tail()) == at
+    assert tail("--from", "end") == []
+    assert tail("--from", "-5") == at[-5:]
+    assert tail("--from", "-100") == at
+    assert sorted(tail("--from", "2023-11-14T22:13:28Z")) == at[8:]
+    assert tail("--from", "2030-01-01") == []
+    assert tail("--from", "-5", "-n", "2") == at[-5:-3]
+
+
+def test_tail_shows_poison_with_its_reason_goes_on_and_ends_with_1(log: Settings) -> None:
+    write_at(log, "tasks", (b"k", b"not avro", 0))
+    write(log, a_task(1))
+    result = run(log, "events", "tail", "tasks", "--until-end")
+    assert result.exit_code == 1
+    rows = lines(result)
+    assert [row["poison"]["reason"] for row in rows if "poison" in row] == ["not_avro"]
+    assert len([row for row in rows if "event" in row]) == 1
+
+    table = run(log, "events", "tail", "tasks", "--until-end", "--output", "table")
+    assert table.exit_code == 1
+    assert "POISON not_avro: " in table.stdout
+
+
+def test_tail_as_a_table_has_the_columns_of_the_event_and_no_raw_control_characters(log: Settings) -> None:
+    write(log, a_task(1, "evil \x1b[2J\n1 + 1 ="))
+    result = run(log, "events", "tail", "tasks", "--until-end", "--output", "table")
+    header, line = result.stdout.splitlines()
+    assert header.split() == ["time", "at", "task", "purpose", "policy", "slots", "sources", "asks"]
+    assert line.endswith(r"exact             evil \x1b[2J\n1 + 1 =")
+    assert a_task(1).task_id[:8] in line
+
+
+def test_tail_of_several_topics_names_the_fields_in_each_line(log: Settings) -> None:
+    response_id = derive_id("sampling", 0)
+    reward = Reward(
+        reward_id=derive_id(response_id, "exact"),
+        response_id=response_id,
+        task_id=a_task(1).task_id,
+        created_at=1,
+        policy="default",
+        slot=3,
+        source="exact",
+        value=0.5,
+        scorer_version="1",
+    )
+    write(log, a_task(1), reward)
+    result = run(log, "events", "tail", "tasks", "rewards", "--until-end", "--output", "table")
+    text = result.stdout
+    assert "rewards[" in text
+    assert "slot 3  source exact  value 0.5" in text
+    assert "asks 1 + 1 =" in text
+
+
+def test_a_live_tail_shows_what_comes_after_it_began_until_ctrl_c(log: Settings, tmp_path: Path) -> None:
+    write(log, a_task(1))
+    command = [sys.executable, "-m", "streams.cli", "events", "tail", "tasks", "--from", "-1"]
+    env = to_env(log) | {"PATH": "/usr/bin:/bin"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env, cwd=tmp_path) as child:
+        assert child.stdout is not None
+        assert json.loads(child.stdout.readline())["event"]["task_id"] == a_task(1).task_id
+        write(log, a_task(2))
+        assert json.loads(child.stdout.readline())["event"]["task_id"] == a_task(2).task_id
+        child.send_signal(signal.SIGINT)
+        out, err = child.communicate(timeout=30)
+    assert (out, err, child.returncode) == ("", "", 130)
+
+
+# --- adapters ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def trained(log: Settings) -> Settings:
+    """Two versions, the first one judged and promoted."""
+    write(
+        log,
+        a_version(
+            1,
+            parent_version=0,
+            uri="/store/default/1",
+            first_batch=0,
+            last_batch=0,
+            recipe={"loss": "dapo"},
+            metrics={"loss": 0.25},
+            files=(AdapterFile(path="adapter_model.safetensors", sha256="ab" * 32, bytes=1234),),
+        ),
+        a_version(1, "promoted", expected_version=0),
+        a_version(1, "evaluated", suite="sums/n=64/seed=1", metrics={"exact": 0.875, "n": 64.0}),
+        a_version(2, parent_version=1, first_batch=0, last_batch=1),
+    )
+    return log
+
+
+def test_adapters_list_shows_the_state_of_each_version(trained: Settings) -> None:
+    rows = {row["version"]: row for row in lines(run(trained, "adapters", "list"))}
+    assert {number: row["status"] for number, row in rows.items()} == {0: "superseded", 1: "primary", 2: "trained"}
+    assert rows[2]["parent_version"] == 1
+    assert rows[2]["batches"] == "0-1"
+    assert rows[1]["held_out"] == {"sums/n=64/seed=1": {"exact": 0.875, "n": 64.0}}
+    assert "0.875 (n 64)" in run(trained, "adapters", "list", "--output", "table").stdout
+
+
+def test_adapters_show_tells_the_whole_life_of_a_version(trained: Settings) -> None:
+    (row,) = lines(run(trained, "adapters", "show", "1"))
+    assert row["recipe"] == {"loss": "dapo"}
+    assert row["files"] == [{"path": "adapter_model.safetensors", "bytes": 1234, "sha256": "ab" * 32}]
+    assert [event["kind"] for event in row["events"]] == ["trained", "promoted", "evaluated"]
+    table = run(trained, "adapters", "show", "1", "--output", "table")
+    assert table.exit_code == 0, table.stderr
+    for shown in ("recipe", "dapo", "adapter_model.safetensors", "promoted", "2023-11-14T22:13:20.001Z"):
+        assert shown in table.stdout
+
+
+def test_adapters_show_of_an_unknown_version_is_not_found(trained: Settings) -> None:
+    for args in (["3"], ["1", "--policy", "other"]):
+        result = run(trained, "adapters", "show", *args)
+        assert (result.exit_code, result.stdout) == (3, "")
+        assert "the newest is" in result.stderr
+
+
+# --- doctor and broker ------------------------------------------------------------------------------------------------
+
+
+def states(result: Result) -> dict[str, str]:
+    return {row["check"]: row["state"] for row in lines(result)}
+
+
+def test_doctor_finds_missing_and_wrong_topics(settings: Settings) -> None:
+    result = run(settings, "doctor")
+    assert (result.exit_code, states(result)["topics"]) == (3, "failed")
+    assert "streamward topics apply" in result.stdout
+
+    cluster.apply_topics(settings)
+    assert states(run(settings, "doctor"))["topics"] == "ok"
+
+    result = run(settings, "--set", "topics.partitions=3", "doctor")
+    assert (result.exit_code, states(result)["topics"]) == (2, "failed")
+    assert "has 8 partitions, expected 3" in result.stdout
+
+    result = run(settings, "--set", "topics.max_record_bytes=2000000", "doctor")
+    assert "max.message.bytes=4194304, the settings say 2000000" in result.stdout
+
+
+def test_the_broker_is_started_found_refused_twice_and_stopped(tmp_path: Path) -> None:
+    settings = Settings(broker=Broker(data_dir=tmp_path / "kafka"))
+    started = run(settings, "broker", "start", "--port", "0")
+    try:
+        assert started.exit_code == 0, started.stderr
+        (node,) = lines(started)
+        assert f"export STREAMWARD_KAFKA__BOOTSTRAP={node['bootstrap']}" in started.stderr
+        assert lines(run(settings, "broker", "status")) == [node]
+
+        again = run(settings, "broker", "start")
+        assert again.exit_code == 4
+        assert str(node["pid"]) in again.stderr
+
+        elsewhere = run(settings, "--set", "kafka.bootstrap=127.0.0.1:1", "--set", "kafka.request_timeout_s=1", "doctor")
+        assert elsewhere.exit_code == 5
+        assert f"export STREAMWARD_KAFKA__BOOTSTRAP={node['bootstrap']}" in elsewhere.stdout
+    finally:
+        stopped = run(settings, "broker", "stop")
+    assert (stopped.exit_code, stopped.stdout) == (0, "")
+    assert run(settings, "broker", "status").exit_code == 3

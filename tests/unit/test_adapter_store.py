@@ -1,0 +1,179 @@
+"""What the adapter store promises: a version is whole or not there, never changes, and is believed if it agrees."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import fsspec
+import pytest
+
+from schemas.events import AdapterFile
+from streams import adapter_store
+from streams.adapter_store import fetch, publish
+from streams.errors import EventError, RefusedError, SettingsError
+
+
+def adapter(folder: Path, weights: bytes = b"weights") -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "adapter_model.safetensors").write_bytes(weights)
+    (folder / "adapter_config.json").write_text('{"r": 8}')
+    (folder / "README.md").write_text("peft writes this")
+    return folder
+
+
+@pytest.fixture(params=["folder", "memory"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return str(tmp_path / "store") if request.param == "folder" else f"memory://{uuid.uuid4().hex}"
+
+
+def test_what_was_published_is_fetched_as_it_was(store: str, tmp_path: Path) -> None:
+    local = adapter(tmp_path / "local")
+    uri, files = publish(local, store, "default", 3)
+    assert uri.startswith(("file:///", "memory://"))
+    assert [file.path for file in files] == ["adapter_config.json", "adapter_model.safetensors"]
+    folder = fetch(uri, files, tmp_path / "cache")
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == {
+        "adapter_config.json": b'{"r": 8}',
+        "adapter_model.safetensors": b"weights",
+    }
+    assert list((tmp_path / "cache").iterdir()) == [folder]
+
+
+def test_the_same_bytes_again_change_nothing(store: str, tmp_path: Path) -> None:
+    local = adapter(tmp_path / "local")
+    assert publish(local, store, "default", 1) == publish(local, store, "default", 1)
+
+
+def test_other_bytes_under_the_same_version_are_refused_and_the_first_stay(store: str, tmp_path: Path) -> None:
+    uri, files = publish(adapter(tmp_path / "local"), store, "default", 1)
+    with pytest.raises(RefusedError, match="a version never changes"):
+        publish(adapter(tmp_path / "other", b"other"), store, "default", 1)
+    assert (fetch(uri, files, tmp_path / "cache") / "adapter_model.safetensors").read_bytes() == b"weights"
+
+
+def test_a_relative_store_gives_a_uri_that_holds_from_anywhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    local = adapter(tmp_path / "local")
+    monkeypatch.chdir(tmp_path)
+    uri, files = publish(local, "adapters", "default", 1)
+    monkeypatch.chdir("/")
+    assert fetch(uri, files, tmp_path / "cache").is_dir()
+
+
+def test_a_publish_that_ends_halfway_leaves_no_version_and_can_be_repeated(tmp_path: Path) -> None:
+    # A process killed in the middle of an object store's upload has written files and no manifest.
+    store = f"memory://{uuid.uuid4().hex}"
+    local = adapter(tmp_path / "local")
+    with fsspec.open(f"{store}/default/1/adapter_model.safetensors", "wb") as half:
+        half.write(b"wei")
+    with pytest.raises(EventError, match="never written whole"):
+        fetch(f"{store}/default/1", adapter_store.manifest_of(local), tmp_path / "cache")
+    uri, files = publish(local, store, "default", 1)
+    assert fetch(uri, files, tmp_path / "cache").is_dir()
+
+
+def test_a_folder_store_that_fills_up_shows_no_version(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def no_space(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    local = adapter(tmp_path / "local")
+    monkeypatch.setattr("shutil.copyfile", no_space)
+    with pytest.raises(SettingsError, match=r"cannot be written: .*No space left.*make room"):
+        publish(local, str(tmp_path / "store"), "default", 1)
+    assert list((tmp_path / "store" / "default").iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["adapter_model.bin", "weights.pt", "state.pkl", "code.py", "folder"])
+def test_what_is_neither_safetensors_nor_json_is_not_published(tmp_path: Path, name: str) -> None:
+    local = adapter(tmp_path / "local")
+    if name == "folder":
+        (local / name).mkdir()
+    else:
+        (local / name).write_bytes(b"\x80\x04.")
+    with pytest.raises(RefusedError, match=name):
+        publish(local, str(tmp_path / "store"), "default", 1)
+    assert not (tmp_path / "store").exists()
+
+
+def test_a_folder_without_an_adapter_is_not_published(tmp_path: Path) -> None:
+    with pytest.raises(RefusedError, match=r"holds no \.safetensors file"):
+        publish(tmp_path / "nothing", str(tmp_path / "store"), "default", 1)
+
+
+@pytest.mark.parametrize("policy", ["../evil", "a/b", "..", ".hidden", "", "a\\b", "a\n"])
+def test_a_policy_name_cannot_leave_the_store(tmp_path: Path, policy: str) -> None:
+    with pytest.raises(RefusedError, match="a policy is named with letters"):
+        publish(adapter(tmp_path / "local"), str(tmp_path / "store"), policy, 1)
+
+
+def pickle_beside(folder: Path) -> None:
+    (folder / "adapter_model.bin").write_bytes(b"\x80\x04.")
+
+
+TAMPERED: dict[str, Callable[[Path], object]] = {
+    "sha256": lambda folder: (folder / "adapter_model.safetensors").write_bytes(b"wEights"),
+    "more than 7 bytes": lambda folder: (folder / "adapter_model.safetensors").write_bytes(b"weights and more"),
+    "has 3 bytes": lambda folder: (folder / "adapter_model.safetensors").write_bytes(b"wei"),
+    "lacks adapter_config.json": lambda folder: (folder / "adapter_config.json").unlink(),
+    "has adapter_model.bin": pickle_beside,
+    "has no manifest.json": lambda folder: (folder / "manifest.json").unlink(),
+    "is missing": lambda folder: [path.unlink() for path in folder.iterdir()] and folder.rmdir(),
+}
+
+
+@pytest.mark.parametrize("message", TAMPERED)
+def test_a_store_that_does_not_agree_with_the_log_is_not_served(tmp_path: Path, message: str) -> None:
+    uri, files = publish(adapter(tmp_path / "local"), str(tmp_path / "store"), "default", 1)
+    TAMPERED[message](tmp_path / "store" / "default" / "1")
+    with pytest.raises(EventError, match=message) as caught:
+        fetch(uri, files, tmp_path / "cache")
+    assert caught.value.reason == "bad_adapter"
+    assert uri in str(caught.value)
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "path", ["../../etc/passwd.json", "adapter_model.bin", "/etc/x.json", "a/b.json", "manifest.json"]
+)
+def test_a_manifest_in_the_log_cannot_name_what_is_no_adapter_file(tmp_path: Path, path: str) -> None:
+    uri, files = publish(adapter(tmp_path / "local"), str(tmp_path / "store"), "default", 1)
+    with pytest.raises(EventError, match="the event names") as caught:
+        fetch(uri, (*files, AdapterFile(path=path, sha256="0" * 64, bytes=1)), tmp_path / "cache")
+    assert caught.value.reason == "bad_adapter"
+
+
+def test_a_version_that_was_fetched_is_served_without_the_store_and_repaired_with_it(
+    store: str, tmp_path: Path
+) -> None:
+    uri, files = publish(adapter(tmp_path / "local"), store, "default", 1)
+    folder = fetch(uri, files, tmp_path / "cache")
+    assert fetch(f"{store}/gone/1", files, tmp_path / "cache") == folder
+    (folder / "adapter_model.safetensors").write_bytes(b"damaged")
+    assert (fetch(uri, files, tmp_path / "cache") / "adapter_model.safetensors").read_bytes() == b"weights"
+
+
+def test_versions_with_other_bytes_do_not_share_a_folder(store: str, tmp_path: Path) -> None:
+    one = fetch(*publish(adapter(tmp_path / "one"), store, "default", 1), tmp_path / "cache")
+    two = fetch(*publish(adapter(tmp_path / "two", b"second"), store, "default", 2), tmp_path / "cache")
+    assert one != two
+    assert (one / "adapter_model.safetensors").read_bytes() == b"weights"
+
+
+def test_a_manifest_with_another_hash_than_the_store_is_not_served(store: str, tmp_path: Path) -> None:
+    uri, files = publish(adapter(tmp_path / "local"), store, "default", 1)
+    with pytest.raises(EventError, match="as the log says"):
+        fetch(uri, [replace(file, sha256="0" * 64) for file in files], tmp_path / "cache")
+
+
+def test_a_url_nobody_can_open_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="install the driver, or use a folder"):
+        publish(adapter(tmp_path / "local"), "nosuch://bucket/path", "default", 1)
+
+
+def test_the_manifest_in_the_store_says_what_the_log_says(tmp_path: Path) -> None:
+    _, files = publish(adapter(tmp_path / "local"), str(tmp_path / "store"), "default", 1)
+    manifest = json.loads((tmp_path / "store" / "default" / "1" / "manifest.json").read_text())
+    assert tuple(AdapterFile(**file) for file in manifest["files"]) == files

@@ -1,0 +1,409 @@
+"""The command line without a broker: what it imports, how it prints, how it ends."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from schemas.events import Coordinates
+from streams import doctor, observe, show
+from streams.cli import cli
+from streams.errors import EventError, LogError, NotFoundError, RefusedError, SettingsError, StreamwardError
+from streams.log import Record
+from streams.settings import Broker, Kafka, Model, Settings
+from streams.shell import Guarded, pass_call
+from streams.tail import Begin, merged, parse_begin
+
+HEAVY = ("torch", "vllm", "transformers", "faust", "confluent_kafka", "fastavro", "pydantic", "rich", "trl", "peft")
+NOBODY = ["--set", "kafka.bootstrap=127.0.0.1:1", "--set", "kafka.request_timeout_s=0.3"]
+"""A bootstrap that does not answer."""
+
+
+@pytest.fixture(autouse=True)
+def apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A folder without streamward.toml, an environment without our variables, and the log set-up put back."""
+    monkeypatch.chdir(tmp_path)
+    for name in os.environ:
+        if name.startswith("STREAMWARD_"):
+            monkeypatch.delenv(name)
+    root = logging.getLogger()
+    level, handlers = root.level, list(root.handlers)
+    yield
+    root.setLevel(level)
+    root.handlers[:] = handlers
+
+
+def run(*args: str, env: dict[str, str] | None = None) -> Result:
+    return CliRunner().invoke(cli, args, env=env)
+
+
+def process(*args: str, code: str | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, *(["-c", code] if code else ["-m", "streams.cli"]), *args]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+# --- help -------------------------------------------------------------------------------------------------------------
+
+
+def test_help_of_every_command_imports_nothing_heavy() -> None:
+    code = (
+        "import sys\n"
+        "from streams.cli import cli\n"
+        "from streams.cli_docs import markdown\n"
+        "cli.main(['--help'], standalone_mode=False)\n"
+        "cli.main(['topics', 'list', '--help'], standalone_mode=False)\n"
+        "markdown(cli)\n"
+        f"print('HEAVY', [name for name in {HEAVY!r} if name in sys.modules])\n"
+    )
+    result = process(code=code)
+    assert result.stdout.splitlines()[-1] == "HEAVY []", result.stdout + result.stderr
+
+
+def test_every_command_and_option_has_a_sentence() -> None:
+    def look(command: click.Command, path: str) -> Iterator[str]:
+        if not (command.help or "").strip():
+            yield path
+        for parameter in command.params:
+            if isinstance(parameter, click.Option) and not (parameter.help or "").strip().endswith((".", "]")):
+                yield f"{path} {parameter.opts[0]}"
+        if isinstance(command, click.Group):
+            for name, child in command.commands.items():
+                yield from look(child, f"{path} {name}")
+
+    assert list(look(cli, "streamward")) == []
+
+
+def test_version_is_printed() -> None:
+    assert run("--version").output.startswith("streamward, version ")
+
+
+# --- exit codes -------------------------------------------------------------------------------------------------------
+
+
+def raising(error: BaseException) -> click.Group:
+    @click.group(cls=Guarded)
+    def root() -> None:
+        pass
+
+    @root.command()
+    @pass_call
+    def fail(call: object) -> None:
+        raise error
+
+    return root
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (StreamwardError("x"), 1),
+        (EventError("x"), 1),
+        (SettingsError("x"), 2),
+        (NotFoundError("x"), 3),
+        (RefusedError("x"), 4),
+        (LogError("x"), 5),
+        (KeyboardInterrupt(), 130),
+    ],
+)
+def test_each_error_ends_with_its_exit_code(error: BaseException, code: int) -> None:
+    result = CliRunner().invoke(raising(error), ["fail"])
+    assert result.exit_code == code
+    assert result.stdout == ""
+    assert result.stderr == ("" if code == 130 else "Error: x\n")
+
+
+def test_unforeseen_error_is_one_line_that_names_the_file_with_its_traceback() -> None:
+    result = CliRunner().invoke(raising(ZeroDivisionError("one\ntwo")), ["fail"])
+    assert result.exit_code == 1
+    assert result.stderr.count("\n") == 1
+    assert "ZeroDivisionError: one" in result.stderr
+    file = Path(next(word for word in result.stderr.split() if word.endswith(".traceback;")).rstrip(";"))
+    assert "Traceback (most recent call last)" in file.read_text()
+    file.unlink()
+
+
+def test_unforeseen_error_prints_its_traceback_at_level_debug(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError("boom")
+
+    monkeypatch.setattr(doctor, "examine", broken)
+    result = run("--log-level", "debug", "doctor")
+    assert result.exit_code == 1
+    assert "Traceback (most recent call last)" in result.stderr
+    assert result.stderr.rstrip().endswith("this should not happen: ZeroDivisionError: boom")
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "says"),
+    [
+        (["topics", "nope"], 2, "No such command 'nope'"),
+        (["--set", "kafka.bootstrp=x", "topics", "list"], 2, "did you mean kafka.bootstrap?"),
+        (["--config", "missing.toml", "topics", "list"], 2, "missing.toml: no such settings file"),
+        (["events", "tail", "reward"], 3, "did you mean rewards?"),
+        (["events", "tail", "tasks", "--from", "yesterday"], 2, "--from yesterday: expected start, end, -N"),
+        (["config", "show", "kafak"], 3, "'kafak'"),
+        ([*NOBODY, "topics", "list"], 5, "Kafka at 127.0.0.1:1 did not answer within 0.3 s"),
+        ([*NOBODY, "policy"], 5, "Kafka at 127.0.0.1:1 did not answer within 0.3 s"),
+        (["broker", "status"], 3, "no node runs in .streamward/kafka; start it with `streamward broker start`"),
+    ],
+)
+def test_a_mistake_says_what_to_do_on_stderr_and_nothing_on_stdout(args: list[str], code: int, says: str) -> None:
+    result = run(*args)
+    assert result.exit_code == code
+    assert says in result.stderr
+    assert result.stdout == ""
+
+
+def test_a_reader_that_leaves_early_is_no_error() -> None:
+    command = [sys.executable, "-m", "streams.cli", "config", "show"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        assert child.stderr is not None
+        child.stdout.close()  # before anything is written: Python alone takes longer to start
+        assert (child.wait(60), child.stderr.read()) == (0, "")
+
+
+# --- signals ----------------------------------------------------------------------------------------------------------
+
+WAITING = """\
+import sys, time
+from streams.shell import until_stopped
+with until_stopped() as stop:
+    print("ready", flush=True)
+    stop.wait()
+    time.sleep(float(sys.argv[1]))  # what is in hand
+print("drained", flush=True)
+"""
+
+
+def waiting(seconds: float) -> subprocess.Popen[str]:
+    child = subprocess.Popen(
+        [sys.executable, "-c", WAITING, str(seconds)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert child.stdout is not None
+    assert child.stdout.readline() == "ready\n"
+    return child
+
+
+@pytest.mark.parametrize("signs", [[signal.SIGTERM], [signal.SIGINT], [signal.SIGINT, signal.SIGTERM, signal.SIGTERM]])
+def test_a_signal_lets_the_process_drain_and_end_with_0(signs: list[signal.Signals]) -> None:
+    child = waiting(0.5)
+    for sign in signs:
+        child.send_signal(sign)
+        time.sleep(0.05)  # equal signals that wait together are one
+    out, err = child.communicate(timeout=30)
+    assert (out, child.returncode) == ("drained\n", 0)
+    assert err.count("stopping") == 1
+
+
+def test_a_second_ctrl_c_kills() -> None:
+    child = waiting(30)
+    child.send_signal(signal.SIGINT)
+    assert child.stderr is not None
+    assert "Ctrl-C again kills" in child.stderr.readline()
+    child.send_signal(signal.SIGINT)
+    child.communicate(timeout=30)
+    assert child.returncode == -signal.SIGINT
+
+
+# --- settings ---------------------------------------------------------------------------------------------------------
+
+
+def settings_shown(*args: str, env: dict[str, str] | None = None) -> dict[str, dict[str, object]]:
+    result = run(*args, "config", "show", env=env)
+    assert result.exit_code == 0, result.stderr
+    return {row["key"]: row for row in map(json.loads, result.stdout.splitlines())}
+
+
+def test_config_show_says_where_each_value_came_from(tmp_path: Path) -> None:
+    (tmp_path / "my.toml").write_text('[batches]\ngroups = 3\n[policy]\nname = "file"\n')
+    shown = settings_shown(
+        "--config", "my.toml", "--set", "topics.prefix=x.", env={"STREAMWARD_POLICY__NAME": "variable"}
+    )
+    assert (shown["batches.groups"]["value"], shown["batches.groups"]["from"]) == (3, "my.toml")
+    assert (shown["policy.name"]["value"], shown["policy.name"]["from"]) == ("variable", "STREAMWARD_POLICY__NAME")
+    assert (shown["topics.prefix"]["value"], shown["topics.prefix"]["from"]) == ("x.", "--set topics.prefix")
+    assert (shown["topics.partitions"]["value"], shown["topics.partitions"]["from"]) == (8, "default")
+
+
+def test_config_show_prints_no_secret_wherever_it_came_from() -> None:
+    secret = "hunter2"
+    args = [
+        "--set", f"scoring.judge_key={secret}", "--set", "scoring.judge_url=http://judge/v1", "--set", "kafka.security_protocol=SASL_SSL",
+        "--set", "kafka.sasl_mechanism=PLAIN", "--set", "kafka.sasl_username=me", "--set", f"kafka.sasl_password={secret}",
+        "--set", f'kafka.client={{"ssl.key.password": "{secret}", "ssl.key.pem": "{secret}", "client.rack": "r1"}}',
+    ]  # fmt: skip
+    for output in ("table", "jsonl"):
+        result = run(*args, "config", "show", "--output", output)
+        assert result.exit_code == 0, result.stderr
+        assert secret not in result.output
+        assert "r1" in result.output
+
+
+def test_config_show_of_one_section_prints_only_it() -> None:
+    lines = run("config", "show", "batches").stdout.splitlines()
+    assert [json.loads(line)["key"] for line in lines] == ["batches.groups", "batches.max_policy_lag"]
+
+
+# --- output -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_pipe_gets_jsonl_unless_a_table_is_asked_for() -> None:
+    assert json.loads(run("schemas", "list").stdout.splitlines()[0])["event"] == "Task"
+    assert run("schemas", "list", "--output", "table").stdout.splitlines()[0].split() == ["id", "event", "version", "sha256"]
+
+
+def test_schemas_check_is_silent_on_stdout_when_all_is_well() -> None:
+    result = run("schemas", "check")
+    assert (result.exit_code, result.stdout) == (0, "")
+
+
+def test_a_text_from_the_log_cannot_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    row = {"text": "\x1b[2Jgone\r\n[bold]é"}
+    show.rows([row], [show.Column("text", "text")], "table")
+    assert capsys.readouterr().out.splitlines()[1] == r"\x1b[2Jgone\r\n[bold]é"
+
+
+def test_json_lines_have_texts_for_numbers_that_json_lacks() -> None:
+    assert json.loads(show.json_line({"a": [1.5, float("nan")], "b": {"c": float("-inf")}})) == {
+        "a": [1.5, "nan"],
+        "b": {"c": "-inf"},
+    }
+
+
+def test_a_line_that_is_too_long_for_its_column_is_cut_and_the_last_column_is_not(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    lines = show.Lines([show.Column("name", "name", 4), show.Column("n", "n", 3, right=True), show.Column("rest", "rest")])
+    lines.add({"name": "abcdefgh", "n": 7, "rest": "x" * 300})
+    assert capsys.readouterr().out == f"name    n  rest\nabcd    7  {'x' * 300}\n"
+
+
+@pytest.mark.parametrize(("count", "text"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (5 * 2**40, "5120 GiB")])
+def test_sizes_have_the_largest_fitting_unit(count: int, text: str) -> None:
+    assert show.size(count) == text
+
+
+# --- tail -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "begin"),
+    [
+        ("start", Begin("start")),
+        ("end", Begin("end")),
+        ("-20", Begin("last", 20)),
+        ("1970-01-01T00:00:02", Begin("time", 2000)),
+        ("1970-01-01T01:00:02.500+01:00", Begin("time", 2500)),
+    ],
+)
+def test_from_takes_start_end_a_count_or_a_time(text: str, begin: Begin) -> None:
+    assert parse_begin(text) == begin
+
+
+def test_from_takes_the_times_that_the_table_shows() -> None:
+    assert parse_begin(show.moment(1_700_000_000_123)) == Begin("time", 1_700_000_000_123)
+
+
+def test_merging_by_time_never_turns_the_offsets_of_a_partition_around() -> None:
+    def record(partition: int, offset: int, at: int) -> Record:
+        return Record(Coordinates("t", partition, offset), at, None, None)
+
+    # partition 0 has a record with an older time behind a newer one: a producer with a slow clock
+    records = [record(0, 0, 50), record(0, 1, 10), record(1, 0, 20), record(1, 1, 60)]
+    order = [(r.at.partition, r.at.offset) for r in merged(records)]
+    assert order == [(1, 0), (0, 0), (0, 1), (1, 1)]
+
+
+# --- doctor -----------------------------------------------------------------------------------------------------------
+
+
+def test_doctor_ends_with_the_code_of_the_worst_and_still_looks_at_the_rest() -> None:
+    result = run(*NOBODY, "doctor")
+    found = {row["check"]: row["state"] for row in map(json.loads, result.stdout.splitlines())}
+    assert result.exit_code == 5
+    assert found["broker"] == "failed"
+    assert found["topics"] == "skipped"
+    assert found["schemas"] == "ok"
+    assert set(found) == {"broker", "topics", "schemas", "model", "disk"}
+
+
+def test_doctor_with_bad_settings_says_which_and_ends_with_2() -> None:
+    result = run("--set", "trainer.loss=cispo", "doctor")
+    assert result.exit_code == 2
+    assert "trainer.epsilon_high=5.0" in json.loads(result.stdout.splitlines()[0])["what"]
+
+
+def examined(tmp_path: Path, **sections: object) -> list[doctor.Finding]:
+    nobody = Kafka(bootstrap="127.0.0.1:1", request_timeout_s=0.2)
+    settings = Settings(kafka=nobody, broker=Broker(data_dir=tmp_path / "kafka")).model_copy(update=sections)
+    return doctor.examine(lambda: settings)
+
+
+def test_doctor_names_a_model_folder_that_is_not_there_or_not_whole(tmp_path: Path) -> None:
+    gone, whole = tmp_path / "gone", tmp_path / "model"
+    whole.mkdir()
+    (whole / "config.json").write_text("{}")
+    for base, says in ((gone, "there is no such folder"), (whole, "has no *.safetensors")):
+        finding = next(f for f in examined(tmp_path, model=Model(base=str(base))) if f.check == "model")
+        assert (finding.state, finding.exit_code) == ("failed", 2)
+        assert says in finding.what
+
+
+def test_doctor_finds_a_disk_that_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "DISK_FAILED_BYTES", 2**60)  # more than any disk has
+    finding = next(f for f in examined(tmp_path) if f.check == "disk")
+    assert (finding.state, finding.exit_code) == ("failed", 1)
+    assert "free at" in finding.what
+
+
+# --- log lines --------------------------------------------------------------------------------------------------------
+
+
+def test_log_lines_carry_coordinates_and_leave_library_chatter_out(capsys: pytest.CaptureFixture[str]) -> None:
+    observe.set_up("info")
+    logging.getLogger().setLevel(logging.DEBUG)  # as mode does
+    logging.getLogger("streams.scoring").warning("no %s", "scorer", extra={"at": Coordinates("r", 3, 1041)})
+    logging.getLogger("streams.scoring").debug("too fine")
+    logging.getLogger("faust").info("chatter")
+    logging.getLogger("faust").warning("trouble")
+    lines = [line.partition(" ")[2] for line in capsys.readouterr().err.splitlines()]
+    assert lines == ["warning streams.scoring: r[3]@1041: no scorer", "warning faust: trouble"]
+
+
+def test_a_flood_of_the_same_line_is_counted_instead_of_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    now = [0.0]
+    handler = observe.StderrLog(logging.INFO, clock=lambda: now[0])
+
+    def say(message: str, *args: object, name: str = "streams.x") -> None:
+        handler.handle(logging.LogRecord(name, logging.WARNING, "", 0, message, args, None))
+
+    for number in range(observe.BURST + 5):
+        say("lost %d", number)
+    say("something else")
+    now[0] += observe.WINDOW_S
+    say("lost %d", 99)
+    for number in range(observe.LIBRARY_BURST + 2):
+        say("down %d", number, name="aiokafka")
+    handler.close()
+    lines = [line.split(": ", 1)[1] for line in capsys.readouterr().err.splitlines()]
+    assert lines == [
+        *(f"lost {number}" for number in range(observe.BURST)),
+        "something else",
+        "lost 99 (and 5 more like this)",
+        "down 0",
+        "down 1",
+        "down 2",
+        "down 4 (and 1 more like this)",
+    ]

@@ -1,0 +1,107 @@
+"""Groups become tensors as they were recorded, or are refused with their coordinates."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tiny import VOCABULARY, tiny_group, tiny_model
+
+from schemas.events import AdvantagedGroup, Coordinates, Sampling
+from streams.errors import ContradictoryEvent
+from trainer.collate import Expected, check_group, collate, micro_batches
+
+AT = Coordinates("streamward.groups", 2, 41)
+EXPECTED = Expected(
+    policy="default", version=3, base_digest="base", tokenizer_digest="tokenizer", vocabulary=VOCABULARY
+)
+
+
+@pytest.fixture(scope="module")
+def group() -> AdvantagedGroup:
+    return tiny_group(tiny_model(), 1)
+
+
+def with_first_response(group: AdvantagedGroup, **changes: Any) -> AdvantagedGroup:
+    return replace(group, responses=(replace(group.responses[0], **changes), *group.responses[1:]))
+
+
+def test_prompts_are_padded_left_and_completions_right(group: AdvantagedGroup) -> None:
+    short = replace(
+        group,
+        prompt_token_ids=(1, 9),
+        responses=(
+            replace(
+                group.responses[0],
+                completion_token_ids=(8,),
+                logprobs=(-0.5,),
+                loss_mask=(False,),
+                advantage=2.0,
+                reward=0.25,
+            ),
+        ),
+    )
+    micro = collate([group, short], pad_id=0)
+    assert micro.prompt_ids[:4].tolist() == [list(group.prompt_token_ids)] * 4
+    assert micro.prompt_ids[4].tolist() == [0, 0, 0, 0, 1, 9]
+    assert micro.prompt_mask[4].tolist() == [0, 0, 0, 0, 1, 1]
+    assert micro.completion_ids[4].tolist() == [8, 0, 0, 0, 0]
+    assert micro.completion_mask[4].tolist() == [1, 0, 0, 0, 0]
+    assert micro.loss_mask[4].tolist() == [0, 0, 0, 0, 0]
+    assert micro.sampled_logps[4].tolist() == [-0.5, 0, 0, 0, 0]
+    assert micro.sampled_logps[0].tolist() == list(group.responses[0].logprobs)
+    assert (micro.advantages[4].item(), micro.rewards[4].item()) == (2.0, 0.25)
+    assert micro.loss_tokens == sum(len(response.loss_mask) for response in group.responses)
+
+
+def test_micro_batches_keep_order_and_never_mix_temperatures(group: AdvantagedGroup) -> None:
+    groups = [replace(group, group_id=str(n), sampling=Sampling(temperature=1 + n % 2)) for n in range(5)]
+    cut = [[part.group_id for part in parts] for parts in micro_batches(groups, 2)]
+    assert cut == [["0", "2"], ["4"], ["1", "3"]]
+
+
+def test_a_good_group_passes(group: AdvantagedGroup) -> None:
+    check_group(group, EXPECTED, AT)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"policy": "other"}, "policy is 'other', expected 'default'"),
+        ({"responses": ()}, "it has no responses"),
+        ({"adapter_version": 4}, "sampled by version 4, but version 3"),
+        ({"base_digest": "abc"}, "base_digest is abc, the trainer's is base"),
+        ({"tokenizer_digest": "abc"}, "tokenizer_digest is abc"),
+        ({"sampling": Sampling(temperature=0.0)}, "sampled greedily"),
+        ({"sampling": Sampling(top_p=0.9)}, "sampled with top_p 0.9"),
+        ({"prompt_token_ids": ()}, "its prompt has no tokens"),
+        ({"prompt_token_ids": (1, VOCABULARY)}, f"prompt token {VOCABULARY} is not in the vocabulary"),
+    ],
+)
+def test_a_group_at_odds_with_the_trainer_is_refused(
+    group: AdvantagedGroup, changes: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ContradictoryEvent, match=r"streamward.groups\[2\]@41") as refused:
+        check_group(replace(group, **changes), EXPECTED, AT)
+    assert said in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"logprobs": (-1.0,)}, "5 completion tokens, 1 logprobs, 5 mask entries"),
+        ({"loss_mask": (True,) * 6}, "5 completion tokens, 5 logprobs, 6 mask entries"),
+        ({"completion_token_ids": (3, 4, 5, 6, -1)}, "token -1 is not in the vocabulary"),
+        ({"logprobs": (float("nan"),) * 5}, "a logprob is above 0 or not a number"),
+        ({"logprobs": (0.5,) * 5}, "a logprob is above 0 or not a number"),
+        ({"advantage": float("inf")}, "advantage inf; both must be finite"),
+        ({"slot": 1}, "slots are [1, 1, 2, 3]"),
+    ],
+)
+def test_a_response_at_odds_with_itself_refuses_its_group(
+    group: AdvantagedGroup, changes: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ContradictoryEvent) as refused:
+        check_group(with_first_response(group, **changes), EXPECTED, AT)
+    assert said in str(refused.value)

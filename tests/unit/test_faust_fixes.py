@@ -1,0 +1,481 @@
+"""Each Faust fix, on Faust's own objects; only the broker below them is played.
+
+`Broker` stands where aiokafka's thread would: it holds offsets per partition and a read position, and can do what was
+seen on a real broker in traces: hand records over while Faust looks away, so that they are lost on the way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import faust
+import pytest
+from aiokafka.errors import MessageSizeTooLargeError
+from faust.types import TP
+from faust.types.tuples import FutureMessage, PendingMessage
+
+from streams import faust_fixes, watchdog
+from streams.app import App, build_app, table
+from streams.errors import LogError, SettingsError
+from streams.faust_fixes import delivery_of
+from streams.settings import Settings
+
+SOURCE = TP("tasks", 0)
+CHANGELOG = TP("streamward.streams-open-groups-changelog", 0)
+
+
+class Broker:
+    """The part of AIOKafkaConsumerThread that the consumer calls, over offsets in memory."""
+
+    def __init__(self, log: Mapping[TP, list[int]], committed: Mapping[TP, int | None] | None = None) -> None:
+        self.log = {tp: list(offsets) for tp, offsets in log.items()}
+        self.ends = {tp: max(offsets, default=-1) + 1 for tp, offsets in log.items()}
+        self.committed = dict(committed or {})
+        self.positions = dict.fromkeys(log, 0)
+        self.seeks: list[dict[TP, int]] = []
+        self.asked: list[Any] = []
+        self.on_committed: Callable[[], None] = lambda: None
+
+    async def getmany(self, active: Any, timeout: float) -> dict[TP, list[Any]]:
+        self.asked.append(active)
+        await asyncio.sleep(0)
+        return {tp: found for tp in self.log if (not active or tp in active) and (found := self.take(tp, 3))}
+
+    def take(self, tp: TP, count: int) -> list[Any]:
+        """Hand over the next records of a partition: the position moves, whatever becomes of them."""
+        offsets = [offset for offset in self.log[tp] if offset >= self.positions[tp]][:count]
+        if offsets:
+            self.positions[tp] = offsets[-1] + 1
+        else:
+            self.positions[tp] = max(self.positions[tp], self.ends[tp])
+        return [
+            SimpleNamespace(
+                topic=tp.topic, partition=tp.partition, offset=offset, timestamp=0, timestamp_type=0, headers=(),
+                key=b"k", value=b"v", checksum=None, serialized_key_size=1, serialized_value_size=1,
+            )
+            for offset in offsets
+        ]  # fmt: skip
+
+    async def seek_wait(self, partitions: Mapping[TP, int]) -> None:
+        self.seeks.append(dict(partitions))
+        self.positions.update(partitions)
+
+    async def seek_to_committed(self) -> dict[TP, int | None]:
+        self.on_committed()
+        for tp, offset in self.committed.items():
+            if offset:  # as aiokafka: it seeks nowhere for None and for 0
+                self.positions[tp] = offset
+        return {tp: self.committed.get(tp) for tp in self.log}
+
+    async def commit(self, offsets: Mapping[TP, int]) -> bool:
+        self.committed.update(offsets)
+        return True
+
+    async def earliest_offsets(self, *tps: TP) -> dict[TP, int]:
+        return {tp: min(self.log[tp], default=self.ends[tp]) for tp in tps}
+
+    async def highwaters(self, *tps: TP) -> dict[TP, int]:
+        return {tp: self.ends[tp] for tp in tps}
+
+    async def position(self, tp: TP) -> int:
+        return self.positions[tp]
+
+    def highwater(self, tp: TP) -> int:
+        return self.ends[tp]
+
+    def assignment(self) -> set[TP]:
+        return set(self.log)
+
+
+@pytest.fixture
+def exits(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Exit codes the process would have ended with."""
+    codes: list[int] = []
+    monkeypatch.setattr(watchdog.os, "_exit", codes.append)
+    return codes
+
+
+@pytest.fixture
+def app(tmp_path: Path) -> Iterator[App]:
+    app = build_app(Settings(), worker_name="unit", data_dir=tmp_path)
+    table(app, "open-groups", 1)
+    yield app
+
+
+def consumer_on(app: App, broker: Broker) -> Any:
+    app.consumer = app._new_consumer()
+    app.consumer._thread = broker
+    app.topics._acking_topics.add(SOURCE.topic)
+    app.consumer_generation_id = 1
+    app.consumer._set_active_tps(set(broker.log))
+    return app.consumer
+
+
+async def read(consumer: Any, rounds: int = 6) -> list[int]:
+    return [message.offset for _ in range(rounds) async for _, message in consumer.getmany(timeout=1.0)]
+
+
+def run(scene: Callable[[], Awaitable[None]]) -> None:
+    async def limited() -> None:
+        await asyncio.wait_for(scene(), 20)
+
+    asyncio.run(limited())
+
+
+# --- the guard -------------------------------------------------------------------------------------------------------
+
+
+def test_installed_faust_is_the_one_the_fixes_were_written_for() -> None:
+    faust_fixes.check_sources()
+
+
+def test_changed_faust_is_refused_with_the_name_of_the_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    key = (faust_fixes.Consumer, "getmany")
+    monkeypatch.setitem(faust_fixes.READ_AND_CHECKED, key, "000000000000")
+    with pytest.raises(SettingsError, match=r"consumer\.Consumer\.getmany \(sha256 4b168d84882a\).*faust-streaming 0"):
+        faust_fixes.check_sources()
+
+
+def test_every_function_that_is_replaced_is_guarded_by_its_hash() -> None:
+    replaced = {(owner, f.__name__) for owner, functions in faust_fixes.FIXES.items() for f in functions}
+    assert replaced <= set(faust_fixes.READ_AND_CHECKED)
+
+
+# --- delivery --------------------------------------------------------------------------------------------------------
+
+
+def test_records_that_were_lost_on_the_way_are_read_again_in_order(app: App) -> None:
+    # aiokafka hands 3..5 to a call that nobody waits for any more, its position is 6 then, and stock Faust goes on
+    async def scene() -> None:
+        broker = Broker({SOURCE: list(range(9))})
+        consumer = consumer_on(app, broker)
+        await consumer.perform_seek()
+        assert await read(consumer, rounds=1) == [0, 1, 2]
+        broker.take(SOURCE, 3)
+        assert await read(consumer) == [3, 4, 5, 6, 7, 8]
+        assert delivery_of(consumer).holes.get(SOURCE) is None
+
+    run(scene)
+
+
+def test_records_lost_before_the_first_one_are_read_again_as_well(app: App) -> None:
+    async def scene() -> None:
+        broker = Broker({SOURCE: list(range(9))}, committed={SOURCE: 4})
+        consumer = consumer_on(app, broker)
+        await consumer.perform_seek()
+        broker.take(SOURCE, 2)
+        assert await read(consumer) == [4, 5, 6, 7, 8]
+
+    run(scene)
+
+
+def test_hole_in_the_log_is_passed_and_committed(app: App) -> None:
+    # retention has cut 0..999 after the commit of 2, and a marker of a transaction lies at 1002
+    async def scene() -> None:
+        broker = Broker({SOURCE: [1000, 1001, 1003, 1004]}, committed={SOURCE: 2})
+        consumer = consumer_on(app, broker)
+        await consumer.perform_seek()
+        messages = [message for _ in range(8) async for _, message in consumer.getmany(timeout=1.0)]
+        assert [message.offset for message in messages] == [1000, 1001, 1003, 1004]
+        for message in messages:
+            message.tracked = True
+            assert consumer.ack(message)
+        assert await consumer.commit()
+        assert broker.committed[SOURCE] == 1005
+
+    run(scene)
+
+
+def test_nothing_more_is_delivered_once_the_flow_stops(app: App) -> None:
+    async def scene() -> None:
+        broker = Broker({SOURCE: list(range(6))})
+        consumer = consumer_on(app, broker)
+        await consumer.perform_seek()
+        seen = []
+        async for _, message in consumer.getmany(timeout=1.0):
+            seen.append(message.offset)
+            consumer.stop_flow()
+        assert seen == [0]
+        consumer.resume_flow()
+        assert await read(consumer) == [1, 2, 3, 4, 5]  # the two that were dropped come again
+
+    run(scene)
+
+
+def test_empty_set_of_partitions_is_not_taken_for_all_of_them(app: App) -> None:
+    async def scene() -> None:
+        broker = Broker({SOURCE: [0, 1]})
+        consumer = consumer_on(app, broker)
+        assert await consumer._getmany(set(), 1.0) == {}
+        assert broker.asked == []
+
+    run(scene)
+
+
+def test_partitions_paused_while_a_fetch_waits_do_not_turn_it_into_a_fetch_of_all(app: App) -> None:
+    # Faust's set is live: emptied while the call waits, it would be "no filter" when aiokafka looks at it again
+    async def scene() -> None:
+        broker = Broker({SOURCE: [0, 1], CHANGELOG: [0]})
+        consumer = consumer_on(app, broker)
+        consumer._set_active_tps({CHANGELOG})
+        fetch = asyncio.ensure_future(consumer._getmany(consumer._get_active_partitions(), 1.0))
+        await asyncio.sleep(0)
+        consumer.pause_partitions({CHANGELOG})
+        assert set(await fetch) == {CHANGELOG}
+
+    run(scene)
+
+
+# --- seeking ---------------------------------------------------------------------------------------------------------
+
+
+def test_partition_without_a_commit_starts_at_the_earliest_offset(app: App) -> None:
+    async def scene() -> None:
+        other = TP("tasks", 1)
+        broker = Broker({SOURCE: [5, 6], other: [3, 4]}, committed={SOURCE: None, other: 0})
+        broker.positions = {SOURCE: 7, other: 5}  # where the fetcher happened to be
+        consumer = consumer_on(app, broker)
+        await consumer.perform_seek()
+        assert broker.positions == {SOURCE: 5, other: 3}
+        assert sorted(await read(consumer)) == [3, 4, 5, 6]
+
+    run(scene)
+
+
+def test_commit_beyond_the_end_is_refused_with_the_way_out(app: App) -> None:
+    async def scene() -> None:
+        consumer = consumer_on(app, Broker({SOURCE: [0]}, committed={SOURCE: 900}))
+        with pytest.raises(LogError, match=r"tasks\[0\].*has committed 900, but the partition ends at 1"):
+            await consumer.perform_seek()
+
+    run(scene)
+
+
+@pytest.mark.parametrize("path", ["_resume_streams", "on_recovery_completed"])
+def test_partitions_are_sought_before_any_record_may_come_in(app: App, path: str) -> None:
+    async def scene() -> None:
+        broker = Broker({SOURCE: list(range(9))}, committed={SOURCE: 4})
+        consumer = consumer_on(app, broker)
+        consumer.pause_partitions({SOURCE})
+        consumer.stop_flow()
+        open_at_seek: list[Any] = []
+        broker.on_committed = lambda: open_at_seek.extend(
+            [*consumer._active_partitions, *([app.flow_control] if app.flow_control.is_active() else [])]
+        )
+        app._fetcher.maybe_start = _nothing  # type: ignore[method-assign]
+        app.assignor._assignment = SimpleNamespace(standbys={}, actives={})
+        app.rebalancing = True
+        app._rebalancing_sensor_state = {}
+        await getattr(app.tables.recovery, path)(generation_id=1)
+        assert open_at_seek == []
+        assert consumer._active_partitions == {SOURCE}
+        assert consumer.flow_active and app.flow_control.is_active() and not app.rebalancing
+        assert await read(consumer) == [4, 5, 6, 7, 8]
+
+    run(scene)
+
+
+async def _nothing() -> None: ...
+
+
+def test_rebalance_that_came_in_between_lets_no_record_in(app: App) -> None:
+    async def scene() -> None:
+        broker = Broker({SOURCE: [0]})
+        consumer = consumer_on(app, broker)
+        consumer.pause_partitions({SOURCE})
+        broker.on_committed = lambda: setattr(app, "consumer_generation_id", 2)
+        await app.tables.recovery._resume_streams(generation_id=1)
+        assert consumer._active_partitions == set()
+
+    run(scene)
+
+
+# --- committing ------------------------------------------------------------------------------------------------------
+
+
+async def ready(app: App, offsets: list[int]) -> tuple[Any, Broker, list[Any]]:
+    broker = Broker({SOURCE: offsets})
+    consumer = consumer_on(app, broker)
+    await consumer.perform_seek()
+    messages = [message for _ in range(6) async for _, message in consumer.getmany(timeout=1.0)]
+    for message in messages:
+        message.tracked = True  # as a stream does when it takes one up
+    return consumer, broker, messages
+
+
+def test_offset_behind_one_that_is_not_done_is_not_committed(app: App) -> None:
+    async def scene() -> None:
+        consumer, broker, messages = await ready(app, list(range(6)))
+        for message in [messages[0], messages[1], messages[4]]:
+            consumer.ack(message)
+        await consumer.commit()
+        assert broker.committed[SOURCE] == 2
+        await consumer._add_gap(SOURCE, 2, 4)  # stock Faust fills the hole here, and commits 5
+        await consumer.commit()
+        assert broker.committed[SOURCE] == 2
+        assert not consumer._gap[SOURCE]
+        for message in messages[2:4]:
+            consumer.ack(message)
+        await consumer.commit()
+        assert broker.committed[SOURCE] == 5
+
+    run(scene)
+
+
+def test_message_of_an_earlier_generation_or_that_no_stream_took_up_is_not_done(app: App) -> None:
+    async def scene() -> None:
+        consumer, broker, messages = await ready(app, [0, 1])
+        messages[0].tracked = False
+        assert not consumer.ack(messages[0])
+        app.consumer_generation_id = 2
+        assert not consumer.ack(messages[1])
+        await consumer.commit()
+        assert broker.committed.get(SOURCE) is None
+
+    run(scene)
+
+
+# --- publishing ------------------------------------------------------------------------------------------------------
+
+
+def publish(app: App) -> FutureMessage:
+    """Put one changelog record into the producer's buffer, which nobody empties."""
+    channel = next(iter(app.tables.values())).changelog_topic
+    pending = PendingMessage(
+        channel=channel, key=b"k", value=b"v", partition=0, timestamp=None, headers=None, key_serializer=None,
+        value_serializer=None, callback=None,
+    )  # fmt: skip
+    fut = FutureMessage(pending)
+    app.producer.buffer.put(fut)
+    return fut
+
+
+def test_offset_is_committed_only_after_the_publishes_before_it_are_acknowledged(app: App) -> None:
+    # stock Faust waits 0.1 s, and commits
+    async def scene() -> None:
+        consumer, broker, messages = await ready(app, [0, 1])
+        fut = publish(app)
+        consumer.ack(messages[0])
+        commit = asyncio.ensure_future(consumer.commit())
+        await asyncio.sleep(0.3)
+        assert broker.committed.get(SOURCE) is None
+        fut.set_result(SimpleNamespace(offset=0))
+        assert await commit
+        assert broker.committed[SOURCE] == 1
+
+    run(scene)
+
+
+def test_publish_that_failed_ends_the_process(app: App, exits: list[int], caplog: pytest.LogCaptureFixture) -> None:
+    async def scene() -> None:
+        await ready(app, [0])
+        publish(app).set_exception(TimeoutError("no leader"))
+        await asyncio.sleep(0)
+
+    run(scene)
+    assert exits == [75]
+    assert "open-groups-changelog was not published: TimeoutError('no leader')" in caplog.text
+
+
+def test_publish_that_the_client_refuses_ends_the_process(app: App, exits: list[int]) -> None:
+    # aiokafka raises at once for a record that is too large; stock Faust's buffer dies of it, and every commit hangs
+    async def scene() -> None:
+        await ready(app, [0])
+        fut = publish(app)
+        app.producer._producer = SimpleNamespace(send=_refuse)
+        app.producer._started.set()
+        await app.producer.buffer._send_pending(fut)
+
+    run(scene)
+    assert exits == [75]
+
+
+async def _refuse(*_: Any, **__: Any) -> None:
+    raise MessageSizeTooLargeError("5000000 bytes")
+
+
+def test_stopping_producer_does_not_wait_for_ever(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(faust_fixes, "STOP_FLUSH_S", 0.05)
+
+    async def scene() -> None:
+        await ready(app, [0])
+        publish(app)
+        app.producer.buffer._stopped.set()
+        await app.producer.buffer.flush()
+
+    run(scene)
+
+
+# --- recovery --------------------------------------------------------------------------------------------------------
+
+
+def recovering(app: App, broker: Broker, *, have: int, need: int) -> Any:
+    consumer_on(app, broker)
+    recovery = app.tables.recovery
+    recovery.in_recovery = app.in_recovery = True
+    recovery.active_offsets[CHANGELOG], recovery.active_highwaters[CHANGELOG] = have, need
+    return recovery
+
+
+def test_recovery_ends_when_the_last_offsets_of_a_changelog_hold_no_record(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # records up to 6, then markers of transactions up to 9: Faust waits for a record at 9
+    monkeypatch.setattr(faust_fixes, "CHANGELOG_QUIET_S", 0.01)
+
+    async def scene() -> None:
+        broker = Broker({CHANGELOG: [4, 6]})
+        broker.ends[CHANGELOG] = broker.positions[CHANGELOG] = 10
+        recovery = recovering(app, broker, have=6, need=9)
+        ended = asyncio.ensure_future(recovery.signal_recovery_end.wait())
+        watch = asyncio.ensure_future(faust_fixes._end_recovery_at_the_end(recovery, app.consumer))
+        await until(lambda: bool(broker.seeks))
+        assert recovery.in_recovery  # first it reads again, in case records were lost on the way
+        broker.take(CHANGELOG, 3)
+        await asyncio.gather(watch, ended)
+        assert broker.seeks == [{CHANGELOG: 7}]
+        assert not recovery.need_recovery() and not recovery.in_recovery
+
+    run(scene)
+
+
+def test_recovery_goes_on_when_the_second_read_finds_records(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(faust_fixes, "CHANGELOG_QUIET_S", 0.01)
+
+    async def scene() -> None:
+        broker = Broker({CHANGELOG: [4, 6, 9]})
+        recovery = recovering(app, broker, have=4, need=9)
+        broker.positions[CHANGELOG] = 10  # 6 and 9 were handed over, and dropped
+        watch = asyncio.ensure_future(faust_fixes._end_recovery_at_the_end(recovery, app.consumer))
+        await until(lambda: bool(broker.seeks))
+        assert [message.offset async for _, message in app.consumer.getmany(1.0)] == []  # 6 is not 5: read again
+        assert [message.offset async for _, message in app.consumer.getmany(1.0)] == [6, 9]
+        assert recovery.in_recovery and recovery.active_offsets[CHANGELOG] == 4
+        app.consumer_generation_id = 2
+        await watch
+
+    run(scene)
+
+
+def test_recovery_starts_behind_the_last_record_that_was_applied(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene() -> None:
+        broker = Broker({CHANGELOG: [4, 6]})
+        recovery = recovering(app, broker, have=4, need=6)
+        await recovery._seek_offsets(app.consumer, {CHANGELOG}, recovery.active_offsets, "standby")
+        assert broker.positions[CHANGELOG] == 5
+
+    run(scene)
+
+
+async def until(true: Callable[[], bool]) -> None:
+    while not true():
+        await asyncio.sleep(0.005)
+
+
+def test_fixes_are_in_place_after_build_app(app: faust.App) -> None:
+    for owner, functions in faust_fixes.FIXES.items():
+        assert [getattr(owner, function.__name__) for function in functions] == list(functions)

@@ -1,0 +1,315 @@
+"""The trainer's step: TRL's loss over the whole batch, each prefix run once, against a second implementation."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny import VOCABULARY, sampled_logps, tiny_group, tiny_model, tiny_tokenizer
+from torch import Tensor
+from transformers import MistralConfig, MistralForCausalLM
+
+from schemas.events import AdvantagedGroup
+from streams.errors import SettingsError
+from streams.settings import Trainer
+from trainer import forest
+from trainer.grpo import LogGRPOTrainer
+from trainer.model import wrap
+
+LOSSES = ("grpo", "dapo", "dr_grpo", "bnpo", "cispo", "gspo")
+
+
+def trainer_for(tmp_path: Path, model: Any = None, **changes: Any) -> LogGRPOTrainer:
+    """A trainer whose adapter already does something: B is not zero."""
+    if changes.get("loss") == "cispo":
+        changes.setdefault("epsilon_high", 1.2)
+    settings = Trainer(checkpoints=tmp_path, micro_groups=changes.pop("micro_groups", 2), **changes)
+    wrapped = wrap(model or tiny_model(), settings)
+    draw = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for name, parameter in wrapped.named_parameters():
+            if "lora_B" in name:
+                parameter.copy_(torch.randn(parameter.shape, generator=draw) * 0.05)
+    return LogGRPOTrainer(wrapped, tiny_tokenizer(), settings)
+
+
+def batch(**changes: Any) -> list[AdvantagedGroup]:
+    """Five groups of unlike sizes: prompts of 4 to 8 tokens, 2 to 5 slots."""
+    model = tiny_model()
+    return [tiny_group(model, seed, prompt=4 + seed, slots=2 + seed % 4, **changes) for seed in range(5)]
+
+
+def gradients_of(trainer: LogGRPOTrainer, groups: list[AdvantagedGroup]) -> tuple[dict[str, float], Tensor]:
+    """The metrics of a step and the gradient it used: plain gradient descent at rate 1 shows it exactly."""
+    before = torch.cat([parameter.detach().flatten() for parameter in trainer.parameters])
+    trainer.optimizer = torch.optim.SGD(trainer.parameters, lr=1.0)
+    metrics = trainer.train_batch(groups)
+    after = torch.cat([parameter.detach().flatten() for parameter in trainer.parameters])
+    return metrics, before - after
+
+
+def assert_close(ours: Tensor, theirs: Tensor, relative: float = 1e-5) -> None:
+    assert torch.linalg.norm(theirs) > 1e-3, "the case must have a gradient to compare"
+    assert torch.linalg.norm(ours - theirs) <= relative * torch.linalg.norm(theirs)
+
+
+# --- a second implementation, response by response, written from the papers -----------------------------------------
+
+
+def reference_loss(trainer: LogGRPOTrainer, groups: list[AdvantagedGroup]) -> Tensor:
+    """The loss of the whole batch, in plain torch, one forward pass per response, nothing padded.
+
+    GRPO arXiv:2402.03300; DAPO arXiv:2503.14476; Dr. GRPO arXiv:2503.20783; BNPO as TRL defines it;
+    CISPO arXiv:2506.13585; GSPO arXiv:2507.18071; importance weights as TIS.
+    """
+    settings = trainer.recipe_settings
+    responses = [(group, response) for group in groups for response in group.responses]
+    tokens = sum(sum(response.loss_mask) for _, response in responses)
+    longest = max(group.sampling.max_tokens for group in groups)
+    terms = []
+    for group, response in responses:
+        if not response.completion_token_ids:
+            continue
+        prompt, completion = list(group.prompt_token_ids), list(response.completion_token_ids)
+
+        def logps(prompt: list[int] = prompt, completion: list[int] = completion, group: Any = group) -> Tensor:
+            logits = trainer.model.get_base_model()(input_ids=torch.tensor([prompt + completion])).logits[0]
+            logits = logits[len(prompt) - 1 : -1] / group.sampling.temperature
+            return logits.log_softmax(-1)[torch.arange(len(completion)), torch.tensor(completion)]
+
+        logp, sampled = logps(), torch.tensor(response.logprobs)
+        mask = torch.tensor(response.loss_mask).float()
+        advantage = torch.full_like(mask, response.advantage)
+        old = sampled
+        if settings.importance != "none":
+            old = logp.detach()
+            weight = (old - sampled).exp()
+            above = weight > settings.importance_cap
+            capped = torch.full_like(weight, settings.importance_cap if settings.importance == "truncate" else 0.0)
+            advantage = advantage * torch.where(above, capped, weight)
+        ratio = (logp - old).exp()
+        if settings.loss == "gspo":
+            ratio = (((logp - old) * mask).sum() / mask.sum()).exp().expand_as(mask)
+        low, high = 1 - settings.epsilon_low, 1 + settings.epsilon_high
+        if settings.loss == "cispo":
+            term = -ratio.clamp(max=settings.epsilon_high).detach() * advantage * logp
+        else:
+            term = -torch.minimum(ratio * advantage, ratio.clamp(low, high) * advantage)
+        if settings.beta:
+            with torch.no_grad(), trainer.model.disable_adapter():
+                apart = logps() - logp.detach()
+            apart = apart + logp.detach() - logp
+            term = term + settings.beta * ratio * (apart.exp() - apart - 1)  # unbiased: arXiv:2512.02556
+        term = term * mask
+        terms.append(
+            {
+                "grpo": lambda term=term, mask=mask: term.sum() / mask.sum() / len(responses),
+                "gspo": lambda term=term, mask=mask: term.sum() / mask.sum() / len(responses),
+                "dapo": lambda term=term: term.sum() / tokens,
+                "bnpo": lambda term=term: term.sum() / tokens,
+                "cispo": lambda term=term: term.sum() / tokens,
+                "dr_grpo": lambda term=term: term.sum() / (len(responses) * longest),
+            }[settings.loss]()
+        )
+    return torch.stack(terms).sum()
+
+
+def reference(trainer: LogGRPOTrainer, groups: list[AdvantagedGroup]) -> tuple[float, Tensor]:
+    loss = reference_loss(trainer, groups)
+    gradients = torch.autograd.grad(loss, trainer.parameters)
+    return loss.item(), torch.cat([gradient.flatten() for gradient in gradients])
+
+
+def assert_as_reference(trainer: LogGRPOTrainer, groups: list[AdvantagedGroup]) -> None:
+    loss, gradient = reference(trainer, groups)
+    metrics, ours = gradients_of(trainer, groups)
+    assert metrics["loss"] == pytest.approx(loss, rel=1e-5, abs=1e-6)
+    assert metrics["grad_norm"] == pytest.approx(torch.linalg.norm(gradient).item(), rel=1e-5)
+    assert_close(ours, gradient)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("micro_groups", [1, 3, 8])
+def test_each_loss_is_the_papers_over_the_whole_batch_however_it_is_cut(
+    tmp_path: Path, loss: str, micro_groups: int
+) -> None:
+    trainer = trainer_for(tmp_path, loss=loss, micro_groups=micro_groups, max_grad_norm=0)
+    assert_as_reference(trainer, batch())
+
+
+@pytest.mark.parametrize("importance", ["truncate", "mask"])
+def test_importance_weights_reach_the_loss_without_a_second_pass(tmp_path: Path, importance: str) -> None:
+    trainer = trainer_for(tmp_path, importance=importance, importance_cap=1.1, max_grad_norm=0)
+    assert_as_reference(trainer, batch())
+
+
+@pytest.mark.parametrize("loss", ["grpo", "dapo", "gspo"])
+def test_beta_pulls_towards_the_base_model_without_adapter(tmp_path: Path, loss: str) -> None:
+    trainer = trainer_for(tmp_path, loss=loss, beta=0.5, max_grad_norm=0)
+    assert_as_reference(trainer, batch())
+    assert not [name for name, _ in trainer.model.named_parameters() if ".ref." in name]
+
+
+def test_a_batch_may_mix_temperatures(tmp_path: Path) -> None:
+    model = tiny_model()
+    groups = [tiny_group(model, seed, temperature=temperature) for seed, temperature in enumerate((1.0, 0.7, 1.0, 1.5))]
+    assert_as_reference(trainer_for(tmp_path, max_grad_norm=0), groups)
+
+
+def test_tokens_the_policy_did_not_write_carry_no_loss(tmp_path: Path) -> None:
+    group = tiny_group(tiny_model(), 3)
+    masked = tuple(
+        replace(response, loss_mask=tuple(place != 1 for place in range(len(response.loss_mask))))
+        for response in group.responses
+    )
+    assert_as_reference(trainer_for(tmp_path, max_grad_norm=0), [replace(group, responses=masked), *batch()])
+
+
+def test_a_response_without_tokens_counts_as_a_response_and_teaches_nothing(tmp_path: Path) -> None:
+    group = tiny_group(tiny_model(), 3)
+    empty = replace(group.responses[0], completion_token_ids=(), logprobs=(), loss_mask=())
+    groups = [replace(group, responses=(empty, *group.responses[1:])), *batch()]
+    assert_as_reference(trainer_for(tmp_path, loss="grpo", max_grad_norm=0), groups)
+
+
+def test_clipping_by_hand(tmp_path: Path) -> None:
+    """Sampled at p / 1.5, so the ratio is 1.5: clipped to 1.28 where the advantage is 1, not clipped where it is -1."""
+    trainer = trainer_for(tmp_path)
+    group = tiny_group(tiny_model(), 1, slots=2, completion=1)
+    base = trainer.model.get_base_model()
+    responses = []
+    for response, advantage in zip(group.responses, (1.0, -1.0), strict=True):
+        logps = sampled_logps(base, list(group.prompt_token_ids), list(response.completion_token_ids))
+        responses.append(replace(response, advantage=advantage, logprobs=(logps[0] - math.log(1.5),)))
+    metrics = trainer.train_batch([replace(group, responses=tuple(responses))])
+    assert metrics["loss"] == pytest.approx((-1.28 + 1.5) / 2, abs=1e-5)
+    assert metrics["ratio"] == pytest.approx(1.5, abs=1e-5)
+    assert metrics["clipped"] == pytest.approx(0.5)
+    assert metrics["kl"] == pytest.approx(1.5 - 1 - math.log(1.5), abs=1e-5)
+    assert metrics["mismatch_max"] == pytest.approx(math.log(1.5), abs=1e-5)
+
+
+# --- the shared pass against TRL's plain one -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_shared_prefixes_give_the_loss_and_gradient_of_trls_plain_pass(tmp_path: Path, loss: str) -> None:
+    shared, plain = (trainer_for(tmp_path, loss=loss, max_grad_norm=0) for _ in range(2))
+    assert shared.plain_because is None
+    plain.plain_because = "this is the oracle"
+    ours, theirs = gradients_of(shared, batch()), gradients_of(plain, batch())
+    assert ours[0]["loss"] == pytest.approx(theirs[0]["loss"], rel=1e-5, abs=1e-7)
+    assert ours[0]["entropy"] == pytest.approx(theirs[0]["entropy"], rel=1e-4)
+    assert_close(ours[1], theirs[1])
+
+
+@pytest.mark.parametrize("nodes", [8, 40, 4096])
+def test_logprobs_do_not_depend_on_how_rows_are_merged(tmp_path: Path, nodes: int) -> None:
+    trainer = trainer_for(tmp_path)
+    groups = batch()
+    rows = [(list(group.prompt_token_ids), list(r.completion_token_ids)) for group in groups for r in group.responses]
+    width, prompt_width = max(len(c) for _, c in rows), max(len(p) for p, _ in rows)
+    ids = torch.tensor([[0] * (prompt_width - len(p)) + p + c + [0] * (width - len(c)) for p, c in rows])
+    mask = torch.tensor(
+        [[0] * (prompt_width - len(p)) + [1] * (len(p) + len(c)) + [0] * (width - len(c)) for p, c in rows]
+    )
+    base = trainer.model.get_base_model()
+    ours = forest.logprobs(base, ids, mask, width, 1.0, nodes)[0]
+    for (prompt, completion), row in zip(rows, ours, strict=True):
+        alone = torch.tensor(sampled_logps(base, prompt, completion))
+        assert torch.allclose(row[: len(completion)], alone, atol=1e-5, rtol=0)
+        assert not row[len(completion) :].any()
+
+
+def test_each_distinct_prefix_is_run_once() -> None:
+    prompt = [1, 5, 6]
+    rows = [([*prompt, 7, 2], 3), ([*prompt, 7, 8, 2], 3), ([*prompt, 9, 2], 3), ([1, 5, 10, 7, 2], 3)]
+    (tree,) = forest.grow(rows, width=3)
+    # 1 5 6 7 | 8 | 9 | 10 7: the last token of a row is never run
+    assert tree.tokens.tolist() == [1, 5, 6, 7, 8, 9, 10, 7]
+    assert tree.positions.tolist() == [0, 1, 2, 3, 4, 3, 2, 3]
+    assert tree.sees.sum(1).tolist() == [1, 2, 3, 4, 5, 4, 3, 4]
+    assert tree.target_places.tolist() == [0, 1, 3, 4, 5, 6, 7, 9, 10]
+    assert tree.heads.tolist() == [2, 3, 4, 5, 6, 7]
+
+
+def test_a_model_with_a_sliding_window_is_trained_by_the_plain_pass(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    config = MistralConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        sliding_window=4,
+        pad_token_id=0,
+        initializer_range=0.3,
+    )
+    trainer = trainer_for(tmp_path, MistralForCausalLM(config).eval().requires_grad_(False), max_grad_norm=0)
+    assert trainer.plain_because == "it has a sliding window"
+    model = tiny_model()
+    assert_as_reference(trainer, [tiny_group(model, 1), tiny_group(model, 2, temperature=0.7)])
+
+
+def test_memory_of_logits_is_bounded_by_chunks_that_change_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = gradients_of(trainer_for(tmp_path, max_grad_norm=0), batch())[1]
+    monkeypatch.setattr(forest, "LOGITS", 3 * VOCABULARY)
+    assert_close(gradients_of(trainer_for(tmp_path, max_grad_norm=0), batch())[1], whole)
+
+
+# --- the step --------------------------------------------------------------------------------------------------------
+
+
+def test_a_step_is_adamw_on_the_clipped_gradient_of_the_batch(tmp_path: Path) -> None:
+    trainer = trainer_for(tmp_path, learning_rate=0.01, max_grad_norm=0.05)
+    _, gradient = reference(trainer, batch())
+    assert torch.linalg.norm(gradient) > 0.05
+    before = torch.cat([parameter.detach().flatten() for parameter in trainer.parameters])
+    trainer.train_batch(batch())
+    after = torch.cat([parameter.detach().flatten() for parameter in trainer.parameters])
+    clipped = gradient * 0.05 / torch.linalg.norm(gradient)
+    # first step of Adam: both moments are unbiased, so it is g / (|g| + eps)
+    expected = -0.01 * clipped / (clipped.abs() + 1e-8)
+    large = clipped.abs() > 1e-5
+    assert torch.allclose((after - before)[large], expected[large], rtol=0.02, atol=1e-5)
+
+
+def test_no_groups_take_no_step(tmp_path: Path) -> None:
+    trainer = trainer_for(tmp_path)
+    before = [parameter.detach().clone() for parameter in trainer.parameters]
+    assert trainer.train_batch([])["skipped"] == 1.0
+    assert all(map(torch.equal, before, trainer.parameters))
+
+
+def test_a_gradient_that_is_not_finite_changes_nothing_and_says_so(tmp_path: Path) -> None:
+    trainer = trainer_for(tmp_path)
+    before = [parameter.detach().clone() for parameter in trainer.parameters]
+    group = tiny_group(tiny_model(), 1)
+    huge = tuple(replace(response, advantage=3e38, logprobs=(-50.0,) * 5) for response in group.responses[:1])
+    huge = tuple(replace(r, logprobs=r.logprobs[: len(r.completion_token_ids)]) for r in huge)
+    assert trainer.train_batch([replace(group, responses=huge)])["skipped"] == 1.0
+    assert all(map(torch.equal, before, trainer.parameters))
+    assert trainer.train_batch(batch())["skipped"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("changes", "way_out"),
+    [
+        ({"loss": "cispo", "epsilon_high": 5.0, "importance": "truncate"}, "set trainer.importance=none"),
+        ({"loss": "gspo", "importance": "mask"}, "none or truncate"),
+        ({"lora_targets": "q_proj,lm_head"}, "leave lm_head out"),
+        ({"lora_targets": "qq_proj"}, "use all-linear"),
+    ],
+)
+def test_combinations_without_effect_are_refused_at_start(
+    tmp_path: Path, changes: dict[str, Any], way_out: str
+) -> None:
+    with pytest.raises(SettingsError, match=way_out):
+        trainer_for(tmp_path, **changes)

@@ -1,0 +1,391 @@
+"""The policy agent's decisions: which tasks may start, which are answered together, and which offsets are done."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from schemas.events import (
+    AdvantagedGroup,
+    Batch,
+    Coordinates,
+    GroupResponse,
+    Message,
+    Response,
+    RewardSource,
+    Sampling,
+    Task,
+    derive_id,
+    problems,
+)
+from streams.admission import Admission
+from streams.batches import Cutter, Window
+from streams.engines import Completion, SamplingRequest
+from streams.rounds import Progress, Round, Served, Waiting, all_failed, choose, malformed, response, unusable
+from streams.settings import Batches
+
+
+def task(number: int = 0, **changed: object) -> Task:
+    fields: dict[str, object] = {
+        "task_id": derive_id("task", number),
+        "created_at": 1,
+        "policy": "p",
+        "group_size": 2,
+        "reward_sources": (RewardSource(name="exact"),),
+        "messages": (Message(role="user", content="1 + 1 ="),),
+    }
+    return Task(**fields | changed)  # type: ignore[arg-type]
+
+
+def waiting(number: int = 0, **changed: object) -> Waiting:
+    return Waiting(task(number, **changed), Coordinates("tasks", 0, number), None)
+
+
+def group(number: int, *, version: int = 0, teaches: bool = True, **changed: object) -> AdvantagedGroup:
+    responses = tuple(
+        GroupResponse(
+            slot=slot,
+            response_id=f"r{slot}",
+            partition=0,
+            offset=slot,
+            finish_reason="stop",
+            reward=0.0,
+            advantage=(slot - 0.5) * teaches,
+        )
+        for slot in (0, 1)
+    )
+    fields: dict[str, object] = {
+        "group_id": f"g{number}",
+        "task_id": derive_id("task", number),
+        "created_at": 1,
+        "policy": "p",
+        "purpose": "train",
+        "scenario": "s",
+        "group_size": 2,
+        "adapter_version": version,
+        "base_digest": "b",
+        "tokenizer_digest": "t",
+        "complete": True,
+        "formula": "grpo",
+        "formula_version": 1,
+        "formula_eps": 0.0,
+        "formula_ddof": 1,
+        "reward_mean": 0.0,
+        "reward_std": 0.0,
+        "responses": responses,
+    }
+    return AdvantagedGroup(**fields | changed)  # type: ignore[arg-type]
+
+
+class Stage:
+    """The batch stage on one policy's groups."""
+
+    def __init__(self, rule: Batches) -> None:
+        self.cutter, self.window = Cutter(rule), Window()
+        self.seen: set[str] = set()
+        self.offset = -1
+        self.dropped: list[str] = []
+
+    def write(self, one: AdvantagedGroup) -> tuple[int, Sequence[Batch]]:
+        self.offset += 1
+        at = Coordinates("groups", 0, self.offset)
+        doubled = one.group_id in self.seen
+        self.seen.add(one.group_id)
+        self.window, made = self.cutter.reduce(self.window, one, at, doubled=doubled)
+        self.dropped += [dropped.reason for batch in made for dropped in batch.dropped]
+        return self.offset, made
+
+
+# --- admission --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lag", [0, 1, 3])
+def test_before_anything_is_trained_as_many_tasks_may_start_as_batches_may_be_ahead(lag: int) -> None:
+    assert Admission(Batches(groups=4, max_policy_lag=lag)).room(0) == 4 * (lag + 1)
+
+
+def test_a_task_holds_its_place_from_its_sampling_until_its_batch_is_cut() -> None:
+    admission, stage = Admission(Batches(groups=2, max_policy_lag=0)), Stage(Batches(groups=2, max_policy_lag=0))
+    admission.start(task(1).task_id, give_up_ms=None)
+    assert admission.room(0) == 1
+    offset, _ = stage.write(group(1))
+    admission.group(group(1), offset)
+    assert (admission.room(0), admission.in_flight, admission.pending) == (1, 0, 1)
+    offset, (batch,) = stage.write(group(2))
+    admission.group(group(2), offset)
+    admission.batch(batch)
+    assert (admission.room(0), admission.room(1)) == (0, 2)
+
+
+def test_a_batch_that_is_read_before_its_groups_counts_them_once() -> None:
+    rule = Batches(groups=2, max_policy_lag=1)
+    admission, stage = Admission(rule), Stage(rule)
+    stage.write(group(1))
+    _, (batch,) = stage.write(group(2))
+    admission.batch(batch)
+    admission.group(group(1), 0)
+    admission.group(group(2), 1)
+    assert (admission.sequence, admission.pending) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    "useless",
+    [
+        group(1, teaches=False),
+        group(1, responses=(), dropped_reason="unanswered", adapter_version=-1),
+        group(1, version=5),
+    ],
+)
+def test_a_group_that_teaches_nothing_gives_its_place_back_at_once(useless: AdvantagedGroup) -> None:
+    admission = Admission(Batches(groups=2, max_policy_lag=0))
+    admission.start(useless.task_id, give_up_ms=None)
+    admission.group(useless, 0)
+    assert admission.room(0) == 2
+
+
+def test_a_group_of_an_eval_task_takes_no_place() -> None:
+    admission = Admission(Batches(groups=2, max_policy_lag=0))
+    admission.group(group(1, purpose="eval"), 0)
+    assert admission.room(0) == 2
+
+
+def test_a_task_whose_group_is_out_does_not_become_in_flight_again() -> None:
+    admission = Admission(Batches(groups=2, max_policy_lag=0))
+    admission.group(group(1, teaches=False), 0)
+    admission.start(task(1).task_id, give_up_ms=None)
+    assert (admission.in_flight, admission.is_out(task(1).task_id), admission.is_out(task(2).task_id)) == (
+        0,
+        True,
+        False,
+    )
+
+
+def test_a_task_whose_group_never_comes_does_not_hold_its_place_for_ever() -> None:
+    admission = Admission(Batches(groups=2, max_policy_lag=0))
+    admission.start("a", give_up_ms=100)
+    admission.start("b", give_up_ms=None)
+    assert (admission.expire(100), admission.expire(101), admission.in_flight) == ([], ["a"], 1)
+
+
+def test_only_a_version_that_no_batch_may_hold_is_hopeless() -> None:
+    admission = Admission(Batches(groups=1, max_policy_lag=1))
+    for number in (0, 1):
+        offset, (batch,) = (
+            number,
+            Cutter(Batches(groups=1)).reduce(
+                Window(sequence=number),
+                group(number, version=number),
+                Coordinates("groups", 0, number),
+                doubled=False,
+            )[1],
+        )
+        admission.group(group(number, version=number), offset)
+        admission.batch(batch)
+    assert [admission.hopeless(version) for version in (0, 1, 2)] == [True, False, False]
+
+
+fates = st.lists(
+    st.tuples(st.integers(0, 30), st.integers(-1, 2), st.sampled_from(["teaches", "equal", "dropped", "eval"])),
+    max_size=60,
+)
+
+
+@given(fates, st.integers(0, 2), st.integers(1, 3), st.randoms(use_true_random=False))
+@settings(max_examples=200)
+def test_admission_and_the_batch_stage_agree_on_what_is_useful(
+    fates: list[tuple[int, int, str]], lag: int, size: int, chance: random.Random
+) -> None:
+    # `batches` is read whenever it comes: before its groups, or long after
+    rule = Batches(groups=size, max_policy_lag=lag)
+    admission, stage = Admission(rule), Stage(rule)
+    groups: deque[tuple[AdvantagedGroup, int]] = deque()
+    batches: deque[Batch] = deque()
+    for number, ahead, fate in fates:
+        one = group(number, version=stage.window.sequence - ahead, teaches=fate == "teaches")
+        if fate == "dropped":
+            one = replace(one, dropped_reason="unscored", responses=())
+        one = replace(one, purpose="eval" if fate == "eval" else "train")
+        offset, made = stage.write(one)
+        groups.append((one, offset))
+        batches += made
+        while groups and chance.random() < 0.5:
+            admission.group(*groups.popleft())
+        while batches and chance.random() < 0.3:
+            admission.batch(batches.popleft())
+    while groups:
+        admission.group(*groups.popleft())
+    in_all = stage.window.sequence * size + len(stage.window.entries)
+    assert admission.sequence * size + admission.pending == in_all
+    while batches:
+        admission.batch(batches.popleft())
+    assert (admission.sequence, admission.pending) == (stage.window.sequence, len(stage.window.entries))
+
+
+@given(st.integers(0, 2), st.integers(1, 4), st.floats(0.1, 1), st.randoms(use_true_random=False))
+@settings(max_examples=60)
+def test_no_group_is_ever_stale_and_the_loop_never_locks_up(
+    lag: int, size: int, useful: float, chance: random.Random
+) -> None:
+    # one agent, a join that takes its time, a batch stage, a trainer that takes its time, promotions read late
+    rule = Batches(groups=size, max_policy_lag=lag)
+    admission, stage = Admission(rule), Stage(rule)
+    sampled: list[tuple[int, int]] = []
+    groups: deque[tuple[AdvantagedGroup, int]] = deque()
+    batches: deque[Batch] = deque()
+    untrained, trained, served, started, idle = 0, 0, 0, 0, 0
+    while trained < 6:
+        idle += 1
+        assert idle < 2000, "nothing moves any more"
+        move = chance.choice(["sample", "join", "read", "train", "promote"])
+        if move == "sample" and admission.room(served) > 0:
+            admission.start(derive_id("task", started), give_up_ms=None)
+            sampled.append((started, served))
+            started, idle = started + 1, 0
+        elif move == "join" and sampled:
+            number, version = sampled.pop(chance.randrange(len(sampled)))
+            one = group(number, version=version, teaches=chance.random() < useful)
+            offset, made = stage.write(one)
+            groups.append((one, offset))
+            batches += made
+            untrained, idle = untrained + len(made), 0
+        elif move == "read" and (groups or batches):
+            if groups and (not batches or chance.random() < 0.5):
+                admission.group(*groups.popleft())
+            else:
+                admission.batch(batches.popleft())
+            idle = 0
+        elif move == "train" and untrained:
+            untrained, trained, idle = untrained - 1, trained + 1, 0
+        elif move == "promote" and served < trained:
+            served, idle = trained, 0
+    assert "stale" not in stage.dropped
+
+
+# --- rounds -----------------------------------------------------------------------------------------------------------
+
+
+def chosen(
+    tasks: Sequence[Waiting], *, in_force: int = 0, known: Sequence[int] = (0,), room: int = 100, most: int = 4
+) -> tuple[int, list[int]] | None:
+    found = choose(tasks, in_force=in_force, known=set(known).__contains__, room=lambda _: room, most=most)
+    return None if found is None else (found.version, [one.at.offset for one in found.tasks])
+
+
+def test_a_round_takes_tasks_in_order_up_to_its_size() -> None:
+    assert chosen([waiting(n) for n in range(6)]) == (0, [0, 1, 2, 3])
+
+
+def test_eval_and_serve_go_before_train() -> None:
+    tasks = [waiting(0), waiting(1), waiting(2, purpose="serve"), waiting(3, purpose="eval")]
+    assert chosen(tasks, most=3) == (0, [2, 3, 0])
+
+
+def test_train_tasks_wait_for_room_and_the_others_do_not() -> None:
+    tasks = [waiting(0), waiting(1), waiting(2), waiting(3, purpose="eval")]
+    assert (chosen(tasks, room=2), chosen(tasks, room=0)) == ((0, [3, 0, 1]), (0, [3]))
+    assert chosen(tasks[:3], room=0) is None
+
+
+def test_a_round_has_one_version() -> None:
+    tasks = [waiting(0, adapter_version=1), waiting(1), waiting(2, adapter_version=2), waiting(3, adapter_version=1)]
+    assert chosen(tasks, in_force=2, known=[0, 1, 2]) == (1, [0, 3])
+
+
+def test_tasks_without_a_pin_take_the_version_in_force() -> None:
+    assert chosen([waiting(0), waiting(1, adapter_version=2)], in_force=2, known=[0, 1, 2]) == (2, [0, 1])
+
+
+def test_a_task_pinned_to_a_version_nobody_heard_of_waits_and_holds_nobody_up() -> None:
+    assert chosen([waiting(0, purpose="eval", adapter_version=9), waiting(1)]) == (0, [1])
+
+
+def test_long_and_short_answers_are_not_decoded_together() -> None:
+    tasks = [waiting(0), waiting(1, sampling=Sampling(max_tokens=9)), waiting(2)]
+    assert chosen(tasks) == (0, [0, 2])
+
+
+def test_nothing_waits_so_nothing_is_chosen() -> None:
+    assert choose([], in_force=0, known=lambda _: True, room=lambda _: 1, most=1) is None
+    assert Round(0, ()).tasks == ()
+
+
+# --- answers ----------------------------------------------------------------------------------------------------------
+
+SERVED = Served(adapter_version=3, engine="e", base_digest="b", tokenizer_digest="t", created_at=7, latency_ms=1.5)
+COMPLETION = Completion(
+    slot=1,
+    text="2",
+    finish_reason="stop",
+    prompt_token_ids=(5, 6),
+    completion_token_ids=(7, 8),
+    logprobs=(-0.5, -0.25),
+)
+
+
+def request() -> SamplingRequest:
+    return SamplingRequest(sampling_id="s", task=task())
+
+
+def test_a_response_has_the_tokens_as_sampled_and_says_who_answered() -> None:
+    one = response(request(), COMPLETION, SERVED)
+    assert list(problems(one)) == []
+    assert (one.response_id, one.adapter_version, one.engine) == (derive_id("s", 1), 3, "e")
+    assert (one.completion_token_ids, one.logprobs, one.loss_mask) == ((7, 8), (-0.5, -0.25), (True, True))
+    assert (one.prompt_tokens, one.completion_tokens) == (2, 2)
+
+
+@pytest.mark.parametrize(
+    "one",
+    [
+        response(request(), replace(COMPLETION, error="too long", finish_reason="error"), SERVED),
+        response(request(), all_failed(request(), "too long")[0], SERVED),
+        unusable(response(request(), COMPLETION, SERVED), "too long"),
+    ],
+)
+def test_a_failed_slot_is_a_response_with_an_error_and_without_tokens(one: Response) -> None:
+    assert list(problems(one)) == []
+    assert (one.finish_reason, one.error, one.completion_token_ids, one.text) == ("error", "too long", (), "")
+
+
+def test_an_engine_that_leaves_out_a_slot_is_found_out() -> None:
+    assert malformed(request(), [COMPLETION]) == "the engine answered slots [1], expected 0 to 1 in order"
+    assert malformed(request(), [replace(COMPLETION, slot=0), COMPLETION]) is None
+
+
+# --- offsets ----------------------------------------------------------------------------------------------------------
+
+
+def test_nothing_may_be_committed_before_the_first_record_is_done() -> None:
+    progress = Progress()
+    for offset in (3, 4, 5):
+        progress.read(offset)
+    progress.done(4)
+    assert progress.next_offset is None
+    progress.done(3)
+    assert progress.next_offset == 5
+
+
+def test_a_hole_in_the_log_holds_nothing_up() -> None:
+    progress = Progress()
+    for offset in (3, 7):
+        progress.read(offset)
+        progress.done(offset)
+    assert progress.next_offset == 8
+
+
+@given(st.permutations(range(6)))
+def test_an_offset_is_committable_exactly_when_all_before_it_are_done(order: list[int]) -> None:
+    progress, done = Progress(), set()
+    for offset in range(6):
+        progress.read(offset)
+    for offset in order:
+        progress.done(offset)
+        done.add(offset)
+        contiguous = next(n for n in range(7) if n not in done)
+        assert progress.next_offset == (contiguous or None)

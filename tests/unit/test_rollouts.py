@@ -1,0 +1,311 @@
+"""rollouts: which version serves, and how well each one did; and the fold of adapter events both rest on."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from schemas.events import AdapterEvent, AdapterFile, AdapterKind, AdvantagedGroup, GroupResponse, LeftOut, derive_id
+from streams import adapters, rollouts
+from streams.errors import ContradictoryEvent
+
+
+def trained(version: int, **changed: object) -> AdapterEvent:
+    return event(
+        "trained", version, created_at=1000 * version, uri=f"/store/p/{version}", last_batch=version - 1, **changed
+    )
+
+
+def event(kind: AdapterKind, version: int, **changed: object) -> AdapterEvent:
+    fields: dict[str, object] = {
+        "event_id": derive_id("p", version, kind, changed.get("expected_version"), changed.get("suite")),
+        "policy": "p",
+        "created_at": 5,
+        "version": version,
+        "kind": kind,
+        "actor": "a person",
+        "reason": "because",
+    }
+    return AdapterEvent(**fields | changed)  # type: ignore[arg-type]
+
+
+def state_after(events: Iterable[AdapterEvent]) -> adapters.AdapterState:
+    state = adapters.empty("p")
+    for one in events:
+        state = adapters.fold(state, one)
+    return state
+
+
+class Log:
+    """The `adapters` partition with the stage at its end: what it writes is read again, in order."""
+
+    def __init__(self) -> None:
+        self.events: list[AdapterEvent] = []
+        self.line = rollouts.Line()
+        self.read = 0
+
+    def append(self, *events: AdapterEvent) -> Log:
+        self.events += events
+        return self
+
+    def settle(self) -> Log:
+        while self.read < len(self.events):
+            self.line, made = rollouts.reduce(self.line, self.events[self.read])
+            self.line = rollouts.load_line(rollouts.dump(self.line))
+            self.events += made
+            self.read += 1
+        return self
+
+
+# --- the fold ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_policy_nobody_trained_serves_the_base_model() -> None:
+    state = adapters.empty("p")
+    assert (state.primary, state.newest, state.versions[0].status) == (0, 0, "primary")
+
+
+def test_the_fold_keeps_what_an_agent_needs_to_load_a_version() -> None:
+    files = (AdapterFile(path="adapter.safetensors", sha256="0" * 64, bytes=1),)
+    version = state_after([trained(1, files=files, parent_version=0)]).versions[1]
+    assert (version.status, version.uri, version.files, version.parent_version) == ("trained", "/store/p/1", files, 0)
+
+
+def test_the_first_event_of_an_id_wins() -> None:
+    first, second = trained(1), trained(1, metrics={"loss": 1.0})
+    state = state_after([first, second])
+    assert (state.versions[1].metrics, state.refused) == ({}, ())
+
+
+def test_a_promotion_that_expected_another_primary_changes_nothing_and_is_listed() -> None:
+    events = [
+        trained(1),
+        trained(2),
+        event("promoted", 1, expected_version=0),
+        event("promoted", 2, expected_version=0),
+    ]
+    state = state_after(events)
+    assert (state.primary, [refused.event.version for refused in state.refused]) == (1, [2])
+    assert "expected version 0 to be primary, and it is 1" in state.refused[0].reason
+
+
+def test_a_promotion_without_an_expectation_is_refused() -> None:
+    assert state_after([trained(1), event("promoted", 1)]).primary == 0
+
+
+def test_a_second_copy_of_a_promotion_does_not_act_when_the_old_primary_is_back() -> None:
+    promotion = event("promoted", 1, expected_version=0)
+    back = event("rolled_back", 0, expected_version=1)
+    assert state_after([trained(1), promotion, back, promotion]).primary == 0
+
+
+def test_a_rollback_puts_the_older_version_in_force_and_takes_the_newer_off_the_list() -> None:
+    events = [trained(1), event("promoted", 1, expected_version=0), event("rolled_back", 0, expected_version=1)]
+    state = state_after(events)
+    assert (state.primary, state.primaries, state.versions[1].status) == (0, (0,), "rolled_back")
+
+
+def test_a_rejected_version_is_never_promoted() -> None:
+    state = state_after([trained(1), event("rejected", 1), event("promoted", 1, expected_version=0)])
+    assert (state.primary, state.versions[1].status) == (0, "rejected")
+
+
+def test_newest_is_the_highest_version_and_not_the_latest_record() -> None:
+    assert state_after([trained(3), trained(2)]).newest == 3
+
+
+def test_events_of_another_policy_change_nothing() -> None:
+    assert state_after([trained(1, policy="q")]) == adapters.empty("p")
+
+
+kinds = st.sampled_from(sorted(adapters.TRANSITIONS))
+some_events = st.lists(
+    st.builds(event, kinds, st.integers(0, 4), expected_version=st.none() | st.integers(0, 4)), max_size=20
+)
+
+
+@settings(max_examples=50)
+@given(some_events)
+def test_exactly_one_version_is_primary_after_any_events(events: list[AdapterEvent]) -> None:
+    state = state_after(events)
+    assert [number for number, version in state.versions.items() if version.status == "primary"] == [state.primary]
+    assert state.primaries[-1] == state.primary
+
+
+@settings(max_examples=50)
+@given(some_events)
+def test_the_stage_and_the_agents_agree_on_the_primary_after_any_events(events: list[AdapterEvent]) -> None:
+    log = Log().append(*events).settle()
+    assert log.line.primary == state_after(log.events).primary
+
+
+@settings(max_examples=50)
+@given(some_events, st.data())
+def test_delivering_any_events_again_changes_nothing(events: list[AdapterEvent], data: st.DataObject) -> None:
+    log = Log().append(*events).settle()
+    again = data.draw(st.lists(st.sampled_from(log.events), max_size=10)) if log.events else []
+    before = log.line
+    log.append(*again).settle()
+    assert replace(log.line, asked=None) == replace(before, asked=None)
+
+
+# --- direct -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_newest_trained_version_is_promoted_against_the_primary_in_force() -> None:
+    log = Log().append(trained(1)).settle()
+    promotion = log.events[-1]
+    assert (promotion.kind, promotion.version, promotion.expected_version) == ("promoted", 1, 0)
+    assert (promotion.created_at, promotion.actor) == (1000, "rollouts")
+    assert log.line.primary == 1
+
+
+def test_versions_trained_before_a_promotion_is_read_back_end_with_the_newest_as_primary() -> None:
+    # 2 and 3 are trained while the promotion of 1 is on its way: one expecting version 0 would be refused
+    log = Log().append(trained(1), trained(2), trained(3)).settle()
+    state = state_after(log.events)
+    assert (state.primary, state.refused) == (3, ())
+
+
+def test_a_promotion_that_a_person_outran_is_decided_anew() -> None:
+    log = Log().append(trained(1), trained(2), event("promoted", 1, expected_version=0)).settle()
+    assert state_after(log.events).primary == 2
+
+
+def test_a_version_that_was_rolled_back_is_not_promoted_again() -> None:
+    log = Log().append(trained(1)).settle().append(event("rolled_back", 0, expected_version=1)).settle()
+    assert state_after(log.events).primary == 0
+
+
+def test_the_version_after_a_rollback_is_promoted() -> None:
+    log = Log().append(trained(1)).settle().append(event("rolled_back", 0, expected_version=1), trained(2)).settle()
+    assert state_after(log.events).primary == 2
+
+
+def test_an_older_version_that_is_trained_late_is_not_promoted() -> None:
+    log = Log().append(trained(2)).settle().append(trained(1)).settle()
+    assert state_after(log.events).primary == 2
+
+
+def test_a_stage_that_lost_its_state_writes_nothing_that_acts_again() -> None:
+    log = Log().append(trained(1), trained(2)).settle()
+    before = state_after(log.events)
+    log.line, log.read = rollouts.Line(), 0
+    assert replace(state_after(log.settle().events), refused=()) == replace(before, refused=())
+
+
+# --- suites -----------------------------------------------------------------------------------------------------------
+
+
+def group(
+    task: int, *, exact: float | None = 1.0, version: int = 3, size: int = 3, **changed: object
+) -> AdvantagedGroup:
+    response = GroupResponse(
+        slot=0,
+        response_id=f"r{task}",
+        partition=0,
+        offset=task,
+        finish_reason="stop",
+        reward=0.5 + (exact or 0.0) / 2,
+        advantage=0.0,
+        components={"exact": exact or 0.0, "exact.match": 1.0},
+    )
+    fields: dict[str, object] = {
+        "group_id": f"g{task}",
+        "task_id": derive_id("task", task),
+        "created_at": 100 + task,
+        "metadata": {"suite": "sums/n=3/seed=7", "suite_size": str(size), "pinned_version": "3"},
+        "policy": "p",
+        "purpose": "eval",
+        "scenario": "sums",
+        "group_size": 1,
+        "adapter_version": version,
+        "base_digest": "b",
+        "tokenizer_digest": "t",
+        "complete": True,
+        "formula": "grpo",
+        "formula_version": 1,
+        "formula_eps": 0.0,
+        "formula_ddof": 1,
+        "reward_mean": 0.0,
+        "reward_std": 0.0,
+        "responses": (response,) if exact is not None else (),
+        "left_out": () if exact is not None else (LeftOut(slot=0, reason="response_failed"),),
+    }
+    return AdvantagedGroup(**fields | changed)  # type: ignore[arg-type]
+
+
+def results(groups: Iterable[AdvantagedGroup]) -> list[AdapterEvent]:
+    suite, made = None, []
+    for one in groups:
+        assert rollouts.suite_key(one) == b"p\x1fsums/n=3/seed=7\x1f3"
+        suite, more = rollouts.count(suite, one)
+        suite = rollouts.load_suite(rollouts.dump(suite))
+        made += more
+    return made
+
+
+def test_a_suite_is_evaluated_once_when_all_its_tasks_are_in() -> None:
+    assert results([group(1), group(2)]) == []
+    (result,) = results([group(1), group(2, exact=0.0), group(3), group(3)])
+    assert (result.kind, result.version, result.suite) == ("evaluated", 3, "sums/n=3/seed=7")
+    assert result.metrics == {"exact": 2 / 3, "mean_reward": pytest.approx(2.5 / 3), "n": 3.0, "failed": 0.0}
+
+
+def test_a_task_that_is_delivered_twice_counts_once() -> None:
+    assert results([group(1), group(1), group(2)]) == []
+
+
+def test_the_result_of_a_suite_is_the_same_in_any_order() -> None:
+    groups = [group(1), group(2, exact=0.0), group(3)]
+    assert len({str(results(order)) for order in itertools.permutations(groups)}) == 1
+
+
+def test_a_failed_response_is_counted_as_failed_and_is_in_no_mean() -> None:
+    (result,) = results([group(1), group(2, exact=None), group(3, exact=None, adapter_version=-1)])
+    assert result.metrics == {"exact": 1.0, "mean_reward": 1.0, "n": 1.0, "failed": 2.0}
+
+
+def test_a_suite_without_any_score_has_no_mean() -> None:
+    (result,) = results([group(task, exact=None) for task in (1, 2, 3)])
+    assert result.metrics == {"n": 0.0, "failed": 3.0}
+
+
+def test_an_answer_of_another_version_than_the_pin_is_refused() -> None:
+    (result,) = results([group(1), group(2), group(3, version=4)])
+    assert (result.metrics["n"], result.metrics["failed"]) == (2.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "says"),
+    [
+        ({"suite": "s", "suite_size": "three", "pinned_version": "3"}, "expected a whole number"),
+        ({"suite": "s", "pinned_version": "3"}, "expected a whole number"),
+        ({"suite": "s", "suite_size": "3"}, "pinned to no version"),
+    ],
+)
+def test_a_suite_task_that_cannot_be_counted_says_what_it_lacks(metadata: dict[str, str], says: str) -> None:
+    with pytest.raises(ContradictoryEvent, match=says):
+        one = group(1, metadata=metadata)
+        rollouts.suite_key(one)
+        rollouts.count(None, one)
+
+
+def test_a_suite_that_changes_its_size_is_refused() -> None:
+    with pytest.raises(ContradictoryEvent, match="another suite name"):
+        rollouts.count(rollouts.Suite(size=4), group(1))
+
+
+@pytest.mark.parametrize("changed", [{"purpose": "train"}, {"metadata": {}}])
+def test_other_groups_belong_to_no_suite(changed: dict[str, object]) -> None:
+    assert rollouts.suite_key(group(1, **changed)) is None
+
+
+def test_a_row_of_another_version_is_refused_with_the_way_out() -> None:
+    with pytest.raises(ValueError, match="another consumer group"):
+        rollouts.load_line(b'{"v": 0}')

@@ -1,0 +1,500 @@
+"""Scorers: who judges a response, and what happens when one cannot."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import textwrap
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schemas.events import Message, Response, RewardSource, Sampling, Task, derive_id
+from streams.errors import EventError
+from streams.scorers import SCORERS, Outcome, ScoreError, Scorers, find, source_problems
+from streams.settings import Scoring
+
+DEMO_MIX = {
+    "of": [
+        {"name": "exact", "weight": 0.7},
+        {"name": "format", "weight": 0.2, "as": "bare_number", "settings": {"shape": "bare_number"}},
+        {"name": "format", "weight": 0.1, "as": "prefix", "settings": {"shape": "prefix"}},
+    ]
+}
+
+
+def a_task(answer: Any = "11", *, sources: tuple[RewardSource, ...] = (), verifier: str | None = None) -> Task:
+    return Task(
+        task_id="t1",
+        created_at=1,
+        policy="default",
+        messages=(Message(role="user", content="4 + 7 ="),),
+        verifier=json.dumps({"answer": answer}) if verifier is None else verifier,
+        reward_sources=sources or (RewardSource(name="exact"),),
+    )
+
+
+def a_response(text: str, *, tokens: int = 3) -> Response:
+    return Response(
+        response_id=derive_id("s1", 0),
+        sampling_id="s1",
+        task_id="t1",
+        created_at=2,
+        policy="default",
+        slot=0,
+        group_size=1,
+        adapter_version=0,
+        base_digest="b",
+        tokenizer_digest="k",
+        engine="scripted",
+        finish_reason="stop",
+        prompt_tokens=5,
+        completion_tokens=tokens,
+        latency_ms=1.0,
+        text=text,
+        sampling=Sampling(),
+    )
+
+
+def value(name: str, text: str, answer: Any = "11", **settings: Any) -> float:
+    return find(name)(a_task(answer), a_response(text), settings).value
+
+
+# --- the text itself --------------------------------------------------------------------------------------------------
+
+
+def test_exact_wants_the_answer_to_the_character_and_forgives_white_space_around_it() -> None:
+    assert [value("exact", text) for text in ("11", " 11\n", "11.", "1 1", "", "The answer is 11")] == [
+        1,
+        1,
+        0,
+        0,
+        0,
+        0,
+    ]
+
+
+def test_exact_takes_any_of_several_answers_and_numbers_as_written() -> None:
+    assert [value("exact", text, ["yes", "true", 1]) for text in ("yes", "true", "1", "no")] == [1, 1, 1, 0]
+
+
+def test_exact_can_ignore_case() -> None:
+    assert (value("exact", "PARIS", "Paris"), value("exact", "PARIS", "Paris", ignore_case=True)) == (0, 1)
+
+
+@pytest.mark.parametrize("verifier", ["{}", '{"answer": null}', '{"answer": true}', '{"answer": []}', "[]", "not json"])
+def test_exact_without_an_answer_in_the_verifier_is_an_error_and_never_a_zero(verifier: str) -> None:
+    with pytest.raises(ScoreError, match="t1") as caught:
+        find("exact")(a_task(verifier=verifier), a_response("11"), {})
+    assert caught.value.reason == "bad_verifier" and not caught.value.again
+
+
+@pytest.mark.parametrize(
+    ("text", "settings", "expected"),
+    [
+        ("11", {}, 1),
+        ("11.0", {}, 1),
+        ("1.1e1", {}, 1),
+        ("+11", {}, 1),
+        ("-11", {}, 0),
+        ("The answer is 11", {}, 0),
+        ("The answer is 11", {"number": "last"}, 1),
+        ("11 is more than 4", {"number": "last"}, 0),
+        ("11 is more than 4", {"number": "first"}, 1),
+        ("11.004", {}, 0),
+        ("11.004", {"tolerance": 0.005}, 1),
+        ("11.5", {"relative": 0.05}, 1),
+        ("11.6", {"relative": 0.05}, 0),
+        ("1e999999999999999999999", {}, 0),
+        ("9" * 5000, {}, 0),
+        ("none at all", {"number": "last"}, 0),
+        ("", {}, 0),
+    ],
+)
+def test_numeric_compares_numbers(text: str, settings: dict[str, Any], expected: float) -> None:
+    assert value("numeric", text, 11, **settings) == expected
+
+
+def test_numeric_reads_thousands_and_is_exact_beyond_float() -> None:
+    long = "123456789012345678901234567890"
+    assert value("numeric", "1,234,567", 1234567) == 1
+    assert value("numeric", long, long) == 1
+    assert value("numeric", long[:-1] + "1", long) == 0
+
+
+def test_regex_matches_the_whole_text_unless_told_to_search() -> None:
+    assert value("regex", "-12", pattern=r"-?\d+") == 1
+    assert value("regex", "it is -12", pattern=r"-?\d+") == 0
+    assert value("regex", "it is -12", pattern=r"-?\d+", mode="search") == 1
+
+
+@pytest.mark.parametrize(
+    ("shape", "yes", "no"),
+    [
+        ("bare_number", ["12", " -3.5 "], ["12 apples", "", "1,2", "."]),
+        ("bare_integer", ["12", "-3"], ["3.5", "x"]),
+        ("leading_digit", ["1 apple", "12\nand more"], ["one", "-1", ""]),
+        ("one_line", ["one line"], ["two\nlines", ""]),
+        ("prefix", ["11", "1", "12", "1 and so on"], ["2", "", "The 1"]),
+        ("json_object", ['{"a": 1}', "{}"], ["[]", "{", "1", "[" * 100_000]),
+    ],
+)
+def test_format_looks_at_the_shape_alone(shape: str, yes: list[str], no: list[str]) -> None:
+    assert [value("format", text, shape=shape) for text in yes] == [1] * len(yes)
+    assert [value("format", text, shape=shape) for text in no] == [0] * len(no)
+
+
+def test_length_falls_in_a_straight_line_from_free_to_limit() -> None:
+    scorer = find("length")
+    values = [scorer(a_task(), a_response("x", tokens=n), {"free": 10, "limit": 20}).value for n in (1, 10, 15, 20, 99)]
+    assert values == [1, 1, 0.5, 0, 0]
+
+
+@given(text=st.text())
+def test_every_inline_scorer_gives_a_finite_number_for_any_text(text: str) -> None:
+    settings: dict[str, dict[str, Any]] = {"format": {"shape": "bare_number"}, "length": {"limit": 9}}
+    for scorer in SCORERS.values():
+        if scorer.home == "inline" and scorer.function is not None:
+            assert 0 <= scorer(a_task(), a_response(text), settings.get(scorer.name, {})).value <= 1
+
+
+# --- names and settings -----------------------------------------------------------------------------------------------
+
+
+def test_unknown_scorer_names_the_nearest_and_all_known_ones() -> None:
+    with pytest.raises(EventError, match=r"'exakt'; did you mean exact\?.*numeric") as caught:
+        find("exakt")
+    assert caught.value.reason == "unknown_scorer"
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "message"),
+    [
+        ("exact", {"ignorecase": True}, r"exact has no setting 'ignorecase'; did you mean ignore_case\?"),
+        ("exact", {"strip": "yes"}, r"exact.strip: .*boolean \(got 'yes'\)"),
+        ("numeric", {"tolerance": -1}, "numeric.tolerance: .*greater than or equal to 0"),
+        ("regex", {}, "regex.pattern: Field required"),
+        ("regex", {"pattern": "("}, "pattern is not a regular expression"),
+        ("format", {"shape": "round"}, "format.shape: .*'bare_number'"),
+        ("length", {"free": 5, "limit": 5}, "limit 5 must be larger than free 5"),
+        ("mix", {"of": []}, "mix.of"),
+        ("mix", {"of": [{"name": "exact"}, {"name": "exact"}]}, 'two parts are called exact; .*"as"'),
+        ("mix", {"of": [{"name": "mix"}]}, "a mix inside a mix"),
+        ("mix", {"of": [{"name": "exat"}]}, "did you mean exact"),
+        ("mix", {"of": [{"name": "exact", "settings": {"x": 1}}]}, "exact has no setting 'x'"),
+        ("reasoning-gym", {"x": 1}, "reasoning-gym has no setting 'x'"),
+        ("judge", {"low": 3, "high": 2}, "high 2.0 must be larger than low 3.0"),
+        ("judge", {"template": "How good?"}, r"template has no \{answer\}"),
+    ],
+)
+def test_bad_settings_are_found_before_anybody_answers(name: str, settings: dict[str, Any], message: str) -> None:
+    task = a_task(sources=(RewardSource(name=name, settings=json.dumps(settings)),))
+    [problem] = source_problems(task)
+    with pytest.raises(AssertionError, match=message):
+        raise AssertionError(problem)
+
+
+def test_settings_that_are_no_json_object_are_an_error() -> None:
+    for text in ("[1]", "{", "1"):
+        assert len(list(source_problems(a_task(sources=(RewardSource(name="exact", settings=text),))))) == 1
+
+
+def test_a_good_task_has_no_problems() -> None:
+    mix = RewardSource(name="mix", settings=json.dumps(DEMO_MIX))
+    assert list(source_problems(a_task(sources=(mix, RewardSource(name="my.module:function"))))) == []
+
+
+# --- running them -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def scorers() -> Iterator[Scorers]:
+    with Scorers(Scoring()) as running:
+        yield running
+
+
+def outcome(scorers: Scorers, name: str, text: str, settings: dict[str, Any], answer: Any = "11") -> Outcome:
+    source = RewardSource(name=name, settings=json.dumps(settings))
+    return scorers.score(a_task(answer), a_response(text), source)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("11", 1.0), ("12", 0.3), ("2", 0.2), ("11.", 0.1), ("1 and more", 0.1), ("The answer is 11", 0.0), ("", 0.0)],
+)
+def test_the_demo_mix_gives_one_if_exact_else_shaping_for_a_bare_number_and_its_first_character(
+    scorers: Scorers, text: str, expected: float
+) -> None:
+    found = outcome(scorers, "mix", text, DEMO_MIX)
+    assert found.value is not None and abs(found.value - expected) < 1e-12
+    assert (found.value == 1.0) == (text == "11")
+
+
+def test_a_mix_records_each_part_before_its_weight_and_says_which_versions_spoke(scorers: Scorers) -> None:
+    found = outcome(scorers, "mix", "12", DEMO_MIX)
+    assert found.components == {"exact": 0.0, "bare_number": 1.0, "prefix": 1.0}
+    assert found.version == "mix/1[exact/1,format/1]"
+
+
+def test_a_mix_keeps_the_components_of_its_parts(scorers: Scorers) -> None:
+    found = outcome(scorers, "mix", "11", {"of": [{"name": "length", "as": "brief", "settings": {"limit": 6}}]})
+    assert found.components == {"brief": 0.5, "brief.length": 3.0}
+
+
+def test_a_mix_with_a_part_that_fails_fails_whole(scorers: Scorers) -> None:
+    found = outcome(scorers, "mix", "12", DEMO_MIX, answer=None)
+    assert (found.value, found.reason, found.version) == (None, "bad_verifier", "mix/1[exact/1]")
+
+
+def test_an_unknown_scorer_is_an_outcome_with_an_error_and_is_not_tried_again(scorers: Scorers) -> None:
+    found = outcome(scorers, "exakt", "11", {})
+    assert (found.value, found.reason, found.tries) == (None, "unknown_scorer", 1)
+    assert found.error is not None and "did you mean exact?" in found.error
+
+
+# --- scorers that hang, crash, or lie ---------------------------------------------------------------------------------
+
+ENTRY_POINTS = """
+    import math, os, subprocess, sys, time
+    from pathlib import Path
+    from streams.scorers import ScoreError, Verdict, entry_point
+
+    def unmarked(task, response, settings):
+        return 1.0
+
+    @entry_point("good/3")
+    def good(task, response, settings):
+        print("a scorer that prints does not disturb the protocol")
+        return Verdict(len(response.text) / settings["most"], {"length": len(response.text)}, "counted")
+
+    @entry_point("pair/1")
+    def pair(task, response, settings):
+        return 0.5, {"half": 1}
+
+    @entry_point("hang/1")
+    def hang(task, response, settings):
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+        Path(settings["pids"]).write_text(f"{os.getpid()} {child.pid}")
+        while True:
+            time.sleep(1)
+
+    @entry_point("raise/1")
+    def raises(task, response, settings):
+        raise ZeroDivisionError("by zero")
+
+    @entry_point("leave/1")
+    def leaves(task, response, settings):
+        os._exit(3)
+
+    @entry_point("quit/1")
+    def quits(task, response, settings):
+        sys.exit("done")
+
+    @entry_point("nan/1")
+    def nan(task, response, settings):
+        return math.nan
+
+    @entry_point("infinite/1")
+    def infinite(task, response, settings):
+        return Verdict(1.0, {"part": math.inf})
+
+    @entry_point("bool/1")
+    def boolean(task, response, settings):
+        return True
+
+    @entry_point("text/1")
+    def text(task, response, settings):
+        return "1.0"
+
+    @entry_point("none/1")
+    def none(task, response, settings):
+        return None
+
+    @entry_point("memory/1")
+    def memory(task, response, settings):
+        return float(len(bytearray(64 * 1024**3)))
+
+    @entry_point("heals/1")
+    def heals(task, response, settings):
+        seen = Path(settings["seen"])
+        seen.write_text((seen.read_text() if seen.exists() else "") + "x")
+        if len(seen.read_text()) < 3:
+            os.abort()
+        return 1.0
+"""
+
+
+@pytest.fixture(scope="module")
+def entry_points(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    folder = tmp_path_factory.mktemp("installed")
+    (folder / "my_scorers.py").write_text(textwrap.dedent(ENTRY_POINTS))
+    (folder / "broken_scorers.py").write_text("import not_there\n")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(folder))
+        yield
+
+
+@pytest.fixture(scope="module")
+def hasty(entry_points: None) -> Iterator[Scorers]:
+    with Scorers(Scoring(timeout_s=1.0, retries=0)) as running:
+        yield running
+
+
+def test_an_entry_point_scores_in_its_own_process_and_names_its_version(hasty: Scorers) -> None:
+    found = outcome(hasty, "my_scorers:good", "abcd", {"most": 8})
+    assert (found.value, found.components, found.rationale) == (0.5, {"length": 4.0}, "counted")
+    assert found.version == "good/3"
+
+
+def test_an_entry_point_may_give_a_number_and_its_components(hasty: Scorers) -> None:
+    found = outcome(hasty, "my_scorers:pair", "x", {})
+    assert (found.value, found.components) == (0.5, {"half": 1.0})
+
+
+@pytest.mark.parametrize(
+    ("name", "reason", "message"),
+    [
+        ("raises", "exception", "my_scorers:raises raised ZeroDivisionError: by zero"),
+        ("quits", "exception", "raised SystemExit: done"),
+        ("leaves", "crashed", "ended its process (exit status 3)"),
+        ("memory", "memory", "needed more than"),
+        ("nan", "not_a_number", "gave value nan; a score is a finite number"),
+        ("infinite", "not_a_number", "gave component part inf"),
+        ("boolean", "not_a_number", "gave value True"),
+        ("text", "not_a_number", "gave value '1.0'"),
+        ("none", "not_a_number", "gave value None"),
+        ("unmarked", "unknown_scorer", "is not marked as a scorer; write @streams.scorers.entry_point('unmarked/1')"),
+        ("missing", "unknown_scorer", "has no attribute 'missing'"),
+    ],
+)
+def test_a_scorer_that_fails_gives_its_reason_and_the_next_score_works(
+    hasty: Scorers, name: str, reason: str, message: str
+) -> None:
+    found = outcome(hasty, f"my_scorers:{name}", "x", {})
+    assert (found.value, found.reason) == (None, reason)
+    assert found.error is not None and message in found.error
+    assert outcome(hasty, "my_scorers:pair", "x", {}).value == 0.5
+
+
+@pytest.mark.parametrize("name", ["no_such_module:f", "broken_scorers:f"])
+def test_an_entry_point_that_cannot_be_imported_says_so(hasty: Scorers, name: str) -> None:
+    found = outcome(hasty, name, "x", {})
+    assert found.reason == "unknown_scorer" and found.error is not None and "PYTHONPATH" in found.error
+
+
+@pytest.mark.parametrize("name", ["os.system", "os:system:x", "os:", ":system", "../x:y", "a b:c"])
+def test_a_name_that_is_no_entry_point_is_an_unknown_scorer(name: str) -> None:
+    with pytest.raises(ScoreError, match="no scorer is called"):
+        find(name)
+
+
+def test_a_scorer_that_hangs_is_killed_with_all_it_started(hasty: Scorers, tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    found = outcome(hasty, "my_scorers:hang", "x", {"pids": str(pids)})
+    assert (found.value, found.reason) == (None, "timeout")
+    for pid in map(int, pids.read_text().split()):
+        wait_until_gone(pid)
+    assert outcome(hasty, "my_scorers:pair", "x", {}).value == 0.5
+
+
+def test_a_pattern_that_backtracks_for_ever_is_killed(hasty: Scorers) -> None:
+    found = outcome(hasty, "regex", "a" * 60 + "b", {"pattern": "(a+)+"})
+    assert (found.value, found.reason) == (None, "timeout")
+    assert found.error is not None and "raise scoring.timeout_s" in found.error
+
+
+def test_a_failed_score_is_tried_again_a_bounded_number_of_times(entry_points: None, tmp_path: Path) -> None:
+    with Scorers(Scoring(retries=2)) as patient:
+        found = outcome(patient, "my_scorers:heals", "x", {"seen": str(tmp_path / "a")})
+        assert (found.value, found.tries) == (1.0, 3)
+    with Scorers(Scoring(retries=1)) as impatient:
+        found = outcome(impatient, "my_scorers:heals", "x", {"seen": str(tmp_path / "b")})
+        assert (found.value, found.reason, found.tries) == (None, "crashed", 2)
+        assert found.error is not None and "signal SIGABRT" in found.error and "(after 2 tries)" in found.error
+
+
+def test_a_stopping_agent_tries_no_more(entry_points: None, tmp_path: Path) -> None:
+    with Scorers(Scoring(retries=5)) as running:
+        running.stop()
+        assert outcome(running, "my_scorers:raises", "x", {}).tries == 1
+
+
+def test_closing_kills_a_score_that_still_runs(entry_points: None, tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    found: list[Outcome] = []
+    running = Scorers(Scoring(timeout_s=500))
+    thread = threading.Thread(
+        target=lambda: found.append(outcome(running, "my_scorers:hang", "x", {"pids": str(pids)}))
+    )
+    thread.start()
+    while not (pids.exists() and len(pids.read_text().split()) == 2):
+        time.sleep(0.02)
+    running.close()
+    thread.join(timeout=30)
+    assert [one.reason for one in found] == ["crashed"]
+    for pid in map(int, pids.read_text().split()):
+        wait_until_gone(pid)
+
+
+def test_a_worker_ends_itself_when_its_parent_is_gone(hasty: Scorers) -> None:
+    outcome(hasty, "my_scorers:pair", "x", {})
+    worker = hasty._sandbox._free.get()
+    assert worker is not None
+    hasty._sandbox._free.put(None)
+    assert worker._process.stdin is not None
+    worker._process.stdin.close()  # what the system does to the pipe when the parent is killed
+    assert worker._process.wait(timeout=30) == 0
+    worker.dispose()
+
+
+def wait_until_gone(pid: int) -> None:
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return
+        if Path(f"/proc/{pid}/stat").exists() and ") Z " in Path(f"/proc/{pid}/stat").read_text():
+            return  # killed; only its table entry waits for init
+        time.sleep(0.02)
+    os.kill(pid, signal.SIGKILL)
+    raise AssertionError(f"process {pid} still runs")
+
+
+# --- reasoning-gym ----------------------------------------------------------------------------------------------------
+
+
+def test_without_reasoning_gym_the_error_says_how_to_install_it(scorers: Scorers) -> None:
+    try:
+        import reasoning_gym  # noqa: F401
+    except ImportError:
+        verifier = json.dumps({"dataset": "chain_sum", "entry": {}})
+        found = scorers.score(a_task(verifier=verifier), a_response("x"), RewardSource(name="reasoning-gym"))
+        assert found.reason == "missing_package" and found.error is not None and "make setup-gym" in found.error
+    else:
+        pytest.skip("reasoning-gym IS installed here, so its absence cannot be tested")
+
+
+@pytest.mark.gym
+def test_reasoning_gym_judges_with_its_own_verifier(scorers: Scorers) -> None:
+    rg = pytest.importorskip("reasoning_gym", reason="NOT TESTED: reasoning-gym is missing; run `make setup-gym`")
+    entry = rg.create_dataset("chain_sum", seed=1, size=1)[0]
+    verifier = json.dumps({"dataset": "chain_sum", "config": {}, "entry": entry})
+    task, source = a_task(verifier=verifier), RewardSource(name="reasoning-gym")
+    assert scorers.score(task, a_response(entry["answer"]), source).value == 1.0
+    assert scorers.score(task, a_response("no number"), source).value == 0.0
+
+
+@pytest.mark.gym
+def test_reasoning_gym_names_an_unknown_dataset(scorers: Scorers) -> None:
+    pytest.importorskip("reasoning_gym", reason="NOT TESTED: reasoning-gym is missing; run `make setup-gym`")
+    verifier = json.dumps({"dataset": "chain_summ", "entry": {}})
+    found = scorers.score(a_task(verifier=verifier), a_response("x"), RewardSource(name="reasoning-gym"))
+    assert found.reason == "bad_verifier" and found.error is not None and "did you mean chain_sum?" in found.error

@@ -1,0 +1,94 @@
+"""What makes a stream worker give up."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+from faust.types import TP
+
+from streams import watchdog
+from streams.watchdog import EXIT_RESTART, Patience, Sight, Watchdog
+
+TASKS = TP("streamward.tasks", 3)
+
+
+def sight(**changes: Any) -> Sight:
+    return Sight(
+        **{
+            "committed": {TASKS: 7},
+            "lagging": frozenset(),
+            "holes": {},
+            "rebalancing": False,
+            "recovered": {},
+            **changes,
+        }
+    )
+
+
+def looks(patience: Patience, seen: Sight, times: int) -> tuple[str | None, str | None]:
+    return [patience.look(seen, 1.0) for _ in range(times)][-1]
+
+
+def test_hole_that_stays_is_named_and_ends_the_process() -> None:
+    patience = Patience(hole_s=10, stuck_s=60)
+    assert looks(patience, sight(holes={TASKS: 9}), 11) == (None, None)
+    hole, _ = looks(patience, sight(holes={TASKS: 9}), 1)
+    assert hole is not None and hole.startswith("streamward.tasks[3]@7 is not done, though 9 is")
+
+
+def test_hole_that_closes_in_time_is_none() -> None:
+    patience = Patience(hole_s=10, stuck_s=60)
+    for committed in range(7, 40):  # never twice the same
+        assert patience.look(sight(committed={TASKS: committed}, holes={TASKS: committed + 2}), 5.0) == (None, None)
+
+
+def test_lag_without_a_commit_is_stuck_and_lag_with_commits_is_not() -> None:
+    patience = Patience(hole_s=10, stuck_s=60)
+    waiting = frozenset({TASKS})
+    for committed in range(100):
+        assert patience.look(sight(committed={TASKS: committed}, lagging=waiting), 1.0) == (None, None)
+    _, stuck = looks(patience, sight(lagging=waiting), 62)
+    assert stuck is not None and stuck.startswith("streamward.tasks[3]@7 has waited for 61 s")
+
+
+def test_busy_partition_does_not_hide_a_stuck_one() -> None:
+    patience = Patience(hole_s=10, stuck_s=60)
+    other = TP("streamward.tasks", 4)
+    both = frozenset({TASKS, other})
+    verdicts = [patience.look(sight(committed={TASKS: 7, other: n}, lagging=both), 1.0) for n in range(62)]
+    assert verdicts[-1][1] is not None
+
+
+def test_rebalance_is_stuck_only_while_changelogs_come_no_further() -> None:
+    patience = Patience(hole_s=10, stuck_s=60)
+    for offset in range(100):
+        assert patience.look(sight(rebalancing=True, recovered={TASKS: offset}), 1.0) == (None, None)
+    _, stuck = looks(patience, sight(rebalancing=True, recovered={TASKS: 99}), 62)
+    assert stuck is not None and "rebalance" in stuck
+
+
+def test_frozen_event_loop_ends_the_process_and_says_where_it_stands(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    # The loop blocks in a sleep that is not asyncio's; only a thread can see that.
+    ended: list[int] = []
+    monkeypatch.setattr(watchdog, "LOOK_EVERY_S", 0.01)
+
+    class Idle:
+        should_stop, _consumer = False, None
+
+    async def freeze() -> None:
+        dog = Watchdog(Idle(), hole_s=10, stuck_s=60, frozen_s=0.2)
+        monkeypatch.setattr(watchdog.os, "_exit", lambda code: (ended.append(code), dog._ended.set()))
+        await dog.start()
+        await asyncio.sleep(0.5)  # a loop that runs is left alone
+        assert ended == []
+        time.sleep(0.5)
+        await dog.stop()
+
+    asyncio.run(freeze())
+    assert ended == [EXIT_RESTART]
+    assert "time.sleep(0.5)" in capfd.readouterr().err

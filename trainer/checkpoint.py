@@ -1,0 +1,180 @@
+"""Where a trainer goes on: one folder per version, there whole or not at all.
+
+    model, optimizer, RNG, next batch ──► .v3.half/ ──► fsync ──► rename ──► v00000003/ ──► the oldest go
+
+The next batch and its offset in the folder are the truth; the consumer group's commit is a hint. `latest` takes the
+highest version whose files all have the size and sha256 that its manifest says, so a torn folder is passed over, not
+trusted. Optimizer state is safetensors and JSON; nothing is pickled.
+
+Not covered: two machines on one network file system that does not honour flock.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import shutil
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from peft import PeftModel
+from safetensors.torch import load_file, save_file
+
+from streams.errors import RefusedError, SettingsError
+from trainer import model as adapters
+
+log = logging.getLogger(__name__)
+
+OPTIMIZER_FILE = "optimizer.safetensors"
+RNG_FILE = "rng.safetensors"
+STATE_FILE = "state.json"
+MANIFEST_FILE = "manifest.json"
+ADAPTER_FILES = (adapters.CONFIG_FILE, adapters.WEIGHTS_FILE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """What a checkpoint says besides tensors."""
+
+    policy: str
+    version: int
+    next_sequence: int
+    """The batch that comes next; batch s turns version s into version s + 1."""
+    next_offset: int
+    """In the policy's partition of `batches`; reading goes on here."""
+    base_digest: str
+    batch_id: str
+    metrics: dict[str, float]
+
+
+@contextmanager
+def hold(root: Path, policy: str) -> Iterator[Path]:
+    """Be the one trainer of `policy` under `root`; yield its folder. The lock goes when the process does.
+
+    Raises RefusedError naming who holds it.
+    """
+    folder = root / policy
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("a+") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.seek(0)
+            raise RefusedError(
+                f"{folder}: policy {policy} is already being trained by {lock.read().strip() or 'another process'}; "
+                "stop that trainer, or give this one another policy.name"
+            ) from None
+        lock.truncate(0)
+        lock.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+        lock.flush()
+        for half in folder.glob(".*.half"):
+            shutil.rmtree(half)
+        yield folder
+
+
+def save(folder: Path, state: State, model: PeftModel, optimizer: torch.optim.Optimizer, base: str, keep: int) -> Path:
+    """Write a checkpoint of `state.version`, on disk when this returns, and drop all but the newest `keep`."""
+    target = folder / f"v{state.version:08d}"
+    half = folder / f".{target.name}.half"
+    shutil.rmtree(half, ignore_errors=True)
+    half.mkdir(parents=True)
+    adapters.save_adapter(model, half, base)
+    save_file(_optimizer_tensors(model, optimizer), half / OPTIMIZER_FILE)
+    save_file(_rng_states(), half / RNG_FILE)
+    (half / STATE_FILE).write_text(json.dumps(asdict(state), indent=2, sort_keys=True) + "\n")
+    manifest = {path.name: _digest(path) for path in sorted(half.iterdir())}
+    (half / MANIFEST_FILE).write_text(json.dumps(manifest, indent=2, sort_keys=True) + "\n")
+    for path in [*half.iterdir(), half]:
+        _sync(path)
+    if target.exists():  # torn, or of a run that went on differently: `latest` did not choose it
+        shutil.rmtree(target)
+    half.rename(target)
+    _sync(folder)
+    for old in _versions(folder)[keep:]:
+        shutil.rmtree(old)
+    return target
+
+
+def latest(folder: Path) -> tuple[Path, State] | None:
+    """Return the newest checkpoint that is whole, or None. Each one passed over is logged with the reason."""
+    for path in _versions(folder):
+        if problem := _torn(path):
+            log.warning("%s: passed over: %s", path, problem)
+            continue
+        return path, State(**json.loads((path / STATE_FILE).read_text()))
+    return None
+
+
+def restore(path: Path, model: PeftModel, optimizer: torch.optim.Optimizer) -> None:
+    """Put adapter, optimizer state and RNG back as they were saved.
+
+    Raises SettingsError if the checkpoint is of another shape than the settings make.
+    """
+    adapters.load_adapter(model, path)
+    tensors = load_file(path / OPTIMIZER_FILE)
+    names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    state: dict[int, dict[str, torch.Tensor]] = {index: {} for index in range(len(names))}
+    index_of = {name: index for index, name in enumerate(names)}
+    for key, tensor in tensors.items():
+        kind, _, name = key.partition("/")
+        if name not in index_of:
+            raise SettingsError(
+                f"{path}: optimizer state of {name}, which is not trained; restore trainer.lora_targets"
+            )
+        state[index_of[name]][kind] = tensor
+    plain = optimizer.state_dict()
+    filled = {index: values for index, values in state.items() if values}
+    optimizer.load_state_dict({"state": filled, "param_groups": plain["param_groups"]})
+    rng = load_file(path / RNG_FILE)
+    torch.set_rng_state(rng["cpu"])
+    if "cuda" in rng and torch.cuda.is_available():
+        torch.cuda.set_rng_state(rng["cuda"])
+
+
+def _optimizer_tensors(model: PeftModel, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+    """Return Adam's moments and step counts as kind/parameter."""
+    return {
+        f"{kind}/{name}": tensor.detach().cpu().contiguous()
+        for name, parameter in model.named_parameters()
+        for kind, tensor in optimizer.state.get(parameter, {}).items()
+    }
+
+
+def _rng_states() -> dict[str, torch.Tensor]:
+    states = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        states["cuda"] = torch.cuda.get_rng_state()
+    return states
+
+
+def _versions(folder: Path) -> list[Path]:
+    return sorted(folder.glob("v[0-9]*"), reverse=True)
+
+
+def _torn(path: Path) -> str | None:
+    try:
+        manifest = json.loads((path / MANIFEST_FILE).read_text())
+        bad = [name for name, digest in manifest.items() if _digest(path / name) != digest]
+    except (OSError, ValueError) as exc:
+        return str(exc)
+    return f"{bad[0]} is not what its manifest says" if bad else None
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

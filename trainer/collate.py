@@ -1,0 +1,149 @@
+"""Groups as they lie in the log, as tensors.
+
+    [AdvantagedGroup] ──► check_group: refuse what contradicts itself ──► Micro: [B, P] prompts, [B, T] completions
+
+Rows stand in group order, then slot order, as recorded; nothing is tokenized, sorted or cut. Prompts are padded left
+and completions right, which is what TRL reads. A prompt is repeated for its responses here, as integers only: the
+model runs it once (trainer/forest.py).
+
+Not covered: whether a group belongs to its batch (age, doubles, zero variance); the batches stage has decided that.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+import torch
+from torch import Tensor
+
+from schemas.events import AdvantagedGroup, Coordinates, GroupResponse
+from streams.errors import ContradictoryEvent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expected:
+    """What every group of a batch must agree with."""
+
+    policy: str
+    version: int
+    """The version being trained; no group can have been sampled by a later one."""
+    base_digest: str
+    tokenizer_digest: str
+    vocabulary: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Micro:
+    """Rows that go through the model together: B responses of one temperature, P and T the longest among them."""
+
+    prompt_ids: Tensor  # [B, P] int64, padded left
+    prompt_mask: Tensor  # [B, P] int64, 0 where padded
+    completion_ids: Tensor  # [B, T] int64, padded right
+    completion_mask: Tensor  # [B, T] int64, 0 where padded
+    loss_mask: Tensor  # [B, T] float32, 1 where the policy wrote the token
+    sampled_logps: Tensor  # [B, T] float32, nats, as recorded; 0 where padded
+    advantages: Tensor  # [B] float32
+    rewards: Tensor  # [B] float32
+    temperature: float
+    max_tokens: int
+
+    @property
+    def loss_tokens(self) -> float:
+        """How many tokens the loss reads."""
+        return float(self.loss_mask.sum())
+
+
+def micro_batches(groups: Sequence[AdvantagedGroup], size: int) -> Iterator[list[AdvantagedGroup]]:
+    """Yield the groups, `size` at a time, in order within a temperature: logits are divided by one number a pass."""
+    ordered = sorted(groups, key=lambda group: group.sampling.temperature)  # stable
+    for _, same in groupby(ordered, key=lambda group: group.sampling.temperature):
+        rest = list(same)
+        yield from (rest[start : start + size] for start in range(0, len(rest), size))
+
+
+def collate(groups: Sequence[AdvantagedGroup], *, pad_id: int, device: torch.device | str = "cpu") -> Micro:
+    """Return the responses of `groups`, which share one temperature, as one micro-batch."""
+    pairs = [(group, response) for group in groups for response in group.responses]
+    prompts = [group.prompt_token_ids for group, _ in pairs]
+    completions = [response.completion_token_ids for _, response in pairs]
+    width = max(1, *map(len, completions))
+
+    def right(rows: Sequence[Sequence[float]], fill: float, dtype: torch.dtype) -> Tensor:
+        return torch.tensor([[*row, *[fill] * (width - len(row))] for row in rows], dtype=dtype, device=device)
+
+    prompt_width = max(map(len, prompts))
+    left = [[0] * (prompt_width - len(row)) + [1] * len(row) for row in prompts]
+    return Micro(
+        prompt_ids=torch.tensor([[*[pad_id] * (prompt_width - len(row)), *row] for row in prompts], device=device),
+        prompt_mask=torch.tensor(left, device=device),
+        completion_ids=right(completions, pad_id, torch.int64),
+        completion_mask=right([[1] * len(row) for row in completions], 0, torch.int64),
+        loss_mask=right([response.loss_mask for _, response in pairs], 0, torch.float32),
+        sampled_logps=right([response.logprobs for _, response in pairs], 0, torch.float32),
+        advantages=torch.tensor([response.advantage for _, response in pairs], dtype=torch.float32, device=device),
+        rewards=torch.tensor([response.reward for _, response in pairs], dtype=torch.float32, device=device),
+        temperature=groups[0].sampling.temperature,
+        max_tokens=max(group.sampling.max_tokens for group in groups),
+    )
+
+
+def check_group(group: AdvantagedGroup, expected: Expected, at: Coordinates) -> None:
+    """Refuse a group that cannot be trained on.
+
+    Raises ContradictoryEvent with the coordinates, what was expected and got, and what to do.
+    """
+    for problem in _group_problems(group, expected):
+        raise ContradictoryEvent(f"{at}: group {group.group_id} of task {group.task_id}: {problem}")
+    for response in group.responses:
+        for problem in _response_problems(response, expected):
+            raise ContradictoryEvent(
+                f"{at}: group {group.group_id} of task {group.task_id}, slot {response.slot}: {problem}"
+            )
+
+
+def _group_problems(group: AdvantagedGroup, expected: Expected) -> Iterator[str]:
+    if group.policy != expected.policy:
+        yield f"policy is {group.policy!r}, expected {expected.policy!r}; check who wrote the batch"
+    if group.dropped_reason is not None or not group.responses:
+        yield f"it has no responses (dropped: {group.dropped_reason}); such a group does not belong in a batch"
+    if group.adapter_version > expected.version:
+        yield (
+            f"it was sampled by version {group.adapter_version}, but version {expected.version} is only now being "
+            "trained further; two trainers, or a checkpoint of another log?"
+        )
+    for name in ("base_digest", "tokenizer_digest"):
+        theirs, ours = getattr(group, name), getattr(expected, name)
+        if theirs != ours:
+            yield f"{name} is {theirs}, the trainer's is {ours}; agents and trainer must load the same model.base"
+    if group.sampling.temperature <= 0:
+        yield "it was sampled greedily (temperature 0), which has no logprobs to learn from; use temperature 1"
+    if group.sampling.top_p != 1:
+        yield (
+            f"it was sampled with top_p {group.sampling.top_p}: its logprobs are of a cut distribution, and every "
+            "ratio would be off by the part cut away; sample train tasks with top_p 1"
+        )
+    if not group.prompt_token_ids:
+        yield "its prompt has no tokens; the first token of a completion would have nothing to follow"
+    if bad := [token for token in group.prompt_token_ids if not 0 <= token < expected.vocabulary]:
+        yield f"prompt token {bad[0]} is not in the vocabulary of {expected.vocabulary}; check the agent's tokenizer"
+    slots = [response.slot for response in group.responses]
+    if slots != sorted(set(slots)):
+        yield f"slots are {slots}, expected each once and in order; the advantages stage writes them so"
+
+
+def _response_problems(response: GroupResponse, expected: Expected) -> Iterator[str]:
+    tokens = len(response.completion_token_ids)
+    if len(response.logprobs) != tokens or len(response.loss_mask) != tokens:
+        yield (
+            f"{tokens} completion tokens, {len(response.logprobs)} logprobs, {len(response.loss_mask)} mask entries; "
+            "each token needs one of each"
+        )
+    if bad := [token for token in response.completion_token_ids if not 0 <= token < expected.vocabulary]:
+        yield f"token {bad[0]} is not in the vocabulary of {expected.vocabulary}; check the agent's tokenizer"
+    if not all(map(math.isfinite, response.logprobs)) or any(logp > 1e-3 for logp in response.logprobs):
+        yield "a logprob is above 0 or not a number; check the engine that sampled it"
+    if not math.isfinite(response.advantage) or not math.isfinite(response.reward):
+        yield f"reward is {response.reward} and advantage {response.advantage}; both must be finite"

@@ -1,0 +1,135 @@
+"""The base model with the adapter that is being trained, and that adapter as files.
+
+    Base ──► wrap: LoRA, seeded ──► PeftModel ──► save_adapter ──► adapter_config.json, adapter_model.safetensors
+                                       ▲                                     │
+                                       └──────────── load_adapter ◄──────────┘
+
+The same weights always give the same bytes: no time, no path, no order of a set goes into the files. They are what
+peft writes otherwise, so peft and vLLM read them.
+
+Not covered: adapters other than LoRA, and LoRA on the embeddings or on the head.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
+from safetensors.torch import load_file, save_file
+from transformers import PreTrainedModel
+
+from streams.errors import SettingsError
+from streams.settings import Settings, Trainer, dotted
+
+CONFIG_FILE = "adapter_config.json"
+WEIGHTS_FILE = "adapter_model.safetensors"
+_NOT_RECIPE = {"trainer.checkpoints", "trainer.keep_checkpoints"}
+"""Settings of the trainer that say where things lie, and change no byte of an adapter."""
+
+
+def pin(settings: Settings) -> None:
+    """Make this process compute the same bytes each time: thread count, deterministic kernels, no TF32."""
+    torch.set_num_threads(settings.trainer.threads or os.cpu_count() or 1)
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read by cuBLAS when it first runs
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # a check that costs a pass over every new tensor
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
+
+
+def wrap(model: PreTrainedModel, settings: Trainer) -> PeftModel:
+    """Return `model` with a fresh adapter: A drawn from the seed, B zero, so it still answers as the base does.
+
+    Raises SettingsError if lora_targets names no module of the model, or its head.
+    """
+    targets: str | list[str] = settings.lora_targets
+    if targets != "all-linear":
+        targets = sorted(name.strip() for name in settings.lora_targets.split(",") if name.strip())
+        if "lm_head" in targets:
+            raise SettingsError(
+                "trainer.lora_targets names lm_head, but logprobs are computed from the head's own weight, so an "
+                "adapter there would never be trained; leave lm_head out"
+            )
+    config = LoraConfig(
+        r=settings.lora_rank,
+        lora_alpha=settings.lora_alpha,
+        target_modules=targets,
+        lora_dropout=0.0,
+        bias="none",
+        task_type="CAUSAL_LM",
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(settings.seed)
+        try:
+            return get_peft_model(model, config)
+        except ValueError as exc:
+            raise SettingsError(
+                f"trainer.lora_targets={settings.lora_targets}: {str(exc).splitlines()[0]}; "
+                "name modules of the model, comma separated, or use all-linear"
+            ) from exc
+
+
+def save_adapter(model: PeftModel, folder: Path, base: str) -> None:
+    """Write the adapter to `folder`, which exists. `base` is what model.base says, and goes into the config."""
+    state = get_peft_model_state_dict(model, save_embedding_layers=False)
+    save_file(
+        {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()},
+        folder / WEIGHTS_FILE,
+        metadata={"format": "pt"},
+    )
+    config = model.peft_config["default"].to_dict() | {"base_model_name_or_path": base, "inference_mode": True}
+    (folder / CONFIG_FILE).write_text(json.dumps(config, indent=2, sort_keys=True, default=_plain) + "\n")
+
+
+def load_adapter(model: PeftModel, folder: Path) -> None:
+    """Read the adapter in `folder` into `model`.
+
+    Raises SettingsError if it is of another shape than the settings make.
+    """
+    saved = json.loads((folder / CONFIG_FILE).read_text())
+    ours = model.peft_config["default"].to_dict()
+    for name in ("r", "lora_alpha", "target_modules"):
+        mine = json.loads(json.dumps(ours[name], default=_plain))
+        if saved[name] != mine:
+            raise SettingsError(
+                f"{folder}: this adapter has {name}={saved[name]}, but the settings make {mine}; restore the setting, "
+                "or train a new policy (policy.name) from the start"
+            )
+    loaded = set_peft_model_state_dict(model, load_file(folder / WEIGHTS_FILE))
+    if loaded.unexpected_keys:
+        raise SettingsError(f"{folder}: {loaded.unexpected_keys[0]} does not exist in the model; is model.base right?")
+
+
+def recipe(settings: Settings) -> dict[str, str]:
+    """Return what decides the bytes of an adapter besides the batches. Call `pin` first: it reads the thread count."""
+    chosen = {
+        key: str(value)
+        for key, value in dotted(settings)
+        if key.split(".")[0] in ("trainer", "model") and key not in _NOT_RECIPE
+    }
+    libraries = {f"version.{name}": version(name) for name in ("torch", "transformers", "peft", "trl", "safetensors")}
+    return {
+        **chosen,
+        **libraries,
+        "version.python": platform.python_version(),
+        "threads": str(torch.get_num_threads()),
+        "device": device_kind(settings.model.device),
+    }
+
+
+def device_kind(device: str) -> str:
+    """Return what computes: the instruction set of a CPU, or the name of a GPU."""
+    if torch.device(device).type == "cuda":
+        return str(torch.cuda.get_device_name(device))
+    return f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
+
+
+def _plain(value: Any) -> Any:
+    """Return a set as a sorted list, and an enum as its value."""
+    return sorted(value) if isinstance(value, set | frozenset) else getattr(value, "value", str(value))
