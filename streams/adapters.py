@@ -59,7 +59,7 @@ TRANSITIONS: dict[AdapterKind, Transition] = {
 SWAPS = frozenset(kind for kind, transition in TRANSITIONS.items() if transition.replaced is not None)
 """Kinds that compare and swap."""
 DECISIONS = frozenset(TRANSITIONS) - {"trained", "evaluated"}
-"""Kinds whose ids are kept: a second copy could act where the first could not, or again when the old primary is back."""
+"""Kinds whose ids are kept: a second copy could act where the first could not, or when the old primary is back."""
 
 
 def refusal(event: AdapterEvent, *, statuses: Mapping[int, Status], primary: int) -> str | None:

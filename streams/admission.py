@@ -21,9 +21,10 @@ It cannot lock up. Every F becomes a group; one that teaches nothing (dropped, z
 once, by the batch stage's own rule. What is left either fills the next batch, so S and then v advance, or is less than
 B, and then a served v = S has room.
 
-Not covered: agents beside this one. Each knows only its own F, so n agents may overshoot by what n - 1 of them have in
-flight; the surplus is dropped as stale, on the record. And with `advantages.deadline_s` 0, a task that nobody ever
-scores holds its place for ever.
+Not covered: a group that is overtaken. Should its scores take so long that others, sampled later, fill its batch, it is
+stale in the end, on the record; to wait for it would let one slow scorer halt everything. Agents beside this one: each
+knows only its own F, so n of them may overshoot by what the other n - 1 have in flight. And with
+`advantages.deadline_s` 0, a task that nobody ever scores holds its place for ever.
 """
 
 from __future__ import annotations

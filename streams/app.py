@@ -20,7 +20,6 @@ import signal
 import ssl
 import tempfile
 import threading
-import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -34,7 +33,7 @@ from faust.streams import current_event
 
 from schemas.events import Coordinates, Event
 from schemas.serde import encode
-from streams import cluster, faust_fixes
+from streams import cluster, faust_fixes, quiet
 from streams.errors import EventError, LogError, SettingsError
 from streams.log import Record, check_size, client_config, dead_letter, key_of, unreachable
 from streams.settings import Kafka, Settings
@@ -323,7 +322,7 @@ def run_worker(app: App, *, grace_s: float = 25) -> int:
     broker is not there at the start. Call from the main thread.
     """
     create_changelogs(app)
-    _quieten()
+    quiet.quieten()
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
     worker = _Worker(app, loop=loop, grace_s=grace_s)
@@ -380,40 +379,3 @@ async def drain(app: App) -> None:
         await asyncio.sleep(0.01)
     if not app.rebalancing:
         await consumer.commit()
-
-
-# --- what the libraries log ------------------------------------------------------------------------------------------
-
-REPEAT_AFTER_S = 30.0
-
-
-def _quieten() -> None:
-    """Let only warnings of faust, mode and aiokafka through, and each of those at most every REPEAT_AFTER_S."""
-    for name in ("faust", "mode", "aiokafka", "asyncio"):
-        logging.getLogger(name).setLevel(logging.WARNING)
-    limit = RepeatLimit()
-    for name in list(logging.root.manager.loggerDict):
-        if name.split(".")[0] in ("faust", "mode", "aiokafka"):
-            logging.getLogger(name).addFilter(limit)
-
-
-class RepeatLimit(logging.Filter):
-    """Passes one record per message template and period; the next one says how many were left out."""
-
-    def __init__(self, period_s: float = REPEAT_AFTER_S, clock: Callable[[], float] = time.monotonic) -> None:
-        super().__init__()
-        self._period_s, self._clock = period_s, clock
-        self._seen: dict[tuple[str, int, str], tuple[float, int]] = {}
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Whether to pass `record`."""
-        key = (record.name, record.levelno, str(record.msg)[:80])
-        last, left_out = self._seen.get(key, (float("-inf"), 0))
-        now = self._clock()
-        if now - last < self._period_s:
-            self._seen[key] = (last, left_out + 1)
-            return False
-        self._seen[key] = (now, 0)
-        if left_out:
-            record.msg = f"{record.msg} ({left_out} like this were left out)"
-        return True

@@ -1,9 +1,11 @@
 """The command line: starts everything, is imported by nothing.
 
-    streamward ─┬─ broker  topics  schemas        the log
-                ├─ streams  scoring  policy  train   the processes of the loop, until they are told to stop
-                ├─ tasks  events  adapters        what goes in, what is there, what came out  (cli_log.py)
-                └─ config  doctor  docs           how it is set up
+    streamward ─┬─ demo                              everything at once                     cli_demo.py
+                ├─ broker                            a log of one's own
+                ├─ topics  schemas  events           the log                                cli_log.py
+                ├─ tasks  adapters                   what goes in, and what comes out       cli_work.py
+                ├─ streams  scoring  policy  train   the loop, until it is told to stop
+                └─ config  doctor                    how it is set up
 
 Commands are thin: each loads what it needs inside its body, so that `streamward --help` imports click and no more.
 
@@ -18,7 +20,8 @@ from typing import TYPE_CHECKING
 import click
 
 from streams.cli_demo import demo
-from streams.cli_log import adapters, events, schemas, tasks, topics
+from streams.cli_log import events, schemas, topics
+from streams.cli_work import adapters, tasks
 from streams.errors import NotFoundError
 from streams.shell import Call, Guarded, output_option, pass_call, until_stopped
 
@@ -81,7 +84,10 @@ for command in (demo, topics, schemas, tasks, events, adapters):
 
 @cli.group()
 def broker() -> None:
-    """Run a real Apache Kafka node on this machine, in a folder of its own (broker.data_dir)."""
+    """Run a real Apache Kafka node on this machine.
+
+    It lives in a folder of its own (broker.data_dir), one node a folder, and listens on the loopback address only.
+    """
 
 
 @broker.command("start")
@@ -91,9 +97,10 @@ def broker() -> None:
 @output_option
 @pass_call
 def broker_start(call: Call, port: int | None, output: Output) -> None:
-    """Start the node and return when it answers. It goes on running until `streamward broker stop`.
+    """Start the node and return when it answers.
 
-    Without --port the node takes the port it had before, else the default one if that is free.
+    It goes on running until `streamward broker stop`. Without --port the node takes the port it had before, else
+    the default one if that is free.
     """
     from streams import broker as node
 
@@ -107,7 +114,7 @@ def broker_start(call: Call, port: int | None, output: Output) -> None:
 @broker.command("stop")
 @pass_call
 def broker_stop(call: Call) -> None:
-    """Stop the node, and return when it has ended. Its data stays."""
+    """Stop the node. Its data stays."""
     from streams import broker as node
 
     folder = call.settings.broker.data_dir
@@ -152,9 +159,10 @@ def _show_node(running: RunningBroker, output: Output) -> None:
 @click.pass_context
 @pass_call
 def streams(call: Call, ctx: click.Context) -> None:
-    """Run the stream worker: advantages, batches and rollouts, until SIGTERM or Ctrl-C.
+    """Run the stream worker: advantages, batches, rollouts.
 
-    Several workers share the partitions. Exit code 75 means that a watchdog stopped it: start it again.
+    It ends at SIGTERM or Ctrl-C, when what is in hand is done. Several workers share the partitions. Exit code 75
+    means that a watchdog stopped it: start it again.
     """
     from streams import cluster
 
@@ -168,7 +176,10 @@ def streams(call: Call, ctx: click.Context) -> None:
 @cli.command()
 @pass_call
 def scoring(call: Call) -> None:
-    """Run a scoring agent: responses come in, rewards go out, until SIGTERM or Ctrl-C."""
+    """Run a scoring agent: responses in, rewards out.
+
+    It ends at SIGTERM or Ctrl-C, when what is in hand is done. Several agents share the partitions.
+    """
     from streams import cluster
 
     call.working = True
@@ -182,7 +193,11 @@ def scoring(call: Call) -> None:
 @cli.command()
 @pass_call
 def policy(call: Call) -> None:
-    """Run a policy agent: it answers the tasks of policy.name with the model, until SIGTERM or Ctrl-C."""
+    """Run a policy agent: tasks in, responses out.
+
+    It answers the tasks of policy.name with the engine in policy.engine, and ends at SIGTERM or Ctrl-C, when what is in
+    hand is done. Several agents share the partitions.
+    """
     from streams import cluster
 
     call.working = True
@@ -197,9 +212,10 @@ def policy(call: Call) -> None:
 @click.option("--steps", type=click.IntRange(min=1), default=None, help="Train so many batches, then end.")
 @pass_call
 def train(call: Call, steps: int | None) -> None:
-    """Run the trainer of policy.name: each batch becomes an adapter version, until SIGTERM or Ctrl-C.
+    """Run the trainer: batches in, adapter versions out.
 
-    It goes on where its newest checkpoint ends.
+    It trains policy.name, and ends at SIGTERM or Ctrl-C, when the step in hand is done. It goes on where its newest
+    checkpoint ends.
     """
     from streams import cluster
 
@@ -224,7 +240,10 @@ def config() -> None:
 @output_option
 @pass_call
 def config_show(call: Call, only: str | None, output: Output) -> None:
-    """Print each setting, its value, and where that came from. Secrets are stars."""
+    """Print each setting and where its value came from.
+
+    Secrets are stars.
+    """
     from streams import show
     from streams.settings import described
 
@@ -246,9 +265,10 @@ def config_show(call: Call, only: str | None, output: Output) -> None:
 @click.pass_context
 @pass_call
 def doctor(call: Call, ctx: click.Context, output: Output) -> None:
-    """Look at broker, topics, schemas, model and disk; say what is wrong and what to do.
+    """Say what is wrong with this set-up, and what to do.
 
-    The exit code is that of the worst finding; warnings are 0.
+    Looks at broker, topics, schemas, model and disk, and changes nothing. The exit code is that of the worst
+    finding; warnings are 0.
     """
     from streams import show
     from streams.doctor import examine

@@ -1,24 +1,21 @@
-"""The commands that look into the log, and put tasks there.
+"""The commands that look at the log itself: topics, schemas, events.
 
-    topics  schemas  tasks  events  adapters     groups of commands, hooked into the root by cli.py
+    topics apply, list, describe     schemas list, check, serve     events tail
 
 As thin as those in cli.py, and as careful not to import anything before a command runs.
 
-Not covered: writing anything but tasks by hand.
+Not covered: what the events mean (streams/cli_work.py).
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from streams.errors import NotFoundError
-from streams.shell import Call, output_option, pass_call
+from streams.shell import Call, output_option, pass_call, until_stopped
 
 if TYPE_CHECKING:
-    from schemas.events import AdapterEvent
-    from streams.adapters import AdapterState
     from streams.show import Output
 
 
@@ -40,7 +37,10 @@ def topics() -> None:
 @output_option
 @pass_call
 def topics_apply(call: Call, output: Output) -> None:
-    """Create the topics that are missing. One that exists in another shape is an error, never changed."""
+    """Create the topics that are missing.
+
+    One that exists in another shape is an error, and never changed.
+    """
     from streams import cluster, show
 
     done = cluster.apply_topics(call.settings)
@@ -52,7 +52,7 @@ def topics_apply(call: Call, output: Output) -> None:
 @output_option
 @pass_call
 def topics_list(call: Call, output: Output) -> None:
-    """Print each topic of this deployment: what lies in it, by which key, and how much."""
+    """Print each topic: its event, its key, how many records."""
     from streams import cluster, show
     from streams.topics import topics as shapes
 
@@ -93,7 +93,10 @@ def topics_list(call: Call, output: Output) -> None:
 @output_option
 @pass_call
 def topics_describe(call: Call, names: tuple[str, ...], output: Output) -> None:
-    """Print partitions, offsets and configuration of each TOPIC, or of all: by label (tasks) or full name."""
+    """Print partitions, offsets and configuration.
+
+    Of each TOPIC, by label (tasks) or full name; of all, if none is named.
+    """
     from streams import cluster, show
     from streams import tail as tails
     from streams.topics import LABELS
@@ -155,7 +158,11 @@ def schemas_list(output: Output) -> None:
 @schemas.command("check")
 @click.pass_context
 def schemas_check(ctx: click.Context) -> None:
-    """Check the files against their lock, and every version against every other; exit code 1 if something is wrong."""
+    """Check the schema files against their lock.
+
+    And every version of an event against every other: each must read what the other wrote. The exit code is 1 if
+    something is wrong.
+    """
     from schemas.registry import SchemaError, check, files
 
     try:
@@ -170,12 +177,22 @@ def schemas_check(ctx: click.Context) -> None:
     click.echo(f"{len(registry.schemas)} schemas are as locked, and every version reads every other.", err=True)
 
 
-# --- tasks ------------------------------------------------------------------------------------------------------------
+@schemas.command("serve")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Where to listen.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8081, show_default=True, help="0 takes any free one.")
+@output_option
+@pass_call
+def schemas_serve(call: Call, host: str, port: int, output: Output) -> None:
+    """Serve the schemas as a Schema Registry, read only.
 
+    Speaks Confluent's API until SIGTERM or Ctrl-C. Any Confluent-compatible consumer can then read the topics; the
+    ids are those of schemas/lock.json.
+    """
+    from streams import schema_server, show
 
-@click.group()
-def tasks() -> None:
-    """Put tasks into the log."""
+    with until_stopped() as stop, schema_server.serve(call.settings, host=host, port=port) as url:
+        show.record({"url": url}, output)
+        stop.wait()
 
 
 # --- events -----------------------------------------------------------------------------------------------------------
@@ -210,10 +227,10 @@ def events_tail(
     until_end: bool,
     output: Output,
 ) -> None:
-    """Print the events of each TOPIC (by label, e.g. tasks, or full name) as they come, until Ctrl-C.
+    """Print events as they come, until Ctrl-C.
 
-    A record that cannot be decoded is shown with its reason, and makes the exit code 1. Nothing is committed: looking
-    changes nothing.
+    Of each TOPIC, by label (tasks) or full name. A record that cannot be decoded is shown with its reason, and
+    makes the exit code 1. Nothing is committed: looking changes nothing.
     """
     from itertools import islice
 
@@ -232,135 +249,3 @@ def events_tail(
             print(show_events.json_of(seen), flush=True)
         poisoned |= isinstance(seen.event, Poison)
     ctx.exit(1 if poisoned else 0)
-
-
-# --- adapters ---------------------------------------------------------------------------------------------------------
-
-policy_option = click.option("--policy", default=None, metavar="NAME", help="Of this policy, instead of policy.name.")
-
-
-@click.group()
-def adapters() -> None:
-    """Look at the versions of a policy."""
-
-
-@adapters.command("list")
-@policy_option
-@output_option
-@pass_call
-def adapters_list(call: Call, policy: str | None, output: Output) -> None:
-    """Print every version of the policy: its status, where it comes from, and its held-out score."""
-    from streams import show
-    from streams.adapters import read_state
-
-    state = read_state(call.settings, policy or call.settings.policy.name)
-    columns = [
-        show.Column("version", "version", right=True),
-        show.Column("status", "status"),
-        show.Column("parent", "parent_version", right=True),
-        show.Column("batches", "batches"),
-        show.Column("held out", lambda row: {suite: _score(metrics) for suite, metrics in row["held_out"].items()}),
-        show.Column("created", lambda row: show.moment(row["created_at"]) if row["created_at"] else ""),
-        show.Column("uri", "uri"),
-    ]
-    show.rows([_version(state, number) for number in sorted(state.versions)], columns, output)
-
-
-@adapters.command("show")
-@click.argument("version", type=click.IntRange(min=0))
-@policy_option
-@output_option
-@pass_call
-def adapters_show(call: Call, version: int, policy: str | None, output: Output) -> None:
-    """Print everything the log says about VERSION: recipe, metrics, files, and each event of its life."""
-    from streams import show
-
-    name = policy or call.settings.policy.name
-    state, life = _life(call, name, version)
-    if version not in state.versions:
-        raise NotFoundError(
-            f"policy {name} has no adapter version {version}; the newest is {state.newest} "
-            "(`streamward adapters list` shows all of them)"
-        )
-    row = _version(state, version)
-    trained = next((event for _, event in life if event.kind == "trained"), None)
-    row |= {
-        "recipe": dict(trained.recipe) if trained else {},
-        "files": [{"path": f.path, "bytes": f.bytes, "sha256": f.sha256} for f in state.versions[version].files],
-        "events": [
-            {
-                "at": str(at),
-                "created_at": event.created_at,
-                "kind": event.kind,
-                "actor": event.actor,
-                "reason": event.reason,
-            }
-            for at, event in life
-        ],
-    }
-    if output == "jsonl":
-        print(show.json_line(row))
-        return
-    _show_version(row)
-
-
-def _show_version(row: dict[str, Any]) -> None:
-    from streams import show
-
-    parts = {name: row.pop(name) for name in ("metrics", "held_out", "recipe", "files", "events")}
-    row["created_at"] = show.moment(row["created_at"]) if row["created_at"] else ""
-    show.record(row, "table")
-    for title, part in parts.items():
-        if not part:
-            continue
-        print(f"\n{title.replace('_', ' ')}")
-        if isinstance(part, dict):
-            show.record(part, "table")
-        elif title == "files":
-            columns = [show.Column(name, name) for name in ("path", "bytes", "sha256")]
-            show.rows(part, columns, "table")
-        else:
-            time = show.Column("time", lambda event: show.moment(event["created_at"]))
-            show.rows(part, [time, *(show.Column(name, name) for name in ("kind", "actor", "at", "reason"))], "table")
-
-
-def _version(state: AdapterState, number: int) -> dict[str, Any]:
-    version = state.versions[number]
-    batches = None if version.first_batch is None else f"{version.first_batch}-{version.last_batch}"
-    return {
-        "policy": state.policy,
-        "version": number,
-        "status": version.status,
-        "parent_version": version.parent_version,
-        "batches": batches,
-        "created_at": version.created_at or None,
-        "uri": version.uri,
-        "base_digest": version.base_digest,
-        "metrics": dict(version.metrics),
-        "held_out": {suite: dict(metrics) for suite, metrics in version.evaluated.items()},
-    }
-
-
-def _score(metrics: dict[str, float]) -> str:
-    """Return the one number of a held-out evaluation that a table has room for, and of how many."""
-    name = next((name for name in ("exact", "reward_mean", "reward") if name in metrics), next(iter(metrics), ""))
-    count = f" (n {metrics['n']:.0f})" if "n" in metrics else ""
-    return f"{metrics[name]:.3f}{count}" if name else "no metric"
-
-
-def _life(call: Call, policy: str, version: int) -> tuple[AdapterState, list[tuple[Any, AdapterEvent]]]:
-    """Return the state of a policy, and the events that name a version, with where they lie."""
-    from schemas.events import AdapterEvent
-    from streams import adapters as versions
-    from streams.cluster import read_topic
-    from streams.log import partition_of
-
-    settings = call.settings
-    state, life = versions.empty(policy), []
-    for record in read_topic(settings, "adapters", partition=partition_of(policy, settings.topics.policy_partitions)):
-        event = record.decode(AdapterEvent)
-        if isinstance(event, AdapterEvent) and event.policy == policy:
-            state = versions.fold(state, event)
-            if event.version == version:
-                life.append((record.at, event))
-    return state, life

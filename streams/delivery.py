@@ -29,6 +29,7 @@ class Delivery:
         self.holes_believed = 0
         self._doubted: dict[TopicPartition, tuple[int, int]] = {}
         self._just_sought: set[TopicPartition] = set()
+        self._passed: dict[TopicPartition, tuple[tuple[int, int], int]] = {}
 
     def position(self, tp: TopicPartition, offset: int) -> None:
         """Expect `offset` next from `tp`: the consumer was sought there."""
@@ -40,6 +41,7 @@ class Delivery:
         """As `position`, for a partition whose work begins anew at `offset`."""
         self.position(tp, offset)
         self.holes.pop(tp, None)
+        self._passed.pop(tp, None)
 
     def admit(self, tp: TopicPartition, offset: int, *, changelog: bool) -> bool | None:
         """Return True to deliver, False to drop (delivered before), None to drop and read again from `expected`."""
@@ -53,13 +55,35 @@ class Delivery:
             self.reads_again += 1
             return None
         if offset > expected and not changelog:
-            log.warning("%s[%d]: offsets %d to %d are not in the log (read twice)", *tp, expected, offset - 1)
-            self.holes.setdefault(tp, []).append((expected, offset))
-            self.holes_believed += 1
+            self._believe(tp, expected, offset)
         self._just_sought.discard(tp)
         self._doubted.pop(tp, None)
         self.expected[tp] = offset + 1
         return True
+
+    def passed(self, tp: TopicPartition, position: int) -> bool | None:
+        """Say what to do when the reader stands at `position`, beyond `expected`, and nothing is on its way.
+
+        Return False to look once more, None to read again from `expected`; True when a hole up to `position` is
+        believed: two looks before and two after that second read found the same.
+        """
+        state = (self.expected[tp], position)
+        before, looks = self._passed.get(tp, (None, 0))
+        looks = looks + 1 if before == state else 1
+        self._passed[tp] = (state, looks)
+        if looks == 2:
+            self.reads_again += 1
+            return None
+        if looks < 4:
+            return False
+        self._believe(tp, *state)
+        self.expected[tp] = position
+        return True
+
+    def _believe(self, tp: TopicPartition, begin: int, end: int) -> None:
+        log.warning("%s[%d]: offsets %d to %d are not in the log (read twice)", *tp, begin, end - 1)
+        self.holes.setdefault(tp, []).append((begin, end))
+        self.holes_believed += 1
 
 
 def contiguous(base: int, acked: list[int], holes: list[tuple[int, int]]) -> tuple[int, int, int]:

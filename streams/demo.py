@@ -122,6 +122,7 @@ def settings_of(options: Options, bootstrap: str) -> Settings:
         f"adapters.store={folder / 'adapters'}",
         f"trainer.checkpoints={folder / 'checkpoints'}",
         *([f"model.base={options.model}"] if options.model else []),
+        *(['policy.script={"accuracy": 0.5}'] if options.engine == "scripted" else []),
     ]
     return load(overrides=[*chosen, *options.overrides])
 

@@ -48,7 +48,7 @@ class Display:
 
     def say(self, line: str) -> None:
         """Print a line that stays."""
-        self._console.print(line, highlight=False)
+        self._console.print(line, highlight=False, soft_wrap=True)
 
     def update(self, progress: Progress, memory_bytes: int) -> None:
         """Draw the state of things."""

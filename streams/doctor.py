@@ -181,15 +181,13 @@ def _model(settings: Settings) -> Iterator[Finding]:
 
 
 def _device(device: str) -> Iterator[Finding]:
-    import torch
+    from streams.engines.weights import check_device
 
     try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as exc:
-        first = str(exc).partition("\n")[0]
-        yield Finding(
-            "model", "failed", f"model.device={device}: {first}", "Set model.device=cpu, or make the device usable", 2
-        )
+        check_device(device)
+    except SettingsError as exc:
+        what, _, way_out = str(exc).rpartition("; ")
+        yield Finding("model", "failed", what, way_out, 2)
 
 
 def _base(base: str) -> Finding:

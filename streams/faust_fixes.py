@@ -16,76 +16,28 @@ over its successor's. One consumer per process; at-least-once only; no standby r
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import importlib.metadata
-import inspect
 import logging
 from collections.abc import AsyncIterator, Iterable, Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import faust
-from aiokafka.consumer.consumer import AIOKafkaConsumer
-from aiokafka.consumer.fetcher import Fetcher
 from aiokafka.errors import IllegalStateError
 from faust.tables.recovery import Recovery
-from faust.topics import Topic
 from faust.transport.consumer import Consumer, ThreadDelegateConsumer
 from faust.transport.drivers.aiokafka import AIOKafkaConsumerThread
-from faust.transport.drivers.aiokafka import Producer as AIOKafkaProducer
 from faust.transport.producer import ProducerBuffer
 from faust.types import TP
 
 from streams.delivery import Delivery, contiguous
-from streams.errors import LogError, SettingsError
+from streams.errors import LogError
+from streams.faust_guard import STOCK, check_sources
 from streams.watchdog import Watchdog, give_up
 
 log = logging.getLogger("streamward.faust")
 
 CHANGELOG_QUIET_S = 0.5
 """How often a recovering worker looks whether its changelogs end before the offset Faust waits for."""
-
-READ_AND_CHECKED: dict[tuple[type, str], str] = {
-    (Consumer, "perform_seek"): "0e8c130ff4b0",
-    (Consumer, "getmany"): "4b168d84882a",
-    (Consumer, "ack"): "5fcf41cf4515",
-    (Consumer, "_add_gap"): "4df2573ded7c",
-    (Consumer, "_new_offset"): "1d2c7ea89a7a",
-    (ThreadDelegateConsumer, "_getmany"): "f9d47aa9010b",
-    (ThreadDelegateConsumer, "seek_wait"): "e9db5bbc4ceb",
-    (Recovery, "_resume_streams"): "d986a6710c1a",
-    (Recovery, "on_recovery_completed"): "6ef567acf072",
-    (Recovery, "_seek_offsets"): "19598ca63d94",
-    (ProducerBuffer, "put"): "bf26dfbc01d9",
-    (ProducerBuffer, "flush"): "26fbebb124ad",
-    (ProducerBuffer, "_send_pending"): "4a9d5f932b56",
-    (AIOKafkaConsumerThread, "_create_worker_consumer"): "c2701bfc3e6f",
-    # not replaced, but the replacements rely on what these do
-    (Consumer, "_wait_next_records"): "6218e1969a63",
-    (Consumer, "_drain_messages"): "44a2500309e8",
-    (Consumer, "_commit_offsets"): "1a6979904118",
-    (Consumer, "on_partitions_revoked"): "d04b7ae72c6f",
-    (AIOKafkaConsumerThread, "_fetch_records"): "39a2c6c79fc1",
-    (AIOKafkaConsumerThread, "_seek_wait"): "9d221e816d94",
-    (AIOKafkaProducer, "flush"): "36d0cb3615f6",
-    (Recovery, "_build_highwaters"): "91b4cc0d3724",
-    (Recovery, "_build_offsets"): "27eec86be06c",
-    (Recovery, "_restart_recovery"): "6bd8a8558a2d",
-    (Recovery, "_slurp_changelogs"): "7825c7e50f76",
-    (ProducerBuffer, "_handle_pending"): "78d648030fd2",
-    (Topic, "_on_published"): "7cfe9ebd6596",
-    (Fetcher, "fetched_records"): "be4348896b9b",
-    (AIOKafkaConsumer, "seek_to_committed"): "f6cd85c8b70a",
-}
-"""First 12 hex digits of the sha256 of the source of each function that a fix replaces or relies on."""
-
-_STOCK = {(owner, name): inspect.getattr_static(owner, name) for owner, name in READ_AND_CHECKED}
-
-
-def _sha(function: Any) -> str:
-    source = inspect.getsource(getattr(function, "fun", function))  # a mode task keeps its function in `fun`
-    return hashlib.sha256(source.encode()).hexdigest()[:12]
-
 
 # --- 1. Deliver what is contiguous, and read again what is not -------------------------------------------------------
 # aiokafka moves its position when it hands records over, Faust may then drop them (paused, flow stopped, another
@@ -142,6 +94,22 @@ async def seek_wait(self: Any, partitions: Mapping[TP, int]) -> None:
     for tp, offset in partitions.items():
         delivery_of(self).position(tp, offset)
     await self._thread.seek_wait(partitions)
+
+
+async def look_behind(consumer: Any) -> None:
+    """Find what was lost at the end of a partition, where no later record shows the hole. Called once a second."""
+    delivery = delivery_of(consumer)
+    if delivery.handing_on or not consumer.flow_active:
+        return
+    for tp, expected in list(delivery.expected.items()):
+        if consumer._is_changelog_tp(tp) or (consumer.highwater(tp) or 0) <= expected:
+            continue
+        position = await consumer.position(tp) or 0
+        if position <= expected or delivery.handing_on:
+            continue  # still to be fetched, or on its way
+        verdict = delivery.passed(tp, position)
+        if verdict is None:
+            await consumer._thread.seek_wait({tp: expected})
 
 
 # --- 2. Give aiokafka a frozen set of partitions ---------------------------------------------------------------------
@@ -236,7 +204,7 @@ def _new_offset(self: Any, tp: TP) -> int | None:
     """In place of Consumer._new_offset: the next offset to commit, or None."""
     acked, base = self._acked[tp], self._committed_offset[tp]
     holes = delivery_of(self).holes.get(tp, [])
-    if not acked or base is None:
+    if base is None:
         return None
     acked.sort()
     offset, used, filled = contiguous(base, acked, holes)
@@ -252,7 +220,7 @@ async def _add_gap(self: Any, tp: TP, offset_from: int, offset_to: int) -> None:
 def ack(self: Any, message: Any) -> bool:
     """In place of Consumer.ack: what no stream took up, or an earlier generation brought, is not done."""
     if message.tracked and message.generation_id == self.app.consumer_generation_id:
-        return bool(_STOCK[Consumer, "ack"](self, message))
+        return bool(STOCK[Consumer, "ack"](self, message))
     message.acked = True
     self._unacked_messages.discard(message)
     return False
@@ -279,13 +247,13 @@ def put(self: Any, fut: Any) -> None:
             give_up(f"a record for {fut.message.channel.get_topic_name()} was not published: {fut.exception()!r}")
 
     fut.add_done_callback(settled)
-    _STOCK[ProducerBuffer, "put"](self, fut)
+    STOCK[ProducerBuffer, "put"](self, fut)
 
 
 async def _send_pending(self: Any, fut: Any) -> None:
     """In place of ProducerBuffer._send_pending: what the client refuses to take (too large) has failed as well."""
     try:
-        await _STOCK[ProducerBuffer, "_send_pending"](self, fut)
+        await STOCK[ProducerBuffer, "_send_pending"](self, fut)
     except Exception as exc:
         give_up(f"a record for {fut.message.channel.get_topic_name()} was not published: {exc!r}")
 
@@ -357,7 +325,7 @@ FETCH_WAIT_MS = 200
 
 def _create_worker_consumer(self: Any, transport: Any) -> Any:
     """In place of AIOKafkaConsumerThread._create_worker_consumer."""
-    consumer = _STOCK[AIOKafkaConsumerThread, "_create_worker_consumer"](self, transport)
+    consumer = STOCK[AIOKafkaConsumerThread, "_create_worker_consumer"](self, transport)
     consumer._fetch_max_wait_ms = FETCH_WAIT_MS
     return consumer
 
@@ -373,27 +341,6 @@ FIXES: dict[type, tuple[Any, ...]] = {
 }
 
 
-def check_sources() -> None:
-    """Raise SettingsError, naming each function whose source is not the one that the fixes were written against."""
-    changed = {f"{o.__module__}.{o.__name__}.{n}": _sha(_STOCK[o, n]) for o, n in READ_AND_CHECKED}
-    changed = {
-        name: got for (name, got), known in zip(changed.items(), READ_AND_CHECKED.values(), strict=True) if got != known
-    }
-    if not changed:
-        return
-    versions = ", ".join(
-        f"{package} {importlib.metadata.version(package)}"
-        for package in ("faust-streaming", "aiokafka", "mode-streaming")
-    )
-    raise SettingsError(
-        "streams/faust_fixes.py replaces or relies on functions that have changed: "
-        + ", ".join(f"{name} (sha256 {got})" for name, got in changed.items())
-        + f". Installed: {versions}; the fixes are for faust-streaming 0.15.3, aiokafka 0.14.0, mode-streaming 0.7.1. "
-        "Install what requirements.lock says; or read the new source, adapt the fix, run tests/log/test_app.py and "
-        "record the new hash in READ_AND_CHECKED"
-    )
-
-
 def install(app: faust.App, *, hole_s: float = 10, stuck_s: float = 60, frozen_s: float = 30) -> None:
     """Put the fixes in place of Faust's functions, in this whole process, and give `app` its watchdog.
 
@@ -404,4 +351,4 @@ def install(app: faust.App, *, hole_s: float = 10, stuck_s: float = 60, frozen_s
     for owner, functions in FIXES.items():
         for function in functions:
             setattr(owner, function.__name__, function)
-    app.add_dependency(Watchdog(app, hole_s=hole_s, stuck_s=stuck_s, frozen_s=frozen_s))
+    app.add_dependency(Watchdog(app, look_behind, hole_s=hole_s, stuck_s=stuck_s, frozen_s=frozen_s))

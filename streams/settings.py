@@ -182,7 +182,7 @@ class Trainer(Section):
         "none", description="correction for sampler and trainer disagreeing on a logprob, folded into the advantages"
     )
     importance_cap: float = Field(2.0, gt=0, description="largest importance ratio kept")
-    micro_groups: int = Field(4, ge=1, description="groups forwarded together; bounds memory")
+    micro_groups: int = Field(16, ge=1, description="most groups forwarded together; fewer when they are long")
     lora_rank: int = Field(8, ge=1)
     lora_alpha: int = Field(16, ge=1)
     lora_targets: str = Field("all-linear", description="as peft's target_modules; comma separated, or all-linear")

@@ -83,6 +83,9 @@ class Guarded(click.Group):
             _say(str(exc))
             ctx.exit(exc.exit_code)
         except Exception as exc:
+            if type(exc).__module__ in ("schemas.registry", "schemas.serde"):  # import nothing of ours, errors included
+                _say(str(exc))
+                ctx.exit(1)
             _say(_unexpected(exc, ctx.find_object(Call) or Call()))
             ctx.exit(1)
 

@@ -3,8 +3,8 @@
     rows ──► table   on a terminal, or with --output table
          └─► jsonl   in a pipe, or with --output jsonl
 
-A row is a mapping; jsonl prints all of it, the table only its columns. What lies in the log may hold anything, so
-control characters are shown escaped: a task's text must not steer a terminal.
+A row is a mapping or an event; jsonl prints all of it, the table only its columns. What lies in the log may hold
+anything, so control characters are shown escaped: a task's text must not steer a terminal.
 
 Not covered: paging, colours of one's own choice (NO_COLOR is respected).
 """
@@ -23,6 +23,14 @@ Output = Literal["table", "jsonl"]
 Row = Mapping[str, Any]
 WIDE = 100_000
 """Columns of a table that is not on a terminal: nothing is cut."""
+
+
+STATE_STYLES = {
+    "ok": "green", "primary": "green", "created": "green",
+    "warning": "yellow", "skipped": "yellow", "canary": "yellow",
+    "failed": "red", "missing": "red", "rejected": "red", "rolled_back": "red",
+}  # fmt: skip
+"""Words that say how things stand, and their colour."""
 
 
 class Column(NamedTuple):
@@ -47,7 +55,7 @@ def output_or_default(output: str | None, stream: TextIO | None = None) -> Outpu
     return "table" if (stream or sys.stdout).isatty() else "jsonl"
 
 
-def rows(data: Iterable[Row], columns: Sequence[Column], output: Output) -> None:
+def rows(data: Iterable[Any], columns: Sequence[Column], output: Output) -> None:
     """Print rows to stdout."""
     if output == "jsonl":
         for row in data:
@@ -60,7 +68,7 @@ def rows(data: Iterable[Row], columns: Sequence[Column], output: Output) -> None
         last = number == len(columns) - 1
         table.add_column(column.title, justify="right" if column.right else "left", overflow="fold", no_wrap=not last)
     for row in data:
-        table.add_row(*(_text(column.of(row)) for column in columns))
+        table.add_row(*(_text(text, STATE_STYLES.get(text, "")) for text in (column.of(row) for column in columns)))
     _print(table)
 
 
@@ -86,20 +94,22 @@ class Lines:
         from rich.console import Console
 
         self._columns = columns
-        self._width = Console().width if sys.stdout.isatty() else WIDE
+        console = Console(file=sys.stdout)
+        self._width = console.width if console.is_terminal else WIDE
+        self._coloured = console.is_terminal and not console.no_color
         self._begun = False
 
     def add(self, row: Any, *, instead: str | None = None, after: int = 0) -> None:
         """Print one line; with `instead`, that text follows the first `after` columns."""
         if not self._begun:
-            self._write([column.title for column in self._columns])
+            self._write([column.title for column in self._columns], "1")
             self._begun = True
         if instead is None:
             self._write([column.of(row) for column in self._columns])
         else:
-            self._write([*(column.of(row) for column in self._columns[:after]), printable(instead)])
+            self._write([*(column.of(row) for column in self._columns[:after]), printable(instead)], "31")
 
-    def _write(self, cells: Sequence[str]) -> None:
+    def _write(self, cells: Sequence[str], style: str = "") -> None:
         from rich.cells import cell_len, set_cell_size
 
         parts = []
@@ -108,12 +118,10 @@ class Lines:
             if column.width and column.right and not (last and len(cells) < len(self._columns)):
                 text = " " * max(column.width - cell_len(text), 0) + text
             parts.append(text if last or not column.width else set_cell_size(text, column.width))
-        self._print("  ".join(parts).rstrip())
-
-    def _print(self, line: str) -> None:
-        from rich.cells import cell_len, set_cell_size
-
-        print(set_cell_size(line, self._width) if cell_len(line) > self._width else line, flush=True)
+        line = "  ".join(parts).rstrip()
+        if cell_len(line) > self._width:
+            line = set_cell_size(line, self._width)
+        print(f"\x1b[{style}m{line}\x1b[0m" if style and self._coloured else line, flush=True)
 
 
 # --- words ------------------------------------------------------------------------------------------------------------
@@ -188,10 +196,10 @@ def size(count: float) -> str:
     return f"{count:.4g} GiB"
 
 
-def _text(text: str) -> Any:
+def _text(text: str, style: str = "") -> Any:
     from rich.text import Text
 
-    return Text(text)  # never read as markup
+    return Text(text, style)  # never read as markup
 
 
 def _print(table: Any) -> None:

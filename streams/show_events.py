@@ -89,7 +89,7 @@ EVENT_COLUMNS: dict[str, tuple[Column, ...]] = {
         Column("purpose", lambda e: e.purpose, 7),
         Column("policy", lambda e: e.policy, 10),
         Column("slots", lambda e: e.group_size, 5, right=True),
-        Column("sources", lambda e: [source.name for source in e.reward_sources], 16),
+        Column("sources", lambda e: [source.name for source in e.reward_sources], 10),
         Column("asks", lambda e: e.messages[-1].content),
     ),
     "Response": (

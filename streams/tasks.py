@@ -233,6 +233,8 @@ def submit(settings: Settings, tasks: Iterable[Task]) -> Submitted:
 def known_ids(settings: Settings, task_ids: Iterable[str]) -> set[str]:
     """Return those of `task_ids` that are in the log now."""
     wanted = {task_id.encode() for task_id in task_ids}
+    if not wanted:
+        return set()
     topic = topics(settings.topics)["tasks"]
     partitions = {partition_of(key.decode(), topic.partitions) for key in wanted}
     bounds = {tp: bound for tp, bound in offsets(settings, ["tasks"]).items() if tp[1] in partitions}

@@ -13,14 +13,16 @@ its own partition has been without a commit for `stuck_s`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import sys
 import threading
 import traceback
+from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple, NoReturn
 
-from aiokafka.errors import KafkaError
+from aiokafka.errors import IllegalStateError, KafkaError
 from faust.types import TP
 from faust.types.transports import ConsumerT
 from mode.services import Service
@@ -95,11 +97,21 @@ class Watchdog(Service):  # type: ignore[misc]  # mode is not typed
 
     A hole: an offset was acknowledged while one before it is not done, for `hole_s`. No progress: a partition has
     records, or a rebalance goes on, and for `stuck_s` nothing was committed or recovered, though the broker answers.
-    Frozen: the event loop has not run for `frozen_s`; the place where it stands is printed.
+    Frozen: the event loop has not run for `frozen_s`; the place where it stands is printed. `look_behind` is called
+    with the consumer after each look that found nothing.
     """
 
-    def __init__(self, app: Any, *, hole_s: float, stuck_s: float, frozen_s: float) -> None:
+    def __init__(
+        self,
+        app: Any,
+        look_behind: Callable[[Any], Awaitable[None]],
+        *,
+        hole_s: float,
+        stuck_s: float,
+        frozen_s: float,
+    ) -> None:
         self.app = app
+        self._look_behind = look_behind
         self._patience = Patience(hole_s=hole_s, stuck_s=stuck_s)
         self._frozen_s = frozen_s
         self._looks_missed = 0
@@ -119,7 +131,6 @@ class Watchdog(Service):  # type: ignore[misc]  # mode is not typed
     async def _look(self) -> None:
         while not self.should_stop:
             await self.sleep(LOOK_EVERY_S)
-            self._looks_missed = 0
             if self.should_stop or self.app.should_stop or self.app._consumer is None:
                 continue
             hole, stuck = self._patience.look(sight_of(self.app), LOOK_EVERY_S)
@@ -127,6 +138,15 @@ class Watchdog(Service):  # type: ignore[misc]  # mode is not typed
                 give_up(hole)
             if stuck is not None and await broker_answers(self.app):
                 give_up(stuck)
+            if not self.app.rebalancing:
+                with contextlib.suppress(IllegalStateError):  # revoked meanwhile
+                    await self._look_behind(self.app.consumer)
+
+    @Service.task  # type: ignore[untyped-decorator]
+    async def _beat(self) -> None:
+        while not self.should_stop:
+            self._looks_missed = 0
+            await self.sleep(LOOK_EVERY_S)
 
     def _watch_loop(self, watched: int) -> None:
         while not self._ended.wait(LOOK_EVERY_S):

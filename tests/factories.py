@@ -7,14 +7,12 @@ Ids follow from what they are about, as in the log: `response(sampling_id="s2")`
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 from schemas.events import (
     AdapterEvent,
     AdvantagedGroup,
     Batch,
-    Coordinates,
     DeadLetter,
     Event,
     GroupControl,
@@ -191,11 +189,3 @@ def one_of_each() -> list[Event]:
             payload="AAAA",
         ),
     ]
-
-
-_offsets = itertools.count()
-
-
-def somewhere(topic: str = "tasks", partition: int = 0) -> Coordinates:
-    """Return coordinates that no other call returns, rising."""
-    return Coordinates(topic, partition, next(_offsets))

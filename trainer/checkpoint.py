@@ -36,7 +36,8 @@ OPTIMIZER_FILE = "optimizer.safetensors"
 RNG_FILE = "rng.safetensors"
 STATE_FILE = "state.json"
 MANIFEST_FILE = "manifest.json"
-ADAPTER_FILES = (adapters.CONFIG_FILE, adapters.WEIGHTS_FILE)
+ADAPTER_FOLDER = "adapter"
+"""What is published; nothing else lies in it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +52,7 @@ class State:
     """In the policy's partition of `batches`; reading goes on here."""
     base_digest: str
     batch_id: str
+    recipe: dict[str, str]
     metrics: dict[str, float]
 
 
@@ -85,13 +87,15 @@ def save(folder: Path, state: State, model: PeftModel, optimizer: torch.optim.Op
     half = folder / f".{target.name}.half"
     shutil.rmtree(half, ignore_errors=True)
     half.mkdir(parents=True)
-    adapters.save_adapter(model, half, base)
+    (half / ADAPTER_FOLDER).mkdir()
+    adapters.save_adapter(model, half / ADAPTER_FOLDER, base)
     save_file(_optimizer_tensors(model, optimizer), half / OPTIMIZER_FILE)
     save_file(_rng_states(), half / RNG_FILE)
     (half / STATE_FILE).write_text(json.dumps(asdict(state), indent=2, sort_keys=True) + "\n")
-    manifest = {path.name: _digest(path) for path in sorted(half.iterdir())}
+    files = sorted(path for path in half.rglob("*") if path.is_file())
+    manifest = {str(path.relative_to(half)): _digest(path) for path in files}
     (half / MANIFEST_FILE).write_text(json.dumps(manifest, indent=2, sort_keys=True) + "\n")
-    for path in [*half.iterdir(), half]:
+    for path in [*half.rglob("*"), half]:
         _sync(path)
     if target.exists():  # torn, or of a run that went on differently: `latest` did not choose it
         shutil.rmtree(target)
@@ -117,7 +121,7 @@ def restore(path: Path, model: PeftModel, optimizer: torch.optim.Optimizer) -> N
 
     Raises SettingsError if the checkpoint is of another shape than the settings make.
     """
-    adapters.load_adapter(model, path)
+    adapters.load_adapter(model, path / ADAPTER_FOLDER)
     tensors = load_file(path / OPTIMIZER_FILE)
     names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     state: dict[int, dict[str, torch.Tensor]] = {index: {} for index in range(len(names))}

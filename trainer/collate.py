@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 import torch
@@ -21,6 +21,11 @@ from torch import Tensor
 
 from schemas.events import AdvantagedGroup, Coordinates, GroupResponse
 from streams.errors import ContradictoryEvent
+from streams.formulas import mean_and_std
+
+MICRO_TOKENS = 2048
+"""Tokens of one micro-batch, a prompt counted once for its group. A pass keeps about 2 MB a token for the backward pass
+in a model of 135M parameters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,12 +61,45 @@ class Micro:
         return float(self.loss_mask.sum())
 
 
-def micro_batches(groups: Sequence[AdvantagedGroup], size: int) -> Iterator[list[AdvantagedGroup]]:
-    """Yield the groups, `size` at a time, in order within a temperature: logits are divided by one number a pass."""
+def micro_batches(
+    groups: Sequence[AdvantagedGroup], size: int, tokens: int = MICRO_TOKENS
+) -> Iterator[list[AdvantagedGroup]]:
+    """Yield the groups, at most `size` and about `tokens` at a time (a longer group comes alone).
+
+    They stay in order within a temperature; one pass has one temperature, as it divides all its logits.
+    """
     ordered = sorted(groups, key=lambda group: group.sampling.temperature)  # stable
     for _, same in groupby(ordered, key=lambda group: group.sampling.temperature):
-        rest = list(same)
-        yield from (rest[start : start + size] for start in range(0, len(rest), size))
+        part: list[AdvantagedGroup] = []
+        held = 0
+        for group in same:
+            more = len(group.prompt_token_ids) + sum(len(r.completion_token_ids) for r in group.responses)
+            if part and (len(part) == size or held + more > tokens):
+                yield part
+                part, held = [], 0
+            part.append(group)
+            held += more
+        yield part
+
+
+def scaled(groups: Sequence[AdvantagedGroup]) -> list[AdvantagedGroup]:
+    """Return the groups with final advantages: those of formula batch_std are divided by the batch's spread.
+
+        A_i = (r_i - mean of the group) / (std of all rewards of the batch + eps)     TRL's scale_rewards="batch"
+
+    Only the trainer sees a batch whole, so it does the division; the group carries eps and ddof.
+    """
+    rewards = [r.reward for group in groups if group.formula == "batch_std" for r in group.responses]
+
+    def final(group: AdvantagedGroup) -> AdvantagedGroup:
+        if group.formula != "batch_std":
+            return group
+        divisor = mean_and_std(rewards, group.formula_ddof)[1] + group.formula_eps
+        if divisor == 0:
+            return group  # all rewards are equal, so all advantages are 0 already
+        return replace(group, responses=tuple(replace(r, advantage=r.advantage / divisor) for r in group.responses))
+
+    return [final(group) for group in groups]
 
 
 def collate(groups: Sequence[AdvantagedGroup], *, pad_id: int, device: torch.device | str = "cpu") -> Micro:

@@ -31,7 +31,7 @@ from schemas.events import AdvantagedGroup
 from streams.errors import SettingsError
 from streams.settings import Trainer
 from trainer import forest
-from trainer.collate import Micro, collate, micro_batches
+from trainer.collate import Micro, collate, micro_batches, scaled
 
 _LOSS = {"gspo": ("grpo", "sequence")}
 """Our name of a loss to TRL's loss type and level of importance sampling, where they differ (arXiv:2507.18071)."""
@@ -115,8 +115,8 @@ class LogGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         if not groups:
             return {"groups": 0.0, "responses": 0.0, "tokens": 0.0, "skipped": 1.0}
         started = time.perf_counter()
-        parts = list(micro_batches(groups, self.recipe_settings.micro_groups))
-        step = self._step_state = _Step(groups, forward_s=0.0, backward_s=0.0)
+        parts = micro_batches(scaled(groups), self.recipe_settings.micro_groups)
+        step = self._step_state = _Step(groups)
         self._metrics["train"].clear()
         for part in parts:
             inputs = self._prepare_inputs(part)
@@ -218,14 +218,14 @@ class LogGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
 class _Step:
     """Sums over the micro-batches of one step."""
 
-    def __init__(self, groups: Sequence[AdvantagedGroup], *, forward_s: float, backward_s: float) -> None:
+    def __init__(self, groups: Sequence[AdvantagedGroup]) -> None:
         responses = [response for group in groups for response in group.responses]
         self.groups = len(groups)
         self.responses = len(responses)
         self.loss_tokens = max(1.0, float(sum(sum(response.loss_mask) for response in responses)))
         self.max_tokens = max(group.sampling.max_tokens for group in groups)
         self.rewards = [response.reward for response in responses]
-        self.forward_s, self.backward_s = forward_s, backward_s
+        self.forward_s = self.backward_s = 0.0
         self.loss = self.clipped = self.reference_kl = 0.0
         self.sums = torch.zeros(4, dtype=torch.float64)  # ratio, k3, |difference|, entropy
         self.largest = 0.0

@@ -11,6 +11,7 @@ Not covered: choosing the version. That is the policy agent's business; an engin
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,6 +85,9 @@ def build(settings: Settings) -> Engine:
         from streams.engines.scripted import ScriptedEngine
 
         return ScriptedEngine(settings.policy.script)
+    # Read once, when torch loads OpenMP: threads that wait give way instead of spinning. Where processes share cores, two
+    # threads that spin were measured several times slower than one.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from streams.engines.transformers_engine import TransformersEngine
     from streams.engines.weights import load_base
 

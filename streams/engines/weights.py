@@ -71,7 +71,7 @@ def load_base(settings: Model) -> Base:
 
     Raises SettingsError if it cannot be found or loaded, with the way out.
     """
-    _check_device(settings.device)
+    check_device(settings.device)
     with _quiet():
         import torch
 
@@ -282,7 +282,8 @@ def _first_line(exc: Exception) -> str:
     return next((line for line in str(exc).splitlines() if line), type(exc).__name__)
 
 
-def _check_device(device: str) -> None:
+def check_device(device: str) -> None:
+    """Return if torch can use `device`. Raises SettingsError, with the way out, if it cannot."""
     import torch
 
     try:

@@ -13,8 +13,9 @@ from __future__ import annotations
 import importlib
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal
 
 from pydantic import Field
@@ -118,7 +119,8 @@ def load(name: str) -> Scorer:
     return Scorer(name, version, "sandbox", None, function)
 
 
-def parts(source: RewardSource) -> list[Part]:
+@lru_cache(maxsize=1024)
+def parts(source: RewardSource) -> tuple[Part, ...]:
     """Return the scorers behind a reward source, settings checked: the parts of a mix, or itself alone.
 
     Raises ScoreError: unknown_scorer, bad_settings.
@@ -126,8 +128,8 @@ def parts(source: RewardSource) -> list[Part]:
     given = json_object(source.settings, f"reward source {source.name}: settings", reason="bad_settings")
     if find(source.name) is not SCORERS["mix"]:
         _check(source.name, given)
-        return [Part(name=source.name, settings=given)]
-    mixed = list(options(Mix, given, "mix").of)
+        return (Part(name=source.name, settings=given),)
+    mixed = options(Mix, given, "mix").of
     labels = [part.label or part.name for part in mixed]
     for part in mixed:
         if part.name == "mix":
@@ -141,7 +143,7 @@ def parts(source: RewardSource) -> list[Part]:
     return mixed
 
 
-def blend(mixed: list[Part], verdicts: list[Verdict]) -> Verdict:
+def blend(mixed: Sequence[Part], verdicts: list[Verdict]) -> Verdict:
     """Return the weighted sum of the parts, rounded once.
 
     Components: each part's value under its label, and the part's own components as label.name.

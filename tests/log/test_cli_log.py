@@ -125,10 +125,93 @@ def test_topics_describe_of_a_missing_topic_is_not_found(settings: Settings) -> 
 
 
 def test_a_process_of_the_loop_refuses_to_start_without_topics(settings: Settings) -> None:
-    for command in ("policy", "streams"):
+    for command in ("policy", "scoring", "streams", "train"):
         result = run(settings, command)
         assert result.exit_code == 3
         assert "does not exist; create it with `streamward topics apply`" in result.stderr
+
+
+# --- tasks ------------------------------------------------------------------------------------------------------------
+
+GOOD = '{"prompt": "1 + 1 =", "answer": "2"}'
+BAD = '{"promt": "1 + 1 =", "answer": "2"}'
+
+
+def in_log(settings: Settings, label: str) -> list[dict[str, Any]]:
+    return lines(run(settings, "events", "tail", label, "--until-end"))
+
+
+def test_a_file_submitted_twice_is_in_the_log_once(log: Settings, tmp_path: Path) -> None:
+    file = tmp_path / "tasks.jsonl"
+    file.write_text(f'{GOOD}\n{{"prompt": "2 + 2 =", "answer": "4"}}\n{GOOD}\n')
+    first, second = (run(log, "tasks", "submit", str(file)) for _ in range(2))
+    assert lines(first) == [{"sent": 2, "known": 0, "repeated": 1, "bad": 0}]
+    assert lines(second) == [{"sent": 0, "known": 2, "repeated": 1, "bad": 0}]
+    assert len(in_log(log, "tasks")) == 2
+
+
+def test_a_file_with_a_bad_line_is_refused_whole_unless_told_to_skip(log: Settings, tmp_path: Path) -> None:
+    file = tmp_path / "tasks.jsonl"
+    file.write_text(f"{GOOD}\n{BAD}\n")
+    result = run(log, "tasks", "submit", str(file))
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "tasks.jsonl:2: there is no field promt; did you mean prompt?" in result.stderr
+    assert "--skip-bad" in result.stderr
+    assert in_log(log, "tasks") == []
+
+    result = run(log, "tasks", "submit", "--skip-bad", str(file))
+    assert (result.exit_code, lines(result)) == (0, [{"sent": 1, "known": 0, "repeated": 0, "bad": 1}])
+    assert "tasks.jsonl:2: " in result.stderr
+
+
+def test_a_file_that_is_not_there_is_not_found(settings: Settings) -> None:
+    result = run(settings, "tasks", "submit", "nowhere.jsonl")
+    assert result.exit_code == 3
+    assert "nowhere.jsonl" in result.stderr
+
+
+def test_generated_tasks_can_be_piped_or_sent_and_are_the_same(log: Settings) -> None:
+    asked = ["tasks", "generate", "sums", "--count", "3", "--seed", "7", "--purpose", "eval", "--policy", "p"]
+    printed = run(log, *asked)
+    assert [row["purpose"] for row in lines(printed)] == ["eval"] * 3
+    piped = CliRunner().invoke(cli, ["tasks", "submit", "-"], env=to_env(log), input=printed.stdout)
+    assert lines(piped) == [{"sent": 3, "known": 0, "repeated": 0, "bad": 0}]
+    sent = run(log, *asked, "--submit")
+    assert lines(sent) == [{"sent": 0, "known": 3}]
+    assert {row["event"]["task_id"] for row in in_log(log, "tasks")} == {row["task_id"] for row in lines(printed)}
+
+
+def test_an_unknown_family_is_not_found(settings: Settings) -> None:
+    result = run(settings, "tasks", "generate", "sum", "--count", "1")
+    assert (result.exit_code, result.stdout) == (3, "")
+    assert "did you mean sums?" in result.stderr
+
+
+# --- the processes of the loop ----------------------------------------------------------------------------------------
+
+
+def test_agents_run_by_hand_answer_and_score_and_drain_when_told(log: Settings, tmp_path: Path) -> None:
+    env = to_env(log) | {"PATH": "/usr/bin:/bin", "STREAMWARD_POLICY__ENGINE": "scripted"}
+    command = [
+        sys.executable,
+        "-m",
+        "streams.cli",
+    ]
+    run(log, "tasks", "generate", "sums", "--count", "2", "--group-size", "2", "--submit")
+    agents = [
+        subprocess.Popen(
+            [*command, name], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env, cwd=tmp_path
+        )
+        for name in ("policy", "scoring")
+    ]
+    try:
+        rewards = run(log, "events", "tail", "rewards", "--from", "start", "-n", "4")
+        assert [row["event"]["source"] for row in lines(rewards)] == ["mix"] * 4
+    finally:
+        for agent in agents:
+            agent.send_signal(signal.SIGTERM)
+        ends = [(*agent.communicate(timeout=60), agent.returncode) for agent in agents]
+    assert [(out, code) for out, _, code in ends] == [("", 0)] * 2, ends
 
 
 # --- events -----------------------------------------------------------------------------------------------------------
@@ -192,7 +275,7 @@ def test_tail_as_a_table_has_the_columns_of_the_event_and_no_raw_control_charact
     result = run(log, "events", "tail", "tasks", "--until-end", "--output", "table")
     header, line = result.stdout.splitlines()
     assert header.split() == ["time", "at", "task", "purpose", "policy", "slots", "sources", "asks"]
-    assert line.endswith(r"exact             evil \x1b[2J\n1 + 1 =")
+    assert line.endswith(r"exact       evil \x1b[2J\n1 + 1 =")
     assert a_task(1).task_id[:8] in line
 
 
@@ -221,7 +304,9 @@ def test_a_live_tail_shows_what_comes_after_it_began_until_ctrl_c(log: Settings,
     write(log, a_task(1))
     command = [sys.executable, "-m", "streams.cli", "events", "tail", "tasks", "--from", "-1"]
     env = to_env(log) | {"PATH": "/usr/bin:/bin"}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env, cwd=tmp_path) as child:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env, cwd=tmp_path
+    ) as child:
         assert child.stdout is not None
         assert json.loads(child.stdout.readline())["event"]["task_id"] == a_task(1).task_id
         write(log, a_task(2))
@@ -303,7 +388,9 @@ def test_doctor_finds_missing_and_wrong_topics(settings: Settings) -> None:
     assert "has 8 partitions, expected 3" in result.stdout
 
     result = run(settings, "--set", "topics.max_record_bytes=2000000", "doctor")
-    assert "max.message.bytes=4194304, the settings say 2000000" in result.stdout
+    created_with = topics(settings.topics)["tasks"].config["max.message.bytes"]
+    assert f"tasks has max.message.bytes={created_with}, the settings say 20" in result.stdout
+    assert result.exit_code == 0  # a warning
 
 
 def test_the_broker_is_started_found_refused_twice_and_stopped(tmp_path: Path) -> None:
@@ -319,7 +406,9 @@ def test_the_broker_is_started_found_refused_twice_and_stopped(tmp_path: Path) -
         assert again.exit_code == 4
         assert str(node["pid"]) in again.stderr
 
-        elsewhere = run(settings, "--set", "kafka.bootstrap=127.0.0.1:1", "--set", "kafka.request_timeout_s=1", "doctor")
+        elsewhere = run(
+            settings, "--set", "kafka.bootstrap=127.0.0.1:1", "--set", "kafka.request_timeout_s=1", "doctor"
+        )
         assert elsewhere.exit_code == 5
         assert f"export STREAMWARD_KAFKA__BOOTSTRAP={node['bootstrap']}" in elsewhere.stdout
     finally:

@@ -1,4 +1,4 @@
-"""What stuck, broke or lost events in Faust, on a real broker: changelogs with holes, failed publishes, frozen agents."""
+"""What stuck or broke Faust on a real broker: topics with holes, failed publishes, agents that stand still."""
 
 from __future__ import annotations
 
@@ -71,8 +71,7 @@ def test_holes_in_a_source_topic_are_passed_and_committed(bench: Bench) -> None:
     for future in bench.admin.delete_records(cut).values():
         future.result()
     worker = bench.start()
-    # the last offset of each partition is a marker, which no record follows: nothing can be committed behind it
-    wait_until(lambda: bench.lag() == PARTITIONS, worker.log)
+    wait_until(lambda: bench.lag() == 0, worker.log)  # the last offset of each partition is a marker
     assert worker.log().count("are not in the log (read twice)") >= PARTITIONS
     worker.stop()
     worker.ends(with_code=0)

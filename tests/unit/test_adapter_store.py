@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import uuid
 from collections.abc import Callable
 from dataclasses import replace
@@ -120,7 +121,7 @@ TAMPERED: dict[str, Callable[[Path], object]] = {
     "lacks adapter_config.json": lambda folder: (folder / "adapter_config.json").unlink(),
     "has adapter_model.bin": pickle_beside,
     "has no manifest.json": lambda folder: (folder / "manifest.json").unlink(),
-    "is missing": lambda folder: [path.unlink() for path in folder.iterdir()] and folder.rmdir(),
+    "is missing": shutil.rmtree,
 }
 
 

@@ -36,6 +36,7 @@ def state(version: int) -> State:
         next_offset=10 + version,
         base_digest="base",
         batch_id=f"batch-{version - 1}",
+        recipe={"trainer.seed": "0"},
         metrics={"loss": 0.5},
     )
 
@@ -50,7 +51,7 @@ def save(folder: Path, trainer: LogGRPOTrainer, version: int, keep: int = 5) -> 
 
 
 def digests(path: Path) -> dict[str, str]:
-    return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in path.iterdir()}
+    return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in path.rglob("*.*")}
 
 
 def test_going_on_from_a_checkpoint_ends_with_the_bytes_of_a_run_without_a_break(tmp_path: Path) -> None:
@@ -82,14 +83,14 @@ def test_peft_reads_the_adapter_and_no_path_of_this_machine_is_in_it(tmp_path: P
     trainer = fresh(tmp_path)
     train(trainer, range(2))
     path = save(tmp_path / "p", trainer, 1)
-    loaded = PeftModel.from_pretrained(tiny_model(), path)
+    loaded = PeftModel.from_pretrained(tiny_model(), path / "adapter")
     ids = torch.tensor([[1, 5, 9, 12]])
     with torch.no_grad():
         ours, theirs = trainer.model(input_ids=ids).logits, loaded(input_ids=ids).logits
     assert torch.equal(ours, theirs)
     assert not torch.allclose(ours, tiny_model()(input_ids=ids).logits, atol=1e-4)
-    assert json.loads((path / "adapter_config.json").read_text())["base_model_name_or_path"] == "tiny"
-    for file in path.iterdir():
+    assert json.loads((path / "adapter" / "adapter_config.json").read_text())["base_model_name_or_path"] == "tiny"
+    for file in path.rglob("*.*"):
         assert str(tmp_path).encode() not in file.read_bytes()
 
 
@@ -98,7 +99,7 @@ def test_a_torn_checkpoint_is_passed_over_for_the_one_before(tmp_path: Path, har
     trainer = fresh(tmp_path)
     save(tmp_path / "p", trainer, 1)
     newest = save(tmp_path / "p", trainer, 2)
-    file = newest / "adapter_model.safetensors"
+    file = newest / "adapter" / "adapter_model.safetensors"
     data = bytearray(file.read_bytes())
     match harm:
         case "cut":

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,7 +18,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from schemas.events import Coordinates
-from streams import doctor, observe, show
+from streams import doctor, show
 from streams.cli import cli
 from streams.errors import EventError, LogError, NotFoundError, RefusedError, SettingsError, StreamwardError
 from streams.log import Record
@@ -84,6 +85,14 @@ def test_every_command_and_option_has_a_sentence() -> None:
     assert list(look(cli, "streamward")) == []
 
 
+def test_no_list_of_commands_cuts_a_sentence_on_a_terminal_of_80_columns() -> None:
+    groups = [[name] for name, command in cli.commands.items() if isinstance(command, click.Group)]
+    for path in [[], *groups]:
+        listed = run(*path, "--help").stdout.partition("Commands:")[2]
+        cut = [line for line in listed.splitlines() if line.endswith("...") and "demo" not in line]
+        assert cut == [], path
+
+
 def test_version_is_printed() -> None:
     assert run("--version").output.startswith("streamward, version ")
 
@@ -142,6 +151,13 @@ def test_unforeseen_error_prints_its_traceback_at_level_debug(monkeypatch: pytes
     assert result.exit_code == 1
     assert "Traceback (most recent call last)" in result.stderr
     assert result.stderr.rstrip().endswith("this should not happen: ZeroDivisionError: boom")
+
+
+def test_an_error_of_the_schemas_is_a_message_too() -> None:
+    from schemas.registry import SchemaError
+
+    result = CliRunner().invoke(raising(SchemaError("lock.json entry 2 has id 3")), ["fail"])
+    assert (result.exit_code, result.stderr) == (1, "Error: lock.json entry 2 has id 3\n")
 
 
 @pytest.mark.parametrize(
@@ -239,11 +255,17 @@ def test_config_show_says_where_each_value_came_from(tmp_path: Path) -> None:
 
 def test_config_show_prints_no_secret_wherever_it_came_from() -> None:
     secret = "hunter2"
-    args = [
-        "--set", f"scoring.judge_key={secret}", "--set", "scoring.judge_url=http://judge/v1", "--set", "kafka.security_protocol=SASL_SSL",
-        "--set", "kafka.sasl_mechanism=PLAIN", "--set", "kafka.sasl_username=me", "--set", f"kafka.sasl_password={secret}",
-        "--set", f'kafka.client={{"ssl.key.password": "{secret}", "ssl.key.pem": "{secret}", "client.rack": "r1"}}',
-    ]  # fmt: skip
+    given = {
+        "scoring.judge_url": "http://judge/v1",
+        "scoring.judge_model": "m",
+        "scoring.judge_key": secret,
+        "kafka.security_protocol": "SASL_SSL",
+        "kafka.sasl_mechanism": "PLAIN",
+        "kafka.sasl_username": "me",
+        "kafka.sasl_password": secret,
+        "kafka.client": json.dumps({"ssl.key.password": secret, "ssl.key.pem": secret, "client.rack": "r1"}),
+    }
+    args = [part for key, value in given.items() for part in ("--set", f"{key}={value}")]
     for output in ("table", "jsonl"):
         result = run(*args, "config", "show", "--output", output)
         assert result.exit_code == 0, result.stderr
@@ -261,12 +283,29 @@ def test_config_show_of_one_section_prints_only_it() -> None:
 
 def test_a_pipe_gets_jsonl_unless_a_table_is_asked_for() -> None:
     assert json.loads(run("schemas", "list").stdout.splitlines()[0])["event"] == "Task"
-    assert run("schemas", "list", "--output", "table").stdout.splitlines()[0].split() == ["id", "event", "version", "sha256"]
+    assert run("schemas", "list", "--output", "table").stdout.splitlines()[0].split() == [
+        "id",
+        "event",
+        "version",
+        "sha256",
+    ]
 
 
 def test_schemas_check_is_silent_on_stdout_when_all_is_well() -> None:
     result = run("schemas", "check")
     assert (result.exit_code, result.stdout) == (0, "")
+
+
+def test_schemas_serve_answers_until_it_is_told_to_stop() -> None:
+    command = [sys.executable, "-m", "streams.cli", "schemas", "serve", "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        url = json.loads(child.stdout.readline())["url"]
+        with urllib.request.urlopen(f"{url}/schemas/ids/1") as answer:  # noqa: S310 - our own server
+            assert json.loads(json.load(answer)["schema"])["name"] == "Task"
+        child.send_signal(signal.SIGTERM)
+        child.communicate(timeout=30)
+        assert child.returncode == 0
 
 
 def test_a_text_from_the_log_cannot_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
@@ -285,7 +324,9 @@ def test_json_lines_have_texts_for_numbers_that_json_lacks() -> None:
 def test_a_line_that_is_too_long_for_its_column_is_cut_and_the_last_column_is_not(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    lines = show.Lines([show.Column("name", "name", 4), show.Column("n", "n", 3, right=True), show.Column("rest", "rest")])
+    lines = show.Lines(
+        [show.Column("name", "name", 4), show.Column("n", "n", 3, right=True), show.Column("rest", "rest")]
+    )
     lines.add({"name": "abcdefgh", "n": 7, "rest": "x" * 300})
     assert capsys.readouterr().out == f"name    n  rest\nabcd    7  {'x' * 300}\n"
 
@@ -366,44 +407,3 @@ def test_doctor_finds_a_disk_that_is_full(tmp_path: Path, monkeypatch: pytest.Mo
     finding = next(f for f in examined(tmp_path) if f.check == "disk")
     assert (finding.state, finding.exit_code) == ("failed", 1)
     assert "free at" in finding.what
-
-
-# --- log lines --------------------------------------------------------------------------------------------------------
-
-
-def test_log_lines_carry_coordinates_and_leave_library_chatter_out(capsys: pytest.CaptureFixture[str]) -> None:
-    observe.set_up("info")
-    logging.getLogger().setLevel(logging.DEBUG)  # as mode does
-    logging.getLogger("streams.scoring").warning("no %s", "scorer", extra={"at": Coordinates("r", 3, 1041)})
-    logging.getLogger("streams.scoring").debug("too fine")
-    logging.getLogger("faust").info("chatter")
-    logging.getLogger("faust").warning("trouble")
-    lines = [line.partition(" ")[2] for line in capsys.readouterr().err.splitlines()]
-    assert lines == ["warning streams.scoring: r[3]@1041: no scorer", "warning faust: trouble"]
-
-
-def test_a_flood_of_the_same_line_is_counted_instead_of_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    now = [0.0]
-    handler = observe.StderrLog(logging.INFO, clock=lambda: now[0])
-
-    def say(message: str, *args: object, name: str = "streams.x") -> None:
-        handler.handle(logging.LogRecord(name, logging.WARNING, "", 0, message, args, None))
-
-    for number in range(observe.BURST + 5):
-        say("lost %d", number)
-    say("something else")
-    now[0] += observe.WINDOW_S
-    say("lost %d", 99)
-    for number in range(observe.LIBRARY_BURST + 2):
-        say("down %d", number, name="aiokafka")
-    handler.close()
-    lines = [line.split(": ", 1)[1] for line in capsys.readouterr().err.splitlines()]
-    assert lines == [
-        *(f"lost {number}" for number in range(observe.BURST)),
-        "something else",
-        "lost 99 (and 5 more like this)",
-        "down 0",
-        "down 1",
-        "down 2",
-        "down 4 (and 1 more like this)",
-    ]

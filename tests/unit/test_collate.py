@@ -10,7 +10,7 @@ from tiny import VOCABULARY, tiny_group, tiny_model
 
 from schemas.events import AdvantagedGroup, Coordinates, Sampling
 from streams.errors import ContradictoryEvent
-from trainer.collate import Expected, check_group, collate, micro_batches
+from trainer.collate import Expected, check_group, collate, micro_batches, scaled
 
 AT = Coordinates("streamward.groups", 2, 41)
 EXPECTED = Expected(
@@ -59,6 +59,23 @@ def test_micro_batches_keep_order_and_never_mix_temperatures(group: AdvantagedGr
     groups = [replace(group, group_id=str(n), sampling=Sampling(temperature=1 + n % 2)) for n in range(5)]
     cut = [[part.group_id for part in parts] for parts in micro_batches(groups, 2)]
     assert cut == [["0", "2"], ["4"], ["1", "3"]]
+
+
+def test_long_groups_come_alone_so_that_memory_is_bounded(group: AdvantagedGroup) -> None:
+    tokens = 6 + sum(len(response.completion_token_ids) for response in group.responses)
+    groups = [replace(group, group_id=str(n)) for n in range(5)]
+    assert [len(part) for part in micro_batches(groups, 9, 2 * tokens)] == [2, 2, 1]
+    assert [len(part) for part in micro_batches(groups, 9, 1)] == [1] * 5
+
+
+def test_batch_std_divides_by_the_spread_of_the_whole_batch(group: AdvantagedGroup) -> None:
+    """Rewards 0 1 2 3 twice, and 4 5 6 7: by hand, std over the eight of batch_std with ddof 1 is sqrt(42 / 7)."""
+    higher = replace(group, responses=tuple(replace(r, reward=r.reward + 4) for r in group.responses))
+    per_batch = [replace(g, formula="batch_std", formula_eps=0.0) for g in (group, higher)]
+    first, second, untouched = scaled([*per_batch, group])
+    for before, after in ((group, first), (higher, second)):
+        assert [r.advantage for r in after.responses] == pytest.approx([r.advantage / 6**0.5 for r in before.responses])
+    assert untouched == group
 
 
 def test_a_good_group_passes(group: AdvantagedGroup) -> None:

@@ -18,7 +18,7 @@ from aiokafka.errors import MessageSizeTooLargeError
 from faust.types import TP
 from faust.types.tuples import FutureMessage, PendingMessage
 
-from streams import faust_fixes, watchdog
+from streams import faust_fixes, faust_guard, watchdog
 from streams.app import App, build_app, table
 from streams.errors import LogError, SettingsError
 from streams.faust_fixes import delivery_of
@@ -130,19 +130,19 @@ def run(scene: Callable[[], Awaitable[None]]) -> None:
 
 
 def test_installed_faust_is_the_one_the_fixes_were_written_for() -> None:
-    faust_fixes.check_sources()
+    faust_guard.check_sources()
 
 
 def test_changed_faust_is_refused_with_the_name_of_the_function(monkeypatch: pytest.MonkeyPatch) -> None:
-    key = (faust_fixes.Consumer, "getmany")
-    monkeypatch.setitem(faust_fixes.READ_AND_CHECKED, key, "000000000000")
+    key = (faust_guard.Consumer, "getmany")
+    monkeypatch.setitem(faust_guard.READ_AND_CHECKED, key, "000000000000")
     with pytest.raises(SettingsError, match=r"consumer\.Consumer\.getmany \(sha256 4b168d84882a\).*faust-streaming 0"):
-        faust_fixes.check_sources()
+        faust_guard.check_sources()
 
 
 def test_every_function_that_is_replaced_is_guarded_by_its_hash() -> None:
     replaced = {(owner, f.__name__) for owner, functions in faust_fixes.FIXES.items() for f in functions}
-    assert replaced <= set(faust_fixes.READ_AND_CHECKED)
+    assert replaced <= set(faust_guard.READ_AND_CHECKED)
 
 
 # --- delivery --------------------------------------------------------------------------------------------------------
@@ -186,6 +186,36 @@ def test_hole_in_the_log_is_passed_and_committed(app: App) -> None:
             assert consumer.ack(message)
         assert await consumer.commit()
         assert broker.committed[SOURCE] == 1005
+
+    run(scene)
+
+
+def test_records_lost_at_the_end_of_a_partition_are_read_again(app: App) -> None:
+    # no later record shows the hole: stock Faust leaves them until the next restart, if it has not committed over them
+    async def scene() -> None:
+        broker = Broker({SOURCE: list(range(6))})
+        consumer = consumer_on(app, broker)
+        await consumer.perform_seek()
+        assert await read(consumer, rounds=1) == [0, 1, 2]
+        broker.take(SOURCE, 3)
+        for _ in range(2):
+            await faust_fixes.look_behind(consumer)
+        assert await read(consumer) == [3, 4, 5]
+
+    run(scene)
+
+
+def test_markers_at_the_end_of_a_partition_are_read_twice_and_committed(app: App) -> None:
+    async def scene() -> None:
+        consumer, broker, messages = await ready(app, [0, 1])
+        broker.ends[SOURCE] = broker.positions[SOURCE] = 4
+        for message in messages:
+            consumer.ack(message)
+        for _ in range(4):
+            await faust_fixes.look_behind(consumer)
+            broker.take(SOURCE, 3)
+        await consumer.commit()
+        assert broker.committed[SOURCE] == 4
 
     run(scene)
 

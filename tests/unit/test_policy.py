@@ -206,12 +206,13 @@ def test_admission_and_the_batch_stage_agree_on_what_is_useful(
     admission, stage = Admission(rule), Stage(rule)
     groups: deque[tuple[AdvantagedGroup, int]] = deque()
     batches: deque[Batch] = deque()
+    written: dict[int, AdvantagedGroup] = {}
     for number, ahead, fate in fates:
         one = group(number, version=stage.window.sequence - ahead, teaches=fate == "teaches")
         if fate == "dropped":
             one = replace(one, dropped_reason="unscored", responses=())
-        one = replace(one, purpose="eval" if fate == "eval" else "train")
-        offset, made = stage.write(one)
+        one = written.setdefault(number, replace(one, purpose="eval" if fate == "eval" else "train"))
+        offset, made = stage.write(one)  # the same number again is the same group again
         groups.append((one, offset))
         batches += made
         while groups and chance.random() < 0.5:
@@ -227,44 +228,83 @@ def test_admission_and_the_batch_stage_agree_on_what_is_useful(
     assert (admission.sequence, admission.pending) == (stage.window.sequence, len(stage.window.entries))
 
 
-@given(st.integers(0, 2), st.integers(1, 4), st.floats(0.1, 1), st.randoms(use_true_random=False))
-@settings(max_examples=60)
-def test_no_group_is_ever_stale_and_the_loop_never_locks_up(
-    lag: int, size: int, useful: float, chance: random.Random
+class Loop:
+    """One agent under admission, a join, the batch stage, a trainer and promotions, each moving when it likes."""
+
+    def __init__(self, rule: Batches, *, useful: float, in_order: bool, seed: int) -> None:
+        self.chance, self.useful, self.in_order = random.Random(seed), useful, in_order
+        self.admission, self.stage = Admission(rule), Stage(rule)
+        self.sampled: list[tuple[int, int]] = []
+        self.groups: deque[tuple[AdvantagedGroup, int]] = deque()
+        self.batches: deque[Batch] = deque()
+        self.started = self.untrained = self.trained = self.served = 0
+
+    def run(self, versions: int) -> None:
+        moves = [self.sample, self.join, self.read_group, self.read_batch, self.train, self.promote]
+        idle = 0
+        while self.served < versions:
+            idle = 0 if self.chance.choice(moves)() else idle + 1
+            assert idle < 500, "nothing moves any more"
+
+    def sample(self) -> bool:
+        if self.admission.room(self.served) < 1:
+            return False
+        self.admission.start(derive_id("task", self.started), give_up_ms=None)
+        self.sampled.append((self.started, self.served))
+        self.started += 1
+        return True
+
+    def join(self) -> bool:
+        if not self.sampled:
+            return False
+        number, version = self.sampled.pop(0 if self.in_order else self.chance.randrange(len(self.sampled)))
+        one = group(number, version=version, teaches=self.chance.random() < self.useful)
+        offset, made = self.stage.write(one)
+        self.groups.append((one, offset))
+        self.batches += made
+        self.untrained += len(made)
+        return True
+
+    def read_group(self) -> bool:
+        if self.groups:
+            self.admission.group(*self.groups.popleft())
+            return True
+        return False
+
+    def read_batch(self) -> bool:
+        if self.batches:
+            self.admission.batch(self.batches.popleft())
+            return True
+        return False
+
+    def train(self) -> bool:
+        ready = self.untrained > 0
+        self.untrained, self.trained = self.untrained - ready, self.trained + ready
+        return ready
+
+    def promote(self) -> bool:
+        newer = self.served < self.trained
+        self.served = self.trained
+        return newer
+
+
+loops = given(lag=st.integers(0, 2), size=st.integers(1, 4), useful=st.floats(0.2, 1), seed=st.integers(0, 2**32))
+
+
+@loops
+@settings(max_examples=60, deadline=None)
+def test_no_group_is_stale_when_groups_come_in_the_order_of_their_samplings(
+    lag: int, size: int, useful: float, seed: int
 ) -> None:
-    # one agent, a join that takes its time, a batch stage, a trainer that takes its time, promotions read late
-    rule = Batches(groups=size, max_policy_lag=lag)
-    admission, stage = Admission(rule), Stage(rule)
-    sampled: list[tuple[int, int]] = []
-    groups: deque[tuple[AdvantagedGroup, int]] = deque()
-    batches: deque[Batch] = deque()
-    untrained, trained, served, started, idle = 0, 0, 0, 0, 0
-    while trained < 6:
-        idle += 1
-        assert idle < 2000, "nothing moves any more"
-        move = chance.choice(["sample", "join", "read", "train", "promote"])
-        if move == "sample" and admission.room(served) > 0:
-            admission.start(derive_id("task", started), give_up_ms=None)
-            sampled.append((started, served))
-            started, idle = started + 1, 0
-        elif move == "join" and sampled:
-            number, version = sampled.pop(chance.randrange(len(sampled)))
-            one = group(number, version=version, teaches=chance.random() < useful)
-            offset, made = stage.write(one)
-            groups.append((one, offset))
-            batches += made
-            untrained, idle = untrained + len(made), 0
-        elif move == "read" and (groups or batches):
-            if groups and (not batches or chance.random() < 0.5):
-                admission.group(*groups.popleft())
-            else:
-                admission.batch(batches.popleft())
-            idle = 0
-        elif move == "train" and untrained:
-            untrained, trained, idle = untrained - 1, trained + 1, 0
-        elif move == "promote" and served < trained:
-            served, idle = trained, 0
-    assert "stale" not in stage.dropped
+    loop = Loop(Batches(groups=size, max_policy_lag=lag), useful=useful, in_order=True, seed=seed)
+    loop.run(versions=5)
+    assert "stale" not in loop.stage.dropped
+
+
+@loops
+@settings(max_examples=60, deadline=None)
+def test_the_loop_never_locks_up_in_whatever_order_groups_come(lag: int, size: int, useful: float, seed: int) -> None:
+    Loop(Batches(groups=size, max_policy_lag=lag), useful=useful, in_order=False, seed=seed).run(versions=5)
 
 
 # --- rounds -----------------------------------------------------------------------------------------------------------

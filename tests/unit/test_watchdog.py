@@ -70,6 +70,9 @@ def test_rebalance_is_stuck_only_while_changelogs_come_no_further() -> None:
     assert stuck is not None and "rebalance" in stuck
 
 
+async def _nothing(_: Any) -> None: ...
+
+
 def test_frozen_event_loop_ends_the_process_and_says_where_it_stands(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -81,7 +84,7 @@ def test_frozen_event_loop_ends_the_process_and_says_where_it_stands(
         should_stop, _consumer = False, None
 
     async def freeze() -> None:
-        dog = Watchdog(Idle(), hole_s=10, stuck_s=60, frozen_s=0.2)
+        dog = Watchdog(Idle(), _nothing, hole_s=10, stuck_s=60, frozen_s=0.2)
         monkeypatch.setattr(watchdog.os, "_exit", lambda code: (ended.append(code), dog._ended.set()))
         await dog.start()
         await asyncio.sleep(0.5)  # a loop that runs is left alone

@@ -1,0 +1,293 @@
+"""The commands about what goes into the loop and what comes out: tasks and adapters.
+
+    tasks submit, generate ──► the log ──► adapters list, show
+
+As thin as those in cli.py, and as careful not to import anything before a command runs.
+
+Not covered: writing anything but tasks by hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from streams.errors import EventError, NotFoundError, SettingsError
+from streams.shell import Call, output_option, pass_call
+
+if TYPE_CHECKING:
+    from schemas.events import AdapterEvent, Purpose
+    from streams.adapters import AdapterState
+    from streams.show import Output
+
+# --- tasks ------------------------------------------------------------------------------------------------------------
+
+
+@click.group()
+def tasks() -> None:
+    """Put tasks into the log."""
+
+
+@tasks.command("submit")
+@click.argument("file", metavar="FILE.jsonl|-", type=click.Path(dir_okay=False, path_type=Path, allow_dash=True))
+@click.option("--skip-bad", is_flag=True, help="Submit the good lines of a file that has bad ones.")
+@click.option("--policy", default=None, metavar="NAME", help="For lines that name no policy, instead of policy.name.")
+@output_option
+@pass_call
+def tasks_submit(call: Call, file: Path, skip_bad: bool, policy: str | None, output: Output) -> None:
+    """Submit the tasks in a file of JSON lines; - is stdin.
+
+    A line is {"prompt": "...", "answer": "..."}, or a whole task as schemas/README.md describes it. Every line is
+    checked first, and nothing is sent if one is bad. A file submitted again adds nothing.
+    """
+    from streams import show
+    from streams import tasks as stage
+
+    checked = stage.check_file(
+        _lines(file),
+        "stdin" if str(file) == "-" else file.name,
+        policy=policy or call.settings.policy.name,
+        now_ms=_now_ms(),
+        topic_settings=call.settings.topics,
+    )
+    for problem in checked.problems:
+        click.echo(str(problem), err=True)
+    if checked.problems and not skip_bad:
+        raise EventError(
+            f"nothing was submitted: {len(checked.problems)} lines are bad and {len(checked.tasks)} tasks are good. "
+            "Correct them, or submit the good ones with --skip-bad"
+        )
+    sent, known = stage.submit(call.settings, checked.tasks)
+    show.record({"sent": sent, "known": known, "repeated": checked.repeated, "bad": len(checked.problems)}, output)
+
+
+@tasks.command("generate")
+@click.argument("family", metavar="sums|reasoning-gym:NAME")
+@click.option("--count", type=click.IntRange(min=1), default=100, show_default=True, help="How many tasks.")
+@click.option("--seed", type=int, default=0, show_default=True, help="The same seed gives the same tasks.")
+@click.option(
+    "--purpose",
+    type=click.Choice(["train", "serve", "eval"]),
+    default="train",
+    show_default=True,
+    help="What for; eval asks held-out questions, greedily and once each.",
+)
+@click.option("--policy", default=None, metavar="NAME", help="Who answers, instead of policy.name.")
+@click.option(
+    "--group-size", type=click.IntRange(min=1), default=8, show_default=True, help="Responses per task; 1 for eval."
+)
+@click.option("--options", default="{}", metavar="JSON", help='Settings of the family, e.g. {"terms": 3}.')
+@click.option("--submit", is_flag=True, help="Send the tasks to the log instead of printing them.")
+@output_option
+@pass_call
+def tasks_generate(
+    call: Call,
+    family: str,
+    count: int,
+    seed: int,
+    purpose: Purpose,
+    policy: str | None,
+    group_size: int,
+    options: str,
+    submit: bool,
+    output: Output,
+) -> None:
+    """Make tasks of a family, and print or submit them.
+
+    They are printed as `tasks submit` takes them. The same arguments give the same tasks with the same ids, so
+    submitting them again adds nothing.
+    """
+    from streams import generators, show
+    from streams import tasks as stage
+
+    made = generators.generate(
+        family,
+        count=count,
+        seed=seed,
+        purpose=purpose,
+        policy=policy or call.settings.policy.name,
+        group_size=group_size,
+        now_ms=_now_ms(),
+        config=_json_object(options, "--options"),
+    )
+    if submit:
+        sent, known = stage.submit(call.settings, made)
+        show.record({"sent": sent, "known": known}, output)
+    elif output == "jsonl":
+        for task in made:
+            print(show.json_line(task), flush=True)
+    else:
+        columns = [
+            show.Column("task", lambda task: task.task_id[:8]),
+            show.Column("purpose", lambda task: task.purpose),
+            show.Column("sources", lambda task: [source.name for source in task.reward_sources]),
+            show.Column("asks", lambda task: task.messages[-1].content),
+        ]
+        show.rows(made, columns, output)
+
+
+def _lines(file: Path) -> Iterator[bytes]:
+    if str(file) == "-":
+        yield from click.get_binary_stream("stdin")
+        return
+    try:
+        with file.open("rb") as lines:
+            yield from lines
+    except OSError as exc:
+        raise NotFoundError(f"{file}: {exc.strerror}; give a file of JSON lines, or - for stdin") from exc
+
+
+def _now_ms() -> int:
+    import time
+
+    return int(time.time() * 1000)
+
+
+def _json_object(text: str, option: str) -> dict[str, Any]:
+    import json
+
+    try:
+        found = json.loads(text)
+    except ValueError as exc:
+        raise SettingsError(f"{option} {text}: not JSON: {exc}") from exc
+    if not isinstance(found, dict):
+        raise SettingsError(f'{option} {text}: expected a JSON object, e.g. {{"terms": 3}}')
+    return found
+
+
+# --- adapters ---------------------------------------------------------------------------------------------------------
+
+policy_option = click.option("--policy", default=None, metavar="NAME", help="Of this policy, instead of policy.name.")
+
+
+@click.group()
+def adapters() -> None:
+    """Look at the versions of a policy."""
+
+
+@adapters.command("list")
+@policy_option
+@output_option
+@pass_call
+def adapters_list(call: Call, policy: str | None, output: Output) -> None:
+    """Print every version, its status and held-out score."""
+    from streams import show
+    from streams.adapters import read_state
+
+    state = read_state(call.settings, policy or call.settings.policy.name)
+    columns = [
+        show.Column("version", "version", right=True),
+        show.Column("status", "status"),
+        show.Column("parent", "parent_version", right=True),
+        show.Column("batches", "batches"),
+        show.Column("held out", lambda row: {suite: _score(metrics) for suite, metrics in row["held_out"].items()}),
+        show.Column("created", lambda row: show.moment(row["created_at"]) if row["created_at"] else ""),
+        show.Column("uri", "uri"),
+    ]
+    show.rows([_version(state, number) for number in sorted(state.versions)], columns, output)
+
+
+@adapters.command("show")
+@click.argument("version", type=click.IntRange(min=0))
+@policy_option
+@output_option
+@pass_call
+def adapters_show(call: Call, version: int, policy: str | None, output: Output) -> None:
+    """Print everything the log says about a version.
+
+    Its recipe, metrics, held-out scores, files, and each event of its life.
+    """
+    from streams import show
+
+    name = policy or call.settings.policy.name
+    state, life = _life(call, name, version)
+    if version not in state.versions:
+        raise NotFoundError(
+            f"policy {name} has no adapter version {version}; the newest is {state.newest} "
+            "(`streamward adapters list` shows all of them)"
+        )
+    row = _version(state, version)
+    trained = next((event for _, event in life if event.kind == "trained"), None)
+    row |= {
+        "recipe": dict(trained.recipe) if trained else {},
+        "files": [{"path": f.path, "bytes": f.bytes, "sha256": f.sha256} for f in state.versions[version].files],
+        "events": [
+            {
+                "at": str(at),
+                "created_at": event.created_at,
+                "kind": event.kind,
+                "actor": event.actor,
+                "reason": event.reason,
+            }
+            for at, event in life
+        ],
+    }
+    if output == "jsonl":
+        print(show.json_line(row))
+        return
+    _show_version(row)
+
+
+def _show_version(row: dict[str, Any]) -> None:
+    from streams import show
+
+    parts = {name: row.pop(name) for name in ("metrics", "held_out", "recipe", "files", "events")}
+    row["created_at"] = show.moment(row["created_at"]) if row["created_at"] else ""
+    show.record(row, "table")
+    for title, part in parts.items():
+        if not part:
+            continue
+        print(f"\n{title.replace('_', ' ')}")
+        if isinstance(part, dict):
+            show.record(part, "table")
+        elif title == "files":
+            columns = [show.Column(name, name) for name in ("path", "bytes", "sha256")]
+            show.rows(part, columns, "table")
+        else:
+            time = show.Column("time", lambda event: show.moment(event["created_at"]))
+            show.rows(part, [time, *(show.Column(name, name) for name in ("kind", "actor", "at", "reason"))], "table")
+
+
+def _version(state: AdapterState, number: int) -> dict[str, Any]:
+    version = state.versions[number]
+    batches = None if version.first_batch is None else f"{version.first_batch}-{version.last_batch}"
+    return {
+        "policy": state.policy,
+        "version": number,
+        "status": version.status,
+        "parent_version": version.parent_version,
+        "batches": batches,
+        "created_at": version.created_at or None,
+        "uri": version.uri,
+        "base_digest": version.base_digest,
+        "metrics": dict(version.metrics),
+        "held_out": {suite: dict(metrics) for suite, metrics in version.evaluated.items()},
+    }
+
+
+def _score(metrics: dict[str, float]) -> str:
+    """Return the one number of a held-out evaluation that a table has room for, and of how many."""
+    name = next((name for name in ("exact", "reward_mean", "reward") if name in metrics), next(iter(metrics), ""))
+    count = f" (n {metrics['n']:.0f})" if "n" in metrics else ""
+    return f"{metrics[name]:.3f}{count}" if name else "no metric"
+
+
+def _life(call: Call, policy: str, version: int) -> tuple[AdapterState, list[tuple[Any, AdapterEvent]]]:
+    """Return the state of a policy, and the events that name a version, with where they lie."""
+    from schemas.events import AdapterEvent
+    from streams import adapters as versions
+    from streams.cluster import read_topic
+    from streams.log import partition_of
+
+    settings = call.settings
+    state, life = versions.empty(policy), []
+    for record in read_topic(settings, "adapters", partition=partition_of(policy, settings.topics.policy_partitions)):
+        event = record.decode(AdapterEvent)
+        if isinstance(event, AdapterEvent) and event.policy == policy:
+            state = versions.fold(state, event)
+            if event.version == version:
+                life.append((record.at, event))
+    return state, life

@@ -1,0 +1,306 @@
+"""Score each response with every scorer its task asks for.
+
+    responses ──► its task, from the same partition of `tasks` ──► each reward source ──► rewards
+    key task_id                                                                           key task_id
+
+Quick scorers run here; those that can hang run in worker processes, the judge in threads, and while they do the next
+responses are read. A score that fails for good is a reward with an error and no value. Offsets are committed when the
+rewards of everything before them are acknowledged; a response delivered twice is scored twice, under the same
+`reward_id`. A response that failed (`error`) is not scored: the join counts it as answered.
+
+Not covered: a response whose task comes more than TASK_WAIT_S later goes to `dead-letters` as `unknown_task`.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from types import TracebackType
+from typing import Self
+
+from schemas import serde
+from schemas.events import Response, Reward, RewardSource, Task, derive_id
+from streams.known_tasks import KnownTasks
+from streams.log import POLL_S, Consumer, Producer, Record, TopicPartition, dead_letter
+from streams.scorers import Outcome, Scorers
+from streams.settings import Settings
+
+STAGE = "scoring"
+TASK_WAIT_S = 5.0
+"""How long a response waits for its task. A policy agent reads the task from the log before it answers, so only an
+agent outside of it can be early."""
+TASK_RETRY_S = 0.5
+MOST_OPEN = 512
+"""Responses in work at most; beyond, reading pauses."""
+JUDGE_THREADS = 8
+DRAIN_S = 5.0
+"""After SIGTERM: for scores that still run. What is not done then is scored again by the next agent."""
+BUSY_POLL_S = 0.02
+"""Wait for new responses while scores are running."""
+
+log = logging.getLogger(__name__)
+
+
+def run(settings: Settings, *, stop: threading.Event) -> None:
+    """Score responses until `stop` is set, then finish what is open (at most DRAIN_S), commit and return.
+
+    Raises LogError if the log refuses.
+    """
+    with Agent(settings) as agent:
+        while not stop.is_set():
+            agent.step()
+        agent.drain()
+
+
+@dataclass(slots=True)
+class Progress:
+    """Which offsets of one partition are done. Only what is contiguous may be committed."""
+
+    open: deque[int] = field(default_factory=deque)
+    done: set[int] = field(default_factory=set)
+    next_offset: int | None = None
+
+    def finish(self, offset: int) -> None:
+        """Say that everything that had to be written about the record at `offset` is written."""
+        self.done.add(offset)
+        while self.open and self.open[0] in self.done:
+            first = self.open.popleft()
+            self.done.discard(first)
+            self.next_offset = first + 1
+
+
+@dataclass(slots=True)
+class Item:
+    """One response in work."""
+
+    record: Record
+    response: Response
+    progress: Progress
+    sources_left: int = 0
+    waits_until: float = 0.0
+
+    @property
+    def partition(self) -> int:
+        """Of `responses`, and of `tasks` as well."""
+        return self.record.at.partition
+
+
+class Agent:
+    """One scoring agent. Use as a context manager, and call `step` from one thread."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._scorers = Scorers(settings.scoring)
+        self._pool = ThreadPoolExecutor(settings.scoring.processes + JUDGE_THREADS, thread_name_prefix="scorer")
+        self._finished: queue.SimpleQueue[tuple[Item, RewardSource, Future[Outcome]]] = queue.SimpleQueue()
+        self._progress: dict[TopicPartition, Progress] = {}
+        self._committed: dict[TopicPartition, int] = {}
+        self._waiting: list[Item] = []  # for their task
+        self._tried = 0.0
+        self._open = 0
+        self._paused: list[TopicPartition] = []
+        self._closing = False
+        self._tasks = KnownTasks(settings)
+        self._producer = Producer(settings)
+        self._consumer = Consumer(settings, STAGE, ["responses"], on_revoked=self._on_revoked)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, at: TracebackType | None) -> None:
+        self._closing = True
+        self._scorers.stop()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._scorers.close()
+        self._pool.shutdown()
+        self._consumer.close()
+        self._tasks.__exit__(kind, exc, at)
+        self._producer.__exit__(kind, exc, at)
+
+    def step(self) -> None:
+        """Read what came, score what is quick, hand out the rest, write what is finished, commit."""
+        self._breathe()
+        records = self._consumer.poll(timeout_s=BUSY_POLL_S if self._open else POLL_S)
+        self._begin([item for record in records if (item := self._take(record)) is not None], time.monotonic())
+        self._ask_again()
+        self._collect()
+        self._commit()
+
+    def drain(self) -> None:
+        """Wait for scores that still run, at most DRAIN_S, write and commit them."""
+        until = time.monotonic() + DRAIN_S
+        while self._open > len(self._waiting) and time.monotonic() < until:
+            self._collect(BUSY_POLL_S)
+        self._commit()
+        if self._open:
+            log.info("stopping with %d responses not scored; the next agent begins with them", self._open)
+
+    # --- reading ------------------------------------------------------------------------------------------------------
+
+    def _breathe(self) -> None:
+        """Stop reading while too much is open, and begin again when half of it is done."""
+        if self._open >= MOST_OPEN:
+            self._paused = self._consumer.assignment()
+            self._consumer.pause(self._paused)
+        elif self._paused and self._open <= MOST_OPEN // 2:
+            owned = set(self._consumer.assignment())
+            self._consumer.resume([tp for tp in self._paused if tp in owned])
+            self._paused = []
+
+    def _on_revoked(self, partitions: list[TopicPartition]) -> None:
+        """Commit what is done; what is open is scored again by the next owner, under the same ids."""
+        if not self._closing:
+            self._commit()
+        for tp in partitions:
+            self._committed.pop(tp, None)
+            gone = self._progress.pop(tp, None)
+            if gone is not None:
+                self._open -= len(gone.open) - len(gone.done)
+        self._waiting = [item for item in self._waiting if self._is_ours(item)]
+
+    def _is_ours(self, item: Item) -> bool:
+        at = item.record.at
+        return self._progress.get((at.topic, at.partition)) is item.progress
+
+    def _take(self, record: Record) -> Item | None:
+        """Return the response in this record, or None if there is nothing to score."""
+        progress = self._progress.setdefault((record.at.topic, record.at.partition), Progress())
+        progress.open.append(record.at.offset)
+        self._open += 1
+        response = record.decode(Response)
+        if isinstance(response, serde.Poison):
+            self._bury(record, progress, response.reason, response.error)
+            return None
+        item = Item(record, response, progress)
+        if response.error is not None:
+            self._finish(item)
+            return None
+        return item
+
+    def _begin(self, items: Iterable[Item], now: float) -> None:
+        """Start the scores of these responses; one whose task is not there yet waits for it."""
+        by_partition: dict[int, list[Item]] = {}
+        for item in items:
+            by_partition.setdefault(item.partition, []).append(item)
+        for partition, asking in by_partition.items():
+            tasks = self._tasks.find(partition, {item.response.task_id for item in asking})
+            for item in asking:
+                task = tasks.get(item.response.task_id)
+                if isinstance(task, Task):
+                    self._score(task, item)
+                elif task is not None:
+                    error = f"its task {item.response.task_id} cannot be read: {task.error}"
+                    self._bury(item.record, item.progress, "unknown_task", error)
+                elif not item.waits_until:
+                    item.waits_until = now + TASK_WAIT_S
+                    self._waiting.append(item)
+                elif item.waits_until <= now:
+                    self._bury(item.record, item.progress, "unknown_task", _unknown(item.response, partition))
+                else:
+                    self._waiting.append(item)
+
+    def _ask_again(self) -> None:
+        now = time.monotonic()
+        if self._waiting and now - self._tried >= TASK_RETRY_S:
+            self._tried = now
+            items, self._waiting = self._waiting, []
+            self._begin(items, now)
+
+    # --- scoring ------------------------------------------------------------------------------------------------------
+
+    def _score(self, task: Task, item: Item) -> None:
+        item.sources_left = len(task.reward_sources)
+        if not item.sources_left:
+            self._finish(item)
+        for source in task.reward_sources:
+            if self._scorers.is_quick(source):
+                self._write(item, source, self._scorers.score(task, item.response, source))
+            else:
+                future = self._pool.submit(self._scorers.score, task, item.response, source)
+                future.add_done_callback(partial(self._on_scored, item, source))
+
+    def _on_scored(self, item: Item, source: RewardSource, future: Future[Outcome]) -> None:
+        self._finished.put((item, source, future))  # called in the pool's thread
+
+    def _collect(self, wait_s: float = 0.0) -> None:
+        """Write what the pool has finished."""
+        while True:
+            try:
+                item, source, future = self._finished.get(timeout=wait_s) if wait_s else self._finished.get_nowait()
+            except queue.Empty:
+                return
+            wait_s = 0.0
+            outcome = future.result()
+            if self._is_ours(item):
+                self._write(item, source, outcome)
+
+    def _write(self, item: Item, source: RewardSource, outcome: Outcome) -> None:
+        if outcome.error is not None:
+            log.warning("response not scored by %s: %s", source.name, outcome.error, extra={"at": item.record.at})
+        try:
+            self._producer.send(_reward(item.response, source, outcome, int(time.time() * 1000)))
+        except serde.EncodeError as exc:
+            error = f"the reward of {source.name} cannot be written: {exc}"
+            self._bury(item.record, None, "malformed_reward", error)
+        item.sources_left -= 1
+        if not item.sources_left:
+            self._finish(item)
+
+    # --- done ---------------------------------------------------------------------------------------------------------
+
+    def _bury(self, record: Record, progress: Progress | None, reason: str, error: str) -> None:
+        letter = dead_letter(record, stage=STAGE, reason=reason, error=error)
+        log.warning("dead letter, %s: %s", reason, error, extra={"at": record.at})
+        self._producer.send(letter)
+        if progress is not None:
+            progress.finish(record.at.offset)
+            self._open -= 1
+
+    def _finish(self, item: Item) -> None:
+        item.progress.finish(item.record.at.offset)
+        self._open -= 1
+
+    def _commit(self) -> None:
+        """Commit what is done, once all that was written about it is acknowledged."""
+        ready = {
+            tp: progress.next_offset
+            for tp, progress in self._progress.items()
+            if progress.next_offset is not None and progress.next_offset != self._committed.get(tp)
+        }
+        if ready:
+            self._producer.flush()
+            self._consumer.commit(ready)
+            self._committed.update(ready)
+
+
+def _reward(response: Response, source: RewardSource, outcome: Outcome, now_ms: int) -> Reward:
+    return Reward(
+        reward_id=derive_id(response.response_id, source.name),
+        response_id=response.response_id,
+        task_id=response.task_id,
+        created_at=now_ms,
+        traceparent=response.traceparent,
+        policy=response.policy,
+        slot=response.slot,
+        source=source.name,
+        value=outcome.value,
+        error=outcome.error,
+        scorer_version=outcome.version,
+        latency_ms=outcome.latency_ms,
+        rationale=outcome.rationale,
+        components=outcome.components,
+    )
+
+
+def _unknown(response: Response, partition: int) -> str:
+    return (
+        f"task {response.task_id} is not in partition {partition} of tasks, {TASK_WAIT_S:g} s after response "
+        f"{response.response_id} came. Write the task first, key both by task_id with murmur2 partitioning, and keep "
+        "tasks as long as responses"
+    )

@@ -1,0 +1,126 @@
+"""Any Confluent-compatible consumer reads the topics: Confluent's own client, over HTTP, on records of ours."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
+from confluent_kafka.schema_registry.avro import AvroDeserializer, AvroSerializer
+from confluent_kafka.schema_registry.error import SchemaRegistryError
+from confluent_kafka.serialization import MessageField, SerializationContext
+from factories import one_of_each, response, reward
+
+from schemas import registry
+from schemas.events import Event, Response
+from schemas.serde import decode, encode
+from streams import cluster, schema_server
+from streams.errors import SettingsError
+from streams.log import Producer
+from streams.settings import Settings, Topics
+from streams.topics import topic_of
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with schema_server.serve() as url:
+        yield url
+
+
+@pytest.fixture
+def client(url: str) -> Iterator[SchemaRegistryClient]:
+    with SchemaRegistryClient({"url": url, "max.retries": 0}) as client:
+        yield client
+
+
+def context(event: Event) -> SerializationContext:
+    return SerializationContext(topic_of(type(event), Topics()).name, MessageField.VALUE)
+
+
+def with_millis(plain: Any) -> Any:
+    """Turn the datetimes that Confluent's deserializer makes of timestamp-millis back into what lies on the wire."""
+    if isinstance(plain, dict):
+        return {key: with_millis(value) for key, value in plain.items()}
+    if isinstance(plain, list):
+        return [with_millis(value) for value in plain]
+    return round(plain.timestamp() * 1000) if hasattr(plain, "timestamp") else plain
+
+
+def plain(event: Event) -> Any:
+    return json.loads(json.dumps(dataclasses.asdict(event)))
+
+
+@pytest.mark.parametrize("event", one_of_each(), ids=lambda event: type(event).__name__)
+def test_confluents_deserializer_reads_every_event(client: SchemaRegistryClient, event: Event) -> None:
+    assert with_millis(AvroDeserializer(client)(encode(event), context(event))) == plain(event)
+
+
+def test_confluents_serializer_writes_what_we_read(client: SchemaRegistryClient) -> None:
+    # with `use.latest.version` it asks for the schema and registers nothing
+    event = response()
+    settings = {"auto.register.schemas": False, "use.latest.version": True}
+    write = AvroSerializer(client, registry.files().newest(Response).text, conf=settings)
+    payload = write(dataclasses.asdict(event), context(event))
+    assert payload == encode(event)
+    assert decode(payload, Response) == event
+
+
+def test_a_service_that_tries_to_register_is_told_that_none_does(client: SchemaRegistryClient) -> None:
+    with pytest.raises(SchemaRegistryError, match="read only: services never register schemas") as refused:
+        client.register_schema("streamward.tasks-value", Schema('"string"', "AVRO"))
+    assert refused.value.http_status_code == 403
+
+
+def test_the_subjects_are_the_topics_of_this_deployment() -> None:
+    with (
+        schema_server.serve(Settings(topics=Topics(prefix="lab."))) as url,
+        SchemaRegistryClient({"url": url}) as client,
+    ):
+        assert "lab.rewards-value" in client.get_subjects()
+        assert client.get_versions("lab.rewards-value") == [1]
+        assert client.get_latest_version("lab.rewards-value").schema_id == registry.files().schemas[3].id
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "code", "says"),
+    [
+        ("/schemas/ids/4242", 404, 40403, "schema id 4242 is not in lock.json"),
+        ("/schemas/ids/one", 404, 40403, "schema id one is not in lock.json"),
+        ("/subjects/nobody-value/versions/1", 404, 40401, "subject nobody-value does not exist"),
+        ("/subjects/streamward.tasks-value/versions/9", 404, 40402, "version 9 of streamward.tasks-value"),
+        ("/else", 404, 404, "/else is not served here; see /subjects"),
+    ],
+)
+def test_what_is_not_there_has_confluents_error_code(url: str, path: str, status: int, code: int, says: str) -> None:
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(url + path)  # noqa: S310 - our own server
+    with refused.value as answer:
+        body = json.load(answer)
+    assert (answer.code, body["error_code"]) == (status, code)
+    assert says in body["message"]
+
+
+def test_a_port_that_is_taken_is_named(url: str) -> None:
+    port = int(url.rpartition(":")[2])
+    with (
+        pytest.raises(SettingsError, match=f"127.0.0.1:{port} cannot be served: .*choose another --port"),
+        schema_server.serve(port=port),
+    ):
+        pass
+
+
+@pytest.mark.kafka
+def test_a_record_that_went_through_the_broker_is_read_by_confluents_client(
+    settings: Settings, client: SchemaRegistryClient
+) -> None:
+    cluster.apply_topics(settings)
+    event = reward()
+    with Producer(settings) as producer:
+        producer.send(event)
+    (record,) = cluster.read_topic(settings, "rewards")
+    assert with_millis(AvroDeserializer(client)(record.payload, context(event))) == plain(event)

@@ -1,0 +1,476 @@
+"""The policy agent on a real log: whole samplings, the right version, nothing lost and nothing answered for nothing."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import confluent_kafka as ck
+import pytest
+from confluent_kafka import admin
+
+from schemas.events import (
+    AdapterEvent,
+    AdvantagedGroup,
+    Batch,
+    DeadLetter,
+    Event,
+    GroupResponse,
+    Message,
+    Response,
+    RewardSource,
+    Task,
+    derive_id,
+)
+from streams import adapter_store, cluster, policy
+from streams.adapters import read_state
+from streams.engines import Completion, SamplingRequest
+from streams.engines.scripted import ScriptedEngine
+from streams.errors import StreamwardError
+from streams.log import Producer, client_config, key_of
+from streams.settings import Batches, Settings
+from streams.settings import Policy as PolicySettings
+from streams.topics import topic_of, topics
+
+pytestmark = pytest.mark.kafka
+
+
+@pytest.fixture
+def settings(settings: Settings) -> Settings:
+    here = settings.model_copy(
+        update={
+            "topics": settings.topics.model_copy(update={"partitions": 2, "policy_partitions": 2}),
+            "batches": Batches(groups=2, max_policy_lag=0),
+            "policy": PolicySettings(name="p", engine="scripted", round_tasks=4),
+        }
+    )
+    cluster.apply_topics(here)
+    return here
+
+
+def task(name: str, **changed: object) -> Task:
+    fields: dict[str, object] = {
+        "task_id": name,
+        "created_at": 1,
+        "policy": "p",
+        "purpose": "eval",
+        "group_size": 3,
+        "verifier": '{"answer": "2"}',
+        "reward_sources": (RewardSource(name="exact"),),
+        "messages": (Message(role="user", content="1 + 1 ="),),
+    }
+    return Task(**fields | changed)  # type: ignore[arg-type]
+
+
+def group_of(number: str, *, teaches: bool) -> AdvantagedGroup:
+    responses = tuple(
+        GroupResponse(
+            slot=s,
+            response_id=f"r{s}",
+            partition=0,
+            offset=s,
+            finish_reason="stop",
+            reward=0.0,
+            advantage=(s - 0.5) * teaches,
+        )
+        for s in (0, 1)
+    )
+    return AdvantagedGroup(
+        group_id=f"g-{number}",
+        task_id=number,
+        created_at=1,
+        policy="p",
+        purpose="train",
+        scenario="s",
+        group_size=3,
+        adapter_version=0,
+        base_digest="b",
+        tokenizer_digest="t",
+        complete=True,
+        formula="grpo",
+        formula_version=1,
+        formula_eps=0.0,
+        formula_ddof=1,
+        reward_mean=0.0,
+        reward_std=0.0,
+        responses=responses,
+    )
+
+
+def trained(settings: Settings, version: int, folder: Path) -> AdapterEvent:
+    """Put an adapter into the store and return the event that says so."""
+    local = folder / f"made-{version}"
+    local.mkdir()
+    (local / "adapter_model.safetensors").write_bytes(b"weights %d" % version)
+    uri, files = adapter_store.publish(local, settings.adapters.store, "p", version)
+    return AdapterEvent(
+        event_id=derive_id("p", version, "trained"),
+        policy="p",
+        created_at=version,
+        version=version,
+        kind="trained",
+        actor="trainer",
+        reason="batch",
+        uri=uri,
+        files=files,
+        last_batch=version - 1,
+    )
+
+
+def promoted(version: int) -> AdapterEvent:
+    return AdapterEvent(
+        event_id=derive_id("p", version, "promoted"),
+        policy="p",
+        created_at=version,
+        version=version,
+        kind="promoted",
+        actor="a person",
+        reason="test",
+        expected_version=version - 1,
+    )
+
+
+def write(settings: Settings, *events: Event) -> None:
+    with Producer(settings) as producer:
+        for event in events:
+            producer.send(event)
+
+
+def read(settings: Settings, label: str) -> list[Event]:
+    event = topics(settings.topics)[label].event
+    found = [record.decode(event) for record in cluster.read_topic(settings, label)]
+    assert all(isinstance(one, event) for one in found)
+    return found  # type: ignore[return-value]
+
+
+def answers(settings: Settings) -> dict[str, list[Response]]:
+    """Every response by task, in the order of the log."""
+    by_task = defaultdict(list)
+    for one in read(settings, "responses"):
+        assert isinstance(one, Response)
+        by_task[one.task_id].append(one)
+    return by_task
+
+
+@contextmanager
+def running(settings: Settings, engine: ScriptedEngine | None = None) -> Iterator[threading.Thread]:
+    """Run an agent beside the test. Leaving stops it, and raises what it raised."""
+    stop, raised = threading.Event(), []
+
+    def work() -> None:
+        try:
+            policy.run(settings, stop=stop, engine=engine or ScriptedEngine())
+        except Exception as exc:
+            raised.append(exc)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        yield thread
+    finally:
+        stop.set()
+        thread.join(60)
+    if raised:
+        raise raised[0]
+
+
+def until(holds: Callable[[], bool], what: str, within_s: float = 30) -> None:
+    deadline = time.monotonic() + within_s
+    while not holds():
+        assert time.monotonic() < deadline, f"{what}: not within {within_s} s"
+        time.sleep(0.05)
+
+
+def until_answered(settings: Settings, *names: str) -> dict[str, list[Response]]:
+    until(lambda: set(names) <= answers(settings).keys(), f"answers to {', '.join(names)}")
+    return answers(settings)
+
+
+def committed(settings: Settings) -> int:
+    """Return how many tasks are committed, over all partitions."""
+    name = topics(settings.topics)["tasks"].name
+    consumer = ck.Consumer({**client_config(settings.kafka), "group.id": f"{settings.topics.prefix}policy-p"})
+    found = consumer.committed([ck.TopicPartition(name, p) for p in range(settings.topics.partitions)], timeout=10)
+    consumer.close()
+    return sum(max(tp.offset, 0) for tp in found)
+
+
+def forget_commits(settings: Settings) -> None:
+    """Leave the log as an agent leaves it that is killed between an answer and its commit."""
+    name = topics(settings.topics)["tasks"].name
+    client = admin.AdminClient(client_config(settings.kafka))
+    back = [ck.TopicPartition(name, p, 0) for p in range(settings.topics.partitions)]
+    group = ck.ConsumerGroupTopicPartitions(f"{settings.topics.prefix}policy-p", back)
+    client.alter_consumer_group_offsets([group])[group.group_id].result()
+
+
+# --- whole samplings --------------------------------------------------------------------------------------------------
+
+
+def test_every_slot_of_a_sampling_is_written_side_by_side_in_slot_order(settings: Settings) -> None:
+    names = [f"t{n}" for n in range(6)]
+    write(settings, *map(task, names))
+    with running(settings):
+        until_answered(settings, *names)
+    for found in answers(settings).values():
+        assert [one.slot for one in found] == [0, 1, 2]
+        assert len({one.sampling_id for one in found}) == 1
+        assert [one.response_id for one in found] == [derive_id(found[0].sampling_id, slot) for slot in range(3)]
+    order = [one.sampling_id for one in read(settings, "responses") if isinstance(one, Response)]
+    assert sum(before != after for before, after in pairwise(order)) == len(names) - 1
+    assert committed(settings) == len(names)
+
+
+def test_tasks_of_another_policy_are_passed_over(settings: Settings) -> None:
+    write(settings, task("other", policy="q"), task("ours"))
+    with running(settings):
+        until_answered(settings, "ours")
+    assert answers(settings).keys() == {"ours"}
+    assert committed(settings) == 2
+
+
+def test_a_record_that_is_no_task_becomes_a_dead_letter_and_the_partition_moves_on(settings: Settings) -> None:
+    name = topics(settings.topics)["tasks"].name
+    with Producer(settings) as producer:
+        producer.send_bytes(name, b"ours", b"not avro")
+        producer.send(task("ours"))
+    with running(settings):
+        until_answered(settings, "ours")
+    (letter,) = read(settings, "dead-letters")
+    assert isinstance(letter, DeadLetter)
+    assert (letter.stage, letter.reason, letter.source_topic, letter.source_offset) == ("policy", "not_avro", name, 0)
+
+
+def test_a_prompt_beyond_the_context_is_answered_with_failed_slots(settings: Settings) -> None:
+    write(settings, task("long", messages=(Message(role="user", content="x" * 9000),)))
+    with running(settings):
+        found = until_answered(settings, "long")["long"]
+    assert [(one.finish_reason, one.completion_token_ids) for one in found] == [("error", ())] * 3
+    assert "do not fit the context" in (found[0].error or "")
+
+
+class Fails(ScriptedEngine):
+    """Raises for every round that holds the task `bad`."""
+
+    def sample(self, requests: Sequence[SamplingRequest]) -> list[list[Completion]]:
+        if any(request.task.task_id == "bad" for request in requests):
+            raise RuntimeError("out of memory")
+        return super().sample(requests)
+
+
+def test_a_task_the_engine_fails_on_is_answered_as_failed_and_its_neighbours_are_not(settings: Settings) -> None:
+    write(settings, task("good"), task("bad"), task("fine"))
+    with running(settings, Fails()):
+        found = until_answered(settings, "good", "bad", "fine")
+    assert [one.error for one in found["bad"]] == ["RuntimeError: out of memory"] * 3
+    assert [one.error for name in ("good", "fine") for one in found[name]] == [None] * 6
+
+
+class Writes(ScriptedEngine):
+    """Answers slot 1 with a logprob that no record can hold."""
+
+    def sample(self, requests: Sequence[SamplingRequest]) -> list[list[Completion]]:
+        return [
+            [replace(one, logprobs=(float("nan"),) * len(one.logprobs)) if one.slot == 1 else one for one in slots]
+            for slots in super().sample(requests)
+        ]
+
+
+def test_a_slot_that_cannot_be_written_is_a_failed_one_and_the_sampling_stays_whole(settings: Settings) -> None:
+    write(settings, task("t"))
+    with running(settings, Writes()):
+        found = until_answered(settings, "t")["t"]
+    assert [one.finish_reason for one in found] == ["stop", "error", "stop"]
+
+
+class Lies(ScriptedEngine):
+    """Serves another version than it is told to."""
+
+    def sample(self, requests: Sequence[SamplingRequest]) -> list[list[Completion]]:
+        self.served_version = 7
+        return super().sample(requests)
+
+
+def test_an_engine_that_served_another_version_ends_the_agent_and_writes_nothing(settings: Settings) -> None:
+    write(settings, task("t"))
+    with pytest.raises(StreamwardError, match="says that it served 7"), running(settings, Lies()) as agent:
+        until(lambda: not agent.is_alive(), "the end of the agent")
+    assert answers(settings) == {}
+
+
+# --- versions ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_version_promoted_while_the_agent_runs_answers_what_comes_after(settings: Settings, tmp_path: Path) -> None:
+    write(settings, task("before"))
+    with running(settings):
+        until_answered(settings, "before")
+        write(settings, trained(settings, 1, tmp_path), promoted(1))
+        until(lambda: read_state(settings, "p").primary == 1, "the promotion")
+        names = [f"after-{n}" for n in range(8)]
+        for name in names:
+            write(settings, task(name))
+            until_answered(settings, name)
+    versions = {name: {one.adapter_version for one in found} for name, found in answers(settings).items()}
+    assert all(len(of_task) == 1 for of_task in versions.values())
+    assert versions["before"] == {0}
+    assert versions[names[-1]] == {1}
+
+
+def test_an_agent_that_starts_late_begins_with_the_version_in_force(settings: Settings, tmp_path: Path) -> None:
+    write(settings, trained(settings, 1, tmp_path), promoted(1), task("t"))
+    with running(settings):
+        found = until_answered(settings, "t")["t"]
+    assert {one.adapter_version for one in found} == {1}
+
+
+def test_a_pinned_task_is_answered_by_its_version_whatever_is_in_force(settings: Settings, tmp_path: Path) -> None:
+    first, second = trained(settings, 1, tmp_path), trained(settings, 2, tmp_path)
+    write(settings, first, promoted(1), second, promoted(2))
+    write(settings, *(task(f"t{v}", adapter_version=v) for v in (0, 1, 2)), task("free"))
+    with running(settings):
+        found = until_answered(settings, "t0", "t1", "t2", "free")
+    assert {name: found[name][0].adapter_version for name in found} == {"t0": 0, "t1": 1, "t2": 2, "free": 2}
+
+
+def test_a_task_pinned_to_a_version_to_come_waits_for_it(settings: Settings, tmp_path: Path) -> None:
+    write(settings, task("early", adapter_version=1), task("free"))
+    with running(settings):
+        assert until_answered(settings, "free").keys() == {"free"}
+        write(settings, trained(settings, 1, tmp_path))
+        found = until_answered(settings, "early")["early"]
+    assert {one.adapter_version for one in found} == {1}
+    assert committed(settings) == 2
+
+
+def test_a_damaged_adapter_is_dead_lettered_and_the_old_version_goes_on(settings: Settings, tmp_path: Path) -> None:
+    event = trained(settings, 1, tmp_path)
+    (Path(settings.adapters.store) / "p" / "1" / "adapter_model.safetensors").write_bytes(b"weights 2")
+    write(settings, event, promoted(1), task("free"), task("pinned", adapter_version=1))
+    with running(settings):
+        found = until_answered(settings, "free", "pinned")
+    assert {(one.adapter_version, one.error) for one in found["free"]} == {(0, None)}
+    assert all("could not be loaded" in (one.error or "") or "sha256" in (one.error or "") for one in found["pinned"])
+    (letter,) = read(settings, "dead-letters")
+    assert isinstance(letter, DeadLetter)
+    assert (letter.stage, letter.reason, letter.source_topic) == (
+        "policy",
+        "bad_adapter",
+        topics(settings.topics)["adapters"].name,
+    )
+
+
+# --- admission --------------------------------------------------------------------------------------------------------
+
+
+def test_train_tasks_wait_for_the_trainer_and_eval_tasks_do_not(settings: Settings, tmp_path: Path) -> None:
+    # two groups a batch and no lag allowed: version 0 may sample two useful groups, and not one more
+    names = [f"t{n}" for n in range(6)]
+    write(settings, *(task(name, purpose="train") for name in names))
+    with running(settings):
+        until(lambda: len(answers(settings)) == 2, "two train tasks")
+        write(settings, task("eval"))
+        until_answered(settings, "eval")
+        first, second = [name for name in names if name in answers(settings)]
+
+        write(settings, group_of(first, teaches=False))  # teaches nothing, so its place is free at once
+        until(lambda: len(answers(settings)) == 4, "a third train task")
+        (third,) = [name for name in names if name in answers(settings) and name not in (first, second)]
+
+        write(settings, group_of(second, teaches=True), group_of(third, teaches=True))
+        time.sleep(1)
+        assert len(answers(settings)) == 4  # the batch is full, and version 0 can add nothing to the next one
+
+        batch = Batch(
+            batch_id="b0", policy="p", created_at=1, sequence=0, closed_by="count", max_policy_lag=0, groups=2,
+            responses=4, loss_tokens=4, groups_partition=0, groups_offsets=(1, 2),
+        )  # fmt: skip
+        write(settings, batch, trained(settings, 1, tmp_path), promoted(1))
+        until(lambda: len(answers(settings)) == 6, "two train tasks of version 1")
+        time.sleep(1)
+    versions = Counter(found[0].adapter_version for name, found in answers(settings).items() if name != "eval")
+    assert versions == {0: 3, 1: 2}
+
+
+def test_a_restarted_agent_counts_what_is_still_in_flight(settings: Settings) -> None:
+    write(settings, *(task(f"t{n}", purpose="train") for n in range(4)))
+    with running(settings):
+        until(lambda: len(answers(settings)) == 2, "two train tasks")
+    with running(settings):
+        write(settings, task("eval"))
+        until_answered(settings, "eval")
+        time.sleep(1)
+    assert len(answers(settings)) == 3
+
+
+def test_a_task_whose_group_is_out_or_whose_deadline_has_passed_is_not_sampled(settings: Settings) -> None:
+    write(settings, group_of("out", teaches=False))
+    write(settings, task("out", purpose="train"), task("over", deadline_at=5), task("in-time"))
+    with running(settings):
+        until_answered(settings, "in-time")
+        until(lambda: committed(settings) == 3, "every task is done")
+    assert answers(settings).keys() == {"in-time"}
+
+
+# --- stopped and killed -----------------------------------------------------------------------------------------------
+
+
+def test_an_agent_killed_before_its_commit_loses_no_task_and_answers_none_twice(settings: Settings) -> None:
+    names = [f"t{n}" for n in range(8)]
+    write(settings, *map(task, names[:6]))
+    with running(settings):
+        until_answered(settings, *names[:6])
+    forget_commits(settings)
+    write(settings, *map(task, names[6:]))
+    with running(settings):
+        until_answered(settings, *names)
+        until(lambda: committed(settings) == 8, "every task is done")
+    assert Counter(len(found) for found in answers(settings).values()) == {3: 8}
+
+
+def test_a_sampling_that_was_cut_short_by_a_kill_is_made_again_whole(settings: Settings) -> None:
+    asked = task("t")
+    write(settings, asked)
+    with running(settings):
+        whole = until_answered(settings, "t")["t"]
+    forget_commits(settings)
+    write(settings, replace(asked, task_id="cut"))
+    topic = topic_of(Response, settings.topics)
+    cut = [replace(one, task_id="cut", sampling_id="s", response_id=derive_id("s", one.slot)) for one in whole[:2]]
+    assert key_of(cut[0], topic) == b"cut"
+    write(settings, *cut)
+    with running(settings):
+        until(lambda: len(answers(settings)["cut"]) == 5, "a whole sampling")
+    again = answers(settings)["cut"][2:]
+    assert [one.slot for one in again] == [0, 1, 2]
+    assert {one.sampling_id for one in again} != {"s"}
+    assert len(answers(settings)["t"]) == 3
+
+
+class Dies(ScriptedEngine):
+    """Ends the agent in its second round."""
+
+    rounds = 0
+
+    def sample(self, requests: Sequence[SamplingRequest]) -> list[list[Completion]]:
+        self.rounds += 1
+        if self.rounds == 2:
+            raise StreamwardError("the machine went away")
+        return super().sample(requests)
+
+
+def test_an_agent_that_dies_in_a_round_leaves_its_tasks_to_the_next(settings: Settings) -> None:
+    names = [f"t{n}" for n in range(10)]
+    write(settings, *map(task, names))
+    with pytest.raises(StreamwardError, match="went away"), running(settings, Dies()) as agent:
+        until(lambda: not agent.is_alive(), "the end of the agent")
+    assert 1 <= len(answers(settings)) <= 4
+    with running(settings):
+        until_answered(settings, *names)
+    assert Counter(len(found) for found in answers(settings).values()) == {3: 10}

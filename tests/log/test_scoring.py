@@ -1,0 +1,387 @@
+"""The scoring agent and task submission, on a real broker."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from schemas.events import DeadLetter, Message, Response, Reward, RewardSource, Sampling, Task, derive_id
+from streams import cluster, scoring
+from streams.generators import generate
+from streams.known_tasks import KnownTasks
+from streams.log import Consumer, Producer, partition_of
+from streams.settings import Scoring, Settings, to_env
+from streams.tasks import check_file, submit
+
+pytestmark = pytest.mark.kafka
+
+SLOW = """
+    import time
+    from pathlib import Path
+    from streams.scorers import entry_point
+
+    @entry_point("slow/1")
+    def slow(task, response, settings):
+        with open(settings["seen"], "a") as seen:
+            seen.write(response.response_id + "\\n")
+        time.sleep(settings["seconds"])
+        return 0.5
+
+    @entry_point("hang/1")
+    def hang(task, response, settings):
+        time.sleep(600)
+"""
+
+
+@pytest.fixture
+def ready(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    """Settings whose topics exist, and a module of scorers for the workers."""
+    cluster.apply_topics(settings)
+    (tmp_path / "slow_scorers.py").write_text(textwrap.dedent(SLOW))
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.getcwd()}")
+    return settings
+
+
+def a_task(number: int, *sources: RewardSource, answer: str = "11", purpose: Any = "train") -> Task:
+    return Task(
+        task_id=f"t{number}",
+        created_at=1,
+        policy="default",
+        purpose=purpose,
+        messages=(Message(role="user", content="4 + 7 ="),),
+        verifier=json.dumps({"answer": answer}),
+        reward_sources=sources if sources or purpose == "serve" else (RewardSource(name="exact"),),
+    )
+
+
+def a_response(task: Task, slot: int = 0, *, text: str = "11", error: str | None = None) -> Response:
+    sampling_id = derive_id("sampling", task.task_id)
+    return Response(
+        response_id=derive_id(sampling_id, slot),
+        sampling_id=sampling_id,
+        task_id=task.task_id,
+        created_at=2,
+        policy="default",
+        slot=slot,
+        group_size=8,
+        adapter_version=0,
+        base_digest="b",
+        tokenizer_digest="k",
+        engine="scripted",
+        finish_reason="stop" if error is None else "error",
+        error=error,
+        prompt_tokens=5,
+        completion_tokens=3,
+        latency_ms=1.0,
+        text=text,
+        sampling=Sampling(),
+    )
+
+
+def write(settings: Settings, *events: Task | Response) -> None:
+    with Producer(settings) as producer:
+        for event in events:
+            producer.send(event)
+
+
+def rewards(settings: Settings) -> list[Reward]:
+    decoded = [record.decode(Reward) for record in cluster.read_topic(settings, "rewards")]
+    assert all(isinstance(event, Reward) for event in decoded)
+    return [event for event in decoded if isinstance(event, Reward)]
+
+
+def dead_letters(settings: Settings) -> list[DeadLetter]:
+    return [
+        event
+        for record in cluster.read_topic(settings, "dead-letters")
+        if isinstance(event := record.decode(DeadLetter), DeadLetter)
+    ]
+
+
+@contextmanager
+def agent(settings: Settings) -> Iterator[threading.Event]:
+    """A running agent; leaving stops it, and raises what it raised."""
+    stop, raised = threading.Event(), []
+
+    def work() -> None:
+        try:
+            scoring.run(settings, stop=stop)
+        except BaseException as exc:
+            raised.append(exc)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        yield stop
+    finally:
+        stop.set()
+        thread.join(timeout=60)
+    assert not thread.is_alive()
+    assert raised == []
+
+
+def wait_for(condition: Callable[[], bool], limit_s: float = 60.0) -> None:
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.05)
+
+
+def lag(settings: Settings) -> int:
+    """How many responses are not committed by the scoring group."""
+    ends = {tp: high for tp, (_, high) in cluster.offsets(settings, ["responses"]).items()}
+    with Consumer(settings, scoring.STAGE, ["responses"]) as consumer:
+        done = consumer.committed(ends)
+    return sum(ends.values()) - sum(done.values())
+
+
+def score_all(settings: Settings, expected: int) -> list[Reward]:
+    with agent(settings):
+        wait_for(lambda: len(rewards(settings)) >= expected)
+    return rewards(settings)
+
+
+# --- responses become rewards -----------------------------------------------------------------------------------------
+
+
+def test_each_source_of_a_task_speaks_once_about_each_response(ready: Settings) -> None:
+    sources = (RewardSource(name="exact"), RewardSource(name="length", weight=0.1, settings='{"limit": 6}'))
+    tasks = [a_task(n, *sources) for n in range(10)]
+    responses = [a_response(task, slot, text=str(10 + slot)) for task in tasks for slot in range(4)]
+    write(ready, *tasks, *responses)
+    found = score_all(ready, 80)
+    by_id = {response.response_id: response for response in responses}
+    assert Counter((reward.response_id, reward.source) for reward in found) == {
+        (response_id, source.name): 1 for response_id in by_id for source in sources
+    }
+    for reward in found:
+        response = by_id[reward.response_id]
+        assert (reward.task_id, reward.slot) == (response.task_id, response.slot)
+        assert reward.value == (float(response.text == "11") if reward.source == "exact" else 0.5)
+        assert reward.scorer_version == f"{reward.source}/1" and reward.error is None
+    assert (lag(ready), dead_letters(ready)) == (0, [])
+
+
+def test_rewards_lie_in_the_partition_of_their_task(ready: Settings) -> None:
+    tasks = [a_task(n) for n in range(10)]
+    write(ready, *tasks, *[a_response(task) for task in tasks])
+    score_all(ready, 10)
+    for record in cluster.read_topic(ready, "rewards"):
+        assert record.key is not None
+        assert record.at.partition == partition_of(record.key.decode(), ready.topics.partitions)
+
+
+def test_a_failed_response_and_a_task_without_scorers_get_no_reward(ready: Settings) -> None:
+    failed, serve, good = a_task(1), a_task(2, purpose="serve"), a_task(3)
+    write(ready, failed, serve, good)
+    write(ready, a_response(failed, error="the prompt is too long"), a_response(serve), a_response(good))
+    found = score_all(ready, 1)
+    wait = [reward.task_id for reward in found]
+    assert (wait, lag(ready), dead_letters(ready)) == (["t3"], 0, [])
+
+
+def test_a_score_that_fails_is_a_reward_without_value_and_the_others_go_on(
+    ready: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
+    hasty = ready.model_copy(update={"scoring": Scoring(timeout_s=0.5, retries=1)})
+    hanging, unknown = RewardSource(name="slow_scorers:hang"), RewardSource(name="exakt")
+    tasks = [a_task(1, hanging), a_task(2, unknown), a_task(3)]
+    write(ready, *tasks, *[a_response(task) for task in tasks])
+    found = {reward.task_id: reward for reward in score_all(hasty, 3)}
+    assert [found[task_id].value for task_id in ("t1", "t2", "t3")] == [None, None, 1.0]
+    errors = [found[task_id].error or "" for task_id in ("t1", "t2")]
+    assert errors[0].startswith("timeout: slow_scorers:hang did not answer within 0.5 s") and "2 tries" in errors[0]
+    assert errors[1].startswith("unknown_scorer: no scorer is called 'exakt'; did you mean exact?")
+    assert lag(ready) == 0
+    at = {str(getattr(record, "at", "")) for record in caplog.records}
+    assert f"{ready.topics.prefix}responses[{partition_of('t2', 8)}]@0" in at
+
+
+def test_a_slow_scorer_does_not_hold_up_the_quick_ones(ready: Settings, tmp_path: Path) -> None:
+    settings = json.dumps({"seen": str(tmp_path / "seen"), "seconds": 3})
+    slow, quick = a_task(1, RewardSource(name="slow_scorers:slow", settings=settings)), a_task(1000)
+    write(ready, slow, quick, a_response(slow))
+    with agent(ready):
+        wait_for((tmp_path / "seen").exists)
+        write(ready, a_response(quick))
+        wait_for(lambda: len(rewards(ready)) == 2)
+    assert [reward.task_id for reward in rewards(ready)] in (["t1000", "t1"], ["t1", "t1000"])
+    first = min(rewards(ready), key=lambda reward: reward.created_at)
+    assert first.task_id == "t1000"
+
+
+# --- what cannot be scored --------------------------------------------------------------------------------------------
+
+
+def test_poison_goes_to_dead_letters_with_coordinates_and_the_partition_moves_on(ready: Settings) -> None:
+    task = a_task(1)
+    write(ready, task)
+    topic = f"{ready.topics.prefix}responses"
+    with Producer(ready) as producer:
+        for payload in (b"not avro", b"\x00\x00\x00\x00\x02", None, b""):
+            producer.send_bytes(topic, b"t1", payload)
+        producer.send(a_response(task))
+    found = score_all(ready, 1)
+    assert [reward.value for reward in found] == [1.0]
+    letters = sorted(dead_letters(ready), key=lambda letter: letter.source_offset)
+    assert [letter.source_offset for letter in letters] == [0, 1, 2, 3]
+    assert [letter.reason for letter in letters] == ["not_avro", "undecodable", "not_avro", "not_avro"]
+    assert letters[0].stage == "scoring"
+    assert letters[0].error.startswith(f"{topic}[{partition_of('t1', 8)}]@0: expected a Response")
+    assert lag(ready) == 0
+
+
+def test_a_response_whose_task_nobody_wrote_waits_and_then_goes_to_dead_letters(
+    ready: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scoring, "TASK_WAIT_S", 1.0)
+    task, orphan = a_task(1), a_task(2)
+    write(ready, a_response(orphan), task, a_response(task))
+    with agent(ready):
+        wait_for(lambda: len(dead_letters(ready)) == 1)
+    [letter] = dead_letters(ready)
+    assert letter.reason == "unknown_task" and "task t2 is not in partition" in letter.error
+    assert [reward.task_id for reward in rewards(ready)] == ["t1"]
+    assert lag(ready) == 0
+
+
+def test_a_response_that_comes_before_its_task_is_scored_when_the_task_is_there(
+    ready: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scoring, "TASK_WAIT_S", 60.0)
+    task = a_task(1)
+    write(ready, a_response(task))
+    with agent(ready):
+        time.sleep(1.5)  # long enough to look for the task and not find it
+        write(ready, task)
+        wait_for(lambda: len(rewards(ready)) == 1)
+    assert dead_letters(ready) == []
+
+
+# --- stops and crashes ------------------------------------------------------------------------------------------------
+
+
+def test_an_agent_that_starts_again_goes_on_where_it_committed(ready: Settings) -> None:
+    tasks = [a_task(n) for n in range(6)]
+    write(ready, *tasks, *[a_response(task) for task in tasks[:3]])
+    score_all(ready, 3)
+    write(ready, *[a_response(task) for task in tasks[3:]])
+    assert sorted(reward.task_id for reward in score_all(ready, 6)) == [f"t{n}" for n in range(6)]
+
+
+def test_two_agents_share_the_partitions_and_every_response_is_scored(ready: Settings) -> None:
+    tasks = [a_task(n) for n in range(200)]
+    write(ready, *tasks)
+    with agent(ready):
+        write(ready, *[a_response(task) for task in tasks[:100]])
+        with agent(ready):
+            write(ready, *[a_response(task) for task in tasks[100:]])
+            wait_for(lambda: len({reward.task_id for reward in rewards(ready)}) == 200)
+    assert lag(ready) == 0
+
+
+def test_an_agent_killed_in_the_middle_loses_no_response(ready: Settings, tmp_path: Path) -> None:
+    # kill -9 comes while scores are in flight and after some were written: what was not committed is scored again,
+    # under the same ids, by the next agent.
+    seen = tmp_path / "seen"
+    source = RewardSource(name="slow_scorers:slow", settings=json.dumps({"seen": str(seen), "seconds": 0.2}))
+    tasks = [a_task(n, source) for n in range(20)]
+    write(ready, *tasks, *[a_response(task) for task in tasks])
+    code = (
+        "import threading; from streams import scoring, settings; scoring.run(settings.load(), stop=threading.Event())"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, **to_env(ready)})
+    try:
+        wait_for(lambda: seen.exists() and len(seen.read_text().split()) >= 5)
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    assert 0 < len(rewards(ready)) < 20
+    with agent(ready):
+        wait_for(lambda: len({reward.response_id for reward in rewards(ready)}) == 20)
+        wait_for(lambda: lag(ready) == 0)
+    ids = {derive_id(a_response(task).response_id, source.name) for task in tasks}
+    assert {reward.reward_id for reward in rewards(ready)} == ids
+    assert {reward.value for reward in rewards(ready)} == {0.5}
+
+
+def test_stopping_finishes_what_runs_and_leaves_the_rest_uncommitted(
+    ready: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scoring, "DRAIN_S", 0.5)
+    hanging = RewardSource(name="slow_scorers:slow", settings=json.dumps({"seen": str(tmp_path / "s"), "seconds": 60}))
+    slow, quick = a_task(1, hanging), a_task(2)
+    write(ready, slow, quick, a_response(slow), a_response(quick))
+    patient = ready.model_copy(update={"scoring": Scoring(timeout_s=100)})
+    with agent(patient):
+        wait_for((tmp_path / "s").exists)
+        wait_for(lambda: len(rewards(ready)) == 1)
+    assert [reward.task_id for reward in rewards(ready)] == ["t2"]  # and no error was written for the other
+    assert lag(ready) == 1
+
+
+# --- finding tasks ----------------------------------------------------------------------------------------------------
+
+
+def test_a_task_that_was_let_go_is_found_again(ready: Settings) -> None:
+    tasks = [a_task(n, answer="x" * 500) for n in range(300)]
+    write(ready, *tasks)
+    mine = [task for task in tasks if partition_of(task.task_id, 8) == 0]
+    with KnownTasks(ready, cache_bytes=3000) as known:
+        for order in (mine, mine[::-1], mine[::2] + mine[1::2]):
+            for task in order:
+                assert known.find(0, [task.task_id]) == {task.task_id: task}
+        assert known._bytes <= 3000
+        assert known.find(0, [mine[0].task_id, "nobody", mine[-1].task_id]).keys() == {
+            mine[0].task_id,
+            mine[-1].task_id,
+        }
+        later = next(a_task(n) for n in range(300, 400) if partition_of(f"t{n}", 8) == 0)
+        assert known.find(0, [later.task_id]) == {}
+        write(ready, later)
+        assert known.find(0, [later.task_id]) == {later.task_id: later}
+        assert known.find(1, [later.task_id]) == {}
+
+
+# --- submission -------------------------------------------------------------------------------------------------------
+
+
+def submitted(settings: Settings, tasks: Sequence[Task]) -> tuple[int, int]:
+    sent, known = submit(settings, tasks)
+    return sent, known
+
+
+def test_a_second_submission_of_the_same_file_adds_nothing(ready: Settings) -> None:
+    lines = [json.dumps({"prompt": f"{n} + 1 =", "answer": str(n + 1)}) for n in range(50)]
+    read = [
+        check_file(lines, "sums.jsonl", policy="p", now_ms=now, topic_settings=ready.topics).tasks for now in (1, 2)
+    ]
+    assert submitted(ready, read[0][:30]) == (30, 0)
+    assert submitted(ready, read[1]) == (20, 30)
+    assert submitted(ready, read[1]) == (0, 50)
+    assert sum(1 for _ in cluster.read_topic(ready, "tasks")) == 50
+
+
+def test_generated_tasks_go_the_same_way(ready: Settings) -> None:
+    tasks = list(generate("sums", count=10, seed=1, purpose="train", policy="p", now_ms=1))
+    assert submitted(ready, tasks) == (10, 0)
+    assert submitted(ready, tasks) == (0, 10)
+    stored = [record.decode(Task) for record in cluster.read_topic(ready, "tasks")]
+    assert sorted(stored, key=str) == sorted(tasks, key=str)
+
+
+def test_submitting_nothing_is_no_error(ready: Settings) -> None:
+    assert submitted(ready, []) == (0, 0)

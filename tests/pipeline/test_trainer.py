@@ -1,0 +1,297 @@
+"""The trainer against a real log: batches in order, and whatever kills it, the same bytes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny import save_tiny, tiny_group, tiny_model
+
+from schemas.events import AdapterEvent, AdvantagedGroup, Batch, Coordinates, DeadLetter, Sampling, derive_id
+from streams import adapter_store, cluster
+from streams.engines.weights import Base, load_base
+from streams.errors import RefusedError, SettingsError
+from streams.log import Producer
+from streams.settings import Model, Settings, to_env
+from trainer import checkpoint, consumer
+
+pytestmark = pytest.mark.kafka
+PER_BATCH = 2
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Base:
+    return load_base(Model(base=str(save_tiny(tmp_path_factory.mktemp("tiny")))))
+
+
+@pytest.fixture
+def settings(settings: Settings, base: Base) -> Iterator[Settings]:
+    """Settings of this test's own topics, which exist, with the tiny model as base."""
+    tiny = settings.model_copy(update={"model": Model(base=base.model.config._name_or_path)})
+    cluster.apply_topics(tiny)
+    yield tiny
+    torch.use_deterministic_algorithms(False)
+
+
+def groups_of(base: Base, sequence: int) -> list[AdvantagedGroup]:
+    return [
+        tiny_group(
+            tiny_model(),
+            10 * sequence + n,
+            base_digest=base.base_digest,
+            tokenizer_digest=base.tokenizer_digest,
+            adapter_version=max(0, sequence - 1),
+        )
+        for n in range(PER_BATCH)
+    ]
+
+
+def batch_of(sequence: int, offsets: list[Coordinates]) -> Batch:
+    return Batch(
+        batch_id=derive_id("default", sequence),
+        policy="default",
+        created_at=0,
+        sequence=sequence,
+        closed_by="count",
+        max_policy_lag=1,
+        groups=len(offsets),
+        responses=4 * len(offsets),
+        loss_tokens=0,
+        groups_partition=offsets[0].partition,
+        groups_offsets=tuple(at.offset for at in offsets),
+    )
+
+
+def write(settings: Settings, base: Base, sequences: range, **changes: Any) -> None:
+    """Write batches and their groups; `changes` go into the first group of each batch."""
+    with Producer(settings) as producer:
+        for sequence in sequences:
+            offsets: list[Coordinates] = []
+            first, *rest = groups_of(base, sequence)
+            for group in (replace(first, **changes), *rest):
+                producer.send(group, on_ack=offsets.append)
+            producer.flush()
+            producer.send(batch_of(sequence, offsets))
+
+
+def train(settings: Settings, steps: int) -> None:
+    consumer.run(settings, steps=steps, stop=threading.Event())
+
+
+def trained(settings: Settings) -> list[AdapterEvent]:
+    events = [record.decode(AdapterEvent) for record in cluster.read_topic(settings, "adapters")]
+    return [event for event in events if isinstance(event, AdapterEvent)]
+
+
+def manifests(settings: Settings) -> list[tuple[int, Any]]:
+    return [(event.version, event.files) for event in trained(settings)]
+
+
+@pytest.fixture(scope="module")
+def expected(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory, base: Base) -> list[tuple[int, Any]]:
+    """The manifests of versions 1 to 4, trained in one go."""
+    folder = tmp_path_factory.mktemp("whole")
+    whole = Settings.model_validate(
+        {
+            "kafka": {"bootstrap": kafka_bootstrap},
+            "topics": {"prefix": f"{folder.name}."},
+            "trainer": {"checkpoints": folder / "checkpoints"},
+            "adapters": {"store": str(folder / "adapters")},
+            "model": {"base": base.model.config._name_or_path},
+        }
+    )
+    cluster.apply_topics(whole)
+    write(whole, base, range(4))
+    train(whole, 4)
+    found = manifests(whole)
+    assert [version for version, _ in found] == [1, 2, 3, 4]
+    assert len({files for _, files in found}) == 4
+    return found
+
+
+def test_each_batch_becomes_one_version_with_its_recipe_metrics_and_files(
+    settings: Settings, base: Base, tmp_path: Path
+) -> None:
+    write(settings, base, range(2))
+    train(settings, 2)
+    first, second = trained(settings)
+    assert (first.version, first.parent_version, first.first_batch, first.last_batch) == (1, 0, 0, 0)
+    assert (second.version, second.parent_version, second.first_batch, second.last_batch) == (2, 1, 0, 1)
+    assert second.event_id == derive_id("default", 2, "trained")
+    assert second.base_digest == second.recipe["base_digest"] == base.base_digest
+    assert second.recipe["threads"] == "1" and second.recipe["trainer.loss"] == "dapo"
+    assert second.metrics["groups"] == PER_BATCH and second.metrics["responses"] == 4 * PER_BATCH
+    assert second.metrics["grad_norm"] > 0
+    assert second.uri is not None
+    folder = adapter_store.fetch(second.uri, second.files, tmp_path / "fetched")
+    assert {path.name for path in folder.iterdir()} == {"adapter_config.json", "adapter_model.safetensors"}
+
+
+class Crash(BaseException):
+    """As if the process had ended here: nothing after it runs but what the operating system does."""
+
+
+@pytest.mark.parametrize("moment", ["step", "checkpoint", "store", "log"])
+def test_a_trainer_that_dies_after_any_part_of_a_step_ends_with_the_same_bytes(
+    settings: Settings, base: Base, expected: list[tuple[int, Any]], moment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It dies in the third step; the parts are: the step itself, checkpoint, store, log (before the commit)."""
+    write(settings, base, range(4))
+    owner, name = {
+        "step": (consumer.LogGRPOTrainer, "train_batch"),
+        "checkpoint": (consumer.checkpoint, "save"),
+        "store": (consumer.adapter_store, "publish"),
+        "log": (consumer.Producer, "flush"),
+    }[moment]
+    real = getattr(owner, name)
+    calls = 0
+
+    def dies_after_the_third(*args: Any, **kwargs: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        result = real(*args, **kwargs)
+        if calls == 3:
+            raise Crash
+        return result
+
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, dies_after_the_third)
+        with pytest.raises(Crash):
+            train(settings, 4)
+    already = len(trained(settings))
+    assert already == (3 if moment == "log" else 2)
+    train(settings, 2 if moment == "step" else 1)
+    assert manifests(settings) == expected
+
+
+def test_a_trainer_killed_with_9_and_started_again_ends_with_the_same_bytes(
+    settings: Settings, base: Base, expected: list[tuple[int, Any]]
+) -> None:
+    write(settings, base, range(4))
+    command = "import threading; from streams.settings import load; from trainer import consumer; "
+    command += "consumer.run(load(), stop=threading.Event())"
+    root = Path(consumer.__file__).parents[1]
+    environment = {**os.environ, **to_env(settings), "PYTHONPATH": str(root)}
+    process = subprocess.Popen([sys.executable, "-c", command], env=environment, cwd=settings.broker.data_dir.parent)
+    try:
+        deadline = time.monotonic() + 90
+        while not (settings.trainer.checkpoints / "default" / "v00000001").exists():
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.005)
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    found = checkpoint.latest(settings.trainer.checkpoints / "default")
+    assert found is not None
+    if left := 4 - found[1].version:
+        train(settings, left)
+    else:  # it was quicker than the signal; the last version may still want announcing
+        stop = threading.Event()
+        stop.set()
+        consumer.run(settings, stop=stop)
+    assert manifests(settings) == expected
+
+
+def test_without_its_checkpoints_it_trains_again_from_the_log_and_doubles_nothing(
+    settings: Settings, base: Base, expected: list[tuple[int, Any]], tmp_path: Path
+) -> None:
+    write(settings, base, range(4))
+    train(settings, 3)
+    elsewhere = settings.trainer.model_copy(update={"checkpoints": tmp_path / "elsewhere"})
+    train(settings.model_copy(update={"trainer": elsewhere}), 4)
+    assert manifests(settings) == expected
+
+
+def test_a_version_that_comes_out_other_than_the_log_says_is_refused(
+    settings: Settings, base: Base, tmp_path: Path
+) -> None:
+    write(settings, base, range(2))
+    train(settings, 1)
+    other = settings.trainer.model_copy(update={"checkpoints": tmp_path / "elsewhere", "seed": 1})
+    with pytest.raises(RefusedError, match="version 1 trained again is not what the log says"):
+        train(settings.model_copy(update={"trainer": other}), 1)
+
+
+def test_a_batch_delivered_twice_is_trained_once(
+    settings: Settings, base: Base, expected: list[tuple[int, Any]]
+) -> None:
+    write(settings, base, range(2))
+    write(settings, base, range(4))
+    train(settings, 4)
+    assert manifests(settings) == expected
+
+
+def test_a_missing_batch_stops_the_trainer_with_coordinates(settings: Settings, base: Base) -> None:
+    write(settings, base, range(1))
+    write(settings, base, range(2, 3))
+    with pytest.raises(RefusedError, match=r"batches\[\d\]@1: batch 2 of default, expected 1"):
+        train(settings, 2)
+    assert [event.version for event in trained(settings)] == [1]
+
+
+def test_a_broken_group_goes_to_dead_letters_and_the_step_is_taken_without_it(settings: Settings, base: Base) -> None:
+    write(settings, base, range(1), sampling=Sampling(temperature=0.0))
+    train(settings, 1)
+    (event,) = trained(settings)
+    assert (event.metrics["groups"], event.metrics["groups_refused"]) == (PER_BATCH - 1, 1)
+    letters = [record.decode(DeadLetter) for record in cluster.read_topic(settings, "dead-letters")]
+    (letter,) = [letter for letter in letters if isinstance(letter, DeadLetter)]
+    assert (letter.stage, letter.source_topic, letter.source_offset) == (
+        "trainer",
+        f"{settings.topics.prefix}groups",
+        0,
+    )
+    assert "sampled greedily" in letter.error
+
+
+def test_a_batch_without_one_good_group_is_a_version_that_changes_nothing(settings: Settings, base: Base) -> None:
+    write(settings, base, range(1))
+    train(settings, 1)
+    with Producer(settings) as producer:
+        offsets: list[Coordinates] = []
+        producer.send(replace(groups_of(base, 1)[0], base_digest="another model"), on_ack=offsets.append)
+        producer.flush()
+        producer.send(batch_of(1, offsets))
+    train(settings, 1)
+    first, second = trained(settings)
+    assert second.metrics["skipped"] == 1
+    assert second.files == first.files
+
+
+def test_a_checkpoint_of_another_log_is_refused(settings: Settings, base: Base, tmp_path: Path) -> None:
+    write(settings, base, range(2))
+    train(settings, 2)
+    fresh_log = settings.model_copy(
+        update={"topics": settings.topics.model_copy(update={"prefix": settings.topics.prefix + "new."})}
+    )
+    cluster.apply_topics(fresh_log)
+    with pytest.raises(RefusedError, match="it belongs to another log"):
+        train(fresh_log, 1)
+
+
+def test_a_checkpoint_of_another_base_model_is_refused(settings: Settings, base: Base, tmp_path: Path) -> None:
+    write(settings, base, range(1))
+    train(settings, 1)
+    other = tmp_path / "other"
+    save_tiny(other)
+    tiny_model(seed=1).save_pretrained(other)
+    with pytest.raises(SettingsError, match=r"restore model\.base"):
+        train(settings.model_copy(update={"model": Model(base=str(other))}), 1)
+
+
+def test_a_second_trainer_of_the_policy_is_refused(settings: Settings, base: Base) -> None:
+    with (
+        checkpoint.hold(settings.trainer.checkpoints, "default"),
+        pytest.raises(RefusedError, match="already being trained by process"),
+    ):
+        train(settings, 1)

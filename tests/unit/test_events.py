@@ -1,0 +1,100 @@
+"""Events: ids say what a record is about, and rules that a type cannot say are asked on write and on read."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+import pytest
+from factories import one_of_each, response, reward, task
+
+from schemas.events import EVENTS, NAMESPACE, Coordinates, RewardSource, Sampling, derive_id, problems
+
+
+def test_an_id_is_the_uuid5_of_its_parts_under_one_namespace() -> None:
+    assert derive_id("s1", 3) == str(uuid.uuid5(NAMESPACE, "s1\x1f3"))
+
+
+def test_the_namespace_never_changes() -> None:
+    # every id in every log was derived under it
+    assert derive_id("sampling", 0) == "86c34729-6d59-5976-92f6-a662376640f5"
+
+
+def test_parts_of_an_id_do_not_run_into_each_other() -> None:
+    assert derive_id("a", "b1") != derive_id("ab", "1")
+
+
+def test_coordinates_print_as_topic_partition_offset() -> None:
+    assert str(Coordinates("streamward.rewards", 3, 1041)) == "streamward.rewards[3]@1041"
+
+
+def test_the_factories_make_one_good_event_of_every_kind() -> None:
+    made = one_of_each()
+    assert [type(event) for event in made] == list(EVENTS)
+    assert [problem for event in made for problem in problems(event)] == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"group_size": 0}, "group_size is 0; a group needs at least 1"),
+        ({"group_size": -3}, "group_size is -3"),
+        ({"group_size": 2_000_000_000}, "group_size is 2000000000; expected at most 1024"),
+        ({"messages": ()}, "messages is empty"),
+        ({"reward_sources": ()}, "reward_sources is empty; a train task needs at least one scorer"),
+        ({"reward_sources": (RewardSource(name="a"), RewardSource(name="a"))}, "has a name twice"),
+        ({"reward_sources": (RewardSource(name="a", weight=1e200),)}, "weight 1e+200; expected at most 1e+12"),
+        ({"sampling": Sampling(max_tokens=0)}, "max_tokens is 0"),
+        ({"sampling": Sampling(temperature=-0.5)}, "temperature is -0.5; expected 0 (greedy) or more"),
+        ({"sampling": Sampling(top_p=0.0)}, "top_p is 0.0"),
+        ({"sampling": Sampling(top_p=1.5)}, "top_p is 1.5"),
+    ],
+)
+def test_a_task_that_cannot_be_answered_says_what_is_wrong(changes: dict[str, Any], says: str) -> None:
+    (problem,) = problems(task(**changes))
+    assert says in problem
+
+
+def test_only_a_serve_task_may_go_without_a_judge() -> None:
+    assert not list(problems(task(reward_sources=(), purpose="serve")))
+    assert list(problems(task(reward_sources=(), purpose="eval")))
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"slot": 4}, "slot is 4; expected 0 to 3 for group_size 4"),
+        ({"slot": -1}, "slot is -1"),
+        ({"response_id": "mine"}, "response_id is not uuid5(sampling_id, slot)"),
+        ({"finish_reason": "error"}, "finish_reason is error but error is None"),
+        ({"error": "out of memory", "finish_reason": "stop"}, "finish_reason is stop but error is 'out of memory'"),
+        ({"logprobs": (-0.5,)}, "completion_token_ids has 2 entries, logprobs 1, loss_mask 2"),
+        ({"loss_mask": ()}, "loss_mask 0"),
+    ],
+)
+def test_a_response_at_odds_with_itself_says_what_is_wrong(changes: dict[str, Any], says: str) -> None:
+    (problem,) = problems(response(**changes))
+    assert says in problem
+
+
+def test_an_empty_completion_is_a_response_like_any_other() -> None:
+    assert not list(problems(response(text="", completion_token_ids=(), logprobs=(), loss_mask=())))
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"value": None}, "value is None and error is None; exactly one"),
+        ({"value": 1.0, "error": "timeout"}, "exactly one"),
+        ({"value": float("nan")}, "a reward is a finite number"),
+        ({"value": float("inf")}, "a reward is a finite number"),
+        ({"value": -1e200}, "expected at most 1e+12 in size"),
+        ({"reward_id": "mine"}, "reward_id is not uuid5(response_id, source)"),
+    ],
+)
+def test_a_reward_that_is_none_says_what_is_wrong(changes: dict[str, Any], says: str) -> None:
+    assert any(says in problem for problem in problems(reward(**changes)))
+
+
+def test_a_failed_score_has_an_error_and_no_value() -> None:
+    assert not list(problems(reward(error="timeout")))

@@ -1,0 +1,234 @@
+"""The schema files: nothing that has an id is ever edited, and every version reads every other."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from schemas import generate, registry
+from schemas.events import EVENTS, Reward
+from schemas.registry import Registry, SchemaError, check
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A copy of the shipped schema files."""
+    shutil.copytree(registry.HERE / "avro", tmp_path / "avro")
+    shutil.copy(registry.HERE / "lock.json", tmp_path)
+    return tmp_path
+
+
+def lock_of(folder: Path) -> list[dict[str, Any]]:
+    lock: list[dict[str, Any]] = json.loads((folder / "lock.json").read_text())
+    return lock
+
+
+def append(folder: Path, event: str, definition: dict[str, Any]) -> Registry:
+    """Give `event` its next version, as `schemas.generate` would, and return the registry."""
+    lock = lock_of(folder)
+    version = 1 + sum(entry["event"] == event for entry in lock)
+    text = json.dumps(definition)
+    (folder / "avro" / event / f"{version}.avsc").write_text(text)
+    digest = sha256(text.encode()).hexdigest()
+    lock.append({"id": len(lock) + 1, "event": event, "version": version, "sha256": digest})
+    (folder / "lock.json").write_text(json.dumps(lock))
+    return Registry(folder)
+
+
+def reward_schema() -> dict[str, Any]:
+    definition: dict[str, Any] = json.loads(registry.files().newest(Reward).text)
+    return definition
+
+
+def field(definition: dict[str, Any], name: str) -> dict[str, Any]:
+    (found,) = (field for field in definition["fields"] if field["name"] == name)
+    return dict(found)
+
+
+# --- the lock --------------------------------------------------------------------------------------------------------
+
+
+def test_the_shipped_files_are_what_their_lock_says() -> None:
+    assert [schema.id for schema in registry.files().schemas.values()] == list(range(1, len(EVENTS) + 1))
+    assert all(registry.files().newest(event).event == event.__name__ for event in EVENTS)
+
+
+def test_an_edited_schema_is_refused(folder: Path) -> None:
+    path = folder / "avro" / "Reward" / "1.avsc"
+    path.write_text(path.read_text().replace("double", "float"))
+    with pytest.raises(SchemaError, match=r"Reward/1\.avsc has sha256 \w+, but lock\.json says .*never\s+edited"):
+        Registry(folder)
+
+
+def test_a_schema_file_that_is_gone_is_missed(folder: Path) -> None:
+    (folder / "avro" / "Reward" / "1.avsc").unlink()
+    with pytest.raises(SchemaError, match=r"Reward/1\.avsc is gone; lock\.json gave it id 3\. Restore it"):
+        Registry(folder)
+
+
+def test_a_lock_that_is_gone_is_missed(folder: Path) -> None:
+    (folder / "lock.json").unlink()
+    with pytest.raises(SchemaError, match=r"lock\.json is gone; restore it"):
+        Registry(folder)
+
+
+def test_a_hole_in_the_ids_is_refused(folder: Path) -> None:
+    lock = lock_of(folder)
+    del lock[2]
+    (folder / "lock.json").write_text(json.dumps(lock))
+    with pytest.raises(SchemaError, match="entry 3 has id 4; ids are given in order"):
+        Registry(folder)
+
+
+def test_a_version_given_twice_is_refused(folder: Path) -> None:
+    lock = lock_of(folder)
+    lock.append({**lock[2], "id": len(lock) + 1})
+    (folder / "lock.json").write_text(json.dumps(lock))
+    with pytest.raises(SchemaError, match="is version 1 of Reward after version 1"):
+        Registry(folder)
+
+
+def test_an_unknown_id_is_none() -> None:
+    assert registry.files().by_id(0) is None
+    assert registry.files().by_id(len(EVENTS) + 1) is None
+
+
+# --- compatibility ---------------------------------------------------------------------------------------------------
+
+
+def test_every_shipped_version_reads_every_other() -> None:
+    assert list(check(registry.files())) == []
+
+
+def test_a_new_field_with_a_default_is_compatible_both_ways(folder: Path) -> None:
+    definition = reward_schema()
+    definition["fields"].append({"name": "colour", "type": ["null", "string"], "default": None})
+    assert list(check(append(folder, "Reward", definition))) == []
+
+
+def test_a_new_field_without_default_cannot_read_the_past(folder: Path) -> None:
+    definition = reward_schema()
+    definition["fields"].append({"name": "colour", "type": "string"})
+    (problem,) = check(append(folder, "Reward", definition))
+    assert problem.startswith("Reward: version 2 cannot read version 1: ")
+    assert "Give new fields a default" in problem
+
+
+def test_a_field_taken_away_cannot_be_read_by_the_past(folder: Path) -> None:
+    definition = reward_schema()
+    definition["fields"].remove(field(definition, "scorer_version"))
+    (problem,) = check(append(folder, "Reward", definition))
+    assert problem.startswith("Reward: version 1 cannot read version 2: ")
+
+
+def test_a_renamed_field_fails_both_ways(folder: Path) -> None:
+    definition = reward_schema()
+    for entry in definition["fields"]:
+        if entry["name"] == "scorer_version":
+            entry["name"] = "version"
+    assert len(list(check(append(folder, "Reward", definition)))) == 2
+
+
+@pytest.mark.parametrize(
+    ("new_type", "broken"),
+    [
+        ("string", {(1, 2), (2, 1)}),
+        ("long", {(1, 2)}),  # int widens to long: version 2 reads version 1, and not the other way round
+        (["null", "int"], {(1, 2)}),
+    ],
+)
+def test_a_retyped_field_is_seen_in_the_direction_that_breaks(
+    folder: Path, new_type: Any, broken: set[tuple[int, int]]
+) -> None:
+    definition = reward_schema()
+    for entry in definition["fields"]:
+        if entry["name"] == "slot":
+            entry["type"] = new_type
+    problems = list(check(append(folder, "Reward", definition)))
+    found = {(r, w) for r in (1, 2) for w in (1, 2) if any(f"{r} cannot read version {w}:" in p for p in problems)}
+    assert found == broken
+
+
+def test_a_break_between_versions_that_are_not_neighbours_is_seen(folder: Path) -> None:
+    # 2 drops a field with a default, which is fine; 3 brings it back retyped, which only 1 notices
+    first, second, third = reward_schema(), reward_schema(), reward_schema()
+    second["fields"].remove(field(first, "rationale"))
+    third["fields"].remove(field(first, "rationale"))
+    third["fields"].append({"name": "rationale", "type": "int", "default": 0})
+    append(folder, "Reward", second)
+    pairs = {problem.split(":")[1].strip() for problem in check(append(folder, "Reward", third))}
+    assert pairs == {"version 1 cannot read version 3", "version 3 cannot read version 1"}
+
+
+# --- what is generated -----------------------------------------------------------------------------------------------
+
+
+def test_the_generated_files_agree_with_the_dataclasses(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["schemas.generate", "--check"])
+    assert (generate.main(), capsys.readouterr().out) == (0, "")
+
+
+def test_a_drift_is_named_and_nothing_is_written(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    append(folder, "Reward", {**reward_schema(), "doc": "Something else."})
+    before = sorted(path.read_text() for path in folder.rglob("*.*"))
+    monkeypatch.setattr(sys, "argv", ["schemas.generate", "--check"])
+    monkeypatch.setattr(registry, "HERE", folder)
+    assert generate.main() == 1
+    assert capsys.readouterr().out == "avro/Reward/3.avsc: new, id 10\nREADME.md: changed\n"
+    assert sorted(path.read_text() for path in folder.rglob("*.*")) == before
+
+
+def test_a_changed_dataclass_becomes_the_next_version_with_the_next_id(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append(folder, "Reward", {**reward_schema(), "doc": "Something else."})
+    monkeypatch.setattr(sys, "argv", ["schemas.generate"])
+    monkeypatch.setattr(registry, "HERE", folder)
+    assert generate.main() == 0
+    newest = Registry(folder).newest(Reward)
+    assert (newest.id, newest.version, newest.text) == (10, 3, registry.files().newest(Reward).text)
+
+
+def types_in(node: Any) -> set[str]:
+    """Every Avro type and logical type named in a schema."""
+    if isinstance(node, list):
+        return set().union(*map(types_in, node))
+    if isinstance(node, dict):
+        inner = [node[key] for key in ("type", "items", "values") if key in node]
+        inner += [field["type"] for field in node.get("fields", ())]
+        return {node.get("logicalType", "record"), *types_in(inner)}
+    return {node}
+
+
+def test_no_schema_uses_a_type_that_bulk_decoders_cannot_be_trusted_with() -> None:
+    allowed = {"null", "string", "int", "long", "float", "double", "boolean", "record", "array", "map"}
+    for schema in registry.files().schemas.values():
+        named = {name for name in types_in(schema.definition) if not name.startswith("streamward.")}
+        assert named <= allowed | {"timestamp-millis"}, schema.event
+
+
+def test_every_event_begins_with_its_id_and_ends_with_its_arrays() -> None:
+    for schema in registry.files().schemas.values():
+        fields = schema.definition["fields"]
+        names = [entry["name"] for entry in fields]
+        assert names[0].endswith("_id"), schema.event
+        assert "created_at" in names[:4], schema.event
+        arrays = [isinstance(entry["type"], dict) and entry["type"]["type"] == "array" for entry in fields]
+        assert arrays == sorted(arrays), schema.event
+
+
+def test_an_optional_field_is_nullable_with_default_null() -> None:
+    for schema in registry.files().schemas.values():
+        for entry in schema.definition["fields"]:
+            if isinstance(entry["type"], list):
+                assert (entry["type"][0], entry.get("default", "")) == ("null", None), (schema.event, entry["name"])

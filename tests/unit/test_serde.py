@@ -1,0 +1,306 @@
+"""Bytes: strict on write, never raising on read, and the same facts are the same bytes."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import struct
+from functools import cache
+from typing import Any, Literal
+
+import fastavro
+import pytest
+from factories import one_of_each, response, reward, task
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from schemas import registry
+from schemas.avsc import Shape, shapes
+from schemas.events import (
+    EVENTS,
+    MAX_GROUP_SIZE,
+    MAX_REWARD,
+    Event,
+    Message,
+    Response,
+    Reward,
+    RewardSource,
+    Sampling,
+    Task,
+    derive_id,
+    problems,
+)
+from schemas.serde import EncodeError, Poison, decode, encode
+
+# --- any event, from the shapes of its fields ------------------------------------------------------------------------
+
+TEXT = st.text(st.characters(codec="utf-8"), max_size=12)
+
+
+def values(shape: Shape) -> st.SearchStrategy[Any]:
+    plain = _plain(shape)
+    return st.none() | plain if shape.optional else plain
+
+
+def _plain(shape: Shape) -> st.SearchStrategy[Any]:
+    bits = 31 if shape.narrow else 63
+    if shape.base is Literal:
+        return st.sampled_from(shape.allowed)
+    if shape.base is str:
+        return TEXT
+    if shape.base is bool:
+        return st.booleans()
+    if shape.base is int:
+        return st.integers(-(1 << bits), (1 << bits) - 1)
+    if shape.base is float:
+        return st.floats(allow_nan=False, allow_infinity=False, width=32 if shape.narrow else 64)
+    if shape.base is tuple:
+        assert shape.item is not None
+        return st.lists(values(shape.item), max_size=3).map(tuple)
+    if shape.base is dict:
+        assert shape.item is not None
+        return st.dictionaries(TEXT, values(shape.item), max_size=3)
+    return records(shape.base)
+
+
+@cache
+def records(kind: Any) -> st.SearchStrategy[Any]:
+    return st.builds(kind, **{name: values(shape) for name, shape in shapes(kind).items()}).map(_obeying)
+
+
+def _obeying(event: Any) -> Any:
+    """Bend a random event to the rules that its type cannot say."""
+    match event:
+        case Sampling():
+            bent = abs(event.temperature), min(1.0, abs(event.top_p) or 1.0), abs(event.max_tokens) % 2**31 or 1
+            return dataclasses.replace(event, temperature=bent[0], top_p=bent[1], max_tokens=bent[2])
+        case RewardSource():
+            return dataclasses.replace(event, weight=event.weight % MAX_REWARD)
+        case Task():
+            sources = {source.name: source for source in (*event.reward_sources, RewardSource(name="exact"))}
+            return dataclasses.replace(
+                event,
+                group_size=1 + event.group_size % MAX_GROUP_SIZE,
+                messages=(*event.messages, Message(role="user", content="")),
+                reward_sources=tuple(sources.values()),
+            )
+        case Response():
+            size = 1 + abs(event.group_size) % 64
+            slot = event.slot % size
+            count = min(map(len, (event.completion_token_ids, event.logprobs, event.loss_mask)))
+            return dataclasses.replace(
+                event,
+                response_id=derive_id(event.sampling_id, slot),
+                slot=slot,
+                group_size=size,
+                error="failed" if event.finish_reason == "error" else None,
+                completion_token_ids=event.completion_token_ids[:count],
+                logprobs=event.logprobs[:count],
+                loss_mask=event.loss_mask[:count],
+            )
+        case Reward():
+            value = None if event.value is None else event.value % MAX_REWARD
+            return dataclasses.replace(
+                event,
+                reward_id=derive_id(event.response_id, event.source),
+                value=value,
+                error="failed" if value is None else None,
+            )
+        case _:
+            return event
+
+
+any_event = st.sampled_from(EVENTS).flatmap(lambda kind: records(kind))  # type: ignore[arg-type]
+
+
+@settings(max_examples=300)
+@given(any_event)
+def test_every_event_comes_back_from_its_bytes_as_it_was(event: Event) -> None:
+    assert list(problems(event)) == []
+    assert decode(encode(event), type(event)) == event
+
+
+def test_the_order_of_a_map_does_not_show_in_the_bytes() -> None:
+    assert encode(task(metadata={"a": "1", "b": "2"})) == encode(task(metadata={"b": "2", "a": "1"}))
+
+
+def test_the_frame_is_a_zero_and_the_schema_id_in_four_bytes() -> None:
+    assert encode(reward())[:5] == b"\0" + struct.pack(">I", registry.files().newest(Reward).id)
+
+
+def test_text_beyond_ascii_survives() -> None:
+    assert decode(encode(response(text="Grüße, 世界 🦆")), Response) == response(text="Grüße, 世界 🦆")
+
+
+# --- strict on write -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("event", "says"),
+    [
+        (reward(value=float("nan")), "Reward.value: expected a finite number, got nan"),
+        (reward(value=float("-inf")), "Reward.value: expected a finite number, got -inf"),
+        (reward(value=True), "Reward.value: expected float, got bool True"),
+        (reward(value="1.0"), "Reward.value: expected float, got str '1.0'"),
+        (reward(value=10**400), "Reward.value: expected a float, got an integer of 1329 bits"),
+        (reward(slot=True), "Reward.slot: expected int, got bool True"),
+        (reward(slot=1.0), "Reward.slot: expected int, got float 1.0"),
+        (reward(slot=2**31), "Reward.slot: expected an integer from -2147483648 to 2147483647, got 2147483648"),
+        (reward(created_at=2**63), "Reward.created_at: expected an integer from -9223372036854775808"),
+        (reward(created_at=None), "Reward.created_at: expected int, got NoneType None"),
+        (reward(source=b"exact"), "Reward.source: expected str, got bytes b'exact'"),
+        (reward(components={"a": float("nan")}), "Reward.components['a']: expected a finite number"),
+        (reward(components={1: 1.0}), "Reward.components: expected a dict with text keys, got {1: 1.0}"),
+        (reward(components=[("a", 1.0)]), "Reward.components: expected a dict"),
+        (task(purpose="training"), "Task.purpose: expected one of train, serve, eval, got 'training'"),
+        (task(purpose=True), "Task.purpose: expected one of train, serve, eval, got True"),
+        (task(messages=[Message(role="user", content="hi")]), "Task.messages: expected tuple, got list"),
+        (task(messages=({"role": "user"},)), "Task.messages[0]: expected Message, got dict"),
+        (task(messages=(Message(role="user", content=7),)), "Task.messages[0].content: expected str, got int 7"),  # type: ignore[arg-type]
+        (task(scenario="\ud83e half"), "Task.scenario: expected text, got half a surrogate pair at character 0"),
+        (task(metadata={"\udd86": "x"}), "Task.metadata: expected text, got half a surrogate pair"),
+        (task(sampling=None), "Task.sampling: expected Sampling, got NoneType None"),
+        (response(logprobs=(-0.5, float("nan"))), "Response.logprobs[1]: expected a finite number, got nan"),
+        (response(logprobs=(-0.5, -1e39)), "Response.logprobs[1]: expected at most 3.40282e+38 in size (32 bits)"),
+        (response(logprobs=[-0.5, -0.25]), "Response.logprobs: expected tuple, got list"),
+        (response(loss_mask=(True, 1)), "Response.loss_mask[1]: expected bool, got int 1"),
+        (response(completion_token_ids=(4, True)), "Response.completion_token_ids[1]: expected int, got bool True"),
+        (response(completion_token_ids=(4, 2**31)), "Response.completion_token_ids[1]: expected an integer from"),
+        (response(slot=9), "Response: slot is 9; expected 0 to 3"),
+    ],
+)
+def test_what_is_not_what_its_schema_says_is_refused_at_the_producer(event: Event, says: str) -> None:
+    with pytest.raises(EncodeError) as refused:
+        encode(event)
+    assert str(refused.value).startswith(says)
+
+
+def test_a_field_too_many_or_too_few_is_no_event_at_all() -> None:
+    with pytest.raises(TypeError, match="colour"):
+        task(colour="red")
+    with pytest.raises(TypeError, match="scorer_version"):
+        Reward(  # type: ignore[call-arg]
+            reward_id="", response_id="", task_id="", created_at=0, policy="", slot=0, source="", value=1.0
+        )
+
+
+def test_an_integer_is_good_where_a_float_belongs() -> None:
+    assert decode(encode(reward(value=1)), Reward) == reward(value=1.0)
+
+
+# --- never raising on read -------------------------------------------------------------------------------------------
+
+
+def is_sound(payload: bytes | None, kind: type[Any]) -> bool:
+    """Whether `payload` gives a Poison that says something, or an event that could be written again."""
+    event = decode(payload, kind)
+    if isinstance(event, Poison):
+        return len(event.error) > 40
+    return bool(decode(encode(event), kind) == event)
+
+
+@settings(max_examples=300)
+@given(st.binary(max_size=200), st.sampled_from(EVENTS))
+def test_any_bytes_give_an_event_or_a_poison(payload: bytes, kind: type[Any]) -> None:
+    assert is_sound(payload, kind)
+
+
+@settings(max_examples=500)
+@given(st.binary(max_size=300), st.sampled_from(EVENTS))
+def test_any_body_under_a_good_frame_gives_an_event_or_a_poison(body: bytes, kind: type[Any]) -> None:
+    assert is_sound(struct.pack(">bI", 0, registry.files().newest(kind).id) + body, kind)
+
+
+@pytest.mark.parametrize("event", one_of_each(), ids=lambda event: type(event).__name__)
+def test_a_record_cut_short_anywhere_is_poison(event: Event) -> None:
+    whole = encode(event)
+    for length in range(len(whole)):
+        assert isinstance(decode(whole[:length], type(event)), Poison), length
+
+
+@pytest.mark.parametrize("event", one_of_each(), ids=lambda event: type(event).__name__)
+def test_a_flipped_byte_gives_an_event_or_a_poison(event: Event) -> None:
+    whole = encode(event)
+    for position in range(len(whole)):
+        for mask in (0x01, 0x80, 0xFF):
+            assert is_sound(whole[:position] + bytes([whole[position] ^ mask]) + whole[position + 1 :], type(event))
+
+
+def poison(payload: bytes | None, kind: type[Any] = Task) -> Poison:
+    found = decode(payload, kind)
+    assert isinstance(found, Poison)
+    return found
+
+
+def test_bytes_that_are_no_avro_say_what_was_expected_and_what_came() -> None:
+    found = poison(b'{"task": 1}')
+    assert found.reason == "not_avro"
+    assert "expected a Task in Confluent framing" in found.error
+    assert "got 11 bytes beginning 7b 22 74 61" in found.error
+
+
+def test_a_tombstone_is_poison() -> None:
+    assert poison(None).reason == "not_avro"
+    assert "got no value" in poison(None).error
+
+
+def test_an_unknown_schema_id_says_which_ids_are_known() -> None:
+    found = poison(struct.pack(">bI", 0, 4242) + b"rest")
+    assert found.reason == "unknown_schema"
+    assert "schema id 4242" in found.error and f"known: 1 to {len(registry.files().schemas)}" in found.error
+
+
+def test_another_event_says_which_it_is() -> None:
+    found = poison(encode(reward()))
+    assert found.reason == "wrong_event"
+    assert "expected a Task, got a Reward" in found.error
+
+
+def test_bytes_after_the_event_are_counted() -> None:
+    found = poison(encode(task()) + b"xyz")
+    assert found.reason == "undecodable"
+    assert found.error.startswith("3 bytes follow the Task; expected none")
+
+
+def test_a_text_that_is_not_utf8_is_poison() -> None:
+    found = poison(encode(task()).replace(b"4 + 7", b"\xff\xfe\xfd 7"))
+    assert found.reason == "undecodable"
+    assert "UnicodeDecodeError" in found.error
+
+
+def by_another_writer(event: Event, **changes: Any) -> bytes:
+    """Return `event` with other values, as a producer writes that has the schema and not our checks."""
+    schema = registry.files().newest(type(event))
+    plain = {**dataclasses.asdict(event), **changes}
+    out = io.BytesIO()
+    fastavro.schemaless_writer(out, schema.parsed, plain)
+    return struct.pack(">bI", 0, schema.id) + out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("event", "changes", "says"),
+    [
+        (reward(), {"value": float("nan")}, "Reward.value: expected a finite number, got nan"),
+        (reward(), {"value": None}, "Reward: value is None and error is None"),
+        (task(), {"purpose": "teach"}, "Task.purpose: expected one of train, serve, eval, got 'teach'"),
+        (task(), {"group_size": 0}, "Task: group_size is 0"),
+        (task(), {"reward_sources": []}, "Task: reward_sources is empty"),
+        (response(), {"logprobs": [float("inf"), 0.0]}, "Response.logprobs[0]: expected a finite number, got inf"),
+        (response(), {"sampling_id": "s2"}, "Response: response_id is not uuid5(sampling_id, slot)"),
+    ],
+)
+def test_what_another_writer_got_past_the_schema_is_contradictory(
+    event: Event, changes: dict[str, Any], says: str
+) -> None:
+    found = poison(by_another_writer(event, **changes), type(event))
+    assert found.reason == "contradictory"
+    assert found.error.startswith(says)
+
+
+def test_an_integer_beyond_32_bits_is_not_read_where_it_could_not_be_written() -> None:
+    # Avro's varints carry any width, and decoders do not look: 05 at the end of a Reward's slot becomes 2^40
+    good = encode(reward(slot=5, source="SOURCE"))
+    at = good.index(b"\x0cSOURCE") - 1
+    assert good[at] == 10
+    wide = good[:at] + b"\x80\x80\x80\x80\x80\x40" + good[at + 1 :]
+    assert poison(wide, Reward).error.startswith("Reward.slot: expected an integer from -2147483648")

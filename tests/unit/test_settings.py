@@ -1,0 +1,281 @@
+"""Settings: one frozen tree, its sources in order, nothing misspelt or contradictory in silence, no secret shown."""
+
+from __future__ import annotations
+
+import traceback
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import SecretStr, ValidationError
+
+from streams.errors import SettingsError
+from streams.log import client_config
+from streams.settings import (
+    ENV_CONFIG,
+    Advantages,
+    Batches,
+    Kafka,
+    Policy,
+    Scoring,
+    Settings,
+    Topics,
+    Trainer,
+    described,
+    dotted,
+    load,
+    load_with_origins,
+    to_env,
+)
+
+SECURED = Kafka(
+    security_protocol="SASL_SSL",
+    sasl_mechanism="SCRAM-SHA-512",
+    sasl_username="anna",
+    sasl_password=SecretStr("hunter2"),
+    ssl_ca_location=Path("ca.pem"),
+    ssl_certificate_location=Path("me.pem"),
+    ssl_key_location=Path("key.pem"),
+    client={"ssl.key.password": SecretStr("hunter3"), "debug": SecretStr("broker")},
+)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "streamward.toml"
+    path.write_text("[batches]\ngroups = 4\nmax_policy_lag = 3\n\n[topics]\nprefix = 'file.'\n")
+    return path
+
+
+# --- where a value comes from ----------------------------------------------------------------------------------------
+
+
+def test_without_any_source_everything_is_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert load_with_origins(env={}) == (Settings(), {})
+
+
+def test_the_environment_beats_the_file_and_set_beats_both(file: Path) -> None:
+    env = {"STREAMWARD_BATCHES__MAX_POLICY_LAG": "5", "STREAMWARD_TOPICS__PREFIX": "env."}
+    settings, origins = load_with_origins(file=file, env=env, overrides=["topics.prefix=set."])
+    assert (settings.batches, settings.topics.prefix) == (Batches(groups=4, max_policy_lag=5), "set.")
+    assert origins == {
+        "batches.groups": str(file),
+        "batches.max_policy_lag": "STREAMWARD_BATCHES__MAX_POLICY_LAG",
+        "topics.prefix": "--set topics.prefix",
+    }
+
+
+def test_of_two_overrides_the_last_wins() -> None:
+    assert load(env={}, overrides=["batches.groups=2", "batches.groups=9"]).batches.groups == 9
+
+
+def test_a_value_may_hold_an_equals_sign() -> None:
+    assert load(env={}, overrides=["policy.script=a=b"]).policy.script == "a=b"
+
+
+def test_the_file_in_the_working_folder_is_read(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(file.parent)
+    assert load(env={}).batches.groups == 4
+
+
+def test_a_variable_names_another_file(file: Path) -> None:
+    assert load(env={ENV_CONFIG: str(file)}).topics.prefix == "file."
+
+
+def test_a_file_that_is_named_must_exist(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"nowhere\.toml: no such settings file"):
+        load(file=tmp_path / "nowhere.toml", env={})
+
+
+def test_a_file_that_is_no_toml_says_where(tmp_path: Path) -> None:
+    path = tmp_path / "broken.toml"
+    path.write_text("[kafka\n")
+    with pytest.raises(SettingsError, match=r"broken\.toml: not TOML: .*line 1"):
+        load(file=path, env={})
+
+
+def test_variables_of_other_programs_are_left_alone() -> None:
+    assert load(env={"KAFKA_HOME": "/opt/kafka", "PATH": "/bin"}) == load(env={})
+
+
+# --- nothing in silence ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        (
+            {"env": {"STREAMWARD_BATCHES__GRUOPS": "4"}},
+            "STREAMWARD_BATCHES__GRUOPS: no setting is called 'batches.gruops'; did you mean batches.groups?",
+        ),
+        ({"env": {"STREAMWARD_BOOTSTRAP": "b:1"}}, "no setting is called 'bootstrap'; did you mean kafka.bootstrap?"),
+        ({"env": {}, "overrides": ["zzz.qqq=1"]}, "--set zzz.qqq: no setting is called 'zzz.qqq'; see `streamward"),
+        ({"env": {}, "overrides": ["batches.groups"]}, "expected section.key=value, e.g. --set batches.groups=8"),
+        (
+            {"env": {"STREAMWARD_BATCHES__GROUPS": "many"}},
+            "batches.groups, from STREAMWARD_BATCHES__GROUPS: Input should be a valid integer, unable to parse string "
+            "as an integer (got 'many')",
+        ),
+        ({"env": {}, "overrides": ["batches.groups=0"]}, "batches.groups, from --set batches.groups: Input should be"),
+        ({"env": {"STREAMWARD_KAFKA__CLIENT": "debug"}}, 'expected a JSON object of texts, e.g. {"debug": "broker"}'),
+    ],
+)
+def test_what_nobody_knows_or_can_use_is_refused_with_its_source(source: dict[str, Any], says: str) -> None:
+    with pytest.raises(SettingsError) as refused:
+        load(**source)
+    assert says in str(refused.value)
+
+
+def test_a_misspelt_key_in_the_file_is_refused(file: Path) -> None:
+    file.write_text("[trainer]\nlearning_rat = 1e-4\n")
+    with pytest.raises(SettingsError, match=r"streamward\.toml: .*'trainer\.learning_rat'; did you mean trainer\.lea"):
+        load(file=file, env={})
+
+
+def test_a_key_outside_any_section_is_refused(file: Path) -> None:
+    file.write_text("bootstrap = 'b:1'\n")
+    with pytest.raises(SettingsError, match=r"bootstrap stands alone; settings live in sections, e\.g\. \[kafka\]"):
+        load(file=file, env={})
+
+
+def test_every_bad_value_is_named_at_once() -> None:
+    with pytest.raises(SettingsError) as refused:
+        load(env={}, overrides=["batches.groups=0", "advantages.ddof=2"])
+    assert [line.partition(",")[0] for line in str(refused.value).splitlines()] == ["advantages.ddof", "batches.groups"]
+
+
+def test_a_bad_value_inside_a_mapping_names_its_file(file: Path) -> None:
+    file.write_text("[kafka]\nclient = {debug = 1}\n")
+    with pytest.raises(SettingsError, match=f"kafka.client.debug, from {file}: "):
+        load(file=file, env={})
+
+
+@pytest.mark.parametrize(
+    ("overrides", "way_out"),
+    [
+        (["kafka.security_protocol=SASL_SSL"], "sasl_mechanism, sasl_username and sasl_password must all be set"),
+        (["kafka.sasl_username=anna"], "set it to SASL_SSL (or SASL_PLAINTEXT on a trusted network)"),
+        (["kafka.ssl_ca_location=ca.pem"], "set it to SSL or SASL_SSL"),
+        (["kafka.security_protocol=SSL", "kafka.ssl_key_location=k.pem"], "go together; set both or neither"),
+        (["scoring.judge_model=m"], "no effect without judge_url; set it, up to /v1"),
+        (["scoring.judge_url=http://j/v1"], "name the model the judge should ask for"),
+        (["trainer.loss=cispo"], "set trainer.epsilon_high=5.0"),
+        (["trainer.epsilon_high=5.0"], "set it below 1, e.g. 0.28"),
+        (["trainer.importance_cap=3.0"], "set importance=truncate or mask"),
+    ],
+)
+def test_a_contradiction_is_refused_with_the_way_out(overrides: list[str], way_out: str) -> None:
+    with pytest.raises(SettingsError) as refused:
+        load(env={}, overrides=overrides)
+    assert way_out in str(refused.value)
+    assert overrides[0].partition("=")[0] in str(refused.value)  # where it came from
+
+
+def test_settings_do_not_change_under_a_running_process() -> None:
+    with pytest.raises(ValidationError, match="frozen"):
+        Settings().batches.groups = 2  # type: ignore[misc]
+
+
+# --- secrets ---------------------------------------------------------------------------------------------------------
+
+
+def test_no_secret_is_shown() -> None:
+    settings = Settings(kafka=SECURED, scoring=Scoring(judge_url="u", judge_model="m", judge_key=SecretStr("hunter4")))
+    shown = [repr(settings), str(settings), repr(list(dotted(settings))), settings.model_dump_json()]
+    shown += [repr(list(described(settings, {})))]
+    assert all("hunter" not in text for text in shown)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        {"env": {}, "overrides": ["kafka.sasl_password=hunter2"]},  # without the rest: a contradiction
+        {"env": {"STREAMWARD_KAFKA__SASL_PASSWORD": "hunter2"}},
+        {"env": {"STREAMWARD_KAFKA__CLIENT": '{"sasl.password": "hunter2", "debug": 7}'}},
+        {"env": {"STREAMWARD_KAFKA__CLIENT": '["hunter2"]'}},
+    ],
+)
+def test_no_secret_is_shown_by_an_error_and_its_traceback(source: dict[str, Any]) -> None:
+    with pytest.raises(SettingsError) as refused:
+        load(**source)
+    assert "hunter2" not in "".join(traceback.format_exception(refused.value))
+
+
+def test_no_secret_of_the_wrong_type_is_shown(file: Path) -> None:
+    file.write_text("[kafka]\nsasl_password = 20562056\nsasl_username = 'anna'\n")
+    with pytest.raises(SettingsError) as refused:
+        load(file=file, env={})
+    assert "20562056" not in "".join(traceback.format_exception(refused.value))
+
+
+def test_no_secret_is_shown_as_the_origin_of_a_value() -> None:
+    overrides = [
+        "kafka.security_protocol=SASL_SSL",
+        "kafka.sasl_mechanism=PLAIN",
+        "kafka.sasl_username=anna",
+        "kafka.sasl_password=hunter2",
+    ]
+    _, origins = load_with_origins(env={}, overrides=overrides)
+    assert "hunter2" not in repr(origins)
+
+
+def test_the_client_gets_the_secrets_themselves() -> None:
+    config = client_config(SECURED)
+    wanted = {
+        "sasl.password": "hunter2",
+        "ssl.key.password": "hunter3",
+        "debug": "broker",
+        "ssl.key.location": "key.pem",
+    }
+    assert {key: config[key] for key in wanted} == wanted
+
+
+# --- handing on to a child -------------------------------------------------------------------------------------------
+
+
+def test_a_child_loads_the_same_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    settings = Settings(
+        kafka=SECURED,
+        topics=Topics(prefix="", retention_days=0.5),
+        advantages=Advantages(eps=1e-7, ddof=0, formula="rloo"),
+        policy=Policy(script='{"a": "b=c"}', name="Grüße"),
+        scoring=Scoring(judge_url="http://j/v1", judge_model="m", judge_key=SecretStr("k")),
+        trainer=Trainer(loss="cispo", epsilon_high=5.0, importance="mask", importance_cap=3.5),
+    )
+    assert load(env=to_env(settings)) == settings
+
+
+OTHER: dict[str, Any] = {
+    "kafka.security_protocol": "SSL",
+    "kafka.client": {"debug": "broker"},
+    "model.dtype": "bfloat16",
+    "advantages.formula": "rloo",
+    "advantages.partial": "drop",
+    "advantages.ddof": 0,
+    "policy.engine": "scripted",
+    "trainer.loss": "grpo",
+    "trainer.importance": "mask",
+    "trainer.epsilon_high": 0.5,
+}
+ALONE = {"kafka.sasl_mechanism", "kafka.sasl_username", "kafka.sasl_password", "trainer.importance_cap"}
+ALONE |= {f"kafka.ssl_{what}_location" for what in ("ca", "certificate", "key")}
+ALONE |= {f"scoring.judge_{what}" for what in ("url", "model", "key")}
+"""These mean nothing without others; the test above has them together."""
+ALONE |= {"rollouts.mode"}
+"""It has one value yet."""
+
+
+@pytest.mark.parametrize("key", [key for key, _ in dotted(Settings()) if key not in ALONE])
+def test_every_setting_can_be_changed_and_reaches_a_child(key: str) -> None:
+    default = dict(dotted(Settings()))[key]
+    if key not in OTHER and not isinstance(default, int | float | str | Path):
+        pytest.fail(f"{key}: say in OTHER how to change it")
+    changed = OTHER.get(key, default + 1 if isinstance(default, int | float) else f"{default}x")
+    section, _, name = key.partition(".")
+    settings = Settings.model_validate({section: {name: changed}})
+    child = load(env=to_env(settings))
+    assert child == settings
+    assert list(to_env(settings)) == [f"STREAMWARD_{section}__{name}".upper()]
+    assert child != Settings()

@@ -1,0 +1,116 @@
+"""The Faust app as built from settings, without a broker."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+import weakref
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from aiokafka.partitioner import DefaultPartitioner
+from faust.auth import SASLCredentials, SSLCredentials
+from faust.events import Event
+from faust.streams import _current_event
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streams import app as apps
+from streams.errors import SettingsError
+from streams.log import partition_of
+from streams.quiet import RepeatLimit
+from streams.settings import Kafka, Settings, Topics
+
+
+def build(tmp_path: Path, **kafka: Any) -> apps.App:
+    return apps.build_app(
+        Settings(kafka=Kafka(**kafka), topics=Topics(prefix="p.", max_record_bytes=2048)),
+        worker_name="worker-1",
+        data_dir=tmp_path,
+    )
+
+
+def test_settings_that_lose_events_otherwise_are_set(tmp_path: Path) -> None:
+    conf = build(tmp_path, bootstrap="a:1,b:2", session_timeout_s=8).conf
+    assert [str(url) for url in conf.broker] == ["kafka://a:1", "kafka://b:2"]
+    assert conf.id == "p.streams"
+    assert conf.broker_session_timeout == 8
+    assert conf.consumer_auto_offset_reset == "earliest"
+    assert conf.producer_linger == 0
+    assert conf.producer_acks == -1
+    assert conf.producer_max_request_size > 2048
+    assert conf.table_standby_replicas == 0
+    assert not conf.topic_allow_declare
+    assert not conf.web_enabled
+    assert not conf.autodiscover
+
+
+@given(key=st.text(min_size=1), partitions=st.integers(1, 64))
+def test_keys_land_where_librdkafka_and_java_put_them(key: str, partitions: int) -> None:
+    # producer_partitioner=None means aiokafka's DefaultPartitioner
+    assert DefaultPartitioner()(key.encode(), list(range(partitions)), []) == partition_of(key, partitions)
+
+
+def test_sasl_over_tls_reaches_faust_without_the_password_in_its_repr(tmp_path: Path) -> None:
+    app = build(
+        tmp_path, security_protocol="SASL_SSL", sasl_mechanism="SCRAM-SHA-512", sasl_username="u", sasl_password="hush"
+    )
+    credentials = app.conf.broker_credentials
+    assert isinstance(credentials, SASLCredentials)
+    assert (credentials.mechanism.value, credentials.username, credentials.password) == ("SCRAM-SHA-512", "u", "hush")
+    assert isinstance(credentials.ssl_context, ssl.SSLContext)
+    assert credentials.protocol.value == "SASL_SSL"
+    assert "hush" not in repr(credentials)
+
+
+def test_tls_checks_the_name_and_the_certificate_of_the_broker(tmp_path: Path) -> None:
+    credentials = build(tmp_path, security_protocol="SSL").conf.broker_credentials
+    assert isinstance(credentials, SSLCredentials)
+    assert credentials.context.check_hostname and credentials.context.verify_mode == ssl.CERT_REQUIRED
+
+
+def test_tls_file_that_is_missing_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"kafka.ssl_ca_location=.*nowhere.pem"):
+        build(tmp_path, security_protocol="SSL", ssl_ca_location=tmp_path / "nowhere.pem")
+
+
+def test_settings_that_do_not_reach_faust_are_named_in_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    build(tmp_path, client={"socket.keepalive.enable": "true"})
+    assert "socket.keepalive.enable" in caplog.text
+
+
+def test_event_of_an_earlier_generation_cannot_write_to_a_table(tmp_path: Path) -> None:
+    # It waited for an acknowledgement while its partition went to another worker and came back with newer state.
+    async def scene() -> None:
+        app = build(tmp_path)
+        table = apps.table(app, "groups", 4)
+        table.data[b"k"] = b"newer"
+        message = SimpleNamespace(topic="t", partition=0, offset=9, generation_id=3, headers=None)
+        event = Event(app, b"k", b"v", None, message)
+        _current_event.set(weakref.ref(event))
+        app.consumer_generation_id = 4
+        table[b"k"] = b"old"
+        del table[b"k"]
+        assert table.data[b"k"] == b"newer"
+
+    asyncio.run(scene())
+
+
+def test_log_lines_of_one_kind_are_passed_once_a_period_and_then_counted() -> None:
+    now = [0.0]
+    limit = RepeatLimit(30, clock=lambda: now[0])
+
+    def passes(text: str, *args: object) -> str | None:
+        record = logging.LogRecord("aiokafka.conn", logging.WARNING, "", 0, text, args, None)
+        return record.getMessage() if limit.filter(record) else None
+
+    assert passes("node %s is away", 1) == "node 1 is away"
+    assert [passes("node %s is away", node) for node in (1, 2)] == [None, None]
+    assert passes("something else") == "something else"
+    now[0] = 31
+    assert passes("node %s is away", 3) == "node 3 is away (2 like this were left out)"
