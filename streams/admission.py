@@ -17,8 +17,8 @@ which is P + F < (v + L + 1 - S) * B. With v the newest version and T = v batche
 trainer, and it says that at most (L + 1) * B groups are between sampling and training; a version that is trained but
 not yet served counts for nothing, as it samples nothing.
 
-It cannot lock up. Every F becomes a group; one that teaches nothing (dropped, zero variance, stale, doubled) leaves at
-once, by the batch stage's own rule. What is left either fills the next batch, so S and then v advance, or is less than
+It cannot lock up. Every F becomes a group; one that takes no place in a batch (dropped, stale, doubled, and zero variance
+unless `batches.count` is all) leaves at once, by the batch stage's own rule. What is left either fills the next batch, so S and then v advance, or is less than
 B, and then a served v = S has room.
 
 Not covered: a group that is overtaken. Should its scores take so long that others, sampled later, fill its batch, it is
@@ -47,7 +47,7 @@ class Admission:
         self.sequence = 0
         """Batches cut so far, as the `batches` topic says: the sequence of the next one."""
         self._settled = -1  # offset on `groups` of the last group those batches hold
-        self._pending: dict[int, int] = {}  # offset on `groups` -> adapter version, beyond `_settled`
+        self._pending: dict[int, tuple[int, bool]] = {}  # offset on `groups` -> (version, useful), beyond `_settled`
         self._seen: dict[str, int] = {}  # group_id -> adapter version, as long as a double would not be stale anyway
         self._in_flight: dict[str, int | None] = {}  # task_id -> when to give up waiting for its group, ms
         self._out: OrderedDict[bytes, None] = OrderedDict()
@@ -59,15 +59,16 @@ class Admission:
 
     @property
     def pending(self) -> int:
-        """Useful groups that are in no batch yet."""
-        sequence, pending = self.sequence, 0
-        for version in self._pending.values():
+        """Places taken by groups that are in no batch yet: whole batches to come, and what fills the one after."""
+        sequence, places, useful = self.sequence, 0, False
+        for version, teaches in self._pending.values():
             if not 0 <= sequence - version <= self._rule.max_policy_lag:
                 continue  # the batch stage drops it: stale, or of a version it does not know
-            pending += 1
-            if pending % self._rule.groups == 0:
-                sequence += 1
-        return pending
+            places, useful = places + 1, useful or teaches
+            if places >= self._rule.groups and useful:
+                sequence, places, useful = sequence + 1, 0, False
+        # a window in which nothing is useful stays open, however many places are taken
+        return (sequence - self.sequence) * self._rule.groups + min(places, self._rule.groups - 1)
 
     def batch(self, batch: Batch) -> None:
         """Take in a batch: what it holds and what lies before that is settled."""
@@ -75,7 +76,7 @@ class Admission:
             return  # the same batch again
         self.sequence = batch.sequence + 1
         self._settled = max(self._settled, *batch.groups_offsets, *(dropped.offset for dropped in batch.dropped), -1)
-        self._pending = {offset: version for offset, version in self._pending.items() if offset > self._settled}
+        self._pending = {offset: group for offset, group in self._pending.items() if offset > self._settled}
         oldest = self.sequence - self._rule.max_policy_lag
         self._seen = {group_id: version for group_id, version in self._seen.items() if version >= oldest}
 
@@ -89,9 +90,10 @@ class Admission:
             return
         doubled = group.group_id in self._seen
         self._seen[group.group_id] = group.adapter_version
-        useless = group.dropped_reason is not None or all(response.advantage == 0 for response in group.responses)
-        if not doubled and not useless and offset > self._settled:
-            self._pending[offset] = group.adapter_version
+        useful = any(response.advantage for response in group.responses)
+        takes_place = group.dropped_reason is None and (useful or self._rule.count == "all")
+        if not doubled and takes_place and offset > self._settled:
+            self._pending[offset] = (group.adapter_version, useful)
 
     def start(self, task_id: str, *, give_up_ms: int | None) -> None:
         """Count a task as in flight until its group is seen, or until `give_up_ms` (see `expire`)."""

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from streams.app import App
 
 STAGE = "batches"
+ZERO_VARIANCE = "zero_variance"
+"""Why a group is dropped whose rewards are all equal. With `batches.count=all` it takes a place in the window."""
 
 MAX_NAMED = 1000
 """Most dropped groups a window names: its row is written at each group, and a policy that has learned all its tasks
@@ -81,7 +83,7 @@ class Cutter:
             if len(window.dropped) >= MAX_NAMED:
                 return replace(window, unnamed=window.unnamed + 1), ()
             dropped = DroppedGroup(group_id=group.group_id, offset=at.offset, reason=reason)
-            return replace(window, dropped=(*window.dropped, dropped)), ()
+            return self._cut_if_full(replace(window, dropped=(*window.dropped, dropped)), group.policy, at.partition)
         entry = Entry(
             offset=at.offset,
             lag=window.sequence - group.adapter_version,
@@ -89,16 +91,21 @@ class Cutter:
             loss_tokens=sum(sum(response.loss_mask) for response in group.responses),
             created_at=group.created_at,
         )
-        window = replace(window, entries=(*window.entries, entry))
-        if len(window.entries) < self.rule.groups:
+        return self._cut_if_full(replace(window, entries=(*window.entries, entry)), group.policy, at.partition)
+
+    def _cut_if_full(self, window: Window, policy: str, partition: int) -> tuple[Window, Sequence[Batch]]:
+        places = len(window.entries)
+        if self.rule.count == "all":
+            places += sum(dropped.reason == ZERO_VARIANCE for dropped in window.dropped)
+        if places < self.rule.groups or not window.entries:
             return window, ()
-        return Window(window.sequence + 1, window.next_offset), (self._cut(window, group.policy, at.partition),)
+        return Window(window.sequence + 1, window.next_offset), (self._cut(window, policy, partition),)
 
     def _why_dropped(self, window: Window, group: AdvantagedGroup) -> str | None:
         if group.dropped_reason is not None:
             return group.dropped_reason
         if all(response.advantage == 0 for response in group.responses):
-            return "zero_variance"
+            return ZERO_VARIANCE
         lag = window.sequence - group.adapter_version
         if lag > self.rule.max_policy_lag:
             return "stale"

@@ -118,6 +118,7 @@ def settings_of(options: Options, bootstrap: str) -> Settings:
         f"kafka.bootstrap={bootstrap}",
         f"policy.name={POLICY}",
         f"policy.engine={options.engine}",
+        "batches.count=all",
         f"broker.data_dir={folder / 'kafka'}",
         f"adapters.store={folder / 'adapters'}",
         f"trainer.checkpoints={folder / 'checkpoints'}",

@@ -49,7 +49,7 @@ class KnownTasks:
                 "enable.auto.commit": False,
                 "auto.offset.reset": "earliest",  # retention may cut behind the reader
                 "enable.partition.eof": True,
-                "fetch.wait.max.ms": 1,  # it never reads at the end of the log for long, and a fetch that waits blocks the next
+                "fetch.wait.max.ms": 1,  # it reads at the end for moments only, and a waiting fetch blocks the next
                 "queued.max.messages.kbytes": 16 * 1024,
             }
         )

@@ -116,7 +116,12 @@ class Advantages(Section):
 class Batches(Section):
     """How groups become training steps."""
 
-    groups: int = Field(16, ge=1, description="useful groups in one batch")
+    groups: int = Field(16, ge=1, description="groups in one batch")
+    count: Literal["useful", "all"] = Field(
+        "useful",
+        description="what fills a batch: groups that teach something, or also those whose rewards are all equal, "
+        "which makes early steps quicker and smaller (never empty)",
+    )
     max_policy_lag: int = Field(1, ge=0, description="versions a group may be behind its batch; 0: on-policy only")
 
 

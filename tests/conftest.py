@@ -10,9 +10,13 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from streams.settings import Adapters, Broker, Kafka, Settings, Topics, Trainer
+
+hypothesis.settings.register_profile("streamward", deadline=None)  # a busy machine is no failure
+hypothesis.settings.load_profile("streamward")
 
 
 @pytest.fixture(scope="session")

@@ -79,6 +79,7 @@ class LogGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             num_generations=2,
             gradient_accumulation_steps=1,
             gradient_checkpointing=False,
+            disable_dropout=True,
             bf16=False,
             use_cpu=model.device.type == "cpu",
             save_strategy="no",
@@ -98,7 +99,7 @@ class LogGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         self.beta = settings.beta
         self.current_gradient_accumulation_steps = 1
         self.args.steps_per_generation = 1
-        self.recipe_settings = settings
+        self.settings = settings
         self.parameters = parameters
         self.model.train()
         self.plain_because = forest.unshareable(model.get_base_model())
@@ -115,7 +116,7 @@ class LogGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         if not groups:
             return {"groups": 0.0, "responses": 0.0, "tokens": 0.0, "skipped": 1.0}
         started = time.perf_counter()
-        parts = micro_batches(scaled(groups), self.recipe_settings.micro_groups)
+        parts = micro_batches(scaled(groups), self.settings.micro_groups)
         step = self._step_state = _Step(groups)
         self._metrics["train"].clear()
         for part in parts:
@@ -129,7 +130,7 @@ class LogGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             step.close(loss.item(), self._metrics["train"])
         self._step_state = None
         mark = time.perf_counter()
-        limit = self.recipe_settings.max_grad_norm or float("inf")
+        limit = self.settings.max_grad_norm or float("inf")
         norm = torch.nn.utils.clip_grad_norm_(self.parameters, limit).item()
         skipped = not torch.isfinite(torch.tensor(norm))
         if not skipped:
@@ -139,7 +140,7 @@ class LogGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         return step.metrics() | {
             "grad_norm": norm,
             "skipped": float(skipped),
-            "learning_rate": self.recipe_settings.learning_rate,
+            "learning_rate": self.settings.learning_rate,
             "optimizer_s": ended - mark,
             "step_s": ended - started,
         }
@@ -159,7 +160,7 @@ class LogGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             "advantages": micro.advantages[:, None].expand_as(micro.loss_mask).clone(),
             "num_items_in_batch": torch.tensor(self._step_state.loss_tokens, device=self.model.device),
         }
-        if self.recipe_settings.importance == "none":
+        if self.settings.importance == "none":
             inputs["old_per_token_logps"] = micro.sampled_logps
         if self.beta != 0.0:
             inputs["ref_per_token_logps"] = self._reference(micro)
@@ -198,12 +199,12 @@ class LogGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         TRL has such weights only for its own vLLM, so they are folded into the advantages here: truncated at the cap
         (TIS), or 0 above it (masked). TRL then takes the trainer's own logprobs as `old`.
         """
-        cap = self.recipe_settings.importance_cap
+        cap = self.settings.importance_cap
         return {
             "none": None,
             "truncate": lambda ratio: ratio.clamp(max=cap),
             "mask": lambda ratio: ratio.masked_fill(ratio > cap, 0.0),
-        }[self.recipe_settings.importance]
+        }[self.settings.importance]
 
     def _use_temperature(self, temperature: float) -> None:
         """Divide logits by `temperature` from now on, in TRL's plain pass too, which fixes it when it patches."""

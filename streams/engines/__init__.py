@@ -85,8 +85,8 @@ def build(settings: Settings) -> Engine:
         from streams.engines.scripted import ScriptedEngine
 
         return ScriptedEngine(settings.policy.script)
-    # Read once, when torch loads OpenMP: threads that wait give way instead of spinning. Where processes share cores, two
-    # threads that spin were measured several times slower than one.
+    # Read once, when torch loads OpenMP: threads that wait give way instead of spinning. Where processes share cores,
+    # two threads that spin are several times slower than one.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from streams.engines.transformers_engine import TransformersEngine
     from streams.engines.weights import load_base

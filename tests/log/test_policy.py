@@ -184,7 +184,7 @@ def until(holds: Callable[[], bool], what: str, within_s: float = 30) -> None:
     deadline = time.monotonic() + within_s
     while not holds():
         assert time.monotonic() < deadline, f"{what}: not within {within_s} s"
-        time.sleep(0.05)
+        time.sleep(0.1)
 
 
 def until_answered(settings: Settings, *names: str) -> dict[str, list[Response]]:
@@ -304,6 +304,31 @@ def test_an_engine_that_served_another_version_ends_the_agent_and_writes_nothing
     assert answers(settings) == {}
 
 
+def test_reading_pauses_when_too_many_tasks_wait_and_goes_on_when_they_are_answered(settings: Settings) -> None:
+    here = settings.model_copy(update={"policy": settings.policy.model_copy(update={"max_waiting": 2})})
+    first, second = [f"t{n}" for n in range(6)], [f"u{n}" for n in range(6)]
+    write(here, *map(task, first))
+    with running(here):
+        until_answered(here, *first)
+        write(here, *map(task, second))
+        until_answered(here, *second)
+
+
+def test_two_agents_share_the_tasks_and_every_task_is_answered(settings: Settings) -> None:
+    names = [f"t{n}" for n in range(30)]
+    with running(settings):
+        write(settings, *map(task, names[:10]))
+        until_answered(settings, *names[:10])
+        with running(settings):  # joins while the other works: its partitions change hands
+            write(settings, *map(task, names[10:20]))
+            until_answered(settings, *names[:20])
+        write(settings, *map(task, names[20:]))
+        until_answered(settings, *names)
+    for found in answers(settings).values():
+        by_sampling = Counter(one.sampling_id for one in found)
+        assert set(by_sampling.values()) == {3}  # at least once, and whole each time
+
+
 # --- versions ---------------------------------------------------------------------------------------------------------
 
 
@@ -313,7 +338,7 @@ def test_a_version_promoted_while_the_agent_runs_answers_what_comes_after(settin
         until_answered(settings, "before")
         write(settings, trained(settings, 1, tmp_path), promoted(1))
         until(lambda: read_state(settings, "p").primary == 1, "the promotion")
-        names = [f"after-{n}" for n in range(8)]
+        names = [f"after-{n}" for n in range(4)]
         for name in names:
             write(settings, task(name))
             until_answered(settings, name)

@@ -66,7 +66,7 @@ def reference_loss(trainer: LogGRPOTrainer, groups: list[AdvantagedGroup]) -> Te
     GRPO arXiv:2402.03300; DAPO arXiv:2503.14476; Dr. GRPO arXiv:2503.20783; BNPO as TRL defines it;
     CISPO arXiv:2506.13585; GSPO arXiv:2507.18071; importance weights as TIS.
     """
-    settings = trainer.recipe_settings
+    settings = trainer.settings
     responses = [(group, response) for group in groups for response in group.responses]
     tokens = sum(sum(response.loss_mask) for _, response in responses)
     longest = max(group.sampling.max_tokens for group in groups)

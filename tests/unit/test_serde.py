@@ -113,7 +113,7 @@ def _obeying(event: Any) -> Any:
 any_event = st.sampled_from(EVENTS).flatmap(lambda kind: records(kind))  # type: ignore[arg-type]
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(any_event)
 def test_every_event_comes_back_from_its_bytes_as_it_was(event: Event) -> None:
     assert list(problems(event)) == []
@@ -199,13 +199,12 @@ def is_sound(payload: bytes | None, kind: type[Any]) -> bool:
     return bool(decode(encode(event), kind) == event)
 
 
-@settings(max_examples=300)
 @given(st.binary(max_size=200), st.sampled_from(EVENTS))
 def test_any_bytes_give_an_event_or_a_poison(payload: bytes, kind: type[Any]) -> None:
     assert is_sound(payload, kind)
 
 
-@settings(max_examples=500)
+@settings(max_examples=200)
 @given(st.binary(max_size=300), st.sampled_from(EVENTS))
 def test_any_body_under_a_good_frame_gives_an_event_or_a_poison(body: bytes, kind: type[Any]) -> None:
     assert is_sound(struct.pack(">bI", 0, registry.files().newest(kind).id) + body, kind)

@@ -1,0 +1,120 @@
+"""The rollouts stage inside the stream worker, on a real log: a trained version is promoted, a suite is evaluated."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from schemas.events import AdapterEvent, AdvantagedGroup, DeadLetter, GroupResponse, LeftOut, derive_id
+from schemas.serde import Poison
+from streams import cluster
+from streams.adapters import read_state
+from streams.log import Producer
+from streams.settings import Settings, to_env
+from streams.topics import topics
+
+pytestmark = pytest.mark.kafka
+
+SUITE = {"suite": "sums", "suite_size": "2", "pinned_version": "1"}
+
+
+def trained(version: int) -> AdapterEvent:
+    return AdapterEvent(
+        event_id=derive_id("p", version, "trained"),
+        policy="p",
+        created_at=version,
+        version=version,
+        kind="trained",
+        actor="trainer",
+        reason="batch",
+        uri=f"/store/p/{version}",
+    )
+
+
+def group(name: str, *, answered: bool = True, metadata: dict[str, str] | None = None) -> AdvantagedGroup:
+    response = GroupResponse(
+        slot=0,
+        response_id="r",
+        partition=0,
+        offset=0,
+        finish_reason="stop",
+        reward=1.0,
+        advantage=0.0,
+        components={"exact": 1.0},
+    )
+    return AdvantagedGroup(
+        group_id=f"g-{name}",
+        task_id=derive_id(name),
+        created_at=7,
+        metadata=SUITE if metadata is None else metadata,
+        policy="p",
+        purpose="eval",
+        scenario="s",
+        group_size=1,
+        adapter_version=1 if answered else -1,
+        base_digest="b",
+        tokenizer_digest="t",
+        complete=answered,
+        dropped_reason=None if answered else "unanswered",
+        formula="grpo",
+        formula_version=1,
+        formula_eps=0.0,
+        formula_ddof=1,
+        reward_mean=0.0,
+        reward_std=0.0,
+        responses=(response,) if answered else (),
+        left_out=() if answered else (LeftOut(slot=0, reason="unanswered"),),
+    )
+
+
+@contextmanager
+def worker(settings: Settings) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a stream worker. Leaving kills it with -9, if it still runs."""
+    code = "import sys; from streams import settings, worker; sys.exit(worker.run(settings.load()))"
+    process = subprocess.Popen([sys.executable, "-c", code], env=os.environ | to_env(settings))
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def kinds(settings: Settings) -> list[tuple[str, int]]:
+    found = [record.decode(AdapterEvent) for record in cluster.read_topic(settings, "adapters")]
+    return [(event.kind, event.version) for event in found if not isinstance(event, Poison)]
+
+
+def until(settings: Settings, *expected: tuple[str, int]) -> None:
+    deadline = time.monotonic() + 60
+    while not set(expected) <= set(kinds(settings)):
+        assert time.monotonic() < deadline, f"{kinds(settings)}: expected {expected} within 60 s"
+        time.sleep(0.2)
+
+
+def test_trained_versions_are_promoted_and_suites_evaluated_through_a_kill(settings: Settings) -> None:
+    cluster.apply_topics(settings)
+    adapters = topics(settings.topics)["adapters"].name
+    with worker(settings), Producer(settings) as producer:
+        producer.send_bytes(adapters, b"p", b"not avro")
+        for event in (trained(1), trained(2), group("first"), group("no size", metadata={"suite": "odd"})):
+            producer.send(event)
+        producer.flush()
+        until(settings, ("promoted", 2))
+    with worker(settings), Producer(settings) as producer:
+        producer.send(group("first"))  # again: it counts once
+        producer.send(group("second", answered=False))
+        producer.send(trained(3))
+        producer.flush()
+        until(settings, ("promoted", 3), ("evaluated", 1))
+    state = read_state(settings, "p")
+    assert (state.primary, state.newest, state.refused) == (3, 3, ())
+    assert state.versions[1].evaluated == {"sums": {"n": 1.0, "failed": 1.0, "exact": 1.0, "mean_reward": 1.0}}
+    letters = [record.decode(DeadLetter) for record in cluster.read_topic(settings, "dead-letters")]
+    reasons = {letter.reason for letter in letters if isinstance(letter, DeadLetter) and letter.stage == "rollouts"}
+    assert reasons == {"not_avro", "contradictory"}
