@@ -195,7 +195,7 @@ def _labels() -> list[str]:
 
 def _child_env() -> dict[str, str]:
     env = {name: value for name, value in os.environ.items() if not name.startswith("STREAMWARD_")}
-    return env | {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
+    return env | {"TOKENIZERS_PARALLELISM": "false", "OMP_WAIT_POLICY": "PASSIVE", "PYTHONUNBUFFERED": "1"}
 
 
 def _start(run: Run, config: Path) -> None:

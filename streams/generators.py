@@ -40,10 +40,10 @@ SHAPED = {
     "of": [
         {"name": "exact", "weight": 0.7},
         {"name": "format", "weight": 0.2, "as": "bare_number", "settings": {"shape": "bare_number"}},
-        {"name": "format", "weight": 0.1, "as": "prefix", "settings": {"shape": "prefix"}},
+        {"name": "format", "weight": 0.1, "as": "leading_digit", "settings": {"shape": "leading_digit"}},
     ]
 }
-"""Reward of `sums`: 1 if exact, else 0.2 for a bare number and 0.1 for beginning as the answer does."""
+"""Reward of `sums`: 1 if exact, else 0.2 for a bare number and 0.1 for beginning with a digit."""
 
 
 class Question(NamedTuple):

@@ -33,10 +33,10 @@ class Bench:
         self.bootstrap, self.folder = bootstrap, folder
         self.prefix = f"app-{uuid4().hex[:8]}."
         self.changelog = f"{self.prefix}streams-open-groups-changelog"
-        self.admin = admin.AdminClient({"bootstrap.servers": bootstrap})
+        self.admin = admin.AdminClient({"log_level": 0, "bootstrap.servers": bootstrap})
         self.workers: list[subprocess.Popen[bytes]] = []
         self.create({self.prefix + label: {} for label in (*SOURCES, "joined", "rejected")})
-        self.group = ck.Consumer({"bootstrap.servers": bootstrap, "group.id": f"{self.prefix}streams"})
+        self.group = ck.Consumer({"log_level": 0, "bootstrap.servers": bootstrap, "group.id": f"{self.prefix}streams"})
         self.producer = ck.Producer(
             {
                 "bootstrap.servers": bootstrap,

@@ -30,7 +30,9 @@ def test_state_survives_a_changelog_with_markers_of_transactions_and_an_emptied_
     # Recovery waits for the offset before the end of each changelog. Markers of transactions (here: committed and
     # aborted ones) and deleted records leave no record there, and stock Faust waits for ever.
     bench.create({bench.changelog: {"cleanup.policy": "compact,delete"}})  # deleting records needs it
-    writer = ck.Producer({"bootstrap.servers": bench.bootstrap, "transactional.id": bench.prefix + "changelog"})
+    writer = ck.Producer(
+        {"log_level": 0, "bootstrap.servers": bench.bootstrap, "transactional.id": bench.prefix + "changelog"}
+    )
     writer.init_transactions()
     for commit in (True, False):
         writer.begin_transaction()
@@ -60,7 +62,9 @@ def test_state_survives_a_changelog_with_markers_of_transactions_and_an_emptied_
 
 def test_holes_in_a_source_topic_are_passed_and_committed(bench: Bench) -> None:
     # Records deleted in front of the commit, and markers of transactions: both are offsets without a record.
-    writer = ck.Producer({"bootstrap.servers": bench.bootstrap, "transactional.id": bench.prefix + "questions"})
+    writer = ck.Producer(
+        {"log_level": 0, "bootstrap.servers": bench.bootstrap, "transactional.id": bench.prefix + "questions"}
+    )
     writer.init_transactions()
     for _ in range(3):
         writer.begin_transaction()
@@ -101,7 +105,7 @@ def test_worker_that_was_stopped_and_continued_goes_on(bench: Bench) -> None:
     for i in range(20):
         bench.send_group(f"g{i}")
     bench.producer.flush()
-    time.sleep(8)
+    time.sleep(6)
     worker.process.send_signal(signal.SIGCONT)
     wait_until(lambda: bench.lag() == 0, worker.log)
     worker.stop()
