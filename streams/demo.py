@@ -5,8 +5,8 @@
 Everything lies in one folder. The log in it is the only state: stop at any time, start again, and it goes on where the
 log stands. A process that dies is started again.
 
-Not covered: more than one policy, and a cluster that is not the embedded one. The same processes run by hand against any
-Kafka (`streamward streams`, `scoring`, `policy`, `train`).
+Not covered: more than one policy, and a cluster that is not the embedded one. The same processes run by hand against
+any Kafka (`streamward streams`, `scoring`, `policy`, `train`).
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from rich.console import Console
 from schemas.events import Task
 from streams import broker, cluster, evaluate, generators, report
 from streams.display import Display
+from streams.engines.weights import folder_of
 from streams.errors import SettingsError
 from streams.log import Producer, Tail
 from streams.progress import Progress
@@ -43,6 +44,8 @@ HELD_OUT_TASKS = 35
 EVALUATE_EVERY = 2
 WAITING_BATCHES = 2
 """How many batches' worth of tasks are kept waiting, so that the policy agent never runs dry."""
+THREADS = min(os.cpu_count() or 1, 4)
+"""For the policy and for the trainer, which take turns; a model this small gains nothing from more."""
 TICK_S = 0.25
 PROCESSES = ("streams", "scoring", "policy", "train")
 
@@ -53,7 +56,7 @@ class Options:
 
     data_dir: Path = Path(".streamward/demo")
     minutes: float = 8.0
-    steps: int = 14
+    steps: int = 18
     model: str | None = None
     generator: str = "sums"
     engine: str = "transformers"
@@ -98,6 +101,9 @@ def run(options: Options, console: Console) -> dict[str, Any]:
         shutil.rmtree(options.data_dir)
     options.data_dir.mkdir(parents=True, exist_ok=True)
     settings = settings_of(options, "127.0.0.1:0")
+    if options.engine != "scripted":
+        console.print(f"making {settings.model.base} ready (half a minute the first time) …", style="dim")
+        folder_of(settings.model.base)
     console.print(f"starting Apache Kafka in {settings.broker.data_dir} …", style="dim")
     node = broker.ensure(settings.broker)
     try:
@@ -118,6 +124,11 @@ def settings_of(options: Options, bootstrap: str) -> Settings:
         f"kafka.bootstrap={bootstrap}",
         f"policy.name={POLICY}",
         f"policy.engine={options.engine}",
+        f"policy.threads={THREADS}",
+        f"trainer.threads={THREADS}",
+        "trainer.micro_groups=4",
+        # on-policy: sampling and training take turns with all cores, and each step learns the most it can
+        "batches.max_policy_lag=0",
         "batches.count=all",
         f"broker.data_dir={folder / 'kafka'}",
         f"adapters.store={folder / 'adapters'}",

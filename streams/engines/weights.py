@@ -115,8 +115,11 @@ def cache_folder() -> Path:
 # --- finding ---------------------------------------------------------------------------------------------------------
 
 
-def _folder(base: str) -> Path:
-    """Return the local folder of `base`: converted, given, or from the hub."""
+def folder_of(base: str) -> Path:
+    """Return the local folder of `base`, made if need be: converted, given, or from the hub.
+
+    The first time this takes half a minute for a known model, and a download for one from the hub. Raises SettingsError.
+    """
     if base in KNOWN:
         return _converted(base, gguf_file(base))
     if Path(base).expanduser().is_dir():
