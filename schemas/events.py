@@ -15,6 +15,7 @@ Not covered: whether an event agrees with its siblings. That takes two events, s
 
 from __future__ import annotations
 
+import hashlib
 import math
 import uuid
 from collections.abc import Iterator
@@ -31,7 +32,13 @@ def derive_id(*parts: object) -> str:
     >>> derive_id("sampling", 0) == derive_id("sampling", 0) != derive_id("sampling", 1)
     True
     """
-    return str(uuid.uuid5(NAMESPACE, "\x1f".join(str(part) for part in parts)))
+    # uuid.uuid5 in a third of its time: every response and reward that is read has its id checked
+    name = "\x1f".join(map(str, parts)).encode()
+    digest = bytearray(hashlib.sha1(NAMESPACE.bytes + name, usedforsecurity=False).digest()[:16])
+    digest[6] = digest[6] & 0x0F | 0x50
+    digest[8] = digest[8] & 0x3F | 0x80
+    text = digest.hex()
+    return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
 
 
 class Int32:

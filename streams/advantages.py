@@ -51,12 +51,12 @@ from streams.groups import (
     Member,
     Open,
     Reject,
+    Rows,
     Score,
     Slot,
     State,
     Verdict,
     assemble,
-    dump,
     fullest,
     is_late,
     load,
@@ -186,8 +186,10 @@ class Join:
             )
         else:
             slots = {**attempt.slots, answer.number: answer.slot}
-            attempt = replace(attempt, shared=attempt.shared or answer.shared, slots=slots)
-            return replace(state, attempts={**state.attempts, answer.sampling_id: attempt})
+            shared = attempt.shared or answer.shared
+            attempt = Attempt(attempt.adapter_version, attempt.group_size, shared, slots)
+            attempts = {**state.attempts, answer.sampling_id: attempt}
+            return Open(state.task, state.early, attempts, state.scores, state.first_seen_ms)
         return state
 
     def _verdict(self, state: Open, task: Facts, verdict: Verdict, effects: list[Effect]) -> Open:
@@ -205,13 +207,14 @@ class Join:
                         "wins. A new opinion needs a new source name",
                     )
                 )
-        elif verdict.source not in {name for name, _ in task.sources}:
+        elif all(verdict.source != name for name, _ in task.sources):
             asked = ", ".join(name for name, _ in task.sources)
             effects.append(Reject(at, "unasked", f"the task asks {asked or 'nobody'}, not {verdict.source!r}"))
         elif is_late(task, score.timestamp_ms):
             effects.append(Reject(at, "late", _late(task, score.timestamp_ms)))
         else:
-            return replace(state, scores={**state.scores, verdict.response_id: {**of_response, verdict.source: score}})
+            scores = {**state.scores, verdict.response_id: {**of_response, verdict.source: score}}
+            return Open(state.task, state.early, state.attempts, scores, state.first_seen_ms)
         return state
 
     def _control(self, state: State, control: GroupControl) -> tuple[State, Sequence[Effect]]:
@@ -237,10 +240,10 @@ class Join:
         if first is None or state.task is None:
             return False
         wanted = {name for name, _ in state.task.sources}
-        return all(
-            slot.failed or wanted <= state.scores.get(slot.response_id, {}).keys()
-            for slot in state.attempts[first].slots.values()
-        )
+        slots = state.attempts[first].slots.values()
+        if len(state.scores) + sum(slot.failed for slot in slots) < len(slots) and wanted:
+            return False
+        return all(slot.failed or wanted <= state.scores.get(slot.response_id, {}).keys() for slot in slots)
 
     def _close(self, task_id: str, state: Open, *, complete: bool) -> tuple[Closed, Sequence[Effect]]:
         task = state.task
@@ -274,8 +277,8 @@ class Join:
             members=tuple(members),
             left_out=tuple(sorted(left_out, key=lambda left: (left.slot, left.response_id or ""))),
         )
-        closed = Closed(max(stamps), frozenset(seen_ids(state)), frozenset(state.attempts))
-        return closed, [close, *self._superseded(task_id, state, chosen), *self._strangers(task_id, state)]
+        closed = Closed(max(stamps), frozenset(seen_ids(state)), chosen)
+        return closed, [close, *self._superseded(task_id, state, chosen), *self._strangers(task_id, state, chosen)]
 
     def _why_dropped(
         self, task: Facts, members: Sequence[Member], attempt: Attempt | None, complete: bool
@@ -299,18 +302,15 @@ class Join:
                     at = Coordinates(self.responses_topic, slot.partition, slot.offset)
                     yield Reject(at, "superseded", _by_another(task_id))
 
-    def _strangers(self, task_id: str, state: Open) -> Iterator[Reject]:
-        """Yield a rejection for each reward whose response never came."""
-        known = {slot.response_id for attempt in state.attempts.values() for slot in attempt.slots.values()}
+    def _strangers(self, task_id: str, state: Open, chosen: str | None) -> Iterator[Reject]:
+        """Yield a rejection for each reward that is not about the sampling that was chosen."""
+        known = {slot.response_id for slot in state.attempts[chosen].slots.values()} if chosen else set()
         for response_id, scores in state.scores.items():
             if response_id in known:
                 continue
             for score in scores.values():
-                yield Reject(
-                    Coordinates(self.rewards_topic, score.partition, score.offset),
-                    "unknown_response",
-                    f"response {response_id} is not among the responses to task {task_id}; check the scorer's ids",
-                )
+                at = Coordinates(self.rewards_topic, score.partition, score.offset)
+                yield Reject(at, "unknown_response", _about_another(task_id, response_id))
 
 
 def _by_reference(event: Response | Reward, at: Coordinates, timestamp_ms: int) -> Answer | Verdict:
@@ -377,14 +377,25 @@ def _by_another(task_id: str) -> str:
     return f"task {task_id} was answered by another sampling, whose last slot stands before this one's"
 
 
+def _about_another(task_id: str, response_id: str) -> str:
+    return (
+        f"response {response_id} is not in the sampling that the group of task {task_id} was made of: it never came, "
+        "or another sampling was whole before its own; in the first case check the scorer's ids"
+    )
+
+
 def _after_close(state: Closed, event: Task | Response | Reward, at: Coordinates) -> Sequence[Effect]:
+    """Return what becomes of `event`: as far as can be told, what would have become of it before."""
     if isinstance(event, Task):
         return ()
     own_id = event.response_id if isinstance(event, Response) else event.reward_id
     if short_id(own_id) in state.seen:
         return ()
-    if isinstance(event, Response) and event.sampling_id not in state.samplings:
-        return [Reject(at, "superseded", _by_another(event.task_id))]
+    if state.sampling_id is not None:
+        if isinstance(event, Response) and event.sampling_id != state.sampling_id:
+            return [Reject(at, "superseded", _by_another(event.task_id))]
+        if isinstance(event, Reward) and event.response_id != derive_id(state.sampling_id, event.slot):
+            return [Reject(at, "unknown_response", _about_another(event.task_id, event.response_id))]
     return [Reject(at, "late", f"the group of task {event.task_id} has already left; nothing can be added to it")]
 
 
@@ -486,7 +497,7 @@ def register(app: App) -> None:
 
     settings = app.settings
     names = {label: topic for label, topic in topics(settings.topics).items() if label in KEYED_BY_TASK}
-    stage, outlet, timers = Stage(settings), Outlet(app), Timers(settings)
+    stage, rows, outlet, timers = Stage(settings), Rows(), Outlet(app), Timers(settings)
     states = table(app, "open-groups", settings.topics.partitions)
     turns = [asyncio.Lock() for _ in range(settings.topics.partitions)]
 
@@ -499,7 +510,7 @@ def register(app: App) -> None:
             return
         async with turns[record.at.partition]:
             key = event.task_id.encode()
-            before = load(states.get(key))
+            before = rows.load(key, states.get(key))
             after, effects = stage.reduce(before, event, record)
             if effects:
                 elsewhere = stage.missing(effects, record)
@@ -511,7 +522,7 @@ def register(app: App) -> None:
             if after is None:
                 del states[key]
             else:
-                states[key] = dump(after)
+                states[key] = rows.dump(key, after)
             timers.note(event.task_id, after, stage.join)
 
     for topic in names.values():
@@ -521,8 +532,8 @@ def register(app: App) -> None:
     async def tick() -> None:
         owned = owned_partitions(app, names["tasks"].name)
         if timers.owned != owned:
-            rows = ((key.decode(), load(row)) for key, row in states.items())
-            timers.rebuild(owned, rows, stage.join, _now_ms())
+            known = ((key.decode(), load(row)) for key, row in states.items())
+            timers.rebuild(owned, known, stage.join, _now_ms())
         for control in timers.due(_now_ms()):
             await outlet.emit(control)
 

@@ -134,7 +134,12 @@ def settings_of(options: Options, bootstrap: str) -> Settings:
         f"adapters.store={folder / 'adapters'}",
         f"trainer.checkpoints={folder / 'checkpoints'}",
         *([f"model.base={options.model}"] if options.model else []),
-        *(['policy.script={"accuracy": 0.5}'] if options.engine == "scripted" else []),
+        # without weights nothing is trained, so no batch is ever too far ahead of the version that answers
+        *(
+            ['policy.script={"accuracy": 0.5}', f"batches.max_policy_lag={options.steps}"]
+            if options.engine == "scripted"
+            else []
+        ),
     ]
     return load(overrides=[*chosen, *options.overrides])
 

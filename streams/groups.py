@@ -14,8 +14,10 @@ source topics again from offset 0 under a new consumer group.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from operator import attrgetter
 from typing import Any
 
 from schemas.events import AdvantagedGroup, Coordinates, GroupResponse, LeftOut, Response, Sampling, derive_id
@@ -124,7 +126,8 @@ class Closed:
     closed_ms: int
     seen: frozenset[str]
     """Short ids of every response and reward that was there when the group left."""
-    samplings: frozenset[str]
+    sampling_id: str | None
+    """The sampling it was made of; None if nobody answered in time."""
 
 
 State = Open | Closed | None
@@ -263,8 +266,14 @@ def shared_digest(response: Response) -> str:
     """
     if response.error is not None:
         return ""
-    drawn = (response.sampling.temperature, response.sampling.top_p)
-    return derive_id(response.base_digest, response.tokenizer_digest, drawn, response.prompt_token_ids)[:13]
+    # + 0.0 makes of -0.0 what equals it, since the cache takes them for the same
+    drawn = (response.sampling.temperature + 0.0, response.sampling.top_p)
+    return _digest(response.base_digest, response.tokenizer_digest, drawn, response.prompt_token_ids)
+
+
+@lru_cache(maxsize=256)  # the slots of a sampling come one after the other, each with the whole prompt
+def _digest(*shared: object) -> str:
+    return derive_id(*shared)[:13]
 
 
 def short_id(event_id: str) -> str:
@@ -348,7 +357,7 @@ ROW_VERSION = 1
 def dump(state: Open | Closed) -> bytes:
     """Return the table row of a state."""
     if isinstance(state, Closed):
-        return _json({"v": ROW_VERSION, "closed": [state.closed_ms, sorted(state.seen), sorted(state.samplings)]})
+        return _json({"v": ROW_VERSION, "closed": [state.closed_ms, sorted(state.seen), state.sampling_id]})
     return _json(
         {
             "v": ROW_VERSION,
@@ -386,8 +395,8 @@ def load(row: bytes | None) -> State:
             "start under another consumer group, and the state is rebuilt from the source topics"
         )
     if "closed" in data:
-        closed_ms, seen, samplings = data["closed"]
-        return Closed(closed_ms, frozenset(seen), frozenset(samplings))
+        closed_ms, seen, sampling_id = data["closed"]
+        return Closed(closed_ms, frozenset(seen), sampling_id)
     return Open(
         task=None if data["task"] is None else _facts(*data["task"]),
         early=tuple(_early(*values) for values in data["early"]),
@@ -401,6 +410,34 @@ def load(row: bytes | None) -> State:
         },
         first_seen_ms=data["first"],
     )
+
+
+class Rows:
+    """Dumps and loads as above, and need not parse a row that it dumped itself and that nobody exchanged since.
+
+    Whoever else writes the table (a recovery, an owner before) puts another object there. So it is a cache, never a
+    fact.
+    """
+
+    KEPT = 4096
+
+    def __init__(self) -> None:
+        self._made: dict[bytes, tuple[bytes, Open]] = {}
+
+    def dump(self, key: bytes, state: Open | Closed) -> bytes:
+        """Return the table row of the state under `key`."""
+        row = dump(state)
+        self._made.pop(key, None)
+        if isinstance(state, Open):  # a closed one is hardly asked for again
+            if len(self._made) >= self.KEPT:
+                del self._made[next(iter(self._made))]
+            self._made[key] = (row, state)
+        return row
+
+    def load(self, key: bytes, row: bytes | None) -> State:
+        """Return the state in the row that lies under `key`. Raises as `load`."""
+        made = self._made.get(key)
+        return made[1] if made is not None and made[0] is row else load(row)
 
 
 def _facts(*values: Any) -> Facts:
@@ -418,8 +455,12 @@ def _early(*values: Any) -> Answer | Verdict:
     return kind(*scalars, (Slot if kind is Answer else Score)(*row))  # type: ignore[no-any-return]
 
 
-def _values(row: Facts | Slot | Score | Answer | Verdict) -> list[Any]:
-    return [getattr(row, name) for name in type(row).__slots__]
+_FIELDS = {kind: attrgetter(*kind.__slots__) for kind in (Facts, Slot, Score, Answer, Verdict)}
+
+
+def _values(row: Facts | Slot | Score | Answer | Verdict) -> Sequence[Any]:
+    fields: Sequence[Any] = _FIELDS[type(row)](row)
+    return fields
 
 
 def _json(data: Any) -> bytes:

@@ -175,6 +175,7 @@ class Producer:
                 "message.max.bytes": largest + FRAMING_BYTES,
                 "batch.size": min(1_000_000, settings.topics.max_record_bytes),  # the broker's limit is for a batch
                 "delivery.timeout.ms": 60_000,
+                "topic.metadata.propagation.max.ms": int(settings.kafka.request_timeout_s * 1000),
             }
         )
 
@@ -433,11 +434,10 @@ class Tail:
         _raise_first(self)
         records = []
         for message in _consume(self._consumer, count, timeout_s):
-            if (trouble := _trouble(message)) is not None:
-                self._trouble = trouble
-                continue
-            if message.error() is not None:
-                if message.error().code() == ck.KafkaError._PARTITION_EOF:
+            if (error := message.error()) is not None:
+                if (trouble := _trouble(message)) is not None:
+                    self._trouble = trouble
+                elif error.code() == ck.KafkaError._PARTITION_EOF:
                     # the log ends here: what lies between the last record and the end are markers of transactions
                     tp = (message.topic(), message.partition())
                     self._position[tp] = max(self._position[tp], message.offset())

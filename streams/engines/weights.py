@@ -75,7 +75,7 @@ def load_base(settings: Model) -> Base:
     with _quiet():
         import torch
 
-        folder = _folder(settings.base)
+        folder = folder_of(settings.base)
         dtype = getattr(torch, settings.dtype)
         model, tokenizer = _from_pretrained(folder, dtype, settings.base)
         digest_file = folder / DIGEST_FILE
@@ -118,7 +118,8 @@ def cache_folder() -> Path:
 def folder_of(base: str) -> Path:
     """Return the local folder of `base`, made if need be: converted, given, or from the hub.
 
-    The first time this takes half a minute for a known model, and a download for one from the hub. Raises SettingsError.
+    The first time this takes half a minute for a known model, and a download for one from the hub.
+    Raises SettingsError.
     """
     if base in KNOWN:
         return _converted(base, gguf_file(base))

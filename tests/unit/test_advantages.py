@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from schemas.events import AdvantagedGroup, Coordinates, Event, GroupControl, Response, Reward, RewardSource, Task
 from schemas.serde import decode, encode
 from streams.advantages import Join, Timers
-from streams.groups import Close, Closed, Effect, Open, Reject, State, assemble, dump, load
+from streams.groups import Close, Closed, Effect, Open, Reject, Rows, State, assemble, dump, load
 from streams.settings import Advantages, Settings
 
 TOPICS: dict[type[Any], str] = {
@@ -487,6 +487,17 @@ def test_repetitions_before_the_task_do_not_make_the_state_grow() -> None:
     log.read_all([*slots, *scores(slots)] * 20)
     assert isinstance(log.state, Open)
     assert len(log.state.early) == 8
+
+
+def test_a_row_that_somebody_exchanged_is_parsed_and_not_remembered() -> None:
+    rows, log = Rows(), Log()
+    log.read_all([task(), *answers()])
+    assert isinstance(log.state, Open)
+    row = rows.dump(b"t1", log.state)
+    assert rows.load(b"t1", row) is log.state
+    assert rows.load(b"t1", dump(Open(first_seen_ms=7))) == Open(first_seen_ms=7)
+    assert rows.load(b"t1", None) is None
+    assert rows.load(b"t2", row) == log.state
 
 
 def test_a_row_of_another_version_is_refused_with_the_way_out() -> None:

@@ -275,7 +275,11 @@ def test_config_show_prints_no_secret_wherever_it_came_from() -> None:
 
 def test_config_show_of_one_section_prints_only_it() -> None:
     lines = run("config", "show", "batches").stdout.splitlines()
-    assert [json.loads(line)["key"] for line in lines] == ["batches.groups", "batches.max_policy_lag"]
+    assert [json.loads(line)["key"] for line in lines] == [
+        "batches.groups",
+        "batches.count",
+        "batches.max_policy_lag",
+    ]
 
 
 # --- output -----------------------------------------------------------------------------------------------------------

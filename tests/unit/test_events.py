@@ -13,6 +13,8 @@ from schemas.events import EVENTS, NAMESPACE, Coordinates, RewardSource, Samplin
 
 def test_an_id_is_the_uuid5_of_its_parts_under_one_namespace() -> None:
     assert derive_id("s1", 3) == str(uuid.uuid5(NAMESPACE, "s1\x1f3"))
+    for number in range(100):  # whatever bits the digest has
+        assert derive_id("ä", number) == str(uuid.uuid5(NAMESPACE, f"ä\x1f{number}"))
 
 
 def test_the_namespace_never_changes() -> None:

@@ -285,6 +285,9 @@ def by_another_writer(event: Event, **changes: Any) -> bytes:
         (task(), {"group_size": 0}, "Task: group_size is 0"),
         (task(), {"reward_sources": []}, "Task: reward_sources is empty"),
         (response(), {"logprobs": [float("inf"), 0.0]}, "Response.logprobs[0]: expected a finite number, got inf"),
+        (response(), {"logprobs": [-0.5, float("nan")]}, "Response.logprobs[1]: expected a finite number, got nan"),
+        (reward(), {"components": {"a": 0.5, "b": float("nan")}}, "Reward.components['b']: expected a finite number"),
+        (task(), {"sampling": {**dataclasses.asdict(Sampling()), "top_p": float("nan")}}, "Task.sampling.top_p: expe"),
         (response(), {"sampling_id": "s2"}, "Response: response_id is not uuid5(sampling_id, slot)"),
     ],
 )

@@ -1,0 +1,46 @@
+"""Run the benchmarks that are named, or all: one JSON line on stdout for each case, progress on stderr.
+
+    python -m tests.benchmarks [NAME ...] [--write] [--list]
+
+Not covered: pass or fail. A line says its target and whether it was met; a busy machine is no failure.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import sys
+from pathlib import Path
+
+from tests.benchmarks.table import write
+
+NAMES = ("help", "join", "overhead", "sampling", "trainer", "memory")
+DOCS = Path(__file__).parents[2] / "docs" / "benchmarks.md"
+
+
+def main(arguments: list[str]) -> int:
+    """Run what `arguments` name; return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"{', '.join(NAMES)}; all if none is named")
+    parser.add_argument("--write", action="store_true", help=f"put the results into the table of docs/{DOCS.name}")
+    parser.add_argument("--list", action="store_true", help="say what each measures, and run nothing")
+    given = parser.parse_args(arguments)
+    if unknown := set(given.names) - set(NAMES):
+        parser.error(f"no benchmark is called {sorted(unknown)[0]!r}; there are {', '.join(NAMES)}")
+    lines = []
+    for name in given.names or NAMES:
+        module = importlib.import_module(f"tests.benchmarks.{name}")
+        if given.list:
+            print(f"{name:9} {(module.__doc__ or '').splitlines()[0]}")
+            continue
+        for line in module.run():
+            print(json.dumps(line), flush=True)
+            lines.append(line)
+    if given.write:
+        DOCS.write_text(write(DOCS.read_text(encoding="utf-8"), lines), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

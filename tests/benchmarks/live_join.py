@@ -1,0 +1,24 @@
+"""The stream worker with the join alone, to be run as a process.
+
+    settings ──► app ◄── advantages registers ──► runs until it is told to stop
+
+Not covered: batches and rollouts, which `streamward streams` carries too, and the batch driver's join does not.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from streams import advantages, settings
+from streams.app import build_app, run_worker
+
+
+def main() -> int:
+    """Run until SIGTERM; return the exit code."""
+    app = build_app(settings.load(), worker_name="bench")
+    advantages.register(app)
+    return run_worker(app)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,122 @@
+"""Our training step against plain TRL's own pass on the same batch, on the real SmolLM2-135M.
+
+The trainer is the same, and so are loss, backward, clipping and AdamW: only the pass that gives logprobs is exchanged
+(`plain_because`). One group of eight slots, one thread, weights in float32. Tokens are random, so that beyond the
+prompt no two responses begin alike: the worst case for a trainer that runs each distinct prefix once.
+
+Not covered: batches of several groups. Those share their system prompt too, so ours gains more.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from schemas.events import AdvantagedGroup, GroupResponse, Sampling, derive_id
+from tests.benchmarks.side_by_side import by_turns, line, median_s, say
+
+if TYPE_CHECKING:
+    from trainer.grpo import LogGRPOTrainer
+
+SLOTS = 8
+CASES = ((64, 8, 2.5), (256, 32, 3.5))
+"""Prompt tokens, completion tokens, and how many times faster ours should be."""
+
+
+def run() -> Iterator[dict[str, Any]]:
+    """Yield one line a size; ours and peer are seconds for one step."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the trainer's process sets it
+    import torch
+
+    from streams.engines.weights import load_base
+    from streams.settings import Model, Settings, Trainer
+    from trainer.grpo import LogGRPOTrainer
+    from trainer.model import pin, wrap
+
+    with tempfile.TemporaryDirectory(prefix="streamward-bench-") as folder:
+        settings = Settings(trainer=Trainer(checkpoints=Path(folder)))
+        pin(settings)
+        base = load_base(Model())
+        trainer = LogGRPOTrainer(wrap(base.model, settings.trainer), base.tokenizer, settings.trainer)
+        shared = trainer.plain_because
+        for prompt, completion, target in CASES:
+            say(f"trainer: {SLOTS} slots of {prompt} + {completion} tokens, {torch.get_num_threads()} thread(s)")
+            group = _group(trainer, prompt, completion)
+
+            def step(plain_because: str | None, group: AdvantagedGroup = group) -> dict[str, float]:
+                trainer.plain_because = plain_because
+                return trainer.train_batch([group])
+
+            measured = by_turns(
+                {"ours": lambda: step(shared), "peer": lambda: step("the peer is plain TRL")}, rounds=5, budget_s=25
+            )
+            ours, peer = median_s(measured["ours"]), median_s(measured["peer"])
+            yield line(
+                "trainer",
+                f"{prompt} + {completion} tokens, {SLOTS} slots",
+                ours=ours,
+                peer=peer,
+                unit="s/step",
+                ratio=peer / ours,
+                target=target,
+                peer_is="TRL GRPOTrainer's own pass",
+                threads=torch.get_num_threads(),
+                rounds=len(measured["ours"]),
+                tokens_run=[measured[name][-1][1]["tokens_run"] for name in ("ours", "peer")],
+            )
+
+
+def _group(trainer: LogGRPOTrainer, prompt: int, completion: int) -> AdvantagedGroup:
+    """Return a group of random tokens with the logprobs that the model gives them now."""
+    import torch
+
+    from trainer import forest
+
+    draw = torch.Generator().manual_seed(0)
+    vocabulary = trainer.model.config.vocab_size
+    prompt_ids = torch.randint(100, vocabulary, (prompt,), generator=draw)
+    ids = torch.randint(100, vocabulary, (SLOTS, completion), generator=draw)
+    rows = torch.cat((prompt_ids.expand(SLOTS, -1), ids), dim=1)
+    with torch.no_grad():
+        base = trainer.model.get_base_model()
+        logprobs = forest.logprobs(base, rows, torch.ones_like(rows), completion, 1.0)[0]
+    responses = tuple(
+        GroupResponse(
+            slot=slot,
+            response_id=derive_id("bench", slot),
+            partition=0,
+            offset=slot,
+            finish_reason="length",
+            reward=float(slot % 2),
+            advantage=1.0 if slot % 2 else -1.0,
+            completion_token_ids=tuple(ids[slot].tolist()),
+            logprobs=tuple(logprobs[slot].tolist()),
+            loss_mask=(True,) * completion,
+        )
+        for slot in range(SLOTS)
+    )
+    return AdvantagedGroup(
+        group_id=derive_id("bench"),
+        task_id="bench",
+        created_at=0,
+        policy="default",
+        purpose="train",
+        scenario="bench",
+        group_size=SLOTS,
+        adapter_version=0,
+        base_digest="",
+        tokenizer_digest="",
+        complete=True,
+        formula="grpo",
+        formula_version=1,
+        formula_eps=1e-4,
+        formula_ddof=1,
+        reward_mean=0.5,
+        reward_std=0.5,
+        sampling=Sampling(max_tokens=completion),
+        prompt_token_ids=tuple(prompt_ids.tolist()),
+        responses=responses,
+    )

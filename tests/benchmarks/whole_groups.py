@@ -1,0 +1,104 @@
+"""Whole groups to load a log with: a task, its eight responses, a reward for each; 17 events.
+
+    whole(n) ──► Task, Response x 8, Reward x 8, of realistic size: 64 prompt tokens, 32 tokens a response, about 8 kB
+
+Not covered: late, doubled or failed events.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from itertools import chain
+from typing import NamedTuple
+
+from schemas.events import Message, Response, Reward, RewardSource, Sampling, Task, derive_id
+from streams.log import Producer
+from streams.settings import Settings
+from tests.benchmarks.side_by_side import say
+
+SLOTS = 8
+EVENTS = 1 + 2 * SLOTS
+PROMPT_TOKENS, COMPLETION_TOKENS = 64, 32
+SAMPLING = Sampling(max_tokens=COMPLETION_TOKENS)
+
+
+class Whole(NamedTuple):
+    """The events of one group."""
+
+    task: Task
+    responses: list[Response]
+    rewards: list[Reward]
+
+
+def whole(name: str) -> Whole:
+    """Return the group called `name`; the same events for the same name, times aside."""
+    rng, now_ms = random.Random(name), int(time.time() * 1000)
+    task = Task(
+        task_id=derive_id("bench", name),
+        created_at=now_ms,
+        policy="bench",
+        group_size=SLOTS,
+        sampling=SAMPLING,
+        reward_sources=(RewardSource(name="exact"),),
+        verifier='{"answer": "42"}',
+        messages=(
+            Message(role="system", content="Reply with only the final answer."),
+            Message(role="user", content=f"State the final answer to the following arithmetic problem: {name} ="),
+        ),
+    )
+    prompt = tuple(rng.randrange(49_152) for _ in range(PROMPT_TOKENS))
+    responses = [_response(task, slot, prompt, rng) for slot in range(SLOTS)]
+    return Whole(task, responses, [_reward(response) for response in responses])
+
+
+def _response(task: Task, slot: int, prompt: tuple[int, ...], rng: random.Random) -> Response:
+    sampling_id = derive_id(task.task_id, "sampling")
+    return Response(
+        response_id=derive_id(sampling_id, slot),
+        sampling_id=sampling_id,
+        task_id=task.task_id,
+        created_at=task.created_at,
+        policy=task.policy,
+        slot=slot,
+        group_size=SLOTS,
+        adapter_version=0,
+        base_digest="b" * 64,
+        tokenizer_digest="c" * 64,
+        engine="bench",
+        finish_reason="stop",
+        prompt_tokens=PROMPT_TOKENS,
+        completion_tokens=COMPLETION_TOKENS,
+        latency_ms=100.0 * rng.random(),
+        text="The answer is 42, as one sees by counting twice. " * 2,
+        sampling=SAMPLING,
+        prompt_token_ids=prompt,
+        completion_token_ids=tuple(rng.randrange(49_152) for _ in range(COMPLETION_TOKENS)),
+        logprobs=tuple(-3 * rng.random() for _ in range(COMPLETION_TOKENS)),
+        loss_mask=(True,) * COMPLETION_TOKENS,
+    )
+
+
+def _reward(response: Response) -> Reward:
+    return Reward(
+        reward_id=derive_id(response.response_id, "exact"),
+        response_id=response.response_id,
+        task_id=response.task_id,
+        created_at=response.created_at,
+        policy=response.policy,
+        slot=response.slot,
+        source="exact",
+        value=float(response.slot % 2),
+        scorer_version="1",
+        components={"match": float(response.slot % 2)},
+    )
+
+
+def preload(settings: Settings, groups: int) -> None:
+    """Write that many groups, stage after stage, as a backlog that nobody has read."""
+    say(f"  writing {groups} groups, {groups * EVENTS} events")
+    wholes = [whole(f"{number} + {number}") for number in range(groups)]
+    with Producer(settings) as producer:
+        for stage in (lambda group: [group.task], lambda group: group.responses, lambda group: group.rewards):
+            for event in chain.from_iterable(map(stage, wholes)):
+                producer.send(event)

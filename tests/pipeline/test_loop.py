@@ -1,0 +1,352 @@
+"""The whole loop as a user runs it: it ends by itself, stops cleanly, goes on where it stood, and survives kill -9.
+
+demo (a tiny model) ── Ctrl-C ──► demo again ── kill -9 of each process in turn ── Ctrl-C ──► what is left is answered
+                                                                                      │
+                          one log, and every test of it reads the same ◄──────────────┘
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import threading
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from running import command, environment, read, records, running, until
+from tiny import save_tiny
+
+from schemas.events import AdapterEvent, AdvantagedGroup, Batch, DeadLetter, Response, Reward, Task, derive_id
+from streams import broker, demo, policy
+from streams import settings as configuration
+from streams.settings import Settings
+from streams.topics import LABELS
+
+pytestmark = pytest.mark.kafka
+
+GROUPS = 4
+SLOTS = 8
+
+
+@dataclass
+class Demo:
+    """One run of `streamward demo`, and what it said."""
+
+    folder: Path
+    process: subprocess.Popen[str]
+    pids: set[int] = field(default_factory=set)
+    stdout: str = ""
+
+    @property
+    def log(self) -> Path:
+        return self.folder.parent / f"{self.process.pid}.err"
+
+    @property
+    def stderr(self) -> str:
+        return self.log.read_text()
+
+    @property
+    def result(self) -> dict[str, Any]:
+        """The JSON line, which is all there is on stdout."""
+        (line,) = self.stdout.splitlines()
+        return dict(json.loads(line))
+
+    def end(self) -> None:
+        self.stdout, _ = self.process.communicate(timeout=180)
+        assert self.process.returncode == 0, self.stderr
+
+    def child(self, name: str) -> int:
+        """Return the pid of a process of the loop, 0 while it has none."""
+        try:
+            pid = int(json.loads((self.folder / "logs" / "pids.json").read_text())[name][0])
+        except (OSError, ValueError, KeyError):
+            return 0
+        self.pids.add(pid)
+        return pid if psutil.pid_exists(pid) else 0
+
+
+@contextmanager
+def demonstration(folder: Path, *arguments: str) -> Iterator[Demo]:
+    """Run the demo in `folder`; leaving the block waits for its end. A failure ends everything it started."""
+    errors = folder.parent / f"{folder.name}.err"
+    whole = command("--set", f"batches.groups={GROUPS}", "demo", "--data-dir", str(folder), "--output", "json")
+    with errors.open("w") as stderr:
+        process = subprocess.Popen(
+            [*whole, *arguments], env=environment(), cwd=folder.parent, stdout=subprocess.PIPE, stderr=stderr, text=True
+        )
+    run = Demo(folder, process)
+    errors.rename(run.log)
+    try:
+        yield run
+        run.end()
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.communicate(timeout=60)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.communicate()
+
+
+def left_over(folder: Path) -> list[list[str]]:
+    """Return the command lines of all processes that have to do with `folder`."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            line = process.cmdline()
+        except psutil.Error:
+            continue
+        if process.pid != os.getpid() and any(str(folder) in word for word in line):
+            found.append(line)
+    return found
+
+
+# --- it ends by itself -----------------------------------------------------------------------------------------------
+
+
+def test_a_demo_without_weights_ends_by_itself_with_a_line_of_json(tmp_path: Path) -> None:
+    folder = tmp_path / "scripted"
+    with demonstration(folder, "--engine", "scripted", "--steps", "3", "--minutes", "3") as run:
+        pass
+    result = run.result
+    assert result.keys() >= {
+        "held_out", "adapters", "responses", "groups", "batches", "loop_s", "data_dir", "bootstrap"
+    }  # fmt: skip
+    (score,) = result["held_out"]
+    assert (score["version"], score["n"]) == (0, demo.HELD_OUT_TASKS)
+    assert 0.2 < score["exact"] < 0.8  # the script is right half of the time
+    assert result["batches"] >= 3
+    assert (result["adapters"], result["interrupted"]) == (0, False)
+    assert result["responses"] >= result["groups"] >= demo.HELD_OUT_TASKS + 3 * GROUPS
+    assert result["data_dir"] == str(folder)
+    assert json.loads((folder / "report.json").read_text()) == result
+    assert (folder / "learning.png").read_bytes().startswith(b"\x89PNG")
+    assert left_over(folder) == []
+
+
+# --- it is stopped, goes on, and is killed ---------------------------------------------------------------------------
+
+
+@dataclass
+class History:
+    """What two runs of the demo and an hour of trouble have left."""
+
+    settings: Settings
+    first: Demo
+    second: Demo
+    versions: list[int]
+    """The newest version at each stop."""
+    left_over: list[list[str]]
+
+
+def save_model(folder: Path) -> Path:
+    """Write a tiny model whose answers differ in worth: a third of its words are numbers."""
+    save_tiny(folder)
+    file = folder / "tokenizer.json"
+    data = json.loads(file.read_text())
+    vocabulary = data["model"]["vocab"]
+    data["model"]["vocab"] = {f"w{word}" if word.isdigit() and i >= 24 else word: i for word, i in vocabulary.items()}
+    file.write_text(json.dumps(data))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def history(tmp_path_factory: pytest.TempPathFactory) -> Iterator[History]:
+    root = tmp_path_factory.mktemp("loop")
+    folder, model = root / "demo", save_model(root / "model")
+    asked = ("--model", str(model), "--steps", "1000", "--minutes", "5")
+
+    def settings() -> Settings:
+        return configuration.load(file=folder / "streamward.toml", env={})
+
+    def count(kind: type[Any]) -> int:
+        return len(read(settings(), kind))
+
+    def newest() -> int:
+        return max((event.version for _, event in read(settings(), AdapterEvent) if event.kind == "trained"), default=0)
+
+    def said(run: Demo) -> str:
+        logs = [run.log, *sorted((folder / "logs").glob("*.log"))]
+        return "\n".join(f"--- {log.name}\n{log.read_text()[-1500:]}" for log in logs)
+
+    def wait(run: Demo, met: Callable[[], bool], expected: str) -> None:
+        try:
+            until(lambda: run.process.poll() is not None or met(), expected)
+        except AssertionError as exc:
+            raise AssertionError(f"{exc}\n{said(run)}") from None
+        assert run.process.poll() is None, said(run)
+
+    with demonstration(folder, *asked) as first:
+        wait(first, lambda: all(map(first.child, demo.PROCESSES)), "four processes")
+        wait(first, lambda: newest() >= 2, "two versions")
+        first.process.send_signal(signal.SIGINT)
+    left, versions = left_over(folder), [first.result["adapters"]]
+
+    with demonstration(folder, *asked) as second:
+        wait(second, lambda: all(map(second.child, demo.PROCESSES)), "four processes again")
+        wait(second, lambda: newest() > versions[0], "a version after the stop")
+        effects = {"streams": AdvantagedGroup, "scoring": Reward, "policy": Response, "train": AdapterEvent}
+        for name, effect in effects.items():
+            pid = second.child(name)
+            os.kill(pid, signal.SIGKILL)
+            before = count(effect)
+            wait(second, lambda name=name, pid=pid: second.child(name) not in (0, pid), f"another {name}")
+            wait(second, lambda effect=effect, before=before: count(effect) > before, f"work of the new {name}")
+        reached = newest()
+        wait(second, lambda: newest() > reached + 1, "versions after all that")
+        second.process.send_signal(signal.SIGINT)
+    versions.append(second.result["adapters"])
+    left += left_over(folder)
+
+    broker.ensure(settings().broker)
+    try:
+        answer_what_waits(settings(), root)
+        yield History(settings(), first, second, versions, left)
+    finally:
+        broker.stop(settings().broker)
+
+
+def answer_what_waits(settings: Settings, folder: Path) -> None:
+    """Run the loop without its trainer until every task has its group: tasks wait for room that no version makes."""
+    roomy = settings.model_copy(update={"batches": settings.batches.model_copy(update={"max_policy_lag": 10**6})})
+    stop = threading.Event()
+    agent = threading.Thread(target=policy.run, args=(roomy,), kwargs={"stop": stop})
+    with running(settings, folder, "streams", "scoring"):
+        agent.start()
+        try:
+            until(
+                lambda: (
+                    {task.task_id for _, task in read(settings, Task)}
+                    <= {group.task_id for _, group in read(settings, AdvantagedGroup)}
+                ),
+                "a group for every task",
+                folder=folder,
+            )
+        finally:
+            stop.set()
+            agent.join()
+
+
+def test_ctrl_c_stops_every_process_and_the_broker_and_says_how_far_it_came(history: History) -> None:
+    assert history.left_over == []
+    assert not any(map(psutil.pid_exists, history.first.pids | history.second.pids))
+    for run in (history.first, history.second):
+        assert run.result["interrupted"] is True
+        assert run.result["adapters"] >= 2
+        assert "run the same command again" in " ".join(run.stderr.split())
+
+
+def test_a_second_run_goes_on_where_the_log_stands(history: History) -> None:
+    assert f"resuming: {_resumed(history)} tasks and {history.versions[0]} adapters in the log" in history.second.stderr
+    assert history.versions[1] > history.versions[0] >= 2
+
+
+def _resumed(history: History) -> int:
+    (line,) = (line for line in history.second.stderr.splitlines() if line.startswith("resuming"))
+    return int(line.split()[1])
+
+
+@pytest.mark.parametrize("name", demo.PROCESSES)
+def test_a_killed_process_is_started_again_and_that_is_said(history: History, name: str) -> None:
+    said = " ".join(history.second.stderr.split())
+    assert f"{name} ended with signal SIGKILL; starting it again in" in said
+    assert f"{name} runs again" in said
+
+
+def test_no_task_was_asked_for_twice(history: History) -> None:
+    asked = Counter(task.task_id for _, task in read(history.settings, Task))
+    assert set(asked.values()) == {1}
+
+
+def test_each_task_has_exactly_one_group_and_its_copies_are_byte_identical(history: History) -> None:
+    copies: dict[str, set[bytes | None]] = defaultdict(set)
+    for record, group in read(history.settings, AdvantagedGroup):
+        copies[group.task_id].add(record.payload)
+    assert copies.keys() == {task.task_id for _, task in read(history.settings, Task)}
+    assert {len(payloads) for payloads in copies.values()} == {1}
+
+
+def test_a_group_is_one_whole_sampling_or_says_why_not(history: History) -> None:
+    samplings: dict[str | None, dict[int, Response]] = defaultdict(dict)
+    for _, response in read(history.settings, Response):
+        samplings[response.sampling_id][response.slot] = response
+    for _, group in read(history.settings, AdvantagedGroup):
+        if group.dropped_reason is not None:
+            assert group.left_out
+            continue
+        slots = samplings[group.sampling_id]
+        assert {response.adapter_version for response in slots.values()} == {group.adapter_version}
+        assert [member.slot for member in group.responses] == list(range(group.group_size)) == sorted(slots)
+        assert all(
+            (member.response_id, member.completion_token_ids, member.logprobs)
+            == (slots[n].response_id, slots[n].completion_token_ids, slots[n].logprobs)
+            for n, member in enumerate(group.responses)
+        )
+
+
+def test_every_response_was_scored(history: History) -> None:
+    sources = {task.task_id: task.reward_sources for _, task in read(history.settings, Task)}
+    expected = {
+        derive_id(response.response_id, source.name)
+        for _, response in read(history.settings, Response)
+        for source in sources[response.task_id]
+        if response.error is None
+    }
+    assert {reward.reward_id for _, reward in read(history.settings, Reward)} == expected
+
+
+def test_batches_are_contiguous_and_their_copies_byte_identical(history: History) -> None:
+    copies: dict[int, set[bytes | None]] = defaultdict(set)
+    for record, batch in read(history.settings, Batch):
+        copies[batch.sequence].add(record.payload)
+    assert sorted(copies) == list(range(len(copies)))
+    assert {len(payloads) for payloads in copies.values()} == {1}
+
+
+def test_no_group_is_in_two_batches(history: History) -> None:
+    at = {record.at.offset: group.group_id for record, group in read(history.settings, AdvantagedGroup)}
+    batches = {batch.sequence: batch for _, batch in read(history.settings, Batch)}
+    used = Counter(at[offset] for batch in batches.values() for offset in batch.groups_offsets)
+    assert set(used.values()) == {1}
+
+
+def test_each_version_was_trained_once_and_in_order(history: History) -> None:
+    trained = [event for _, event in read(history.settings, AdapterEvent) if event.kind == "trained"]
+    manifests: dict[int, set[Any]] = defaultdict(set)
+    for event in trained:
+        manifests[event.version].add((event.parent_version, event.last_batch, event.files))
+    assert list(dict.fromkeys(event.version for event in trained)) == list(range(1, history.versions[1] + 1))
+    assert {len(found) for found in manifests.values()} == {1}
+    assert all((v - 1, v - 1) == (parent, last) for v, ((parent, last, _),) in manifests.items())
+
+
+def test_every_response_names_a_version_that_existed(history: History) -> None:
+    trained_ms = {0: 0}
+    for record, event in read(history.settings, AdapterEvent):
+        if event.kind == "trained":
+            trained_ms.setdefault(event.version, record.timestamp_ms)
+    responses = read(history.settings, Response)
+    assert {response.adapter_version for _, response in responses} > {0, 1}
+    assert all(trained_ms[response.adapter_version] <= record.timestamp_ms for record, response in responses)
+
+
+def test_every_record_can_be_read_and_only_doubled_work_is_dead_lettered(history: History) -> None:
+    counted = {label: len(records(history.settings, label)) for label in LABELS}
+    kinds = (Task, Response, Reward, AdvantagedGroup, Batch, AdapterEvent, DeadLetter)
+    whole = {label: len(read(history.settings, kind)) for label, kind in zip(_labels(), kinds, strict=True)}
+    assert {label: counted[label] for label in whole} == whole
+    reasons = {letter.reason for _, letter in read(history.settings, DeadLetter)}
+    assert reasons <= {"superseded", "unknown_response", "late"}
+
+
+def _labels() -> list[str]:
+    return [label for label in LABELS if label != "group-control"]

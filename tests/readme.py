@@ -1,0 +1,246 @@
+"""Run the README as its reader would: every command, in order, in an empty folder, on a terminal.
+
+    README.md ──► console, sh, python and toml blocks ──► one bash on a pseudo-terminal ──► what each command printed
+
+    python -m tests.readme    print the page's commands with what they print now
+
+In a `console` block a line that begins with `$ ` is a command and what follows is its output; an `sh` block is one
+script. A `python` or `toml` block is a file, named by its first line (`# NAME`). The output must be what was printed,
+line by line, where `…` stands for anything, a line of `…` for any lines, and times, ids, ports and sizes for any other.
+
+Not covered: what `make` does. Its targets take minutes and have tests of their own; here they only have to exist and to
+call what they are said to (`MAKES`). The broker takes a free port and the judge is a double, so that tests can run
+beside each other.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pty
+import re
+import select
+import shutil
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import termios
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import NamedTuple
+
+from streams import broker
+from streams.settings import Broker
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "README.md"
+COLUMNS = 120
+LIMIT_S = 90.0
+"""For one command."""
+MAKES = {
+    "make demo": ".venv/bin/streamward demo",
+    "make test": ".venv/bin/python -m pytest",
+    "make bench": "-m tests.benchmarks",
+    "make check": ".venv/bin/mypy",
+    "make setup-gym": "--editable '.[gym]'",
+}
+"""What a target must call."""
+LOOP = r"""
+exec < /dev/null
+again() { return $code; }
+while IFS= read -r -d '' command <&3; do again; eval "$command"; code=$?; printf '\036%d\036' $code; done
+"""
+LOGIN = "import os, sys; os.login_tty(0); os.execvp('bash', ['bash', '--norc', '-c', sys.argv[1]])"
+"""Makes the pseudo-terminal the controlling one: all that runs in it ends with whoever holds its other end."""
+
+
+class Step(NamedTuple):
+    """One command of the page, or one file."""
+
+    line: int
+    command: str
+    expected: str = ""
+    file: str | None = None
+
+
+class Ran(NamedTuple):
+    """What a step did."""
+
+    step: Step
+    code: int
+    output: str
+
+
+def steps(page: str) -> Iterator[Step]:
+    """Yield what the page tells its reader to do, in order."""
+    for block in re.finditer(r"^```(console|sh|python|toml)\n(.*?)^```$", page, re.DOTALL | re.MULTILINE):
+        kind, text = block[1], block[2]
+        line = page.count("\n", 0, block.start()) + 2
+        if kind == "sh":
+            yield Step(line, text)
+        elif kind == "console":
+            yield from _commands(text, line)
+        else:
+            name, _, _ = text.partition("\n")
+            if not re.fullmatch(r"# [\w.]+", name):
+                raise ValueError(f"README.md:{line}: a {kind} block begins with its file's name, e.g. `# tasks.py`")
+            yield Step(line, text, file=name.removeprefix("# "))
+
+
+def _commands(text: str, line: int) -> Iterator[Step]:
+    for part in re.split(r"^(?=\$ )", text, flags=re.MULTILINE):
+        if part:
+            head, _, expected = part.partition("\n")
+            if not head.startswith("$ "):
+                raise ValueError(f"README.md:{line}: a console block begins with a command, `$ …`; got {head!r}")
+            yield Step(line, head.removeprefix("$ "), expected)
+        line += part.count("\n")
+
+
+# --- running ----------------------------------------------------------------------------------------------------------
+
+
+def run(page: str, folder: Path) -> Iterator[Ran]:
+    """Run every step in `folder`, which is empty, and yield what it did."""
+    (folder / ".venv").symlink_to(sys.prefix)
+    with _judge() as judge, _bash(folder) as bash:
+        port = _free_port()
+        for step in steps(page):
+            text = step.command.replace("127.0.0.1:8000", judge)
+            text = text.replace("streamward broker start", f"streamward broker start --port {port}")
+            if step.file is not None:
+                more = f'\n[kafka]\nbootstrap = "127.0.0.1:{port}"\n' if step.file == "streamward.toml" else ""
+                (folder / step.file).write_text(text + more)
+                yield Ran(step, 0, "")
+                continue
+            if text.startswith("make "):
+                text = f"make -n -B -C {ROOT} {text.removeprefix('make ')}"
+            yield Ran(step, *bash(text))
+
+
+@contextmanager
+def _bash(folder: Path) -> Iterator[Callable[[str], tuple[int, str]]]:
+    """Give a function that runs one command in a bash of its own and returns (exit code, what the terminal showed)."""
+    terminal, end = pty.openpty()
+    fcntl.ioctl(end, termios.TIOCSWINSZ, struct.pack("HHHH", 50, COLUMNS, 0, 0))
+    commands, write = os.pipe()
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("STREAMWARD_", "PYTEST_"))}
+    bash = subprocess.Popen(
+        [sys.executable, "-c", LOGIN, LOOP.replace("<&3", f"<&{commands}")],
+        cwd=folder,
+        env=env | {"TERM": "xterm", "NO_COLOR": "1"},
+        stdin=end,
+        stdout=end,
+        stderr=end,
+        pass_fds=[commands],
+    )
+    os.close(end)
+    os.close(commands)
+
+    def run_one(command: str) -> tuple[int, str]:
+        os.write(write, command.encode() + b"\0")
+        shown, until = b"", time.monotonic() + LIMIT_S
+        while not (ended := re.search(rb"\x1e(\d+)\x1e", shown)):
+            left = until - time.monotonic()
+            if left < 0 or not select.select([terminal], [], [], left)[0]:
+                raise TimeoutError(f"{command!r} took more than {LIMIT_S:g} s; so far it said {shown.decode()!r}")
+            shown += os.read(terminal, 65536)
+        text = shown[: ended.start()].decode().replace("\r\n", "\n")
+        return int(ended[1]), re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
+
+    try:
+        yield run_one
+    finally:
+        os.close(write)
+        os.close(terminal)  # a hang-up for all that still runs
+        bash.wait(30)
+        broker.stop(Broker(data_dir=folder / ".streamward" / "kafka"))
+
+
+@contextmanager
+def _judge() -> Iterator[str]:
+    """Give the address of a server that answers every chat completion with 7 of 10."""
+
+    class Answer(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            said = json.dumps({"score": 7, "reason": "Short and polite."})
+            body = json.dumps({"choices": [{"message": {"role": "assistant", "content": said}}]}).encode()
+            self.send_response(200)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answer) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+# --- comparing --------------------------------------------------------------------------------------------------------
+
+ANY = [
+    (r"\d{4}-\d\d-\d\dT[\d:.]+Z", "<time>"),
+    (r"^\d\d:\d\d:\d\d ", "<time> "),
+    (r"\b[0-9a-f]{8}-[0-9a-f]{4}-5[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}\b", "<id>"),
+    (r"\b(?=[0-9a-f]*\d)[0-9a-f]{8,64}\b", "<hash>"),
+    (r"127\.0\.0\.1:\d+", "<address>"),
+    (r"\b\d+(\.\d+)? (ms|s|B|KiB|MiB|GiB)\b", "<size>"),
+    (r"\bpid +\d+", "pid <n>"),
+    (r" +", " "),
+]
+"""What may differ between two runs, and the place it leaves."""
+
+
+def fits(expected: str, output: str) -> bool:
+    """Return whether `output` is what the page says."""
+    pattern = ""
+    for line in _plain(expected):
+        pattern += r"(?:.*\n)*?" if line == "…" else ".*".join(map(re.escape, line.split("…"))) + r"\n"
+    return re.fullmatch(pattern, "".join(line + "\n" for line in _plain(output))) is not None
+
+
+def _plain(text: str) -> list[str]:
+    lines = []
+    for line in text.strip("\n").splitlines():
+        for what, place in ANY:
+            line = re.sub(what, place, line)
+        lines.append(line.rstrip())
+    return lines
+
+
+def main() -> None:
+    """Print every step with what it prints now."""
+    folder = Path(tempfile.mkdtemp(prefix="streamward-readme-"))
+    try:
+        for ran in run(PAGE.read_text(encoding="utf-8"), folder):
+            name = f"(file {ran.step.file})" if ran.step.file else "$ " + ran.step.command
+            good = "" if fits(ran.step.expected, ran.output) or ran.step.file else "   <── not what the page says"
+            print(f"README.md:{ran.step.line}: exit {ran.code}{good}\n{name}\n{ran.output}", flush=True)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()

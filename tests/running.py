@@ -1,0 +1,98 @@
+"""Streamward's processes, as a user starts them, run and ended by tests.
+
+    settings ──► `streamward streams`, `scoring`, … ──► SIGTERM when the block ends ──► each must say 0
+                 what they print lies in <folder>/<name>.log
+
+Not covered: keeping them alive. That is the demo's (streams/supervisor.py).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import os
+import signal
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import fastavro
+
+from schemas import registry
+from schemas.events import Event
+from schemas.serde import Poison
+from streams import cluster
+from streams.log import Record
+from streams.settings import Settings, to_env
+from streams.topics import topics
+
+E = TypeVar("E", bound=Event)
+
+
+def environment(settings: Settings | None = None) -> dict[str, str]:
+    """Return the environment of a child that loads exactly these settings."""
+    plain = {name: value for name, value in os.environ.items() if not name.startswith("STREAMWARD_")}
+    return plain | (to_env(settings) if settings else {})
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "streams.cli", *arguments]
+
+
+@contextmanager
+def running(settings: Settings, folder: Path, *names: str) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
+    """Run `streamward NAME` for each name while the block runs. Each must end with 0 when it is told to."""
+    processes: dict[str, subprocess.Popen[bytes]] = {}
+    try:
+        for name in names:
+            with (folder / f"{name}.log").open("ab") as log:
+                processes[name] = subprocess.Popen(
+                    command(name), env=environment(settings), cwd=folder, stdout=log, stderr=log
+                )
+        yield processes
+        for process in processes.values():
+            process.send_signal(signal.SIGTERM)
+        codes = {name: process.wait(60) for name, process in processes.items()}
+        assert set(codes.values()) == {0}, f"{codes}: {said(folder)}"
+    finally:
+        for process in processes.values():
+            process.kill()
+            process.wait()
+
+
+def said(folder: Path) -> str:
+    """Return the last words of every process that logged into `folder`."""
+    return "\n".join(f"--- {log.name}\n{log.read_text()[-3000:]}" for log in sorted(folder.glob("*.log")))
+
+
+def until(met: Callable[[], bool], expected: str, *, folder: Path | None = None, timeout_s: float = 120) -> None:
+    """Return once `met`; fail with what was `expected`, and what the processes said, if that takes too long."""
+    deadline = time.monotonic() + timeout_s
+    while not met():
+        assert time.monotonic() < deadline, f"expected {expected}{': ' + said(folder) if folder else ''}"
+        time.sleep(0.2)
+
+
+def records(settings: Settings, label: str) -> list[Record]:
+    """Return every record of a topic, partition by partition, in order."""
+    return sorted(cluster.read_topic(settings, label), key=lambda record: record.at)
+
+
+def read(settings: Settings, kind: type[E]) -> list[tuple[Record, E]]:
+    """Return every event of the topic of `kind` that can be read, with its record."""
+    label = next(label for label, topic in topics(settings.topics).items() if topic.event is kind)
+    pairs = [(record, record.decode(kind)) for record in records(settings, label)]
+    return [(record, event) for record, event in pairs if not isinstance(event, Poison)]
+
+
+def by_another_writer(event: Event, **changes: Any) -> bytes:
+    """Return `event` with other values, as a producer writes that has the schema and not our checks."""
+    schema = registry.files().newest(type(event))
+    out = io.BytesIO()
+    fastavro.schemaless_writer(out, schema.parsed, {**dataclasses.asdict(event), **changes})
+    return struct.pack(">bI", 0, schema.id) + out.getvalue()

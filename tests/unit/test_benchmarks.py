@@ -1,0 +1,54 @@
+"""The benchmarks can be listed, and their table kept. `make bench` runs them, never a test: tests do not time."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REPO = Path(__file__).parents[2]
+sys.path.append(str(REPO))
+
+from tests.benchmarks.side_by_side import by_turns, line  # noqa: E402
+from tests.benchmarks.table import BEGIN, END, write  # noqa: E402
+
+
+def test_every_benchmark_is_listed_with_what_it_measures() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.benchmarks", "--list"], cwd=REPO, check=True, capture_output=True, text=True
+    )
+    listed = {text.split()[0]: text.split(maxsplit=1)[1] for text in done.stdout.splitlines()}
+    assert sorted(listed) == ["help", "join", "memory", "overhead", "sampling", "trainer"]
+    assert all(listed.values())
+
+
+def test_an_unknown_benchmark_is_a_usage_error_that_names_those_there_are() -> None:
+    done = subprocess.run([sys.executable, "-m", "tests.benchmarks", "jion"], cwd=REPO, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "'jion'" in done.stderr and "join" in done.stderr
+
+
+def test_ours_and_peer_take_turns() -> None:
+    calls: list[str] = []
+    by_turns({"ours": lambda: calls.append("ours"), "peer": lambda: calls.append("peer")}, rounds=2)
+    assert calls == ["ours", "peer"] * 3  # the first turn warms up and is not measured
+
+
+def result(bench: str, case: str, ours: float) -> dict[str, object]:
+    return line(bench, case, ours=ours, peer=2.0, unit="s", ratio=2.0 / ours, peer_is="another", target=4.0)
+
+
+def test_a_run_replaces_the_rows_of_its_benchmarks_and_no_others() -> None:
+    document = f"before\n{BEGIN}\n{END}\nafter\n"
+    document = write(document, [result("join", "live", 1.0), result("join", "gone", 1.0), result("help", "it", 0.25)])
+    document = write(document, [result("join", "live", 0.5)])
+    rows = [text for text in document.splitlines() if text.startswith("| ")]
+    assert [row.split(" | ")[:3] for row in rows[2:]] == [["| help", "it", "0.25"], ["| join", "live", "0.5"]]
+    assert "≥ 4, met" in document and document.startswith("before\n") and document.endswith("after\n")
+
+
+def test_a_document_without_a_place_for_the_table_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"bench:begin"):
+        write("no markers", [])
