@@ -10,16 +10,16 @@ were cut early make N hard to know, so the same inequality is used with what the
     S + floor((P + F) / B) <= v + L      the batch that one more group would land in
 
     S  batches cut so far (the next sequence)          B  batches.groups
-    P  useful groups on `groups` beyond those batches  L  batches.max_policy_lag
+    P  groups beyond those batches that take a place  L  batches.max_policy_lag
     F  samplings whose group is not on `groups` yet    v  the version that would sample
 
 which is P + F < (v + L + 1 - S) * B. With v the newest version and T = v batches trained, S - T batches wait for the
 trainer, and it says that at most (L + 1) * B groups are between sampling and training; a version that is trained but
 not yet served counts for nothing, as it samples nothing.
 
-It cannot lock up. Every F becomes a group; one that takes no place in a batch (dropped, stale, doubled, and zero
-variance unless `batches.count` is all) leaves at once, by the batch stage's own rule. What is left either fills the
-next batch, so S and then v advance, or is less than B, and then a served v = S has room.
+It cannot lock up. Every F becomes a group; one that takes no place in a batch (dropped, stale, doubled, zero variance
+unless `batches.zero_variance` is keep) leaves at once, by the batch stage's own rule. What is left either fills the next
+batch, so S and then v advance, or is less than B, and then a served v = S has room.
 
 Not covered: a group that is overtaken. Should its scores take so long that others, sampled later, fill its batch, it is
 stale in the end, on the record; to wait for it would let one slow scorer halt everything. Agents beside this one: each
@@ -47,7 +47,7 @@ class Admission:
         self.sequence = 0
         """Batches cut so far, as the `batches` topic says: the sequence of the next one."""
         self._settled = -1  # offset on `groups` of the last group those batches hold
-        self._pending: dict[int, tuple[int, bool]] = {}  # offset on `groups` -> (version, useful), beyond `_settled`
+        self._pending: dict[int, int] = {}  # offset on `groups` -> adapter version, beyond `_settled`
         self._seen: dict[str, int] = {}  # group_id -> adapter version, as long as a double would not be stale anyway
         self._in_flight: dict[str, int | None] = {}  # task_id -> when to give up waiting for its group, ms
         self._out: OrderedDict[bytes, None] = OrderedDict()
@@ -59,16 +59,15 @@ class Admission:
 
     @property
     def pending(self) -> int:
-        """Places taken by groups that are in no batch yet: whole batches to come, and what fills the one after."""
-        sequence, places, useful = self.sequence, 0, False
-        for version, teaches in self._pending.values():
+        """Groups that take a place and are in no batch yet."""
+        sequence, pending = self.sequence, 0
+        for version in self._pending.values():
             if not 0 <= sequence - version <= self._rule.max_policy_lag:
                 continue  # the batch stage drops it: stale, or of a version it does not know
-            places, useful = places + 1, useful or teaches
-            if places >= self._rule.groups and useful:
-                sequence, places, useful = sequence + 1, 0, False
-        # a window in which nothing is useful stays open, however many places are taken
-        return (sequence - self.sequence) * self._rule.groups + min(places, self._rule.groups - 1)
+            pending += 1
+            if pending % self._rule.groups == 0:
+                sequence += 1
+        return pending
 
     def batch(self, batch: Batch) -> None:
         """Take in a batch: what it holds and what lies before that is settled."""
@@ -76,12 +75,12 @@ class Admission:
             return  # the same batch again
         self.sequence = batch.sequence + 1
         self._settled = max(self._settled, *batch.groups_offsets, *(dropped.offset for dropped in batch.dropped), -1)
-        self._pending = {offset: group for offset, group in self._pending.items() if offset > self._settled}
+        self._pending = {offset: version for offset, version in self._pending.items() if offset > self._settled}
         oldest = self.sequence - self._rule.max_policy_lag
         self._seen = {group_id: version for group_id, version in self._seen.items() if version >= oldest}
 
     def group(self, group: AdvantagedGroup, offset: int) -> None:
-        """Take in a group: its task is no longer in flight, and it waits for a batch unless it teaches nothing."""
+        """Take in a group: its task is no longer in flight, and it waits for a batch if it takes a place."""
         self._in_flight.pop(group.task_id, None)
         self._out[_short(group.task_id)] = None
         if len(self._out) > REMEMBERED_TASKS:
@@ -90,10 +89,9 @@ class Admission:
             return
         doubled = group.group_id in self._seen
         self._seen[group.group_id] = group.adapter_version
-        useful = any(response.advantage for response in group.responses)
-        takes_place = group.dropped_reason is None and (useful or self._rule.count == "all")
-        if not doubled and takes_place and offset > self._settled:
-            self._pending[offset] = (group.adapter_version, useful)
+        kept = self._rule.zero_variance == "keep" or any(response.advantage for response in group.responses)
+        if not doubled and group.dropped_reason is None and kept and offset > self._settled:
+            self._pending[offset] = group.adapter_version
 
     def start(self, task_id: str, *, give_up_ms: int | None) -> None:
         """Count a task as in flight until its group is seen, or until `give_up_ms` (see `expire`)."""

@@ -27,15 +27,15 @@ from urllib.parse import quote
 
 import faust
 from aiokafka.errors import KafkaConnectionError
-from confluent_kafka import KafkaError, KafkaException, admin
+from confluent_kafka import admin
 from faust.auth import SASLCredentials, SSLCredentials
 from faust.streams import current_event
 
 from schemas.events import Coordinates, Event
 from schemas.serde import encode
 from streams import cluster, faust_fixes, quiet
-from streams.errors import EventError, LogError, SettingsError
-from streams.log import Record, check_size, client_config, dead_letter, key_of, unreachable
+from streams.errors import EventError, SettingsError
+from streams.log import Record, check_size, dead_letter, key_of, unreachable
 from streams.settings import Kafka, Settings
 from streams.topics import FRAMING_BYTES, Topic, topics
 from streams.watchdog import EXIT_RESTART
@@ -58,6 +58,16 @@ class App(faust.App):  # type: ignore[misc]  # faust is not typed
     settings: Settings
     working: int = 0
     """Events inside a handler now."""
+
+    async def _consumer_wait_empty(self, consumer: Any, logger: Any) -> None:
+        """Wait for the events at work, and commit: what a rebalance and a stop do once the queues are cleared.
+
+        Faust waits until every agent of a topic has acknowledged what one of them took up. Where a topic has two, the
+        cleared queue of the other held it too, so that wait never ended.
+        """
+        while self.working and not consumer.should_stop:
+            await asyncio.sleep(0.01)
+        await consumer.commit()
 
 
 class Table(faust.Table):  # type: ignore[misc]
@@ -119,6 +129,7 @@ def build_app(settings: Settings, *, worker_name: str, data_dir: Path | None = N
         Table=Table,
         table_standby_replicas=0,
         stream_buffer_maxsize=1024,
+        stream_wait_empty=False,  # App waits for the handlers instead
         topic_allow_declare=False,
         topic_disable_leader=True,
         topic_replication_factor=settings.topics.replication,
@@ -187,9 +198,9 @@ def table(app: App, name: str, partitions: int) -> Any:
     )
 
 
-async def emit(topic: Any, key: bytes | None, value: bytes, *, headers: dict[str, bytes] | None = None) -> Any:
+async def emit(topic: Any, key: bytes | None, value: bytes) -> Any:
     """Write a record to `topic` (of `source`) and return its metadata once all replicas have it."""
-    return await (await topic.send(key=key, value=value, headers=headers or {}))
+    return await (await topic.send(key=key, value=value))
 
 
 def record_of(event: Any) -> Record:
@@ -303,15 +314,7 @@ def create_changelogs(app: App) -> None:
         for name, t in wanted.items()
         if name not in existing
     ]
-    if not new:
-        return
-    client = admin.AdminClient(client_config(settings.kafka))
-    for name, future in client.create_topics(new, request_timeout=settings.kafka.request_timeout_s).items():
-        try:
-            future.result()
-        except KafkaException as exc:
-            if exc.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
-                raise LogError(f"changelog {name} was not created: {exc.args[0].str()}") from exc
+    cluster.create(settings, new)
 
 
 def run_worker(app: App, *, grace_s: float = 25) -> int:

@@ -1,7 +1,7 @@
 """Cut each policy's groups into training steps.
 
-    groups ──► drop what teaches nothing ──► window of `batches.groups` ──► batches
-    key policy   named, with its reason       one state per policy          key policy
+    groups ──► drop what must not be trained on ──► window of `batches.groups` ──► batches
+    key policy   named, with its reason              one state per policy          key policy
 
 Batch s is what turns adapter version s into s + 1, so a group's lag is `s - adapter_version` and can be read off the
 log alone. Whoever reads the same groups under the same rule cuts the same batches, on redelivery, too: a batch is named
@@ -12,7 +12,6 @@ Not covered: a window closes by count only, so the last few groups of a policy t
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from schemas.events import AdvantagedGroup, Batch, Coordinates, DroppedGroup, LagCount, derive_id
 from schemas.serde import Poison
 from streams.errors import EventError
+from streams.rows import pack, unpack
 from streams.settings import Batches
 from streams.topics import topics
 
@@ -28,9 +28,6 @@ if TYPE_CHECKING:
     from streams.app import App
 
 STAGE = "batches"
-ZERO_VARIANCE = "zero_variance"
-"""Why a group is dropped whose rewards are all equal. With `batches.count=all` it takes a place in the window."""
-
 MAX_NAMED = 1000
 """Most dropped groups a window names: its row is written at each group, and a policy that has learned all its tasks
 drops every one. Those beyond are counted in the batch's metadata, and each can be seen to teach nothing in `groups`."""
@@ -83,7 +80,7 @@ class Cutter:
             if len(window.dropped) >= MAX_NAMED:
                 return replace(window, unnamed=window.unnamed + 1), ()
             dropped = DroppedGroup(group_id=group.group_id, offset=at.offset, reason=reason)
-            return self._cut_if_full(replace(window, dropped=(*window.dropped, dropped)), group.policy, at.partition)
+            return replace(window, dropped=(*window.dropped, dropped)), ()
         entry = Entry(
             offset=at.offset,
             lag=window.sequence - group.adapter_version,
@@ -91,21 +88,16 @@ class Cutter:
             loss_tokens=sum(sum(response.loss_mask) for response in group.responses),
             created_at=group.created_at,
         )
-        return self._cut_if_full(replace(window, entries=(*window.entries, entry)), group.policy, at.partition)
-
-    def _cut_if_full(self, window: Window, policy: str, partition: int) -> tuple[Window, Sequence[Batch]]:
-        places = len(window.entries)
-        if self.rule.count == "all":
-            places += sum(dropped.reason == ZERO_VARIANCE for dropped in window.dropped)
-        if places < self.rule.groups or not window.entries:
+        window = replace(window, entries=(*window.entries, entry))
+        if len(window.entries) < self.rule.groups:
             return window, ()
-        return Window(window.sequence + 1, window.next_offset), (self._cut(window, policy, partition),)
+        return Window(window.sequence + 1, window.next_offset), (self._cut(window, group.policy, at.partition),)
 
     def _why_dropped(self, window: Window, group: AdvantagedGroup) -> str | None:
         if group.dropped_reason is not None:
             return group.dropped_reason
-        if all(response.advantage == 0 for response in group.responses):
-            return ZERO_VARIANCE
+        if self.rule.zero_variance == "drop" and all(response.advantage == 0 for response in group.responses):
+            return "zero_variance"
         lag = window.sequence - group.adapter_version
         if lag > self.rule.max_policy_lag:
             return "stale"
@@ -141,26 +133,20 @@ ROW_VERSION = 1
 def dump(window: Window) -> bytes:
     """Return the table row of a window."""
     row = {
-        "v": ROW_VERSION,
         "sequence": window.sequence,
         "next_offset": window.next_offset,
         "entries": [[getattr(entry, name) for name in Entry.__slots__] for entry in window.entries],
         "dropped": [asdict(dropped) for dropped in window.dropped],
         "unnamed": window.unnamed,
     }
-    return json.dumps(row, separators=(",", ":")).encode()
+    return pack(ROW_VERSION, row)
 
 
 def load(row: bytes | None) -> Window:
     """Return the window in a table row; a new one for no row. Raises ValueError for a row of another version."""
     if row is None:
         return Window()
-    data: dict[str, Any] = json.loads(row)
-    if data["v"] != ROW_VERSION:
-        raise ValueError(
-            f"a table row has version {data['v']}, expected {ROW_VERSION}. Rows of another version cannot be read: "
-            "start under another consumer group, and the state is rebuilt from the groups topic"
-        )
+    data = unpack(row, ROW_VERSION)
     return Window(
         sequence=data["sequence"],
         next_offset=data["next_offset"],

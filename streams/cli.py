@@ -23,7 +23,7 @@ from streams.cli_demo import demo
 from streams.cli_log import events, schemas, topics
 from streams.cli_work import adapters, tasks
 from streams.errors import NotFoundError
-from streams.shell import Call, Guarded, output_option, pass_call, until_stopped
+from streams.shell import Call, Guarded, end_at_signals, output_option, pass_call, until_stopped
 
 if TYPE_CHECKING:
     from streams.broker import RunningBroker
@@ -155,6 +155,18 @@ def _show_node(running: RunningBroker, output: Output) -> None:
 # --- the processes of the loop ----------------------------------------------------------------------------------------
 
 
+def _begin(call: Call, what: str, reads: str) -> None:
+    """Refuse to run without topics, and say what starts, so that silence afterwards means waiting."""
+    import logging
+
+    from streams import cluster
+
+    settings = call.settings
+    cluster.check_topics(settings)
+    where = f"{settings.topics.prefix}* at {settings.kafka.bootstrap}"
+    logging.getLogger("streams.cli").info("%s starts, reads %s of %s", what, reads, where)
+
+
 @cli.command()
 @click.pass_context
 @pass_call
@@ -164,10 +176,9 @@ def streams(call: Call, ctx: click.Context) -> None:
     It ends at SIGTERM or Ctrl-C, when what is in hand is done. Several workers share the partitions. Exit code 75
     means that a watchdog stopped it: start it again.
     """
-    from streams import cluster
-
     call.working = True
-    cluster.check_topics(call.settings)
+    end_at_signals()
+    _begin(call, "stream worker", "tasks, responses, rewards, groups and adapters")
     from streams import worker  # takes the signals itself, and drains
 
     ctx.exit(worker.run(call.settings))
@@ -180,11 +191,9 @@ def scoring(call: Call) -> None:
 
     It ends at SIGTERM or Ctrl-C, when what is in hand is done. Several agents share the partitions.
     """
-    from streams import cluster
-
     call.working = True
     with until_stopped() as stop:
-        cluster.check_topics(call.settings)
+        _begin(call, "scoring agent", "responses")
         from streams import scoring as agent
 
         agent.run(call.settings, stop=stop)
@@ -198,11 +207,9 @@ def policy(call: Call) -> None:
     It answers the tasks of policy.name with the engine in policy.engine, and ends at SIGTERM or Ctrl-C, when what is in
     hand is done. Several agents share the partitions.
     """
-    from streams import cluster
-
     call.working = True
     with until_stopped() as stop:
-        cluster.check_topics(call.settings)
+        _begin(call, f"policy agent of {call.settings.policy.name} ({call.settings.policy.engine})", "tasks")
         from streams import policy as agent
 
         agent.run(call.settings, stop=stop)
@@ -217,11 +224,9 @@ def train(call: Call, steps: int | None) -> None:
     It trains policy.name, and ends at SIGTERM or Ctrl-C, when the step in hand is done. It goes on where its newest
     checkpoint ends.
     """
-    from streams import cluster
-
     call.working = True
     with until_stopped() as stop:
-        cluster.check_topics(call.settings)
+        _begin(call, f"trainer of {call.settings.policy.name}", "batches")
         from trainer import consumer
 
         consumer.run(call.settings, steps=steps, stop=stop)
@@ -255,9 +260,12 @@ def config_show(call: Call, only: str | None, output: Output) -> None:
         show.Column("key", "key"),
         show.Column("value", "value"),
         show.Column("from", "from"),
-        show.Column("about", "about"),
+        show.Column("about", "about", optional=True),
     ]
-    show.rows(found, columns, output)
+    if len(found) == 1:
+        show.record(found[0], output)
+    else:
+        show.rows(found, columns, output)
 
 
 @cli.command()

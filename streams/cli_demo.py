@@ -16,7 +16,7 @@ from streams.shell import Call, pass_call
 
 @click.command()
 @click.option("--minutes", type=float, default=8.0, show_default=True, help="Stop after so long.")
-@click.option("--steps", type=int, default=18, show_default=True, help="Stop after so many adapter versions.")
+@click.option("--steps", type=int, default=20, show_default=True, help="Stop after so many adapter versions.")
 @click.option("--model", metavar="NAME", help="A model known here, a hub id or a folder.  [default: model.base]")
 @click.option(
     "--generator", default="sums", show_default=True, metavar="sums|reasoning-gym:NAME", help="What is asked."
@@ -51,7 +51,7 @@ def demo(
     data_dir: Path,
     output: str,
 ) -> None:
-    """Watch a small model learn sums from a real Kafka log, on this machine, in minutes.
+    """Watch a model learn from a real Kafka log.
 
     Starts Apache Kafka, the stream worker, a scoring agent, a policy agent and the trainer, feeds them tasks, and shows
     where every group is. Ctrl-C stops everything cleanly; the same command goes on from where the log stands.

@@ -56,10 +56,10 @@ def tasks_submit(call: Call, file: Path, skip_bad: bool, policy: str | None, out
     for problem in checked.problems:
         click.echo(str(problem), err=True)
     if checked.problems and not skip_bad:
-        raise EventError(
-            f"nothing was submitted: {len(checked.problems)} lines are bad and {len(checked.tasks)} tasks are good. "
-            "Correct them, or submit the good ones with --skip-bad"
-        )
+        bad, good = len(checked.problems), len(checked.tasks)
+        all_lines = bad + good + checked.repeated
+        way_out = f", or submit the {good} good ones with --skip-bad" if good else ""
+        raise EventError(f"nothing was submitted: {bad} of {all_lines} lines cannot be used. Correct them{way_out}")
     sent, known = stage.submit(call.settings, checked.tasks)
     show.record({"sent": sent, "known": known, "repeated": checked.repeated, "bad": len(checked.problems)}, output)
 
@@ -236,7 +236,7 @@ def _show_version(row: dict[str, Any]) -> None:
 
     parts = {name: row.pop(name) for name in ("metrics", "held_out", "recipe", "files", "events")}
     row["created_at"] = show.moment(row["created_at"]) if row["created_at"] else ""
-    show.record(row, "table")
+    show.record({name: value for name, value in row.items() if value not in (None, "")}, "table")
     for title, part in parts.items():
         if not part:
             continue

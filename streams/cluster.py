@@ -1,7 +1,8 @@
 """What the cluster has: topics, partitions, offsets; and making the topics that are missing.
 
     settings ──► apply_topics ──► the eight topics, in the shape of streams/topics.py
-             ──► describe, offsets, check_topics ──► what is there now
+             ──► describe, offsets, configs, check_topics ──► what is there now
+             ──► read_topic ──► every record between a topic's offsets
 
 Topics are created and checked before any process starts: a Faust worker whose output topic is missing waits for ever.
 
@@ -11,13 +12,14 @@ Not covered: changing a topic that exists. Partitions added later would move key
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 import confluent_kafka as ck
 from confluent_kafka import admin
 
 from streams.errors import LogError, NotFoundError, SettingsError
-from streams.log import Record, TopicPartition, client_config, read, unreachable
+from streams.log import Record, TopicPartition, client_config, unreachable
+from streams.reading import read
 from streams.settings import Settings
 from streams.topics import KEYED_BY_TASK, Topic, topics
 
@@ -27,9 +29,10 @@ def offsets(settings: Settings, labels: Iterable[str]) -> dict[TopicPartition, t
 
     Raises NotFoundError for a topic that does not exist, LogError if the broker does not answer.
     """
-    wanted = _partitions(settings, labels)
-    low = _list_offsets(settings, wanted, admin.OffsetSpec.earliest())
-    high = _list_offsets(settings, wanted, admin.OffsetSpec.latest())
+    client, found = _connect(settings)
+    wanted = _partitions(settings, labels, found)
+    low = _list_offsets(settings, client, wanted, admin.OffsetSpec.earliest())
+    high = _list_offsets(settings, client, wanted, admin.OffsetSpec.latest())
     return {tp: (low[tp], high[tp]) for tp in wanted}
 
 
@@ -38,11 +41,12 @@ def offsets_at(settings: Settings, labels: Iterable[str], timestamp_ms: int) -> 
 
     Raises as `offsets`.
     """
-    return _list_offsets(settings, _partitions(settings, labels), admin.OffsetSpec.for_timestamp(timestamp_ms))
+    client, found = _connect(settings)
+    wanted = _partitions(settings, labels, found)
+    return _list_offsets(settings, client, wanted, admin.OffsetSpec.for_timestamp(timestamp_ms))
 
 
-def _partitions(settings: Settings, labels: Iterable[str]) -> list[TopicPartition]:
-    found = describe(settings)
+def _partitions(settings: Settings, labels: Iterable[str], found: Mapping[str, int]) -> list[TopicPartition]:
     wanted: list[TopicPartition] = []
     for label in labels:
         topic = topics(settings.topics)[label]
@@ -53,9 +57,8 @@ def _partitions(settings: Settings, labels: Iterable[str]) -> list[TopicPartitio
 
 
 def _list_offsets(
-    settings: Settings, wanted: list[TopicPartition], spec: admin.OffsetSpec
+    settings: Settings, client: admin.AdminClient, wanted: list[TopicPartition], spec: admin.OffsetSpec
 ) -> dict[TopicPartition, int]:
-    client = admin.AdminClient(client_config(settings.kafka))
     deadline = time.monotonic() + settings.kafka.request_timeout_s
     while True:
         asked = client.list_offsets(
@@ -82,10 +85,10 @@ _NO_LEADER_YET = {
 
 def configs(settings: Settings, names: Iterable[str]) -> dict[str, dict[str, str]]:
     """Return, per topic, the settings that were given to it. Raises LogError if the broker does not answer."""
-    client = admin.AdminClient(client_config(settings.kafka))
     resources = [admin.ConfigResource(admin.ConfigResource.Type.TOPIC, name) for name in names]
     if not resources:
         return {}
+    client, _ = _connect(settings)
     asked = client.describe_configs(resources, request_timeout=settings.kafka.request_timeout_s)
     given = admin.ConfigSource.DYNAMIC_TOPIC_CONFIG.value  # the entries carry the bare number
     try:
@@ -109,6 +112,15 @@ def read_topic(settings: Settings, label: str, *, partition: int | None = None) 
 
 def describe(settings: Settings) -> dict[str, int]:
     """Return the partition count of every topic on the cluster. Raises LogError if it does not answer."""
+    return _connect(settings)[1]
+
+
+def _connect(settings: Settings) -> tuple[admin.AdminClient, dict[str, int]]:
+    """Return a client, and the partition count of every topic on the cluster.
+
+    To ask for the topics first saves seconds: librdkafka 2.16 drops what is sent while it trades the connection to the
+    bootstrap address for one to the broker, and sends it again one or three seconds later.
+    """
     errors: list[ck.KafkaError] = []
     client = admin.AdminClient({**client_config(settings.kafka), "error_cb": errors.append, "log_level": 0})
     try:
@@ -117,7 +129,7 @@ def describe(settings: Settings) -> dict[str, int]:
         client.poll(0)  # brings the errors: why it did not answer (refused, no such host, wrong password)
         why = next((error for error in errors if error.code() != ck.KafkaError._ALL_BROKERS_DOWN), exc.args[0])
         raise unreachable(settings.kafka, why.str()) from exc
-    return {name: len(metadata.partitions) for name, metadata in found.items()}
+    return client, {name: len(metadata.partitions) for name, metadata in found.items()}
 
 
 def apply_topics(settings: Settings) -> dict[str, str]:
@@ -127,7 +139,6 @@ def apply_topics(settings: Settings) -> dict[str, str]:
     """
     existing = describe(settings)
     missing = [topic for topic in topics(settings.topics).values() if topic.name not in existing]
-    client = admin.AdminClient(client_config(settings.kafka))
     new = [
         admin.NewTopic(
             topic.name,
@@ -137,16 +148,23 @@ def apply_topics(settings: Settings) -> dict[str, str]:
         )
         for topic in missing
     ]
-    created = client.create_topics(new, request_timeout=settings.kafka.request_timeout_s) if new else {}
-    for name, future in created.items():
+    create(settings, new)
+    _wait_until_visible(settings, [topic.name for topic in missing])
+    check_topics(settings)
+    return {topic.name: "created" if topic in missing else "unchanged" for topic in topics(settings.topics).values()}
+
+
+def create(settings: Settings, new: list[admin.NewTopic]) -> None:
+    """Create topics; one that somebody made meanwhile is left as it is. Raises LogError if the broker refuses."""
+    if not new:
+        return
+    client, _ = _connect(settings)
+    for name, future in client.create_topics(new, request_timeout=settings.kafka.request_timeout_s).items():
         try:
             future.result()
         except ck.KafkaException as exc:
             if exc.args[0].code() != ck.KafkaError.TOPIC_ALREADY_EXISTS:
                 raise LogError(f"topic {name} was not created: {exc.args[0].str()}") from exc
-    _wait_until_visible(settings, [topic.name for topic in missing])
-    check_topics(settings)
-    return {topic.name: "created" if topic in missing else "unchanged" for topic in topics(settings.topics).values()}
 
 
 def _wait_until_visible(settings: Settings, names: list[str]) -> None:

@@ -32,8 +32,9 @@ from streams import broker, cluster, evaluate, generators, report
 from streams.display import Display
 from streams.engines.weights import folder_of
 from streams.errors import SettingsError
-from streams.log import Producer, Tail
+from streams.log import Producer
 from streams.progress import Progress
+from streams.reading import Tail
 from streams.settings import Settings, dotted
 from streams.supervisor import Processes, memory_bytes
 
@@ -56,7 +57,7 @@ class Options:
 
     data_dir: Path = Path(".streamward/demo")
     minutes: float = 8.0
-    steps: int = 18
+    steps: int = 20
     model: str | None = None
     generator: str = "sums"
     engine: str = "transformers"
@@ -129,7 +130,7 @@ def settings_of(options: Options, bootstrap: str) -> Settings:
         "trainer.micro_groups=4",
         # on-policy: sampling and training take turns with all cores, and each step learns the most it can
         "batches.max_policy_lag=0",
-        "batches.count=all",
+        "batches.zero_variance=keep",
         f"broker.data_dir={folder / 'kafka'}",
         f"adapters.store={folder / 'adapters'}",
         f"trainer.checkpoints={folder / 'checkpoints'}",
@@ -179,16 +180,20 @@ def _loop(options: Options, settings: Settings, config: Path, broker_pid: int, c
         run = Run(options, settings, Progress(settings), processes, display, producer, started_at)
         _catch_up(tail, run.progress)
         tasks = _tasks(options, run.progress)
-        resumed = run.progress.counts["tasks"] > 0
+        resumed = bool(run.progress.counts["tasks"])
         with _interruptible(run.stopping):
             if resumed:
                 display.say(
                     f"resuming: {run.progress.counts['tasks']} tasks and {run.progress.versions} adapters in the log"
                 )
-            if not run.finished():
+            if run.finished():
+                display.say("all of its steps are done: give more --steps to go on, or --fresh to begin anew")
+            else:
                 _start(run, config)
-            _work(run, tail, tasks, broker_pid)
+                _work(run, tail, tasks, broker_pid)
         interrupted = run.stopping.is_set()
+        if processes.children:
+            display.say("stopping: what is in hand is finished first")
         processes.stop()
         _catch_up(tail, run.progress)
     result = report.of(
@@ -197,6 +202,7 @@ def _loop(options: Options, settings: Settings, config: Path, broker_pid: int, c
         data_dir=options.data_dir,
         peak_bytes=run.peak_bytes,
         interrupted=interrupted,
+        finished=run.finished(),
     )
     report.write(result, run.progress, options.data_dir)
     report.show(result, run.progress, console, config)

@@ -13,15 +13,33 @@ Not covered: following a log that grows. That is the live worker.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from multiprocessing import get_context
+from operator import attrgetter
+from typing import NamedTuple
 
 from schemas.events import AdvantagedGroup, Batch, DeadLetter
-from schemas.serde import Poison
+from schemas.serde import Poison, encode
 from streams import advantages, batches, cluster
 from streams.groups import State
-from streams.log import Record, dead_letter, fetch, read
+from streams.log import Record, dead_letter, key_of
+from streams.reading import fetch, read
 from streams.settings import Settings
 from streams.topics import KEYED_BY_TASK, topics
+
+Bounds = Mapping[tuple[str, int], tuple[int, int]]
+"""By topic and partition: the first offset, and the one behind the last."""
+
+
+class Encoded(NamedTuple):
+    """A record that the join makes, ready to be written."""
+
+    topic: str
+    key: bytes | None
+    payload: bytes
 
 
 def join(settings: Settings) -> Iterator[AdvantagedGroup | DeadLetter]:
@@ -30,14 +48,38 @@ def join(settings: Settings) -> Iterator[AdvantagedGroup | DeadLetter]:
     Raises LogError if the log cannot be read.
     """
     bounds = cluster.offsets(settings, KEYED_BY_TASK)
-    names = [topics(settings.topics)[label].name for label in KEYED_BY_TASK]
     for partition in range(settings.topics.partitions):
-        streams = [
-            read(settings, {(name, partition): first}, {(name, partition): end})
-            for name in names
-            for first, end in [bounds[name, partition]]
-        ]
-        yield from join_records(settings, heapq.merge(*streams, key=lambda record: record.timestamp_ms))
+        yield from _join_partition(settings, bounds, partition)
+
+
+def join_encoded(settings: Settings, *, processes: int | None = None) -> Iterator[Encoded]:
+    """Yield what `join` yields, in its order, as records to write; partitions are joined side by side.
+
+    `processes` is one a core if not given. They are started by `spawn`, so a program that calls this must keep its own
+    start behind `if __name__ == "__main__"`. What a partition makes is held until it is its turn.
+    Raises LogError if the log cannot be read.
+    """
+    bounds, partitions = cluster.offsets(settings, KEYED_BY_TASK), range(settings.topics.partitions)
+    wanted = min(processes or os.cpu_count() or 1, len(partitions))
+    with ProcessPoolExecutor(wanted, mp_context=get_context("spawn")) as pool:
+        for encoded in pool.map(partial(_encode_partition, settings, bounds), partitions):
+            yield from encoded
+
+
+def _encode_partition(settings: Settings, bounds: Bounds, partition: int) -> list[Encoded]:
+    by_event = {topic.event: topic for topic in topics(settings.topics).values()}
+    made = ((by_event[type(event)], event) for event in _join_partition(settings, bounds, partition))
+    return [Encoded(topic.name, key_of(event, topic), encode(event)) for topic, event in made]
+
+
+def _join_partition(settings: Settings, bounds: Bounds, partition: int) -> Iterator[AdvantagedGroup | DeadLetter]:
+    names = [topics(settings.topics)[label].name for label in KEYED_BY_TASK]
+    streams = [
+        read(settings, {(name, partition): first}, {(name, partition): end})
+        for name in names
+        for first, end in [bounds[name, partition]]
+    ]
+    yield from join_records(settings, heapq.merge(*streams, key=attrgetter("timestamp_ms")))
 
 
 def join_records(settings: Settings, records: Iterable[Record]) -> Iterator[AdvantagedGroup | DeadLetter]:

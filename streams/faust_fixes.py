@@ -102,7 +102,9 @@ async def look_behind(consumer: Any) -> None:
     if delivery.handing_on or not consumer.flow_active:
         return
     for tp, expected in list(delivery.expected.items()):
-        if consumer._is_changelog_tp(tp) or (consumer.highwater(tp) or 0) <= expected:
+        if consumer._is_changelog_tp(tp) or tp not in consumer.assignment():
+            continue  # what was expected of a partition stays known when another worker gets it
+        if (consumer.highwater(tp) or 0) <= expected:
             continue
         position = await consumer.position(tp) or 0
         if position <= expected or delivery.handing_on:

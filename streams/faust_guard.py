@@ -17,6 +17,7 @@ from typing import Any
 
 from aiokafka.consumer.consumer import AIOKafkaConsumer
 from aiokafka.consumer.fetcher import Fetcher
+from faust.app.base import App
 from faust.tables.recovery import Recovery
 from faust.topics import Topic
 from faust.transport.consumer import Consumer, ThreadDelegateConsumer
@@ -59,6 +60,10 @@ READ_AND_CHECKED: dict[tuple[type, str], str] = {
     (Topic, "_on_published"): "7cfe9ebd6596",
     (Fetcher, "fetched_records"): "be4348896b9b",
     (AIOKafkaConsumer, "seek_to_committed"): "f6cd85c8b70a",
+    # overridden in streams/app.py, and who calls it
+    (App, "_consumer_wait_empty"): "6bc313c48c06",
+    (App, "_on_partitions_revoked"): "d5c895bbe57d",
+    (App, "_stop_consumer"): "55854a5de12c",
 }
 """First 12 hex digits of the sha256 of the source of each function that a fix replaces or relies on."""
 

@@ -4,23 +4,20 @@
     references and scalars, never texts                │
                                                        └─ assemble, given the responses referred to ──► AdvantagedGroup
 
-The state is written to a table row at each event, so it holds where a response lies and not what it says; `dump` and
-`load` are that row. What to do when an event comes is `streams/advantages.py`.
+The state is written to a table row at each event (`streams/group_rows.py`), so it holds where a response lies and not
+what it says. What to do when an event comes is `streams/join.py`.
 
-Not covered: old rows. `dump` writes a version number; `load` refuses another one, and the worker then reads its
-source topics again from offset 0 under a new consumer group.
+Not covered: whether the responses referred to are still in the log. Who assembles a group has fetched them, or failed.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import lru_cache
-from operator import attrgetter
 from typing import Any
 
-from schemas.events import AdvantagedGroup, Coordinates, GroupResponse, LeftOut, Response, Sampling, derive_id
+from schemas.events import AdvantagedGroup, Coordinates, GroupResponse, LeftOut, Response, Sampling, Task, derive_id
 from streams import formulas
 from streams.settings import Advantages
 
@@ -43,6 +40,33 @@ class Facts:
     traceparent: str | None
     metadata: tuple[tuple[str, str], ...] = ()
     """The task's own, carried on to its group: rollouts finds the suite of an eval task there."""
+
+
+def facts_of(task: Task, timestamp_ms: int, rule: Advantages) -> Facts:
+    """Return what the stage needs of a task whose record has this timestamp."""
+    return Facts(
+        policy=task.policy,
+        purpose=task.purpose,
+        scenario=task.scenario,
+        tenant=task.tenant,
+        group_size=task.group_size,
+        adapter_version=task.adapter_version,
+        sources=tuple((source.name, source.weight) for source in task.reward_sources),
+        deadline_ms=deadline_ms(task, timestamp_ms, rule),
+        timestamp_ms=timestamp_ms,
+        traceparent=task.traceparent,
+        metadata=tuple(sorted(task.metadata.items())),
+    )
+
+
+def deadline_ms(task: Task, timestamp_ms: int, rule: Advantages) -> int | None:
+    """Return the time, ms since the epoch, after which nothing recorded counts for this task; None: it always does.
+
+    A task that names none has the rule's, counted from its record, so that every reader finds the same.
+    """
+    if task.deadline_at is not None or not rule.deadline_s:
+        return task.deadline_at
+    return timestamp_ms + int(rule.deadline_s * 1000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,121 +371,3 @@ def _metadata(task: Facts) -> dict[str, str]:
     """Return the task's metadata, with the version it was pinned to: nothing else tells it if nobody answered."""
     pinned = {} if task.adapter_version is None else {"pinned_version": str(task.adapter_version)}
     return dict(task.metadata) | pinned
-
-
-# --- the table row ----------------------------------------------------------------------------------------------------
-
-ROW_VERSION = 1
-
-
-def dump(state: Open | Closed) -> bytes:
-    """Return the table row of a state."""
-    if isinstance(state, Closed):
-        return _json({"v": ROW_VERSION, "closed": [state.closed_ms, sorted(state.seen), state.sampling_id]})
-    return _json(
-        {
-            "v": ROW_VERSION,
-            "first": state.first_seen_ms,
-            "task": None if state.task is None else _values(state.task),
-            "early": [
-                [*_values(early)[:-1], _values(early.slot if isinstance(early, Answer) else early.score)]
-                for early in state.early
-            ],
-            "attempts": {
-                sampling_id: [
-                    attempt.adapter_version,
-                    attempt.group_size,
-                    attempt.shared,
-                    {number: _values(slot) for number, slot in attempt.slots.items()},
-                ]
-                for sampling_id, attempt in state.attempts.items()
-            },
-            "scores": {
-                response_id: {source: _values(score) for source, score in scores.items()}
-                for response_id, scores in state.scores.items()
-            },
-        }
-    )
-
-
-def load(row: bytes | None) -> State:
-    """Return the state in a table row; None for no row. Raises ValueError for a row of another version."""
-    if row is None:
-        return None
-    data = json.loads(row)
-    if data["v"] != ROW_VERSION:
-        raise ValueError(
-            f"a table row has version {data['v']}, expected {ROW_VERSION}. Rows of another version cannot be read: "
-            "start under another consumer group, and the state is rebuilt from the source topics"
-        )
-    if "closed" in data:
-        closed_ms, seen, sampling_id = data["closed"]
-        return Closed(closed_ms, frozenset(seen), sampling_id)
-    return Open(
-        task=None if data["task"] is None else _facts(*data["task"]),
-        early=tuple(_early(*values) for values in data["early"]),
-        attempts={
-            sampling_id: Attempt(version, size, shared, {int(n): Slot(*slot) for n, slot in slots.items()})
-            for sampling_id, (version, size, shared, slots) in data["attempts"].items()
-        },
-        scores={
-            response_id: {source: Score(*score) for source, score in scores.items()}
-            for response_id, scores in data["scores"].items()
-        },
-        first_seen_ms=data["first"],
-    )
-
-
-class Rows:
-    """Dumps and loads as above, and need not parse a row that it dumped itself and that nobody exchanged since.
-
-    Whoever else writes the table (a recovery, an owner before) puts another object there. So it is a cache, never a
-    fact.
-    """
-
-    KEPT = 4096
-
-    def __init__(self) -> None:
-        self._made: dict[bytes, tuple[bytes, Open]] = {}
-
-    def dump(self, key: bytes, state: Open | Closed) -> bytes:
-        """Return the table row of the state under `key`."""
-        row = dump(state)
-        self._made.pop(key, None)
-        if isinstance(state, Open):  # a closed one is hardly asked for again
-            if len(self._made) >= self.KEPT:
-                del self._made[next(iter(self._made))]
-            self._made[key] = (row, state)
-        return row
-
-    def load(self, key: bytes, row: bytes | None) -> State:
-        """Return the state in the row that lies under `key`. Raises as `load`."""
-        made = self._made.get(key)
-        return made[1] if made is not None and made[0] is row else load(row)
-
-
-def _facts(*values: Any) -> Facts:
-    facts = Facts(*values)
-    return replace(
-        facts,
-        sources=tuple((name, weight) for name, weight in facts.sources),
-        metadata=tuple((name, text) for name, text in facts.metadata),
-    )
-
-
-def _early(*values: Any) -> Answer | Verdict:
-    *scalars, row = values
-    kind: Any = Answer if len(values) == len(Answer.__slots__) else Verdict
-    return kind(*scalars, (Slot if kind is Answer else Score)(*row))  # type: ignore[no-any-return]
-
-
-_FIELDS = {kind: attrgetter(*kind.__slots__) for kind in (Facts, Slot, Score, Answer, Verdict)}
-
-
-def _values(row: Facts | Slot | Score | Answer | Verdict) -> Sequence[Any]:
-    fields: Sequence[Any] = _FIELDS[type(row)](row)
-    return fields
-
-
-def _json(data: Any) -> bytes:
-    return json.dumps(data, separators=(",", ":")).encode()

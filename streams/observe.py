@@ -61,6 +61,8 @@ class StderrLog(logging.Handler):
         ours = record.name.partition(".")[0] in OURS
         if record.levelno < logging.WARNING and not ours:
             return False
+        if record.name == "librdkafka" and self.level > logging.DEBUG and record.getMessage().endswith(": retrying"):
+            return False  # it mends that by itself; what it cannot mend comes back as an error
         return self.level <= logging.DEBUG or self._fits(record, BURST if ours else LIBRARY_BURST)
 
     def _fits(self, record: logging.LogRecord, burst: int) -> bool:

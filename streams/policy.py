@@ -34,8 +34,10 @@ from schemas.events import Response, Task, derive_id
 from streams import adapter_store
 from streams.engines import Completion, Engine, SamplingRequest
 from streams.errors import EventError, StreamwardError
-from streams.log import POLL_S, Consumer, Producer, Record, TopicPartition, dead_letter, fetch
-from streams.rounds import Progress, Round, Served, Waiting, all_failed, choose, malformed, response, unusable
+from streams.groups import deadline_ms
+from streams.log import POLL_S, Producer, Record, TopicPartition, dead_letter
+from streams.reading import Consumer, Contiguous, fetch
+from streams.rounds import Round, Served, Waiting, all_failed, choose, malformed, response, unusable
 from streams.settings import Settings
 from streams.standing import Standing, answered, give_up_ms
 from streams.topics import topics
@@ -88,7 +90,7 @@ class Agent:
         self._adapters = Path(tempfile.mkdtemp(prefix="streamward-policy-"))
         self._response_topic = topics(settings.topics)["responses"].name
         self._waiting: dict[TopicPartition, dict[int, Waiting]] = {}
-        self._progress: dict[TopicPartition, Progress] = {}
+        self._progress: dict[TopicPartition, Contiguous] = {}
         self._committed: dict[TopicPartition, int] = {}
         self._answered: dict[TopicPartition, set[str]] = {}
         self._assigned: set[TopicPartition] = set()  # new since the last step
@@ -163,7 +165,7 @@ class Agent:
         self._standing.poll()
         found = answered(self._settings, committed, self._standing, now_ms=_now_ms())
         for tp in partitions:
-            self._waiting[tp], self._progress[tp] = {}, Progress()
+            self._waiting[tp], self._progress[tp] = {}, Contiguous()
             self._committed[tp], self._answered[tp] = committed[tp], found[tp[1]]
 
     def _take(self, record: Record) -> None:
@@ -180,14 +182,9 @@ class Agent:
         elif task.policy != self._settings.policy.name or task.task_id in self._answered[tp]:
             progress.done(offset)
         else:
-            self._waiting[tp][offset] = Waiting(task, record.at, self._deadline_ms(task, record))
-
-    def _deadline_ms(self, task: Task, record: Record) -> int | None:
-        """Return the deadline as the join takes it (streams/advantages.py)."""
-        if task.deadline_at is not None:
-            return task.deadline_at
-        wait_s = self._settings.advantages.deadline_s
-        return record.timestamp_ms + int(wait_s * 1000) if wait_s else None
+            self._waiting[tp][offset] = Waiting(
+                task, record.at, deadline_ms(task, record.timestamp_ms, self._settings.advantages)
+            )
 
     def _sweep(self) -> None:
         """Now and then, let go of what time has overtaken."""

@@ -25,9 +25,12 @@ PLACES = ("waiting", "sampled", "scored", "grouped", "batched", "trained", "left
 
 @dataclass
 class Open:
-    """A train task on its way."""
+    """A task on its way. What is about it may be read before the task itself, which tells whether it counts."""
 
     place: str = "waiting"
+    is_train: bool = False
+    group_size: int = 0
+    """As its responses say; 0 while none was read."""
     responses: int = 0
     rewards: int = 0
 
@@ -65,6 +68,8 @@ class Progress:
     """Versions for which held-out tasks were submitted."""
     batches: int = 0
     _open: dict[str, Open] = field(default_factory=dict)
+    _grouped: set[str] = field(default_factory=set)
+    """Tasks whose group was read: the first one counts, and what else comes of the task changes nothing."""
     _batched: dict[int, list[str]] = field(default_factory=dict)
     _at_offset: dict[TopicPartition, dict[int, str]] = field(default_factory=dict)
     _early: list[Batch] = field(default_factory=list)
@@ -108,42 +113,51 @@ class Progress:
         if task.purpose == "eval":
             if task.adapter_version is not None:
                 self.evaluations.add(task.adapter_version)
-            if task.task_id not in self._eval_tasks:
+            if task.task_id not in self._eval_tasks and task.task_id not in self._grouped:
                 self._eval_tasks.add(task.task_id)
                 self.eval_open += 1
         elif task.purpose == "train":
             self.train_tasks[task.scenario] += 1
-            self._move(task.task_id, "waiting")
+            self._counts(self._on_its_way(task.task_id))
 
     def _response(self, response: Response) -> None:
-        task = self._open.get(response.task_id)
-        if task is None:
-            return
-        task.responses += 1
-        if task.responses >= response.group_size:
-            self._move(response.task_id, "sampled")
+        task = self._on_its_way(response.task_id)
+        if task is not None:
+            task.responses += 1
+            task.group_size = response.group_size
+            self._judge(task)
 
     def _reward(self, reward: Reward) -> None:
-        task = self._open.get(reward.task_id)
+        task = self._on_its_way(reward.task_id)
         if task is not None:
             task.rewards += 1
-            if task.rewards >= task.responses > 0 and task.place == "sampled":
-                self._move(reward.task_id, "scored")
+            self._judge(task)
+
+    def _judge(self, task: Open) -> None:
+        """Move a task as far as its responses and rewards say."""
+        if 0 < task.group_size <= task.responses:
+            self._move(task, "scored" if task.rewards >= task.responses else "sampled")
 
     def _group(self, group: AdvantagedGroup, record: Record) -> None:
+        task = self._on_its_way(group.task_id)
+        if task is None or group.task_id in self._grouped:
+            return  # written twice
+        self._grouped.add(group.task_id)
         if group.purpose == "eval":
             self.eval_open -= group.task_id in self._eval_tasks
             self._eval_tasks.discard(group.task_id)
         if group.purpose != "train":
+            del self._open[group.task_id]
             return
+        self._counts(task)
         for response in group.responses:
             total, n = self.rewards_by_version.get(group.adapter_version, (0.0, 0))
             self.rewards_by_version[group.adapter_version] = (total + response.reward, n + 1)
-        useful = group.dropped_reason is None and any(response.advantage for response in group.responses)
-        if not useful:
+        flat = not any(response.advantage for response in group.responses)
+        if group.dropped_reason is not None or (flat and self.settings.batches.zero_variance == "drop"):
             self._leave(group.task_id, group.dropped_reason or "zero_variance")
             return
-        self._move(group.task_id, "grouped")
+        self._move(task, "grouped")
         self._at_offset.setdefault((record.at.topic, record.at.partition), {})[record.at.offset] = group.task_id
 
     def _take_batches(self) -> None:
@@ -159,7 +173,7 @@ class Progress:
             self.batches = batch.sequence + 1
             self._batched[batch.sequence] = [at.pop(offset) for offset in batch.groups_offsets]
             for task_id in self._batched[batch.sequence]:
-                self._move(task_id, "batched")
+                self._move(self._open[task_id], "batched")
             for dropped in batch.dropped:
                 if dropped.offset in at:
                     self._leave(at.pop(dropped.offset), dropped.reason)
@@ -180,24 +194,30 @@ class Progress:
     def _take_versions(self) -> None:
         for sequence in [sequence for sequence in self._batched if sequence < self.versions]:
             for task_id in self._batched.pop(sequence):
-                self._move(task_id, "trained")
-                self._open.pop(task_id, None)
+                self._move(self._open.pop(task_id), "trained")
 
     def _leave(self, task_id: str, reason: str) -> None:
         self.reasons[reason] += 1
-        self._move(task_id, "left out")
-        self._open.pop(task_id, None)
+        self._move(self._open.pop(task_id), "left out")
 
-    def _move(self, task_id: str, place: str) -> None:
-        task = self._open.get(task_id)
-        if task is None:
-            task = self._open[task_id] = Open(place)
-        elif PLACES.index(place) <= PLACES.index(task.place):
-            return
-        else:
-            self.places[task.place] -= 1
+    def _on_its_way(self, task_id: str) -> Open | None:
+        """Return what is known of a task; None if its way has ended."""
+        if task_id in self._grouped:
+            return self._open.get(task_id)
+        return self._open.setdefault(task_id, Open())
+
+    def _counts(self, task: Open | None) -> None:
+        """Count a task from now on, at the place it has reached: it is one to train on."""
+        if task is not None and not task.is_train:
+            task.is_train = True
+            self.places[task.place] += 1
+
+    def _move(self, task: Open, place: str) -> None:
+        """Move a task forward; never back."""
+        if PLACES.index(place) > PLACES.index(task.place):
+            self.places[task.place] -= task.is_train
+            self.places[place] += task.is_train
             task.place = place
-        self.places[place] += 1
 
 
 def waits(progress: Progress) -> list[tuple[str, str]]:

@@ -14,11 +14,13 @@ import time
 from collections.abc import Callable
 
 REPEAT_AFTER_S = 30.0
+SERVICES = ("streams.app", "streams.watchdog")
+"""Where mode logs for our own services, since it names loggers by module; what we say goes to `streamward.*`."""
 
 
 def quieten() -> None:
     """Let only warnings of faust, mode and aiokafka through, and each of those at most every REPEAT_AFTER_S."""
-    for name in ("faust", "mode", "aiokafka", "asyncio"):
+    for name in ("faust", "mode", "aiokafka", "asyncio", *SERVICES):
         logging.getLogger(name).setLevel(logging.WARNING)
     limit = RepeatLimit()
     for name in list(logging.root.manager.loggerDict):

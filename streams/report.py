@@ -25,6 +25,7 @@ def of(
     data_dir: Path,
     peak_bytes: dict[str, int],
     interrupted: bool,
+    finished: bool,
 ) -> dict[str, Any]:
     """Return the report of a run, ready for JSON. Memory is each process's own peak, in bytes."""
     scores = [progress.held_out[version] for version in sorted(progress.held_out)]
@@ -39,6 +40,7 @@ def of(
         "bootstrap": progress.settings.kafka.bootstrap,
         "peak_bytes": peak_bytes,
         "interrupted": interrupted,
+        "finished": finished,
     }
 
 
@@ -94,10 +96,11 @@ def show(result: dict[str, Any], progress: Progress, console: Console, config: P
         + (f" ({reasons})" if reasons else ""),
         highlight=False,
     )
-    if result["interrupted"]:
-        console.print("Stopped. Everything is in the log: run the same command again and it goes on.")
-    elif result["held_out"]:
+    if result["held_out"]:
         console.print(f"Plot: {config.parent / 'learning.png'}", highlight=False)
+    if not result["finished"]:
+        why = "Stopped" if result["interrupted"] else "The time is over (--minutes)"
+        console.print(f"{why}. Everything is in the log: run the same command again and it goes on.")
     console.print("\nTry next:", style="bold")
     for command in _next_commands(config):
         console.print(f"  {command}", highlight=False, soft_wrap=True)
@@ -130,7 +133,7 @@ def _next_commands(config: Path) -> list[str]:
     return [
         f"{streamward} broker start",
         f"{streamward} adapters list",
-        f"{streamward} events tail groups -n 3 --output jsonl",
+        f"{streamward} events tail groups --from -3 --until-end --output jsonl",
         f"{streamward} events tail adapters --until-end",
         'make demo ARGS="--steps 30"',
     ]

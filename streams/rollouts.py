@@ -17,7 +17,6 @@ Not covered: the row of a policy keeps one short entry per version and per decis
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -26,14 +25,13 @@ from schemas.events import AdapterEvent, AdvantagedGroup, derive_id
 from schemas.serde import Poison
 from streams.adapters import DECISIONS, Status, refusal, step
 from streams.errors import ContradictoryEvent, EventError
+from streams.rows import pack, unpack
 from streams.topics import topics
 
 if TYPE_CHECKING:
     from streams.app import App
 
 STAGE = "rollouts"
-SHORT_ID = 13
-"""Characters of an id that are kept: 48 bits tell the decisions on a policy, or the tasks of a suite, apart."""
 
 
 # --- which version serves ---------------------------------------------------------------------------------------------
@@ -57,9 +55,9 @@ class Line:
 def reduce(line: Line, event: AdapterEvent) -> tuple[Line, Sequence[AdapterEvent]]:
     """Return the line after `event`, and the promotion it calls for, under mode `direct`."""
     if event.kind in DECISIONS:
-        if event.event_id[:SHORT_ID] in line.decided:
+        if _short(event.event_id) in line.decided:
             return line, ()
-        line = replace(line, decided=line.decided | {event.event_id[:SHORT_ID]})
+        line = replace(line, decided=line.decided | {_short(event.event_id)})
         if event.event_id == line.asked:
             line = replace(line, asked=None)
     if refusal(event, statuses=line.statuses, primary=line.primary) is None:
@@ -132,13 +130,13 @@ def count(suite: Suite | None, group: AdvantagedGroup) -> tuple[Suite, Sequence[
             f"task {group.task_id} says suite {group.metadata['suite']!r} has {size} tasks, but it began with "
             f"{suite.size}. Give another set of questions another suite name"
         )
-    if suite.done or group.task_id[:SHORT_ID] in suite.tasks:
+    if suite.done or _short(group.task_id) in suite.tasks:
         return suite, ()
     mismatch = group.adapter_version not in (-1, _pinned(group))
     responses = () if mismatch else group.responses
     suite = replace(
         suite,
-        tasks=(*suite.tasks, group.task_id[:SHORT_ID]),
+        tasks=(*suite.tasks, _short(group.task_id)),
         n=suite.n + len(responses),
         exact=suite.exact + sum(response.components.get("exact", response.reward) == 1.0 for response in responses),
         reward_sum=suite.reward_sum + sum(response.reward for response in responses),
@@ -166,6 +164,14 @@ def _result(suite: Suite, group: AdvantagedGroup) -> AdapterEvent:
         suite=name,
         metrics=metrics,
     )
+
+
+def _short(any_id: str) -> str:
+    """Return 48 bits of an id, which tell the decisions on a policy, or the tasks of a suite, apart.
+
+    They are bits of its hash: people may give tasks ids of their own, and those often begin alike.
+    """
+    return derive_id(any_id)[:13]
 
 
 def _pinned(group: AdvantagedGroup) -> int:
@@ -197,14 +203,14 @@ def dump(row: Line | Suite) -> bytes:
     data = asdict(row)
     if isinstance(row, Line):
         data["decided"] = sorted(row.decided)
-    return json.dumps({"v": ROW_VERSION, **data}, separators=(",", ":")).encode()
+    return pack(ROW_VERSION, data)
 
 
 def load_line(row: bytes | None) -> Line:
     """Return the line in a table row; a new one for no row. Raises ValueError for a row of another version."""
     if row is None:
         return Line()
-    data = _load(row)
+    data = unpack(row, ROW_VERSION)
     data["statuses"] = {int(version): status for version, status in data["statuses"].items()}
     return Line(**data | {"decided": frozenset(data["decided"])})
 
@@ -213,18 +219,8 @@ def load_suite(row: bytes | None) -> Suite | None:
     """Return the suite in a table row; None for no row. Raises ValueError for a row of another version."""
     if row is None:
         return None
-    data = _load(row)
+    data = unpack(row, ROW_VERSION)
     return Suite(**data | {"tasks": tuple(data["tasks"])})
-
-
-def _load(row: bytes) -> dict[str, Any]:
-    data: dict[str, Any] = json.loads(row)
-    if (version := data.pop("v")) != ROW_VERSION:
-        raise ValueError(
-            f"a table row has version {version}, expected {ROW_VERSION}. Rows of another version cannot be read: "
-            "start under another consumer group, and the state is rebuilt from the adapters and groups topics"
-        )
-    return data
 
 
 # --- the wiring -------------------------------------------------------------------------------------------------------

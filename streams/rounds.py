@@ -1,7 +1,6 @@
 """Which tasks are answered together, and what of the answers is written.
 
     waiting tasks ──► choose: one version, urgent first ──► Round ──► engine ──► answers ──► responses, in slot order
-    offsets read and done ──► Progress ──► the offset that may be committed
 
 The pure half of the policy agent: no Kafka, no clock, no weights.
 
@@ -10,7 +9,6 @@ Not covered: joining a round that is under way. Who comes later waits for the ne
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -150,31 +148,3 @@ def unusable(slot: Response, error: str) -> Response:
         logprobs=(),
         loss_mask=(),
     )
-
-
-# --- offsets ----------------------------------------------------------------------------------------------------------
-
-
-class Progress:
-    """Which offsets of one partition are done. Only what is contiguous may be committed."""
-
-    def __init__(self) -> None:
-        self._open: deque[int] = deque()  # read, in order; done ones leave from the left
-        self._done: set[int] = set()
-        self._next: int | None = None
-
-    def read(self, offset: int) -> None:
-        """Take in an offset that was read; they come in order, holes in the log included."""
-        self._open.append(offset)
-
-    def done(self, offset: int) -> None:
-        """Say that nothing needs to happen any more for the record at `offset`."""
-        self._done.add(offset)
-        while self._open and self._open[0] in self._done:
-            self._next = self._open.popleft() + 1
-            self._done.discard(self._next - 1)
-
-    @property
-    def next_offset(self) -> int | None:
-        """The first offset that is not done, as far as known; None if none is done."""
-        return self._next

@@ -17,10 +17,9 @@ import logging
 import queue
 import threading
 import time
-from collections import deque
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 from typing import Self
@@ -28,7 +27,8 @@ from typing import Self
 from schemas import serde
 from schemas.events import Response, Reward, RewardSource, Task, derive_id
 from streams.known_tasks import KnownTasks
-from streams.log import POLL_S, Consumer, Producer, Record, TopicPartition, dead_letter
+from streams.log import POLL_S, Producer, Record, TopicPartition, dead_letter
+from streams.reading import Consumer, Contiguous
 from streams.scorers import Outcome, Scorers
 from streams.settings import Settings
 
@@ -60,29 +60,12 @@ def run(settings: Settings, *, stop: threading.Event) -> None:
 
 
 @dataclass(slots=True)
-class Progress:
-    """Which offsets of one partition are done. Only what is contiguous may be committed."""
-
-    open: deque[int] = field(default_factory=deque)
-    done: set[int] = field(default_factory=set)
-    next_offset: int | None = None
-
-    def finish(self, offset: int) -> None:
-        """Say that everything that had to be written about the record at `offset` is written."""
-        self.done.add(offset)
-        while self.open and self.open[0] in self.done:
-            first = self.open.popleft()
-            self.done.discard(first)
-            self.next_offset = first + 1
-
-
-@dataclass(slots=True)
 class Item:
     """One response in work."""
 
     record: Record
     response: Response
-    progress: Progress
+    progress: Contiguous
     sources_left: int = 0
     waits_until: float = 0.0
 
@@ -99,7 +82,7 @@ class Agent:
         self._scorers = Scorers(settings.scoring)
         self._pool = ThreadPoolExecutor(settings.scoring.processes + JUDGE_THREADS, thread_name_prefix="scorer")
         self._finished: queue.SimpleQueue[tuple[Item, RewardSource, Future[Outcome]]] = queue.SimpleQueue()
-        self._progress: dict[TopicPartition, Progress] = {}
+        self._progress: dict[TopicPartition, Contiguous] = {}
         self._committed: dict[TopicPartition, int] = {}
         self._waiting: list[Item] = []  # for their task
         self._tried = 0.0
@@ -161,7 +144,7 @@ class Agent:
             self._committed.pop(tp, None)
             gone = self._progress.pop(tp, None)
             if gone is not None:
-                self._open -= len(gone.open) - len(gone.done)
+                self._open -= gone.left
         self._waiting = [item for item in self._waiting if self._is_ours(item)]
 
     def _is_ours(self, item: Item) -> bool:
@@ -170,8 +153,8 @@ class Agent:
 
     def _take(self, record: Record) -> Item | None:
         """Return the response in this record, or None if there is nothing to score."""
-        progress = self._progress.setdefault((record.at.topic, record.at.partition), Progress())
-        progress.open.append(record.at.offset)
+        progress = self._progress.setdefault((record.at.topic, record.at.partition), Contiguous())
+        progress.read(record.at.offset)
         self._open += 1
         response = record.decode(Response)
         if isinstance(response, serde.Poison):
@@ -254,16 +237,16 @@ class Agent:
 
     # --- done ---------------------------------------------------------------------------------------------------------
 
-    def _bury(self, record: Record, progress: Progress | None, reason: str, error: str) -> None:
+    def _bury(self, record: Record, progress: Contiguous | None, reason: str, error: str) -> None:
         letter = dead_letter(record, stage=STAGE, reason=reason, error=error)
         log.warning("dead letter, %s: %s", reason, error, extra={"at": record.at})
         self._producer.send(letter)
         if progress is not None:
-            progress.finish(record.at.offset)
+            progress.done(record.at.offset)
             self._open -= 1
 
     def _finish(self, item: Item) -> None:
-        item.progress.finish(item.record.at.offset)
+        item.progress.done(item.record.at.offset)
         self._open -= 1
 
     def _commit(self) -> None:

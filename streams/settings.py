@@ -117,10 +117,10 @@ class Batches(Section):
     """How groups become training steps."""
 
     groups: int = Field(16, ge=1, description="groups in one batch")
-    count: Literal["useful", "all"] = Field(
-        "useful",
-        description="what fills a batch: groups that teach something, or also those whose rewards are all equal, "
-        "which makes early steps quicker and smaller (never empty)",
+    zero_variance: Literal["drop", "keep"] = Field(
+        "drop",
+        description="groups whose rewards are all equal: drop, so that every group of a batch teaches something "
+        "(dynamic sampling of DAPO, arXiv:2503.14476), or keep, as plain GRPO does",
     )
     max_policy_lag: int = Field(1, ge=0, description="versions a group may be behind its batch; 0: on-policy only")
 
@@ -169,7 +169,6 @@ class Rollouts(Section):
     """How trained adapters reach the agents."""
 
     mode: Literal["direct"] = "direct"
-    evaluate_every: int = Field(0, ge=0, description="score held-out tasks on every k-th version; 0 never")
 
 
 class Trainer(Section):

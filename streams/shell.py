@@ -131,6 +131,16 @@ def output_option(command: F) -> F:
     )(command)
 
 
+def end_at_signals() -> None:
+    """Let SIGTERM and Ctrl-C end the process with exit code 0, until somebody else takes them: nothing is in hand."""
+
+    def end(*_: object) -> None:
+        raise SystemExit(0)
+
+    for sign in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(sign, end)
+
+
 @contextlib.contextmanager
 def until_stopped() -> Iterator[Event]:
     """Yield an event that SIGTERM or Ctrl-C sets. A second Ctrl-C kills; a second SIGTERM changes nothing.

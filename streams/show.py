@@ -23,6 +23,8 @@ Output = Literal["table", "jsonl"]
 Row = Mapping[str, Any]
 WIDE = 100_000
 """Columns of a table that is not on a terminal: nothing is cut."""
+SENTENCE_CELLS = 32
+"""Fewer are too few for a column of sentences: they would stand a word a line."""
 
 
 STATE_STYLES = {
@@ -42,6 +44,8 @@ class Column(NamedTuple):
     width: int = 0
     """Cells in a line that is printed before the next is known; 0: the rest of the line."""
     right: bool = False
+    optional: bool = False
+    """The last column of a table may be left out where the terminal has no room for sentences; jsonl has it."""
 
     def of(self, row: Any) -> str:
         """Return the cell as text."""
@@ -63,13 +67,27 @@ def rows(data: Iterable[Any], columns: Sequence[Column], output: Output) -> None
         return
     from rich.table import Table
 
+    cells = [[column.of(row) for column in columns] for row in data]
+    if columns[-1].optional and _room(columns, cells) < SENTENCE_CELLS:
+        columns = columns[:-1]
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for number, column in enumerate(columns):
         last = number == len(columns) - 1
         table.add_column(column.title, justify="right" if column.right else "left", overflow="fold", no_wrap=not last)
-    for row in data:
-        table.add_row(*(_text(text, STATE_STYLES.get(text, "")) for text in (column.of(row) for column in columns)))
+    for texts in cells:
+        table.add_row(*(_text(text, STATE_STYLES.get(text, "")) for text in texts[: len(columns)]))
     _print(table)
+
+
+def _room(columns: Sequence[Column], cells: Sequence[Sequence[str]]) -> int:
+    """Return how many cells of the terminal the columns before the last one leave."""
+    from rich.cells import cell_len
+
+    if not sys.stdout.isatty():
+        return WIDE
+    texts = zip([column.title for column in columns], *cells, strict=True)
+    widths = [max(map(cell_len, column)) + 2 for column in texts]
+    return int(_console().width) - sum(widths[:-1])
 
 
 def record(data: Row, output: Output) -> None:
@@ -203,14 +221,17 @@ def _text(text: str, style: str = "") -> Any:
 
 
 def _print(table: Any) -> None:
-    from rich.console import Console
-
-    terminal = sys.stdout.isatty()
-    console = Console(file=sys.stdout, width=None if terminal else WIDE, highlight=False)
+    console = _console()
     with console.capture() as capture:
         console.print(table)
     for line in _lines(capture.get()):
         print(line)
+
+
+def _console() -> Any:
+    from rich.console import Console
+
+    return Console(file=sys.stdout, width=None if sys.stdout.isatty() else WIDE, highlight=False)
 
 
 def _lines(text: str) -> Iterator[str]:

@@ -21,7 +21,8 @@ from schemas.serde import Poison
 from streams import adapters
 from streams.admission import Admission
 from streams.cluster import offsets, offsets_at
-from streams.log import Record, Tail, TopicPartition, partition_of, read
+from streams.log import Record, TopicPartition, partition_of
+from streams.reading import Tail, read
 from streams.settings import Settings
 from streams.topics import topics
 

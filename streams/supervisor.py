@@ -3,8 +3,8 @@
     {name: command} ──► one process each, output to a file ──► died? said so, and started again ──► SIGTERM, then wait
 
 Each child leads a session of its own, so that Ctrl-C reaches the parent alone and the parent decides the order in which
-things end. A child that ends is started again after a pause that doubles, from 0.5 s to 30 s, and is forgotten once it
-has run for a minute.
+things end. A child that ends is started again after a pause that doubles from 0.5 s on. One that refuses its settings,
+or ends GIVE_UP_AFTER times without having run for a minute in between, would do so again: its last words are the error.
 
 Not covered: a parent that is killed with -9 leaves its children running; `Processes` writes their pids to a file, and
 the next start ends them first.
@@ -23,10 +23,14 @@ from pathlib import Path
 
 import psutil
 
+from streams.errors import SettingsError, StreamwardError
+
 FIRST_PAUSE_S = 0.5
-LONGEST_PAUSE_S = 30.0
 SETTLED_S = 60.0
-"""A child that ran this long has recovered; its next pause is the first one again."""
+"""A child that ran this long has recovered: what happened before is forgotten."""
+GIVE_UP_AFTER = 5
+LAST_WORDS = 10
+"""Lines of a child's output that its error quotes."""
 
 
 @dataclass
@@ -38,7 +42,8 @@ class Child:
     process: subprocess.Popen[bytes]
     started_at: float
     restarts: int = 0
-    pause_s: float = FIRST_PAUSE_S
+    falls: int = 0
+    """How often it ended since it last ran for SETTLED_S."""
     due_at: float | None = None
     """When to start it again; None while it runs."""
 
@@ -66,22 +71,28 @@ class Processes:
         self._write_pids()
 
     def check(self) -> list[str]:
-        """Start again what has ended, when its pause is over; return a line for each thing that happened."""
+        """Start again what has ended, when its pause is over; return a line for each thing that happened.
+
+        Raises StreamwardError with the last words of a child that does not stay up.
+        """
         happened = []
         now = time.monotonic()
         for child in self.children.values():
             code = child.process.poll()
             if code is None:
                 if now - child.started_at > SETTLED_S:
-                    child.pause_s = FIRST_PAUSE_S
+                    child.falls = 0
                 continue
             if child.due_at is None:
-                child.due_at = now + child.pause_s
+                pause_s = FIRST_PAUSE_S * 2**child.falls
+                child.falls += 1
+                if child.falls == GIVE_UP_AFTER or code == SettingsError.exit_code:
+                    raise StreamwardError(self._gave_up(child, code))
+                child.due_at = now + pause_s
                 happened.append(
-                    f"{child.name} ended with {_code(code)}; starting it again in {child.pause_s:g} s "
+                    f"{child.name} ended with {_code(code)}; starting it again in {pause_s:g} s "
                     f"(what it said: {self.log_file(child.name)})"
                 )
-                child.pause_s = min(child.pause_s * 2, LONGEST_PAUSE_S)
             elif now >= child.due_at:
                 child.process = self._spawn(child.name, child.command)
                 child.started_at, child.due_at = now, None
@@ -114,6 +125,18 @@ class Processes:
         """Return the file that holds what a child printed."""
         return self.folder / f"{name}.log"
 
+    def _gave_up(self, child: Child, code: int) -> str:
+        path = self.log_file(child.name)
+        words = path.read_text(errors="replace").splitlines()[-LAST_WORDS:]
+        return "\n".join(
+            [
+                f"{child.name} does not stay up: it ended {child.falls} times in a row, lastly with {_code(code)}; "
+                f"its last words, from {path}:",
+                *(f"    {line}" for line in words),
+                "mend that, and run the same command again: it goes on where the log stands",
+            ]
+        )
+
     def _spawn(self, name: str, command: Sequence[str]) -> subprocess.Popen[bytes]:
         with self.log_file(name).open("ab") as log:
             return subprocess.Popen(
@@ -126,7 +149,9 @@ class Processes:
 
     def _write_pids(self) -> None:
         pids = {name: [child.process.pid, _birth(child.process.pid)] for name, child in self.children.items()}
-        self._pid_file.write_text(json.dumps(pids))
+        draft = self._pid_file.with_suffix(".draft")
+        draft.write_text(json.dumps(pids))
+        draft.replace(self._pid_file)  # whole or not at all: a kill may come at any moment
 
     def _end_leftovers(self) -> None:
         """End the children of a parent that was killed: same pid, same time of birth."""

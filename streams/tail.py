@@ -3,7 +3,8 @@
     topics, --from, --until-end, -n ──► starts and ends by partition ──► records merged by time ──► decoded, or poison
 
 Nothing is committed and no group is joined, so looking changes nothing. Records of one partition keep their order;
-those of several are merged by timestamp, as far as they are there: a live tail cannot wait for what may come.
+those of several are merged by timestamp, as far as they are there: a live tail cannot wait for what may come, and one
+that ends looks MERGED records ahead.
 
 Not covered: filters and joins over events.
 """
@@ -21,9 +22,13 @@ from schemas.events import Event
 from schemas.serde import Poison
 from streams import cluster
 from streams.errors import NotFoundError, SettingsError
-from streams.log import POLL_S, Record, Tail, TopicPartition
+from streams.log import POLL_S, Record, TopicPartition
+from streams.reading import Tail
 from streams.settings import Settings
 from streams.topics import LABELS, Topic, topics
+
+MERGED = 10_000
+"""Records of a bounded tail that are sorted together; they lie in memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +111,10 @@ def tail(settings: Settings, of: Iterable[Topic], begin: Begin, *, until_end: bo
             starts = dict(ends)
     with Tail(settings, starts, ends=ends if until_end else None) as reader:
         while not reader.at_end():
-            for record in merged(reader.poll(timeout_s=POLL_S)):
+            records = reader.poll(timeout_s=POLL_S)
+            while until_end and len(records) < MERGED and not reader.at_end():
+                records += reader.poll(timeout_s=POLL_S)
+            for record in merged(records):
                 yield _seen(record, by_name)
 
 

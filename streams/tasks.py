@@ -24,7 +24,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from schemas import serde
 from schemas.events import Message, Purpose, RewardSource, Sampling, Task, ToolCall, derive_id
 from streams.cluster import offsets
-from streams.log import Producer, partition_of, read
+from streams.log import Producer, partition_of
+from streams.reading import read
 from streams.scorers import source_problems
 from streams.scorers.verdict import nearest
 from streams.settings import Settings, Topics

@@ -38,3 +38,18 @@ def settings(kafka_bootstrap: str, tmp_path: Path) -> Settings:
         adapters=Adapters(store=str(tmp_path / "adapters")),
         broker=Broker(data_dir=tmp_path / "kafka"),
     )
+
+
+@pytest.fixture
+def made(settings: Settings) -> Settings:
+    """Settings whose topics exist."""
+    from streams import cluster
+
+    cluster.apply_topics(settings)
+    return settings
+
+
+@pytest.fixture
+def nowhere() -> Settings:
+    """Settings of a port where nothing listens."""
+    return Settings(kafka=Kafka(bootstrap="127.0.0.1:1", request_timeout_s=0.5))

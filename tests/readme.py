@@ -208,9 +208,10 @@ ANY = [
     (r"127\.0\.0\.1:\d+", "<address>"),
     (r"\b\d+(\.\d+)? (ms|s|B|KiB|MiB|GiB)\b", "<size>"),
     (r"\bpid +\d+", "pid <n>"),
+    (r"\b\d+@\d+\b", "<at>"),
     (r" +", " "),
 ]
-"""What may differ between two runs, and the place it leaves."""
+"""What may differ between two runs (times, ids, places, sizes), and the name of its place."""
 
 
 def fits(expected: str, output: str) -> bool:

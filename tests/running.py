@@ -65,6 +65,32 @@ def running(settings: Settings, folder: Path, *names: str) -> Iterator[dict[str,
             process.wait()
 
 
+def ended(settings: Settings, folder: Path, *names: str) -> dict[str, tuple[int, str]]:
+    """Return (exit code, stderr) of `streamward NAME` for each name, run side by side until they end by themselves.
+
+    What has ended without work to do has nothing to say on stdout.
+    """
+    started = {
+        name: subprocess.Popen(
+            command(name),
+            env=environment(settings),
+            cwd=folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for name in names
+    }
+    try:
+        told = {name: process.communicate(timeout=90) for name, process in started.items()}
+    finally:
+        for process in started.values():
+            process.kill()
+            process.wait()
+    assert {out for out, _ in told.values()} == {""}
+    return {name: (started[name].returncode, err) for name, (_, err) in told.items()}
+
+
 def said(folder: Path) -> str:
     """Return the last words of every process that logged into `folder`."""
     return "\n".join(f"--- {log.name}\n{log.read_text()[-3000:]}" for log in sorted(folder.glob("*.log")))

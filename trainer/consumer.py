@@ -30,8 +30,9 @@ from schemas.serde import Poison
 from streams import adapter_store, cluster
 from streams.adapters import read_state
 from streams.engines.weights import Base, load_base
-from streams.errors import ContradictoryEvent, LogError, RefusedError, SettingsError
-from streams.log import Producer, Record, Tail, client_config, dead_letter, fetch, partition_of
+from streams.errors import ContradictoryEvent, RefusedError, SettingsError
+from streams.log import Producer, Record, client_config, dead_letter, partition_of
+from streams.reading import Tail, fetch
 from streams.settings import Settings
 from streams.topics import topics
 from trainer import checkpoint
@@ -136,7 +137,7 @@ class Line:
     def train(self, at: Coordinates, batch: Batch) -> None:
         """Turn version `batch.sequence` into the next: step, checkpoint, publish, announce, commit."""
         started = time.perf_counter()
-        groups, refused = self._groups(at, batch)
+        groups, refused = self._groups(batch)
         fetched = time.perf_counter()
         metrics = self._trainer.train_batch(groups)
         metrics |= {"groups_refused": float(refused), "fetch_s": fetched - started}
@@ -167,7 +168,7 @@ class Line:
             extra={"at": at},
         )  # fmt: skip
 
-    def _groups(self, at: Coordinates, batch: Batch) -> tuple[list[AdvantagedGroup], int]:
+    def _groups(self, batch: Batch) -> tuple[list[AdvantagedGroup], int]:
         """Return the groups of `batch` in its order, and how many were refused and dead-lettered."""
         topic = topics(self._settings.topics)["groups"].name
         wanted = [Coordinates(topic, batch.groups_partition, offset) for offset in batch.groups_offsets]
@@ -181,11 +182,6 @@ class Line:
         )
         good = []
         for coordinates in wanted:
-            if coordinates not in records:
-                raise LogError(
-                    f"{at}: batch {batch.sequence} names {coordinates}, where no record is; check the retention of "
-                    "groups"
-                )
             group = self._checked(records[coordinates], expected)
             if group is not None:
                 good.append(group)

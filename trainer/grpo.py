@@ -7,6 +7,9 @@ cispo over the batch's tokens, dr_grpo over responses times the most tokens one 
 memory: each is weighted so that their sum is the loss of the whole batch. `old` logprobs are those recorded when the
 tokens were sampled, so the ratio covers both the age of the sampler and its arithmetic.
 
+A group whose advantages are all 0 adds nothing to the gradient (without KL term), so the model is not run on it; its
+tokens and responses count in the means as they do in TRL.
+
 Nothing is sampled, shuffled, or drawn: a step is a function of weights, optimizer state and groups.
 
 Not covered: more than one step per batch, gradient checkpointing, several devices.
@@ -116,10 +119,11 @@ class LogGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         if not groups:
             return {"groups": 0.0, "responses": 0.0, "tokens": 0.0, "skipped": 1.0}
         started = time.perf_counter()
-        parts = micro_batches(scaled(groups), self.settings.micro_groups)
+        weighed = scaled(groups)
+        moving = weighed if self.beta else [group for group in weighed if any(r.advantage for r in group.responses)]
         step = self._step_state = _Step(groups)
         self._metrics["train"].clear()
-        for part in parts:
+        for part in micro_batches(moving, self.settings.micro_groups):
             inputs = self._prepare_inputs(part)
             mark = time.perf_counter()
             loss = self.compute_loss(self.model, inputs) * step.weight(self.loss_type)
@@ -129,6 +133,9 @@ class LogGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             step.backward_s += time.perf_counter() - mark
             step.close(loss.item(), self._metrics["train"])
         self._step_state = None
+        for parameter in self.parameters:
+            if parameter.grad is None:  # no group moves anything: a gradient of 0, which AdamW takes in like any other
+                parameter.grad = torch.zeros_like(parameter)
         mark = time.perf_counter()
         limit = self.settings.max_grad_norm or float("inf")
         norm = torch.nn.utils.clip_grad_norm_(self.parameters, limit).item()
@@ -231,6 +238,7 @@ class _Step:
         self.sums = torch.zeros(4, dtype=torch.float64)  # ratio, k3, |difference|, entropy
         self.largest = 0.0
         self.run = self.given = 0
+        self.seen_tokens = 0.0
 
     def open(self, micro: Micro, advantages: Tensor, importance: Callable[[Tensor], Tensor] | None) -> None:
         self.micro, self.advantages, self.importance = micro, advantages, importance
@@ -257,6 +265,7 @@ class _Step:
             torch.zeros_like(mask) if entropies is None else entropies,
         )
         self.sums += torch.stack([(row.double() * mask).sum() for row in rows]).cpu()
+        self.seen_tokens += micro.loss_tokens
         self.largest = max(self.largest, difference.abs().max().item())
         self.run += run
         self.given += int(micro.prompt_mask.sum() + micro.completion_mask.sum())
@@ -270,7 +279,7 @@ class _Step:
 
     def metrics(self) -> dict[str, float]:
         """Return the step in numbers. `kl` is the k3 estimate of KL(sampler || trainer), nats per token."""
-        ratio, k3, difference, entropy = (self.sums / self.loss_tokens).tolist()
+        ratio, k3, difference, entropy = (self.sums / max(1.0, self.seen_tokens)).tolist()
         return {
             "loss": self.loss,
             "reward": sum(self.rewards) / self.responses,

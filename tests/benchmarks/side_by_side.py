@@ -20,18 +20,24 @@ from typing import Any
 
 import psutil
 
+LEAST = 3
+"""Rounds below which a median says nothing: two runs of one round each have given 3.1 and 1.9 for the same case."""
+
 
 def by_turns(
     runs: Mapping[str, Callable[[], Any]], *, rounds: int = 5, budget_s: float = 40, warm: bool = True
 ) -> dict[str, list[tuple[float, Any]]]:
-    """Return seconds and result of each call, by name: up to `rounds` of each, as many as begin within `budget_s`."""
+    """Return seconds and result of each call, by name.
+
+    Up to `rounds` of each, as many as begin within `budget_s` seconds, but LEAST however long they take.
+    """
     if warm:
         for run in runs.values():
             run()
     measured: dict[str, list[tuple[float, Any]]] = {name: [] for name in runs}
     begun = time.monotonic()
     for turn in range(rounds):
-        if turn and time.monotonic() - begun > budget_s:
+        if turn >= LEAST and time.monotonic() - begun > budget_s:
             break
         for name, run in runs.items():
             mark = time.perf_counter()

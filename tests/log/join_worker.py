@@ -75,6 +75,12 @@ def build(conf: settings.Settings) -> apps.App:
     apps.agent(app, topic("questions", conf), take, reject)
     apps.agent(app, topic("answers", conf), take, reject)
 
+    async def look(_: Any) -> None:
+        await asyncio.sleep(0.05)
+
+    if os.environ.get("JOIN_LOOKER"):
+        apps.agent(app, topic("answers", conf), look, reject)
+
     @app.timer(0.5)
     async def tell() -> None:
         owned = sorted(apps.owned_partitions(app, topic("questions", conf).name))

@@ -7,6 +7,7 @@ import logging
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,16 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from schemas.events import AdapterEvent, AdapterFile, AdapterKind, Message, Reward, RewardSource, Task, derive_id
+from schemas.events import (
+    AdapterEvent,
+    AdapterFile,
+    AdapterKind,
+    Message,
+    Reward,
+    RewardSource,
+    Task,
+    derive_id,
+)
 from streams import cluster
 from streams.cli import cli
 from streams.log import Producer
@@ -298,6 +308,19 @@ def test_tail_of_several_topics_names_the_fields_in_each_line(log: Settings) -> 
     assert "rewards[" in text
     assert "slot 3  source exact  value 0.5" in text
     assert "asks 1 + 1 =" in text
+
+
+def test_a_tail_that_ends_shows_several_topics_in_the_order_of_time(log: Settings) -> None:
+    """More records than one poll returns: what comes with the first must not go before what comes with the next."""
+    from schemas.serde import encode
+
+    key, base, pairs = b"one task", int(time.time() * 1000) - 60_000, 1500
+    task, reward = encode(a_task(1)), b"poison"
+    write_at(log, "tasks", *((key, task, base + 2 * number) for number in range(pairs)))
+    write_at(log, "rewards", *((key, reward, base + 2 * number + 1) for number in range(pairs)))
+    result = run(log, "events", "tail", "tasks", "rewards", "--until-end", "--output", "jsonl")
+    times = [json.loads(line)["timestamp"] for line in result.stdout.splitlines()]
+    assert times == list(range(base, base + 2 * pairs))
 
 
 def test_a_live_tail_shows_what_comes_after_it_began_until_ctrl_c(log: Settings, tmp_path: Path) -> None:

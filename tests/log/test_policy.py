@@ -228,7 +228,7 @@ def test_every_slot_of_a_sampling_is_written_side_by_side_in_slot_order(settings
 
 
 def test_tasks_of_another_policy_are_passed_over(settings: Settings) -> None:
-    write(settings, task("other", policy="q"), task("ours"))
+    write(settings, task("theirs", policy="q"), task("ours"))  # of one partition, so the second is read after the first
     with running(settings):
         until_answered(settings, "ours")
     assert answers(settings).keys() == {"ours"}

@@ -22,7 +22,8 @@ from schemas.events import DeadLetter, Message, Response, Reward, RewardSource, 
 from streams import cluster, scoring
 from streams.generators import generate
 from streams.known_tasks import KnownTasks
-from streams.log import Consumer, Producer, partition_of
+from streams.log import Producer, partition_of
+from streams.reading import Consumer
 from streams.settings import Scoring, Settings, to_env
 from streams.tasks import check_file, submit
 

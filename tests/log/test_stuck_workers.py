@@ -41,6 +41,8 @@ def test_state_survives_a_changelog_with_markers_of_transactions_and_an_emptied_
         writer.flush()
         writer.commit_transaction() if commit else writer.abort_transaction()
     ends = [ck.TopicPartition(bench.changelog, p, 4) for p in (2, 3)]
+    # the marker that ends a transaction is written after the client was told that it has ended
+    wait_until(lambda: all(bench.group.get_watermark_offsets(tp, 10)[1] == tp.offset for tp in ends))
     for future in bench.admin.delete_records(ends).values():
         future.result()
 

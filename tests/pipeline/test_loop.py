@@ -16,6 +16,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -115,7 +116,7 @@ def left_over(folder: Path) -> list[list[str]]:
 
 def test_a_demo_without_weights_ends_by_itself_with_a_line_of_json(tmp_path: Path) -> None:
     folder = tmp_path / "scripted"
-    with demonstration(folder, "--engine", "scripted", "--steps", "3", "--minutes", "3") as run:
+    with demonstration(folder, "--engine", "scripted", "--steps", "3", "--minutes", "10") as run:
         pass
     result = run.result
     assert result.keys() >= {
@@ -163,7 +164,7 @@ def save_model(folder: Path) -> Path:
 def history(tmp_path_factory: pytest.TempPathFactory) -> Iterator[History]:
     root = tmp_path_factory.mktemp("loop")
     folder, model = root / "demo", save_model(root / "model")
-    asked = ("--model", str(model), "--steps", "1000", "--minutes", "5")
+    asked = ("--model", str(model), "--steps", "1000", "--minutes", "30")
 
     def settings() -> Settings:
         return configuration.load(file=folder / "streamward.toml", env={})
@@ -173,6 +174,12 @@ def history(tmp_path_factory: pytest.TempPathFactory) -> Iterator[History]:
 
     def newest() -> int:
         return max((event.version for _, event in read(settings(), AdapterEvent) if event.kind == "trained"), default=0)
+
+    def more(kind: type[Any], before: int) -> bool:
+        return count(kind) > before
+
+    def replaced(run: Demo, name: str, pid: int) -> bool:
+        return run.child(name) not in (0, pid)
 
     def said(run: Demo) -> str:
         logs = [run.log, *sorted((folder / "logs").glob("*.log"))]
@@ -197,10 +204,11 @@ def history(tmp_path_factory: pytest.TempPathFactory) -> Iterator[History]:
         effects = {"streams": AdvantagedGroup, "scoring": Reward, "policy": Response, "train": AdapterEvent}
         for name, effect in effects.items():
             pid = second.child(name)
+            assert pid, f"{name} does not run: {said(second)}"
             os.kill(pid, signal.SIGKILL)
             before = count(effect)
-            wait(second, lambda name=name, pid=pid: second.child(name) not in (0, pid), f"another {name}")
-            wait(second, lambda effect=effect, before=before: count(effect) > before, f"work of the new {name}")
+            wait(second, partial(replaced, second, name, pid), f"another {name}")
+            wait(second, partial(more, effect, before), f"work of the new {name}")
         reached = newest()
         wait(second, lambda: newest() > reached + 1, "versions after all that")
         second.process.send_signal(signal.SIGINT)

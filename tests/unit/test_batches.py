@@ -99,6 +99,13 @@ def test_a_group_without_spread_is_dropped_as_zero_variance() -> None:
     assert drop_of(Line(), flat(numbered(0))) == [(numbered(0).group_id, 0, "zero_variance")]
 
 
+def test_a_group_without_spread_takes_its_place_where_the_rule_keeps_it() -> None:
+    line = Line(groups=2, zero_variance="keep")
+    assert line.read(flat(numbered(0))) == []
+    (batch,) = line.read(numbered(1))
+    assert (batch.groups_offsets, batch.dropped) == ((0, 1), ())
+
+
 def test_a_group_that_the_join_dropped_keeps_its_reason() -> None:
     empty = numbered(0, dropped_reason="too_few_scored", responses=())
     assert drop_of(Line(), empty) == [(empty.group_id, 0, "too_few_scored")]

@@ -8,11 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from schemas.serde import encode
+
 REPO = Path(__file__).parents[2]
 sys.path.append(str(REPO))
 
 from tests.benchmarks.side_by_side import by_turns, line  # noqa: E402
 from tests.benchmarks.table import BEGIN, END, write  # noqa: E402
+from tests.benchmarks.whole_groups import EVENTS, SLOTS, whole  # noqa: E402
 
 
 def test_every_benchmark_is_listed_with_what_it_measures() -> None:
@@ -34,6 +37,34 @@ def test_ours_and_peer_take_turns() -> None:
     calls: list[str] = []
     by_turns({"ours": lambda: calls.append("ours"), "peer": lambda: calls.append("peer")}, rounds=2)
     assert calls == ["ours", "peer"] * 3  # the first turn warms up and is not measured
+
+
+def test_no_turn_begins_after_the_time_given_but_enough_for_a_median_are_taken() -> None:
+    measured = by_turns({"ours": lambda: "made"}, rounds=5, budget_s=0, warm=False)
+    assert [made for _, made in measured["ours"]] == ["made"] * 3
+
+
+def test_a_result_says_target_machine_and_peer() -> None:
+    missed = line(
+        "join", "live", ours=1.23456, peer=4, unit="groups/s", ratio=0.30864, peer_is="it", target=0.5, more=1
+    )
+    assert {key: value for key, value in missed.items() if key != "machine"} == {
+        "bench": "join", "case": "live", "ours": 1.235, "peer": 4.0, "unit": "groups/s", "ratio": 0.3086,
+        "target": 0.5, "met": False, "peer_is": "it", "more": 1,
+    }  # fmt: skip
+    assert missed["machine"]["cores"] >= 1
+    assert line("join", "live", ours=1, peer=2, unit="s", ratio=0.5, peer_is="it", target=0.5)["met"]
+    assert "met" not in line("join", "live", ours=1, peer=2, unit="s", ratio=0.5, peer_is="it")
+
+
+def test_the_groups_that_load_a_log_are_whole_and_can_be_written() -> None:
+    group = whole("4 + 7")
+    events = [group.task, *group.responses, *group.rewards]
+    assert len(events) == EVENTS and all(encode(event) for event in events)
+    assert {response.response_id for response in group.responses} == {reward.response_id for reward in group.rewards}
+    assert len({response.prompt_token_ids for response in group.responses}) == 1
+    assert len({response.completion_token_ids for response in group.responses}) == SLOTS
+    assert whole("4 + 7").task.task_id == group.task.task_id != whole("4 + 8").task.task_id
 
 
 def result(bench: str, case: str, ours: float) -> dict[str, object]:

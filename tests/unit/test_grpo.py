@@ -281,6 +281,33 @@ def test_a_step_is_adamw_on_the_clipped_gradient_of_the_batch(tmp_path: Path) ->
     assert torch.allclose((after - before)[large], expected[large], rtol=0.02, atol=1e-5)
 
 
+@pytest.mark.parametrize("loss", LOSSES)
+def test_groups_of_equal_rewards_count_in_the_means_and_cost_no_pass(tmp_path: Path, loss: str) -> None:
+    trainer = trainer_for(tmp_path, loss=loss, max_grad_norm=0)
+    groups = [flat(group) if place in (1, 3) else group for place, group in enumerate(batch())]
+    assert_as_reference(trainer, groups)
+    moving = [group for group in groups if any(response.advantage for response in group.responses)]
+    metrics = trainer.train_batch(groups)
+    assert (metrics["groups"], metrics["tokens_given"]) == (5, trainer.train_batch(moving)["tokens_given"])
+
+
+def test_groups_of_equal_rewards_are_run_when_a_kl_term_pulls_on_them(tmp_path: Path) -> None:
+    assert_as_reference(trainer_for(tmp_path, beta=0.5, max_grad_norm=0), [flat(batch()[0]), *batch()[1:]])
+
+
+def test_a_batch_that_moves_nothing_is_still_a_step_of_adamw(tmp_path: Path) -> None:
+    trainer = trainer_for(tmp_path)
+    trainer.train_batch(batch())
+    before = [parameter.detach().clone() for parameter in trainer.parameters]
+    metrics = trainer.train_batch([flat(group) for group in batch()])
+    assert (metrics["skipped"], metrics["grad_norm"], metrics["loss"]) == (0, 0, 0)
+    assert not any(map(torch.equal, before, trainer.parameters))  # its momentum goes on
+
+
+def flat(group: AdvantagedGroup) -> AdvantagedGroup:
+    return replace(group, responses=tuple(replace(response, advantage=0.0) for response in group.responses))
+
+
 def test_no_groups_take_no_step(tmp_path: Path) -> None:
     trainer = trainer_for(tmp_path)
     before = [parameter.detach().clone() for parameter in trainer.parameters]

@@ -19,10 +19,10 @@ LAYERS = [
         # L0
         "schemas errors settings",
         # L1, the log, the broker, and how things look on a terminal
-        "topics log cluster observe quiet schema_server delivery broker node jvm show shell supervisor",
+        "topics log reading cluster observe quiet schema_server delivery broker node jvm show shell supervisor",
         # L2, what stages are made of
-        "app faust_fixes faust_guard watchdog engines scorers formulas groups join adapters adapter_store generators "
-        "evaluate admission standing rounds known_tasks tail",
+        "app faust_fixes faust_guard watchdog engines scorers formulas rows groups group_rows join adapters "
+        "adapter_store generators evaluate admission standing rounds known_tasks tail",
         # L3, stages, and tools beside them
         "tasks policy scoring advantages batches rollouts progress display report doctor show_events",
         # L4, what drives stages

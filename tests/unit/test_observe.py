@@ -57,3 +57,14 @@ def test_a_flood_of_the_same_line_is_counted_instead_of_printed(capsys: pytest.C
         "down 2",
         "down 4 (and 1 more like this)",
     ]
+
+
+def test_what_librdkafka_mends_by_itself_is_not_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    """A node that has just started answers the first producer with "coordinator load in progress"."""
+    observe.set_up("info")
+    said = logging.getLogger("librdkafka")
+    said.warning("GETPID: Failed to acquire idempotence PID: Broker: Coordinator load in progress: retrying")
+    said.warning("Disconnected")
+    assert [line.partition(" ")[2] for line in capsys.readouterr().err.splitlines()] == [
+        "warning librdkafka: Disconnected"
+    ]

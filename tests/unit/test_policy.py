@@ -27,7 +27,7 @@ from schemas.events import (
 from streams.admission import Admission
 from streams.batches import Cutter, Window
 from streams.engines import Completion, SamplingRequest
-from streams.rounds import Progress, Round, Served, Waiting, all_failed, choose, malformed, response, unusable
+from streams.rounds import Round, Served, Waiting, all_failed, choose, malformed, response, unusable
 from streams.settings import Batches
 
 
@@ -396,36 +396,3 @@ def test_a_failed_slot_is_a_response_with_an_error_and_without_tokens(one: Respo
 def test_an_engine_that_leaves_out_a_slot_is_found_out() -> None:
     assert malformed(request(), [COMPLETION]) == "the engine answered slots [1], expected 0 to 1 in order"
     assert malformed(request(), [replace(COMPLETION, slot=0), COMPLETION]) is None
-
-
-# --- offsets ----------------------------------------------------------------------------------------------------------
-
-
-def test_nothing_may_be_committed_before_the_first_record_is_done() -> None:
-    progress = Progress()
-    for offset in (3, 4, 5):
-        progress.read(offset)
-    progress.done(4)
-    assert progress.next_offset is None
-    progress.done(3)
-    assert progress.next_offset == 5
-
-
-def test_a_hole_in_the_log_holds_nothing_up() -> None:
-    progress = Progress()
-    for offset in (3, 7):
-        progress.read(offset)
-        progress.done(offset)
-    assert progress.next_offset == 8
-
-
-@given(st.permutations(range(6)))
-def test_an_offset_is_committable_exactly_when_all_before_it_are_done(order: list[int]) -> None:
-    progress, done = Progress(), set()
-    for offset in range(6):
-        progress.read(offset)
-    for offset in order:
-        progress.done(offset)
-        done.add(offset)
-        contiguous = next(n for n in range(7) if n not in done)
-        assert progress.next_offset == (contiguous or None)

@@ -261,6 +261,11 @@ def test_a_task_that_is_delivered_twice_counts_once() -> None:
     assert results([group(1), group(1), group(2)]) == []
 
 
+def test_tasks_whose_own_ids_begin_alike_are_told_apart() -> None:
+    tasks = [group(number, task_id=f"held-out-sums-{number}") for number in (1, 2, 3)]
+    assert [result.metrics["n"] for result in results(tasks)] == [3.0]
+
+
 def test_the_result_of_a_suite_is_the_same_in_any_order() -> None:
     groups = [group(1), group(2, exact=0.0), group(3)]
     assert len({str(results(order)) for order in itertools.permutations(groups)}) == 1

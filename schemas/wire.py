@@ -1,0 +1,499 @@
+"""Avro bodies in one pass, for events that are just as they should be.
+
+    event ──► writer ──► body             body ──► reader ──► event
+                └─ Odd ──► plain, fastavro          └─ Odd ──► fastavro, doubtful
+
+A body that the reader takes is one that fastavro reads to the same event, and an event that the writer takes has the
+bytes that fastavro gives it. What is odd in any way (a wrong type, a number out of range, a cut record, a layout that
+other writers may use) is left to `schemas.plain` and fastavro, which know what to say. So this file may be deleted, and
+only time would tell: events of token arrays take less than half of it here.
+
+Not covered: schemas other than the newest of each event.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import struct
+from collections.abc import Callable
+from functools import cache
+from typing import Any, Literal
+
+from schemas.avsc import Shape, shapes
+
+FLOAT32_SURE, FLOAT64_SURE = 1e38, 1e308
+"""Up to here a number fits for certain; what lies between this and the limit is odd, and looked at with care."""
+
+Read = Callable[[bytes, int], tuple[Any, int]]
+Write = Callable[[Any, bytearray], None]
+_DOUBLE, _FLOAT = struct.Struct("<d"), struct.Struct("<f")
+
+
+class Odd(Exception):
+    """Not for this file."""
+
+
+ODD = (Odd, IndexError, OverflowError, UnicodeError, struct.error)
+"""What the readers and writers here raise."""
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+# Each takes the body and a place in it, and returns a value and the place behind it. Slices do not see the end of the
+# body; who reads a record compares the last place with its length.
+
+
+@cache
+def reader(event: Any) -> Read:
+    """Return what reads this dataclass. It raises one of ODD."""
+    fields = [(name, _reader(shape)) for name, shape in shapes(event).items()]
+
+    def read(body: bytes, at: int) -> tuple[Any, int]:
+        values = {}
+        for name, field in fields:
+            values[name], at = field(body, at)
+        return event(**values), at
+
+    return read
+
+
+def _reader(shape: Shape) -> Read:
+    inner = _reader_plain(shape)
+    if not shape.optional:
+        return inner
+
+    def read(body: bytes, at: int) -> tuple[Any, int]:
+        branch = body[at]
+        if branch == 0:
+            return None, at + 1
+        if branch != 2:
+            raise Odd
+        return inner(body, at + 1)
+
+    return read
+
+
+def _reader_plain(shape: Shape) -> Read:
+    if shape.base is str:
+        return _read_text
+    if shape.base is int:
+        return _read_int32 if shape.narrow else _read_int
+    if shape.base is float:
+        return _reader_float(shape)
+    if shape.base is bool:
+        return _read_bool
+    if shape.base is Literal:
+        return _reader_literal(shape)
+    if shape.base is dict:
+        return _reader_map(shape)
+    if shape.base is tuple:
+        return _reader_array(shape)
+    record: Any = shape.base
+    return _again(reader(record)) if _unchanging(record) else reader(record)
+
+
+def _read_varint(body: bytes, at: int) -> tuple[int, int]:
+    """Return an Avro long, of at most nine bytes."""
+    byte = body[at]
+    if byte < 128:
+        return (byte >> 1) ^ -(byte & 1), at + 1
+    value, shift = byte & 127, 7
+    for place in range(at + 1, at + 9):
+        byte = body[place]
+        value |= (byte & 127) << shift
+        if byte < 128:
+            return (value >> 1) ^ -(value & 1), place + 1
+        shift += 7
+    raise Odd
+
+
+_read_int = _read_varint
+
+
+def _read_int32(body: bytes, at: int) -> tuple[int, int]:
+    value, at = _read_varint(body, at)
+    if not -0x80000000 <= value <= 0x7FFFFFFF:
+        raise Odd
+    return value, at
+
+
+def _read_size(body: bytes, at: int) -> tuple[int, int]:
+    """Return a length or a count; a block that also says its size in bytes has a negative one."""
+    byte = body[at]
+    size, at = (byte >> 1, at + 1) if byte < 128 and not byte & 1 else _read_varint(body, at)
+    if size < 0:
+        raise Odd
+    return size, at
+
+
+def _read_items(body: bytes, at: int) -> tuple[int, int]:
+    """Return the count of a block that is there. A zero in more bytes than one would end the blocks, too."""
+    count, at = _read_size(body, at)
+    if not count:
+        raise Odd
+    return count, at
+
+
+def _read_text(body: bytes, at: int) -> tuple[str, int]:
+    byte = body[at]
+    if byte < 128 and not byte & 1:
+        end = at + 1 + (byte >> 1)
+        return body[at + 1 : end].decode(), end
+    size, at = _read_size(body, at)
+    return body[at : at + size].decode(), at + size
+
+
+def _read_bool(body: bytes, at: int) -> tuple[bool, int]:
+    byte = body[at]
+    if byte > 1:
+        raise Odd
+    return byte == 1, at + 1
+
+
+def _reader_float(shape: Shape) -> Read:
+    form, sure = (_FLOAT, FLOAT32_SURE) if shape.narrow else (_DOUBLE, FLOAT64_SURE)
+
+    def read(body: bytes, at: int) -> tuple[float, int]:
+        (value,) = form.unpack_from(body, at)
+        if not -sure <= value <= sure:  # and a NaN is not
+            raise Odd
+        return value, at + form.size
+
+    return read
+
+
+def _reader_literal(shape: Shape) -> Read:
+    allowed = frozenset(shape.allowed)
+
+    def read(body: bytes, at: int) -> tuple[str, int]:
+        value, at = _read_text(body, at)
+        if value not in allowed:
+            raise Odd
+        return value, at
+
+    return read
+
+
+def _reader_map(shape: Shape) -> Read:
+    assert shape.item is not None  # noqa: S101 - a map's shape always has an item
+    item = _reader(shape.item)
+
+    def read(body: bytes, at: int) -> tuple[dict[str, Any], int]:
+        values: dict[str, Any] = {}
+        while body[at]:
+            count, at = _read_items(body, at)
+            for _ in range(count):
+                key, at = _read_text(body, at)
+                values[key], at = item(body, at)
+        return values, at + 1
+
+    return read
+
+
+def _reader_array(shape: Shape) -> Read:
+    assert shape.item is not None  # noqa: S101 - and so has an array's
+    if not shape.item.optional:
+        if shape.item.base is float:
+            return _reader_floats(shape.item)
+        if shape.item.base is bool:
+            return _read_bools
+        if shape.item.base is int:
+            return _again(_reader_ints(_reader(shape.item)))
+    item = _reader(shape.item)
+
+    def read(body: bytes, at: int) -> tuple[tuple[Any, ...], int]:
+        values = []
+        while body[at]:
+            count, at = _read_items(body, at)
+            for _ in range(count):
+                value, at = item(body, at)
+                values.append(value)
+        return tuple(values), at + 1
+
+    return read
+
+
+def _one_block(body: bytes, at: int, item_bytes: int) -> tuple[int, int, int]:
+    """Return where the items of an array begin, how many there are, and the place behind the array."""
+    count, at = _read_size(body, at)
+    if not count:
+        return at, 0, at
+    end = at + count * item_bytes
+    if body[end]:
+        raise Odd
+    return at, count, end + 1
+
+
+def _reader_floats(item: Shape) -> Read:
+    code, size, sure = ("f", 4, FLOAT32_SURE) if item.narrow else ("d", 8, FLOAT64_SURE)
+
+    def read(body: bytes, at: int) -> tuple[tuple[float, ...], int]:
+        at, count, end = _one_block(body, at, size)
+        values = struct.unpack_from(f"<{count}{code}", body, at)
+        if count and not _sure(values, sure):
+            raise Odd
+        return values, end
+
+    return read
+
+
+def _sure(values: tuple[float, ...], sure: float) -> bool:
+    """Return whether all are finite and within bounds. min and max are blind to a NaN; the sum is not."""
+    total = sum(values)
+    return total == total and -sure <= min(values) and max(values) <= sure
+
+
+def _read_bools(body: bytes, at: int) -> tuple[tuple[bool, ...], int]:
+    at, count, end = _one_block(body, at, 1)
+    if count and max(body[at : at + count]) > 1:
+        raise Odd
+    return tuple(map(bool, body[at : at + count])), end
+
+
+def _reader_ints(item: Read) -> Read:
+    def read(body: bytes, at: int) -> tuple[tuple[int, ...], int]:
+        values: list[int] = []
+        add = values.append
+        count, at = _read_size(body, at)
+        for _ in range(count):
+            low = body[at]
+            if low < 128 and not low & 1:
+                add(low >> 1)
+                at += 1
+                continue
+            middle = body[at + 1]
+            if low & 1 or low < 128:
+                value, at = item(body, at)
+                add(value)
+            elif middle < 128:
+                add((low & 127 | middle << 7) >> 1)
+                at += 2
+            elif (high := body[at + 2]) < 128:
+                add((low & 127 | (middle & 127) << 7 | high << 14) >> 1)
+                at += 3
+            else:
+                value, at = item(body, at)
+                add(value)
+        if count:
+            if body[at]:
+                raise Odd
+            at += 1
+        return tuple(values), at
+
+    return read
+
+
+def _unchanging(record: Any) -> bool:
+    """Return whether one object of this dataclass can stand for all that are equal: it holds no dict."""
+    return not any(
+        shape.base is dict
+        or (shape.item is not None and shape.item.base not in (str, int, float, bool))
+        or dataclasses.is_dataclass(shape.base)
+        for shape in shapes(record).values()
+    )
+
+
+def _again(read: Read) -> Read:
+    """Return `read` with a memory for the last value: the slots of a sampling share prompt and sampling.
+
+    A value says itself where it ends, so the same bytes at the beginning are the same value.
+    """
+    last: tuple[bytes, Any] | None = None
+
+    def read_again(body: bytes, at: int) -> tuple[Any, int]:
+        nonlocal last
+        known = last
+        if known is not None and body.startswith(known[0], at):
+            return known[1], at + len(known[0])
+        value, end = read(body, at)
+        if end <= len(body):
+            last = body[at:end], value
+        return value, end
+
+    return read_again
+
+
+# --- writing ----------------------------------------------------------------------------------------------------------
+
+
+@cache
+def writer(event: Any) -> Write:
+    """Return what puts an event of this dataclass behind the bytes that are there. It raises one of ODD."""
+    fields = [(name, _writer(shape)) for name, shape in shapes(event).items()]
+
+    def write(value: Any, out: bytearray) -> None:
+        if type(value) is not event:
+            raise Odd
+        for name, field in fields:
+            field(getattr(value, name), out)
+
+    return write
+
+
+def _writer(shape: Shape) -> Write:
+    inner = _writer_plain(shape)
+    if not shape.optional:
+        return inner
+
+    def write(value: Any, out: bytearray) -> None:
+        if value is None:
+            out.append(0)
+        else:
+            out.append(2)
+            inner(value, out)
+
+    return write
+
+
+def _writer_plain(shape: Shape) -> Write:
+    if shape.base is str:
+        return _write_text
+    if shape.base is int:
+        return _writer_int(31 if shape.narrow else 63)
+    if shape.base is float:
+        return _writer_float(shape)
+    if shape.base is bool:
+        return _write_bool
+    if shape.base is Literal:
+        return _writer_literal(shape)
+    if shape.base is dict:
+        return _writer_map(shape)
+    if shape.base is tuple:
+        return _writer_array(shape)
+    record: Any = shape.base
+    return writer(record)
+
+
+def _varint(value: int) -> bytes:
+    """Return an Avro long: zigzag, seven bits a byte, low bits first."""
+    left = value << 1 if value >= 0 else ~value << 1 | 1
+    out = bytearray()
+    while left > 127:
+        out.append(left & 127 | 128)
+        left >>= 7
+    out.append(left)
+    return bytes(out)
+
+
+class _Varints(dict[int, bytes]):
+    """Varints by value. Of small numbers many are kept: token ids come again and again."""
+
+    KEPT, LARGEST = 1 << 16, 1 << 18
+
+    def __missing__(self, value: int) -> bytes:
+        written = _varint(value)
+        if 0 <= value < self.LARGEST and len(self) < self.KEPT:
+            self[value] = written
+        return written
+
+
+_varints = _Varints()
+
+
+def _write_text(value: Any, out: bytearray) -> None:
+    if type(value) is not str:
+        raise Odd
+    data = value.encode()
+    out += _varints[len(data)]
+    out += data
+
+
+def _writer_int(bits: int) -> Write:
+    low, high = -(1 << bits), (1 << bits) - 1
+
+    def write(value: Any, out: bytearray) -> None:
+        if type(value) is not int or not low <= value <= high:
+            raise Odd
+        out += _varints[value]
+
+    return write
+
+
+def _writer_float(shape: Shape) -> Write:
+    form, sure = (_FLOAT, FLOAT32_SURE) if shape.narrow else (_DOUBLE, FLOAT64_SURE)
+
+    def write(value: Any, out: bytearray) -> None:
+        if type(value) is not float or not -sure <= value <= sure:
+            raise Odd
+        out += form.pack(value)
+
+    return write
+
+
+def _write_bool(value: Any, out: bytearray) -> None:
+    if type(value) is not bool:
+        raise Odd
+    out.append(value)
+
+
+def _writer_literal(shape: Shape) -> Write:
+    allowed = frozenset(shape.allowed)
+
+    def write(value: Any, out: bytearray) -> None:
+        if type(value) is not str or value not in allowed:
+            raise Odd
+        _write_text(value, out)
+
+    return write
+
+
+def _writer_map(shape: Shape) -> Write:
+    assert shape.item is not None  # noqa: S101 - a map's shape always has an item
+    item = _writer(shape.item)
+
+    def write(value: Any, out: bytearray) -> None:
+        if type(value) is not dict or not all(type(key) is str for key in value):
+            raise Odd
+        if value:
+            out += _varints[len(value)]
+            for key in sorted(value):
+                _write_text(key, out)
+                item(value[key], out)
+        out.append(0)
+
+    return write
+
+
+def _writer_array(shape: Shape) -> Write:
+    assert shape.item is not None  # noqa: S101 - and so has an array's
+    items = _writer_items(shape.item)
+
+    def write(value: Any, out: bytearray) -> None:
+        if type(value) is not tuple:
+            raise Odd
+        if value:
+            out += _varints[len(value)]
+            items(value, out)
+        out.append(0)
+
+    return write
+
+
+def _writer_items(item: Shape) -> Write:
+    """Return what writes the items of an array that is not empty: numbers at C speed."""
+    if item.optional or item.base not in (int, float, bool):
+        one = _writer(item)
+
+        def write(values: Any, out: bytearray) -> None:
+            for value in values:
+                one(value, out)
+
+        return write
+    bits = 31 if item.narrow else 63
+    low, high = -(1 << bits), (1 << bits) - 1
+    code, sure = ("f", FLOAT32_SURE) if item.narrow else ("d", FLOAT64_SURE)
+
+    def write_numbers(values: Any, out: bytearray) -> None:
+        if set(map(type, values)) != {item.base}:
+            raise Odd
+        if item.base is bool:
+            out += bytes(values)
+        elif item.base is float:
+            if not _sure(values, sure):
+                raise Odd
+            out += struct.pack(f"<{len(values)}{code}", *values)
+        else:
+            if not low <= min(values) or not max(values) <= high:
+                raise Odd
+            out += b"".join(map(_varints.__getitem__, values))
+
+    return write_numbers

@@ -1,0 +1,126 @@
+"""The table row of a group that waits, or has left.
+
+    Open | Closed ── dump ──► row of table open-groups ── load ──► Open | Closed
+
+A row is written at each event, so it is kept small: what stands in it many times (slots, scores) is a list of values in
+the order of the fields, without their names. What is loaded equals what was dumped.
+
+Not covered: old rows. `load` refuses another version, and the worker then reads its source topics again from offset 0
+under a new consumer group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from operator import attrgetter
+from typing import Any
+
+from streams.groups import Answer, Attempt, Closed, Facts, Open, Score, Slot, State, Verdict
+from streams.rows import pack, unpack
+
+ROW_VERSION = 1
+
+
+def dump(state: Open | Closed) -> bytes:
+    """Return the table row of a state."""
+    if isinstance(state, Closed):
+        return pack(ROW_VERSION, {"closed": [state.closed_ms, sorted(state.seen), state.sampling_id]})
+    return pack(
+        ROW_VERSION,
+        {
+            "first": state.first_seen_ms,
+            "task": None if state.task is None else _values(state.task),
+            "early": [
+                [*_values(early)[:-1], _values(early.slot if isinstance(early, Answer) else early.score)]
+                for early in state.early
+            ],
+            "attempts": {
+                sampling_id: [
+                    attempt.adapter_version,
+                    attempt.group_size,
+                    attempt.shared,
+                    {number: _values(slot) for number, slot in attempt.slots.items()},
+                ]
+                for sampling_id, attempt in state.attempts.items()
+            },
+            "scores": {
+                response_id: {source: _values(score) for source, score in scores.items()}
+                for response_id, scores in state.scores.items()
+            },
+        },
+    )
+
+
+def load(row: bytes | None) -> State:
+    """Return the state in a table row; None for no row. Raises ValueError for a row of another version."""
+    if row is None:
+        return None
+    data = unpack(row, ROW_VERSION)
+    if "closed" in data:
+        closed_ms, seen, sampling_id = data["closed"]
+        return Closed(closed_ms, frozenset(seen), sampling_id)
+    return Open(
+        task=None if data["task"] is None else _facts(*data["task"]),
+        early=tuple(_early(*values) for values in data["early"]),
+        attempts={
+            sampling_id: Attempt(version, size, shared, {int(n): Slot(*slot) for n, slot in slots.items()})
+            for sampling_id, (version, size, shared, slots) in data["attempts"].items()
+        },
+        scores={
+            response_id: {source: Score(*score) for source, score in scores.items()}
+            for response_id, scores in data["scores"].items()
+        },
+        first_seen_ms=data["first"],
+    )
+
+
+class Rows:
+    """Dumps and loads as above, and need not parse a row that it dumped itself and that nobody exchanged since.
+
+    Whoever else writes the table (a recovery, an owner before) puts another object there. So it is a cache, never a
+    fact.
+    """
+
+    KEPT = 4096
+
+    def __init__(self) -> None:
+        self._made: dict[bytes, tuple[bytes, Open]] = {}
+
+    def dump(self, key: bytes, state: Open | Closed) -> bytes:
+        """Return the table row of the state under `key`."""
+        row = dump(state)
+        self._made.pop(key, None)
+        if isinstance(state, Open):  # a closed one is hardly asked for again
+            if len(self._made) >= self.KEPT:
+                del self._made[next(iter(self._made))]
+            self._made[key] = (row, state)
+        return row
+
+    def load(self, key: bytes, row: bytes | None) -> State:
+        """Return the state in the row that lies under `key`. Raises as `load`."""
+        made = self._made.get(key)
+        return made[1] if made is not None and made[0] is row else load(row)
+
+
+def _facts(*values: Any) -> Facts:
+    facts = Facts(*values)
+    return replace(
+        facts,
+        sources=tuple((name, weight) for name, weight in facts.sources),
+        metadata=tuple((name, text) for name, text in facts.metadata),
+    )
+
+
+def _early(*values: Any) -> Answer | Verdict:
+    *scalars, row = values
+    kind: Any = Answer if len(values) == len(Answer.__slots__) else Verdict
+    return kind(*scalars, (Slot if kind is Answer else Score)(*row))  # type: ignore[no-any-return]
+
+
+_FIELDS = {kind: attrgetter(*kind.__slots__) for kind in (Facts, Slot, Score, Answer, Verdict)}
+
+
+def _values(row: Facts | Slot | Score | Answer | Verdict) -> Sequence[Any]:
+    fields: Sequence[Any] = _FIELDS[type(row)](row)
+    return fields

@@ -1,0 +1,357 @@
+"""Decide what becomes of a group as each event about its task is read.
+
+    state, event, where and when it lies ──► Join.reduce ──► state', effects: Close a group, Reject a record
+    one state per task_id                    no clock, no I/O
+
+Order. Delivery is at least once and the four topics are read side by side, so a reward may come before its response and
+a response before its task. Ids say what a record is about; the first in its partition wins, a repetition is a no-op,
+and another value under the same id is a contradiction. A task that was sampled twice is answered by the sampling whose
+last slot stands first in the partition; the rest are superseded.
+
+What is read before its task waits, and enters with it as if it had been read after it; a whole group is made of the
+winning sampling and its rewards and of nothing else. So the order in which the topics are read does not show in it.
+
+Time. An answer or reward recorded after the task's deadline never counts, whenever it is read; the group is closed when
+the `expire` record is read. Both are in the log, so a replay at any speed decides the same.
+
+Not covered: what comes after `evict`. The task is then forgotten; an event for it waits, as an early one does, until it
+expires, and ends as a dead letter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from schemas.events import Coordinates, GroupControl, LeftOut, Response, Reward, Task, derive_id
+from streams import formulas
+from streams.groups import (
+    Answer,
+    Attempt,
+    Close,
+    Closed,
+    Effect,
+    Facts,
+    Member,
+    Open,
+    Reject,
+    Score,
+    Slot,
+    State,
+    Verdict,
+    facts_of,
+    fullest,
+    is_late,
+    seen_ids,
+    shared_digest,
+    short_id,
+    weigh,
+    winner,
+)
+from streams.settings import Advantages
+
+GroupEvent = Task | Response | Reward | GroupControl
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """The reducer, under one rule and one set of topic names. It has no clock and no I/O."""
+
+    rule: Advantages
+    responses_topic: str
+    rewards_topic: str
+
+    def reduce(
+        self, state: State, event: GroupEvent, at: Coordinates, timestamp_ms: int
+    ) -> tuple[State, Sequence[Effect]]:
+        """Return the state after `event`, which lies at `at` with this record timestamp, and what must be done."""
+        if isinstance(event, GroupControl):
+            return self._control(state, event)
+        if isinstance(state, Closed):
+            return state, _after_close(state, event, at)
+        state = state or Open(first_seen_ms=timestamp_ms)
+        effects: list[Effect] = []
+        if isinstance(event, Task):
+            state = self._task(state, event, at, timestamp_ms, effects)
+        elif state.task is None:
+            state = _wait(state, _by_reference(event, at, timestamp_ms))
+        else:
+            state = self._enter(state, state.task, _by_reference(event, at, timestamp_ms), effects)
+        if not self._is_complete(state):
+            return state, effects
+        closed, more = self._close(event.task_id, state, complete=True)
+        return closed, [*effects, *more]
+
+    def deadline_ms(self, state: Open) -> int | None:
+        """Return when this group must be closed, in ms since the epoch, or None if it may wait for ever."""
+        if state.task is not None:
+            return state.task.deadline_ms
+        wait_ms = int(self.rule.deadline_s * 1000)
+        return state.first_seen_ms + wait_ms if wait_ms else None
+
+    def _task(self, state: Open, task: Task, at: Coordinates, timestamp_ms: int, effects: list[Effect]) -> Open:
+        facts = facts_of(task, timestamp_ms, self.rule)
+        if state.task is not None:
+            if _content(facts) != _content(state.task):
+                effects.append(
+                    Reject(
+                        at,
+                        "contradictory",
+                        f"task {task.task_id} was already read with other content; the first in its partition wins. "
+                        "Give a changed task a new task_id",
+                    )
+                )
+            return state
+        waiting, state = state.early, replace(state, task=facts, early=())
+        for early in waiting:
+            state = self._enter(state, facts, early, effects)
+        return state
+
+    def _enter(self, state: Open, task: Facts, early: Answer | Verdict, effects: list[Effect]) -> Open:
+        if isinstance(early, Answer):
+            return self._answer(state, task, early, effects)
+        return self._verdict(state, task, early, effects)
+
+    def _answer(self, state: Open, task: Facts, answer: Answer, effects: list[Effect]) -> Open:
+        new = Attempt(answer.adapter_version, answer.group_size, answer.shared, {})
+        attempt = state.attempts.get(answer.sampling_id, new)
+        if answer.number in attempt.slots:
+            return state  # the same record again: response_id is a function of sampling and slot
+        at = Coordinates(self.responses_topic, answer.slot.partition, answer.slot.offset)
+        if (wrong := _disagreement(task, answer)) is not None:
+            effects.append(Reject(at, "contradictory", f"the task has {wrong}"))
+        elif is_late(task, answer.slot.timestamp_ms):
+            effects.append(Reject(at, "late", _late(task, answer.slot.timestamp_ms)))
+        elif answer.adapter_version != attempt.adapter_version:
+            effects.append(
+                Reject(
+                    at,
+                    "contradictory",
+                    f"sampling {answer.sampling_id} began with adapter version {attempt.adapter_version}, but slot "
+                    f"{answer.number} has {answer.adapter_version}. One sampling is one version's attempt at all "
+                    "slots; check the policy agent",
+                )
+            )
+        elif answer.shared and attempt.shared and answer.shared != attempt.shared:
+            effects.append(
+                Reject(
+                    at,
+                    "contradictory",
+                    f"slot {answer.number} of sampling {answer.sampling_id} has another base model, tokenizer, "
+                    "temperature, top_p or prompt tokens than the slots before it; one sampling shares them all. "
+                    "Check the policy agent",
+                )
+            )
+        else:
+            slots = {**attempt.slots, answer.number: answer.slot}
+            shared = attempt.shared or answer.shared
+            attempt = Attempt(attempt.adapter_version, attempt.group_size, shared, slots)
+            attempts = {**state.attempts, answer.sampling_id: attempt}
+            return Open(state.task, state.early, attempts, state.scores, state.first_seen_ms)
+        return state
+
+    def _verdict(self, state: Open, task: Facts, verdict: Verdict, effects: list[Effect]) -> Open:
+        score, of_response = verdict.score, state.scores.get(verdict.response_id, {})
+        at = Coordinates(self.rewards_topic, score.partition, score.offset)
+        known = of_response.get(verdict.source)
+        if known is not None:
+            if (known.value, known.components) != (score.value, score.components):
+                effects.append(
+                    Reject(
+                        at,
+                        "contradictory",
+                        f"source {verdict.source!r} gives response {verdict.response_id} the value {score.value}, but "
+                        f"{self.rewards_topic}[{known.partition}]@{known.offset} already said {known.value}; the first "
+                        "wins. A new opinion needs a new source name",
+                    )
+                )
+        elif all(verdict.source != name for name, _ in task.sources):
+            asked = ", ".join(name for name, _ in task.sources)
+            effects.append(Reject(at, "unasked", f"the task asks {asked or 'nobody'}, not {verdict.source!r}"))
+        elif is_late(task, score.timestamp_ms):
+            effects.append(Reject(at, "late", _late(task, score.timestamp_ms)))
+        else:
+            scores = {**state.scores, verdict.response_id: {**of_response, verdict.source: score}}
+            return Open(state.task, state.early, state.attempts, scores, state.first_seen_ms)
+        return state
+
+    def _control(self, state: State, control: GroupControl) -> tuple[State, Sequence[Effect]]:
+        match control.kind, state:
+            case "evict", Closed():
+                return None, ()
+            case "expire", Open(task=None):
+                return None, list(self._orphans(control.task_id, state))
+            case "expire", Open():
+                return self._close(control.task_id, state, complete=False)
+            case _:
+                return state, ()  # it closed by itself meanwhile, or is long forgotten
+
+    def _orphans(self, task_id: str, state: Open) -> Iterator[Effect]:
+        """Yield a rejection for each event of a task that never came."""
+        why = f"task {task_id} is not in the tasks topic; events can only be joined to a task that was submitted"
+        for early in state.early:
+            topic = self.responses_topic if isinstance(early, Answer) else self.rewards_topic
+            yield Reject(Coordinates(topic, _where(early).partition, _where(early).offset), "unknown_task", why)
+
+    def _is_complete(self, state: Open) -> bool:
+        first = winner(state)
+        if first is None or state.task is None:
+            return False
+        wanted = {name for name, _ in state.task.sources}
+        slots = state.attempts[first].slots.values()
+        if len(state.scores) + sum(slot.failed for slot in slots) < len(slots) and wanted:
+            return False
+        return all(slot.failed or wanted <= state.scores.get(slot.response_id, {}).keys() for slot in slots)
+
+    def _close(self, task_id: str, state: Open, *, complete: bool) -> tuple[Closed, Sequence[Effect]]:
+        task = state.task
+        assert task is not None  # noqa: S101 - both callers have looked
+        chosen = winner(state) or fullest(state)
+        attempt = state.attempts[chosen] if chosen else None
+        members, left_out, stamps = weigh(state, task, chosen)
+        dropped = self._why_dropped(task, members, attempt, complete)
+        rewards = [member.reward for member in members]
+        mean, std = formulas.mean_and_std(rewards, self.rule.ddof) if rewards else (0.0, 0.0)
+        if rewards:
+            scale = formulas.advantages(self.rule.formula, rewards, eps=self.rule.eps, ddof=self.rule.ddof)
+            members = [replace(member, advantage=value) for member, value in zip(members, scale, strict=True)]
+        if dropped is not None:
+            left_out = [
+                *left_out,
+                *(LeftOut(slot=m.slot, response_id=m.response_id, reason=dropped) for m in members),
+            ]
+            members = []
+        close = Close(
+            task_id=task_id,
+            task=task,
+            rule=self.rule,
+            sampling_id=chosen,
+            adapter_version=attempt.adapter_version if attempt else -1,
+            complete=complete,
+            dropped_reason=dropped,
+            created_at=max(stamps),
+            reward_mean=mean,
+            reward_std=std,
+            members=tuple(members),
+            left_out=tuple(sorted(left_out, key=lambda left: (left.slot, left.response_id or ""))),
+        )
+        closed = Closed(max(stamps), frozenset(seen_ids(state)), chosen)
+        return closed, [close, *self._superseded(task_id, state, chosen), *self._strangers(task_id, state, chosen)]
+
+    def _why_dropped(
+        self, task: Facts, members: Sequence[Member], attempt: Attempt | None, complete: bool
+    ) -> str | None:
+        """Return why this group is not for the trainer, or None."""
+        if attempt is None:
+            return "unanswered"
+        if not members and (task.sources or not complete):
+            return "unscored"
+        if task.purpose == "train" and not complete and self.rule.partial == "drop":
+            return "incomplete"
+        if task.purpose == "train" and len(members) < self.rule.min_group:
+            return "too_few_scored"
+        return None
+
+    def _superseded(self, task_id: str, state: Open, chosen: str | None) -> Iterator[Reject]:
+        """Yield a rejection for each response of the samplings that were not chosen."""
+        for sampling_id, attempt in state.attempts.items():
+            if sampling_id != chosen:
+                for slot in attempt.slots.values():
+                    at = Coordinates(self.responses_topic, slot.partition, slot.offset)
+                    yield Reject(at, "superseded", _by_another(task_id))
+
+    def _strangers(self, task_id: str, state: Open, chosen: str | None) -> Iterator[Reject]:
+        """Yield a rejection for each reward that is not about the sampling that was chosen."""
+        known = {slot.response_id for slot in state.attempts[chosen].slots.values()} if chosen else set()
+        for response_id, scores in state.scores.items():
+            if response_id in known:
+                continue
+            for score in scores.values():
+                at = Coordinates(self.rewards_topic, score.partition, score.offset)
+                yield Reject(at, "unknown_response", _about_another(task_id, response_id))
+
+
+def _by_reference(event: Response | Reward, at: Coordinates, timestamp_ms: int) -> Answer | Verdict:
+    """Return what the state keeps of an event."""
+    if isinstance(event, Reward):
+        score = Score(event.value, event.components, at.partition, at.offset, timestamp_ms)
+        return Verdict(event.response_id, event.source, score)
+    failed = event.error is not None
+    return Answer(
+        sampling_id=event.sampling_id,
+        number=event.slot,
+        adapter_version=event.adapter_version,
+        group_size=event.group_size,
+        policy=event.policy,
+        shared=shared_digest(event),
+        slot=Slot(event.response_id, at.partition, at.offset, timestamp_ms, failed, event.finish_reason),
+    )
+
+
+def _wait(state: Open, new: Answer | Verdict) -> Open:
+    """Return the state with one more that waits; a repetition that is not even earlier in time cannot matter."""
+    for old in state.early:
+        if _said(old) == _said(new) and _where(old).timestamp_ms <= _where(new).timestamp_ms:
+            return state
+    return replace(state, early=(*state.early, new))
+
+
+def _where(early: Answer | Verdict) -> Slot | Score:
+    return early.slot if isinstance(early, Answer) else early.score
+
+
+def _said(early: Answer | Verdict) -> Answer | Verdict:
+    """Return it without where and when it was written."""
+    if isinstance(early, Answer):
+        return replace(early, slot=replace(early.slot, partition=0, offset=0, timestamp_ms=0))
+    return replace(early, score=replace(early.score, partition=0, offset=0, timestamp_ms=0))
+
+
+def _content(task: Facts) -> Facts:
+    """Return what makes two records the same task: not when they were written, nor under which trace."""
+    return replace(task, deadline_ms=None, timestamp_ms=0, traceparent=None)
+
+
+def _disagreement(task: Facts, answer: Answer) -> str | None:
+    """Return what task and response disagree on, or None."""
+    if answer.group_size != task.group_size:
+        return (
+            f"group_size {task.group_size}, but this response says {answer.group_size}. Group size is fixed when the "
+            "task is written; check the policy agent"
+        )
+    if answer.policy != task.policy:
+        return f"policy {task.policy!r}, but this response is of {answer.policy!r}. Only the named policy may answer"
+    if task.adapter_version is not None and answer.adapter_version != task.adapter_version:
+        return f"adapter version {task.adapter_version} pinned, but version {answer.adapter_version} answered"
+    return None
+
+
+def _late(task: Facts, timestamp_ms: int) -> str:
+    over = timestamp_ms - (task.deadline_ms or 0)
+    return f"recorded {over} ms after the deadline of its task; raise deadline_at if such answers should count"
+
+
+def _by_another(task_id: str) -> str:
+    return f"task {task_id} was answered by another sampling, whose last slot stands before this one's"
+
+
+def _about_another(task_id: str, response_id: str) -> str:
+    return (
+        f"response {response_id} is not in the sampling that the group of task {task_id} was made of: it never came, "
+        "or another sampling was whole before its own; in the first case check the scorer's ids"
+    )
+
+
+def _after_close(state: Closed, event: Task | Response | Reward, at: Coordinates) -> Sequence[Effect]:
+    """Return what becomes of `event`: as far as can be told, what would have become of it before."""
+    if isinstance(event, Task):
+        return ()
+    own_id = event.response_id if isinstance(event, Response) else event.reward_id
+    if short_id(own_id) in state.seen:
+        return ()
+    if state.sampling_id is not None:
+        if isinstance(event, Response) and event.sampling_id != state.sampling_id:
+            return [Reject(at, "superseded", _by_another(event.task_id))]
+        if isinstance(event, Reward) and event.response_id != derive_id(state.sampling_id, event.slot):
+            return [Reject(at, "unknown_response", _about_another(event.task_id, event.response_id))]
+    return [Reject(at, "late", f"the group of task {event.task_id} has already left; nothing can be added to it")]

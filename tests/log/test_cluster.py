@@ -1,0 +1,64 @@
+"""What the cluster has, and making what is missing, against a real broker."""
+
+from __future__ import annotations
+
+import pytest
+from confluent_kafka import admin
+
+from streams import cluster
+from streams.errors import LogError, NotFoundError, SettingsError
+from streams.log import Producer, client_config, partition_of
+from streams.settings import Settings
+from streams.topics import topics
+
+pytestmark = pytest.mark.kafka
+
+
+def name(settings: Settings, label: str) -> str:
+    return topics(settings.topics)[label].name
+
+
+def test_topics_are_made_once_in_their_shape(settings: Settings) -> None:
+    assert set(cluster.apply_topics(settings).values()) == {"created"}
+    assert set(cluster.apply_topics(settings).values()) == {"unchanged"}
+    existing = cluster.describe(settings)
+    assert {label: existing[topic.name] for label, topic in topics(settings.topics).items()} == {
+        **dict.fromkeys(("tasks", "responses", "rewards", "group-control"), 8),
+        **dict.fromkeys(("groups", "batches", "adapters", "dead-letters"), 4),
+    }
+
+
+def test_a_topic_with_too_few_partitions_is_refused_with_the_way_out(settings: Settings) -> None:
+    client = admin.AdminClient(client_config(settings.kafka))
+    for future in client.create_topics([admin.NewTopic(name(settings, "rewards"), num_partitions=3)]).values():
+        future.result()
+    with pytest.raises(SettingsError, match=r"rewards has 3 partitions, expected 8 \(topics\.partitions\)\. The four"):
+        cluster.apply_topics(settings)
+
+
+def test_a_topic_that_is_missing_is_named(settings: Settings) -> None:
+    with pytest.raises(NotFoundError, match=r"tasks does not exist; create it with `streamward topics apply`"):
+        cluster.check_topics(settings)
+    with pytest.raises(NotFoundError, match="does not exist"):
+        cluster.offsets(settings, ["rewards"])
+
+
+def test_offsets_at_a_time_are_those_of_the_first_record_of_that_time_or_later(made: Settings) -> None:
+    with Producer(made) as producer:
+        for at_ms in (1000, 2000, 3000):
+            producer.send_bytes(name(made, "tasks"), b"t1", b"x", timestamp_ms=at_ms)
+    tp = (name(made, "tasks"), partition_of("t1", 8))
+    empty = (tp[0], (tp[1] + 1) % 8)
+    found = cluster.offsets_at(made, ["tasks"], 1500)
+    assert (found[tp], found[empty]) == (1, -1)
+    assert cluster.offsets_at(made, ["tasks"], 9999)[tp] == -1
+
+
+def test_a_bootstrap_that_does_not_answer_is_an_error_with_the_ways_out(
+    nowhere: Settings, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(LogError) as refused:
+        cluster.check_topics(nowhere)
+    for words in ("Kafka at 127.0.0.1:1 did not answer within 0.5 s", "streamward broker start", "kafka.bootstrap"):
+        assert words in str(refused.value)
+    assert capfd.readouterr() == ("", "")  # librdkafka would print a line a second

@@ -1,0 +1,251 @@
+"""Reading from a real broker: as a member of a group, and by offsets."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+
+import confluent_kafka as ck
+import pytest
+from confluent_kafka import admin
+from factories import response, reward
+
+from schemas.events import Coordinates, Response, Reward
+from schemas.serde import Poison
+from streams import cluster
+from streams.errors import LogError
+from streams.log import Producer, Record, client_config
+from streams.reading import Consumer, Tail, fetch, read
+from streams.settings import Settings
+from streams.topics import topics
+
+pytestmark = pytest.mark.kafka
+
+
+def name(settings: Settings, label: str) -> str:
+    return topics(settings.topics)[label].name
+
+
+def write(settings: Settings, count: int, *, first: int = 0, task_id: str = "t1") -> list[Coordinates]:
+    """Write rewards with rising values, all of one task, and return where they lie."""
+    found: list[Coordinates] = []
+    with Producer(settings) as producer:
+        for number in range(first, first + count):
+            producer.send(reward(task_id=task_id, value=float(number)), on_ack=found.append)
+    return found
+
+
+def numbers(records: Iterable[Record]) -> list[float | None]:
+    found = []
+    for record in records:
+        event = record.decode(Reward)
+        assert not isinstance(event, Poison)
+        found.append(event.value)
+    return found
+
+
+def poll(reader: Consumer | Tail, count: int, *, within_s: float = 30) -> list[Record]:
+    """Return the next `count` records, or fail."""
+    records: list[Record] = []
+    deadline = time.monotonic() + within_s
+    while len(records) < count:
+        assert time.monotonic() < deadline, f"{len(records)} of {count} records came"
+        records += reader.poll(count - len(records))
+    return records
+
+
+# --- following -------------------------------------------------------------------------------------------------------
+
+
+def test_a_consumer_goes_on_where_it_committed_and_not_where_it_read(made: Settings) -> None:
+    (at, *_) = write(made, 10)
+    partition = (at.topic, at.partition)
+    with Consumer(made, "g", ["rewards"]) as consumer:
+        assert numbers(poll(consumer, 10)) == [float(n) for n in range(10)]
+        consumer.commit({partition: 4})
+        assert consumer.committed([partition, (at.topic, (at.partition + 1) % 8)]) == {
+            partition: 4,
+            (at.topic, (at.partition + 1) % 8): 0,
+        }
+    with Consumer(made, "g", ["rewards"]) as consumer:
+        assert numbers(poll(consumer, 6)) == [4.0, 5.0, 6.0, 7.0, 8.0, 9.0]
+
+
+def test_a_consumer_without_any_commit_begins_at_offset_0_again(made: Settings) -> None:
+    write(made, 3)
+    for _ in range(2):
+        with Consumer(made, "g", ["rewards"]) as consumer:
+            assert numbers(poll(consumer, 3)) == [0.0, 1.0, 2.0]
+
+
+def test_a_member_is_told_what_it_gains_and_loses(made: Settings) -> None:
+    gained: list[list[tuple[str, int]]] = []
+    lost: list[list[tuple[str, int]]] = []
+    write(made, 1)
+    with Consumer(made, "g", ["rewards"], on_assigned=gained.append, on_revoked=lost.append) as consumer:
+        poll(consumer, 1)
+        every = [(name(made, "rewards"), partition) for partition in range(8)]
+        assert sorted(consumer.assignment()) == sorted(gained[0]) == every
+    assert sorted(lost[0]) == every
+
+
+def test_the_same_partition_numbers_of_two_topics_go_to_one_member(made: Settings) -> None:
+    with Consumer(made, "g", ["responses", "rewards"]) as one, Consumer(made, "g", ["responses", "rewards"]) as two:
+        deadline = time.monotonic() + 30
+        while not (len(one.assignment()) == len(two.assignment()) == 8):
+            assert time.monotonic() < deadline
+            one.poll(1)
+            two.poll(1)
+        for member in (one, two):
+            held = {label: {p for topic, p in member.assignment() if topic == name(made, label)} for label in
+                    ("responses", "rewards")}  # fmt: skip
+            assert held["responses"] == held["rewards"]
+
+
+def test_a_commit_for_a_lost_partition_says_nothing_and_changes_nothing(made: Settings) -> None:
+    (at, *_) = write(made, 3)
+    settings = made.model_copy(update={"kafka": made.kafka.model_copy(update={"session_timeout_s": 6.0})})
+    with Consumer(settings, "g", ["rewards"]) as one:
+        poll(one, 3)
+        with Consumer(settings, "g", ["rewards"]) as two:
+            deadline = time.monotonic() + 30
+            while len(two.assignment()) != 4:
+                assert time.monotonic() < deadline
+                one.poll(1)
+                two.poll(1)
+            for member in (one, two):  # only one of them still owns it
+                member.commit({(at.topic, at.partition): 2})
+
+
+def test_a_topic_that_is_missing_is_an_error_and_what_came_with_it_is_not_lost(made: Settings) -> None:
+    write(made, 3)
+    with Consumer(made, "g", ["rewards"]) as consumer:
+        consumer._consumer.subscribe([name(made, "rewards"), "nowhere"])
+        records: list[Record] = []
+        with pytest.raises(LogError, match=r"nowhere: .*streamward doctor"):
+            for _ in range(100):
+                records += consumer.poll()
+        deadline = time.monotonic() + 30
+        while len(records) < 3:
+            assert time.monotonic() < deadline
+            try:
+                records += consumer.poll()
+            except LogError:
+                continue
+        assert numbers(records) == [0.0, 1.0, 2.0]
+
+
+def test_a_paused_partition_gives_nothing_until_it_is_resumed(made: Settings) -> None:
+    (at, *_) = write(made, 1)
+    with Consumer(made, "g", ["rewards"]) as consumer:
+        poll(consumer, 1)
+        consumer.pause([(at.topic, at.partition)])
+        write(made, 1, first=1)
+        assert [consumer.poll() for _ in range(5)] == [[]] * 5
+        consumer.resume([(at.topic, at.partition)])
+        assert numbers(poll(consumer, 1)) == [1.0]
+
+
+def test_committed_offsets_that_cannot_be_asked_are_an_error_with_the_ways_out(nowhere: Settings) -> None:
+    with (
+        Consumer(nowhere, "g", ["tasks"]) as consumer,
+        pytest.raises(LogError, match=r"Kafka at 127\.0\.0\.1:1 did not answer"),
+    ):
+        consumer.committed([("streamward.tasks", 0)])
+
+
+# --- reading a range -------------------------------------------------------------------------------------------------
+
+
+def test_a_range_is_read_exactly_and_what_comes_later_is_not(made: Settings) -> None:
+    (at, *_) = write(made, 10)
+    partition = (at.topic, at.partition)
+    reading = read(made, {partition: 3}, {partition: 7})
+    assert numbers([next(reading)]) == [3.0]
+    write(made, 5, first=10)
+    assert numbers(reading) == [4.0, 5.0, 6.0]
+
+
+def test_an_empty_range_ends_at_once(made: Settings) -> None:
+    (at, *_) = write(made, 2)
+    assert list(read(made, {(at.topic, at.partition): 2}, {(at.topic, at.partition): 2})) == []
+    assert list(read(made, {}, {})) == []
+
+
+def test_several_partitions_are_read_each_to_its_own_bound(made: Settings) -> None:
+    first, second = write(made, 6, task_id="t1"), write(made, 6, task_id="t2")
+    assert first[0].partition != second[0].partition
+    starts = {(at.topic, at.partition): 0 for at in (first[0], second[0])}
+    ends = dict(zip(starts, (2, 6), strict=True))
+    with Tail(made, starts, ends=ends) as tail:
+        records = poll(tail, 8)
+        deadline = time.monotonic() + 30
+        while not tail.at_end():
+            assert time.monotonic() < deadline
+            assert tail.poll() == []
+        assert tail.position == ends
+    assert sorted(record.at for record in records) == sorted([*first[:2], *second])
+
+
+def test_a_tail_without_bounds_follows(made: Settings) -> None:
+    (at, *_) = write(made, 2)
+    with Tail(made, {(at.topic, at.partition): 1}) as tail:
+        assert numbers(poll(tail, 1)) == [1.0]
+        assert not tail.at_end()
+        write(made, 1, first=2)
+        assert numbers(poll(tail, 1)) == [2.0]
+        assert tail.position == {(at.topic, at.partition): 3}
+
+
+def test_reading_a_range_commits_nothing(made: Settings, kafka_bootstrap: str) -> None:
+    (at, *_) = write(made, 2)
+    list(read(made, {(at.topic, at.partition): 0}, {(at.topic, at.partition): 2}))
+    client = admin.AdminClient(client_config(made.kafka))
+    groups = client.list_consumer_groups().result().valid
+    assert [group.group_id for group in groups if group.group_id.startswith(made.topics.prefix)] == []
+
+
+def test_an_offset_that_retention_has_cut_is_an_error_with_the_way_out(made: Settings) -> None:
+    (at, *_) = write(made, 5)
+    client = admin.AdminClient(client_config(made.kafka))  # its futures end only while it lives
+    for future in client.delete_records([ck.TopicPartition(at.topic, at.partition, 3)]).values():
+        future.result()
+    assert cluster.offsets(made, ["rewards"])[at.topic, at.partition] == (3, 5)
+    with pytest.raises(
+        LogError, match=rf"rewards\[{at.partition}\]: the offset asked for is gone: .*Retention has cut"
+    ):
+        list(read(made, {(at.topic, at.partition): 1}, {(at.topic, at.partition): 5}))
+    assert numbers(read(made, {(at.topic, at.partition): 3}, {(at.topic, at.partition): 5})) == [3.0, 4.0]
+
+
+def test_records_are_fetched_by_their_coordinates(made: Settings) -> None:
+    rewards = write(made, 6)
+    answers: list[Coordinates] = []
+    with Producer(made) as producer:
+        producer.send(response(), on_ack=answers.append)
+    found = fetch(made, [rewards[4], answers[0], rewards[1], rewards[4]])
+    assert found.keys() == {rewards[1], rewards[4], answers[0]}
+    assert numbers([found[rewards[1]], found[rewards[4]]]) == [1.0, 4.0]
+    assert found[answers[0]].decode(Response) == response()
+    assert fetch(made, []) == {}
+
+
+def test_coordinates_where_nothing_lies_are_named(made: Settings) -> None:
+    # the marker that ends a transaction takes an offset, and is no record
+    config = {**client_config(made.kafka), "transactional.id": made.topics.prefix, "partitioner": "murmur2_random"}
+    writer = ck.Producer(config)
+    writer.init_transactions(30)
+    found: list[Coordinates] = []
+    for _ in range(2):
+        writer.begin_transaction()
+        writer.produce(
+            name(made, "tasks"),
+            b"x",
+            b"t1",
+            on_delivery=lambda _, m: found.append(Coordinates(m.topic(), m.partition(), m.offset())),
+        )
+        writer.commit_transaction(30)
+    marker = found[0]._replace(offset=found[0].offset + 1)
+    with pytest.raises(LogError, match=r"tasks\[\d\]@1: nothing there"):
+        fetch(made, [found[0], marker, found[1]])
+    assert [record.at for record in cluster.read_topic(made, "tasks")] == found

@@ -1,0 +1,304 @@
+"""The processes run by hand, as a user types them: in the open, behind a password, and behind TLS.
+
+    broker start ─► topics apply ─► tasks submit, generate ─► policy, scoring, streams ─► events tail ─► broker stop
+
+Not covered: SCRAM and client certificates. The node here is given neither; their settings take the same way.
+"""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import json
+import random
+import socket
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+from running import command, ended, environment, read, running, until
+from tiny import save_tiny
+
+from schemas.events import AdapterEvent, AdvantagedGroup, Batch
+from streams import broker, node
+from streams import settings as configuration
+from streams.settings import Settings
+
+pytestmark = pytest.mark.kafka
+
+LOOP = ("streams", "scoring", "policy")
+
+
+@dataclass
+class Terminal:
+    """A folder in which commands are typed, and what each of them said."""
+
+    folder: Path
+    env: dict[str, str]
+    done: dict[str, subprocess.CompletedProcess[str]] = field(default_factory=dict)
+
+    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run `streamward ARGUMENTS` to its end, and remember it under its words."""
+        finished = subprocess.run(
+            command(*arguments), env=self.env, cwd=self.folder, capture_output=True, text=True, timeout=180
+        )
+        self.done[" ".join(arguments)] = finished
+        return finished
+
+    def rows(self, *arguments: str) -> list[dict[str, Any]]:
+        """Return the JSON lines that a command, run before, has printed."""
+        return [json.loads(line) for line in self.done[" ".join(arguments)].stdout.splitlines()]
+
+
+# --- in the open ------------------------------------------------------------------------------------------------------
+
+CONFIG = """\
+[broker]
+data_dir = "kafka"
+
+[kafka]
+request_timeout_s = 5.0
+
+[policy]
+engine = "scripted"
+script = '{"accuracy": 0.5}'
+"""
+FILE = """\
+{"prompt": "4 + 7 =", "answer": "11", "group_size": 2}
+{"prompt": "Say hello.", "answer": "hello", "purpose": "serve", "reward_sources": [], "group_size": 1}
+"""
+SUBMIT = ("tasks", "submit", "tasks.jsonl")
+GENERATE = ("tasks", "generate", "sums", "--count", "3", "--group-size", "4", "--submit")
+GROUPS = ("events", "tail", "groups", "--until-end")
+
+
+@pytest.fixture(scope="module")
+def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Terminal]:
+    """A whole session: from the start of the node to its end."""
+    folder = tmp_path_factory.mktemp("by-hand")
+    (folder / "streamward.toml").write_text(CONFIG)
+    (folder / "tasks.jsonl").write_text(FILE)
+    typed = Terminal(folder, environment())
+    try:
+        typed.run("broker", "start", "--port", "0")
+        (started,) = typed.rows("broker", "start", "--port", "0")
+        typed.env["STREAMWARD_KAFKA__BOOTSTRAP"] = started["bootstrap"]
+        typed.run("broker", "status")
+        typed.run("topics", "apply")
+        typed.run(*SUBMIT)
+        typed.run(*GENERATE)
+        settings = configuration.load(file=folder / "streamward.toml", env=typed.env)
+        with running(settings, folder, *LOOP):
+            typed.run("events", "tail", "groups", "--from", "start", "-n", "5")
+        typed.run(*GROUPS)
+        typed.run("adapters", "list")
+        typed.run("topics", "list")
+        typed.run("broker", "stop")
+        yield typed
+    finally:
+        typed.run("broker", "stop")
+
+
+def test_every_command_of_a_session_ends_with_0(session: Terminal) -> None:
+    assert {line: run.stderr for line, run in session.done.items() if run.returncode != 0} == {}
+    assert len(session.done) == 10
+
+
+def test_what_was_submitted_and_generated_comes_out_as_groups(session: Terminal) -> None:
+    assert session.rows(*SUBMIT) == [{"sent": 2, "known": 0, "repeated": 0, "bad": 0}]
+    assert session.rows(*GENERATE) == [{"sent": 3, "known": 0}]
+    groups = [row["event"] for row in session.rows(*GROUPS)]
+    assert sorted((group["purpose"], group["group_size"], len(group["responses"])) for group in groups) == [
+        ("serve", 1, 1), ("train", 2, 2), ("train", 4, 4), ("train", 4, 4), ("train", 4, 4)
+    ]  # fmt: skip
+    assert all(group["complete"] and group["adapter_version"] == 0 for group in groups)
+
+
+def test_looking_again_shows_the_same_groups(session: Terminal) -> None:
+    def found(*arguments: str) -> list[tuple[int, int]]:
+        return sorted((row["partition"], row["offset"]) for row in session.rows(*arguments))
+
+    assert found("events", "tail", "groups", "--from", "start", "-n", "5") == found(*GROUPS)
+
+
+def test_a_policy_that_nobody_trained_has_the_base_model_alone(session: Terminal) -> None:
+    (version,) = session.rows("adapters", "list")
+    assert (version["version"], version["status"], version["uri"]) == (0, "primary", None)
+
+
+def test_each_topic_holds_what_the_processes_wrote_and_no_dead_letter(session: Terminal) -> None:
+    records = {row["label"]: row["records"] for row in session.rows("topics", "list")}
+    assert records.pop("batches") == 0  # a batch takes 16 groups
+    assert records == {
+        "tasks": 5, "responses": 15, "rewards": 14, "group-control": 0, "groups": 5, "adapters": 0, "dead-letters": 0
+    }  # fmt: skip
+
+
+def test_once_the_node_is_stopped_commands_say_so_with_their_exit_codes(session: Terminal) -> None:
+    gone = Terminal(session.folder, {**session.env, "STREAMWARD_KAFKA__REQUEST_TIMEOUT_S": "1"})
+    status, listed = gone.run("broker", "status"), gone.run("topics", "list")
+    assert (status.returncode, status.stdout) == (3, "")
+    assert "start it with `streamward broker start`" in status.stderr
+    assert (listed.returncode, listed.stdout) == (5, "")
+    assert f"Kafka at {session.env['STREAMWARD_KAFKA__BOOTSTRAP']} did not answer" in listed.stderr
+
+
+# --- behind a password ------------------------------------------------------------------------------------------------
+
+MANY = ("tasks", "generate", "sums", "--count", "8", "--group-size", "4", "--submit")
+"""Of so many groups, one at least has answers that differ, and makes a batch."""
+USER, PASSWORD = "alice", 'qu"ote\\d; = ü'
+PLAIN = "org.apache.kafka.common.security.plain.PlainLoginModule"
+
+
+@dataclass(frozen=True)
+class Secured:
+    """A node with two doors, and what opens them."""
+
+    bootstrap: dict[str, str]
+    """host:port by security protocol."""
+    authority: Path
+
+    def kafka(self, protocol: str, **changes: Any) -> dict[str, Any]:
+        """Return the settings of a client that may come in."""
+        login = {"sasl_mechanism": "PLAIN", "sasl_username": USER, "sasl_password": PASSWORD}
+        door = {"bootstrap": self.bootstrap[protocol], "security_protocol": protocol, "request_timeout_s": 5.0}
+        tls = {"ssl_ca_location": str(self.authority)} if protocol == "SASL_SSL" else {}
+        return {**door, **login, **tls, **changes}
+
+
+def free_ports(count: int) -> list[int]:
+    """Return ports to listen on, all different; see node.PORTS for why not just any."""
+    found: list[int] = []
+    for port in random.sample(node.PORTS, len(node.PORTS)):
+        with socket.socket() as probe:
+            try:
+                probe.bind((node.HOST, port))
+            except OSError:
+                continue
+        found.append(port)
+        if len(found) == count:
+            break
+    return found
+
+
+def self_signed() -> tuple[str, str]:
+    """Return (certificate, private key) for 127.0.0.1, as PEM."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "streamward test")])
+    now = datetime.datetime.now(datetime.UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(node.HOST))]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    private = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    return certificate.public_bytes(serialization.Encoding.PEM).decode(), private.decode()
+
+
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
+    """A node that lets nobody in without a password, at one port in plain text and at another in TLS."""
+    folder = tmp_path_factory.mktemp("secured")
+    certificate, private = self_signed()
+    (folder / "authority.pem").write_text(certificate)
+    plain, tls, controller = free_ports(3)
+    doors = {"CLIENT": plain, "TLS": tls}
+    listeners = ",".join(f"{name}://{node.HOST}:{port}" for name, port in doors.items())
+    quoted = PASSWORD.replace("\\", "\\\\").replace('"', '\\"')
+    properties = {
+        "controller.quorum.voters": f"1@{node.HOST}:{controller}",
+        "listeners": f"{listeners},CONTROLLER://{node.HOST}:{controller}",
+        "advertised.listeners": listeners,
+        "listener.security.protocol.map": "CLIENT:SASL_PLAINTEXT,TLS:SASL_SSL,CONTROLLER:PLAINTEXT",
+        "listener.name.tls.plain.sasl.jaas.config": f'{PLAIN} required user_{USER}="{quoted}";',
+        "listener.name.tls.ssl.keystore.type": "PEM",
+        "listener.name.tls.ssl.keystore.certificate.chain": certificate,
+        "listener.name.tls.ssl.keystore.key": private,
+    }
+    where = configuration.Broker(data_dir=folder / "node")
+    try:
+        broker.start(where, port=plain, sasl_users={USER: PASSWORD}, properties=properties)
+        bootstrap = {"SASL_PLAINTEXT": f"{node.HOST}:{plain}", "SASL_SSL": f"{node.HOST}:{tls}"}
+        yield Secured(bootstrap, folder / "authority.pem")
+    finally:
+        broker.stop(where)
+
+
+def settings_of(kafka: dict[str, Any], folder: Path) -> Settings:
+    return Settings.model_validate(
+        {
+            "kafka": kafka,
+            "topics": {"prefix": f"{folder.name}.", "partitions": 2, "policy_partitions": 1},
+            "policy": {"engine": "scripted", "script": '{"accuracy": 0.5}'},
+            "batches": {"groups": 1, "max_policy_lag": 10},
+            "trainer": {"checkpoints": folder / "checkpoints"},
+            "adapters": {"store": str(folder / "adapters")},
+        }
+    )
+
+
+def test_a_password_in_plain_text_opens_the_door_for_every_stage(
+    secured: Secured, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("password")
+    settings = settings_of(secured.kafka("SASL_PLAINTEXT"), folder)
+    typed = Terminal(folder, environment(settings))
+    assert typed.run("topics", "apply").returncode == 0
+    assert typed.run(*MANY).returncode == 0
+    with running(settings, folder, *LOOP):
+        until(lambda: len(read(settings, AdvantagedGroup)) == 8, "a group for each task", folder=folder)
+        until(lambda: bool(read(settings, Batch)), "a batch", folder=folder)
+
+
+def test_tls_and_a_password_open_the_door_for_every_process(
+    secured: Secured, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    # The scripted engine has no weights to train, so each version equals the one before. What counts is that it is
+    # announced and promoted.
+    folder = tmp_path_factory.mktemp("tls")
+    plain = settings_of(secured.kafka("SASL_SSL"), folder)
+    settings = plain.model_copy(update={"model": configuration.Model(base=str(save_tiny(folder / "model")))})
+    typed = Terminal(folder, environment(settings))
+    assert typed.run("topics", "apply").returncode == 0
+    assert typed.run(*MANY).returncode == 0
+    with running(settings, folder, *LOOP, "train"):
+        until(
+            lambda: {event.kind for _, event in read(settings, AdapterEvent)} == {"trained", "promoted"},
+            "a version, trained by the trainer and promoted by the stream worker",
+            folder=folder,
+        )
+    assert typed.run("adapters", "list").returncode == 0
+    statuses = [row["status"] for row in typed.rows("adapters", "list")]
+    assert statuses[0] == "superseded" and "primary" in statuses[1:]
+    assert typed.run("doctor").returncode == 0
+
+
+def test_with_a_wrong_password_every_process_ends_with_5_and_says_why(secured: Secured, tmp_path: Path) -> None:
+    kafka = secured.kafka("SASL_PLAINTEXT", sasl_password="a wrong one", request_timeout_s=2.0)
+    for code, said in ended(settings_of(kafka, tmp_path), tmp_path, *LOOP, "train").values():
+        assert code == 5
+        assert "Authentication failed" in said and "a wrong one" not in said
+
+
+def test_a_node_whose_certificate_nobody_vouches_for_is_not_talked_to(secured: Secured, tmp_path: Path) -> None:
+    kafka = secured.kafka("SASL_SSL", ssl_ca_location=None, request_timeout_s=2.0)
+    ended = Terminal(tmp_path, environment(settings_of(kafka, tmp_path))).run("topics", "list")
+    assert ended.returncode == 5
+    assert "certificate" in ended.stderr

@@ -1,0 +1,123 @@
+"""What the documents point at is there.
+
+    every .md file ──► its links, the files, tests and settings it names ──► each must exist
+
+Not covered: whether the words are true. Commands of the README are run (tests/pipeline/test_readme.py), the tour's
+bytes are compared (test_tour.py), and docs/cli.md and schemas/README.md are generated.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from streams.settings import Settings, dotted
+from tests.benchmarks.table import BEGIN, END
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted(page for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("schemas/*.md")])
+PACKAGES = ("schemas", "streams", "trainer")
+NOT_IN_PROSE = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
+ROOTS = ("streams/", "trainer/", "schemas/", "tests/", "docs/")
+
+
+def _prose(page: Path) -> str:
+    return NOT_IN_PROSE.sub("", page.read_text(encoding="utf-8"))
+
+
+def _links(page: Path) -> list[str]:
+    return re.findall(r"\]\(([^)\s]+)\)", _prose(page))
+
+
+def _code(page: Path) -> list[str]:
+    return re.findall(r"`([^`\n]+)`", _prose(page))
+
+
+def _slug(heading: str) -> str:
+    """Return the anchor that a heading gets on the web."""
+    return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
+
+
+def _anchors(page: Path) -> list[str]:
+    return [_slug(heading) for heading in re.findall(r"^#+ (.*)$", _prose(page), re.MULTILINE)]
+
+
+@cache
+def _defined(file: Path) -> set[str]:
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    return {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_of_a_page_leads_somewhere(page: Path) -> None:
+    broken = []
+    for link in _links(page):
+        if link.startswith(("https://", "http://", "mailto:")):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        if not target.exists() or (anchor and anchor not in _anchors(target)):
+            broken.append(link)
+    assert broken == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_file_and_test_that_a_page_names_is_there(page: Path) -> None:
+    lost = []
+    for name in _code(page):
+        if not re.fullmatch(r"[\w./-]+(::\w+)?", name) or not name.startswith(ROOTS):
+            continue
+        path, _, test = name.partition("::")
+        file = ROOT / path
+        if not file.exists() or (test and test not in _defined(file)):
+            lost.append(name)
+    assert lost == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_setting_that_a_page_names_is_one(page: Path) -> None:
+    known = {key for key, _ in dotted(Settings())}
+    sections = {key.partition(".")[0] for key in known}
+    named = (re.match(r"([a-z]+)\.([a-z_]+)(?=$|=| )", name) for name in _code(page))
+    keys = {found[0] for found in named if found and found[1] in sections and found[2] not in ("py", "md")}
+    assert keys - known == set()
+
+
+def test_every_module_has_its_line_in_the_tree_and_no_line_is_of_a_module_that_is_gone() -> None:
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    there = {
+        str(file.relative_to(ROOT))
+        for package in PACKAGES
+        for file in (ROOT / package).rglob("*.py")
+        if file.name != "__init__.py"
+    }
+    assert set(_tree(page)) == there
+
+
+def _tree(page: str) -> Iterator[str]:
+    """Yield the modules in the README's tree, as paths."""
+    folders: list[str] = []
+    (block,) = re.findall(r"^```text\n(schemas/ .*?)^```$", page, re.DOTALL | re.MULTILINE)
+    for line in block.splitlines():
+        depth, name = (len(line) - len(line.lstrip())) // 4, line.split()[0]
+        folders[depth:] = [name]
+        if name.endswith(".py"):
+            yield "".join(folders)
+
+
+def test_the_table_of_benchmarks_has_its_place() -> None:
+    page = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    assert page.count(BEGIN) == page.count(END) == 1 and page.index(BEGIN) < page.index(END)
+
+
+def test_no_page_names_a_machine_or_a_registry() -> None:
+    pattern = re.compile(
+        r"/(?:home|root|work|tmp|Users)/\w+|://[\w.-]*(?:pypi|registry|mirror|artifactory)[\w.-]*", re.I
+    )
+    found = {page.name: pattern.findall(page.read_text(encoding="utf-8")) for page in PAGES}
+    assert {name: hits for name, hits in found.items() if hits} == {}

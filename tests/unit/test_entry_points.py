@@ -1,0 +1,223 @@
+"""Scorers that users bring: they may hang, crash or lie, and none of it leaves their process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import textwrap
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from judging import outcome
+
+from streams.scorers import Outcome, ScoreError, Scorers, find
+from streams.settings import Scoring
+
+ENTRY_POINTS = """
+    import math, os, subprocess, sys, time
+    from pathlib import Path
+    from streams.scorers import ScoreError, Verdict, entry_point
+
+    def unmarked(task, response, settings):
+        return 1.0
+
+    @entry_point("good/3")
+    def good(task, response, settings):
+        print("a scorer that prints does not disturb the protocol")
+        return Verdict(len(response.text) / settings["most"], {"length": len(response.text)}, "counted")
+
+    @entry_point("pair/1")
+    def pair(task, response, settings):
+        return 0.5, {"half": 1}
+
+    @entry_point("hang/1")
+    def hang(task, response, settings):
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+        Path(settings["pids"]).write_text(f"{os.getpid()} {child.pid}")
+        while True:
+            time.sleep(1)
+
+    @entry_point("raise/1")
+    def raises(task, response, settings):
+        raise ZeroDivisionError("by zero")
+
+    @entry_point("leave/1")
+    def leaves(task, response, settings):
+        os._exit(3)
+
+    @entry_point("quit/1")
+    def quits(task, response, settings):
+        sys.exit("done")
+
+    @entry_point("nan/1")
+    def nan(task, response, settings):
+        return math.nan
+
+    @entry_point("infinite/1")
+    def infinite(task, response, settings):
+        return Verdict(1.0, {"part": math.inf})
+
+    @entry_point("bool/1")
+    def boolean(task, response, settings):
+        return True
+
+    @entry_point("text/1")
+    def text(task, response, settings):
+        return "1.0"
+
+    @entry_point("none/1")
+    def none(task, response, settings):
+        return None
+
+    @entry_point("memory/1")
+    def memory(task, response, settings):
+        return float(len(bytearray(64 * 1024**3)))
+
+    @entry_point("heals/1")
+    def heals(task, response, settings):
+        seen = Path(settings["seen"])
+        seen.write_text((seen.read_text() if seen.exists() else "") + "x")
+        if len(seen.read_text()) < 3:
+            os.abort()
+        return 1.0
+"""
+
+
+@pytest.fixture(scope="module")
+def entry_points(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    folder = tmp_path_factory.mktemp("installed")
+    (folder / "my_scorers.py").write_text(textwrap.dedent(ENTRY_POINTS))
+    (folder / "broken_scorers.py").write_text("import not_there\n")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(folder))
+        yield
+
+
+@pytest.fixture(scope="module")
+def hasty(entry_points: None) -> Iterator[Scorers]:
+    with Scorers(Scoring(timeout_s=1.0, retries=0)) as running:
+        yield running
+
+
+def test_an_entry_point_scores_in_its_own_process_and_names_its_version(hasty: Scorers) -> None:
+    found = outcome(hasty, "my_scorers:good", "abcd", {"most": 8})
+    assert (found.value, found.components, found.rationale) == (0.5, {"length": 4.0}, "counted")
+    assert found.version == "good/3"
+
+
+def test_an_entry_point_may_give_a_number_and_its_components(hasty: Scorers) -> None:
+    found = outcome(hasty, "my_scorers:pair", "x", {})
+    assert (found.value, found.components) == (0.5, {"half": 1.0})
+
+
+@pytest.mark.parametrize(
+    ("name", "reason", "message"),
+    [
+        ("raises", "exception", "my_scorers:raises raised ZeroDivisionError: by zero"),
+        ("quits", "exception", "raised SystemExit: done"),
+        ("leaves", "crashed", "ended its process (exit status 3)"),
+        ("memory", "memory", "needed more than"),
+        ("nan", "not_a_number", "gave value nan; a score is a finite number"),
+        ("infinite", "not_a_number", "gave component part inf"),
+        ("boolean", "not_a_number", "gave value True"),
+        ("text", "not_a_number", "gave value '1.0'"),
+        ("none", "not_a_number", "gave value None"),
+        ("unmarked", "unknown_scorer", "is not marked as a scorer; write @streams.scorers.entry_point('unmarked/1')"),
+        ("missing", "unknown_scorer", "has no attribute 'missing'"),
+    ],
+)
+def test_a_scorer_that_fails_gives_its_reason_and_the_next_score_works(
+    hasty: Scorers, name: str, reason: str, message: str
+) -> None:
+    found = outcome(hasty, f"my_scorers:{name}", "x", {})
+    assert (found.value, found.reason) == (None, reason)
+    assert found.error is not None and message in found.error
+    assert outcome(hasty, "my_scorers:pair", "x", {}).value == 0.5
+
+
+@pytest.mark.parametrize("name", ["no_such_module:f", "broken_scorers:f"])
+def test_an_entry_point_that_cannot_be_imported_says_so(hasty: Scorers, name: str) -> None:
+    found = outcome(hasty, name, "x", {})
+    assert found.reason == "unknown_scorer" and found.error is not None and "PYTHONPATH" in found.error
+
+
+@pytest.mark.parametrize("name", ["os.system", "os:system:x", "os:", ":system", "../x:y", "a b:c"])
+def test_a_name_that_is_no_entry_point_is_an_unknown_scorer(name: str) -> None:
+    with pytest.raises(ScoreError, match="no scorer is called"):
+        find(name)
+
+
+def test_a_scorer_that_hangs_is_killed_with_all_it_started(hasty: Scorers, tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    found = outcome(hasty, "my_scorers:hang", "x", {"pids": str(pids)})
+    assert (found.value, found.reason) == (None, "timeout")
+    for pid in map(int, pids.read_text().split()):
+        wait_until_gone(pid)
+    assert outcome(hasty, "my_scorers:pair", "x", {}).value == 0.5
+
+
+def test_a_pattern_that_backtracks_for_ever_is_killed(hasty: Scorers) -> None:
+    found = outcome(hasty, "regex", "a" * 60 + "b", {"pattern": "(a+)+"})
+    assert (found.value, found.reason) == (None, "timeout")
+    assert found.error is not None and "raise scoring.timeout_s" in found.error
+
+
+def test_a_failed_score_is_tried_again_a_bounded_number_of_times(entry_points: None, tmp_path: Path) -> None:
+    with Scorers(Scoring(retries=2)) as patient:
+        found = outcome(patient, "my_scorers:heals", "x", {"seen": str(tmp_path / "a")})
+        assert (found.value, found.tries) == (1.0, 3)
+    with Scorers(Scoring(retries=1)) as impatient:
+        found = outcome(impatient, "my_scorers:heals", "x", {"seen": str(tmp_path / "b")})
+        assert (found.value, found.reason, found.tries) == (None, "crashed", 2)
+        assert found.error is not None and "signal SIGABRT" in found.error and "(after 2 tries)" in found.error
+
+
+def test_a_stopping_agent_tries_no_more(entry_points: None, tmp_path: Path) -> None:
+    with Scorers(Scoring(retries=5)) as running:
+        running.stop()
+        assert outcome(running, "my_scorers:raises", "x", {}).tries == 1
+
+
+def test_closing_kills_a_score_that_still_runs(entry_points: None, tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    found: list[Outcome] = []
+    running = Scorers(Scoring(timeout_s=500))
+    thread = threading.Thread(
+        target=lambda: found.append(outcome(running, "my_scorers:hang", "x", {"pids": str(pids)}))
+    )
+    thread.start()
+    while not (pids.exists() and len(pids.read_text().split()) == 2):
+        time.sleep(0.02)
+    running.close()
+    thread.join(timeout=30)
+    assert [one.reason for one in found] == ["crashed"]
+    for pid in map(int, pids.read_text().split()):
+        wait_until_gone(pid)
+
+
+def test_a_worker_ends_itself_when_its_parent_is_gone(hasty: Scorers) -> None:
+    outcome(hasty, "my_scorers:pair", "x", {})
+    worker = hasty._sandbox._free.get()
+    assert worker is not None
+    hasty._sandbox._free.put(None)
+    assert worker._process.stdin is not None
+    worker._process.stdin.close()  # what the system does to the pipe when the parent is killed
+    assert worker._process.wait(timeout=30) == 0
+    worker.dispose()
+
+
+def wait_until_gone(pid: int) -> None:
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return
+        if Path(f"/proc/{pid}/stat").exists() and ") Z " in Path(f"/proc/{pid}/stat").read_text():
+            return  # killed; only its table entry waits for init
+        time.sleep(0.02)
+    os.kill(pid, signal.SIGKILL)
+    raise AssertionError(f"process {pid} still runs")

@@ -1,0 +1,37 @@
+"""The table row of a group: small, and what is read is what was written."""
+
+from __future__ import annotations
+
+import pytest
+from factories import task
+from joining import Log, answers, scores
+
+from streams.group_rows import Rows, dump, load
+from streams.groups import Closed, Open
+
+
+def test_a_closed_marker_is_small_whatever_the_group_was() -> None:
+    log, slots = Log(), answers(text="x" * 100_000)
+    log.read_all([task(), *slots])
+    assert isinstance(log.state, Open)
+    assert len(dump(log.state)) < 2000
+    log.read_all(scores(slots))
+    assert isinstance(log.state, Closed)
+    assert len(dump(log.state)) < 300
+
+
+def test_a_row_that_somebody_exchanged_is_parsed_and_not_remembered() -> None:
+    rows, log = Rows(), Log()
+    log.read_all([task(), *answers()])
+    assert isinstance(log.state, Open)
+    row = rows.dump(b"t1", log.state)
+    assert rows.load(b"t1", row) is log.state
+    assert rows.load(b"t1", dump(Open(first_seen_ms=7))) == Open(first_seen_ms=7)
+    assert rows.load(b"t1", None) is None
+    assert rows.load(b"t2", row) == log.state
+
+
+def test_a_row_of_another_version_is_refused_with_the_way_out() -> None:
+    row = dump(Open()).replace(b'"v":1', b'"v":99')
+    with pytest.raises(ValueError, match=r"row has version 99, expected 1.*start under another consumer group"):
+        load(row)

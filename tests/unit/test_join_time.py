@@ -1,0 +1,125 @@
+"""The join in time: what is late does not count, and what never came is told."""
+
+from __future__ import annotations
+
+import pytest
+from factories import T0, control, response, reward, task
+from joining import Log, answers, left_out, scores
+
+from schemas.events import AdvantagedGroup, Event
+from schemas.serde import decode, encode
+from streams.groups import Closed, Open
+
+
+def test_expire_emits_the_part_that_is_scored() -> None:
+    log, slots = Log(partial="emit"), answers()
+    log.read_all([task(), *slots[:3], *scores(slots)[:2], control()])
+    group = log.group()
+    assert (group.complete, group.dropped_reason) == (False, None)
+    assert [r.slot for r in group.responses] == [0, 1]
+    assert left_out(group) == [(2, "unscored"), (3, "unanswered")]
+
+
+def test_expire_drops_the_part_where_the_setting_says_so() -> None:
+    log, slots = Log(partial="drop"), answers()
+    log.read_all([task(), *slots[:3], *scores(slots)[:2], control()])
+    group = log.group()
+    assert (group.complete, group.dropped_reason, group.responses) == (False, "incomplete", ())
+    assert left_out(group) == [(0, "incomplete"), (1, "incomplete"), (2, "unscored"), (3, "unanswered")]
+
+
+def test_expire_takes_the_sampling_that_got_furthest() -> None:
+    log = Log()
+    first, second = answers(sampling_id="s1"), answers(sampling_id="s2")
+    log.read_all([task(), first[0], *second[:3], *scores(second)[:2], control()])
+    assert log.group().sampling_id == "s2"
+    assert log.reasons() == [("responses@0", "superseded")]
+
+
+def test_a_task_that_nobody_answered_leaves_a_record_all_the_same() -> None:
+    log = Log()
+    log.read_all([task(), control()])
+    group = log.group()
+    assert (group.dropped_reason, group.sampling_id, group.adapter_version) == ("unanswered", None, -1)
+    assert left_out(group) == [(n, "unanswered") for n in range(4)]
+    assert decode(encode(group), AdvantagedGroup) == group
+
+
+def test_what_never_found_its_task_is_dead_lettered_when_it_expires() -> None:
+    log, slots = Log(), answers()
+    log.read_all([slots[0], reward(slots[0]), control()])
+    assert log.reasons() == [("responses@0", "unknown_task"), ("rewards@0", "unknown_task")]
+    assert log.state is None
+
+
+def test_a_reward_whose_response_never_came_is_rejected_when_the_group_leaves() -> None:
+    log, slots = Log(), answers()
+    log.read_all([task(), reward(response(sampling_id="ghost")), *slots, *scores(slots)])
+    assert log.reasons() == [("rewards@0", "unknown_response")]
+
+
+@pytest.mark.parametrize("task_first", [True, False])
+def test_a_reward_that_nobody_asked_for_is_rejected(task_first: bool) -> None:
+    log, slots = Log(), answers()
+    stray = reward(slots[0], source="other", created_at=T0 + 500)
+    log.read_all([task(), stray] if task_first else [stray, task()])
+    assert log.reasons() == [("rewards@0", "unasked")]
+    log.read_all([*slots, *scores(slots)])
+    assert log.group().created_at == T0 + 20
+
+
+@pytest.mark.parametrize("task_first", [True, False])
+def test_what_was_recorded_after_the_deadline_does_not_count_whenever_it_is_read(task_first: bool) -> None:
+    asked = task(deadline_at=T0 + 100)
+    log, slots = Log(), answers()
+    late: list[Event] = [response(slot=3, created_at=T0 + 101), reward(slots[2], created_at=T0 + 107)]
+    events: list[Event] = [*slots[:3], *scores(slots)[:2], *late]
+    log.read_all([asked, *events] if task_first else events)
+    log.read_all([] if task_first else [asked])
+    assert log.reasons() == [("responses@3", "late"), ("rewards@2", "late")]
+    assert "recorded 7 ms after the deadline of its task; raise deadline_at" in log.rejects[1].error
+    log.read(control())
+    assert left_out(log.group()) == [(2, "unscored"), (3, "unanswered")]
+
+
+def test_on_the_deadline_is_in_time() -> None:
+    log, slots = Log(), answers(created_at=T0 + 100)
+    log.read_all([task(deadline_at=T0 + 100), *slots, *scores(slots, created_at=T0 + 100)])
+    assert log.group().complete
+
+
+def test_a_task_without_deadline_has_the_stages_counted_from_its_record() -> None:
+    log = Log(deadline_s=2.5)
+    log.read(task(), T0 + 7)
+    log.read(task(), T0 + 1000)  # the first in its partition wins
+    assert isinstance(log.state, Open)
+    assert log.join.deadline_ms(log.state) == T0 + 7 + 2500
+
+
+def test_with_deadline_zero_a_group_waits_for_ever() -> None:
+    log = Log(deadline_s=0)
+    log.read(task())
+    assert isinstance(log.state, Open)
+    assert log.join.deadline_ms(log.state) is None
+
+
+def test_what_comes_after_the_group_left_is_late() -> None:
+    log, slots = Log(), answers()
+    log.read_all([task(), *slots[:3], *scores(slots)[:2], control(), slots[3], scores(slots)[2]])
+    assert log.reasons() == [("responses@3", "late"), ("rewards@2", "late")]
+
+
+def test_evict_forgets_and_only_what_has_left_is_forgotten() -> None:
+    log = Log()
+    log.read_all([task(), control(kind="evict")])
+    assert isinstance(log.state, Open)
+    log.read(control())
+    assert isinstance(log.state, Closed)
+    log.read(control(kind="evict"))
+    assert log.state is None
+
+
+def test_control_records_for_the_unknown_do_nothing() -> None:
+    log = Log()
+    log.read_all([control(), control(kind="evict"), control()])
+    assert (log.state, log.closes, log.rejects) == (None, [], [])

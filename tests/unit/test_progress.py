@@ -1,0 +1,283 @@
+"""Where every group is, folded from records in whatever order the topics are read side by side."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import replace
+from typing import Any
+
+import factories
+import pytest
+from factories import group, response, reward, task
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from schemas.events import (
+    AdapterEvent,
+    AdapterKind,
+    AdvantagedGroup,
+    Batch,
+    Coordinates,
+    DeadLetter,
+    DroppedGroup,
+    Event,
+    derive_id,
+)
+from schemas.serde import encode
+from streams.log import Record
+from streams.progress import Progress, waits
+from streams.settings import Batches, Settings
+from streams.topics import topic_of
+
+SETTINGS = Settings(batches=Batches(groups=2, max_policy_lag=0))
+SIZE = 2
+
+
+class Log:
+    """Gives each event the next offset of its topic."""
+
+    def __init__(self) -> None:
+        self.next: dict[str, int] = defaultdict(int)
+        self.records: list[Record] = []
+
+    def write(self, *events: Event) -> None:
+        for event in events:
+            name = topic_of(type(event), SETTINGS.topics).name
+            self.records.append(Record(Coordinates(name, 0, self.next[name]), 1, b"k", encode(event)))
+            self.next[name] += 1
+
+
+def folded(*events: Event) -> Progress:
+    log = Log()
+    log.write(*events)
+    return read(log.records)
+
+
+def read(records: list[Record]) -> Progress:
+    progress = Progress(SETTINGS)
+    for record in records:
+        progress.fold(record)
+    return progress
+
+
+def places(progress: Progress) -> dict[str, int]:
+    return {place: count for place, count in progress.places.items() if count}
+
+
+def asked(task_id: str = "t1", **changes: Any) -> list[Event]:
+    return [task(task_id=task_id, group_size=SIZE, **changes)]
+
+
+def answered(task_id: str = "t1") -> list[Event]:
+    return [response(task_id=task_id, sampling_id=task_id, slot=slot, group_size=SIZE) for slot in range(SIZE)]
+
+
+def scored(task_id: str = "t1") -> list[Event]:
+    slots = (response(task_id=task_id, sampling_id=task_id, slot=slot, group_size=SIZE) for slot in range(SIZE))
+    return [reward(slot) for slot in slots]
+
+
+def grouped(task_id: str = "t1", **changes: Any) -> AdvantagedGroup:
+    return group(task_id=task_id, **changes)
+
+
+def batch(sequence: int, *offsets: int, dropped: tuple[DroppedGroup, ...] = ()) -> Batch:
+    return Batch(
+        batch_id=derive_id("default", "batch", sequence),
+        policy="default",
+        created_at=1,
+        sequence=sequence,
+        closed_by="count",
+        max_policy_lag=0,
+        groups=len(offsets),
+        responses=SIZE * len(offsets),
+        loss_tokens=4,
+        groups_partition=0,
+        groups_offsets=offsets,
+        dropped=dropped,
+    )
+
+
+def adapter(version: int, kind: AdapterKind, **changes: Any) -> AdapterEvent:
+    return AdapterEvent(
+        event_id=derive_id("default", version, kind),
+        policy="default",
+        created_at=1,
+        version=version,
+        kind=kind,
+        actor="somebody",
+        reason="because",
+        **changes,
+    )
+
+
+def flat(task_id: str) -> AdvantagedGroup:
+    """Return a group whose rewards are all equal."""
+    made = grouped(task_id)
+    return replace(made, responses=tuple(replace(member, advantage=0.0) for member in made.responses))
+
+
+# --- the way of a task ------------------------------------------------------------------------------------------------
+
+
+def test_a_train_task_passes_every_place_in_turn() -> None:
+    log, seen = Log(), []
+    steps: list[list[Event]] = [
+        asked(), answered(), scored(), [grouped()], [batch(0, 0)], [adapter(1, "trained")]
+    ]  # fmt: skip
+    for step in steps:
+        log.write(*step)
+        seen.append(places(read(log.records)))
+    assert seen == [
+        {place: 1} for place in ("waiting", "sampled", "scored", "grouped", "batched", "trained")
+    ]  # fmt: skip
+
+
+def test_a_group_that_teaches_nothing_leaves_with_its_reason() -> None:
+    progress = folded(*asked("a"), *asked("b"), flat("a"), grouped("b", dropped_reason="unscored", responses=()))
+    assert places(progress) == {"left out": 2}
+    assert progress.reasons == {"zero_variance": 1, "unscored": 1}
+
+
+def test_a_group_that_its_batch_drops_leaves_with_the_reason_of_the_batch() -> None:
+    stale = DroppedGroup(group_id="g", offset=0, reason="stale")
+    progress = folded(*asked("a"), *asked("b"), grouped("a"), grouped("b"), batch(0, 1, dropped=(stale,)))
+    assert places(progress) == {"left out": 1, "batched": 1}
+    assert progress.reasons == {"stale": 1}
+
+
+def test_the_window_holds_the_groups_of_the_next_batch() -> None:
+    log = Log()
+    log.write(*(grouped(name) for name in ("a", "b", "c")), batch(0, 0, 1))
+    assert read(log.records).window() == 1
+
+
+# --- what comes twice, or in another order ----------------------------------------------------------------------------
+
+
+def test_a_group_written_twice_counts_once() -> None:
+    # A worker that is killed between a group and its commit writes it again, and the batch names the second as dropped.
+    twice = DroppedGroup(group_id=grouped("a").group_id, offset=1, reason="duplicate")
+    once = [*asked("a"), grouped("a"), batch(0, 0), adapter(1, "trained")]
+    doubled = [*asked("a"), grouped("a"), grouped("a"), batch(0, 0, dropped=(twice,)), adapter(1, "trained")]
+    for events in (once, doubled):
+        progress = folded(*events)
+        assert places(progress) == {"trained": 1}
+        assert progress.rewards_by_version == {0: (1.0, 2)}
+        assert not progress.reasons
+
+
+def test_a_batch_delivered_twice_counts_once() -> None:
+    progress = folded(grouped("a"), batch(0, 0), batch(0, 0), grouped("b"))
+    assert (progress.batches, places(progress)) == (1, {"batched": 1, "grouped": 1})
+
+
+def whole_log() -> list[Record]:
+    """Return a log with a task at every place, in the order in which it came to be."""
+    log = Log()
+    for name in ("trained", "batched", "flat", "stale", "grouped", "scored", "sampled", "waiting"):
+        log.write(*asked(name))
+    for name in ("trained", "batched", "flat", "stale", "grouped", "scored", "sampled"):
+        log.write(*answered(name))
+    for name in ("trained", "batched", "flat", "stale", "grouped", "scored"):
+        log.write(*scored(name))
+    log.write(grouped("trained"), batch(0, 0), adapter(1, "trained"), adapter(1, "promoted", expected_version=0))
+    stale = DroppedGroup(group_id="g", offset=2, reason="stale")
+    log.write(flat("flat"), grouped("stale"), grouped("batched"), batch(1, 3, dropped=(stale,)), grouped("grouped"))
+    log.write(task(task_id="held out", purpose="eval", group_size=1, adapter_version=1))
+    log.write(grouped("held out", purpose="eval"))
+    return log.records
+
+
+CAUGHT_UP = {
+    "waiting": 1, "sampled": 1, "scored": 1, "grouped": 1, "batched": 1, "trained": 1, "left out": 2
+}  # fmt: skip
+
+
+def picture(progress: Progress) -> Any:
+    return (
+        places(progress),
+        progress.reasons,
+        progress.rewards_by_version,
+        (progress.batches, progress.versions, progress.primary, progress.eval_open, progress.window()),
+        waits(progress),
+    )
+
+
+def test_the_picture_of_a_log_is_right_when_it_is_read_as_it_was_written() -> None:
+    progress = read(whole_log())
+    assert places(progress) == CAUGHT_UP
+    assert progress.reasons == {"zero_variance": 1, "stale": 1}
+    assert (progress.batches, progress.versions, progress.primary, progress.eval_open) == (2, 1, 1, 0)
+
+
+@settings(max_examples=50)
+@given(st.data())
+def test_the_picture_is_the_same_however_the_topics_are_read_side_by_side(data: st.DataObject) -> None:
+    # A demo that goes on reads the whole log again, and all topics at once.
+    records = whole_log()
+    by_topic: dict[str, list[Record]] = defaultdict(list)
+    for record in records:
+        by_topic[record.at.topic].append(record)
+    mixed: list[Record] = []
+    while any(by_topic.values()):
+        name = data.draw(st.sampled_from([name for name, left in by_topic.items() if left]))
+        mixed.append(by_topic[name].pop(0))
+    assert picture(read(mixed)) == picture(read(records))
+
+
+# --- what is counted beside -------------------------------------------------------------------------------------------
+
+
+def test_what_is_of_another_policy_or_cannot_be_read_is_not_counted() -> None:
+    progress = folded(*asked(policy="another"))
+    name = topic_of(AdvantagedGroup, SETTINGS.topics).name
+    assert progress.fold(Record(Coordinates(name, 0, 0), 1, b"k", b"not avro")) is None
+    assert not progress.counts and not places(progress)
+
+
+def test_dead_letters_are_counted_by_reason() -> None:
+    letter = next(event for event in factories.one_of_each() if isinstance(event, DeadLetter))
+    assert folded(letter).reasons == {"not_avro": 1}
+
+
+def test_the_score_of_a_version_is_what_its_evaluation_says() -> None:
+    metrics = {"exact": 0.75, "mean_reward": 0.8, "n": 40.0}
+    scores = folded(adapter(1, "trained"), adapter(1, "evaluated", suite="sums", metrics=metrics)).held_out
+    assert {version: (score.exact, score.mean_reward, score.n) for version, score in scores.items()} == {
+        1: (0.75, 0.8, 40)
+    }
+
+
+def test_versions_that_were_asked_held_out_questions_are_known() -> None:
+    progress = folded(task(purpose="eval", group_size=1, adapter_version=4))
+    assert (progress.evaluations, progress.eval_open, places(progress)) == ({4}, 1, {})
+
+
+def test_train_tasks_are_counted_by_family() -> None:
+    assert folded(*asked("a"), *asked("b", scenario="sums"), *asked("c", scenario="sums")).train_tasks == {
+        "default": 1, "sums": 2
+    }  # fmt: skip
+
+
+# --- what waits for what ----------------------------------------------------------------------------------------------
+
+TWO_AHEAD = [*asked("a"), *asked("b"), *answered("a"), *answered("b"), *scored("a"), *scored("b")]
+
+
+@pytest.mark.parametrize(
+    ("events", "process", "says"),
+    [
+        ([], "policy", "waits for tasks"),
+        (asked(), "policy", "answers; 1 tasks wait"),
+        ([*TWO_AHEAD, *asked("c")], "policy", "held back: 2 groups are ahead of the trainer"),
+        ([task(purpose="eval", group_size=1)], "policy", "answers 1 held-out questions"),
+        ([], "scoring", "waits for responses"),
+        ([*asked(), *answered()], "scoring", "2 responses to score"),
+        ([*asked(), *answered(), *scored()], "scoring", "waits for responses"),
+        ([grouped("a")], "trainer", "waits for batch 0: 1 of 2 groups"),
+        ([grouped("a"), grouped("b"), batch(0, 0, 1)], "trainer", "trains version 1"),
+    ],
+)
+def test_each_process_is_said_to_work_or_to_wait(events: list[Event], process: str, says: str) -> None:
+    assert dict(waits(folded(*events)))[process] == says

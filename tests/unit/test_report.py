@@ -1,0 +1,117 @@
+"""What a run comes to: a line of JSON, a table, a picture, and what to type next."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from rich.console import Console
+
+from streams import report
+from streams.cli import cli
+from streams.progress import HeldOut, Progress
+from streams.settings import Broker, Kafka, Settings
+
+CONFIG = Path("demo/streamward.toml")
+
+
+@pytest.fixture
+def progress(tmp_path: Path) -> Progress:
+    """A run that learned for two versions."""
+    known = Progress(Settings(kafka=Kafka(bootstrap="127.0.0.1:21000"), broker=Broker(data_dir=tmp_path)))
+    known.held_out = {2: HeldOut(2, 0.91428, 0.93, 35), 0: HeldOut(0, 0.0, 0.1, 35)}
+    known.rewards_by_version = {0: (2.0, 16), 1: (8.0, 16), 2: (12.0, 16)}
+    known.counts.update(tasks=40, responses=310, rewards=310, groups=38, batches=2, adapters=6)
+    known.places.update({"trained": 32, "left out": 5, "waiting": 3})
+    known.reasons.update(zero_variance=4, stale=1)
+    known.versions = known.batches = 2
+    return known
+
+
+def result(progress: Progress, **changes: Any) -> dict[str, Any]:
+    whole: dict[str, Any] = {"loop_s": 61.26, "data_dir": Path("demo"), "peak_bytes": {"kafka": 340}}
+    return report.of(progress, **{**whole, "interrupted": False, "finished": True, **changes})
+
+
+def shown(progress: Progress, **changes: Any) -> str:
+    out = io.StringIO()
+    report.show(result(progress, **changes), progress, Console(file=out, width=100), CONFIG)
+    return out.getvalue()
+
+
+def test_the_report_is_json_and_has_what_a_script_asks_for(progress: Progress) -> None:
+    assert json.loads(json.dumps(result(progress))) == {
+        "held_out": [{"version": 0, "exact": 0.0, "n": 35}, {"version": 2, "exact": 0.9143, "n": 35}],
+        "adapters": 2,
+        "responses": 310,
+        "groups": 38,
+        "batches": 2,
+        "loop_s": 61.3,
+        "data_dir": "demo",
+        "bootstrap": "127.0.0.1:21000",
+        "peak_bytes": {"kafka": 340},
+        "interrupted": False,
+        "finished": True,
+    }
+
+
+def test_the_report_is_written_with_its_plot(progress: Progress, tmp_path: Path) -> None:
+    report.write(result(progress), progress, tmp_path)
+    assert json.loads((tmp_path / "report.json").read_text()) == result(progress)
+    assert (tmp_path / "learning.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_run_without_any_score_has_a_report_and_no_plot(progress: Progress, tmp_path: Path) -> None:
+    progress.held_out = {}
+    report.write(result(progress), progress, tmp_path)
+    assert [file.name for file in tmp_path.iterdir()] == ["report.json"]
+    assert "Held-out score" not in shown(progress) and "learning.png" not in shown(progress)
+
+
+def test_scores_stand_by_version_with_the_reward_of_what_the_version_answered(progress: Progress) -> None:
+    rows = [line.split() for line in shown(progress).splitlines() if line.strip().startswith("v")]
+    assert [row[:4] for row in rows if row[0] != "version"] == [
+        ["v0", "0.00", "35", "0.12"],
+        ["v2", "0.91", "35", "0.75"],
+    ]
+
+
+def test_every_topic_stands_with_how_many_records_it_holds(progress: Progress) -> None:
+    text = shown(progress)
+    for label, records in {"tasks": 40, "responses": 310, "groups": 38, "batches": 2, "dead-letters": 0}.items():
+        assert any(line.split() == [f"streamward.{label}", str(records)] for line in text.splitlines()), label
+
+
+def test_tasks_that_left_without_training_stand_with_their_reasons(progress: Progress) -> None:
+    assert "Train tasks: 32 trained on, 5 left out (4 zero_variance, 1 stale)" in shown(progress)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [({"interrupted": True, "finished": False}, "Stopped."), ({"finished": False}, "The time is over (--minutes).")],
+)
+def test_a_run_that_did_not_finish_says_why_and_that_it_can_go_on(
+    progress: Progress, changes: dict[str, Any], says: str
+) -> None:
+    assert f"{says} Everything is in the log: run the same command again and it goes on." in shown(progress, **changes)
+    assert "it goes on" not in shown(progress)
+
+
+def test_the_next_commands_are_for_the_settings_of_this_run(progress: Progress) -> None:
+    commands = shown(progress).partition("Try next:")[2].split("\n")
+    assert f"  .venv/bin/streamward --config {CONFIG} adapters list" in commands
+
+
+def test_the_next_commands_exist_and_none_of_them_waits_for_records_that_nobody_writes(progress: Progress) -> None:
+    commands = [
+        line.split() for line in shown(progress).partition("Try next:")[2].splitlines() if "streamward " in line
+    ]
+    for _, _, _, *words in commands:
+        group = cli.commands[words[0]]
+        assert isinstance(group, click.Group)
+        group.commands[words[1]].make_context(words[1], words[2:])
+        assert words[:2] != ["events", "tail"] or "--until-end" in words

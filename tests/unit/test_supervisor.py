@@ -1,0 +1,202 @@
+"""Children that die, hang, refuse, and outlive their parent: real processes, each a few lines of Python."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from streams import supervisor
+from streams.errors import StreamwardError
+from streams.supervisor import Processes
+
+FOREVER = "import time; print('up', flush=True); time.sleep(600)"
+DEAF = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {FOREVER}"
+
+
+def python(code: str) -> list[str]:
+    return [sys.executable, "-S", "-c", code]
+
+
+@pytest.fixture
+def processes(tmp_path: Path) -> Iterator[Processes]:
+    with Processes(tmp_path / "logs", dict(os.environ), grace_s=5) as children:
+        yield children
+
+
+def until(met: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not met():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def happens(processes: Processes, count: int) -> list[str]:
+    """Return what `check` tells until it has told `count` things."""
+    told: list[str] = []
+    until(lambda: len(told) >= count or bool(told.extend(processes.check())))
+    return told
+
+
+def is_up(processes: Processes, name: str) -> bool:
+    return "up" in processes.log_file(name).read_text()
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_a_child_that_dies_is_started_again_and_both_are_said(processes: Processes) -> None:
+    processes.start("worker", python(FOREVER))
+    first = processes.children["worker"].process
+    first.kill()
+    ended, again = happens(processes, 2)
+    second = processes.children["worker"].process
+    assert ended.startswith("worker ended with signal SIGKILL; starting it again in 0.5 s")
+    assert str(processes.log_file("worker")) in ended
+    assert again == f"worker runs again (pid {second.pid}, restart 1)"
+    assert second.pid != first.pid and is_running(second.pid)
+
+
+def test_nothing_is_said_while_all_run(processes: Processes) -> None:
+    processes.start("worker", python(FOREVER))
+    assert processes.check() == []
+
+
+def test_what_every_life_of_a_child_printed_is_in_one_file(processes: Processes) -> None:
+    processes.start("worker", python("import sys; print('out', flush=True); sys.exit('err')"))
+    happens(processes, 3)
+    assert processes.log_file("worker").read_text().splitlines() == ["out", "err"] * 2
+
+
+def test_the_pause_doubles_and_a_child_that_does_not_stay_up_is_given_up_with_its_last_words(
+    processes: Processes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "FIRST_PAUSE_S", 0.01)
+    processes.start("worker", python("print('the disk is full'); raise SystemExit(1)"))
+    told: list[str] = []
+    with pytest.raises(StreamwardError) as gave_up:
+        until(lambda: bool(told.extend(processes.check())))
+    assert [line.partition("again in ")[2].partition(" (")[0] for line in told if "ended" in line] == [
+        "0.01 s", "0.02 s", "0.04 s", "0.08 s"
+    ]  # fmt: skip
+    assert "worker does not stay up: it ended 5 times in a row, lastly with exit code 1" in str(gave_up.value)
+    assert "    the disk is full" in str(gave_up.value)
+
+
+def test_a_child_that_settled_is_given_its_first_chance_again(
+    processes: Processes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "FIRST_PAUSE_S", 0.01)
+    processes.start("worker", python(FOREVER))
+    for _ in range(2):
+        processes.children["worker"].process.kill()
+        happens(processes, 2)
+    monkeypatch.setattr(supervisor, "SETTLED_S", 0.0)
+    assert processes.check() == []
+    processes.children["worker"].process.kill()
+    assert "again in 0.01 s" in happens(processes, 1)[0]
+
+
+def test_a_child_that_refuses_its_settings_is_not_started_again(processes: Processes) -> None:
+    processes.start("worker", python("print('no such topic prefix'); raise SystemExit(2)"))
+    with pytest.raises(StreamwardError, match=r"exit code 2[\s\S]*no such topic prefix"):
+        until(lambda: bool(processes.check()))
+
+
+def test_leaving_ends_every_child_by_sigterm_and_waits_for_it(tmp_path: Path) -> None:
+    drains = f"import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit(print('drained'))); {FOREVER}"
+    with Processes(tmp_path, dict(os.environ)) as processes:
+        for name in ("one", "two"):
+            processes.start(name, python(drains))
+        pids = [child.process.pid for child in processes.children.values()]
+        until(lambda: is_up(processes, "one") and is_up(processes, "two"))
+    assert not any(map(is_running, pids))
+    assert [processes.log_file(name).read_text().split() for name in ("one", "two")] == [["up", "drained"]] * 2
+
+
+def test_a_child_that_is_deaf_to_sigterm_is_killed_after_the_grace(tmp_path: Path) -> None:
+    with Processes(tmp_path, dict(os.environ), grace_s=0.2) as processes:
+        processes.start("deaf", python(DEAF))
+        process = processes.children["deaf"].process
+        until(lambda: is_up(processes, "deaf"))
+    assert process.returncode == -signal.SIGKILL
+
+
+def test_only_the_children_that_are_named_are_stopped(processes: Processes) -> None:
+    for name in ("one", "two"):
+        processes.start(name, python(FOREVER))
+    processes.stop(["one"])
+    assert list(processes.children) == ["two"]
+    assert is_running(processes.children["two"].process.pid)
+
+
+def test_ctrl_c_in_the_terminal_reaches_the_parent_alone(processes: Processes) -> None:
+    processes.start("worker", python(FOREVER))
+    assert os.getpgid(processes.children["worker"].process.pid) != os.getpgid(0)
+
+
+PARENT = """
+import os, sys, time
+from pathlib import Path
+from streams.supervisor import Processes
+with Processes(Path(sys.argv[1]), dict(os.environ)) as processes:
+    processes.start("worker", sys.argv[2:])
+    print(processes.children["worker"].process.pid, flush=True)
+    time.sleep(600)
+"""
+
+
+def test_the_children_of_a_killed_parent_are_ended_by_the_next_start(tmp_path: Path) -> None:
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT, str(tmp_path), *python(FOREVER)], stdout=subprocess.PIPE, text=True
+    )
+    assert parent.stdout is not None
+    child = int(parent.stdout.readline())
+    parent.kill()
+    parent.communicate()
+    assert is_running(child)
+    with Processes(tmp_path, dict(os.environ), grace_s=5):
+        until(lambda: not is_running(child))
+
+
+def test_the_list_of_children_is_replaced_whole_since_a_kill_may_come_at_any_moment(processes: Processes) -> None:
+    # Written in place it could be found cut short, and the next start would neither end the children nor go on.
+    processes.start("one", python(FOREVER))
+    pids = processes.folder / "pids.json"
+    as_it_was = processes.folder / "as-it-was.json"
+    os.link(pids, as_it_was)
+    processes.start("two", python(FOREVER))
+    assert [list(json.loads(file.read_text())) for file in (as_it_was, pids)] == [["one"], ["one", "two"]]
+
+
+def test_a_stranger_who_got_the_pid_of_an_old_child_is_left_alone(tmp_path: Path) -> None:
+    stranger = subprocess.Popen(python(FOREVER), stdout=subprocess.DEVNULL)
+    try:
+        (tmp_path / "pids.json").write_text(json.dumps({"worker": [stranger.pid, 1.0]}))
+        with Processes(tmp_path, dict(os.environ)):
+            assert stranger.poll() is None
+    finally:
+        stranger.kill()
+        stranger.wait()
+
+
+def test_the_memory_of_a_child_has_that_of_its_own_children_in_it(processes: Processes) -> None:
+    big = "import time; kept = bytearray(60_000_000); print('up', flush=True); time.sleep(600)"
+    family = f"import subprocess, sys; subprocess.run([sys.executable, '-S', '-c', {big!r}])"
+    processes.start("small", python(FOREVER))
+    processes.start("family", python(family))
+    until(lambda: is_up(processes, "small") and is_up(processes, "family"))
+    memory = processes.memory_bytes()
+    assert 0 < memory["small"] < 60_000_000 < memory["family"]
