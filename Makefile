@@ -33,7 +33,7 @@ setup-gym: .venv/ready
 # what is derived: schema files, schemas/README.md, docs/cli.md
 docs: .venv/ready-test
 	$(BIN)/python -m schemas.generate
-	$(BIN)/streamward docs cli > docs/cli.md
+	$(BIN)/python -m streams.cli_docs
 
 # needs uv; the lock holds names and versions, no addresses
 lock:

@@ -17,9 +17,9 @@ which is P + F < (v + L + 1 - S) * B. With v the newest version and T = v batche
 trainer, and it says that at most (L + 1) * B groups are between sampling and training; a version that is trained but
 not yet served counts for nothing, as it samples nothing.
 
-It cannot lock up. Every F becomes a group; one that takes no place in a batch (dropped, stale, doubled, zero variance
-unless `batches.zero_variance` is keep) leaves at once, by the batch stage's own rule. What is left either fills the next
-batch, so S and then v advance, or is less than B, and then a served v = S has room.
+It cannot lock up. Every F becomes a group; one that takes no place in a batch (dropped, stale, doubled, and zero
+variance unless `batches.zero_variance` is keep) leaves at once, by the batch stage's own rule. What is left either
+fills the next batch, so S and then v advance, or is less than B, and then a served v = S has room.
 
 Not covered: a group that is overtaken. Should its scores take so long that others, sampled later, fill its batch, it is
 stale in the end, on the record; to wait for it would let one slow scorer halt everything. Agents beside this one: each

@@ -64,6 +64,8 @@ class Progress:
     train_tasks: Counter[str] = field(default_factory=Counter)
     """Train tasks by scenario."""
     eval_open: int = 0
+    failed: int = 0
+    """Responses that are errors: nobody scores them."""
     evaluations: set[int] = field(default_factory=set)
     """Versions for which held-out tasks were submitted."""
     batches: int = 0
@@ -121,6 +123,7 @@ class Progress:
             self._counts(self._on_its_way(task.task_id))
 
     def _response(self, response: Response) -> None:
+        self.failed += response.error is not None
         task = self._on_its_way(response.task_id)
         if task is not None:
             task.responses += 1
@@ -232,7 +235,7 @@ def waits(progress: Progress) -> list[tuple[str, str]]:
         policy = f"answers; {places['waiting']} tasks wait"
     else:
         policy = "waits for tasks"
-    unscored = max(progress.counts["responses"] - progress.counts["rewards"], 0)
+    unscored = max(progress.counts["responses"] - progress.failed - progress.counts["rewards"], 0)
     scoring = f"{unscored} responses to score" if unscored else "waits for responses"
     if progress.batches > progress.versions:
         trainer = f"trains version {progress.versions + 1}"

@@ -18,6 +18,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -159,13 +160,12 @@ class Processes:
             return
         for pid, birth in json.loads(self._pid_file.read_text()).values():
             if birth is not None and _birth(pid) == birth:
-                os.kill(pid, signal.SIGTERM)
-                try:
-                    psutil.Process(pid).wait(self.grace_s)
-                except psutil.TimeoutExpired:
-                    os.kill(pid, signal.SIGKILL)
-                except psutil.NoSuchProcess:
-                    pass
+                with suppress(ProcessLookupError, psutil.NoSuchProcess):  # it may end by itself meanwhile
+                    os.kill(pid, signal.SIGTERM)
+                    try:
+                        psutil.Process(pid).wait(self.grace_s)
+                    except psutil.TimeoutExpired:
+                        os.kill(pid, signal.SIGKILL)
 
 
 def memory_bytes(pid: int) -> int:
