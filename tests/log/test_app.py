@@ -1,6 +1,6 @@
 """The Faust worker on a real broker: killed, stopped, crashed, and without a broker.
 
-Every test runs tests/log/join_worker.py in processes of its own, and compares what it wrote with what the log says it
+Every test runs tests/join_worker.py in processes of its own, and compares what it wrote with what the log says it
 should have written.
 """
 

@@ -5,112 +5,27 @@ from __future__ import annotations
 import dataclasses
 import io
 import struct
-from functools import cache
-from typing import Any, Literal
+from typing import Any
 
 import fastavro
 import pytest
+from any_event import any_event
 from factories import one_of_each, response, reward, task
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schemas import registry
-from schemas.avsc import Shape, shapes
 from schemas.events import (
     EVENTS,
-    MAX_GROUP_SIZE,
-    MAX_REWARD,
     Event,
     Message,
     Response,
     Reward,
-    RewardSource,
     Sampling,
     Task,
-    derive_id,
     problems,
 )
 from schemas.serde import EncodeError, Poison, decode, encode
-
-# --- any event, from the shapes of its fields ------------------------------------------------------------------------
-
-TEXT = st.text(st.characters(codec="utf-8"), max_size=12)
-
-
-def values(shape: Shape) -> st.SearchStrategy[Any]:
-    plain = _plain(shape)
-    return st.none() | plain if shape.optional else plain
-
-
-def _plain(shape: Shape) -> st.SearchStrategy[Any]:
-    bits = 31 if shape.narrow else 63
-    if shape.base is Literal:
-        return st.sampled_from(shape.allowed)
-    if shape.base is str:
-        return TEXT
-    if shape.base is bool:
-        return st.booleans()
-    if shape.base is int:
-        return st.integers(-(1 << bits), (1 << bits) - 1)
-    if shape.base is float:
-        return st.floats(allow_nan=False, allow_infinity=False, width=32 if shape.narrow else 64)
-    if shape.base is tuple:
-        assert shape.item is not None
-        return st.lists(values(shape.item), max_size=3).map(tuple)
-    if shape.base is dict:
-        assert shape.item is not None
-        return st.dictionaries(TEXT, values(shape.item), max_size=3)
-    return records(shape.base)
-
-
-@cache
-def records(kind: Any) -> st.SearchStrategy[Any]:
-    return st.builds(kind, **{name: values(shape) for name, shape in shapes(kind).items()}).map(_obeying)
-
-
-def _obeying(event: Any) -> Any:
-    """Bend a random event to the rules that its type cannot say."""
-    match event:
-        case Sampling():
-            bent = abs(event.temperature), min(1.0, abs(event.top_p) or 1.0), abs(event.max_tokens) % 2**31 or 1
-            return dataclasses.replace(event, temperature=bent[0], top_p=bent[1], max_tokens=bent[2])
-        case RewardSource():
-            return dataclasses.replace(event, weight=event.weight % MAX_REWARD)
-        case Task():
-            sources = {source.name: source for source in (*event.reward_sources, RewardSource(name="exact"))}
-            return dataclasses.replace(
-                event,
-                group_size=1 + event.group_size % MAX_GROUP_SIZE,
-                messages=(*event.messages, Message(role="user", content="")),
-                reward_sources=tuple(sources.values()),
-            )
-        case Response():
-            size = 1 + abs(event.group_size) % 64
-            slot = event.slot % size
-            count = min(map(len, (event.completion_token_ids, event.logprobs, event.loss_mask)))
-            return dataclasses.replace(
-                event,
-                response_id=derive_id(event.sampling_id, slot),
-                slot=slot,
-                group_size=size,
-                error="failed" if event.finish_reason == "error" else None,
-                completion_token_ids=event.completion_token_ids[:count],
-                logprobs=event.logprobs[:count],
-                loss_mask=event.loss_mask[:count],
-            )
-        case Reward():
-            value = None if event.value is None else event.value % MAX_REWARD
-            return dataclasses.replace(
-                event,
-                reward_id=derive_id(event.response_id, event.source),
-                value=value,
-                error="failed" if value is None else None,
-            )
-        case _:
-            return event
-
-
-any_event = st.sampled_from(EVENTS).flatmap(lambda kind: records(kind))  # type: ignore[arg-type]
 
 
 @settings(max_examples=150)

@@ -9,10 +9,10 @@ from typing import Any
 
 import fastavro
 import pytest
+from any_event import any_event
 from factories import one_of_each, response, reward, task
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_serde import any_event
 
 from schemas import registry, wire
 from schemas.events import EVENTS, Event, Response, Task

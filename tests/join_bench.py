@@ -22,7 +22,7 @@ import pytest
 from confluent_kafka import admin
 from join_worker import ANSWERS, PARTITIONS
 
-REPO = Path(__file__).parents[2]
+REPO = Path(__file__).parents[1]
 SOURCES = ("questions", "answers")
 
 
