@@ -57,7 +57,7 @@ class Stage:
         event = record.decode(self._topics[record.at.topic].event)
         if isinstance(event, Poison):
             return dead_letter(record, stage=STAGE, reason=event.reason, error=event.error)
-        assert isinstance(event, Task | Response | Reward | GroupControl)  # noqa: S101 - the topic's own type
+        assert isinstance(event, (Task, Response, Reward, GroupControl))  # noqa: S101 - the topic's own type
         if record.key != event.task_id.encode():
             error = f"the record key is {record.key!r}, expected the task_id {event.task_id!r}; key records by task_id"
             return dead_letter(record, stage=STAGE, reason="wrong_key", error=error)

@@ -2,8 +2,8 @@
 
     Open | Closed ── dump ──► row of table open-groups ── load ──► Open | Closed
 
-A row is written at each event, so it is kept small: what stands in it many times (slots, scores) is a list of values in
-the order of the fields, without their names. What is loaded equals what was dumped.
+A row is written at each event, so it is kept small: what stands in it many times (slots, scores) is a tuple, and so a
+list of values in the order of the fields, without their names. What is loaded equals what was dumped.
 
 Not covered: old rows. `load` refuses another version, and the worker then reads its source topics again from offset 0
 under a new consumer group.
@@ -11,9 +11,6 @@ under a new consumer group.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
-from operator import attrgetter
 from typing import Any
 
 from streams.groups import Answer, Attempt, Closed, Facts, Open, Score, Slot, State, Verdict
@@ -30,24 +27,10 @@ def dump(state: Open | Closed) -> bytes:
         ROW_VERSION,
         {
             "first": state.first_seen_ms,
-            "task": None if state.task is None else _values(state.task),
-            "early": [
-                [*_values(early)[:-1], _values(early.slot if isinstance(early, Answer) else early.score)]
-                for early in state.early
-            ],
-            "attempts": {
-                sampling_id: [
-                    attempt.adapter_version,
-                    attempt.group_size,
-                    attempt.shared,
-                    {number: _values(slot) for number, slot in attempt.slots.items()},
-                ]
-                for sampling_id, attempt in state.attempts.items()
-            },
-            "scores": {
-                response_id: {source: _values(score) for source, score in scores.items()}
-                for response_id, scores in state.scores.items()
-            },
+            "task": state.task,
+            "early": state.early,
+            "attempts": state.attempts,
+            "scores": state.scores,
         },
     )
 
@@ -105,8 +88,7 @@ class Rows:
 
 def _facts(*values: Any) -> Facts:
     facts = Facts(*values)
-    return replace(
-        facts,
+    return facts._replace(
         sources=tuple((name, weight) for name, weight in facts.sources),
         metadata=tuple((name, text) for name, text in facts.metadata),
     )
@@ -114,13 +96,5 @@ def _facts(*values: Any) -> Facts:
 
 def _early(*values: Any) -> Answer | Verdict:
     *scalars, row = values
-    kind: Any = Answer if len(values) == len(Answer.__slots__) else Verdict
+    kind: Any = Answer if len(values) == len(Answer._fields) else Verdict
     return kind(*scalars, (Slot if kind is Answer else Score)(*row))  # type: ignore[no-any-return]
-
-
-_FIELDS = {kind: attrgetter(*kind.__slots__) for kind in (Facts, Slot, Score, Answer, Verdict)}
-
-
-def _values(row: Facts | Slot | Score | Answer | Verdict) -> Sequence[Any]:
-    fields: Sequence[Any] = _FIELDS[type(row)](row)
-    return fields

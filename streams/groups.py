@@ -5,7 +5,8 @@
                                                        └─ assemble, given the responses referred to ──► AdvantagedGroup
 
 The state is written to a table row at each event (`streams/group_rows.py`), so it holds where a response lies and not
-what it says. What to do when an event comes is `streams/join.py`.
+what it says. Its parts are tuples, which cost little to make and to write down. What to do when an event comes is
+`streams/join.py`.
 
 Not covered: whether the responses referred to are still in the log. Who assembles a group has fetched them, or failed.
 """
@@ -15,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from schemas.events import AdvantagedGroup, Coordinates, GroupResponse, LeftOut, Response, Sampling, Task, derive_id
 from streams import formulas
@@ -24,8 +25,7 @@ from streams.settings import Advantages
 # --- state: references and scalars, never texts -----------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Facts:
+class Facts(NamedTuple):
     """What the stage needs of a task."""
 
     policy: str
@@ -69,8 +69,7 @@ def deadline_ms(task: Task, timestamp_ms: int, rule: Advantages) -> int | None:
     return timestamp_ms + int(rule.deadline_s * 1000)
 
 
-@dataclass(frozen=True, slots=True)
-class Slot:
+class Slot(NamedTuple):
     """An answered slot: where the response lies."""
 
     response_id: str
@@ -81,8 +80,7 @@ class Slot:
     finish_reason: Any
 
 
-@dataclass(frozen=True, slots=True)
-class Attempt:
+class Attempt(NamedTuple):
     """One sampling: the slots seen so far, and what its responses agree on."""
 
     adapter_version: int
@@ -92,13 +90,12 @@ class Attempt:
     slots: Mapping[int, Slot]
 
     @property
-    def whole_at(self) -> int | None:
-        """The offset of the response that made it whole, or None."""
-        return max(slot.offset for slot in self.slots.values()) if len(self.slots) == self.group_size else None
+    def last_at(self) -> int:
+        """The offset of its last response in the log."""
+        return max(slot.offset for slot in self.slots.values())
 
 
-@dataclass(frozen=True, slots=True)
-class Score:
+class Score(NamedTuple):
     """One source's verdict."""
 
     value: float | None
@@ -108,8 +105,7 @@ class Score:
     timestamp_ms: int
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(NamedTuple):
     """A response, with what decides whether it may enter."""
 
     sampling_id: str
@@ -121,8 +117,7 @@ class Answer:
     slot: Slot
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(NamedTuple):
     """A reward, with what decides whether it may enter."""
 
     response_id: str
@@ -157,8 +152,7 @@ class Closed:
 State = Open | Closed | None
 
 
-@dataclass(frozen=True, slots=True)
-class Member:
+class Member(NamedTuple):
     """A response in the group that leaves, still by reference."""
 
     slot: int
@@ -206,10 +200,11 @@ Effect = Close | Reject
 
 def winner(state: Open) -> str | None:
     """Return the sampling whose last slot stands first in the partition, among those that are whole."""
-    whole = [
-        (at, sampling_id) for sampling_id, attempt in state.attempts.items() if (at := attempt.whole_at) is not None
-    ]
-    return min(whole)[1] if whole else None
+    attempts = state.attempts
+    whole = [sampling_id for sampling_id, attempt in attempts.items() if len(attempt.slots) == attempt.group_size]
+    if len(whole) < 2:  # asked at every event
+        return whole[0] if whole else None
+    return min(whole, key=lambda sampling_id: attempts[sampling_id].last_at)
 
 
 def fullest(state: Open) -> str | None:
@@ -243,7 +238,7 @@ def weigh(state: Open, task: Facts, chosen: str | None) -> tuple[list[Member], l
             left_out.append(LeftOut(slot=number, response_id=slot.response_id, reason="response_failed"))
             continue
         scores = state.scores.get(slot.response_id, {})
-        stamps.extend(score.timestamp_ms for score in scores.values())
+        stamps += [score.timestamp_ms for score in scores.values()]
         if (reason := _why_unscored(task, scores)) is not None:
             left_out.append(LeftOut(slot=number, response_id=slot.response_id, reason=reason))
             continue
@@ -253,7 +248,7 @@ def weigh(state: Open, task: Facts, chosen: str | None) -> tuple[list[Member], l
                 response_id=slot.response_id,
                 at=(slot.partition, slot.offset),
                 finish_reason=slot.finish_reason,
-                reward=sum(weight * (scores[name].value or 0.0) for name, weight in task.sources),
+                reward=sum([weight * (scores[name].value or 0.0) for name, weight in task.sources]),
                 advantage=0.0,
                 components=_components(task, scores),
             )
@@ -262,11 +257,10 @@ def weigh(state: Open, task: Facts, chosen: str | None) -> tuple[list[Member], l
 
 
 def _why_unscored(task: Facts, scores: Mapping[str, Score]) -> str | None:
-    if any(name not in scores for name, _ in task.sources):
+    values = [scores[name].value for name, _ in task.sources if name in scores]
+    if len(values) < len(task.sources):
         return "unscored"
-    if any(scores[name].value is None for name, _ in task.sources):
-        return "score_failed"
-    return None
+    return "score_failed" if None in values else None
 
 
 def _components(task: Facts, scores: Mapping[str, Score]) -> dict[str, float]:
@@ -274,7 +268,8 @@ def _components(task: Facts, scores: Mapping[str, Score]) -> dict[str, float]:
     for name, _ in task.sources:
         score = scores[name]
         components[name] = score.value or 0.0
-        components |= {f"{name}.{part}": value for part, value in score.components.items()}
+        for part, value in score.components.items():
+            components[f"{name}.{part}"] = value
     return components
 
 

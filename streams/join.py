@@ -113,67 +113,47 @@ class Join:
         return self._verdict(state, task, early, effects)
 
     def _answer(self, state: Open, task: Facts, answer: Answer, effects: list[Effect]) -> Open:
-        new = Attempt(answer.adapter_version, answer.group_size, answer.shared, {})
-        attempt = state.attempts.get(answer.sampling_id, new)
-        if answer.number in attempt.slots:
+        attempt = state.attempts.get(answer.sampling_id)
+        if attempt is None:
+            attempt = Attempt(answer.adapter_version, answer.group_size, answer.shared, {})
+        elif answer.number in attempt.slots:
             return state  # the same record again: response_id is a function of sampling and slot
-        at = Coordinates(self.responses_topic, answer.slot.partition, answer.slot.offset)
-        if (wrong := _disagreement(task, answer)) is not None:
-            effects.append(Reject(at, "contradictory", f"the task has {wrong}"))
-        elif is_late(task, answer.slot.timestamp_ms):
-            effects.append(Reject(at, "late", _late(task, answer.slot.timestamp_ms)))
-        elif answer.adapter_version != attempt.adapter_version:
-            effects.append(
-                Reject(
-                    at,
-                    "contradictory",
-                    f"sampling {answer.sampling_id} began with adapter version {attempt.adapter_version}, but slot "
-                    f"{answer.number} has {answer.adapter_version}. One sampling is one version's attempt at all "
-                    "slots; check the policy agent",
-                )
-            )
-        elif answer.shared and attempt.shared and answer.shared != attempt.shared:
-            effects.append(
-                Reject(
-                    at,
-                    "contradictory",
-                    f"slot {answer.number} of sampling {answer.sampling_id} has another base model, tokenizer, "
-                    "temperature, top_p or prompt tokens than the slots before it; one sampling shares them all. "
-                    "Check the policy agent",
-                )
-            )
-        else:
-            slots = {**attempt.slots, answer.number: answer.slot}
-            shared = attempt.shared or answer.shared
-            attempt = Attempt(attempt.adapter_version, attempt.group_size, shared, slots)
-            attempts = {**state.attempts, answer.sampling_id: attempt}
-            return Open(state.task, state.early, attempts, state.scores, state.first_seen_ms)
-        return state
+        if (refusal := _refusal(task, attempt, answer)) is not None:
+            at = Coordinates(self.responses_topic, answer.slot.partition, answer.slot.offset)
+            effects.append(Reject(at, *refusal))
+            return state
+        slots = {**attempt.slots, answer.number: answer.slot}
+        attempt = Attempt(attempt.adapter_version, attempt.group_size, attempt.shared or answer.shared, slots)
+        attempts = {**state.attempts, answer.sampling_id: attempt}
+        return Open(state.task, state.early, attempts, state.scores, state.first_seen_ms)
 
     def _verdict(self, state: Open, task: Facts, verdict: Verdict, effects: list[Effect]) -> Open:
         score, of_response = verdict.score, state.scores.get(verdict.response_id, {})
-        at = Coordinates(self.rewards_topic, score.partition, score.offset)
         known = of_response.get(verdict.source)
+        if known is not None and (known.value, known.components) == (score.value, score.components):
+            return state
+        if (refusal := self._refusal_of_verdict(task, known, verdict)) is not None:
+            at = Coordinates(self.rewards_topic, score.partition, score.offset)
+            effects.append(Reject(at, *refusal))
+            return state
+        scores = {**state.scores, verdict.response_id: {**of_response, verdict.source: score}}
+        return Open(state.task, state.early, state.attempts, scores, state.first_seen_ms)
+
+    def _refusal_of_verdict(self, task: Facts, known: Score | None, verdict: Verdict) -> tuple[str, str] | None:
+        """Return why this reward may not enter, as reason and sentence, or None; `known` is another of its source."""
+        score, source = verdict.score, verdict.source
         if known is not None:
-            if (known.value, known.components) != (score.value, score.components):
-                effects.append(
-                    Reject(
-                        at,
-                        "contradictory",
-                        f"source {verdict.source!r} gives response {verdict.response_id} the value {score.value}, but "
-                        f"{self.rewards_topic}[{known.partition}]@{known.offset} already said {known.value}; the first "
-                        "wins. A new opinion needs a new source name",
-                    )
-                )
-        elif all(verdict.source != name for name, _ in task.sources):
-            asked = ", ".join(name for name, _ in task.sources)
-            effects.append(Reject(at, "unasked", f"the task asks {asked or 'nobody'}, not {verdict.source!r}"))
-        elif is_late(task, score.timestamp_ms):
-            effects.append(Reject(at, "late", _late(task, score.timestamp_ms)))
-        else:
-            scores = {**state.scores, verdict.response_id: {**of_response, verdict.source: score}}
-            return Open(state.task, state.early, state.attempts, scores, state.first_seen_ms)
-        return state
+            return "contradictory", (
+                f"source {source!r} gives response {verdict.response_id} the value {score.value}, but "
+                f"{self.rewards_topic}[{known.partition}]@{known.offset} already said {known.value}; the first "
+                "wins. A new opinion needs a new source name"
+            )
+        asked = [name for name, _ in task.sources]
+        if source not in asked:
+            return "unasked", f"the task asks {', '.join(asked) or 'nobody'}, not {source!r}"
+        if is_late(task, score.timestamp_ms):
+            return "late", _late(task, score.timestamp_ms)
+        return None
 
     def _control(self, state: State, control: GroupControl) -> tuple[State, Sequence[Effect]]:
         match control.kind, state:
@@ -199,8 +179,8 @@ class Join:
             return False
         wanted = {name for name, _ in state.task.sources}
         slots = state.attempts[first].slots.values()
-        if len(state.scores) + sum(slot.failed for slot in slots) < len(slots) and wanted:
-            return False
+        if wanted and len(state.scores) < len([slot for slot in slots if not slot.failed]):
+            return False  # the usual case, told by counting
         return all(slot.failed or wanted <= state.scores.get(slot.response_id, {}).keys() for slot in slots)
 
     def _close(self, task_id: str, state: Open, *, complete: bool) -> tuple[Closed, Sequence[Effect]]:
@@ -214,7 +194,7 @@ class Join:
         mean, std = formulas.mean_and_std(rewards, self.rule.ddof) if rewards else (0.0, 0.0)
         if rewards:
             scale = formulas.advantages(self.rule.formula, rewards, eps=self.rule.eps, ddof=self.rule.ddof)
-            members = [replace(member, advantage=value) for member, value in zip(members, scale, strict=True)]
+            members = [member._replace(advantage=value) for member, value in zip(members, scale, strict=True)]
         if dropped is not None:
             left_out = [
                 *left_out,
@@ -288,6 +268,27 @@ def _by_reference(event: Response | Reward, at: Coordinates, timestamp_ms: int) 
     )
 
 
+def _refusal(task: Facts, attempt: Attempt, answer: Answer) -> tuple[str, str] | None:
+    """Return why this answer may not enter its sampling, as reason and sentence, or None."""
+    if (wrong := _disagreement(task, answer)) is not None:
+        return "contradictory", f"the task has {wrong}"
+    if is_late(task, answer.slot.timestamp_ms):
+        return "late", _late(task, answer.slot.timestamp_ms)
+    if answer.adapter_version != attempt.adapter_version:
+        return "contradictory", (
+            f"sampling {answer.sampling_id} began with adapter version {attempt.adapter_version}, but slot "
+            f"{answer.number} has {answer.adapter_version}. One sampling is one version's attempt at all "
+            "slots; check the policy agent"
+        )
+    if answer.shared and attempt.shared and answer.shared != attempt.shared:
+        return "contradictory", (
+            f"slot {answer.number} of sampling {answer.sampling_id} has another base model, tokenizer, "
+            "temperature, top_p or prompt tokens than the slots before it; one sampling shares them all. "
+            "Check the policy agent"
+        )
+    return None
+
+
 def _wait(state: Open, new: Answer | Verdict) -> Open:
     """Return the state with one more that waits; a repetition that is not even earlier in time cannot matter."""
     for old in state.early:
@@ -303,13 +304,13 @@ def _where(early: Answer | Verdict) -> Slot | Score:
 def _said(early: Answer | Verdict) -> Answer | Verdict:
     """Return it without where and when it was written."""
     if isinstance(early, Answer):
-        return replace(early, slot=replace(early.slot, partition=0, offset=0, timestamp_ms=0))
-    return replace(early, score=replace(early.score, partition=0, offset=0, timestamp_ms=0))
+        return early._replace(slot=early.slot._replace(partition=0, offset=0, timestamp_ms=0))
+    return early._replace(score=early.score._replace(partition=0, offset=0, timestamp_ms=0))
 
 
 def _content(task: Facts) -> Facts:
     """Return what makes two records the same task: not when they were written, nor under which trace."""
-    return replace(task, deadline_ms=None, timestamp_ms=0, traceparent=None)
+    return task._replace(deadline_ms=None, timestamp_ms=0, traceparent=None)
 
 
 def _disagreement(task: Facts, answer: Answer) -> str | None:

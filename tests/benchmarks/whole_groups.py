@@ -19,6 +19,8 @@ from tests.benchmarks.side_by_side import say
 
 SLOTS = 8
 EVENTS = 1 + 2 * SLOTS
+WAVE = 4000
+"""Groups that are open at the same time."""
 PROMPT_TOKENS, COMPLETION_TOKENS = 64, 32
 SAMPLING = Sampling(max_tokens=COMPLETION_TOKENS)
 
@@ -95,10 +97,11 @@ def _reward(response: Response) -> Reward:
 
 
 def preload(settings: Settings, groups: int) -> None:
-    """Write that many groups, stage after stage, as a backlog that nobody has read."""
+    """Write that many groups, WAVE after wave and each stage after stage, as a backlog that nobody has read."""
     say(f"  writing {groups} groups, {groups * EVENTS} events")
-    wholes = [whole(f"{number} + {number}") for number in range(groups)]
     with Producer(settings) as producer:
-        for stage in (lambda group: [group.task], lambda group: group.responses, lambda group: group.rewards):
-            for event in chain.from_iterable(map(stage, wholes)):
-                producer.send(event)
+        for first in range(0, groups, WAVE):
+            wave = [whole(f"{number} + {number}") for number in range(first, min(first + WAVE, groups))]
+            for stage in (lambda group: [group.task], lambda group: group.responses, lambda group: group.rewards):
+                for event in chain.from_iterable(map(stage, wave)):
+                    producer.send(event)
