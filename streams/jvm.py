@@ -119,10 +119,15 @@ def _java_version(path: Path) -> int:
 class _WholeDownloads(PythonResolver):  # type: ignore[misc]  # jgo imports it in a circle: Any to mypy
     """jgo's resolver, without the half of a file that it leaves in the cache when a download breaks off."""
 
+    said = False
+
     def download(self, artifact: Artifact) -> Path | None:
         path = artifact.cached_path
         there = path is not None and path.exists()
-        logger.info("fetching %s", artifact.filename)
+        if not self.said:
+            logger.info("fetching the jars of Apache Kafka, once")
+            self.said = True
+        logger.debug("fetching %s", artifact.filename)
         try:
             fetched: Path | None = super().download(artifact)
             return fetched
