@@ -57,7 +57,7 @@ class Options:
 
     data_dir: Path = Path(".streamward/demo")
     minutes: float = 8.0
-    steps: int = 20
+    steps: int = 18
     model: str | None = None
     generator: str = "sums"
     engine: str = "transformers"
@@ -128,6 +128,8 @@ def settings_of(options: Options, bootstrap: str) -> Settings:
         f"policy.threads={THREADS}",
         f"trainer.threads={THREADS}",
         "trainer.micro_groups=4",
+        # not divided by a group's spread: early groups differ in form alone, which must not weigh like being right
+        "advantages.formula=dr_grpo",
         # on-policy: sampling and training take turns with all cores, and each step learns the most it can
         "batches.max_policy_lag=0",
         "batches.zero_variance=keep",

@@ -12,7 +12,6 @@ Not covered: following a log that grows. That is the live worker.
 
 from __future__ import annotations
 
-import gc
 import heapq
 import os
 from collections.abc import Iterable, Iterator, Mapping
@@ -63,7 +62,7 @@ def join_encoded(settings: Settings, *, processes: int | None = None) -> Iterato
     bounds, partitions = cluster.offsets(settings, KEYED_BY_TASK), range(settings.topics.partitions)
     wanted = min(processes or os.cpu_count() or 1, len(partitions))
     # what waits for its group is plain values without cycles: looking for some among them only takes time
-    with ProcessPoolExecutor(wanted, mp_context=get_context("spawn"), initializer=gc.disable) as pool:
+    with ProcessPoolExecutor(wanted, mp_context=get_context("spawn")) as pool:
         for encoded in pool.map(partial(_encode_partition, settings, bounds), partitions):
             yield from encoded
 
