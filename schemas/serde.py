@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 import fastavro
 
-from schemas import events, registry, wire
+from schemas import events, registry, wire, wire_read, wire_write
 from schemas.avsc import record_schema
 from schemas.plain import EncodeError as EncodeError  # part of what writing promises
 from schemas.plain import checked, doubtful, raised
@@ -70,12 +70,12 @@ def decode(payload: bytes | None, expected: type[E]) -> E | Poison:
 
 
 @cache
-def _quick(kind: Any) -> tuple[bytes, wire.Read, wire.Write] | None:
+def _quick(kind: Any) -> tuple[bytes, wire_read.Read, wire_write.Write] | None:
     """Return the frame of the newest schema of this event, and what reads and writes its body in one pass."""
     newest = registry.files().newest(kind)
     if newest.definition != record_schema(kind):
         return None  # the dataclass was changed, and its schema is not generated yet
-    return _HEADER.pack(MAGIC, newest.id), wire.reader(kind), wire.writer(kind)
+    return _HEADER.pack(MAGIC, newest.id), wire_read.reader(kind), wire_write.writer(kind)
 
 
 def _quickly_written(event: Any) -> bytes | None:

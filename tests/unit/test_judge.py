@@ -11,9 +11,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
+from judging import a_response
 from pydantic import SecretStr
 
-from schemas.events import Message, Response, RewardSource, Sampling, Task, derive_id
+from schemas.events import Message, RewardSource, Task
 from streams.scorers import Outcome, Scorers
 from streams.settings import Scoring
 
@@ -25,25 +26,7 @@ TASK = Task(
     verifier='{"answer": "the reference text"}',
     reward_sources=(RewardSource(name="judge"),),
 )
-RESPONSE = Response(
-    response_id=derive_id("s1", 0),
-    sampling_id="s1",
-    task_id="t1",
-    created_at=2,
-    policy="default",
-    slot=0,
-    group_size=1,
-    adapter_version=0,
-    base_digest="b",
-    tokenizer_digest="k",
-    engine="scripted",
-    finish_reason="stop",
-    prompt_tokens=5,
-    completion_tokens=3,
-    latency_ms=1.0,
-    text="forty-two {reference}",
-    sampling=Sampling(),
-)
+RESPONSE = a_response("forty-two {reference}")
 
 
 @dataclass

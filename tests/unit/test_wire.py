@@ -14,7 +14,7 @@ from factories import one_of_each, response, reward, task
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schemas import registry, wire
+from schemas import registry, wire, wire_read, wire_write
 from schemas.events import EVENTS, Event, Response, Task
 from schemas.plain import checked, doubtful, raised
 from schemas.serde import decode, encode
@@ -37,14 +37,14 @@ def slowly_read(body: bytes, kind: Any) -> Any:
 def quickly_written(event: Event) -> bytes:
     kind: Any = type(event)
     out = bytearray()
-    wire.writer(kind)(event, out)
+    wire_write.writer(kind)(event, out)
     return bytes(out)
 
 
 def quickly_read(body: bytes, kind: Any) -> Any:
     """Return the event, or None where the quick way steps aside."""
     try:
-        event, end = wire.reader(kind)(body, 0)
+        event, end = wire_read.reader(kind)(body, 0)
     except wire.ODD:
         return None
     return event if end == len(body) else None
