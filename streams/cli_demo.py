@@ -16,7 +16,7 @@ from streams.shell import Call, pass_call
 
 @click.command()
 @click.option("--minutes", type=float, default=8.0, show_default=True, help="Stop after so long.")
-@click.option("--steps", type=int, default=18, show_default=True, help="Stop after so many adapter versions.")
+@click.option("--steps", type=int, default=20, show_default=True, help="Stop after so many adapter versions.")
 @click.option("--model", metavar="NAME", help="A model known here, a hub id or a folder.  [default: model.base]")
 @click.option(
     "--generator", default="sums", show_default=True, metavar="sums|reasoning-gym:NAME", help="What is asked."

@@ -3,7 +3,7 @@
     seed ──► train tasks, as many as are wanted ──► the loop, five processes ──► adapters ──► held-out scores
 
 Everything lies in one folder. The log in it is the only state: stop at any time, start again, and it goes on where the
-log stands. A process that dies is started again.
+log stands. A process that dies is started again, and so is the node.
 
 Not covered: more than one policy, and a cluster that is not the embedded one. The same processes run by hand against
 any Kafka (`streamward streams`, `scoring`, `policy`, `train`).
@@ -48,6 +48,7 @@ WAITING_BATCHES = 2
 THREADS = min(os.cpu_count() or 1, 4)
 """For the policy and for the trainer, which take turns; a model this small gains nothing from more."""
 TICK_S = 0.25
+NODE_CHECK_S = 0.5
 PROCESSES = ("streams", "scoring", "policy", "train")
 
 
@@ -57,7 +58,7 @@ class Options:
 
     data_dir: Path = Path(".streamward/demo")
     minutes: float = 8.0
-    steps: int = 18
+    steps: int = 20
     model: str | None = None
     generator: str = "sums"
     engine: str = "transformers"
@@ -111,7 +112,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
         settings = settings_of(options, node.bootstrap)
         config = write_config(settings, options.data_dir)
         cluster.apply_topics(settings)
-        return _loop(options, settings, config, node.pid, console)
+        return _loop(options, settings, config, console)
     finally:
         broker.stop(settings.broker)
 
@@ -170,7 +171,7 @@ def _toml(value: Any) -> str:
     return json.dumps(value if isinstance(value, bool | int | float) else str(value))
 
 
-def _loop(options: Options, settings: Settings, config: Path, broker_pid: int, console: Console) -> dict[str, Any]:
+def _loop(options: Options, settings: Settings, config: Path, console: Console) -> dict[str, Any]:
     started_at = time.monotonic()
     starts = {tp: first for tp, (first, _) in cluster.offsets(settings, _labels()).items()}
     with (
@@ -192,7 +193,8 @@ def _loop(options: Options, settings: Settings, config: Path, broker_pid: int, c
                 display.say("all of its steps are done: give more --steps to go on, or --fresh to begin anew")
             else:
                 _start(run, config)
-                _work(run, tail, tasks, broker_pid)
+                with _node_kept_up(run):
+                    _work(run, tail, tasks)
         interrupted = run.stopping.is_set()
         if processes.children:
             display.say("stopping: what is in hand is finished first")
@@ -239,7 +241,27 @@ def _catch_up(tail: Tail, progress: Progress) -> None:
             progress.fold(record)
 
 
-def _work(run: Run, tail: Tail, tasks: Iterator[Task], broker_pid: int) -> None:
+@contextmanager
+def _node_kept_up(run: Run) -> Iterator[None]:
+    """Start the Kafka node again whenever it has ended, from a thread: meanwhile writers wait for it."""
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(NODE_CHECK_S):
+            if broker.status(run.settings.broker) is None:
+                run.display.say("kafka has ended; starting it again")
+                broker.ensure(run.settings.broker)
+
+    thread = threading.Thread(target=watch, name="node watch")
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def _work(run: Run, tail: Tail, tasks: Iterator[Task]) -> None:
     """Feed, watch and draw until the run is over."""
     next_memory = 0.0
     deadline = run.started_at + run.options.minutes * 60
@@ -250,7 +272,7 @@ def _work(run: Run, tail: Tail, tasks: Iterator[Task], broker_pid: int) -> None:
         for line in run.processes.check():
             run.display.say(line)
         if time.monotonic() >= next_memory:
-            _measure(run, broker_pid)
+            _measure(run)
             next_memory = time.monotonic() + 2.0
         run.display.update(run.progress, sum(run.peak_bytes.values()))
 
@@ -289,8 +311,11 @@ def _tasks(options: Options, progress: Progress) -> Iterator[Task]:
     return itertools.islice(endless, progress.train_tasks[options.generator], None)
 
 
-def _measure(run: Run, broker_pid: int) -> None:
-    now = {"kafka": memory_bytes(broker_pid), "demo": memory_of_this_process(), **run.processes.memory_bytes()}
+def _measure(run: Run) -> None:
+    node = broker.status(run.settings.broker)
+    now = {"demo": memory_of_this_process(), **run.processes.memory_bytes()}
+    if node is not None:
+        now["kafka"] = memory_bytes(node.pid)
     for name, size in now.items():
         run.peak_bytes[name] = max(size, run.peak_bytes.get(name, 0))
 

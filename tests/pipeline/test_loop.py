@@ -209,6 +209,10 @@ def history(tmp_path_factory: pytest.TempPathFactory) -> Iterator[History]:
             before = count(effect)
             wait(second, partial(replaced, second, name, pid), f"another {name}")
             wait(second, partial(more, effect, before), f"work of the new {name}")
+        node = broker.status(settings().broker)
+        assert node is not None
+        os.kill(node.pid, signal.SIGKILL)
+        wait(second, lambda: broker.status(settings().broker) not in (None, node), "another node")
         reached = newest()
         wait(second, lambda: newest() > reached + 1, "versions after all that")
         second.process.send_signal(signal.SIGINT)
