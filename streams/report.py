@@ -77,6 +77,7 @@ def plot(progress: Progress, path: Path) -> None:
         label=f"held-out exact match (n = {scores[-1].n})",
     )
     axes.set(xlabel="adapter version", ylabel="score", ylim=(-0.03, 1.03), title="Learned from the log")
+    axes.xaxis.get_major_locator().set_params(integer=True)
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, loc="lower right")
