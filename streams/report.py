@@ -55,6 +55,7 @@ def plot(progress: Progress, path: Path) -> None:
     """Draw held-out exact match and mean train reward by adapter version into a PNG."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     figure = Figure(figsize=(7, 4), layout="constrained")
     FigureCanvasAgg(figure)
@@ -77,7 +78,7 @@ def plot(progress: Progress, path: Path) -> None:
         label=f"held-out exact match (n = {scores[-1].n})",
     )
     axes.set(xlabel="adapter version", ylabel="score", ylim=(-0.03, 1.03), title="Learned from the log")
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, loc="lower right")
