@@ -59,7 +59,7 @@ def _reader_plain(shape: Shape) -> Read:
     if shape.base is str:
         return _read_text
     if shape.base is int:
-        return _read_int32 if shape.narrow else _read_int
+        return _read_int32 if shape.narrow else _read_varint
     if shape.base is float:
         return _reader_float(shape)
     if shape.base is bool:
@@ -86,9 +86,6 @@ def _read_varint(body: bytes, at: int) -> tuple[int, int]:
         if byte < 128:
             return (value >> 1) ^ -(value & 1), at + shift // 7
     raise Odd
-
-
-_read_int = _read_varint
 
 
 def _read_int32(body: bytes, at: int) -> tuple[int, int]:

@@ -35,8 +35,9 @@ from streams.errors import SettingsError
 from streams.log import Producer
 from streams.progress import Progress
 from streams.reading import Tail
-from streams.settings import Settings, dotted
+from streams.settings import Settings, dotted, load
 from streams.supervisor import Processes, memory_bytes
+from streams.topics import LABELS
 
 POLICY = "demo"
 SEED = 0
@@ -86,10 +87,10 @@ class Run:
         return self.options.engine != "scripted"
 
     def finished(self) -> bool:
-        """Return whether all steps are done, and the last one was scored."""
+        """Return whether all steps are done, and the version they end with was scored."""
         progress, steps = self.progress, self.options.steps
         if not self.trains:
-            return progress.batches >= steps
+            return progress.batches >= steps and 0 in progress.held_out
         return progress.versions >= steps and steps in progress.held_out
 
 
@@ -119,8 +120,6 @@ def run(options: Options, console: Console) -> dict[str, Any]:
 
 def settings_of(options: Options, bootstrap: str) -> Settings:
     """Return the settings of a demo. Raises SettingsError if an override does not fit."""
-    from streams.settings import load
-
     folder = options.data_dir
     chosen = [
         f"kafka.bootstrap={bootstrap}",
@@ -173,7 +172,7 @@ def _toml(value: Any) -> str:
 
 def _loop(options: Options, settings: Settings, config: Path, console: Console) -> dict[str, Any]:
     started_at = time.monotonic()
-    starts = {tp: first for tp, (first, _) in cluster.offsets(settings, _labels()).items()}
+    starts = {tp: first for tp, (first, _) in cluster.offsets(settings, LABELS).items()}
     with (
         Tail(settings, starts) as tail,
         Producer(settings) as producer,
@@ -211,12 +210,6 @@ def _loop(options: Options, settings: Settings, config: Path, console: Console) 
     report.write(result, run.progress, options.data_dir)
     report.show(result, run.progress, console, config)
     return result
-
-
-def _labels() -> list[str]:
-    from streams.topics import LABELS
-
-    return list(LABELS)
 
 
 def _child_env() -> dict[str, str]:

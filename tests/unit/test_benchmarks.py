@@ -9,13 +9,11 @@ from pathlib import Path
 import pytest
 
 from schemas.serde import encode
+from tests.benchmarks.side_by_side import by_turns, line
+from tests.benchmarks.table import BEGIN, END, write
+from tests.benchmarks.whole_groups import EVENTS, SLOTS, whole
 
 REPO = Path(__file__).parents[2]
-sys.path.append(str(REPO))
-
-from tests.benchmarks.side_by_side import by_turns, line  # noqa: E402
-from tests.benchmarks.table import BEGIN, END, write  # noqa: E402
-from tests.benchmarks.whole_groups import EVENTS, SLOTS, whole  # noqa: E402
 
 
 def test_every_benchmark_is_listed_with_what_it_measures() -> None:
