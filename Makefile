@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constr
 ARGS ?=
 BENCH ?=
 
-.PHONY: demo test check bench setup setup-test setup-gym docs lock clean
+.PHONY: demo test check bench chaos soak setup setup-test setup-gym docs lock clean
 
 demo: .venv/ready
 	@$(BIN)/streamward demo $(ARGS)
@@ -22,6 +22,16 @@ check: .venv/ready-test
 
 bench: .venv/ready-test
 	@$(BIN)/python -m tests.benchmarks $(BENCH)
+
+# FAULT and SEED choose runs, and nothing else is written then
+FAULT ?=
+SEED ?=
+MINUTES ?= 60
+chaos: .venv/ready-test
+	@$(BIN)/python -m tests.chaos $(if $(FAULT),--fault $(FAULT)) $(if $(SEED),--seed $(SEED)) $(if $(FAULT)$(SEED),,--write)
+
+soak: .venv/ready-test
+	@$(BIN)/python -m tests.chaos --minutes $(MINUTES) $(if $(SEED),--draw $(SEED))
 
 setup: .venv/ready
 setup-test: .venv/ready-test

@@ -14,6 +14,7 @@ Not covered: compression and encryption, which are Kafka's.
 from __future__ import annotations
 
 import io
+import re
 import struct
 from dataclasses import dataclass
 from functools import cache
@@ -125,7 +126,8 @@ def _decode(payload: bytes | None, expected: type[E]) -> E | Poison:
         return Poison(
             "undecodable",
             f"expected a {expected.__name__} in {len(payload)} bytes under schema id {schema.id}, and reading failed: "
-            f"{type(exc).__name__}: {exc}. Check what wrote it: the record is cut short or not of this schema",
+            f"{type(exc).__name__}: {_without_addresses(str(exc))}. "
+            "Check what wrote it: the record is cut short or not of this schema",
         )
     if (left := len(payload) - body.tell()) != 0:
         return Poison(
@@ -144,6 +146,11 @@ def _decode(payload: bytes | None, expected: type[E]) -> E | Poison:
             return Poison("contradictory", f"{exc}. Check what wrote it")
     broken = next(events.problems(event), None)
     return event if broken is None else Poison("contradictory", f"{expected.__name__}: {broken}")
+
+
+def _without_addresses(text: str) -> str:
+    """Return what fastavro says without where its objects lay: the same record must give the same dead letter."""
+    return re.sub(r" from <[^>]* at 0x[0-9a-f]+>", "", text)
 
 
 def _writer_schema(payload: bytes | None, expected: type[Any]) -> registry.Schema | Poison:

@@ -7,25 +7,31 @@ GRPO compares the responses to one task only with each other, so nothing leaves 
 has failed) and every required source has spoken. Every task leaves exactly one record: its group, or why there is none.
 What decides is `streams/join.py`; here are the records it needs, the timers that let time act, and the wiring.
 
+A group that is larger than its topic takes leaves without its responses, as `too_large`: raise topics.max_record_bytes,
+or ask for smaller groups.
+
 Not covered: time while a backlog is read. No control record is written then, since what was answered in time may still
-be unread; so a group can leave later than its deadline and grace say.
+be unread; so a group can leave later than its deadline and grace say. Nor a limit so small that not even the record of
+a group without responses fits (some 60 bytes a slot): its last event is then dead-lettered, and the group stays open.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from schemas.events import AdvantagedGroup, Coordinates, DeadLetter, GroupControl, Response, Reward, Task, derive_id
-from schemas.serde import Poison
+from schemas.serde import Poison, encode
+from streams.errors import EventError
 from streams.group_rows import Rows, load
-from streams.groups import Close, Closed, Effect, Open, Reject, State, assemble
+from streams.groups import Close, Closed, Effect, Open, Reject, State, assemble, without_responses
 from streams.join import GroupEvent, Join
-from streams.log import Record, dead_letter, partition_of
+from streams.log import Record, check_size, dead_letter, key_of, partition_of
 from streams.reading import fetch
 from streams.settings import Settings
-from streams.topics import KEYED_BY_TASK, topics
+from streams.topics import KEYED_BY_TASK, Topic, topics
 
 if TYPE_CHECKING:
     from streams.app import App
@@ -48,6 +54,7 @@ class Stage:
     def __init__(self, settings: Settings) -> None:
         self._topics = {topic.name: topic for topic in topics(settings.topics).values() if topic.label in KEYED_BY_TASK}
         self._responses = topics(settings.topics)["responses"].name
+        self._groups = topics(settings.topics)["groups"]
         self.join = Join(settings.advantages, self._responses, topics(settings.topics)["rewards"].name)
         self._kept: dict[tuple[int, int], tuple[Response, int]] = {}
         self._kept_bytes = 0
@@ -93,7 +100,8 @@ class Stage:
                 source = record if effect.at == record.at else fetched[effect.at]
                 made.append(dead_letter(source, stage=STAGE, reason=effect.reason, error=effect.error))
                 continue
-            made.append(assemble(effect, {member.at: self._take(member.at, fetched) for member in effect.members}))
+            bodies = {member.at: self._take(member.at, fetched) for member in effect.members}
+            made.append(fitting(effect, bodies, self._groups))
         return made
 
     def _keep(self, record: Record, response: Response) -> None:
@@ -116,6 +124,45 @@ class Stage:
         return response
 
 
+def fitting(close: Close, bodies: Mapping[tuple[int, int], Response], topic: Topic) -> AdvantagedGroup:
+    """Return the group's record, as `assemble` does, such that `topic` takes it.
+
+    One that is too large leaves without its responses, each of which is left out as `too_large`; if the task's metadata
+    alone is too much, without that, too.
+    """
+    group = assemble(close, bodies)
+    if _fits(group, topic):
+        return group
+    group = assemble(without_responses(close, "too_large"), {})
+    return group if _fits(group, topic) else replace(group, metadata={})
+
+
+def _fits(group: AdvantagedGroup, topic: Topic) -> bool:
+    if _at_most(group) <= topic.max_bytes:  # nearly always, and told without writing it
+        return True
+    try:
+        check_size(topic, key_of(group, topic), encode(group))
+    except EventError:
+        return False
+    return True
+
+
+def _at_most(group: AdvantagedGroup) -> int:
+    """Return a size in bytes that the record of `group`, with its key, does not exceed."""
+    tokens = len(group.prompt_token_ids) + sum(len(response.completion_token_ids) for response in group.responses)
+    names = [name for response in group.responses for name in response.components]
+    texts = [
+        *(group.policy, group.policy, group.task_id, group.scenario, group.tenant or "", group.traceparent or ""),
+        *(group.sampling_id or "", group.base_digest, group.tokenizer_digest, *group.sampling.stop),
+        *(part for item in group.metadata.items() for part in item),
+        *(left.reason for left in group.left_out),
+        *names,
+    ]
+    # a token: its id in 5 bytes, a logprob in 4, a mask in 1. A text: 4 bytes a character, 5 for its length
+    rows = len(group.responses) + len(group.left_out)
+    return 4096 + 10 * tokens + 256 * rows + sum(4 * len(text) + 5 for text in texts) + 8 * len(names)
+
+
 # --- the live wiring -------------------------------------------------------------------------------------------------
 
 
@@ -127,7 +174,8 @@ def register(app: App) -> None:
     """
     import asyncio
 
-    from streams.app import Outlet, agent, owned_partitions, record_of, table
+    from streams.agents import agent
+    from streams.app import Outlet, owned_partitions, record_of, table
 
     settings = app.settings
     names = {label: topic for label, topic in topics(settings.topics).items() if label in KEYED_BY_TASK}
@@ -160,7 +208,9 @@ def register(app: App) -> None:
             timers.note(event.task_id, after, stage.join)
 
     for topic in names.values():
-        agent(app, topic, handle, outlet.dead_letters(STAGE), name=f"{STAGE}.{topic.label}")
+        # time acts when everything that was written before it is read
+        after = [other for other in names.values() if other is not topic] if topic.label == "group-control" else ()
+        agent(app, topic, handle, outlet.dead_letters(STAGE), name=f"{STAGE}.{topic.label}", after=after)
 
     @app.timer(1.0)  # type: ignore[untyped-decorator]  # faust is not typed
     async def tick() -> None:

@@ -29,14 +29,15 @@ import faust
 from aiokafka.errors import KafkaConnectionError
 from confluent_kafka import admin
 from faust.auth import SASLCredentials, SSLCredentials
-from faust.streams import current_event
+from faust.types import TP
 
 from schemas.events import Coordinates, Event
 from schemas.serde import encode
 from streams import cluster, faust_fixes, quiet
-from streams.errors import EventError, SettingsError
+from streams.errors import EventError, LogError, SettingsError
 from streams.log import Record, check_size, dead_letter, key_of, unreachable
 from streams.settings import Kafka, Settings
+from streams.tables import Table
 from streams.topics import FRAMING_BYTES, Topic, topics
 from streams.watchdog import EXIT_RESTART
 
@@ -44,9 +45,6 @@ log = logging.getLogger("streamward.app")
 
 COMMIT_EVERY_S = 1.0
 """What is worked on twice after a kill -9 is at most this much."""
-
-Handle = Callable[[Any], Awaitable[None]]
-"""Works on one faust event: `event.key` and `event.value` are bytes, `event.message` has its coordinates."""
 
 DeadLetter = Callable[[Any, EventError], Awaitable[None]]
 """Writes the dead letter of one faust event."""
@@ -59,6 +57,13 @@ class App(faust.App):  # type: ignore[misc]  # faust is not typed
     working: int = 0
     """Events inside a handler now."""
 
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.reached: dict[TP, tuple[int, int, int]] = {}
+        """By partition: generation, offset behind the last event that is done, and that one's timestamp in ms."""
+        self.holding: set[str] = set()
+        """Topics whose next event waits for other topics to be read."""
+
     async def _consumer_wait_empty(self, consumer: Any, logger: Any) -> None:
         """Wait for the events at work, and commit: what a rebalance and a stop do once the queues are cleared.
 
@@ -68,30 +73,6 @@ class App(faust.App):  # type: ignore[misc]  # faust is not typed
         while self.working and not consumer.should_stop:
             await asyncio.sleep(0.01)
         await consumer.commit()
-
-
-class Table(faust.Table):  # type: ignore[misc]
-    """A Faust table that an event of an earlier generation cannot write to.
-
-    Such an event began before a rebalance; its partition may have another owner, or a newer state, and it comes again.
-    """
-
-    def __setitem__(self, key: bytes, value: bytes) -> None:
-        if not _interrupted(self.app):
-            super().__setitem__(key, value)
-
-    def __delitem__(self, key: bytes) -> None:
-        if not _interrupted(self.app):
-            super().__delitem__(key)
-
-
-def _interrupted(app: Any) -> bool:
-    event = current_event()
-    return event is not None and _stale(app, event)
-
-
-def _stale(app: Any, event: Any) -> bool:
-    return bool(app.rebalancing) or event.message.generation_id != app.consumer_generation_id
 
 
 # --- the app ---------------------------------------------------------------------------------------------------------
@@ -246,47 +227,6 @@ def owned_partitions(app: App, topic_name: str) -> set[int]:
     return {tp.partition for tp in app.consumer.assignment() if tp.topic == topic_name}
 
 
-def agent(app: App, topic: Topic, handle: Handle, dead_letter: DeadLetter, *, name: str | None = None) -> Any:
-    """Register `handle` for every record of `topic`, one at a time, and return the faust agent.
-
-    No exception leaves the agent, since Faust takes a failed event for done. An EventError goes to `dead_letter`, and
-    the partition moves on; anything else ends the worker, and the event comes again after the restart.
-    """
-
-    async def work(stream: Any) -> None:
-        async for event in stream.events():
-            await _work_on(app, event, handle, dead_letter)
-
-    return app.agent(source(app, topic), name=name or f"{topic.label}.{handle.__qualname__}", concurrency=1)(work)
-
-
-async def _work_on(app: App, event: Any, handle: Handle, dead_letter: DeadLetter) -> None:
-    done, failed = False, None
-    app.working += 1
-    try:
-        try:
-            await handle(event)
-        except EventError as exc:
-            await dead_letter(event, exc)
-        done = not _stale(app, event)
-    except Exception as exc:
-        failed = exc
-    finally:
-        app.working -= 1
-        if not done:
-            _withhold(event)
-    if failed is not None:
-        at = f"{event.message.topic}[{event.message.partition}]@{event.message.offset}"
-        log.error("%s: not worked on, and the worker ends: %r", at, failed, exc_info=failed)
-        await app.crash(failed)
-        await asyncio.Event().wait()  # to return would be to go on with the next event
-
-
-def _withhold(event: Any) -> None:
-    """Keep the stream from acknowledging `event` when it leaves the agent: Faust acknowledges a message only once."""
-    event.message.acked = True
-
-
 # --- running it ------------------------------------------------------------------------------------------------------
 
 
@@ -322,7 +262,7 @@ def run_worker(app: App, *, grace_s: float = 25) -> int:
 
     A signal stops the reading; events at work are finished and committed. A stop that takes longer than `grace_s`, and
     every watchdog, ends the process with 75. The topics must exist; changelogs are created. Raises LogError if the
-    broker is not there at the start. Call from the main thread.
+    broker is not there at the start, or records were deleted before they were read. Call from the main thread.
     """
     create_changelogs(app)
     quiet.quieten()
@@ -332,8 +272,11 @@ def run_worker(app: App, *, grace_s: float = 25) -> int:
     try:
         worker.execute_from_commandline()
     except SystemExit as exc:
-        if isinstance(worker.crash_reason or app.crash_reason, KafkaConnectionError):
-            raise unreachable(app.settings.kafka, worker.crash_reason or app.crash_reason) from exc
+        reason = worker.crash_reason or app.crash_reason
+        if isinstance(reason, KafkaConnectionError):
+            raise unreachable(app.settings.kafka, reason) from exc
+        if isinstance(reason, LogError):
+            raise reason from None
         return int(exc.code or 0)
     return 0
 

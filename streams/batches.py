@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from streams.app import App
 
 STAGE = "batches"
+RULE_VERSION = 1
+"""Raised when the same groups would be cut otherwise under the same settings; `tests/histories` holds what was cut."""
 MAX_NAMED = 1000
 """Most dropped groups a window names: its row is written at each group, and a policy that has learned all its tasks
 drops every one. Those beyond are counted in the batch's metadata, and each can be seen to teach nothing in `groups`."""
@@ -156,12 +158,26 @@ def load(row: bytes | None) -> Window:
     )
 
 
+def dump_offset(offset: int) -> bytes:
+    """Return the row of a group_id: the offset where it was first read."""
+    return str(offset).encode()
+
+
+def is_double(first_at: bytes | None, offset: int) -> bool:
+    """Return whether the group at `offset`, whose row is `first_at`, was read before at another place.
+
+    The same record again, after a kill, is not a double of itself.
+    """
+    return first_at not in (None, dump_offset(offset))
+
+
 # --- the live wiring -------------------------------------------------------------------------------------------------
 
 
 def register(app: App) -> None:
     """Drive the reducer from `groups`. Every group_id is remembered in a row of its own, so that none enters twice."""
-    from streams.app import Outlet, agent, record_of, table
+    from streams.agents import agent
+    from streams.app import Outlet, record_of, table
 
     settings = app.settings
     cutter, outlet = Cutter(settings.batches), Outlet(app)
@@ -175,12 +191,13 @@ def register(app: App) -> None:
             raise EventError(group.error, reason=group.reason)
         key, group_key = group.policy.encode(), group.group_id.encode()
         first_at = seen.get(group_key)
-        at = str(record.at.offset).encode()
-        # the row says where the group was first read: the same record again, after a kill, is not a double of itself
-        window, made = cutter.reduce(load(windows.get(key)), group, record.at, doubled=first_at not in (None, at))
+        window, made = cutter.reduce(
+            load(windows.get(key)), group, record.at, doubled=is_double(first_at, record.at.offset)
+        )
         for batch in made:
             await outlet.emit(batch)
         windows[key] = dump(window)
-        seen[group_key] = at
+        if first_at is None:  # a double must not take its place: read again after a kill, it would be the first
+            seen[group_key] = dump_offset(record.at.offset)
 
     agent(app, topics(settings.topics)["groups"], handle, outlet.dead_letters(STAGE), name=STAGE)

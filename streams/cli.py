@@ -3,7 +3,10 @@
     streamward ─┬─ demo                              everything at once                     cli_demo.py
                 ├─ broker                            a log of one's own
                 ├─ topics  schemas  events           the log                                cli_log.py
+                ├─ offsets                           where the consumer groups stand        cli_offsets.py
                 ├─ tasks  adapters                   what goes in, and what comes out       cli_work.py
+                ├─ audit                             whether anything is lost or doubled    cli_audit.py
+                ├─ dlq                               what could not be used                 cli_dlq.py
                 ├─ streams  scoring  policy  train   the loop, until it is told to stop
                 └─ config  doctor                    how it is set up
 
@@ -19,8 +22,11 @@ from typing import TYPE_CHECKING
 
 import click
 
+from streams.cli_audit import audit
 from streams.cli_demo import demo
+from streams.cli_dlq import dlq
 from streams.cli_log import events, schemas, topics
+from streams.cli_offsets import offsets
 from streams.cli_work import adapters, tasks
 from streams.errors import NotFoundError
 from streams.shell import Call, Guarded, end_at_signals, output_option, pass_call, until_stopped
@@ -75,7 +81,7 @@ def cli(ctx: click.Context, config: Path | None, overrides: tuple[str, ...], log
     observe.set_up(log_level)
 
 
-for command in (demo, topics, schemas, tasks, events, adapters):
+for command in (demo, topics, schemas, tasks, events, adapters, dlq, audit, offsets):
     cli.add_command(command)
 
 

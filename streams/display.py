@@ -96,7 +96,7 @@ class Display:
             doing.add_row(Text(name, "bold"), what)
         parts: list[RenderableType] = [head, Text(), places, Text(), trend(progress.held_out), Text(), doing]
         if progress.counts["dead-letters"]:
-            parts.append(Text(f"{progress.counts['dead-letters']} dead letters: streamward events tail dead-letters"))
+            parts.append(Text(f"{progress.counts['dead-letters']} dead letters: streamward dlq list"))
         return Panel(Group(*parts), title="streamward: where every group is", title_align="left", border_style="dim")
 
 

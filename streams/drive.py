@@ -14,14 +14,14 @@ from __future__ import annotations
 
 import heapq
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
 from operator import attrgetter
 from typing import NamedTuple
 
-from schemas.events import AdvantagedGroup, Batch, DeadLetter
+from schemas.events import AdvantagedGroup, Batch, Coordinates, DeadLetter
 from schemas.serde import Poison, encode
 from streams import advantages, batches, cluster
 from streams.groups import State
@@ -32,6 +32,7 @@ from streams.topics import KEYED_BY_TASK, topics
 
 Bounds = Mapping[tuple[str, int], tuple[int, int]]
 """By topic and partition: the first offset, and the one behind the last."""
+LookUp = Callable[[Iterable[Coordinates]], Mapping[Coordinates, Record]]
 
 
 class Encoded(NamedTuple):
@@ -83,9 +84,14 @@ def _join_partition(settings: Settings, bounds: Bounds, partition: int) -> Itera
     yield from join_records(settings, heapq.merge(*streams, key=attrgetter("timestamp_ms")))
 
 
-def join_records(settings: Settings, records: Iterable[Record]) -> Iterator[AdvantagedGroup | DeadLetter]:
-    """Yield what the join makes of these records of one partition number, read in this order."""
-    stage = advantages.Stage(settings)
+def join_records(
+    settings: Settings, records: Iterable[Record], *, look_up: LookUp | None = None
+) -> Iterator[AdvantagedGroup | DeadLetter]:
+    """Yield what the join makes of these records of one partition number, read in this order.
+
+    `look_up` returns earlier records of them by coordinates; without it they are fetched from the log.
+    """
+    stage, look_up = advantages.Stage(settings), look_up or partial(fetch, settings)
     states: dict[str, State] = {}
     for record in records:
         event = stage.decode(record)
@@ -98,7 +104,7 @@ def join_records(settings: Settings, records: Iterable[Record]) -> Iterator[Adva
         else:
             states[event.task_id] = state
         if effects:
-            yield from stage.outputs(effects, record, fetch(settings, stage.missing(effects, record)))
+            yield from stage.outputs(effects, record, look_up(stage.missing(effects, record)))
 
 
 def cut(settings: Settings, records: Iterable[Record]) -> Iterator[Batch | DeadLetter]:

@@ -9,8 +9,10 @@ commits over records it never delivered, and commits before the publishes of an 
 rebalances that loses events in silence. Each section below is one fix: its reason, then the functions that take the
 place of Faust's. `install` replaces them only if their source is the one that was read when the fix was written.
 
-Not covered: Faust has no fencing, so a worker that sleeps past its session timeout may still flush changelog records
-over its successor's. One consumer per process; at-least-once only; no standby replicas; no windowed tables.
+Where a partition starts, and what a commit says of the changelogs, is in `faust_start`; what a worker that was stopped
+beyond its session timeout may still write, in `lease` and `tables`.
+
+Not covered: one consumer per process; at-least-once only; no standby replicas; no windowed tables.
 """
 
 from __future__ import annotations
@@ -22,16 +24,18 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import faust
-from aiokafka.errors import IllegalStateError
+from aiokafka.errors import IllegalStateError, KafkaError
 from faust.tables.recovery import Recovery
 from faust.transport.consumer import Consumer, ThreadDelegateConsumer
 from faust.transport.drivers.aiokafka import AIOKafkaConsumerThread
 from faust.transport.producer import ProducerBuffer
 from faust.types import TP
 
-from streams.delivery import Delivery, contiguous
+from streams.delivery import contiguous
 from streams.errors import LogError
 from streams.faust_guard import STOCK, check_sources
+from streams.faust_start import _commit, changelogs_of, delivery_of, perform_seek, refuse_cut, seek_to_committed
+from streams.lease import REPLACED, lease
 from streams.watchdog import Watchdog, give_up
 
 log = logging.getLogger("streamward.faust")
@@ -42,16 +46,9 @@ CHANGELOG_QUIET_S = 0.5
 # --- 1. Deliver what is contiguous, and read again what is not -------------------------------------------------------
 # aiokafka moves its position when it hands records over, Faust may then drop them (paused, flow stopped, another
 # generation), and both go on behind the hole. So the first and every further record of a source partition must follow
-# the one before. A hole is read again from its start, and believed (retention, markers of transactions) only if a
-# second read shows the same hole. Changelogs are compacted, so only the first record after a seek can be checked.
-
-
-_deliveries: WeakKeyDictionary[Any, Delivery] = WeakKeyDictionary()
-
-
-def delivery_of(consumer: Any) -> Delivery:
-    """Return the bookkeeping of `consumer`; its counters are metrics."""
-    return _deliveries.setdefault(consumer, Delivery())
+# the one before. A hole is read again from its start, and believed (markers of transactions) only if a second read
+# shows the same hole; one that retention made ends the worker. Changelogs are compacted, so only the first record after
+# a seek can be checked.
 
 
 async def getmany(self: Any, timeout: float) -> AsyncIterator[tuple[TP, Any]]:
@@ -84,7 +81,10 @@ async def getmany(self: Any, timeout: float) -> AsyncIterator[tuple[TP, Any]]:
         delivery.handing_on = False
     if read_again and current():
         try:
+            await refuse_cut(self, read_again)
             await self._thread.seek_wait(read_again)  # the thread's own: the doubt must survive this seek
+        except LogError:
+            raise
         except Exception as exc:  # a partition was revoked meanwhile; the next owner reads from the last commit
             log.warning("reading again from %s failed: %r", read_again, exc)
 
@@ -109,6 +109,10 @@ async def look_behind(consumer: Any) -> None:
         position = await consumer.position(tp) or 0
         if position <= expected or delivery.handing_on:
             continue  # still to be fetched, or on its way
+        try:
+            await refuse_cut(consumer, {tp: expected})
+        except KafkaError:
+            continue  # the broker does not answer; it is looked at again
         verdict = delivery.passed(tp, position)
         if verdict is None:
             await consumer._thread.seek_wait({tp: expected})
@@ -131,33 +135,6 @@ async def _getmany(self: Any, active_partitions: Iterable[TP] | None, timeout: f
 # --- 3. Seek first, clear the queues, only then let records in -------------------------------------------------------
 # Both resume paths of Faust resume the partitions before they are sought, so records from the old position are
 # delivered, and acknowledged, in between. aiokafka besides does not seek where nothing, or 0, was committed.
-
-
-async def perform_seek(self: Any) -> None:
-    """In place of Consumer.perform_seek: each source partition to its committed offset, or the earliest there is."""
-    tps = [tp for tp in self.assignment() if not self._is_changelog_tp(tp)]
-    if not tps:
-        return
-    committed = await self.seek_to_committed()
-    start = {tp: committed.get(tp) or 0 for tp in tps}
-    for tp, end in (await self.highwaters(*tps)).items():
-        if start[tp] > (end or 0):
-            raise LogError(
-                f"{tp.topic}[{tp.partition}]: group {self.app.conf.id} has committed {start[tp]}, but the partition "
-                f"ends at {end}. The topic was made anew or lost records; reset the group's offsets to the earliest"
-            )
-    unsought = [tp for tp in tps if start[tp] <= 0]
-    if unsought:
-        earliest = await self.earliest_offsets(*unsought)
-        start |= {tp: earliest.get(tp) or 0 for tp in unsought}
-        await self._thread.seek_wait({tp: start[tp] for tp in unsought})
-    for tp in tps:
-        delivery_of(self).begin(tp, start[tp])
-        self._committed_offset[tp] = start[tp]
-        self._read_offset[tp] = None
-        self._gap.pop(tp, None)
-        self._acked[tp].clear()
-        self._acked_index[tp].clear()
 
 
 async def _let_records_in(recovery: Any, generation_id: int) -> None:
@@ -245,8 +222,15 @@ def put(self: Any, fut: Any) -> None:
 
     def settled(_: Any) -> None:
         waiting.discard(fut)
-        if not fut.cancelled() and fut.exception() is not None:
-            give_up(f"a record for {fut.message.channel.get_topic_name()} was not published: {fut.exception()!r}")
+        if fut.cancelled():
+            return
+        topic = fut.message.channel.get_topic_name()
+        if fut.exception() is not None:
+            give_up(f"a record for {topic} was not published: {fut.exception()!r}")
+        elif topic in self.app.tables.changelog_topics:
+            why = changelogs_of(self.app).acknowledged((topic, fut.result().partition), fut.result().offset)
+            if why is not None:
+                give_up(f"{why}: the changelog was cut or made anew under this worker")
 
     fut.add_done_callback(settled)
     STOCK[ProducerBuffer, "put"](self, fut)
@@ -339,7 +323,8 @@ FIXES: dict[type, tuple[Any, ...]] = {
     ThreadDelegateConsumer: (seek_wait, _getmany),
     Recovery: (_resume_streams, on_recovery_completed, _seek_offsets),
     ProducerBuffer: (put, flush, _send_pending),
-    AIOKafkaConsumerThread: (_create_worker_consumer,),
+    AIOKafkaConsumerThread: (_create_worker_consumer, seek_to_committed, _commit),
+    **REPLACED,
 }
 
 
@@ -350,6 +335,7 @@ def install(app: faust.App, *, hole_s: float = 10, stuck_s: float = 60, frozen_s
     Raises SettingsError if Faust, aiokafka or mode are not the versions the fixes were written for.
     """
     check_sources()
+    lease.begin(app.conf.broker_session_timeout)
     for owner, functions in FIXES.items():
         for function in functions:
             setattr(owner, function.__name__, function)

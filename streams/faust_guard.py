@@ -17,8 +17,13 @@ from typing import Any
 
 from aiokafka.consumer.consumer import AIOKafkaConsumer
 from aiokafka.consumer.fetcher import Fetcher
+from aiokafka.consumer.group_coordinator import GroupCoordinator
+from aiokafka.producer.message_accumulator import MessageAccumulator
+from aiokafka.producer.sender import Sender
 from faust.app.base import App
+from faust.tables.base import Collection
 from faust.tables.recovery import Recovery
+from faust.tables.table import Table as FaustTable
 from faust.topics import Topic
 from faust.transport.consumer import Consumer, ThreadDelegateConsumer
 from faust.transport.drivers.aiokafka import AIOKafkaConsumerThread
@@ -44,6 +49,13 @@ READ_AND_CHECKED: dict[tuple[type, str], str] = {
     (ProducerBuffer, "flush"): "26fbebb124ad",
     (ProducerBuffer, "_send_pending"): "4a9d5f932b56",
     (AIOKafkaConsumerThread, "_create_worker_consumer"): "c2701bfc3e6f",
+    (AIOKafkaConsumerThread, "seek_to_committed"): "775ab0adc4b0",
+    (AIOKafkaConsumerThread, "_commit"): "932852ce7a23",
+    (GroupCoordinator, "_send_req"): "fa4b12e914ce",
+    (GroupCoordinator, "reset_generation"): "537aa37c531b",
+    (GroupCoordinator, "_do_commit_offsets"): "c3a3ea5613f3",
+    (MessageAccumulator, "_append_batch"): "4762abfc42cb",
+    (Sender, "_send_produce_req"): "aea01ae4b6c7",
     # not replaced, but the replacements rely on what these do
     (Consumer, "_wait_next_records"): "6218e1969a63",
     (Consumer, "_drain_messages"): "44a2500309e8",
@@ -60,7 +72,20 @@ READ_AND_CHECKED: dict[tuple[type, str], str] = {
     (Topic, "_on_published"): "7cfe9ebd6596",
     (Fetcher, "fetched_records"): "be4348896b9b",
     (AIOKafkaConsumer, "seek_to_committed"): "f6cd85c8b70a",
-    # overridden in streams/app.py, and who calls it
+    (GroupCoordinator, "fetch_committed_offsets"): "6c049c737916",
+    (GroupCoordinator, "_heartbeat_routine"): "61d010289522",
+    (GroupCoordinator, "_do_heartbeat"): "dc1d6632aaa6",
+    (GroupCoordinator, "commit_offsets"): "5cbe31af28d6",
+    (MessageAccumulator, "add_message"): "56ff7e6c1918",
+    (Sender, "_sender_routine"): "2380dc5e333d",
+    (Recovery, "on_rebalance"): "aa4d997a1795",
+    # overridden in streams/app.py and streams/tables.py, and who calls it
+    (Collection, "send_changelog"): "3dd3884e1b5f",
+    (Collection, "apply_changelog_batch"): "b980a78d3ae9",
+    (Collection, "on_rebalance"): "0812ad692171",
+    (Collection, "on_recovery_completed"): "b1526fb39ea0",
+    (FaustTable, "on_key_set"): "a370e35ca55c",
+    (FaustTable, "on_key_del"): "4f2900b2f9d2",
     (App, "_consumer_wait_empty"): "6bc313c48c06",
     (App, "_on_partitions_revoked"): "d5c895bbe57d",
     (App, "_stop_consumer"): "55854a5de12c",

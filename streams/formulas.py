@@ -15,7 +15,10 @@ import math
 from collections.abc import Callable, Sequence
 
 FORMULA_VERSION = 1
-"""Raised when any formula would decide otherwise about the same rewards; part of every group's id."""
+"""Raised when any formula, or the join, would decide otherwise about the same records; part of every group's id.
+
+`tests/histories` holds what was decided under each version.
+"""
 
 
 ROUNDING = 1e-12

@@ -5,15 +5,18 @@
 A row is written at each event, so it is kept small: what stands in it many times (slots, scores) is a tuple, and so a
 list of values in the order of the fields, without their names. What is loaded equals what was dumped.
 
-Not covered: old rows. `load` refuses another version, and the worker then reads its source topics again from offset 0
-under a new consumer group.
+Fields may be added, never taken away or moved: a worker of an older release may be in the same group, and passes over
+what it does not know; a newer one reads old rows, without what is new. So no upgrade strands anybody.
+
+Not covered: rows of another version. `load` refuses them, and the worker then reads its source topics again from offset
+0 under a new consumer group.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from streams.groups import Answer, Attempt, Closed, Facts, Open, Score, Slot, State, Verdict
+from streams.groups import Answer, Attempt, Closed, Facts, Memory, Open, Said, Score, Slot, State, Verdict
 from streams.rows import pack, unpack
 
 ROW_VERSION = 1
@@ -21,8 +24,14 @@ ROW_VERSION = 1
 
 def dump(state: Open | Closed) -> bytes:
     """Return the table row of a state."""
+    refused = {"refused": sorted(state.refused)} if state.refused else {}
     if isinstance(state, Closed):
-        return pack(ROW_VERSION, {"closed": [state.closed_ms, sorted(state.seen), state.sampling_id]})
+        seen, memory = sorted(state.seen), state.memory
+        row: dict[str, Any] = {"closed": [state.closed_ms, seen, state.sampling_id]}
+        if memory is not None:
+            said = [memory.said.get(one, 0) for one in seen]  # in the order of the ids, which stand there already
+            row["memory"] = [memory.task, memory.content, memory.drawn, sorted(memory.failed), said]
+        return pack(ROW_VERSION, row | refused)
     return pack(
         ROW_VERSION,
         {
@@ -31,6 +40,7 @@ def dump(state: Open | Closed) -> bytes:
             "early": state.early,
             "attempts": state.attempts,
             "scores": state.scores,
+            **refused,
         },
     )
 
@@ -40,9 +50,11 @@ def load(row: bytes | None) -> State:
     if row is None:
         return None
     data = unpack(row, ROW_VERSION)
+    refused = frozenset(data.get("refused", ()))
     if "closed" in data:
         closed_ms, seen, sampling_id = data["closed"]
-        return Closed(closed_ms, frozenset(seen), sampling_id)
+        memory = _memory(seen, *data["memory"]) if "memory" in data else None
+        return Closed(closed_ms, frozenset(seen), sampling_id, memory, refused)
     return Open(
         task=None if data["task"] is None else _facts(*data["task"]),
         early=tuple(_early(*values) for values in data["early"]),
@@ -55,6 +67,7 @@ def load(row: bytes | None) -> State:
             for response_id, scores in data["scores"].items()
         },
         first_seen_ms=data["first"],
+        refused=refused,
     )
 
 
@@ -91,6 +104,16 @@ def _facts(*values: Any) -> Facts:
     return facts._replace(
         sources=tuple((name, weight) for name, weight in facts.sources),
         metadata=tuple((name, text) for name, text in facts.metadata),
+    )
+
+
+def _memory(seen: list[str], task: Any, content: str, drawn: Any, failed: Any, said: Any) -> Memory:
+    return Memory(
+        task=_facts(*task),
+        content=content,
+        drawn={sampling_id: (version, shared) for sampling_id, (version, shared) in drawn.items()},
+        failed=frozenset(failed),
+        said={one: Said(*values) for one, values in zip(seen, said, strict=True) if values},
     )
 
 

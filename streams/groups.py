@@ -13,9 +13,8 @@ Not covered: whether the responses referred to are still in the log. Who assembl
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from functools import lru_cache
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from schemas.events import AdvantagedGroup, Coordinates, GroupResponse, LeftOut, Response, Sampling, Task, derive_id
@@ -86,7 +85,7 @@ class Attempt(NamedTuple):
     adapter_version: int
     group_size: int
     shared: str
-    """Digest of what they must share besides, `shared_digest`; "" while only failed slots were seen."""
+    """Digest of what they must share besides (`refusals.shared_digest`); "" while only failed slots were seen."""
     slots: Mapping[int, Slot]
 
     @property
@@ -136,6 +135,32 @@ class Open:
     scores: Mapping[str, Mapping[str, Score]] = field(default_factory=dict)
     """response_id -> source -> score; a reward may come before its response."""
     first_seen_ms: int = 0
+    refused: frozenset[str] = frozenset()
+    """Digests of what was refused: the same again, under other coordinates, is a repetition as any other."""
+
+
+class Said(NamedTuple):
+    """A score of a closed group, in short."""
+
+    offset: int
+    value: float | None
+    components: str
+    """Their digest."""
+
+
+class Memory(NamedTuple):
+    """What a closed group keeps, beside the ids, to judge what is read later as it would have been judged before."""
+
+    task: Facts
+    """Without what only the group's record needed."""
+    content: str
+    """Digest of the task's content, to tell a repetition from a changed copy."""
+    drawn: Mapping[str, tuple[int, str]]
+    """sampling_id -> adapter version, and the digest of what its responses share."""
+    failed: frozenset[str]
+    """Short ids of the failed slots of the sampling it was made of: a score of one changes nothing."""
+    said: Mapping[str, Said]
+    """Short reward_id -> what it said."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,9 +169,13 @@ class Closed:
 
     closed_ms: int
     seen: frozenset[str]
-    """Short ids of every response and reward that was there when the group left."""
+    """Short ids of every response and reward that the group knows, those that were read after it left included."""
     sampling_id: str | None
     """The sampling it was made of; None if nobody answered in time."""
+    memory: Memory | None = None
+    """None in a row of the first release, which had none: what is read later is then judged by ids alone."""
+    refused: frozenset[str] = frozenset()
+    """As in Open."""
 
 
 State = Open | Closed | None
@@ -193,6 +222,18 @@ class Reject:
 
 
 Effect = Close | Reject
+
+
+def without_responses(close: Close, reason: str) -> Close:
+    """Return `close` as the record of a group that is not for the trainer, with `reason` for each member's slot."""
+    members = (LeftOut(slot=m.slot, response_id=m.response_id, reason=reason) for m in close.members)
+    return replace(
+        close, dropped_reason=reason, members=(), left_out=tuple(sorted((*close.left_out, *members), key=_by_slot))
+    )
+
+
+def _by_slot(left: LeftOut) -> tuple[int, str]:
+    return left.slot, left.response_id or ""
 
 
 # --- who is in --------------------------------------------------------------------------------------------------------
@@ -278,36 +319,9 @@ def is_late(task: Facts, timestamp_ms: int) -> bool:
     return task.deadline_ms is not None and timestamp_ms > task.deadline_ms
 
 
-def shared_digest(response: Response) -> str:
-    """Return a digest of what the responses of one sampling must share, since their group says it once; "" if failed.
-
-    A seed may differ from slot to slot, and a failed slot may not have got as far as its prompt.
-    """
-    if response.error is not None:
-        return ""
-    # + 0.0 makes of -0.0 what equals it, since the cache takes them for the same
-    drawn = (response.sampling.temperature + 0.0, response.sampling.top_p)
-    return _digest(response.base_digest, response.tokenizer_digest, drawn, response.prompt_token_ids)
-
-
-@lru_cache(maxsize=256)  # the slots of a sampling come one after the other, each with the whole prompt
-def _digest(*shared: object) -> str:
-    return derive_id(*shared)[:13]
-
-
 def short_id(event_id: str) -> str:
     """Return the first 48 bits of an id: enough to tell the few dozen events of one task apart."""
     return event_id[:13]
-
-
-def seen_ids(state: Open) -> Iterator[str]:
-    """Yield the short id of every response and reward the group knows."""
-    for attempt in state.attempts.values():
-        for slot in attempt.slots.values():
-            yield short_id(slot.response_id)
-    for response_id, scores in state.scores.items():
-        for source in scores:
-            yield short_id(derive_id(response_id, source))
 
 
 # --- from references to the record ------------------------------------------------------------------------------------

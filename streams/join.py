@@ -9,7 +9,9 @@ and another value under the same id is a contradiction. A task that was sampled 
 last slot stands first in the partition; the rest are superseded.
 
 What is read before its task waits, and enters with it as if it had been read after it; a whole group is made of the
-winning sampling and its rewards and of nothing else. So the order in which the topics are read does not show in it.
+winning sampling and its rewards and of nothing else; and what is read after the group left is judged as it would have
+been before (`streams/latecomers.py`). So the order in which the topics are read shows neither in the groups nor in the
+dead letters. What was refused once is refused silently when it is said again.
 
 Time. An answer or reward recorded after the task's deadline never counts, whenever it is read; the group is closed when
 the `expire` record is read. Both are in the log, so a replay at any speed decides the same.
@@ -23,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from schemas.events import Coordinates, GroupControl, LeftOut, Response, Reward, Task, derive_id
+from schemas.events import Coordinates, GroupControl, Response, Reward, Task
 from streams import formulas
 from streams.groups import (
     Answer,
@@ -41,12 +43,23 @@ from streams.groups import (
     Verdict,
     facts_of,
     fullest,
-    is_late,
-    seen_ids,
-    shared_digest,
-    short_id,
     weigh,
     winner,
+    without_responses,
+)
+from streams.latecomers import answer_after, by_id_alone, marker, task_after, verdict_after
+from streams.refusals import (
+    about_another,
+    answer_of,
+    by_another,
+    by_reference,
+    changed_task,
+    content_digest,
+    refusal_of_answer,
+    refusal_of_verdict,
+    refuse,
+    said_digest,
+    verdict_of,
 )
 from streams.settings import Advantages
 
@@ -67,16 +80,16 @@ class Join:
         """Return the state after `event`, which lies at `at` with this record timestamp, and what must be done."""
         if isinstance(event, GroupControl):
             return self._control(state, event)
-        if isinstance(state, Closed):
-            return state, _after_close(state, event, at)
-        state = state or Open(first_seen_ms=timestamp_ms)
         effects: list[Effect] = []
+        if isinstance(state, Closed):
+            return self._after_close(state, event, at, timestamp_ms, effects), effects
+        state = state or Open(first_seen_ms=timestamp_ms)
         if isinstance(event, Task):
             state = self._task(state, event, at, timestamp_ms, effects)
         elif state.task is None:
-            state = _wait(state, _by_reference(event, at, timestamp_ms))
+            state = _wait(state, by_reference(event, at, timestamp_ms))
         else:
-            state = self._enter(state, state.task, _by_reference(event, at, timestamp_ms), effects)
+            state = self._enter(state, state.task, by_reference(event, at, timestamp_ms), effects)
         if not self._is_complete(state):
             return state, effects
         closed, more = self._close(event.task_id, state, complete=True)
@@ -92,20 +105,28 @@ class Join:
     def _task(self, state: Open, task: Task, at: Coordinates, timestamp_ms: int, effects: list[Effect]) -> Open:
         facts = facts_of(task, timestamp_ms, self.rule)
         if state.task is not None:
-            if _content(facts) != _content(state.task):
-                effects.append(
-                    Reject(
-                        at,
-                        "contradictory",
-                        f"task {task.task_id} was already read with other content; the first in its partition wins. "
-                        "Give a changed task a new task_id",
-                    )
-                )
-            return state
+            changed = content_digest(facts)
+            if changed == content_digest(state.task):
+                return state
+            return refuse(state, changed, Reject(at, *changed_task(task.task_id)), effects)
         waiting, state = state.early, replace(state, task=facts, early=())
         for early in waiting:
             state = self._enter(state, facts, early, effects)
         return state
+
+    def _after_close(
+        self, state: Closed, event: Task | Response | Reward, at: Coordinates, timestamp_ms: int, effects: list[Effect]
+    ) -> Closed:
+        """Return the marker after `event`: what becomes of that is what would have become of it before."""
+        memory = state.memory
+        if memory is None:
+            effects += by_id_alone(state, event, at)
+            return state
+        if isinstance(event, Task):
+            return task_after(state, memory, event.task_id, facts_of(event, timestamp_ms, self.rule), at, effects)
+        if isinstance(event, Response):
+            return answer_after(state, memory, event.task_id, answer_of(event, at, timestamp_ms), at, effects)
+        return verdict_after(state, memory, event.task_id, verdict_of(event, at, timestamp_ms), at, effects)
 
     def _enter(self, state: Open, task: Facts, early: Answer | Verdict, effects: list[Effect]) -> Open:
         if isinstance(early, Answer):
@@ -118,42 +139,28 @@ class Join:
             attempt = Attempt(answer.adapter_version, answer.group_size, answer.shared, {})
         elif answer.number in attempt.slots:
             return state  # the same record again: response_id is a function of sampling and slot
-        if (refusal := _refusal(task, attempt, answer)) is not None:
-            at = Coordinates(self.responses_topic, answer.slot.partition, answer.slot.offset)
-            effects.append(Reject(at, *refusal))
-            return state
+        if (refusal := refusal_of_answer(task, attempt, answer)) is not None:
+            return refuse(state, said_digest(answer), Reject(self._where(answer), *refusal), effects)
         slots = {**attempt.slots, answer.number: answer.slot}
         attempt = Attempt(attempt.adapter_version, attempt.group_size, attempt.shared or answer.shared, slots)
         attempts = {**state.attempts, answer.sampling_id: attempt}
-        return Open(state.task, state.early, attempts, state.scores, state.first_seen_ms)
+        return Open(state.task, state.early, attempts, state.scores, state.first_seen_ms, state.refused)
 
     def _verdict(self, state: Open, task: Facts, verdict: Verdict, effects: list[Effect]) -> Open:
         score, of_response = verdict.score, state.scores.get(verdict.response_id, {})
         known = of_response.get(verdict.source)
         if known is not None and (known.value, known.components) == (score.value, score.components):
             return state
-        if (refusal := self._refusal_of_verdict(task, known, verdict)) is not None:
-            at = Coordinates(self.rewards_topic, score.partition, score.offset)
-            effects.append(Reject(at, *refusal))
-            return state
+        if (refusal := refusal_of_verdict(task, known, verdict, self.rewards_topic)) is not None:
+            return refuse(state, said_digest(verdict), Reject(self._where(verdict), *refusal), effects)
         scores = {**state.scores, verdict.response_id: {**of_response, verdict.source: score}}
-        return Open(state.task, state.early, state.attempts, scores, state.first_seen_ms)
+        return Open(state.task, state.early, state.attempts, scores, state.first_seen_ms, state.refused)
 
-    def _refusal_of_verdict(self, task: Facts, known: Score | None, verdict: Verdict) -> tuple[str, str] | None:
-        """Return why this reward may not enter, as reason and sentence, or None; `known` is another of its source."""
-        score, source = verdict.score, verdict.source
-        if known is not None:
-            return "contradictory", (
-                f"source {source!r} gives response {verdict.response_id} the value {score.value}, but "
-                f"{self.rewards_topic}[{known.partition}]@{known.offset} already said {known.value}; the first "
-                "wins. A new opinion needs a new source name"
-            )
-        asked = [name for name, _ in task.sources]
-        if source not in asked:
-            return "unasked", f"the task asks {', '.join(asked) or 'nobody'}, not {source!r}"
-        if is_late(task, score.timestamp_ms):
-            return "late", _late(task, score.timestamp_ms)
-        return None
+    def _where(self, early: Answer | Verdict) -> Coordinates:
+        """Return where the record of this event lies."""
+        if isinstance(early, Answer):
+            return Coordinates(self.responses_topic, early.slot.partition, early.slot.offset)
+        return Coordinates(self.rewards_topic, early.score.partition, early.score.offset)
 
     def _control(self, state: State, control: GroupControl) -> tuple[State, Sequence[Effect]]:
         match control.kind, state:
@@ -170,8 +177,7 @@ class Join:
         """Yield a rejection for each event of a task that never came."""
         why = f"task {task_id} is not in the tasks topic; events can only be joined to a task that was submitted"
         for early in state.early:
-            topic = self.responses_topic if isinstance(early, Answer) else self.rewards_topic
-            yield Reject(Coordinates(topic, _where(early).partition, _where(early).offset), "unknown_task", why)
+            yield Reject(self._where(early), "unknown_task", why)
 
     def _is_complete(self, state: Open) -> bool:
         first = winner(state)
@@ -195,12 +201,6 @@ class Join:
         if rewards:
             scale = formulas.advantages(self.rule.formula, rewards, eps=self.rule.eps, ddof=self.rule.ddof)
             members = [member._replace(advantage=value) for member, value in zip(members, scale, strict=True)]
-        if dropped is not None:
-            left_out = [
-                *left_out,
-                *(LeftOut(slot=m.slot, response_id=m.response_id, reason=dropped) for m in members),
-            ]
-            members = []
         close = Close(
             task_id=task_id,
             task=task,
@@ -208,14 +208,16 @@ class Join:
             sampling_id=chosen,
             adapter_version=attempt.adapter_version if attempt else -1,
             complete=complete,
-            dropped_reason=dropped,
+            dropped_reason=None,
             created_at=max(stamps),
             reward_mean=mean,
             reward_std=std,
             members=tuple(members),
-            left_out=tuple(sorted(left_out, key=lambda left: (left.slot, left.response_id or ""))),
+            left_out=tuple(left_out),
         )
-        closed = Closed(max(stamps), frozenset(seen_ids(state)), chosen)
+        if dropped is not None:
+            close = without_responses(close, dropped)
+        closed = marker(state, task, chosen, max(stamps))
         return closed, [close, *self._superseded(task_id, state, chosen), *self._strangers(task_id, state, chosen)]
 
     def _why_dropped(
@@ -238,7 +240,7 @@ class Join:
             if sampling_id != chosen:
                 for slot in attempt.slots.values():
                     at = Coordinates(self.responses_topic, slot.partition, slot.offset)
-                    yield Reject(at, "superseded", _by_another(task_id))
+                    yield Reject(at, *by_another(task_id))
 
     def _strangers(self, task_id: str, state: Open, chosen: str | None) -> Iterator[Reject]:
         """Yield a rejection for each reward that is not about the sampling that was chosen."""
@@ -248,45 +250,7 @@ class Join:
                 continue
             for score in scores.values():
                 at = Coordinates(self.rewards_topic, score.partition, score.offset)
-                yield Reject(at, "unknown_response", _about_another(task_id, response_id))
-
-
-def _by_reference(event: Response | Reward, at: Coordinates, timestamp_ms: int) -> Answer | Verdict:
-    """Return what the state keeps of an event."""
-    if isinstance(event, Reward):
-        score = Score(event.value, event.components, at.partition, at.offset, timestamp_ms)
-        return Verdict(event.response_id, event.source, score)
-    failed = event.error is not None
-    return Answer(
-        sampling_id=event.sampling_id,
-        number=event.slot,
-        adapter_version=event.adapter_version,
-        group_size=event.group_size,
-        policy=event.policy,
-        shared=shared_digest(event),
-        slot=Slot(event.response_id, at.partition, at.offset, timestamp_ms, failed, event.finish_reason),
-    )
-
-
-def _refusal(task: Facts, attempt: Attempt, answer: Answer) -> tuple[str, str] | None:
-    """Return why this answer may not enter its sampling, as reason and sentence, or None."""
-    if (wrong := _disagreement(task, answer)) is not None:
-        return "contradictory", f"the task has {wrong}"
-    if is_late(task, answer.slot.timestamp_ms):
-        return "late", _late(task, answer.slot.timestamp_ms)
-    if answer.adapter_version != attempt.adapter_version:
-        return "contradictory", (
-            f"sampling {answer.sampling_id} began with adapter version {attempt.adapter_version}, but slot "
-            f"{answer.number} has {answer.adapter_version}. One sampling is one version's attempt at all "
-            "slots; check the policy agent"
-        )
-    if answer.shared and attempt.shared and answer.shared != attempt.shared:
-        return "contradictory", (
-            f"slot {answer.number} of sampling {answer.sampling_id} has another base model, tokenizer, "
-            "temperature, top_p or prompt tokens than the slots before it; one sampling shares them all. "
-            "Check the policy agent"
-        )
-    return None
+                yield Reject(at, *about_another(task_id, response_id))
 
 
 def _wait(state: Open, new: Answer | Verdict) -> Open:
@@ -306,53 +270,3 @@ def _said(early: Answer | Verdict) -> Answer | Verdict:
     if isinstance(early, Answer):
         return early._replace(slot=early.slot._replace(partition=0, offset=0, timestamp_ms=0))
     return early._replace(score=early.score._replace(partition=0, offset=0, timestamp_ms=0))
-
-
-def _content(task: Facts) -> Facts:
-    """Return what makes two records the same task: not when they were written, nor under which trace."""
-    return task._replace(deadline_ms=None, timestamp_ms=0, traceparent=None)
-
-
-def _disagreement(task: Facts, answer: Answer) -> str | None:
-    """Return what task and response disagree on, or None."""
-    if answer.group_size != task.group_size:
-        return (
-            f"group_size {task.group_size}, but this response says {answer.group_size}. Group size is fixed when the "
-            "task is written; check the policy agent"
-        )
-    if answer.policy != task.policy:
-        return f"policy {task.policy!r}, but this response is of {answer.policy!r}. Only the named policy may answer"
-    if task.adapter_version is not None and answer.adapter_version != task.adapter_version:
-        return f"adapter version {task.adapter_version} pinned, but version {answer.adapter_version} answered"
-    return None
-
-
-def _late(task: Facts, timestamp_ms: int) -> str:
-    over = timestamp_ms - (task.deadline_ms or 0)
-    return f"recorded {over} ms after the deadline of its task; raise deadline_at if such answers should count"
-
-
-def _by_another(task_id: str) -> str:
-    return f"task {task_id} was answered by another sampling, whose last slot stands before this one's"
-
-
-def _about_another(task_id: str, response_id: str) -> str:
-    return (
-        f"response {response_id} is not in the sampling that the group of task {task_id} was made of: it never came, "
-        "or another sampling was whole before its own; in the first case check the scorer's ids"
-    )
-
-
-def _after_close(state: Closed, event: Task | Response | Reward, at: Coordinates) -> Sequence[Effect]:
-    """Return what becomes of `event`: as far as can be told, what would have become of it before."""
-    if isinstance(event, Task):
-        return ()
-    own_id = event.response_id if isinstance(event, Response) else event.reward_id
-    if short_id(own_id) in state.seen:
-        return ()
-    if state.sampling_id is not None:
-        if isinstance(event, Response) and event.sampling_id != state.sampling_id:
-            return [Reject(at, "superseded", _by_another(event.task_id))]
-        if isinstance(event, Reward) and event.response_id != derive_id(state.sampling_id, event.slot):
-            return [Reject(at, "unknown_response", _about_another(event.task_id, event.response_id))]
-    return [Reject(at, "late", f"the group of task {event.task_id} has already left; nothing can be added to it")]

@@ -24,6 +24,7 @@ from schemas import serde
 from schemas.events import Task
 from streams.errors import LogError
 from streams.log import POLL_S, client_config, unreachable
+from streams.patience import TRANSIENT, Patience
 from streams.settings import Settings
 from streams.topics import topics
 
@@ -35,8 +36,9 @@ SILENCE_S = 60.0
 class KnownTasks:
     """Reads `tasks` on demand; one thread calls it. Use as a context manager."""
 
-    def __init__(self, settings: Settings, *, cache_bytes: int = CACHE_BYTES) -> None:
+    def __init__(self, settings: Settings, *, cache_bytes: int = CACHE_BYTES, patience: Patience | None = None) -> None:
         self._settings = settings
+        self._patience = patience
         self._topic = topics(settings.topics)["tasks"].name
         self._cache_bytes = cache_bytes
         self._cached: OrderedDict[tuple[int, bytes], bytes | None] = OrderedDict()  # (partition, key) to payload
@@ -63,7 +65,7 @@ class KnownTasks:
     def find(self, partition: int, task_ids: Iterable[str]) -> dict[str, Task | serde.Poison]:
         """Return those of `task_ids` that are in this partition of `tasks` now; a Poison for one that is no Task.
 
-        Raises LogError if the broker does not answer.
+        Raises LogError if the broker does not answer: for SILENCE_S, or with patience as long as that lasts.
         """
         found: dict[bytes, bytes | None] = {}
         missing = set()
@@ -90,10 +92,11 @@ class KnownTasks:
         silent_since = time.monotonic()
         while missing:
             messages = self._consumer.consume(500, 0.0) or [self._consumer.poll(POLL_S)]
-            for message in messages:
-                if message is None or message.partition() != partition:
-                    continue
+            came = [m for m in messages if m is not None and m.partition() == partition and not _passes(m.error())]
+            if came:
                 silent_since = time.monotonic()
+            self._heard(partition, bool(came), silent_since)
+            for message in came:
                 if self._is_end(message) or (end is not None and message.offset() >= end):
                     return
                 self._position[partition] = message.offset() + 1
@@ -103,10 +106,17 @@ class KnownTasks:
                     if key in missing:
                         missing.discard(key)
                         found[key] = message.value()
-            if time.monotonic() - silent_since > SILENCE_S:
-                raise unreachable(
-                    self._settings.kafka, f"{self._topic}[{partition}] was silent at {self._position[partition]}"
-                )
+
+    def _heard(self, partition: int, anything: bool, silent_since: float) -> None:
+        if self._patience is not None:
+            if anything:
+                self._patience.answered()
+            else:
+                self._patience.silent("for tasks")
+        elif time.monotonic() - silent_since > SILENCE_S:
+            raise unreachable(
+                self._settings.kafka, f"{self._topic}[{partition}] was silent at {self._position[partition]}"
+            )
 
     def _is_end(self, message: Any) -> bool:
         error = message.error()
@@ -124,3 +134,7 @@ class KnownTasks:
         while self._bytes > self._cache_bytes and len(self._cached) > 1:
             (_, old), gone = self._cached.popitem(last=False)
             self._bytes -= len(old) + len(gone or b"")
+
+
+def _passes(error: ck.KafkaError | None) -> bool:
+    return error is not None and error.code() in TRANSIENT

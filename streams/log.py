@@ -24,6 +24,7 @@ import confluent_kafka as ck
 from schemas import serde
 from schemas.events import Coordinates, DeadLetter, Event, derive_id
 from streams.errors import EventError, LogError
+from streams.patience import Patience, Unreachable
 from streams.settings import Kafka, Settings
 from streams.topics import FRAMING_BYTES, Topic, topics
 
@@ -103,6 +104,8 @@ def client_config(kafka: Kafka) -> dict[str, Any]:
         "bootstrap.servers": kafka.bootstrap,
         "security.protocol": kafka.security_protocol,
         "socket.timeout.ms": int(kafka.request_timeout_s * 1000),
+        "socket.keepalive.enable": True,  # a broker whose machine is gone closes nothing
+        "reconnect.backoff.max.ms": 1000,  # a broker that is back is found at once; 10 s is the default
         "error_cb": _on_error,
         "logger": logging.getLogger("librdkafka"),  # its lines come out in poll and flush; else it writes to stderr
     }
@@ -122,9 +125,9 @@ def _on_error(error: ck.KafkaError) -> None:
     """Keep librdkafka from printing; what matters comes back through poll, flush or a time-out."""
 
 
-def unreachable(kafka: Kafka, cause: object) -> LogError:
+def unreachable(kafka: Kafka, cause: object) -> Unreachable:
     """Return the error for a broker that does not answer, with the ways out."""
-    return LogError(
+    return Unreachable(
         f"Kafka at {kafka.bootstrap} did not answer within {kafka.request_timeout_s:g} s ({cause}). Check that it runs "
         "(`streamward broker status`, or `streamward broker start` for an embedded one) and that kafka.bootstrap and "
         "kafka.security_protocol are right (`streamward config show`)"
@@ -155,11 +158,21 @@ def murmur2(data: bytes) -> int:
 # --- writing ----------------------------------------------------------------------------------------------------------
 
 
-class Producer:
-    """Writes events. Use as a context manager: leaving it flushes, and raises what failed."""
+GIVE_UP_S = 60.0
+"""How long a command waits for what it wrote to be acknowledged; a process with patience waits for kafka.outage_s."""
+QUEUE_KIB = 64 * 1024
+"""What may wait in memory to be acknowledged; when it is full, `send` waits."""
 
-    def __init__(self, settings: Settings, *, linger_ms: float = 5) -> None:
+
+class Producer:
+    """Writes events. Use as a context manager: leaving it flushes, and raises what failed.
+
+    With `patience` it waits while the broker is away. What is sent meanwhile stays in a queue of QUEUE_KIB at most.
+    """
+
+    def __init__(self, settings: Settings, *, linger_ms: float = 5, patience: Patience | None = None) -> None:
         self._settings = settings
+        self._patience = patience
         self._topics = {topic.event: topic for topic in topics(settings.topics).values()}
         self._by_name = {topic.name: topic for topic in self._topics.values()}
         self._failed: list[str] = []
@@ -174,7 +187,9 @@ class Producer:
                 "compression.type": "lz4",
                 "message.max.bytes": largest + FRAMING_BYTES,
                 "batch.size": min(1_000_000, settings.topics.max_record_bytes),  # the broker's limit is for a batch
-                "delivery.timeout.ms": 60_000,
+                "delivery.timeout.ms": int(1000 * (settings.kafka.outage_s if patience else GIVE_UP_S)),
+                "queue.buffering.max.messages": 100_000,
+                "queue.buffering.max.kbytes": max(QUEUE_KIB, 2 * (largest + FRAMING_BYTES) // 1024),
                 "topic.metadata.propagation.max.ms": int(settings.kafka.request_timeout_s * 1000),
             }
         )
@@ -183,11 +198,14 @@ class Producer:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            self.flush()
-        else:
-            with contextlib.suppress(LogError):
-                self.flush(timeout_s=2)
+        try:
+            if kind is None:
+                self.flush()
+            else:
+                with contextlib.suppress(LogError):
+                    self.flush(timeout_s=2)
+        finally:
+            self._producer.purge()  # what is left would keep the process from ending while the broker is away
 
     def send(
         self,
@@ -213,8 +231,9 @@ class Producer:
         on_ack: Callable[[Coordinates], None] | None = None,
         headers: Mapping[str, bytes] | None = None,
         timestamp_ms: int = 0,
+        partition: int = -1,
     ) -> None:
-        """Hand raw bytes to the log, to the partition of `key`. Raises as `send` does."""
+        """Hand raw bytes to the log, to the partition of `key` unless another is named. Raises as `send` does."""
         if (known := self._by_name.get(topic)) is not None:
             check_size(known, key, payload)
 
@@ -228,20 +247,30 @@ class Producer:
             try:
                 self._producer.produce(
                     topic, payload, key, on_delivery=delivered, headers=list((headers or {}).items()),
-                    timestamp=timestamp_ms,
+                    timestamp=timestamp_ms, partition=partition,
                 )  # fmt: skip
                 break
             except BufferError:  # the local queue is full: let the broker catch up
-                self._producer.poll(POLL_S)
-                self._raise_failures()
+                self._wait_for_room()
             except ck.KafkaException as exc:  # refused on the spot: a topic that is missing, a producer that is dead
                 self._failed.append(f"{topic}, key {key!r}: {exc.args[0].str()}")
                 break
         self._producer.poll(0)
         self._raise_failures()
 
-    def flush(self, timeout_s: float = 60) -> None:
-        """Return once everything sent is acknowledged. Raises LogError, naming what was not."""
+    def flush(self, timeout_s: float | None = None) -> None:
+        """Return once everything sent is acknowledged. Raises LogError, naming what was not.
+
+        Without `timeout_s` that takes as long as the patience of this producer lasts, or GIVE_UP_S if it has none.
+        """
+        if self._patience is not None and timeout_s is None:
+            left = len(self._producer)
+            while left:
+                before, left = left, self._producer.flush(POLL_S)
+                self._raise_failures()
+                self._report(before, left)
+            return
+        timeout_s = GIVE_UP_S if timeout_s is None else timeout_s
         left = self._producer.flush(timeout_s)
         self._raise_failures()
         if left:
@@ -249,6 +278,20 @@ class Producer:
                 f"{left} records were not acknowledged by {self._settings.kafka.bootstrap} within {timeout_s:g} s. "
                 "They may or may not be in the log; sending them again is safe, since ids say what a record is about"
             )
+
+    def _wait_for_room(self) -> None:
+        before = len(self._producer)
+        self._producer.poll(POLL_S)
+        self._raise_failures()
+        self._report(before, len(self._producer))
+
+    def _report(self, before: int, left: int) -> None:
+        """Tell the patience whether anything was acknowledged."""
+        if self._patience is not None:
+            if left < before:
+                self._patience.answered()
+            else:
+                self._patience.silent(f"to {left} records")
 
     def _raise_failures(self) -> None:
         if self._failed:

@@ -6,7 +6,8 @@
 One sampling is one attempt at all slots of a task by one version, and what served is checked against what the engine
 says it served. Its responses are written one after the other and acknowledged before the task counts as done; offsets
 are committed contiguously. A task that is delivered again is sampled again under another sampling_id, and the join
-takes the first; but one whose answer was there before this agent, or whose group is out, is passed over.
+takes the first; but one whose answer was there before this agent, or whose group is out, is passed over. While the
+broker is away the agent waits (streams/patience.py).
 
 `eval` and `serve` never wait for the trainer, `train` does (streams/admission.py). A task whose deadline has passed is
 not sampled, as its answers could not count; a `serve` task is, since somebody may still read the answer.
@@ -34,9 +35,11 @@ from schemas.events import Response, Task, derive_id
 from streams import adapter_store
 from streams.engines import Completion, Engine, SamplingRequest
 from streams.errors import EventError, StreamwardError
+from streams.following import Consumer, Contiguous
 from streams.groups import deadline_ms
 from streams.log import POLL_S, Producer, Record, TopicPartition, dead_letter
-from streams.reading import Consumer, Contiguous, fetch
+from streams.patience import Patience, StoppedWaiting
+from streams.reading import fetch
 from streams.rounds import Round, Served, Waiting, all_failed, choose, malformed, response, unusable
 from streams.settings import Settings
 from streams.standing import Standing, answered, give_up_ms
@@ -74,16 +77,20 @@ def run(settings: Settings, *, stop: threading.Event, engine: Engine | None = No
 
 
 def _run(settings: Settings, stop: threading.Event, engine: Engine) -> None:
-    with Agent(settings, engine) as agent:
-        while not stop.is_set():
-            agent.step()
+    try:
+        with Agent(settings, engine, Patience(settings.kafka, stop)) as agent:
+            while not stop.is_set():
+                agent.step()
+    except StoppedWaiting as exc:
+        log.warning("%s", exc)
 
 
 class Agent:
     """One policy agent. Use as a context manager, and call `step` from one thread."""
 
-    def __init__(self, settings: Settings, engine: Engine) -> None:
+    def __init__(self, settings: Settings, engine: Engine, patience: Patience) -> None:
         self._settings = settings
+        self._patience = patience
         self._engine = engine
         self._nonce = uuid.uuid4().hex
         self._attempts = count()
@@ -98,13 +105,14 @@ class Agent:
         self._swept = 0.0
         self._lingers_until: float | None = None
         self._standing = Standing(settings)
-        self._producer = Producer(settings)
+        self._producer = Producer(settings, patience=patience)
         self._consumer = Consumer(
             settings,
             f"{STAGE}-{settings.policy.name}",
             ["tasks"],
             on_assigned=self._on_assigned,
             on_revoked=self._on_revoked,
+            patience=patience,
         )
 
     def __enter__(self) -> Self:
@@ -163,7 +171,7 @@ class Agent:
         self._paused = False  # a partition is never assigned paused
         committed = self._consumer.committed(partitions)
         self._standing.poll()
-        found = answered(self._settings, committed, self._standing, now_ms=_now_ms())
+        found = answered(self._settings, committed, self._standing, now_ms=_now_ms(), patience=self._patience)
         for tp in partitions:
             self._waiting[tp], self._progress[tp] = {}, Contiguous()
             self._committed[tp], self._answered[tp] = committed[tp], found[tp[1]]
@@ -314,7 +322,7 @@ class Agent:
         self._standing.useless.add(version)
         at = self._standing.trained_at[version]
         log.error("%s: version %d cannot be used, version %d goes on: %s", at, version, self._standing.in_force, error)
-        record = fetch(self._settings, [at])[at]
+        record = fetch(self._settings, [at], patience=self._patience)[at]
         self._producer.send(dead_letter(record, stage=STAGE, reason=error.reason, error=str(error)))
 
     def _sample(self, requests: list[SamplingRequest], version: int) -> list[list[Completion]]:

@@ -102,7 +102,7 @@ class Progress:
                 self._early.append(event)
             case AdapterEvent():
                 self._adapter(event)
-            case DeadLetter():
+            case DeadLetter(stage=stage) if stage != "dlq":  # those decide about others
                 self.reasons[event.reason] += 1
         self._take_batches()
         return event

@@ -228,7 +228,8 @@ def load_suite(row: bytes | None) -> Suite | None:
 
 def register(app: App) -> None:
     """Drive both reducers. Each writes a table of its own, so no row has two writers."""
-    from streams.app import Outlet, agent, record_of, table
+    from streams.agents import agent
+    from streams.app import Outlet, record_of, table
 
     settings = app.settings
     named, outlet = topics(settings.topics), Outlet(app)

@@ -26,9 +26,10 @@ from typing import Self
 
 from schemas import serde
 from schemas.events import Response, Reward, RewardSource, Task, derive_id
+from streams.following import Consumer, Contiguous
 from streams.known_tasks import KnownTasks
 from streams.log import POLL_S, Producer, Record, TopicPartition, dead_letter
-from streams.reading import Consumer, Contiguous
+from streams.patience import Patience, StoppedWaiting
 from streams.scorers import Outcome, Scorers
 from streams.settings import Settings
 
@@ -51,12 +52,15 @@ log = logging.getLogger(__name__)
 def run(settings: Settings, *, stop: threading.Event) -> None:
     """Score responses until `stop` is set, then finish what is open (at most DRAIN_S), commit and return.
 
-    Raises LogError if the log refuses.
+    While the broker is away the agent waits (streams/patience.py). Raises LogError if the log refuses.
     """
-    with Agent(settings) as agent:
-        while not stop.is_set():
-            agent.step()
-        agent.drain()
+    try:
+        with Agent(settings, Patience(settings.kafka, stop)) as agent:
+            while not stop.is_set():
+                agent.step()
+            agent.drain()
+    except StoppedWaiting as exc:
+        log.warning("%s", exc)
 
 
 @dataclass(slots=True)
@@ -78,7 +82,7 @@ class Item:
 class Agent:
     """One scoring agent. Use as a context manager, and call `step` from one thread."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, patience: Patience) -> None:
         self._scorers = Scorers(settings.scoring)
         self._pool = ThreadPoolExecutor(settings.scoring.processes + JUDGE_THREADS, thread_name_prefix="scorer")
         self._finished: queue.SimpleQueue[tuple[Item, RewardSource, Future[Outcome]]] = queue.SimpleQueue()
@@ -89,9 +93,9 @@ class Agent:
         self._open = 0
         self._paused: list[TopicPartition] = []
         self._closing = False
-        self._tasks = KnownTasks(settings)
-        self._producer = Producer(settings)
-        self._consumer = Consumer(settings, STAGE, ["responses"], on_revoked=self._on_revoked)
+        self._tasks = KnownTasks(settings, patience=patience)
+        self._producer = Producer(settings, patience=patience)
+        self._consumer = Consumer(settings, STAGE, ["responses"], on_revoked=self._on_revoked, patience=patience)
 
     def __enter__(self) -> Self:
         return self

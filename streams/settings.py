@@ -56,6 +56,9 @@ class Kafka(Section):
         description="further librdkafka settings, passed through as they are, and secret: ssl.key.password is one",
     )
     request_timeout_s: float = Field(10.0, gt=0, description="how long a broker may take to answer, seconds")
+    outage_s: float = Field(
+        600.0, ge=1, le=43_200, description="how long a running process waits for its broker, seconds"
+    )
     session_timeout_s: float = Field(6.0, gt=0, description="a silent group member is replaced after this, seconds")
 
     @model_validator(mode="after")

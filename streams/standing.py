@@ -22,6 +22,7 @@ from streams import adapters
 from streams.admission import Admission
 from streams.cluster import offsets, offsets_at
 from streams.log import Record, TopicPartition, partition_of
+from streams.patience import Patience
 from streams.reading import Tail, read
 from streams.settings import Settings
 from streams.topics import topics
@@ -136,7 +137,12 @@ class _Attempt:
 
 
 def answered(
-    settings: Settings, committed: Mapping[TopicPartition, int], standing: Standing, *, now_ms: int
+    settings: Settings,
+    committed: Mapping[TopicPartition, int],
+    standing: Standing,
+    *,
+    now_ms: int,
+    patience: Patience,
 ) -> dict[int, set[str]]:
     """Return, per partition of `tasks` in `committed`, the tasks from there on that have a whole sampling already.
 
@@ -146,15 +152,15 @@ def answered(
     them the reading begins no earlier than a group may take to leave (`advantages.deadline_s`).
     """
     responses = topics(settings.topics)["responses"].name
-    bounds = offsets(settings, ["tasks", "responses"])
-    uncommitted = _first_times(settings, committed, bounds)
+    bounds = patience.ask(lambda: offsets(settings, ["tasks", "responses"]), "to where topics end")
+    uncommitted = _first_times(settings, committed, bounds, patience)
     since_ms = min([*uncommitted.values(), _in_flight_since(settings, standing, now_ms)]) - CLOCK_SKEW_MS
-    found_at = offsets_at(settings, ["responses"], max(0, since_ms))
+    found_at = patience.ask(lambda: offsets_at(settings, ["responses"], max(0, since_ms)), "to where a time is")
     ends = {(responses, partition): bounds[responses, partition][1] for _, partition in committed}
     starts = {tp: found_at[tp] if found_at[tp] >= 0 else end for tp, end in ends.items()}
     attempts: dict[tuple[int, str], _Attempt] = {}
     found: dict[int, set[str]] = {partition: set() for _, partition in committed}
-    for record in read(settings, starts, ends):
+    for record in read(settings, starts, ends, patience=patience):
         response = _usable(record, Response)
         if response is None or response.policy != settings.policy.name:
             continue
@@ -180,12 +186,15 @@ def give_up_ms(settings: Settings, since_ms: int, deadline_ms: int | None = None
 
 
 def _first_times(
-    settings: Settings, committed: Mapping[TopicPartition, int], bounds: Mapping[TopicPartition, tuple[int, int]]
+    settings: Settings,
+    committed: Mapping[TopicPartition, int],
+    bounds: Mapping[TopicPartition, tuple[int, int]],
+    patience: Patience,
 ) -> dict[TopicPartition, int]:
     """Return the record timestamp of the first uncommitted record of each partition that has one."""
     starts = {tp: max(offset, bounds[tp][0]) for tp, offset in committed.items()}
     starts = {tp: offset for tp, offset in starts.items() if offset < bounds[tp][1]}
-    first = read(settings, starts, {tp: offset + 1 for tp, offset in starts.items()})
+    first = read(settings, starts, {tp: offset + 1 for tp, offset in starts.items()}, patience=patience)
     return {(record.at.topic, record.at.partition): record.timestamp_ms for record in first}
 
 

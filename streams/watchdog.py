@@ -167,7 +167,11 @@ def sight_of(app: Any) -> Sight:
     acked = {tp: min(offsets) for tp, offsets in list(consumer._acked.items()) if offsets and tp in committed}
     return Sight(
         committed=committed,
-        lagging=frozenset(tp for tp, offset in committed.items() if (consumer.highwater(tp) or 0) > offset),
+        lagging=frozenset(
+            tp
+            for tp, offset in committed.items()
+            if (consumer.highwater(tp) or 0) > offset and tp.topic not in app.holding
+        ),
         holes={tp: first for tp, first in acked.items() if first > committed[tp]},
         rebalancing=bool(app.rebalancing),
         recovered={tp: offset for tp, offset in app.tables.recovery.active_offsets.items() if offset is not None},

@@ -18,7 +18,8 @@ from streams.settings import Settings
 def run(settings: Settings) -> int:
     """Run until SIGTERM or SIGINT; return the exit code: 0 drained, 1 crashed, 75 stopped by a watchdog.
 
-    Raises LogError if the broker does not answer, NotFoundError or SettingsError if the topics are not as they should.
+    Raises LogError if the broker does not answer, or records were deleted before they were read; NotFoundError or
+    SettingsError if the topics are not as they should.
     """
     cluster.check_topics(settings)
     app = build_app(settings, worker_name=f"streams-{socket.gethostname()}-{os.getpid()}")

@@ -100,10 +100,21 @@ class Bench:
                     group["answers"].setdefault(json.loads(message.value())["slot"], at)
         return {k: group for k, group in groups.items() if group["question"] and len(group["answers"]) == ANSWERS}
 
+    def ends(self, topic: str) -> list[int]:
+        """The next offset of each partition of a topic."""
+        tps = [ck.TopicPartition(topic, p) for p in range(PARTITIONS)]
+        deadline = time.monotonic() + 20
+        while True:
+            try:
+                return [self.group.get_watermark_offsets(tp, 10)[1] for tp in tps]
+            except ck.KafkaException as exc:  # what a topic that was just made answers for a moment
+                if exc.args[0].code() != ck.KafkaError.NOT_LEADER_FOR_PARTITION or time.monotonic() > deadline:
+                    raise
+                time.sleep(0.1)
+
     def written(self, label: str) -> int:
         """How many records lie in a topic."""
-        tps = [ck.TopicPartition(self.prefix + label, p) for p in range(PARTITIONS)]
-        return sum(self.group.get_watermark_offsets(tp, 10)[1] for tp in tps)
+        return sum(self.ends(self.prefix + label))
 
     def lag(self) -> int:
         """Records of the sources that are not committed."""

@@ -18,8 +18,8 @@ from functools import partial
 from typing import Any
 
 from schemas import events
+from streams import agents, settings
 from streams import app as apps
-from streams import settings
 from streams.errors import EventError, StreamwardError
 from streams.topics import Topic
 
@@ -72,14 +72,14 @@ def build(conf: settings.Settings) -> apps.App:
     async def reject(event: Any, error: EventError) -> None:
         await apps.emit(rejected, event.key, json.dumps({"reason": error.reason, "text": str(error)}).encode())
 
-    apps.agent(app, topic("questions", conf), take, reject)
-    apps.agent(app, topic("answers", conf), take, reject)
+    agents.agent(app, topic("questions", conf), take, reject)
+    agents.agent(app, topic("answers", conf), take, reject)
 
     async def look(_: Any) -> None:
         await asyncio.sleep(0.05)
 
     if os.environ.get("JOIN_LOOKER"):
-        apps.agent(app, topic("answers", conf), look, reject)
+        agents.agent(app, topic("answers", conf), look, reject)
 
     @app.timer(0.5)
     async def tell() -> None:

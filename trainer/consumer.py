@@ -11,7 +11,11 @@ the log already must come out the same. Without any checkpoint it trains again f
 
 A group that contradicts itself goes to `dead-letters`, and the step is taken without it: no bad group stops a policy.
 
-Not covered: starting from a version whose batches or groups are cut by retention. Keep the checkpoints, or the log.
+Two trainers of one policy on one machine: the second is refused. On two machines, with a folder each, both announce
+every version, with the same bytes, and whoever reads takes the first.
+
+Not covered: starting from a version whose batches or groups are cut by retention. It is refused: keep the checkpoints,
+or the log.
 """
 
 from __future__ import annotations
@@ -32,6 +36,7 @@ from streams.adapters import read_state
 from streams.engines.weights import Base, load_base
 from streams.errors import ContradictoryEvent, RefusedError, SettingsError
 from streams.log import Producer, Record, client_config, dead_letter, partition_of
+from streams.patience import Patience, StoppedWaiting
 from streams.reading import Tail, fetch
 from streams.settings import Settings
 from streams.topics import topics
@@ -48,24 +53,35 @@ log = logging.getLogger(__name__)
 def run(settings: Settings, *, steps: int | None = None, stop: threading.Event) -> None:
     """Train batch after batch until `stop` is set, or `steps` batches were trained; a step that began is finished.
 
+    While the broker is away it waits (streams/patience.py); a version that is checkpointed by then is announced later,
+    by the next process if need be.
+
     Raises RefusedError if another process trains this policy, if a batch is missing, or if a version comes out other
     than the log says; SettingsError if the checkpoint is of another model; LogError if the log fails.
     """
     pin(settings)
-    with checkpoint.hold(settings.trainer.checkpoints, settings.policy.name) as folder, Producer(settings) as producer:
-        line = Line(settings, folder, load_base(settings.model), producer)
-        line.resume()
-        for done, (at, batch) in enumerate(line.batches(stop), start=1):
-            line.train(at, batch)
-            if done == steps or stop.is_set():
-                return
+    patience = Patience(settings.kafka, stop)
+    try:
+        with (
+            checkpoint.hold(settings.trainer.checkpoints, settings.policy.name) as folder,
+            Producer(settings, patience=patience) as producer,
+        ):
+            line = Line(settings, folder, load_base(settings.model), producer, patience)
+            line.resume()
+            for done, (at, batch) in enumerate(line.batches(stop), start=1):
+                line.train(at, batch)
+                if done == steps or stop.is_set():
+                    return
+    except StoppedWaiting as exc:
+        log.warning("%s", exc)
 
 
 class Line:
     """The line of adapters of one policy, and the trainer that makes it longer."""
 
-    def __init__(self, settings: Settings, folder: Path, base: Base, producer: Producer) -> None:
-        self._settings, self._folder, self._base, self._producer = settings, folder, base, producer
+    def __init__(self, settings: Settings, folder: Path, base: Base, producer: Producer, patience: Patience) -> None:
+        self._settings, self._folder, self._base = settings, folder, base
+        self._producer, self._patience = producer, patience
         model = wrap(base.model, settings.trainer)
         self._trainer = LogGRPOTrainer(model, base.tokenizer, settings.trainer)
         if self._trainer.plain_because:
@@ -117,7 +133,13 @@ class Line:
         Raises RefusedError if one is missing.
         """
         first = cluster.offsets(self._settings, ["batches"])[self._source][0]
-        with Tail(self._settings, {self._source: max(first, self._next_offset)}) as tail:
+        if 0 < self._next_offset < first:
+            log.warning(
+                "%s[%d]: the next batch is looked for from %d, and the first record is %d: retention has cut %d, which "
+                "does no harm if they were of other policies", *self._source, self._next_offset, first,
+                first - self._next_offset,
+            )  # fmt: skip
+        with Tail(self._settings, {self._source: max(first, self._next_offset)}, patience=self._patience) as tail:
             while not stop.is_set():
                 for record in tail.poll(count=1):
                     batch = record.decode(Batch)
@@ -129,8 +151,9 @@ class Line:
                         if batch.sequence > self._version:
                             raise RefusedError(
                                 f"{record.at}: batch {batch.sequence} of {batch.policy}, expected {self._version}: a "
-                                "batch is missing, and without it no later version can be reproduced. Check the "
-                                "batches topic's retention, and restore the checkpoints that reach further"
+                                f"batch is missing (the first record there is has offset {first}), and without it no "
+                                "later version can be reproduced. Restore the checkpoints that reach further, or the "
+                                "records; and keep them longer (topics.retention_days) than a trainer may be down"
                             )
                         yield record.at, batch
 
@@ -172,7 +195,8 @@ class Line:
         """Return the groups of `batch` in its order, and how many were refused and dead-lettered."""
         topic = topics(self._settings.topics)["groups"].name
         wanted = [Coordinates(topic, batch.groups_partition, offset) for offset in batch.groups_offsets]
-        records = fetch(self._settings, wanted)
+        self._refuse_cut(batch, topic)
+        records = fetch(self._settings, wanted, patience=self._patience)
         expected = Expected(
             policy=batch.policy,
             version=batch.sequence,
@@ -188,6 +212,20 @@ class Line:
         if len(good) < len(wanted):
             self._producer.flush()  # before the checkpoint, after which this batch is not read again
         return good, len(wanted) - len(good)
+
+    def _refuse_cut(self, batch: Batch, topic: str) -> None:
+        """Raise RefusedError if retention has cut groups of `batch`: a step without them is another one."""
+        bounds = self._patience.ask(lambda: cluster.offsets(self._settings, ["groups"]), "to where groups begin")
+        first = bounds[topic, batch.groups_partition][0]
+        gone = [offset for offset in batch.groups_offsets if offset < first]
+        if gone:
+            raise RefusedError(
+                f"{topic}[{batch.groups_partition}]@{gone[0]}: retention has cut {len(gone)} of "
+                f"{len(batch.groups_offsets)} groups of batch {batch.sequence}; the first there is has offset {first}. "
+                f"Without them version {batch.sequence + 1} cannot be trained. Restore the checkpoints that reach "
+                "further, or the records; or train on under another policy.name. Then keep groups longer "
+                "(topics.retention_days) than a trainer may be down"
+            )
 
     def _checked(self, record: Record, expected: Expected) -> AdvantagedGroup | None:
         group = record.decode(AdvantagedGroup)
@@ -242,9 +280,10 @@ class Line:
         """Tell the consumer group where this trainer stands. Nothing reads it to decide."""
         group = f"{self._settings.topics.prefix}{STAGE}-{self._settings.policy.name}"
         client = ck.Consumer({**client_config(self._settings.kafka), "group.id": group})
+        here = [ck.TopicPartition(*self._source, self._next_offset)]
         try:
-            client.commit(offsets=[ck.TopicPartition(*self._source, self._next_offset)], asynchronous=False)
+            self._patience.ask(lambda: client.commit(offsets=here, asynchronous=False), "to a commit")
         except ck.KafkaException as exc:
             log.warning("offset %d was not committed, which only affects the lag shown: %s", self._next_offset, exc)
         finally:
-            client.close()
+            self._patience.close(client.close)

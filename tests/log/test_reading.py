@@ -14,8 +14,9 @@ from schemas.events import Coordinates, Response, Reward
 from schemas.serde import Poison
 from streams import cluster
 from streams.errors import LogError
+from streams.following import Consumer
 from streams.log import Producer, Record, client_config
-from streams.reading import Consumer, Tail, fetch, read
+from streams.reading import Tail, fetch, read
 from streams.settings import Settings
 from streams.topics import topics
 
@@ -120,7 +121,7 @@ def test_a_commit_for_a_lost_partition_says_nothing_and_changes_nothing(made: Se
 def test_a_topic_that_is_missing_is_an_error_and_what_came_with_it_is_not_lost(made: Settings) -> None:
     write(made, 3)
     with Consumer(made, "g", ["rewards"]) as consumer:
-        consumer._consumer.subscribe([name(made, "rewards"), "nowhere"])
+        consumer._consumer.subscribe([name(made, "rewards"), "nowhere"], on_assign=consumer._begin)
         records: list[Record] = []
         with pytest.raises(LogError, match=r"nowhere: .*streamward doctor"):
             for _ in range(100):

@@ -20,10 +20,10 @@ import pytest
 
 from schemas.events import DeadLetter, Message, Response, Reward, RewardSource, Sampling, Task, derive_id
 from streams import cluster, scoring
+from streams.following import Consumer
 from streams.generators import generate
 from streams.known_tasks import KnownTasks
 from streams.log import Producer, partition_of
-from streams.reading import Consumer
 from streams.settings import Scoring, Settings, to_env
 from streams.tasks import check_file, submit
 

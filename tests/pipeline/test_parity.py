@@ -2,13 +2,14 @@
 
 The log holds what makes trouble: rewards before their responses and responses before their task, doubles, a task that
 was sampled twice, failed slots and failed scores, poison, contradictions, strays, latecomers, a group that a control
-record closes and one that the worker's own timer closes. Most of it lies there before the worker starts, so that it
-reads the topics side by side in an order of its own; what is about closing comes when the rest has been read, and what
-is about lateness when the groups it is late for have left.
+record closes, one that the worker's own timer closes, and one that its topic cannot take. Most of it lies there before
+the worker starts, so that it reads the topics side by side in an order of its own; what is about closing comes when the
+rest has been read, and what is about lateness when the groups it is late for have left.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import time
 from collections.abc import Iterator
@@ -29,7 +30,8 @@ pytestmark = pytest.mark.kafka
 
 SOURCES = (RewardSource(name="exact"), RewardSource(name="format", weight=0.25))
 SIZE = 3
-EXPIRES, UNANSWERED, ORPHAN = "expires", "unanswered", "orphan"
+MAX_BYTES = 32_768
+EXPIRES, UNANSWERED, ORPHAN, BULKY = "expires", "unanswered", "orphan", "bulky"
 
 
 def answers(task_id: str, sampling: str, *, version: int = 0, failed: tuple[int, ...] = ()) -> list[Response]:
@@ -109,6 +111,14 @@ def expiring() -> list[Event]:
     ]
 
 
+def bulky() -> list[Event]:
+    """Return the events of a task each of whose responses fits into a record, and whose group does not."""
+    tokens = MAX_BYTES // 20  # 10 bytes each
+    body = {"completion_token_ids": (2**31 - 1,) * tokens, "logprobs": (-0.5,) * tokens, "loss_mask": (True,) * tokens}
+    slots = [dataclasses.replace(slot, **body) for slot in answers(BULKY, "only")]
+    return [task(task_id=BULKY, group_size=SIZE, reward_sources=SOURCES), *slots, *verdicts(slots, random.Random(1))]
+
+
 @dataclass
 class Writer:
     """Writes a log with times of its own, 3 ms apart."""
@@ -155,7 +165,12 @@ def recorded(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> 
     settings = Settings.model_validate(
         {
             "kafka": {"bootstrap": kafka_bootstrap},
-            "topics": {"prefix": f"{folder.name}.", "partitions": 3, "policy_partitions": 2},
+            "topics": {
+                "prefix": f"{folder.name}.",
+                "partitions": 3,
+                "policy_partitions": 2,
+                "max_record_bytes": MAX_BYTES,
+            },
             "advantages": Advantages(grace_s=0.5),
             "batches": Batches(groups=2, max_policy_lag=5),
         }
@@ -166,6 +181,7 @@ def recorded(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> 
     writer = Writer(settings, begun_ms)
     writer.write(ordinary(draw))
     writer.write(expiring())
+    writer.write(bulky())
     orphan = answers(ORPHAN, "only")[:1]
     writer.write([*orphan, *verdicts(orphan, draw), task(task_id=UNANSWERED, deadline_at=begun_ms)])
     writer.poison(KEYED, "advantages")
@@ -179,7 +195,11 @@ def recorded(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> 
         return writer.poisoned <= {letter.dead_letter_id for _, letter in read(settings, DeadLetter)}
 
     with running(settings, folder, "streams"):
-        until(lambda: out(*(f"task-{number}" for number in range(12)), "eval", "serve"), "every group", folder=folder)
+        until(
+            lambda: out(*(f"task-{number}" for number in range(12)), "eval", "serve", BULKY),
+            "every group",
+            folder=folder,
+        )
         until(passed, "every record before the first control record read", folder=folder)
         writer.now_ms = int(time.time() * 1000)
         writer.write([control(task_id=EXPIRES)])
@@ -242,8 +262,8 @@ def test_live_and_batch_driver_make_the_same_groups_byte_for_byte(
     batch = sorted((group.group_id, encode(group)) for group in joined if isinstance(group, AdvantagedGroup))
     assert {group_id for group_id, _ in live} == {group_id for group_id, _ in batch}
     assert sorted(set(live)) == batch
-    assert len(batch) == 20
-    assert len(live) >= 22  # two were written again, as after a kill
+    assert len(batch) == 21
+    assert len(live) >= 23  # two were written again, as after a kill
 
 
 def test_the_log_holds_what_makes_trouble(joined: list[AdvantagedGroup | DeadLetter]) -> None:
@@ -255,6 +275,7 @@ def test_the_log_holds_what_makes_trouble(joined: list[AdvantagedGroup | DeadLet
     }
     assert (groups[EXPIRES].complete, len(groups[EXPIRES].responses)) == (False, 2)
     assert (groups[UNANSWERED].dropped_reason, groups[UNANSWERED].sampling_id) == ("unanswered", None)
+    assert (groups[BULKY].dropped_reason, groups[BULKY].responses) == ("too_large", ())
     reasons = {letter.reason for letter in joined if isinstance(letter, DeadLetter)}
     assert reasons == {
         "not_avro", "wrong_key", "contradictory", "unasked", "superseded", "late", "unknown_response", "unknown_task"
@@ -278,7 +299,7 @@ def test_live_and_batch_driver_cut_the_same_batches_byte_for_byte(
     assert live == [encode(batch) for batch in batches]
     assert len(batches) >= 3
     dropped = {dropped.reason for batch in batches for dropped in batch.dropped}
-    assert dropped >= {"duplicate", "zero_variance", "too_few_scored", "unscored"}
+    assert dropped >= {"duplicate", "zero_variance", "too_few_scored", "unscored", "too_large"}
     poisoned = [(letter.dead_letter_id, encode(letter)) for letter in cut if isinstance(letter, DeadLetter)]
     assert letters(recorded, "batches") == sorted(poisoned)
     assert len(poisoned) == recorded.topics.policy_partitions

@@ -13,17 +13,23 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import confluent_kafka as ck
 import pytest
 import torch
+from confluent_kafka import admin
 from tiny import save_tiny, tiny_group, tiny_model
 
 from schemas.events import AdapterEvent, AdvantagedGroup, Batch, Coordinates, DeadLetter, Sampling, derive_id
 from streams import adapter_store, cluster
+from streams.adapters import read_state
 from streams.engines.weights import Base, load_base
 from streams.errors import RefusedError, SettingsError
-from streams.log import Producer
+from streams.log import Producer, client_config, partition_of
+from streams.patience import Patience
 from streams.settings import Model, Settings, to_env
+from streams.topics import topics
 from trainer import checkpoint, consumer
+from trainer.model import pin
 
 pytestmark = pytest.mark.kafka
 PER_BATCH = 2
@@ -295,3 +301,77 @@ def test_a_second_trainer_of_the_policy_is_refused(settings: Settings, base: Bas
         pytest.raises(RefusedError, match="already being trained by process"),
     ):
         train(settings, 1)
+
+
+def elsewhere(settings: Settings, folder: Path, **changes: Any) -> Settings:
+    """The settings of a trainer on another machine: a folder of checkpoints of its own, the same store."""
+    return settings.model_copy(
+        update={"trainer": settings.trainer.model_copy(update={"checkpoints": folder / "elsewhere", **changes})}
+    )
+
+
+def test_two_trainers_with_a_folder_each_announce_the_same_bytes_and_the_first_counts(
+    settings: Settings, base: Base, expected: list[tuple[int, Any]], tmp_path: Path
+) -> None:
+    write(settings, base, range(4))
+    other = elsewhere(settings, tmp_path)
+    stop = threading.Event()
+    patience = Patience(settings.kafka, stop)
+    with checkpoint.hold(other.trainer.checkpoints, "default") as folder, Producer(other) as producer:
+        slower = consumer.Line(other, folder, load_base(other.model), producer, patience)  # it knows no version
+        train(settings, 2)
+        pin(settings)
+        batches = slower.batches(stop)
+        for _ in range(2):
+            slower.train(*next(batches))
+        batches.close()
+    assert manifests(settings) == [*expected[:2], *expected[:2]]
+    state = read_state(settings, "default")
+    assert [(number, one.files) for number, one in state.versions.items() if number] == expected[:2]
+    train(other, 2)  # either goes on alone, from where both were
+    assert manifests(settings)[4:] == expected[2:]
+
+
+def test_a_second_trainer_of_another_recipe_is_refused_before_it_announces_anything(
+    settings: Settings, base: Base, tmp_path: Path
+) -> None:
+    write(settings, base, range(1))
+    other = elsewhere(settings, tmp_path, seed=1)
+    stop = threading.Event()
+    with checkpoint.hold(other.trainer.checkpoints, "default") as folder, Producer(other) as producer:
+        slower = consumer.Line(other, folder, load_base(other.model), producer, Patience(settings.kafka, stop))
+        train(settings, 1)
+        batches = slower.batches(stop)
+        with pytest.raises(RefusedError, match=r"there with other bytes.* which of two trainers"):
+            slower.train(*next(batches))
+        batches.close()
+    assert len(trained(settings)) == 1
+
+
+def cut(settings: Settings, label: str, before: int) -> None:
+    """Delete what lies before an offset in the policy's partition, as retention does."""
+    partition = partition_of("default", settings.topics.policy_partitions)
+    client = admin.AdminClient(client_config(settings.kafka))
+    wanted = ck.TopicPartition(topics(settings.topics)[label].name, partition, before)
+    for future in client.delete_records([wanted]).values():
+        future.result()
+
+
+def test_groups_that_retention_has_cut_stop_the_trainer_with_what_to_do(settings: Settings, base: Base) -> None:
+    write(settings, base, range(2))
+    cut(settings, "groups", 1)
+    with pytest.raises(
+        RefusedError, match=r"groups\[\d\]@0: retention has cut 1 of 2 groups of batch 0; the first .*Restore the"
+    ):
+        train(settings, 1)
+    assert trained(settings) == []
+
+
+def test_a_batch_that_retention_has_cut_stops_the_trainer_with_what_to_do(settings: Settings, base: Base) -> None:
+    write(settings, base, range(1))
+    train(settings, 1)
+    write(settings, base, range(1, 3))
+    cut(settings, "batches", 2)
+    with pytest.raises(RefusedError, match=r"batch 2 of default, expected 1: .*first record there is has offset 2"):
+        train(settings, 2)
+    assert [event.version for event in trained(settings)] == [1]

@@ -1,14 +1,20 @@
-"""When the advantages stage writes the control records that let time act."""
+"""When the advantages stage writes the control records that let time act, and what it does with groups too large."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from factories import T0, control, task
-from joining import Log
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from joining import TOPICS, Log, answers, left_out, scores
 
-from streams.advantages import Timers
-from streams.settings import Advantages, Settings
+from schemas.events import AdvantagedGroup, Coordinates, DeadLetter, Event, RewardSource
+from schemas.serde import encode
+from streams import drive
+from streams.advantages import Timers, _at_most
+from streams.log import Record
+from streams.settings import Advantages, Settings, Topics
 
 
 def timers(now_ms: int = 0, **rule: Any) -> tuple[Timers, Log]:
@@ -73,3 +79,79 @@ def test_rows_of_partitions_owned_by_others_have_no_timers_here() -> None:
     clock = Timers(Settings())
     clock.rebuild(set(), [("t1", log.state)], log.join, T0)
     assert clock.due(T0 * 2) == []
+
+
+# --- groups that their topic does not take ----------------------------------------------------------------------------
+
+
+def joined(events: list[Event], **topics: Any) -> list[AdvantagedGroup | DeadLetter]:
+    """Return what the batch driver makes of these records; `topics` are settings of that name."""
+    ends: dict[str, int] = {}
+    records = []
+    for event in events:
+        name = TOPICS[type(event)]
+        offset = ends[name] = ends.get(name, -1) + 1
+        at = Coordinates(f"p.{name}", 0, offset)
+        records.append(Record(at, T0 + len(records), event.task_id.encode(), encode(event)))
+    return list(drive.join_records(Settings(topics=Topics(prefix="p.", **topics)), records))
+
+
+def bulky(tokens: int, **changes: Any) -> list[Event]:
+    many = {
+        "completion_token_ids": tuple(range(tokens)),
+        "logprobs": (-0.5,) * tokens,
+        "loss_mask": (True,) * tokens,
+        "completion_tokens": tokens,
+    }
+    slots = answers(**many)
+    return [task(**changes), *slots, *scores(slots)]
+
+
+def test_a_group_too_large_for_its_topic_leaves_without_its_responses_and_says_so() -> None:
+    (whole,) = joined(bulky(200))
+    assert isinstance(whole, AdvantagedGroup)
+    size = len(encode(whole)) + len(whole.policy)
+    (made,) = joined(bulky(200), max_record_bytes=size - 1)
+    assert isinstance(made, AdvantagedGroup)
+    assert (made.dropped_reason, made.responses, made.complete) == ("too_large", (), True)
+    assert left_out(made) == [(slot, "too_large") for slot in range(4)]
+    assert (made.group_id, made.sampling_id, made.reward_mean) == (whole.group_id, "s1", 1.0)
+
+
+def test_a_group_that_just_fits_leaves_whole() -> None:
+    (whole,) = joined(bulky(200))
+    assert isinstance(whole, AdvantagedGroup)
+    size = len(encode(whole)) + len(whole.policy)
+    assert joined(bulky(200), max_record_bytes=size) == [whole]
+
+
+def test_slots_that_were_left_out_before_keep_their_own_reason() -> None:
+    events = bulky(200)
+    (made,) = joined([*events[:-1], control()], max_record_bytes=2000)
+    assert isinstance(made, AdvantagedGroup)
+    assert left_out(made) == [(0, "too_large"), (1, "too_large"), (2, "too_large"), (3, "unscored")]
+
+
+def test_metadata_that_alone_is_too_large_is_left_behind_and_the_task_leaves_its_record() -> None:
+    (made,) = joined(bulky(1, metadata={"note": "x" * 1500}), max_record_bytes=1700)
+    assert isinstance(made, AdvantagedGroup)
+    assert (made.dropped_reason, made.metadata) == ("too_large", {})
+
+
+@settings(max_examples=60)
+@given(
+    st.integers(0, 300),
+    st.integers(1, 30),
+    st.dictionaries(st.text(max_size=30), st.text(max_size=60), max_size=5),
+    st.dictionaries(st.text(max_size=30), st.floats(-1e9, 1e9), max_size=5),
+)
+def test_the_size_told_without_writing_a_group_is_never_too_small(
+    tokens: int, size: int, metadata: dict[str, str], components: dict[str, float]
+) -> None:
+    ids = tuple(2**31 - 1 - n for n in range(tokens))
+    drawn = {"completion_token_ids": ids, "logprobs": (-0.5,) * tokens, "loss_mask": (True,) * tokens}
+    slots = answers(size, prompt_token_ids=ids, **drawn)
+    asked = task(group_size=size, metadata=metadata, reward_sources=(RewardSource(name="exact"),))
+    (group,) = joined([asked, *slots, *scores(slots, [1.0] * size, components=components)])
+    assert isinstance(group, AdvantagedGroup)
+    assert len(encode(group)) + len(group.policy.encode()) <= _at_most(group)

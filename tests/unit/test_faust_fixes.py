@@ -21,7 +21,7 @@ from faust.types.tuples import FutureMessage, PendingMessage
 from streams import faust_fixes, faust_guard, watchdog
 from streams.app import App, build_app, table
 from streams.errors import LogError, SettingsError
-from streams.faust_fixes import delivery_of
+from streams.faust_start import changelogs_of, delivery_of
 from streams.settings import Settings
 
 SOURCE = TP("tasks", 0)
@@ -36,6 +36,8 @@ class Broker:
         self.ends = {tp: max(offsets, default=-1) + 1 for tp, offsets in log.items()}
         self.committed = dict(committed or {})
         self.positions = dict.fromkeys(log, 0)
+        self.notes: dict[TP, str] = {}
+        self.app: Any = None
         self.seeks: list[dict[TP, int]] = []
         self.asked: list[Any] = []
         self.on_committed: Callable[[], None] = lambda: None
@@ -69,11 +71,16 @@ class Broker:
         for tp, offset in self.committed.items():
             if offset:  # as aiokafka: it seeks nowhere for None and for 0
                 self.positions[tp] = offset
+        changelogs_of(self.app).notes = dict(self.notes)
         return {tp: self.committed.get(tp) for tp in self.log}
 
     async def commit(self, offsets: Mapping[TP, int]) -> bool:
         self.committed.update(offsets)
+        self.notes |= {tp: changelogs_of(self.app).note(tp.partition) for tp in offsets}
         return True
+
+    def topic_partitions(self, topic: str) -> int:
+        return 1 + max(tp.partition for tp in self.log if tp.topic == topic)
 
     async def earliest_offsets(self, *tps: TP) -> dict[TP, int]:
         return {tp: min(self.log[tp], default=self.ends[tp]) for tp in tps}
@@ -108,7 +115,7 @@ def app(tmp_path: Path) -> Iterator[App]:
 
 def consumer_on(app: App, broker: Broker) -> Any:
     app.consumer = app._new_consumer()
-    app.consumer._thread = broker
+    app.consumer._thread, broker.app = broker, app
     app.topics._acking_topics.add(SOURCE.topic)
     app.consumer_generation_id = 1
     app.consumer._set_active_tps(set(broker.log))
@@ -174,18 +181,18 @@ def test_records_lost_before_the_first_one_are_read_again_as_well(app: App) -> N
 
 
 def test_hole_in_the_log_is_passed_and_committed(app: App) -> None:
-    # retention has cut 0..999 after the commit of 2, and a marker of a transaction lies at 1002
+    # markers of transactions lie at 1002 and from 1004 to 1100
     async def scene() -> None:
-        broker = Broker({SOURCE: [1000, 1001, 1003, 1004]}, committed={SOURCE: 2})
+        broker = Broker({SOURCE: [1000, 1001, 1003, 1101]}, committed={SOURCE: 1000})
         consumer = consumer_on(app, broker)
         await consumer.perform_seek()
         messages = [message for _ in range(8) async for _, message in consumer.getmany(timeout=1.0)]
-        assert [message.offset for message in messages] == [1000, 1001, 1003, 1004]
+        assert [message.offset for message in messages] == [1000, 1001, 1003, 1101]
         for message in messages:
             message.tracked = True
             assert consumer.ack(message)
         assert await consumer.commit()
-        assert broker.committed[SOURCE] == 1005
+        assert broker.committed[SOURCE] == 1102
 
     run(scene)
 
@@ -283,6 +290,118 @@ def test_commit_beyond_the_end_is_refused_with_the_way_out(app: App) -> None:
             await consumer.perform_seek()
 
     run(scene)
+
+
+def test_commit_below_the_first_record_is_refused_with_the_choice(app: App) -> None:
+    # aiokafka would start at 7, in silence
+    async def scene() -> None:
+        consumer = consumer_on(app, Broker({SOURCE: [7, 8]}, committed={SOURCE: 3}))
+        told = r"tasks\[0\]: group streamward.streams goes on at 3.* is 7: 4 records.*offsets skip --group streams`"
+        with pytest.raises(LogError, match=told):
+            await consumer.perform_seek()
+
+    run(scene)
+
+
+def test_records_deleted_under_a_reader_end_it(app: App) -> None:
+    async def scene() -> None:
+        broker = Broker({SOURCE: list(range(9))})
+        consumer = consumer_on(app, broker)
+        await consumer.perform_seek()
+        assert await read(consumer, rounds=1) == [0, 1, 2]
+        broker.log[SOURCE] = [7, 8]
+        broker.positions[SOURCE] = 7  # as aiokafka does when the broker says that 3 is out of range
+        with pytest.raises(LogError, match=r"tasks\[0\].*goes on at 3.*first record there is 7: 4 records"):
+            await read(consumer)
+
+    run(scene)
+
+
+def test_records_deleted_up_to_the_end_under_a_reader_end_it(app: App) -> None:
+    # no later record shows the hole
+    async def scene() -> None:
+        broker = Broker({SOURCE: list(range(9))})
+        consumer = consumer_on(app, broker)
+        await consumer.perform_seek()
+        assert await read(consumer, rounds=1) == [0, 1, 2]
+        broker.log[SOURCE] = []
+        broker.positions[SOURCE] = 9
+        with pytest.raises(LogError, match=r"goes on at 3.*first record there is 9: 6 records"):
+            await faust_fixes.look_behind(consumer)
+
+    run(scene)
+
+
+# --- changelogs that lost records ------------------------------------------------------------------------------------
+
+
+def both(changelog: list[int], *, end: int | None = None) -> Broker:
+    """A source of nine records, five of them committed when the changelog held 0 to 3."""
+    broker = Broker({SOURCE: list(range(9)), CHANGELOG: changelog}, committed={SOURCE: 5})
+    broker.notes = {SOURCE: f'{{"v":1,"changelogs":{{"{CHANGELOG.topic}":[0,4]}}}}'}
+    if end is not None:
+        broker.ends[CHANGELOG] = end
+    return broker
+
+
+@pytest.mark.parametrize(("changelog", "end"), [([0, 1, 2, 3], 4), ([0, 3, 7], 8), ([0], 9)])
+def test_whole_changelog_is_gone_on_from(app: App, changelog: list[int], end: int) -> None:
+    # compacted until it has gaps, and until its end holds no record any more
+    async def scene() -> None:
+        broker = both(changelog, end=end)
+        await consumer_on(app, broker).perform_seek()
+        assert broker.positions[SOURCE] == 5
+
+    run(scene)
+
+
+@pytest.mark.parametrize(
+    ("changelog", "why"),
+    [([0, 1], "ends at 2, but 3 had been written"), ([2, 3], "begins at 2"), ([], "made anew, or emptied")],
+)
+def test_changelog_that_lost_records_is_rebuilt_from_the_sources_once(
+    app: App, changelog: list[int], why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scene() -> None:
+        broker = both(changelog)
+        consumer = consumer_on(app, broker)
+        await consumer.perform_seek()
+        assert broker.positions[SOURCE] == 0 and broker.committed[SOURCE] == 0
+        assert why in caplog.text and "are rebuilt from tasks[0]@0" in caplog.text
+        messages = [message async for _, message in consumer.getmany(timeout=1.0) if message.topic == "tasks"]
+        assert messages[0].offset == 0
+        messages[0].tracked = True
+        consumer.ack(messages[0])
+        await consumer.commit()
+        assert broker.committed[SOURCE] == 1
+        await consumer.perform_seek()  # a crash in the middle of the rebuild: it goes on from there
+        assert broker.positions[SOURCE] == 1
+
+    run(scene)
+
+
+def test_changelog_whose_sources_were_cut_says_what_cannot_be_rebuilt(
+    app: App, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scene() -> None:
+        broker = both([])
+        broker.log[SOURCE] = [3, 4, 5, 6]
+        await consumer_on(app, broker).perform_seek()
+        assert broker.committed[SOURCE] == broker.positions[SOURCE] == 3
+        assert "cannot be rebuilt; it begins at 3" in caplog.text
+
+    run(scene)
+
+
+def test_changelog_that_goes_back_under_the_worker_ends_the_process(app: App, exits: list[int]) -> None:
+    async def scene() -> None:
+        await ready(app, [0])
+        for offset in (7, 0):
+            publish(app).set_result(SimpleNamespace(partition=0, offset=offset))
+            await asyncio.sleep(0)
+
+    run(scene)
+    assert exits == [75]
 
 
 @pytest.mark.parametrize("path", ["_resume_streams", "on_recovery_completed"])
@@ -393,7 +512,7 @@ def test_offset_is_committed_only_after_the_publishes_before_it_are_acknowledged
         commit = asyncio.ensure_future(consumer.commit())
         await asyncio.sleep(0.3)
         assert broker.committed.get(SOURCE) is None
-        fut.set_result(SimpleNamespace(offset=0))
+        fut.set_result(SimpleNamespace(partition=0, offset=0))
         assert await commit
         assert broker.committed[SOURCE] == 1
 

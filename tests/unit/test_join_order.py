@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import pytest
 from factories import T0, control, response, reward, task
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from joining import Log
+from joining import Log, answers, scores
 
-from schemas.events import Event, Response, RewardSource
+from schemas.events import Event, Response, Reward, RewardSource, Task
 from schemas.serde import encode
 
 Entry = tuple[Event, int]
@@ -103,3 +105,57 @@ def test_a_restart_that_reads_some_records_again_gives_the_same_group(
     order = interleaved(topics, seed)
     stop = min(stop, len(order))
     assert outcome([*order[:stop], *order[max(0, stop - back) :]]) == outcome(order)
+
+
+# --- what is refused, before the group left and after it --------------------------------------------------------------
+
+WHOLE = [*answers(), *scores(answers())]
+FAILED = [*answers()[:3], response(slot=3, error="oom"), *scores(answers()[:3])]
+OTHER = answers(sampling_id="s2")
+
+
+@pytest.mark.parametrize(
+    ("whole", "stray", "reasons"),
+    [
+        (WHOLE, [task(group_size=8)], ["contradictory"]),
+        (WHOLE, [task(traceparent="00-c-d-01", deadline_at=T0 + 900_000, created_at=T0 + 5)], []),
+        (WHOLE, [reward(value=9.0)], ["contradictory"]),
+        (WHOLE, [reward(source="style"), reward(OTHER[0], source="style")], ["unasked", "unasked"]),
+        (WHOLE, [reward(OTHER[0]), reward(OTHER[0])], ["unknown_response"]),
+        (WHOLE, [reward(OTHER[0]), reward(OTHER[0], value=9.0)], ["unknown_response", "contradictory"]),
+        (WHOLE, [OTHER[0], OTHER[0], OTHER[1]], ["superseded", "superseded"]),
+        (WHOLE, [OTHER[0], dataclasses.replace(OTHER[1], adapter_version=7)], ["superseded", "contradictory"]),
+        (WHOLE, [response(sampling_id="s2", group_size=8)], ["contradictory"]),
+        (WHOLE, [response(sampling_id="s2", created_at=T0 + 700_000)], ["late"]),
+        (FAILED, [reward(FAILED[3]), reward(FAILED[3])], []),
+    ],
+)
+def test_what_is_read_after_the_group_left_is_judged_as_before(
+    whole: list[Event], stray: list[Event], reasons: list[str]
+) -> None:
+    # one log, read twice: once with the strays' topic ahead of the others, once with it behind them
+    log: list[tuple[Event, int]] = []
+    for kind in (Task, Response, Reward):
+        log += [(event, n) for n, event in enumerate(e for e in (task(), *whole, *stray) if isinstance(e, kind))]
+    ahead = [entry for entry in log if isinstance(entry[0], type(stray[0]))]
+    before = read([*ahead, *(entry for entry in log if entry not in ahead)])
+    after = read([*(entry for entry in log if entry[0] not in stray), *(entry for entry in log if entry[0] in stray)])
+    assert len(before.closes) == len(after.closes) == 1
+    assert set(before.rejects) == set(after.rejects)
+    assert sorted(reject.reason for reject in after.rejects) == sorted(reject.reason for reject in before.rejects)
+    assert sorted(reject.reason for reject in after.rejects) == sorted(reasons)
+
+
+def read(entries: Iterable[tuple[Event, int]]) -> Log:
+    log = Log()
+    for event, offset in entries:
+        log.read_at(event, offset, event.created_at)
+    return log
+
+
+@pytest.mark.parametrize("task_first", [True, False])
+def test_what_is_refused_is_refused_once_however_often_it_is_said(task_first: bool) -> None:
+    late = response(created_at=T0 + 700_000)
+    log = Log()
+    log.read_all([task(), late, late, late] if task_first else [late, late, late, task()])
+    assert log.reasons() == [("responses@0", "late")]

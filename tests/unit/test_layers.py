@@ -19,20 +19,27 @@ LAYERS = [
         # L0
         "schemas errors settings",
         # L1, the log, the broker, and how things look on a terminal
-        "topics log reading cluster observe quiet schema_server delivery broker node jvm show shell supervisor",
+        "topics log patience reading following cluster positions observe quiet schema_server delivery changelogs "
+        "broker node jvm show shell supervisor",
         # L2, what stages are made of
-        "app faust_fixes faust_guard watchdog engines scorers formulas rows groups group_rows join adapters "
-        "adapter_store generators evaluate admission standing rounds known_tasks tail",
+        "app agents faust_fixes faust_start faust_guard lease tables watchdog engines scorers formulas rows groups "
+        "group_rows refusals latecomers join adapters adapter_store generators evaluate admission standing rounds "
+        "known_tasks tail",
         # L3, stages, and tools beside them
-        "tasks policy scoring advantages batches rollouts progress display report doctor show_events",
+        "tasks policy scoring advantages batches rollouts progress display report doctor show_events "
+        "dead_letters put_back audit audit_facts audit_records audit_tasks audit_groups audit_policies audit_read "
+        "audit_metrics",
         # L4, what drives stages
         "trainer drive",
         # L5, composition roots
-        "worker demo cli cli_log cli_work cli_demo cli_docs",
+        "worker demo cli cli_log cli_work cli_dlq cli_audit cli_offsets cli_demo cli_docs",
     )
 ]
 STAGES = {f"streams.{name}" for name in ("tasks", "policy", "scoring", "advantages", "batches", "rollouts")}
-KNOW_FAUST = {f"streams.{name}" for name in ("app", "drive", "faust_fixes", "faust_guard", "watchdog")}
+KNOW_FAUST = {
+    f"streams.{name}"
+    for name in ("app", "agents", "drive", "faust_fixes", "faust_start", "faust_guard", "tables", "watchdog")
+}
 KNOW_TORCH = {"trainer", "streams.engines"}
 PACKAGES = {"schemas", "trainer", "streams.engines", "streams.scorers"}
 """Each of these is one place; inside, its modules arrange themselves."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streams.reading import Contiguous
+from streams.following import Contiguous
 
 
 def test_nothing_may_be_committed_before_the_first_record_is_done() -> None:

@@ -221,3 +221,13 @@ def test_an_integer_beyond_32_bits_is_not_read_where_it_could_not_be_written() -
     assert good[at] == 10
     wide = good[:at] + b"\x80\x80\x80\x80\x80\x40" + good[at + 1 :]
     assert poison(wide, Reward).error.startswith("Reward.slot: expected an integer from -2147483648")
+
+
+@pytest.mark.parametrize("event", one_of_each(), ids=lambda event: type(event).__name__)
+def test_what_is_wrong_with_bytes_is_said_in_the_same_words_each_time(event: Event) -> None:
+    payload = encode(event)
+    for length in range(5, len(payload)):
+        first, second = (decode(payload[:length], type(event)) for _ in range(2))
+        assert isinstance(first, Poison)
+        assert first == second
+        assert " at 0x" not in first.error

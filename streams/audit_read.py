@@ -1,0 +1,110 @@
+"""Read what the audit recounts: first the commits, then the ends, then the records up to them.
+
+    consumer groups ──► commits ──► ends, effects before causes ──► records ──► Ledger ──► Report
+                          older         └─ of dead-letters first, of tasks last     once, or every so often
+
+The order is what makes it sound while everything runs. What stands below a commit had its effects acknowledged before
+it was committed, so they lie below the ends, which are younger; and an effect that was read has its cause below an end
+that was asked for after it. Nothing is committed and no group is joined.
+
+Not covered: a consumer group that was deleted, or reset to an earlier offset. What it had passed is then in flight.
+"""
+
+from __future__ import annotations
+
+import time
+
+import confluent_kafka as ck
+from confluent_kafka import admin
+
+from streams import cluster
+from streams.audit import Ledger, Report
+from streams.audit_facts import Reach
+from streams.log import TopicPartition, client_config, unreachable
+from streams.reading import read
+from streams.settings import Settings
+from streams.topics import topics
+
+BACKWARDS = ("dead-letters", "adapters", "batches", "groups", "group-control", "rewards", "responses", "tasks")
+"""Topics, each after those that hold effects of its records."""
+GROUPS = ("streams", "scoring", "policy-", "trainer-")
+"""Consumer groups of the stages, without prefix, or how their names begin."""
+CLOCK_SKEW_MS = 60_000
+"""How far the clocks of those who write the topics may be apart when the log is cut by time."""
+
+
+class Audit:
+    """A recount that can be repeated: each look reads on where the one before ended."""
+
+    def __init__(
+        self, settings: Settings, *, policy: str | None = None, since_ms: int | None = None, settled: bool = False
+    ) -> None:
+        self._settings, self._policy, self._since_ms, self._settled = settings, policy, since_ms, settled
+        self._ledger = Ledger(settings)
+        self._begins: dict[TopicPartition, int] = {}
+        self._position: dict[TopicPartition, int] = {}
+        self._retained: frozenset[TopicPartition] = frozenset()
+
+    def look(self) -> Report:
+        """Return the recount of the log as it is now.
+
+        Raises NotFoundError if a topic does not exist, LogError if the broker does not answer or has cut the log
+        between two looks.
+        """
+        now_ms = int(time.time() * 1000)
+        committed = commits(self._settings)
+        ends: dict[TopicPartition, int] = {}
+        lows: dict[TopicPartition, int] = {}
+        for label in BACKWARDS:
+            for tp, (low, high) in cluster.offsets(self._settings, [label]).items():
+                lows[tp], ends[tp] = low, high
+        if not self._begins:
+            self._begin(lows, ends)
+        for record in read(self._settings, self._position, ends):
+            self._ledger.take(record)
+        self._position = dict(ends)
+        reach = Reach(
+            committed=committed,
+            begins=self._begins,
+            ends=ends,
+            retained=self._retained,
+            since_ms=self._since_ms,
+            now_ms=now_ms,
+            settled=self._settled,
+        )
+        return self._ledger.report(reach, policy=self._policy)
+
+    def _begin(self, lows: dict[TopicPartition, int], ends: dict[TopicPartition, int]) -> None:
+        self._begins = dict(lows)
+        if self._since_ms is not None:
+            # every task, since a copy of one from before would look new; and every version, of which there are few
+            cut = [label for label in BACKWARDS if label not in ("tasks", "adapters")]
+            found = cluster.offsets_at(self._settings, cut, max(0, self._since_ms - CLOCK_SKEW_MS))
+            self._begins |= {tp: ends[tp] if offset < 0 else offset for tp, offset in found.items()}
+        self._retained = frozenset(tp for tp, low in lows.items() if low > 0 and self._begins[tp] == low)
+        self._position = dict(self._begins)
+
+
+def commits(settings: Settings) -> dict[tuple[str, str, int], int]:
+    """Return the next offset of every consumer group of Streamward by (group without prefix, topic, partition).
+
+    Raises LogError if the broker does not answer.
+    """
+    timeout_s, prefix = settings.kafka.request_timeout_s, settings.topics.prefix
+    cluster.describe(settings)  # says why, if the broker does not answer
+    client = admin.AdminClient({**client_config(settings.kafka), "log_level": 0})
+    found: dict[tuple[str, str, int], int] = {}
+    known = {topic.name for topic in topics(settings.topics).values()}
+    try:
+        client.list_topics(timeout=timeout_s)  # or the next request waits seconds for the connection
+        listed = client.list_consumer_groups(request_timeout=timeout_s).result().valid
+        named = {one.group_id for one in listed if one.group_id.removeprefix(prefix).startswith(GROUPS)}
+        for group_id in sorted(name for name in named if name.startswith(prefix)):
+            asked = [ck.ConsumerGroupTopicPartitions(group_id)]
+            (future,) = client.list_consumer_group_offsets(asked, request_timeout=timeout_s).values()
+            for tp in future.result().topic_partitions or ():
+                if tp.topic in known and tp.offset >= 0:
+                    found[group_id.removeprefix(prefix), tp.topic, tp.partition] = tp.offset
+    except ck.KafkaException as exc:
+        raise unreachable(settings.kafka, exc.args[0].str()) from exc
+    return found

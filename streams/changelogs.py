@@ -1,0 +1,108 @@
+"""Whether a table's changelog still holds all that was written to it.
+
+    publish acknowledged ──► Changelogs ──► note, in the metadata of each commit
+    commit's note, what the broker has ──► distrust ──► None: go on from the commit
+                                                    └─► why: read the source topics again from their start
+
+A commit says "the events before this offset are done", and the state they made lies only in the changelogs. If one was
+cut, or made anew, a worker that goes on from the commit has forgotten half-read groups, and nothing shows it. So each
+commit notes how far the changelogs of its partition reach. A state that cannot be trusted is not thrown away: a row
+that survived is a state of its key, if an old one, and reading everything again brings each row to where it was.
+
+The note is accepted anew after each recovery, and committed together with the offsets that were wound back. So a crash
+in the middle of a rebuild goes on from what was rebuilt, and a changelog that was cut once is rebuilt once.
+
+Pure bookkeeping, without a clock and without Kafka; `faust_fixes` asks it.
+
+Not covered: a changelog that was made anew and has grown past the note meanwhile, without this worker seeing it go
+back. Commits of versions that wrote no note are trusted unless every changelog of the partition is empty.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+TopicPartition = tuple[str, int]
+
+FORMAT = 1
+"""Version of the note. One of another version is read as no note."""
+
+
+class Extent(NamedTuple):
+    """What there is of one changelog partition."""
+
+    start: int
+    """Its first offset. A compacted topic never moves it by itself."""
+    end: int
+    """The offset behind the last record."""
+
+
+class Changelogs:
+    """How far each changelog partition of one worker reaches. Knows no clock and no Kafka."""
+
+    def __init__(self) -> None:
+        self.notes: Mapping[TopicPartition, str] = {}
+        """The metadata of the commits, by source partition, as they were when the worker last sought them."""
+        self._extents: dict[TopicPartition, Extent] = {}
+        self._last: dict[TopicPartition, int] = {}
+
+    def accept(self, found: Mapping[TopicPartition, Extent]) -> None:
+        """Note from here on that these, and only these, changelogs are owned and reach so far."""
+        self._extents = dict(found)
+        self._last.clear()
+
+    def acknowledged(self, tp: TopicPartition, offset: int) -> str | None:
+        """Take note of a record that is in the changelog; return why that cannot be, or None."""
+        last = self._last.get(tp, -1)
+        if offset <= last:
+            return f"{tp[0]}[{tp[1]}]: a record was written at {offset}, though {last} was written before"
+        self._last[tp] = offset
+        known = self._extents.get(tp)
+        if known is not None and offset >= known.end:
+            self._extents[tp] = known._replace(end=offset + 1)
+        return None
+
+    def note(self, partition: int) -> str:
+        """Return what a commit of a source partition with this number notes. Called from the consumer's thread."""
+        extents = sorted(self._extents.copy().items())
+        reach = {topic: list(extent) for (topic, number), extent in extents if number == partition}
+        return json.dumps({"v": FORMAT, "changelogs": reach}, separators=(",", ":")) if reach else ""
+
+
+def read_note(metadata: str) -> dict[str, Extent]:
+    """Return what a commit noted, by changelog topic; nothing for a commit without a note that can be read."""
+    try:
+        note = json.loads(metadata)
+        if note["v"] != FORMAT:
+            return {}
+        return {topic: Extent(int(start), int(end)) for topic, (start, end) in note["changelogs"].items()}
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return {}
+
+
+def distrust(found: Mapping[str, Extent], notes: Iterable[str], *, committed: bool) -> dict[str, str]:
+    """Return, by changelog topic, why it cannot be trusted; nothing if all can.
+
+    `found` are the changelogs of one partition number as they are now, `notes` the metadata of the commits of the
+    source partitions that feed them, `committed` whether any of those has a commit.
+    """
+    noted: dict[str, Extent] = {}
+    for metadata in notes:
+        for topic, extent in read_note(metadata).items():
+            known = noted.get(topic, extent)
+            noted[topic] = Extent(max(known.start, extent.start), max(known.end, extent.end))
+    if not noted and committed and found and all(extent.end == 0 for extent in found.values()):
+        return dict.fromkeys(found, "is empty, though its sources have commits")
+    why = {topic: _difference(noted[topic], extent) for topic, extent in found.items() if topic in noted}
+    return {topic: reason for topic, reason in why.items() if reason is not None}
+
+
+def _difference(noted: Extent, found: Extent) -> str | None:
+    if found.end < noted.end:
+        made_anew = " (it was made anew, or emptied)" if found.end == 0 else ""
+        return f"ends at {found.end}, but {noted.end - 1} had been written{made_anew}"
+    if found.start > noted.start:
+        return f"begins at {found.start}, but began at {noted.start} before"
+    return None

@@ -1,0 +1,369 @@
+"""The commands about dead letters: records that a stage could not use.
+
+    dlq list, show ──► what could not be used, why, and its original bytes
+    dlq retry, drop ──► a decision, once ──► the original back on its topic, or not
+
+As thin as those in cli.py, and as careful not to import anything before a command runs.
+
+Not covered: mending the cause.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from streams.errors import NotFoundError, RefusedError, SettingsError, StreamwardError
+from streams.shell import Call, output_option, pass_call
+
+if TYPE_CHECKING:
+    from streams.dead_letters import Letter, Letters, Matching, Original, Verdict
+    from streams.put_back import Order, Outcome
+    from streams.show import Output
+
+SHOWN_BYTES = 4096
+"""Of a payload that is no event, so much is dumped; --raw has all of it."""
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@click.group()
+def dlq() -> None:
+    """Look at dead letters, and decide what becomes of them.
+
+    A dead letter is a record that a stage could not use. LETTER is its id, the first six characters of it or more, or
+    coordinates as topic[partition]@offset: its own, or those of the record it is about.
+    """
+
+
+def _filters(command: F) -> F:
+    """Add the options that say which letters; the command gets `reason`, `stage`, `topic` and `since`."""
+    for option in (
+        click.option("--since", metavar="TIME", default=None, help="Written at this time or later (ISO 8601, UTC)."),
+        click.option("--topic", metavar="TOPIC", default=None, help="About records of this topic, by label or name."),
+        click.option("--stage", metavar="STAGE", default=None, help="Written by this stage."),
+        click.option("--reason", metavar="REASON", default=None, help="With this reason."),
+    ):
+        command = option(command)
+    return command
+
+
+def _matching(
+    call: Call, letters: Letters, *, reason: str | None, stage: str | None, topic: str | None, since: str | None
+) -> Matching:
+    from streams import tail as tails
+    from streams.dead_letters import Matching, topic_named
+
+    since_ms = None
+    if since is not None:
+        try:
+            begin = tails.parse_begin(since)
+        except SettingsError:
+            begin = tails.Begin("")
+        if begin.kind != "time":
+            raise SettingsError(f"--since {since}: expected a time as ISO 8601 (UTC unless it says otherwise)")
+        since_ms = begin.number
+    name = None if topic is None else topic_named(call.settings, letters, topic)
+    return Matching(reason=reason, stage=stage, topic=name, since_ms=since_ms)
+
+
+# --- looking ----------------------------------------------------------------------------------------------------------
+
+
+@dlq.command("list")
+@_filters
+@click.option("--all", "every", is_flag=True, help="Also those that were retried or dropped.")
+@click.option("--limit", type=click.IntRange(min=1), metavar="N", default=None, help="Only the newest N.")
+@output_option
+@pass_call
+def dlq_list(call: Call, /, every: bool, limit: int | None, output: Output, **filters: str | None) -> None:
+    """Print the dead letters that are open, newest last."""
+    from streams import dead_letters, show
+
+    letters = dead_letters.load(call.settings)
+    wanted = _matching(call, letters, **filters)
+    found = letters.matching(wanted) if every else letters.matching(wanted, "open")
+    columns = [
+        show.Column("letter", lambda row: row["letter"][:8]),
+        show.Column("when", lambda row: show.moment(row["written_at"])),
+        show.Column("stage", "stage"),
+        show.Column("reason", "reason"),
+        show.Column("source", "source"),
+        show.Column("state", "state"),
+        show.Column("error", lambda row: row["error"].removeprefix(f"{row['source']}: "), optional=True),
+    ]
+    show.rows([_row(letters, letter) for letter in found[-limit if limit else 0 :]], columns, output)
+    if not found:
+        decided = len(letters.matching(wanted))
+        click.echo(f"No such letter is open{f'; {decided} are decided (--all)' if decided else ''}.", err=True)
+
+
+def _row(letters: Letters, letter: Letter) -> dict[str, Any]:
+    event = letter.event
+    return {
+        "letter": event.dead_letter_id,
+        "at": str(letter.at),
+        "written_at": letter.written_ms,
+        "stage": event.stage,
+        "reason": event.reason,
+        "source": str(letter.source),
+        "source_timestamp": event.source_timestamp,
+        "bytes": letter.payload_bytes,
+        "state": letters.state(letter),
+        "error": event.error,
+    }
+
+
+@dlq.command("show")
+@click.argument("name", metavar="LETTER")
+@click.option(
+    "--raw",
+    type=click.Path(dir_okay=False, path_type=Path, allow_dash=True),
+    metavar="FILE|-",
+    default=None,
+    help="Write the original bytes to FILE, or to stdout, as they are; print nothing else.",
+)
+@output_option
+@pass_call
+def dlq_show(call: Call, name: str, raw: Path | None, output: Output) -> None:
+    """Print everything about a dead letter, the original record included.
+
+    Its payload is printed as JSON if it can be decoded here, else as a dump of its bytes. Of coordinates that two
+    stages wrote letters about, both are printed.
+    """
+    from streams import dead_letters, show
+    from streams.errors import EventError
+
+    settings = call.settings
+    letters = dead_letters.load(settings)
+    found = letters.find(name, prefix=settings.topics.prefix)
+    for number, (letter, original) in enumerate(dead_letters.originals(settings, found)):
+        if isinstance(original, EventError):
+            raise original
+        if raw is not None:
+            _write_raw(original.payload, raw, letter)
+            return
+        row = _row(letters, letter) | {
+            "decisions": [
+                {"at": str(made.at), "written_at": made.written_ms, "state": made.verdict, "said": made.said}
+                for made in letters.decisions(letter.source)
+            ],
+            "key": None if original.key is None else _text(original.key),
+            "headers": {header: _text(value) for header, value in original.headers.items()},
+            "payload": _payload(call, letter, original),
+        }
+        if output == "jsonl":
+            print(show.json_line(row))
+            continue
+        if number:
+            print()
+        _show(row, original)
+
+
+def _write_raw(payload: bytes | None, raw: Path, letter: Letter) -> None:
+    if payload is None:
+        raise NotFoundError(
+            f"{letter.source}: there are no bytes to write: the record is a tombstone, without a payload"
+        )
+    if str(raw) == "-":
+        click.get_binary_stream("stdout").write(payload)
+        return
+    try:
+        raw.write_bytes(payload)
+    except OSError as exc:
+        raise StreamwardError(f"{raw}: {exc.strerror}; give a file that can be written, or - for stdout") from exc
+
+
+def _payload(call: Call, letter: Letter, original: Original) -> dict[str, Any] | None:
+    """Return the original's payload as JSON takes it; None for a tombstone."""
+    from schemas.serde import Poison, decode
+    from streams.topics import topics
+
+    if original.payload is None:
+        return None
+    shape = next((t for t in topics(call.settings.topics).values() if t.name == letter.event.source_topic), None)
+    as_text = {"base64": base64.b64encode(original.payload).decode()}
+    if shape is None:
+        error = f"{letter.event.source_topic} is no topic of this deployment, so what it holds is not known"
+        return {"poison": {"reason": "unknown_topic", "error": error}} | as_text
+    event = decode(original.payload, shape.event)
+    if isinstance(event, Poison):
+        return {"poison": {"reason": event.reason, "error": event.error}} | as_text
+    return {"kind": shape.event.__name__, "event": event}
+
+
+def _show(row: dict[str, Any], original: Original) -> None:
+    import json
+
+    from streams import show
+
+    payload, decisions = row.pop("payload"), row.pop("decisions")
+    times = {name: show.moment(row[name]) for name in ("written_at", "source_timestamp")}
+    show.record(row | times, "table")
+    if decisions:
+        print("\ndecisions")
+        time = show.Column("time", lambda made: show.moment(made["written_at"]))
+        show.rows(decisions, [time, *(show.Column(name, name) for name in ("state", "at", "said"))], "table")
+    if payload is None:
+        print("\nno payload: a tombstone")
+    elif "event" in payload:
+        print(f"\npayload: {payload['kind']}")
+        text = json.dumps(json.loads(show.json_line(payload["event"])), indent=2, ensure_ascii=False)
+        for line in text.splitlines():
+            print(show.printable(line))
+    else:
+        print(f"\npayload: {payload['poison']['reason']}: {show.printable(payload['poison']['error'])}")
+        for line in hex_dump(original.payload or b""):
+            print(line)
+
+
+def hex_dump(data: bytes) -> Iterator[str]:
+    """Yield lines of offset, 16 bytes, and the same as ASCII, as `hexdump -C` prints them; at most `SHOWN_BYTES`."""
+    for start in range(0, min(len(data), SHOWN_BYTES), 16):
+        part = data[start : start + 16]
+        text = "".join(chr(byte) if 0x20 <= byte < 0x7F else "." for byte in part)
+        yield f"{start:08x}  {part[:8].hex(' '):23}  {part[8:].hex(' '):23}  |{text}|"
+    if len(data) > SHOWN_BYTES:
+        yield f"... {len(data) - SHOWN_BYTES} bytes more; --raw FILE writes all of them"
+
+
+def _text(data: bytes) -> str:
+    """Return bytes as the text they are, or as Python writes them."""
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        return repr(data)
+    return text if text.isprintable() else repr(data)
+
+
+# --- deciding ---------------------------------------------------------------------------------------------------------
+
+
+def _deciding(command: F) -> F:
+    """Add what `retry` and `drop` have in common."""
+    for option in (
+        output_option,
+        click.option("--dry-run", is_flag=True, help="Say what would happen, and write nothing."),
+        click.option("--why", metavar="TEXT", default="", help="A sentence for the log, beside your name."),
+        click.option(
+            "--all-matching", is_flag=True, help="Instead of each LETTER: all open ones that the filters name."
+        ),
+        _filters,
+        click.argument("names", metavar="[LETTER]...", nargs=-1),
+    ):
+        command = option(command)
+    return command
+
+
+@dlq.command("retry")
+@_deciding
+@click.option("--force", is_flag=True, help="Also what no mending helps, and what was dropped.")
+@click.option("--unfinished", is_flag=True, help="With --all-matching: instead, those whose retry was cut short.")
+@pass_call
+def dlq_retry(call: Call, /, names: tuple[str, ...], output: Output, force: bool, **options: Any) -> None:
+    """Put original records back on their topics.
+
+    Do it once the cause is mended. The record keeps its key, payload and headers, and gets the header
+    streamward-retry. Nothing is retried twice, also not by two people at once; a retry that was cut short is finished
+    by another one, two minutes later. Refused is what would fail again. The exit code is 4 if a letter was refused.
+    """
+    _decide(call, "retried", names, output, force=force, **options)
+
+
+@dlq.command("drop")
+@_deciding
+@pass_call
+def dlq_drop(call: Call, /, names: tuple[str, ...], output: Output, **options: Any) -> None:
+    """Close letters without putting anything back.
+
+    They are no longer listed; the letters stay in the log, with who dropped them and why.
+    """
+    _decide(call, "dropped", names, output, force=False, unfinished=False, **options)
+
+
+def _decide(
+    call: Call,
+    verdict: Verdict,
+    names: tuple[str, ...],
+    output: Output,
+    *,
+    all_matching: bool,
+    unfinished: bool,
+    why: str,
+    dry_run: bool,
+    force: bool,
+    **filters: str | None,
+) -> None:
+    from streams import dead_letters, put_back
+
+    if bool(names) == all_matching:
+        raise SettingsError(
+            "name each letter (`streamward dlq list` shows them), or give --all-matching; one of the two"
+        )
+    if names and (unfinished or any(filters.values())):
+        raise SettingsError("--reason, --stage, --topic, --since and --unfinished choose letters for --all-matching")
+    settings = call.settings
+    letters = dead_letters.load(settings)
+    if names:
+        chosen = [letter for name in names for letter in letters.find(name, prefix=settings.topics.prefix)]
+    else:
+        wanted = _matching(call, letters, **filters)
+        chosen = letters.matching(wanted, "retried" if unfinished else "open")
+    order = put_back.Order(verdict=verdict, actor=_actor(), why=why, force=force, dry_run=dry_run)
+    outcomes: Iterable[Outcome] = put_back.decide(settings, letters, chosen, order)
+    if unfinished:
+        outcomes = (outcome for outcome in outcomes if outcome.result != "already")
+    _report(outcomes, order, output)
+
+
+def _actor() -> str:
+    import getpass
+    import os
+
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):  # a container's user that has no name
+        return f"uid {os.getuid()}"
+
+
+def _report(outcomes: Iterable[Outcome], order: Order, output: Output) -> None:
+    """Print a line an outcome, and a summary. Raises the error of the only refusal, or RefusedError for several."""
+    from collections import Counter
+
+    from streams import show
+
+    columns = [
+        show.Column("letter", lambda row: row["letter"][:8], 8),
+        show.Column("result", "result", 11),
+        show.Column("source", "source", 40),
+        show.Column("what", lambda row: row["error"] or (f"now {row['at']}" if row["at"] else "")),
+    ]
+    lines = show.Lines(columns) if output == "table" else None
+    counts: Counter[str] = Counter()
+    errors: list[StreamwardError] = []
+    for outcome in outcomes:
+        counts[outcome.result] += 1
+        errors += [outcome.error] if outcome.error else []
+        row = {
+            "letter": outcome.letter.event.dead_letter_id,
+            "source": str(outcome.letter.source),
+            "result": outcome.result,
+            "at": None if outcome.at is None else str(outcome.at),
+            "error": None if outcome.error is None else str(outcome.error),
+        }
+        if lines is None:
+            print(show.json_line(row), flush=True)
+        else:
+            lines.add(row)
+    done = "retried" if order.verdict == "retried" else "dropped"
+    words = {"already": f"{done} already", "would retry": "would be retried", "would drop": "would be dropped"}
+    summary = ", ".join(f"{count} {words.get(result, result)}" for result, count in counts.items())
+    click.echo(f"{summary}." if summary else "No letter matches.", err=True)
+    if len(errors) == 1:
+        raise errors[0]
+    if errors:
+        raise RefusedError(f"{len(errors)} of {counts.total()} letters were refused; their lines say why")

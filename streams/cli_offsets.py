@@ -1,0 +1,100 @@
+"""The commands about what consumer groups have committed.
+
+    offsets list ──► where each group stands: lag, and what retention has cut before it was read
+    offsets skip ──► accept such a loss, once, by name
+
+As thin as those in cli.py, and as careful not to import anything before a command runs.
+
+Not covered: going back. To read a range again, without any group, is what replay is for.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from streams.shell import Call, output_option, pass_call
+
+if TYPE_CHECKING:
+    from streams.positions import Position
+    from streams.show import Output
+
+
+@click.group()
+def offsets() -> None:
+    """Look at what was committed, and accept losses."""
+
+
+@offsets.command("list")
+@output_option
+@pass_call
+def offsets_list(call: Call, output: Output) -> None:
+    """Print where each group stands.
+
+    Of every partition that it has committed: the commit, the first offset there is, the next one, how many records it
+    lags, and whether retention has cut what it had still to read. A trainer's commit is a hint: its checkpoint counts.
+    """
+    from streams import positions, show
+
+    columns = [
+        show.Column("group", "group"),
+        show.Column("partition", lambda row: f"{row['topic']}[{row['partition']}]"),
+        show.Column("committed", "committed", right=True),
+        show.Column("first", "first", right=True),
+        show.Column("next", "next", right=True),
+        show.Column("lag", "lag", right=True),
+        show.Column("state", "state"),
+    ]
+    found = positions.positions(call.settings)
+    show.rows([_row(at) for at in found], columns, output)
+    for group in sorted({at.group for at in found if at.gone and not at.group.startswith("trainer-")}):
+        click.echo(
+            f"Group {group} will not start: restore what was cut, or accept the loss with "
+            f"`streamward offsets skip --group {group}`.",
+            err=True,
+        )
+
+
+@offsets.command("skip")
+@click.option("--group", required=True, metavar="GROUP", help="As `offsets list` names it, e.g. policy-default.")
+@click.option("--dry-run", is_flag=True, help="Say what would be given up, and change nothing.")
+@output_option
+@pass_call
+def offsets_skip(call: Call, group: str, dry_run: bool, output: Output) -> None:
+    """Accept the loss of what retention has cut before GROUP read it.
+
+    Commits the first offset there is, in those partitions only, and prints what is given up. The group must have no
+    members: stop its processes first.
+    """
+    from streams import positions, show
+
+    cut = positions.skip(call.settings, group, dry_run=dry_run)
+    columns = [
+        show.Column("partition", lambda row: f"{row['topic']}[{row['partition']}]"),
+        show.Column("committed", "committed", right=True),
+        show.Column("first", "first", right=True),
+        show.Column("given up", "gone", right=True),
+    ]
+    show.rows([_row(at) for at in cut], columns, output)
+    gone = sum(at.gone for at in cut)
+    if not cut:
+        click.echo("Nothing was cut before it was read; nothing is changed.", err=True)
+    elif dry_run:
+        click.echo(f"{gone} records would be given up; nothing is changed.", err=True)
+    else:
+        click.echo(f"{gone} records are given up. The group goes on with the first there are.", err=True)
+
+
+def _row(at: Position) -> dict[str, Any]:
+    return {
+        "group": at.group,
+        "topic": at.topic,
+        "partition": at.partition,
+        "committed": at.committed,
+        "first": at.first,
+        "next": at.next,
+        "lag": at.lag,
+        "gone": at.gone,
+        "state": at.state,
+    }

@@ -1,0 +1,235 @@
+"""Faults 12 to 14: what Kafka deletes, and what a newer version writes.
+
+Not covered: a source topic that is made anew. That is refused at once (streams/faust_fixes.py, streams/following.py).
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import confluent_kafka as ck
+from confluent_kafka import admin
+
+from streams import broker, cluster
+from streams.log import client_config
+from streams.reading import read
+from streams.settings import Settings, to_env
+from tests.chaos.load import Load
+from tests.chaos.matrix import fault
+from tests.chaos.world import REPO, World, plain_environment
+
+# --- retention --------------------------------------------------------------------------------------------------------
+
+
+@fault(
+    12,
+    "retention deletes what nobody has read",
+    "tasks are deleted below their end while the agent is away; it must refuse to go on until told to skip them",
+    settings={"advantages": {"deadline_s": 20.0, "grace_s": 1.0}},
+    codes=frozenset({5}),
+    cut=True,
+)
+def retention(world: World, load: Load, draw: random.Random) -> None:
+    load.until(draw.uniform(0.2, 0.4))
+    world.stop("policy")
+    world.wait_for("tasks", 300)
+    ends = {tp: high for tp, (_, high) in cluster.offsets(world.direct, ["tasks"]).items()}
+    delete_records(world.direct, ends)
+    world.start("policy")
+    deadline = time.monotonic() + 30
+    while not any(end.name == "policy" and end.code == 5 for end in world.exits):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"the agent passed over what was deleted: {world.said('policy')[-400:]}")
+        time.sleep(0.1)
+    world.stop("policy")
+    said = world.said("policy")
+    if "offsets skip" not in said:
+        raise RuntimeError(f"the agent did not say what to do: {said[-400:]}")
+    streamward(world.direct, "offsets", "skip", "--group", f"policy-{world.direct.policy.name}")
+    world.start("policy")
+    load.until(1)
+
+
+def delete_records(settings: Settings, before: dict[tuple[str, int], int]) -> None:
+    """Delete the records below these offsets, as retention does."""
+    client = admin.AdminClient({**client_config(settings.kafka), "log_level": 0})
+    client.list_topics(timeout=10)
+    for future in client.delete_records([ck.TopicPartition(*tp, offset) for tp, offset in before.items()]).values():
+        future.result()
+
+
+def streamward(settings: Settings, *arguments: str, repo: Path = REPO) -> str:
+    """Run a command to its end, and return what it printed. Raises RuntimeError with its words if it fails."""
+    done = subprocess.run(
+        [sys.executable, "-m", "streams.cli", *arguments],
+        env={**plain_environment(repo), **to_env(settings)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    if done.returncode:
+        raise RuntimeError(f"streamward {' '.join(arguments)}: exit {done.returncode}: {done.stderr[-800:]}")
+    return done.stdout
+
+
+# --- versions ---------------------------------------------------------------------------------------------------------
+
+
+@fault(
+    13,
+    "old and new code in one group, and one schema version more",
+    "a scorer of the next version writes rewards that the old worker cannot read, beside a new worker that can; then "
+    "the old one is told to end, and `dlq retry` puts back what it could not read",
+)
+def mixed_versions(world: World, load: Load, draw: random.Random) -> None:
+    newer = next_version(world.folder / "newer")
+    load.until(0.2)
+    world.start("streams-2", repo=newer)
+    load.until(0.35)
+    world.stop("scoring")
+    world.start("scoring", repo=newer)
+    load.until(0.6)
+    world.stop("streams")
+    load.until(1.0)
+    world.repo = newer
+    time.sleep(3)
+    said = streamward(world.direct, "dlq", "retry", "--reason", "unknown_schema", "--all-matching", repo=newer)
+    world.notes.append(f"{len(said.splitlines())} rewards put back")
+
+
+def next_version(folder: Path) -> Path:
+    """Return a copy of this code in which a Reward has one field more, and schema files to match."""
+    for package in ("schemas", "streams", "trainer", "tests"):
+        shutil.copytree(REPO / package, folder / package, ignore=shutil.ignore_patterns("__pycache__", "histories"))
+    events = folder / "schemas" / "events.py"
+    before = events.read_text()
+    one_more = r"\1    annotator: str | None = None\n\2"
+    after = re.sub(r"(class Reward:.*?\n)(    components: )", one_more, before, count=1, flags=re.DOTALL)
+    if before == after:
+        raise RuntimeError("Reward has changed its shape; give the next version another field")
+    events.write_text(after)
+    subprocess.run(
+        [sys.executable, "-m", "schemas.generate"], cwd=folder, env=plain_environment(folder), check=True, timeout=120
+    )
+    return folder
+
+
+# --- changelogs -------------------------------------------------------------------------------------------------------
+
+TABLE = "streams-open-groups-changelog"
+
+
+class QuickCleaner(World):
+    """A World whose node compacts without waiting."""
+
+    def open_broker(self) -> None:
+        """Start the node with a cleaner that looks every second."""
+        properties = {"log.cleaner.backoff.ms": "1000"}
+        self.use(self.stack.enter_context(broker.embedded(self.node.data_dir, properties=properties)).bootstrap)
+
+
+@fault(
+    14,
+    "a changelog is compacted, cut, shortened, deleted",
+    "each in turn, in random order, while the worker is away: it recovers from what is there, or reads the source "
+    "topics again, and says which",
+    place=QuickCleaner,
+)
+def changelog(world: World, load: Load, draw: random.Random) -> None:
+    ways: list[tuple[Callable[[World, str], None], str]] = [
+        (compact, "reading"),
+        (cut_head, "again"),
+        (shorten, "again"),
+        (remove, "again"),
+    ]
+    draw.shuffle(ways)
+    for number, (spoil, says) in enumerate(ways):
+        load.until(0.12 + 0.12 * number)
+        world.stop("streams")
+        spoil(world, world.direct.topics.prefix + TABLE)
+        heard = len(world.said("streams"))
+        world.start("streams")
+        world.wait_for("groups", 20, timeout_s=120)
+        if says not in world.said("streams")[heard:]:
+            raise RuntimeError(
+                f"after {spoil.__name__} the worker did not say {says!r}: {world.said('streams')[heard:]}"
+            )
+    load.until(1)
+
+
+def _admin(world: World) -> admin.AdminClient:
+    client = admin.AdminClient({**client_config(world.direct.kafka), "log_level": 0})
+    client.list_topics(timeout=10)
+    return client
+
+
+def _bounds(world: World, topic: str) -> dict[tuple[str, int], tuple[int, int]]:
+    consumer = ck.Consumer({**client_config(world.direct.kafka), "group.id": "chaos"})
+    try:
+        return {
+            (topic, partition): consumer.get_watermark_offsets(ck.TopicPartition(topic, partition), 10)
+            for partition in range(world.direct.topics.partitions)
+        }
+    finally:
+        consumer.close()
+
+
+def compact(world: World, topic: str) -> None:
+    """Have the broker compact it now, until it has gaps."""
+    entries = {"segment.ms": "100", "min.cleanable.dirty.ratio": "0.01", "max.compaction.lag.ms": "200"}
+    changes = [
+        admin.ConfigEntry(name, value, incremental_operation=admin.AlterConfigOpType.SET)
+        for name, value in entries.items()
+    ]
+    resource = admin.ConfigResource(admin.ConfigResource.Type.TOPIC, topic, incremental_configs=changes)
+    for future in _admin(world).incremental_alter_configs([resource]).values():
+        future.result()
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        bounds = _bounds(world, topic)
+        held = sum(
+            1
+            for _ in read(world.direct, {tp: b[0] for tp, b in bounds.items()}, {tp: b[1] for tp, b in bounds.items()})
+        )
+        if held < sum(high - low for low, high in bounds.values()):
+            return
+        time.sleep(1)
+    raise TimeoutError(f"{topic} was not compacted within 60 s")
+
+
+def cut_head(world: World, topic: str) -> None:
+    """Delete the first half."""
+    delete_records(world.direct, {tp: (low + high) // 2 for tp, (low, high) in _bounds(world, topic).items()})
+
+
+def remove(world: World, topic: str) -> None:
+    """Delete the topic."""
+    for future in _admin(world).delete_topics([topic]).values():
+        future.result()
+    while topic in cluster.describe(world.direct):
+        time.sleep(0.1)
+
+
+def shorten(world: World, topic: str) -> None:
+    """Make it anew, with the first two thirds of its records, as a broker that lost its last segment has them."""
+    bounds = _bounds(world, topic)
+    starts = {tp: low for tp, (low, _) in bounds.items()}
+    kept = list(read(world.direct, starts, {tp: low + (high - low) * 2 // 3 for tp, (low, high) in bounds.items()}))
+    config = cluster.configs(world.direct, [topic])[topic]
+    remove(world, topic)
+    cluster.create(
+        world.direct, [admin.NewTopic(topic, num_partitions=len(bounds), replication_factor=1, config=config)]
+    )
+    producer = ck.Producer({**client_config(world.direct.kafka), "acks": "all", "linger.ms": 5})
+    for record in kept:
+        producer.produce(topic, record.payload, record.key, partition=record.at.partition)
+        producer.poll(0)
+    if left := producer.flush(30):
+        raise RuntimeError(f"{left} records were not acknowledged")

@@ -1,0 +1,443 @@
+"""Dead letters in a real log: looked at, put back and dropped, each once."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from factories import response, task
+
+from schemas import serde
+from schemas.events import Coordinates, Event, derive_id
+from streams import cluster
+from streams.cli import cli
+from streams.dead_letters import decision, load
+from streams.log import Producer, Record, dead_letter, key_of
+from streams.put_back import RETRY_HEADER, STALE_S, Order, decide
+from streams.settings import Kafka, Settings, Topics, to_env
+from streams.topics import topic_of, topics
+
+pytestmark = pytest.mark.kafka
+
+
+@pytest.fixture(autouse=True)
+def log_as_before() -> Iterator[None]:
+    """Put the log set-up back that each command replaces."""
+    root = logging.getLogger()
+    level, handlers = root.level, list(root.handlers)
+    yield
+    root.setLevel(level)
+    root.handlers[:] = handlers
+
+
+def run(settings: Settings, *args: str) -> Result:
+    return CliRunner().invoke(cli, ["dlq", *args], env=to_env(settings))
+
+
+def lines(result: Result) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+MARK: dict[tuple[str, int], int] = {}
+"""Where the test at hand began, in topics that several share; what lies before is not its own."""
+
+
+@pytest.fixture(scope="module")
+def shared(kafka_bootstrap: str) -> Settings:
+    """Settings whose topics most of these tests share: a producer takes half a second to find new ones."""
+    settings = Settings(kafka=Kafka(bootstrap=kafka_bootstrap), topics=Topics(prefix="test-dlq."))
+    cluster.apply_topics(settings)
+    return settings
+
+
+@pytest.fixture
+def made(shared: Settings) -> Settings:
+    """Shared topics, in which only what comes from now on counts. Letters are named, never `--all-matching`."""
+    MARK.update({tp: end for tp, (_, end) in cluster.offsets(shared, ["tasks", "responses", "dead-letters"]).items()})
+    return shared
+
+
+@pytest.fixture
+def alone(settings: Settings) -> Settings:
+    """Topics of this test's own."""
+    cluster.apply_topics(settings)
+    return settings
+
+
+def own(at: Coordinates) -> bool:
+    return at.offset >= MARK.get((at.topic, at.partition), 0)
+
+
+def records(settings: Settings, label: str) -> list[Record]:
+    return [record for record in cluster.read_topic(settings, label) if own(record.at)]
+
+
+def listed(settings: Settings, *args: str) -> list[dict[str, Any]]:
+    letters = {str(letter.at): letter for letter in load(settings).matching()}
+    return [row for row in lines(run(settings, "list", *args)) if own(letters[row["at"]].at)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def writer(kafka_bootstrap: str) -> Iterator[Producer]:
+    """The one producer of these tests: a new one takes half a second to begin."""
+    with Producer(Settings(kafka=Kafka(bootstrap=kafka_bootstrap))) as producer:
+        WRITER.append(producer)
+        yield producer
+        WRITER.clear()
+
+
+WRITER: list[Producer] = []
+
+
+def put(
+    settings: Settings,
+    label: str,
+    key: bytes | None,
+    payload: bytes | None,
+    *,
+    headers: dict[str, bytes] | None = None,
+    timestamp_ms: int = 0,
+    partition: int = -1,
+) -> Record:
+    """Write bytes, and return the record they became."""
+    where: list[Coordinates] = []
+    timestamp_ms = timestamp_ms or int(time.time() * 1000)
+    WRITER[0].send_bytes(
+        topics(settings.topics)[label].name, key, payload, on_ack=where.append,
+        headers=headers, timestamp_ms=timestamp_ms, partition=partition,
+    )  # fmt: skip
+    WRITER[0].flush()
+    return Record(where[0], timestamp_ms, key, payload, tuple((headers or {}).items()))
+
+
+def put_event(settings: Settings, event: Event, **more: Any) -> Record:
+    topic = topic_of(type(event), settings.topics)
+    return put(settings, topic.label, key_of(event, topic), serde.encode(event), **more)
+
+
+def bury(settings: Settings, record: Record, *, stage: str = "scoring", reason: str = "unknown_task") -> str:
+    """Write the dead letter of a record, as a stage does, and return its id."""
+    letter = dead_letter(record, stage=stage, reason=reason, error="it cannot be used")
+    put_event(settings, letter)
+    return letter.dead_letter_id
+
+
+def buried(settings: Settings, event: Event | None = None, **how: Any) -> tuple[Record, str]:
+    """Write an event and its dead letter."""
+    record = put_event(settings, event or response(), headers={"trace": b"\x00\x01"})
+    return record, bury(settings, record, **how)
+
+
+def claimed(settings: Settings, record: Record, *, age_s: float) -> None:
+    """Write the claim of a retry that came no further."""
+    (letter,) = (found for found in load(settings).matching() if found.source == record.at)
+    now_ms = int((time.time() - age_s) * 1000)
+    end = cluster.offsets(settings, ["responses"])[record.at.topic, record.at.partition][1]
+    claim = decision(letter, "retried", 1, "put back by mina", now_ms=now_ms, partition=record.at.partition, end=end)
+    put_event(settings, claim, timestamp_ms=now_ms)
+
+
+# --- list and show ----------------------------------------------------------------------------------------------------
+
+
+def test_list_prints_open_letters_newest_last_and_filters_them(alone: Settings) -> None:
+    _, first = buried(alone, task())
+    _, second = buried(alone, response(), reason="late", stage="advantages")
+    _, third = buried(alone, task(task_id="t2"), stage="policy")
+
+    assert [(row["letter"], row["state"]) for row in lines(run(alone, "list"))] == [
+        (letter, "open") for letter in (first, second, third)
+    ]
+    for filters, expected in {
+        ("--reason", "late"): [second],
+        ("--stage", "policy"): [third],
+        ("--topic", "tasks"): [first, third],
+        ("--since", "2100-01-01"): [],
+        ("--limit", "1"): [third],
+    }.items():
+        assert [row["letter"] for row in lines(run(alone, "list", *filters))] == expected, filters
+
+
+def test_a_table_has_one_line_a_letter(alone: Settings) -> None:
+    record, letter = buried(alone)
+    header, line = run(alone, "list", "--output", "table").stdout.splitlines()
+    assert header.split() == ["letter", "when", "stage", "reason", "source", "state", "error"]
+    assert line.split()[0] == letter[:8]
+    assert str(record.at) in line
+
+
+def test_show_decodes_what_can_be_decoded(made: Settings) -> None:
+    event = response(text="eleven")
+    record, letter = buried(made, event)
+    (shown,) = lines(run(made, "show", letter[:6]))
+    assert shown["payload"]["event"]["text"] == "eleven"
+    assert shown["key"] == event.task_id
+    assert shown["headers"] == {"trace": repr(b"\x00\x01")}
+    assert lines(run(made, "show", f"responses[{record.at.partition}]@{record.at.offset}")) == [shown]
+    assert '"text": "eleven"' in run(made, "show", letter, "--output", "table").stdout
+
+
+def test_show_dumps_what_cannot_be_decoded_and_gives_the_bytes_back(made: Settings, tmp_path: Path) -> None:
+    junk = b"\x1b[31m" + bytes(range(256)) * 20
+    letter = bury(made, put(made, "tasks", b"t1", junk), stage="policy", reason="not_avro")
+    shown = run(made, "show", letter, "--output", "table").stdout
+    assert "00000000  1b 5b 33 31 6d 00 01 02  03 04 05 06 07 08 09 0a  |.[31m" in shown
+    assert "\x1b" not in shown
+    assert "--raw FILE" in shown
+    assert run(made, "show", letter, "--raw", "-").stdout_bytes == junk
+    assert run(made, "show", letter, "--raw", str(tmp_path / "payload")).exit_code == 0
+    assert (tmp_path / "payload").read_bytes() == junk
+
+
+def test_what_is_named_wrongly_is_told_apart_from_what_is_not_there(made: Settings) -> None:
+    for code, *arguments in (
+        (3, "show", "123456"),
+        (2, "show", "12345"),
+        (3, "list", "--topic", "taks"),
+        (2, "list", "--since", "-20"),
+        (2, "drop"),
+        (2, "drop", "123456", "--all-matching"),
+        (2, "drop", "123456", "--reason", "late"),
+    ):
+        assert run(made, *arguments).exit_code == code, arguments
+
+
+def test_a_record_of_the_topic_that_is_no_letter_is_passed_over_with_its_coordinates(alone: Settings) -> None:
+    junk = put(alone, "dead-letters", b"t1", b"junk")
+    _, letter = buried(alone)
+    result = run(alone, "list")
+    assert [row["letter"] for row in lines(result)] == [letter]
+    assert f"{junk.at}" in result.stderr
+
+
+# --- retry ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_retried_record_keeps_key_payload_headers_and_partition(made: Settings) -> None:
+    record, letter = buried(made)
+    (outcome,) = lines(run(made, "retry", letter, "--why", "the task was submitted late"))
+    assert outcome["result"] == "retried"
+
+    before, back = records(made, "responses")
+    assert before == record
+    assert (back.key, back.payload, back.at.partition) == (record.key, record.payload, record.at.partition)
+    assert str(back.at) == outcome["at"]
+    headers = dict(back.headers)
+    assert headers.pop(RETRY_HEADER) == derive_id("dlq", *record.at, 1).encode()
+    assert headers == dict(record.headers)
+    assert listed(made) == []
+    assert [row["state"] for row in listed(made, "--all")] == ["retried"]
+    assert "the task was submitted late" in lines(run(made, "show", letter))[0]["decisions"][0]["said"]
+
+
+def test_a_record_without_a_key_goes_back_to_its_partition(made: Settings) -> None:
+    record = put(made, "responses", None, serde.encode(response()), partition=5)
+    letter = bury(made, record)
+    assert run(made, "retry", letter).exit_code == 0
+    assert [found.at.partition for found in records(made, "responses")] == [5, 5]
+    assert lines(run(made, "retry", letter))[0]["result"] == "already"
+
+
+def test_a_second_retry_says_so_and_writes_nothing(made: Settings) -> None:
+    _, letter = buried(made)
+    run(made, "retry", letter)
+    before = records(made, "responses"), records(made, "dead-letters")
+    again = run(made, "retry", letter)
+    assert again.exit_code == 0
+    assert lines(again)[0]["result"] == "already"
+    assert (records(made, "responses"), records(made, "dead-letters")) == before
+
+
+def test_two_retries_side_by_side_put_one_record_back(made: Settings) -> None:
+    # both have read the letters before either writes, so only the order of their claims can tell who does it
+    chosen = [buried(made, response(slot=slot))[1] for slot in range(4)]
+    both_have_read = threading.Barrier(2)
+
+    def operator(name: str) -> list[str]:
+        letters = load(made)
+        both_have_read.wait(30)
+        wanted = [letter for name in chosen for letter in letters.find(name)]
+        return [outcome.result for outcome in decide(made, letters, wanted, Order(verdict="retried", actor=name))]
+
+    with ThreadPoolExecutor(2) as pool:
+        results = [result for said in pool.map(operator, ("mina", "noah")) for result in said]
+    assert sorted(results) == ["refused"] * 4 + ["retried"] * 4
+    assert len(records(made, "responses")) == 8
+
+
+def test_who_read_the_letters_before_the_other_decided_is_told_who_was_faster(made: Settings) -> None:
+    # the race, told in order: both have looked, then one decides, then the other
+    _, letter = buried(made)
+    slow, fast = load(made), load(made)
+    (first,) = decide(made, fast, fast.find(letter), Order(verdict="retried", actor="mina"))
+    (second,) = decide(made, slow, slow.find(letter), Order(verdict="dropped", actor="noah"))
+    assert (first.result, second.result) == ("retried", "refused")
+    assert "put back by mina" in str(second.error)
+    assert load(made).state(first.letter) == "retried"
+    assert len(records(made, "responses")) == 2
+
+
+def test_a_retry_killed_between_claim_and_record_is_finished_by_a_later_one(made: Settings) -> None:
+    record, letter = buried(made)
+    claimed(made, record, age_s=STALE_S + 10)
+    assert len(records(made, "responses")) == 1
+
+    assert lines(run(made, "retry", letter))[0]["result"] == "retried"
+    back = records(made, "responses")[1]
+    assert dict(back.headers)[RETRY_HEADER] == derive_id("dlq", *record.at, 2).encode()
+    assert lines(run(made, "retry", letter))[0]["result"] == "already"
+    assert len(records(made, "responses")) == 2
+
+
+def test_unfinished_retries_are_found_among_all(alone: Settings) -> None:
+    record, letter = buried(alone)
+    _, finished = buried(alone, response(slot=1))
+    run(alone, "retry", finished)
+    claimed(alone, record, age_s=STALE_S + 10)
+    assert lines(run(alone, "retry", "--all-matching")) == []
+    outcomes = lines(run(alone, "retry", "--all-matching", "--unfinished"))
+    assert [(row["letter"], row["result"]) for row in outcomes] == [(letter, "retried")]
+
+
+def test_a_claim_that_is_fresh_is_left_to_its_writer(made: Settings) -> None:
+    record, letter = buried(made)
+    claimed(made, record, age_s=0)
+    result = run(made, "retry", letter)
+    assert result.exit_code == 4
+    assert "put back by mina" in result.stderr
+    assert len(records(made, "responses")) == 1
+
+
+def test_a_retry_killed_behind_its_record_was_done(made: Settings) -> None:
+    record, letter = buried(made)
+    claimed(made, record, age_s=0)
+    header = {RETRY_HEADER: derive_id("dlq", *record.at, 1).encode()}
+    put(made, "responses", record.key, record.payload, headers=header)
+    assert lines(run(made, "retry", letter))[0]["result"] == "already"
+    assert len(records(made, "responses")) == 2
+
+
+def test_a_retried_record_that_fails_again_is_open_again(made: Settings) -> None:
+    _, letter = buried(made)
+    run(made, "retry", letter)
+    second = bury(made, records(made, "responses")[1])
+    assert [row["letter"] for row in listed(made)] == [second]
+    run(made, "retry", second)
+    assert len(records(made, "responses")) == 3
+
+
+def test_two_letters_about_one_record_share_its_fate(alone: Settings) -> None:
+    record, letter = buried(alone)
+    bury(alone, record, stage="advantages")
+    assert len(lines(run(alone, "retry", "--all-matching"))) == 1
+    assert lines(run(alone, "list")) == []
+    assert len(lines(run(alone, "show", str(record.at)))) == 2
+    assert lines(run(alone, "retry", letter))[0]["result"] == "already"
+    assert len(records(alone, "responses")) == 2
+
+
+def test_what_no_mending_helps_is_refused_unless_forced(made: Settings) -> None:
+    _, letter = buried(made, stage="advantages", reason="superseded")
+    result = run(made, "retry", letter)
+    assert result.exit_code == 4
+    assert "superseded" in result.stderr
+    assert len(records(made, "dead-letters")) == 1
+    assert run(made, "retry", letter, "--force").exit_code == 0
+    assert len(records(made, "responses")) == 2
+
+
+def test_bytes_that_cannot_be_decoded_here_either_are_not_put_back(alone: Settings) -> None:
+    poison = bury(alone, put(alone, "tasks", b"t1", b"junk"), stage="policy", reason="not_avro")
+    mended = bury(alone, put(alone, "tasks", b"t1", serde.encode(task())), stage="policy", reason="unknown_schema")
+    result = run(alone, "retry", "--all-matching")
+    assert result.exit_code == 4
+    assert {row["letter"]: row["result"] for row in lines(result)} == {poison: "refused", mended: "retried"}
+    assert "1 refused" in result.stderr
+
+
+def test_a_tombstone_can_be_forced_back(made: Settings) -> None:
+    letter = bury(made, put(made, "tasks", b"t1", None), stage="policy", reason="not_avro")
+    assert run(made, "show", letter, "--raw", "-").exit_code == 3
+    assert "tombstone" in run(made, "show", letter, "--output", "table").stdout
+    assert run(made, "retry", letter).exit_code == 4
+    assert run(made, "retry", letter, "--force").exit_code == 0
+    assert [record.payload for record in records(made, "tasks")] == [None, None]
+
+
+def test_a_source_of_another_deployment_is_an_error_before_anything_is_written(made: Settings) -> None:
+    record, _ = buried(made)
+    letter = bury(made, record._replace(at=record.at._replace(topic="elsewhere.responses")))
+    result = run(made, "retry", letter)
+    assert result.exit_code == 3
+    assert "elsewhere.responses" in result.stderr
+    assert len(records(made, "dead-letters")) == 2
+
+
+def test_a_record_larger_than_its_topic_takes_now_is_an_error_before_anything_is_written(made: Settings) -> None:
+    _, letter = buried(made, response(text="1" * 5000))
+    small = made.model_copy(update={"topics": Topics(prefix=made.topics.prefix, max_record_bytes=4096)})
+    result = run(small, "retry", letter)
+    assert result.exit_code == 1
+    assert "topics.max_record_bytes" in result.stderr
+    assert len(records(made, "dead-letters")) == 1
+
+
+def test_a_dry_run_writes_nothing(alone: Settings) -> None:
+    _, letter = buried(alone)
+    before = records(alone, "responses"), records(alone, "dead-letters")
+    assert lines(run(alone, "retry", "--all-matching", "--dry-run"))[0]["result"] == "would retry"
+    assert lines(run(alone, "drop", letter, "--dry-run"))[0]["result"] == "would drop"
+    assert (records(alone, "responses"), records(alone, "dead-letters")) == before
+
+
+# --- drop -------------------------------------------------------------------------------------------------------------
+
+
+def test_dropped_letters_are_closed_and_nothing_comes_back(made: Settings) -> None:
+    _, letter = buried(made)
+    assert lines(run(made, "drop", letter, "--why", "a test run"))[0]["result"] == "dropped"
+    assert listed(made) == []
+    assert listed(made, "--all")[0]["state"] == "dropped"
+    assert lines(run(made, "drop", letter))[0]["result"] == "already"
+    assert len(records(made, "responses")) == 1
+
+
+def test_a_dropped_letter_is_retried_only_by_force(made: Settings) -> None:
+    _, letter = buried(made)
+    run(made, "drop", letter, "--why", "a test run")
+    refused = run(made, "retry", letter)
+    assert refused.exit_code == 4
+    assert "a test run" in refused.stderr
+    assert lines(run(made, "retry", letter, "--force"))[0]["result"] == "retried"
+    assert listed(made, "--all")[0]["state"] == "retried"
+
+
+def test_what_was_put_back_cannot_be_dropped(made: Settings) -> None:
+    _, letter = buried(made)
+    run(made, "retry", letter)
+    assert run(made, "drop", letter).exit_code == 4
+    assert listed(made, "--all")[0]["state"] == "retried"
+
+
+def test_filters_choose_what_is_dropped(alone: Settings) -> None:
+    buried(alone, reason="late", stage="advantages")
+    _, other = buried(alone, response(slot=1))
+    assert len(lines(run(alone, "drop", "--all-matching", "--reason", "late"))) == 1
+    assert [row["letter"] for row in lines(run(alone, "list"))] == [other]
+
+
+def test_a_damaged_letter_is_told_as_one_and_can_still_be_dropped(made: Settings) -> None:
+    record, _ = buried(made)
+    letter = dead_letter(record._replace(at=record.at._replace(offset=99)), stage="scoring", reason="r", error="e")
+    put_event(made, replace(letter, payload="not base64!"))
+    assert run(made, "retry", letter.dead_letter_id).exit_code == 1
+    assert run(made, "drop", letter.dead_letter_id).exit_code == 0

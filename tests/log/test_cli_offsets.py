@@ -1,0 +1,138 @@
+"""`streamward offsets`: where groups stand, and the one way to accept what retention has cut."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import confluent_kafka as ck
+import pytest
+from click.testing import CliRunner, Result
+from confluent_kafka import admin
+from factories import reward
+
+from schemas.events import Coordinates
+from streams.cli import cli
+from streams.following import Consumer
+from streams.log import Producer, client_config
+from streams.positions import positions
+from streams.settings import Settings, to_env
+
+pytestmark = pytest.mark.kafka
+METADATA = '{"changelog": 7}'
+
+
+@pytest.fixture(autouse=True)
+def log_as_before() -> Iterator[None]:
+    """Put the log set-up back that each command replaces."""
+    root = logging.getLogger()
+    level, handlers = root.level, list(root.handlers)
+    yield
+    root.setLevel(level)
+    root.handlers[:] = handlers
+
+
+def run(settings: Settings, *args: str) -> Result:
+    return CliRunner().invoke(cli, ["offsets", *args], env=to_env(settings))
+
+
+def lines(result: Result) -> list[dict[str, Any]]:
+    assert result.exit_code == 0, result.output
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+def commit(settings: Settings, group: str, at: Coordinates, *offsets: tuple[int, int]) -> None:
+    """Commit (partition, offset) of the topic of `at`, with metadata."""
+    client = admin.AdminClient(client_config(settings.kafka))
+    wanted = [ck.TopicPartition(at.topic, partition, offset, metadata=METADATA) for partition, offset in offsets]
+    asked = ck.ConsumerGroupTopicPartitions(settings.topics.prefix + group, wanted)
+    deadline = time.monotonic() + 30
+    while any(
+        tp.error for tp in client.alter_consumer_group_offsets([asked])[asked.group_id].result().topic_partitions
+    ):
+        assert time.monotonic() < deadline  # the first commit of all makes the topic of commits
+        time.sleep(0.1)
+
+
+@pytest.fixture
+def at(made: Settings) -> Coordinates:
+    """Where the first of six rewards lay; the first four were cut."""
+    found: list[Coordinates] = []
+    with Producer(made) as producer:
+        for _ in range(6):
+            producer.send(reward(task_id="t1"), on_ack=found.append)
+    client = admin.AdminClient(client_config(made.kafka))
+    for future in client.delete_records([ck.TopicPartition(found[0].topic, found[0].partition, 4)]).values():
+        future.result()
+    return found[0]
+
+
+def test_list_tells_lag_and_what_was_cut_of_the_groups_of_this_deployment_only(made: Settings, at: Coordinates) -> None:
+    other = (at.partition + 1) % 8
+    commit(made, "streams", at, (at.partition, 1), (other, 3))
+    commit(made, "policy-p", at, (at.partition, 5))
+    commit(made, "somebody", at, (at.partition, 5))
+    result = run(made, "list", "--output", "jsonl")
+    told = [
+        (r["group"], r["partition"], r["committed"], r["first"], r["next"], r["lag"], r["state"]) for r in lines(result)
+    ]
+    assert sorted(told) == sorted(
+        [
+            ("policy-p", at.partition, 5, 4, 6, 1, "ok"),
+            ("streams", at.partition, 1, 4, 6, 2, "cut: 3 records gone"),
+            ("streams", other, 3, 0, 0, 0, "beyond the end"),
+        ]
+    )
+    assert "streamward offsets skip --group streams" in result.stderr
+    table = run(made, "list", "--output", "table").stdout
+    assert f"{at.topic}[{at.partition}]" in table and "cut: 3 records gone" in table
+
+
+def test_skip_commits_the_first_offset_there_is_where_it_was_cut_and_keeps_metadata(
+    made: Settings, at: Coordinates
+) -> None:
+    other = (at.partition + 1) % 8
+    commit(made, "scoring", at, (at.partition, 1), (other, 0))
+    for arguments, expected in ((["--dry-run"], {at.partition: 1, other: 0}), ([], {at.partition: 4, other: 0})):
+        (given_up,) = lines(run(made, "skip", "--group", "scoring", *arguments, "--output", "jsonl"))
+        assert (given_up["partition"], given_up["committed"], given_up["first"], given_up["gone"]) == (
+            at.partition,
+            1,
+            4,
+            3,
+        )
+        found = positions(made)
+        assert {p.partition: p.committed for p in found} == expected
+        assert {p.metadata for p in found} == {METADATA}
+    again = run(made, "skip", "--group", "scoring", "--output", "jsonl")
+    assert lines(again) == [] and "Nothing was cut" in again.stderr
+    with Consumer(made, "scoring", ["rewards"]) as consumer:  # it reads again, what is left
+        deadline = time.monotonic() + 30
+        while not (records := consumer.poll()):
+            assert time.monotonic() < deadline
+    assert records[0].at.offset == 4
+
+
+def test_skip_is_refused_while_the_group_has_members(made: Settings, at: Coordinates) -> None:
+    with Consumer(made, "scoring", ["rewards"]) as member:
+        deadline = time.monotonic() + 30
+        while not member.assignment():
+            assert time.monotonic() < deadline
+            member.poll()
+        member.commit({(at.topic, at.partition): 1})
+        result = run(made, "skip", "--group", "scoring")
+    assert result.exit_code == 4
+    assert "has 1 members" in result.stderr and "Stop them first" in result.stderr
+    assert [p.committed for p in positions(made)] == [1]
+
+
+def test_skip_of_a_trainer_or_of_a_group_that_is_not_there_is_refused(made: Settings, at: Coordinates) -> None:
+    commit(made, "trainer-p", at, (at.partition, 1))
+    trainer = run(made, "skip", "--group", "trainer-p")
+    assert trainer.exit_code == 4
+    assert "where its checkpoint says" in trainer.stderr
+    unknown = run(made, "skip", "--group", "scroing")
+    assert unknown.exit_code == 3 and "groups: trainer-p" in unknown.stderr

@@ -1,0 +1,245 @@
+"""A broker that is killed or frozen: agents wait, say so, go on by themselves, and lose nothing."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from factories import reward
+from running import command, environment, said, until
+
+from schemas.events import Message, Response, Reward, RewardSource, Task
+from streams import broker, cluster, policy, scoring
+from streams import patience as patience_module
+from streams.errors import LogError
+from streams.log import Producer
+from streams.patience import Patience, StoppedWaiting
+from streams.positions import positions
+from streams.settings import Broker, Kafka, Settings, Topics
+from streams.settings import Policy as PolicySettings
+
+pytestmark = pytest.mark.kafka
+PROPERTIES = {"group.min.session.timeout.ms": "1000"}
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[broker.RunningBroker]:
+    """A node of these tests' own, to be ill-treated."""
+    with broker.embedded(tmp_path_factory.mktemp("kafka"), properties=PROPERTIES) as running:
+        yield running
+
+
+@pytest.fixture
+def settings(node: broker.RunningBroker, tmp_path: Path) -> Settings:
+    here = Settings(
+        kafka=Kafka(bootstrap=node.bootstrap, session_timeout_s=3, request_timeout_s=5),
+        topics=Topics(prefix=f"test-{uuid.uuid4().hex[:12]}.", partitions=2, policy_partitions=2),
+        policy=PolicySettings(name="p", engine="scripted", round_tasks=1, script='{"latency_ms": 100}'),
+        broker=Broker(data_dir=node.data_dir),
+    )
+    cluster.apply_topics(here)
+    return here
+
+
+def write(settings: Settings, *names: str) -> None:
+    with Producer(settings) as producer:
+        for name in names:
+            producer.send(
+                Task(
+                    task_id=name,
+                    created_at=1,
+                    policy="p",
+                    purpose="eval",
+                    group_size=2,
+                    verifier='{"answer": "2"}',
+                    reward_sources=(RewardSource(name="exact"),),
+                    messages=(Message(role="user", content="1 + 1 ="),),
+                )
+            )
+
+
+def read(settings: Settings, label: str, kind: type[Response] | type[Reward]) -> list[Response | Reward]:
+    return [event for r in cluster.read_topic(settings, label) if isinstance(event := r.decode(kind), kind)]
+
+
+def samplings(settings: Settings) -> dict[str, dict[str, int]]:
+    """How many slots were written by task and sampling, in the order of the log."""
+    found: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
+    for event in read(settings, "responses", Response):
+        assert isinstance(event, Response)
+        found[event.task_id][event.sampling_id] += 1
+    return found
+
+
+def scored(settings: Settings) -> set[str]:
+    return {event.response_id for event in read(settings, "rewards", Reward)}
+
+
+def lag(settings: Settings, group: str, label: str) -> int:
+    """How many records of a topic the group has not committed. It looks from outside: a member would disturb them."""
+    done = sum(at.committed for at in positions(settings) if at.group == group)
+    return sum(end for _, end in cluster.offsets(settings, [label]).values()) - done
+
+
+@contextmanager
+def working(settings: Settings) -> Iterator[None]:
+    """Run a policy and a scoring agent beside the test. Leaving stops them, and raises what they raised."""
+    stop, raised = threading.Event(), []
+
+    def work(run: Callable[..., None]) -> None:
+        try:
+            run(settings, stop=stop)
+        except Exception as exc:
+            raised.append(exc)
+
+    threads = [threading.Thread(target=work, args=(run,)) for run in (policy.run, scoring.run)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join(60)
+        if raised:
+            raise raised[0]  # why the test saw nothing happen
+    assert not any(thread.is_alive() for thread in threads)
+
+
+@pytest.mark.parametrize("how", ["killed", "frozen"])
+def test_agents_outlive_their_broker_say_so_and_lose_nothing(
+    settings: Settings, how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    names = [f"t{n}" for n in range(12)]
+    write(settings, *names)
+    running = broker.status(settings.broker)
+    assert running is not None
+    with caplog.at_level(logging.INFO, logger="streamward.kafka"), working(settings):
+        until(lambda: len(scored(settings)) >= 2, "the first rewards")
+        os.kill(running.pid, signal.SIGKILL if how == "killed" else signal.SIGSTOP)
+        time.sleep(7)
+        if how == "killed":
+            broker.start(settings.broker, properties=PROPERTIES)
+        else:
+            os.kill(running.pid, signal.SIGCONT)
+        until(lambda: set(names) <= samplings(settings).keys(), "an answer to every task")
+        until(lambda: len(scored(settings)) == len(read(settings, "responses", Response)), "every reward")
+        until(lambda: lag(settings, "policy-p", "tasks") + lag(settings, "scoring", "responses") == 0, "every commit")
+    for task_id, found in samplings(settings).items():
+        assert set(found.values()) == {2}, f"{task_id}: a sampling is cut"
+    assert scored(settings) == {event.response_id for event in read(settings, "responses", Response)}
+    said_so = [record.getMessage() for record in caplog.records if record.name == "streamward.kafka"]
+    assert re.match(rf"Kafka at {settings.kafka.bootstrap} has not answered for \d+ s .*: waiting, 600 s", said_so[0])
+    assert re.match(rf"Kafka at {settings.kafka.bootstrap} answers again, after \d+ s", said_so[-1])
+
+
+def test_agents_that_are_told_to_stop_while_the_broker_is_away_end_with_0(settings: Settings, tmp_path: Path) -> None:
+    names = [f"t{n}" for n in range(20)]
+    write(settings, *names)
+    running = broker.status(settings.broker)
+    assert running is not None
+    with (tmp_path / "agents.log").open("ab") as out:
+        agents = [
+            subprocess.Popen(command(name), env=environment(settings), cwd=tmp_path, stdout=out, stderr=out)
+            for name in ("policy", "scoring")
+        ]
+    try:
+        until(lambda: len(scored(settings)) >= 2, "the first rewards", folder=tmp_path)
+        os.kill(running.pid, signal.SIGSTOP)
+        until(lambda: said(tmp_path).count(": waiting") == 2, "both to notice", folder=tmp_path)
+        for agent in agents:
+            agent.terminate()
+        assert [agent.wait(30) for agent in agents] == [0, 0], said(tmp_path)
+    finally:
+        os.kill(running.pid, signal.SIGCONT)
+        for agent in agents:
+            agent.kill()
+            agent.wait()
+    broker.ensure(settings.broker)  # agents that start do not wait for it
+    with working(settings):
+        until(lambda: set(names) <= samplings(settings).keys(), "an answer to every task", timeout_s=30)
+        until(lambda: len(scored(settings)) == len(read(settings, "responses", Response)), "every reward")
+
+
+FREEZES_ITSELF = """
+import os, signal, threading
+from streams import policy, settings
+from streams.engines.scripted import ScriptedEngine
+
+class Freezes(ScriptedEngine):
+    rounds = 0
+    def sample(self, requests):
+        self.rounds += 1
+        answers = super().sample(requests)
+        if self.rounds == 1:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return answers
+
+stop = threading.Event()
+signal.signal(signal.SIGTERM, lambda *_: stop.set())
+policy.run(settings.load(), stop=stop, engine=Freezes())
+"""
+
+
+def test_an_agent_frozen_beyond_its_session_writes_a_second_sampling_and_commits_nothing_of_it(
+    settings: Settings, tmp_path: Path
+) -> None:
+    write(settings, "t")
+    with (tmp_path / "zombie.log").open("ab") as out:
+        zombie = subprocess.Popen(
+            [sys.executable, "-c", FREEZES_ITSELF], env=environment(settings), stdout=out, stderr=out
+        )
+    try:
+        os.waitid(os.P_PID, zombie.pid, os.WSTOPPED)  # it has sampled, and written nothing
+        with working(settings):
+            until(lambda: lag(settings, "policy-p", "tasks") == 0, "an answer by its successor")
+            (first,) = samplings(settings)["t"]
+            os.kill(zombie.pid, signal.SIGCONT)
+            until(lambda: len(samplings(settings)["t"]) == 2, "the zombie's answer", folder=tmp_path)
+            write(settings, "u", "v", "w")
+            until(lambda: lag(settings, "policy-p", "tasks") == 0, "what came later", folder=tmp_path)
+            zombie.terminate()
+            assert zombie.wait(30) == 0, said(tmp_path)
+    finally:
+        zombie.kill()
+        zombie.wait()
+    found = samplings(settings)
+    assert next(iter(found["t"])) == first, "the join takes the sampling that was whole first: the successor's"
+    assert [list(found[name].values()) for name in ("t", "u", "v", "w")] == [[2, 2], [2], [2], [2]]
+
+
+def test_an_outage_that_lasts_too_long_is_an_error_that_names_the_setting(
+    nowhere: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(patience_module, "NOTICE_S", 0.5)
+    hasty = nowhere.model_copy(update={"kafka": nowhere.kafka.model_copy(update={"outage_s": 1.0})})
+    patience = Patience(hasty.kafka, threading.Event())
+    with pytest.raises(LogError, match=r"127\.0\.0\.1:1 has not answered for \d s .* kafka\.outage_s is 1"):
+        while True:
+            patience.silent("anything")
+            time.sleep(0.1)
+
+
+def test_what_was_sent_when_the_process_should_stop_is_not_waited_for_long(
+    nowhere: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(patience_module, "NOTICE_S", 0.5)
+    stop = threading.Event()
+    stop.set()
+    with (
+        pytest.raises(StoppedWaiting, match="to 1 records"),
+        Producer(nowhere, patience=Patience(nowhere.kafka, stop)) as producer,
+    ):
+        producer.send(reward())
