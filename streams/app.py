@@ -34,12 +34,11 @@ from faust.types import TP
 from schemas.events import Coordinates, Event
 from schemas.serde import encode
 from streams import cluster, faust_fixes, quiet
-from streams.errors import EventError, LogError, SettingsError
+from streams.errors import EXIT_RESTART, EventError, LogError, SettingsError
 from streams.log import Record, check_size, dead_letter, key_of, unreachable
 from streams.settings import Kafka, Settings
 from streams.tables import Table
 from streams.topics import FRAMING_BYTES, Topic, topics
-from streams.watchdog import EXIT_RESTART
 
 log = logging.getLogger("streamward.app")
 

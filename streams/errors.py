@@ -15,6 +15,9 @@ where, what, expected and got, and what to do.
 
 from __future__ import annotations
 
+EXIT_RESTART = 75
+"""EX_TEMPFAIL: this process is of no more use, its place in the log is sound, and it should be started again."""
+
 
 class StreamwardError(Exception):
     """Base of all; `exit_code` is what the process ends with when nobody catches it."""

@@ -29,7 +29,8 @@ def dump(state: Open | Closed) -> bytes:
         seen, memory = sorted(state.seen), state.memory
         row: dict[str, Any] = {"closed": [state.closed_ms, seen, state.sampling_id]}
         if memory is not None:
-            said = [memory.said.get(one, 0) for one in seen]  # in the order of the ids, which stand there already
+            # in the order of the ids, which stand there already
+            said = [memory.said.get(one, memory.answers.get(one, 0)) for one in seen]
             row["memory"] = [memory.task, memory.content, memory.drawn, sorted(memory.failed), said]
         return pack(ROW_VERSION, row | refused)
     return pack(
@@ -113,7 +114,8 @@ def _memory(seen: list[str], task: Any, content: str, drawn: Any, failed: Any, s
         content=content,
         drawn={sampling_id: (version, shared) for sampling_id, (version, shared) in drawn.items()},
         failed=frozenset(failed),
-        said={one: Said(*values) for one, values in zip(seen, said, strict=True) if values},
+        said={one: Said(*values) for one, values in zip(seen, said, strict=True) if isinstance(values, list)},
+        answers={one: digest for one, digest in zip(seen, said, strict=True) if isinstance(digest, str)},
     )
 
 

@@ -39,6 +39,8 @@ class Facts(NamedTuple):
     traceparent: str | None
     metadata: tuple[tuple[str, str], ...] = ()
     """The task's own, carried on to its group: rollouts finds the suite of an eval task there."""
+    asked: str = ""
+    """Digest of what was asked, of whom, how; "" in a row of the first release."""
 
 
 def facts_of(task: Task, timestamp_ms: int, rule: Advantages) -> Facts:
@@ -55,6 +57,7 @@ def facts_of(task: Task, timestamp_ms: int, rule: Advantages) -> Facts:
         timestamp_ms=timestamp_ms,
         traceparent=task.traceparent,
         metadata=tuple(sorted(task.metadata.items())),
+        asked=_short_digest(task.messages, task.sampling, task.verifier, task.reward_sources),
     )
 
 
@@ -77,6 +80,8 @@ class Slot(NamedTuple):
     timestamp_ms: int
     failed: bool
     finish_reason: Any
+    said: str = ""
+    """Digest of what it says, to tell a repetition from another answer; "" in a row of the first release."""
 
 
 class Attempt(NamedTuple):
@@ -161,6 +166,8 @@ class Memory(NamedTuple):
     """Short ids of the failed slots of the sampling it was made of: a score of one changes nothing."""
     said: Mapping[str, Said]
     """Short reward_id -> what it said."""
+    answers: Mapping[str, str]
+    """Short response_id -> digest of what it said."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,6 +324,10 @@ def _components(task: Facts, scores: Mapping[str, Score]) -> dict[str, float]:
 def is_late(task: Facts, timestamp_ms: int) -> bool:
     """Return whether a record of this time stands behind the task's deadline."""
     return task.deadline_ms is not None and timestamp_ms > task.deadline_ms
+
+
+def _short_digest(*asked: object) -> str:
+    return derive_id(*map(repr, asked))[:8]
 
 
 def short_id(event_id: str) -> str:

@@ -53,6 +53,7 @@ from streams.refusals import (
     answer_of,
     by_another,
     by_reference,
+    changed_answer,
     changed_task,
     content_digest,
     refusal_of_answer,
@@ -105,8 +106,9 @@ class Join:
     def _task(self, state: Open, task: Task, at: Coordinates, timestamp_ms: int, effects: list[Effect]) -> Open:
         facts = facts_of(task, timestamp_ms, self.rule)
         if state.task is not None:
+            known = state.task if state.task.asked else state.task._replace(asked=facts.asked)  # a row of old
             changed = content_digest(facts)
-            if changed == content_digest(state.task):
+            if changed == content_digest(known):
                 return state
             return refuse(state, changed, Reject(at, *changed_task(task.task_id)), effects)
         waiting, state = state.early, replace(state, task=facts, early=())
@@ -137,8 +139,11 @@ class Join:
         attempt = state.attempts.get(answer.sampling_id)
         if attempt is None:
             attempt = Attempt(answer.adapter_version, answer.group_size, answer.shared, {})
-        elif answer.number in attempt.slots:
-            return state  # the same record again: response_id is a function of sampling and slot
+        elif (known := attempt.slots.get(answer.number)) is not None:
+            if known.said in ("", answer.slot.said):  # a row of old says nothing
+                return state
+            changed = changed_answer(answer.slot.response_id)
+            return refuse(state, said_digest(answer), Reject(self._where(answer), *changed), effects)
         if (refusal := refusal_of_answer(task, attempt, answer)) is not None:
             return refuse(state, said_digest(answer), Reject(self._where(answer), *refusal), effects)
         slots = {**attempt.slots, answer.number: answer.slot}

@@ -35,6 +35,7 @@ from streams.refusals import (
     about_another,
     already_left,
     by_another,
+    changed_answer,
     changed_task,
     components_digest,
     content_digest,
@@ -53,15 +54,18 @@ def marker(state: Open, task: Facts, chosen: str | None, closed_ms: int) -> Clos
         for response_id, scores in state.scores.items()
         for source, score in scores.items()
     }
-    responses = (slot.response_id for attempt in state.attempts.values() for slot in attempt.slots.values())
+    answers = {
+        short_id(slot.response_id): slot.said for attempt in state.attempts.values() for slot in attempt.slots.values()
+    }
     memory = Memory(
         task=task._replace(scenario="", tenant=None, traceparent=None, metadata=()),
         content=content_digest(task),
         drawn={name: (attempt.adapter_version, attempt.shared) for name, attempt in state.attempts.items()},
         failed=frozenset(short_id(slot.response_id) for slot in slots if slot.failed),
         said=said,
+        answers=answers,
     )
-    return Closed(closed_ms, frozenset((*map(short_id, responses), *said)), chosen, memory, state.refused)
+    return Closed(closed_ms, frozenset((*answers, *said)), chosen, memory, state.refused)
 
 
 def task_after(
@@ -80,7 +84,10 @@ def answer_after(
     """Return the marker after a response; what is not a repetition is refused."""
     own = short_id(answer.slot.response_id)
     if own in state.seen:
-        return state
+        if memory.answers.get(own) in (None, "", answer.slot.said):
+            return state
+        changed = changed_answer(answer.slot.response_id)
+        return refuse(state, said_digest(answer), Reject(at, *changed), effects)
     version, shared = memory.drawn.get(answer.sampling_id, (answer.adapter_version, answer.shared))
     attempt = Attempt(version, answer.group_size, shared, {})
     if (refusal := refusal_of_answer(memory.task, attempt, answer)) is not None:
@@ -88,7 +95,8 @@ def answer_after(
     of_the_group = state.sampling_id in (None, answer.sampling_id)
     effects.append(Reject(at, *(already_left(task_id) if of_the_group else by_another(task_id))))
     drawn = {**memory.drawn, answer.sampling_id: (version, shared or answer.shared)}
-    return replace(state, seen=state.seen | {own}, memory=memory._replace(drawn=drawn))
+    memory = memory._replace(drawn=drawn, answers={**memory.answers, own: answer.slot.said})
+    return replace(state, seen=state.seen | {own}, memory=memory)
 
 
 def verdict_after(

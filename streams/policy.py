@@ -33,6 +33,7 @@ from typing import Self
 from schemas import serde
 from schemas.events import Response, Task, derive_id
 from streams import adapter_store
+from streams.deadline import at_most
 from streams.engines import Completion, Engine, SamplingRequest
 from streams.errors import EventError, StreamwardError
 from streams.following import Consumer, Contiguous
@@ -345,7 +346,8 @@ class Agent:
         return answers
 
     def _asked(self, requests: list[SamplingRequest], version: int) -> list[list[Completion]]:
-        answers = self._engine.sample(requests)
+        with at_most(self._settings.policy.round_timeout_s, f"a round of {len(requests)} tasks"):
+            answers = self._engine.sample(requests)
         if self._engine.served_version != version:
             raise StreamwardError(
                 f"the engine {self._engine.name} was told to serve version {version} and says that it served "

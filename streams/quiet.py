@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 
 REPEAT_AFTER_S = 30.0
-SERVICES = ("streams.app", "streams.watchdog")
+SERVICES = ("streams.app", "streams.tables", "streams.watchdog")
 """Where mode logs for our own services, since it names loggers by module; what we say goes to `streamward.*`."""
 
 

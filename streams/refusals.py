@@ -11,6 +11,8 @@ Not covered: events without their task. They wait for it, and nothing is asked b
 
 from __future__ import annotations
 
+import hashlib
+from array import array
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
@@ -53,7 +55,9 @@ def answer_of(event: Response, at: Coordinates, timestamp_ms: int) -> Answer:
         group_size=event.group_size,
         policy=event.policy,
         shared=shared_digest(event),
-        slot=Slot(event.response_id, at.partition, at.offset, timestamp_ms, failed, event.finish_reason),
+        slot=Slot(
+            event.response_id, at.partition, at.offset, timestamp_ms, failed, event.finish_reason, answer_digest(event)
+        ),
     )
 
 
@@ -134,6 +138,14 @@ def changed_task(task_id: str) -> Refusal:
     )
 
 
+def changed_answer(response_id: str) -> Refusal:
+    """Return the refusal of a response that differs from the one of its id."""
+    return "contradictory", (
+        f"response {response_id} was already read with other content; the first in its partition wins. One slot of one "
+        "sampling is one answer: check the policy agent"
+    )
+
+
 def by_another(task_id: str) -> Refusal:
     """Return the refusal of a response whose sampling was not chosen."""
     return "superseded", f"task {task_id} was answered by another sampling, whose last slot stands before this one's"
@@ -153,6 +165,17 @@ def already_left(task_id: str) -> Refusal:
 
 
 # --- digests: the same for what is the same, in any process and any year ----------------------------------------------
+
+
+def answer_digest(response: Response) -> str:
+    """Return a digest of what a response says: another time, latency or trace makes no other answer of it."""
+    said = hashlib.blake2b(digest_size=4)
+    said.update(array("q", response.completion_token_ids).tobytes())
+    said.update(array("d", response.logprobs).tobytes())
+    said.update(bytes(response.loss_mask))
+    texts = (response.text, response.engine, response.finish_reason, shared_digest(response), repr(response.sampling))
+    said.update("\x1f".join(texts).encode())
+    return said.hexdigest()
 
 
 def content_digest(task: Facts) -> str:

@@ -146,6 +146,7 @@ class Policy(Section):
     threads: int = Field(1, ge=0, description="torch threads; 0: as many as there are cores")
     round_tasks: int = Field(16, ge=1, description="most tasks decoded together")
     max_waiting: int = Field(10_000, ge=1, description="most tasks held back by admission before reading pauses")
+    round_timeout_s: float = Field(600.0, ge=0, description="an engine that takes longer ends its process; 0: never")
     script: str = Field("{}", description="JSON settings of the scripted engine")
 
 

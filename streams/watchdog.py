@@ -27,10 +27,9 @@ from faust.types import TP
 from faust.types.transports import ConsumerT
 from mode.services import Service
 
-log = logging.getLogger("streamward.faust")
+from streams.errors import EXIT_RESTART
 
-EXIT_RESTART = 75
-"""EX_TEMPFAIL: this process is of no more use, its place in the log is sound, and it should be started again."""
+log = logging.getLogger("streamward.faust")
 
 LOOK_EVERY_S = 1.0
 

@@ -20,7 +20,7 @@ LAYERS = [
         "schemas errors settings",
         # L1, the log, the broker, and how things look on a terminal
         "topics log patience reading following cluster positions observe quiet schema_server delivery changelogs "
-        "broker node jvm show shell supervisor",
+        "broker deadline node jvm show shell supervisor",
         # L2, what stages are made of
         "app agents faust_fixes faust_start faust_guard lease tables watchdog engines scorers formulas rows groups "
         "group_rows refusals latecomers join adapters adapter_store generators evaluate admission standing rounds "
