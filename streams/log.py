@@ -155,6 +155,12 @@ def murmur2(data: bytes) -> int:
     return h ^ (h >> 15)
 
 
+def _why(error: ck.KafkaError) -> str:
+    if error.code() == ck.KafkaError.INVALID_TIMESTAMP:
+        return f"{error.str()} Is this machine's clock right? Kafka takes no records from the future"
+    return str(error.str())
+
+
 # --- writing ----------------------------------------------------------------------------------------------------------
 
 
@@ -239,7 +245,7 @@ class Producer:
 
         def delivered(error: ck.KafkaError | None, message: Any) -> None:
             if error is not None:
-                self._failed.append(f"{topic}, key {key!r}: {error.str()}")
+                self._failed.append(f"{topic}, key {key!r}: {_why(error)}")
             elif on_ack is not None:
                 on_ack(Coordinates(message.topic(), message.partition(), message.offset()))
 
@@ -253,7 +259,7 @@ class Producer:
             except BufferError:  # the local queue is full: let the broker catch up
                 self._wait_for_room()
             except ck.KafkaException as exc:  # refused on the spot: a topic that is missing, a producer that is dead
-                self._failed.append(f"{topic}, key {key!r}: {exc.args[0].str()}")
+                self._failed.append(f"{topic}, key {key!r}: {_why(exc.args[0])}")
                 break
         self._producer.poll(0)
         self._raise_failures()

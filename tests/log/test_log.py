@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
+import time
 
 import pytest
 from aiokafka.partitioner import DefaultPartitioner
 from factories import one_of_each, reward, task
 
 from schemas.events import Coordinates, DeadLetter, Message, Task
-from schemas.serde import EncodeError, Poison
+from schemas.serde import EncodeError, Poison, encode
 from streams import cluster
 from streams.errors import EventError, LogError
 from streams.log import Producer, dead_letter, key_of, partition_of
@@ -156,3 +157,11 @@ def test_a_tombstone_is_read_as_one(made: Settings) -> None:
     (record,) = cluster.read_topic(made, "tasks")
     assert record.payload is None
     assert isinstance(record.decode(Task), Poison)
+
+
+def test_a_record_from_the_future_is_refused_with_a_word_about_the_clock(made: Settings) -> None:
+    tomorrow_ms = int(time.time() * 1000) + 86_400_000
+    producer = Producer(made)
+    producer.send_bytes(topics(made.topics)["tasks"].name, b"t1", encode(task()), timestamp_ms=tomorrow_ms)
+    with pytest.raises(LogError, match="clock"):
+        producer.flush()

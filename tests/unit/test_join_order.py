@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from joining import Log, answers, scores
 
-from schemas.events import Event, Response, Reward, RewardSource, Task
+from schemas.events import Event, Message, Response, Reward, RewardSource, Task
 from schemas.serde import encode
 
 Entry = tuple[Event, int]
@@ -119,6 +119,11 @@ OTHER = answers(sampling_id="s2")
     [
         (WHOLE, [task(group_size=8)], ["contradictory"]),
         (WHOLE, [task(traceparent="00-c-d-01", deadline_at=T0 + 900_000, created_at=T0 + 5)], []),
+        (WHOLE, [task(messages=(Message(role="user", content="5 + 7 ="),))], ["contradictory"]),
+        (WHOLE, [task(verifier='{"answer": "12"}'), task(verifier='{"answer": "12"}')], ["contradictory"]),
+        (WHOLE, [response(text="12")], ["contradictory"]),
+        (WHOLE, [response(logprobs=(-0.5, -0.125))], ["contradictory"]),
+        (WHOLE, [response(latency_ms=99.0, created_at=T0 + 11, traceparent="00-c-d-01")], []),
         (WHOLE, [reward(value=9.0)], ["contradictory"]),
         (WHOLE, [reward(source="style"), reward(OTHER[0], source="style")], ["unasked", "unasked"]),
         (WHOLE, [reward(OTHER[0]), reward(OTHER[0])], ["unknown_response"]),

@@ -201,9 +201,10 @@ def _reward(response: Response, value: float) -> Reward:
 @fault(
     10,
     "wall clocks jump",
-    "each process's own clock goes 2 hours back, 1 day ahead and right again, at different times, mid-run",
+    "each process's own clock goes 2 hours back, 1 day ahead and right again, at different times",
     starts=(),
     settings={"advantages": {"deadline_s": 30.0}},
+    codes=frozenset({5, 75}),  # Kafka takes no record from more than an hour ahead, so these end, and are started again
 )
 def wrong_clocks(world: World, load: Load, draw: random.Random) -> None:
     names = ["streams", "policy", "scoring"]

@@ -1,0 +1,50 @@
+"""The quick tier of the fault matrix: fewer tasks, the same faults and the same verdict.
+
+python -m tests.chaos ──► the whole matrix (docs/reliability.md)          here: what a change is likeliest to break
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from factories import group
+
+import tests.chaos.faults  # noqa: F401 - fills FAULTS
+from streams.log import Producer
+from streams.settings import Settings
+from tests.chaos.disks import NotShown
+from tests.chaos.matrix import FAULTS, run
+from tests.chaos.verdict import judge
+
+pytestmark = pytest.mark.kafka
+
+GROUPS = 250
+QUICK = ("kill-at-points", "sigterm", "zombie", "broker-kill", "poison", "doubles", "kill-trainer")
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_nothing_is_lost_and_nothing_doubled_under(name: str, tmp_path: Path) -> None:
+    try:
+        line = run(FAULTS[name], seed=7, groups=GROUPS, folder=tmp_path / "run")
+    except NotShown as why:
+        pytest.skip(f"{name} CANNOT BE SHOWN HERE: {why}")
+    assert line["passed"], line["complaints"]
+
+
+# --- the verdict itself -----------------------------------------------------------------------------------------------
+
+
+def test_an_acknowledged_task_without_a_group_is_lost(made: Settings) -> None:
+    verdict = judge(made, {"t1": "acknowledged", "t2": "unknown", "t3": "failed"}, cut=False)
+    assert (verdict.lost, verdict.phantom) == (1, 0)
+    assert verdict.complaints == ("1 acknowledged tasks without a group: t1",)
+
+
+def test_a_group_that_nobody_asked_for_is_a_phantom_and_is_not_recomputed(made: Settings) -> None:
+    with Producer(made) as producer:
+        producer.send(group())
+    verdict = judge(made, {}, cut=False)
+    assert verdict.phantom == 1
+    assert "1 groups of tasks that nobody sent: t1" in verdict.complaints
+    assert any("group that only the log has" in complaint for complaint in verdict.complaints)
