@@ -48,6 +48,7 @@ MAKES = {
     "make demo": ".venv/bin/streamward demo",
     "make test": ".venv/bin/python -m pytest",
     "make bench": "-m tests.benchmarks",
+    "make chaos": "-m tests.chaos",
     "make check": ".venv/bin/mypy",
     "make setup-gym": "--editable '.[gym]'",
 }

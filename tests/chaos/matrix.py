@@ -28,8 +28,6 @@ RECOVERED_LAG = 10
 """Records; below, a run has recovered."""
 RECOVERY_S = 60.0
 """What the recovery of any fault may take."""
-LAST_WORDS = 400
-"""Characters of what a process said that a complaint quotes."""
 STILL_S = 60.0
 """A log in which nothing moved for so long has drained as far as it will."""
 
@@ -136,17 +134,14 @@ def _line(row: Fault, seed: int, world: World, load: Load, ledger: Ledger, verdi
         "out_of_order": verdict.out_of_order,
         "events_per_s": round(load.sent * EVENTS / load.seconds),
         "ends": dict(Counter(f"{ended.name} {ended.code}" for ended in world.exits)),
-        "notes": world.notes,
+        "notes": [*world.notes, *{f"{end.name} {end.code}: {end.words}" for end in world.exits if end.words}],
     }
 
 
 def exits(row: Fault, world: World, codes: Mapping[str, int]) -> list[str]:
     """Return a complaint about each process that ended when nobody asked it to, or not with 0 when asked."""
-    unasked = Counter((end.name, end.code) for end in world.exits if not end.asked and end.code not in row.codes)
-    complaints = [
-        f"{name} ended by itself {times} times with {code}, lastly saying {world.said(name)[-LAST_WORDS:]!r}"
-        for (name, code), times in unasked.items()
-    ]
+    unasked = {(end.name, end.code): end.words for end in world.exits if not end.asked and end.code not in row.codes}
+    complaints = [f"{name} ended by itself with {code}: {words}" for (name, code), words in unasked.items()]
     return complaints + [f"{name} was told to end and ended with {code}" for name, code in codes.items() if code]
 
 

@@ -39,6 +39,8 @@ REPO = Path(__file__).parents[2]
 TEND_EVERY_S = 0.1
 START_AGAIN_S = 0.3
 """Pause before a process that ended is started again."""
+LAST_WORDS = 500
+"""Characters of what a process said that a complaint quotes."""
 GRACE_S = 40.0
 """For a process that was told to end."""
 
@@ -56,6 +58,8 @@ class Exit(NamedTuple):
     code: int
     asked: bool
     """Whether the run had it so: armed to die, killed, or told to end."""
+    words: str = ""
+    """The last it said, if nobody asked it to end."""
 
 
 @dataclass
@@ -199,7 +203,8 @@ class World:
                 for process in self._processes.values():
                     if process.popen is not None and (code := process.popen.poll()) is not None:
                         asked = process.hit or (process.armed and code == -signal.SIGKILL)
-                        self.exits.append(Exit(process.name, code, asked))
+                        words = "" if asked else self.said(process.name)[-LAST_WORDS:]
+                        self.exits.append(Exit(process.name, code, asked, words))
                         process.popen, process.due = None, time.monotonic() + START_AGAIN_S
                     elif process.popen is None and time.monotonic() >= process.due:
                         self._spawn(process)
