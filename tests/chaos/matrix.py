@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.chaos.load import EVENTS, Ledger, Load
+from tests.chaos.load import RATE, Ledger, Load
 from tests.chaos.verdict import Verdict, judge_with
 from tests.chaos.world import World
 
@@ -48,6 +48,8 @@ class Fault:
     settings: Mapping[str, Any] = field(default_factory=dict)
     tasks: Callable[[int], Mapping[str, Any]] = lambda number: {}
     """What is special about task n."""
+    rate: float = RATE
+    """Tasks a second."""
     place: Callable[..., World] = World
     """Where it happens; a fault with another broker brings another World."""
     codes: frozenset[int] = frozenset()
@@ -84,7 +86,7 @@ def run(row: Fault, *, seed: int, groups: int, folder: Path, stock: bool = False
     with row.place(folder, row.settings, stock=stock) as world:
         for name in row.starts:
             world.start(name)
-        with Load(world.settings, ledger, seed=seed, groups=groups, special=row.tasks) as load:
+        with Load(world.settings, ledger, seed=seed, groups=groups, rate=row.rate, special=row.tasks) as load:
             load.until(0.05)
             row.inject(world, load, draw)
             healed = time.monotonic()
@@ -132,7 +134,7 @@ def _line(row: Fault, seed: int, world: World, load: Load, ledger: Ledger, verdi
         "phantom": verdict.phantom,
         "repeated": verdict.repeated,
         "out_of_order": verdict.out_of_order,
-        "events_per_s": round(load.sent * EVENTS / load.seconds),
+        "events_per_s": round(sum(map(world.count, ("tasks", "responses", "rewards"))) / load.seconds),
         "ends": dict(Counter(f"{ended.name} {ended.code}" for ended in world.exits)),
         "notes": [*world.notes, *{f"{end.name} {end.code}: {end.words}" for end in world.exits if end.words}],
     }

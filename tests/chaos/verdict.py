@@ -75,6 +75,7 @@ def judge_with(repo: Path, settings: Settings, ledger: Ledger, *, cut: bool = Fa
         [sys.executable, "-m", "tests.chaos.verdict"],
         input=asked,
         env={**env, **to_env(settings), "PYTHONPATH": str(repo)},
+        cwd=repo,
         stdout=subprocess.PIPE,
         text=True,
         timeout=600,

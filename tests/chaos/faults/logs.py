@@ -70,6 +70,7 @@ def streamward(settings: Settings, *arguments: str, repo: Path = REPO) -> str:
     done = subprocess.run(
         [sys.executable, "-m", "streams.cli", *arguments],
         env={**plain_environment(repo), **to_env(settings)},
+        cwd=repo,
         capture_output=True,
         text=True,
         timeout=120,
@@ -165,6 +166,7 @@ def changelog(world: World, load: Load, draw: random.Random) -> None:
 
 
 def _admin(world: World) -> admin.AdminClient:
+    """Return a client; it must be held until its futures are done."""
     client = admin.AdminClient({**client_config(world.direct.kafka), "log_level": 0})
     client.list_topics(timeout=10)
     return client
@@ -189,7 +191,8 @@ def compact(world: World, topic: str) -> None:
         for name, value in entries.items()
     ]
     resource = admin.ConfigResource(admin.ConfigResource.Type.TOPIC, topic, incremental_configs=changes)
-    for future in _admin(world).incremental_alter_configs([resource]).values():
+    client = _admin(world)
+    for future in client.incremental_alter_configs([resource]).values():
         future.result()
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
@@ -211,7 +214,8 @@ def cut_head(world: World, topic: str) -> None:
 
 def remove(world: World, topic: str) -> None:
     """Delete the topic."""
-    for future in _admin(world).delete_topics([topic]).values():
+    client = _admin(world)
+    for future in client.delete_topics([topic]).values():
         future.result()
     while topic in cluster.describe(world.direct):
         time.sleep(0.1)
