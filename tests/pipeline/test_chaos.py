@@ -20,7 +20,7 @@ from tests.chaos.verdict import judge
 pytestmark = pytest.mark.kafka
 
 GROUPS = 250
-QUICK = ("kill-at-points", "sigterm", "zombie", "broker-kill", "poison", "doubles", "kill-trainer")
+QUICK = ("kill-at-points", "sigterm", "zombie", "broker-kill", "poison", "doubles")
 
 
 @pytest.mark.parametrize("name", QUICK)

@@ -8,9 +8,10 @@ from __future__ import annotations
 import random
 import signal
 import time
+from typing import Literal
 
 from streams.settings import Broker
-from tests.chaos.disks import NotShown, fill, free, small_disk
+from tests.chaos.disks import NotShown, fill, free, read_only, small_disk, writable
 from tests.chaos.load import Load
 from tests.chaos.matrix import fault, healed
 from tests.chaos.nodes import Cluster
@@ -33,7 +34,7 @@ def broker_kill(world: World, load: Load, draw: random.Random) -> None:
             time.sleep(draw.uniform(1, 8))
 
 
-@fault(5, "the broker freezes", "SIGSTOP to the node for 30 s under load, then SIGCONT")
+@fault(5, "the broker freezes", "SIGSTOP to the node for 30 s under load, then SIGCONT", codes=AWAY)
 def broker_freeze(world: World, load: Load, draw: random.Random) -> None:
     load.until(draw.uniform(0.4, 0.6))
     with healed(lambda: world.signal_broker(signal.SIGCONT)):
@@ -61,6 +62,7 @@ class ThreeBrokers(World):
     "replication 3: SIGKILL to a partition's leader, then to the controller, then SIGTERM to each, under load",
     place=ThreeBrokers,
     settings={"topics": {"replication": 3}},
+    codes=AWAY,
 )
 def three_brokers(world: World, load: Load, draw: random.Random) -> None:
     assert isinstance(world, ThreeBrokers)
@@ -127,13 +129,29 @@ def link(world: World, load: Load, draw: random.Random) -> None:
 
 
 class SmallDisk(World):
-    """A World whose node has a disk of its own, of DISK_MB."""
+    """A World whose node has a disk of its own, of DISK_MB, which can fill up."""
+
+    kind: Literal["tmpfs", "ext4"] = "tmpfs"
 
     def open_broker(self) -> None:
         """Mount the disk, and start the node on it."""
-        self.disk = self.stack.enter_context(small_disk(DISK_MB))
+        self.disk = self.stack.enter_context(small_disk(DISK_MB, self.kind))
         self.node = Broker(data_dir=self.disk / "kafka")
         super().open_broker()
+
+    def until_broker_ends(self) -> None:
+        """Return once the node has noticed that it cannot write. Raises NotShown if it does not."""
+        until = time.monotonic() + 30
+        while self.broker_runs() and time.monotonic() < until:
+            time.sleep(0.1)
+        if self.broker_runs():
+            raise NotShown("Kafka did not notice its disk within 30 s")
+
+
+class FailingDisk(SmallDisk):
+    """Likewise, on a disk that turns read-only under open files, as the kernel does when one fails."""
+
+    kind = "ext4"
 
 
 @fault(
@@ -147,11 +165,24 @@ def broker_disk_full(world: World, load: Load, draw: random.Random) -> None:
     assert isinstance(world, SmallDisk)
     load.until(draw.uniform(0.3, 0.5))
     fill(world.disk)
-    until = time.monotonic() + 30
-    while world.broker_runs() and time.monotonic() < until:
-        time.sleep(0.1)
-    if world.broker_runs():
-        raise NotShown("Kafka did not notice a full disk within 30 s")
+    world.until_broker_ends()
     time.sleep(draw.uniform(0, 4))
     free(world.disk)
+    world.restart_broker()
+
+
+@fault(
+    7,
+    "the broker's disk turns read-only",
+    f"an ext4 of {DISK_MB} MiB is remounted read-only under load: Kafka stops itself; writable, and started again",
+    place=FailingDisk,
+    codes=AWAY,
+)
+def broker_disk_read_only(world: World, load: Load, draw: random.Random) -> None:
+    assert isinstance(world, SmallDisk)
+    load.until(draw.uniform(0.3, 0.5))
+    read_only(world.disk)
+    world.until_broker_ends()
+    time.sleep(draw.uniform(0, 4))
+    writable(world.disk)
     world.restart_broker()

@@ -86,23 +86,18 @@ def streamward(settings: Settings, *arguments: str, repo: Path = REPO) -> str:
 @fault(
     13,
     "old and new code in one group, and one schema version more",
-    "a scorer of the next version writes rewards that the old worker cannot read, beside a new worker that can; then "
-    "the old one is told to end, and `dlq retry` puts back what it could not read",
+    "readers first: of stream workers, then scorers, then agents a new one works beside the old one, which is then told "
+    "to end; the new scorers write rewards of the next schema version",
 )
 def mixed_versions(world: World, load: Load, draw: random.Random) -> None:
     newer = next_version(world.folder / "newer")
-    load.until(0.2)
-    world.start("streams-2", repo=newer)
-    load.until(0.35)
-    world.stop("scoring")
-    world.start("scoring", repo=newer)
-    load.until(0.6)
-    world.stop("streams")
-    load.until(1.0)
     world.repo = newer
-    time.sleep(3)
-    said = streamward(world.direct, "dlq", "retry", "--reason", "unknown_schema", "--all-matching", repo=newer)
-    world.notes.append(f"{len(said.splitlines())} rewards put back")
+    for number, name in enumerate(("streams", "scoring", "policy")):
+        load.until(0.1 + 0.3 * number)
+        world.start(f"{name}-2", repo=newer)
+        load.until(0.25 + 0.3 * number + draw.uniform(0, 0.1))
+        world.stop(name)
+    load.until(1)
 
 
 def next_version(folder: Path) -> Path:
@@ -153,6 +148,7 @@ def changelog(world: World, load: Load, draw: random.Random) -> None:
     draw.shuffle(ways)
     for number, (spoil, says) in enumerate(ways):
         load.until(0.12 + 0.12 * number)
+        world.wait_for("groups", 20, timeout_s=120)  # so that there is a state to lose
         world.stop("streams")
         spoil(world, world.direct.topics.prefix + TABLE)
         heard = len(world.said("streams"))

@@ -190,7 +190,7 @@ def _two(world: World, draw: random.Random) -> None:
 
 
 def _disk(world: World, draw: random.Random) -> None:
-    with small_disk(8) as disk:
+    with small_disk(24, "ext4") as disk:
         full = world.settings.trainer.model_copy(update={"checkpoints": disk / "checkpoints"})
         world.settings = world.settings.model_copy(update={"trainer": full})
         world.direct = world.direct.model_copy(update={"trainer": full})
@@ -203,8 +203,10 @@ def _disk(world: World, draw: random.Random) -> None:
                 deadline = time.monotonic() + 30
                 while len(world.exits) == ended and time.monotonic() < deadline:
                     time.sleep(0.1)
-            if len(world.exits) == ended:
+                world.stop("train")  # a disk is mended while nobody uses it
+            if not any(end.code for end in world.exits[ended:]):
                 raise TimeoutError(f"the trainer did not notice its disk: {world.said('train')[-400:]}")
+            world.start("train")
             _versions(world, _announced(world.direct) + 1)
         _until_trained(world)
         world.stop("train")
@@ -253,7 +255,7 @@ _register(
     "checkpoint-disk",
     7,
     "the checkpoint's disk is full, then read-only",
-    "a tmpfs of 8 MiB is filled, freed, remounted read-only and writable again while the trainer writes there",
+    "an ext4 of 24 MiB is filled, freed, turned read-only and writable again while the trainer writes there",
     _disk,
     frozenset({1, 2, 5}),
 )
