@@ -11,11 +11,13 @@ Not covered: two machines on one network file system that does not honour flock.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import json
 import logging
 import os
+import re
 import shutil
 import socket
 from collections.abc import Iterator
@@ -25,6 +27,7 @@ from pathlib import Path
 
 import torch
 from peft import PeftModel
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from streams.errors import RefusedError, SettingsError
@@ -140,6 +143,13 @@ def restore(path: Path, model: PeftModel, optimizer: torch.optim.Optimizer) -> N
     torch.set_rng_state(rng["cpu"])
     if "cuda" in rng and torch.cuda.is_available():
         torch.cuda.set_rng_state(rng["cuda"])
+
+
+def disk_trouble(exc: OSError | SafetensorError) -> str | None:
+    """Return what is wrong with a disk that took nothing more, in the system's words; None if that is not it."""
+    told = re.search(r"\(os error (\d+)\)", str(exc))  # safetensors' own way of saying it
+    number = exc.errno if isinstance(exc, OSError) else int(told[1]) if told else None
+    return os.strerror(number) if number in (errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EIO) else None
 
 
 def _optimizer_tensors(model: PeftModel, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:

@@ -28,13 +28,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import confluent_kafka as ck
+from safetensors import SafetensorError
 
 from schemas.events import AdapterEvent, AdvantagedGroup, Batch, Coordinates, derive_id
 from schemas.serde import Poison
 from streams import adapter_store, cluster
 from streams.adapters import read_state
 from streams.engines.weights import Base, load_base
-from streams.errors import ContradictoryEvent, RefusedError, SettingsError
+from streams.errors import ContradictoryEvent, RefusedError, SettingsError, StreamwardError
 from streams.log import Producer, Record, client_config, dead_letter, partition_of
 from streams.patience import Patience, StoppedWaiting
 from streams.reading import Tail, fetch
@@ -57,8 +58,21 @@ def run(settings: Settings, *, steps: int | None = None, stop: threading.Event) 
     by the next process if need be.
 
     Raises RefusedError if another process trains this policy, if a batch is missing, or if a version comes out other
-    than the log says; SettingsError if the checkpoint is of another model; LogError if the log fails.
+    than the log says; SettingsError if the checkpoint is of another model; LogError if the log fails; StreamwardError
+    if a disk takes nothing more.
     """
+    try:
+        _run(settings, steps, stop)
+    except (OSError, SafetensorError) as exc:
+        if (what := checkpoint.disk_trouble(exc)) is None:
+            raise
+        raise StreamwardError(
+            f"{settings.trainer.checkpoints} or {settings.adapters.store}: {what}. Mend that and start the trainer "
+            "again: it goes on from its newest whole checkpoint, and what it was writing is not missed"
+        ) from exc
+
+
+def _run(settings: Settings, steps: int | None, stop: threading.Event) -> None:
     pin(settings)
     patience = Patience(settings.kafka, stop)
     try:

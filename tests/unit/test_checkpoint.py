@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import subprocess
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from peft import PeftModel
+from safetensors import SafetensorError
 from tiny import tiny_group, tiny_model, tiny_tokenizer
 
 from streams.errors import RefusedError, SettingsError
@@ -183,3 +185,20 @@ def test_the_recipe_names_what_decides_the_bytes_and_nothing_else(tmp_path: Path
     assert made["threads"] == "1" and made["trainer.seed"] == "0" and made["model.base"] == "tiny"
     assert {"version.torch", "version.trl", "version.peft", "version.transformers", "device"} <= made.keys()
     assert not any(str(tmp_path) in value for value in made.values())
+
+
+@pytest.mark.parametrize(
+    ("exc", "says"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), "No space left on device"),
+        (OSError(errno.EROFS, "Read-only file system"), "Read-only file system"),
+        (SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)"), "No space left"),
+        (FileNotFoundError(errno.ENOENT, "No such file or directory"), None),
+        (SafetensorError("header too large"), None),
+    ],
+)
+def test_a_disk_that_takes_nothing_more_is_told_from_other_troubles(
+    exc: OSError | SafetensorError, says: str | None
+) -> None:
+    what = checkpoint.disk_trouble(exc)
+    assert what is None if says is None else says in str(what)

@@ -86,7 +86,7 @@ def streamward(settings: Settings, *arguments: str, repo: Path = REPO) -> str:
 @fault(
     13,
     "old and new code in one group, and one schema version more",
-    "readers first: of stream workers, then scorers, then agents a new one works beside the old one, which is then told "
+    "readers first: of workers, then scorers, then agents a new one works beside the old one, which is then told "
     "to end; the new scorers write rewards of the next schema version",
 )
 def mixed_versions(world: World, load: Load, draw: random.Random) -> None:
