@@ -111,9 +111,8 @@ def next_version(folder: Path) -> Path:
     if before == after:
         raise RuntimeError("Reward has changed its shape; give the next version another field")
     events.write_text(after)
-    subprocess.run(
-        [sys.executable, "-m", "schemas.generate"], cwd=folder, env=plain_environment(folder), check=True, timeout=120
-    )
+    generate = [sys.executable, "-m", "schemas.generate"]
+    subprocess.run(generate, cwd=folder, env=plain_environment(folder), capture_output=True, check=True, timeout=120)
     return folder
 
 
