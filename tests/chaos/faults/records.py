@@ -116,7 +116,7 @@ def _passing(settings: Settings, load: Load, labels: tuple[str, ...]) -> Iterato
     "records are sent twice, and early",
     "responses and rewards at once, tasks at once (to be sampled twice) or at the end; then whole partitions, and late "
     "rewards; rewards before responses before tasks",
-    rate=30.0,
+    rate=25.0,
 )
 def doubles(world: World, load: Load, draw: random.Random) -> None:
     sources = ("tasks", "responses", "rewards")
@@ -125,7 +125,7 @@ def doubles(world: World, load: Load, draw: random.Random) -> None:
         for record in _passing(world.direct, load, sources):
             if record.at.topic != world.topic("tasks") or draw.random() < 0.2:
                 sender.send(record, record.payload)
-            if draw.random() < 0.02:
+            if draw.random() < 0.001:
                 next(early)
         for record in cluster.read_topic(world.direct, "tasks"):
             sender.send(record, record.payload)
