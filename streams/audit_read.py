@@ -14,21 +14,16 @@ from __future__ import annotations
 
 import time
 
-import confluent_kafka as ck
-from confluent_kafka import admin
-
 from streams import cluster
 from streams.audit import Ledger, Report
 from streams.audit_facts import Reach
-from streams.log import TopicPartition, client_config, unreachable
+from streams.log import TopicPartition
+from streams.positions import positions
 from streams.reading import read
 from streams.settings import Settings
-from streams.topics import topics
 
 BACKWARDS = ("dead-letters", "adapters", "batches", "groups", "group-control", "rewards", "responses", "tasks")
 """Topics, each after those that hold effects of its records."""
-GROUPS = ("streams", "scoring", "policy-", "trainer-")
-"""Consumer groups of the stages, without prefix, or how their names begin."""
 CLOCK_SKEW_MS = 60_000
 """How far the clocks of those who write the topics may be apart when the log is cut by time."""
 
@@ -90,21 +85,4 @@ def commits(settings: Settings) -> dict[tuple[str, str, int], int]:
 
     Raises LogError if the broker does not answer.
     """
-    timeout_s, prefix = settings.kafka.request_timeout_s, settings.topics.prefix
-    cluster.describe(settings)  # says why, if the broker does not answer
-    client = admin.AdminClient({**client_config(settings.kafka), "log_level": 0})
-    found: dict[tuple[str, str, int], int] = {}
-    known = {topic.name for topic in topics(settings.topics).values()}
-    try:
-        client.list_topics(timeout=timeout_s)  # or the next request waits seconds for the connection
-        listed = client.list_consumer_groups(request_timeout=timeout_s).result().valid
-        named = {one.group_id for one in listed if one.group_id.removeprefix(prefix).startswith(GROUPS)}
-        for group_id in sorted(name for name in named if name.startswith(prefix)):
-            asked = [ck.ConsumerGroupTopicPartitions(group_id)]
-            (future,) = client.list_consumer_group_offsets(asked, request_timeout=timeout_s).values()
-            for tp in future.result().topic_partitions or ():
-                if tp.topic in known and tp.offset >= 0:
-                    found[group_id.removeprefix(prefix), tp.topic, tp.partition] = tp.offset
-    except ck.KafkaException as exc:
-        raise unreachable(settings.kafka, exc.args[0].str()) from exc
-    return found
+    return {(at.group, at.topic, at.partition): at.committed for at in positions(settings)}

@@ -41,7 +41,7 @@ from streams.log import Record
 
 ROOT = Path(__file__).parents[2]
 MODULES = sorted((ROOT / "streams").glob("audit*.py"))
-MAY_IMPORT = {"errors", "settings", "topics", "log", "reading", "cluster", "shell", "show"}
+MAY_IMPORT = {"errors", "settings", "topics", "log", "reading", "positions", "cluster", "shell", "show"}
 
 
 @cache

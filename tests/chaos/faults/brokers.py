@@ -181,7 +181,9 @@ def broker_disk_full(world: World, load: Load, draw: random.Random) -> None:
 def broker_disk_read_only(world: World, load: Load, draw: random.Random) -> None:
     assert isinstance(world, SmallDisk)
     load.until(draw.uniform(0.3, 0.5))
-    read_only(world.disk)
+    with healed(lambda: world.signal_broker(signal.SIGCONT)):
+        world.signal_broker(signal.SIGSTOP)  # what is acknowledged is on the disk first: this is no loss of power
+        read_only(world.disk)
     world.until_broker_ends()
     time.sleep(draw.uniform(0, 4))
     writable(world.disk)

@@ -139,10 +139,10 @@ class QuickCleaner(World):
 )
 def changelog(world: World, load: Load, draw: random.Random) -> None:
     ways: list[tuple[Callable[[World, str], None], str]] = [
-        (compact, "reading"),
-        (cut_head, "again"),
-        (shorten, "again"),
-        (remove, "again"),
+        (compact, "none of them has lost records"),
+        (cut_head, "rebuilt"),
+        (shorten, "rebuilt"),
+        (remove, "rebuilt"),
     ]
     draw.shuffle(ways)
     for number, (spoil, says) in enumerate(ways):
