@@ -30,6 +30,11 @@ FORMAT = 1
 """Version of the note. One of another version is read as no note."""
 
 
+END = "\0"
+"""Behind a note. librdkafka 2.16 copies a commit's metadata without a NUL of its own, and its Python client reads up to
+the next one, wherever that is."""
+
+
 class Extent(NamedTuple):
     """What there is of one changelog partition."""
 
@@ -68,13 +73,13 @@ class Changelogs:
         """Return what a commit of a source partition with this number notes. Called from the consumer's thread."""
         extents = sorted(self._extents.copy().items())
         reach = {topic: list(extent) for (topic, number), extent in extents if number == partition}
-        return json.dumps({"v": FORMAT, "changelogs": reach}, separators=(",", ":")) if reach else ""
+        return json.dumps({"v": FORMAT, "changelogs": reach}, separators=(",", ":")) + END if reach else ""
 
 
 def read_note(metadata: str) -> dict[str, Extent]:
     """Return what a commit noted, by changelog topic; nothing for a commit without a note that can be read."""
     try:
-        note = json.loads(metadata)
+        note = json.loads(metadata.rstrip(END))
         if note["v"] != FORMAT:
             return {}
         return {topic: Extent(int(start), int(end)) for topic, (start, end) in note["changelogs"].items()}

@@ -18,6 +18,7 @@ import confluent_kafka as ck
 from confluent_kafka import admin
 
 from streams import cluster
+from streams.changelogs import END
 from streams.errors import LogError, NotFoundError, RefusedError
 from streams.log import TopicPartition, client_config, unreachable
 from streams.settings import Settings
@@ -139,7 +140,10 @@ def _refuse_members(settings: Settings, group: str) -> None:
 def _commit(settings: Settings, group: str, cut: list[Position]) -> None:
     client = admin.AdminClient(client_config(settings.kafka))
     name = settings.topics.prefix + group
-    offsets = [ck.TopicPartition(at.topic, at.partition, at.first, metadata=at.metadata or "") for at in cut]
+    offsets = [
+        ck.TopicPartition(at.topic, at.partition, at.first, metadata=f"{at.metadata}{END}" if at.metadata else "")
+        for at in cut
+    ]
     asked = client.alter_consumer_group_offsets(
         [ck.ConsumerGroupTopicPartitions(name, offsets)], request_timeout=settings.kafka.request_timeout_s
     )

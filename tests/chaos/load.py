@@ -34,12 +34,18 @@ RATE = 50.0
 
 
 class Ledger:
-    """What became of each task that was sent, by id."""
+    """What became of each task that was sent, by id. Use as a context manager."""
 
     def __init__(self, file: Path) -> None:
         self.states: dict[str, State] = {}
         self._lines = file.open("a")
         self._lock = threading.Lock()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._lines.close()
 
     def note(self, task_id: str, state: State) -> None:
         """Write down what is known now."""
@@ -56,11 +62,10 @@ class Ledger:
         """Return the tasks in any of these states."""
         return {task_id for task_id, state in self.states.items() if state in states}
 
-    def close(self) -> None:
+    def settle(self) -> None:
         """What was never answered for may be in the log, or not."""
         for task_id in self.ids("sent"):
             self.note(task_id, "unknown")
-        self._lines.close()
 
 
 def a_task(seed: int, number: int, **changes: Any) -> Task:

@@ -82,8 +82,7 @@ def run(row: Fault, *, seed: int, groups: int, folder: Path, stock: bool = False
         return row.run(row, seed, groups, folder)
     begun = time.monotonic()
     draw = random.Random(f"{row.name} {seed}")
-    ledger = Ledger(_made(folder) / "ledger.jsonl")
-    with row.place(folder, row.settings, stock=stock) as world:
+    with Ledger(_made(folder) / "ledger.jsonl") as ledger, row.place(folder, row.settings, stock=stock) as world:
         for name in row.starts:
             world.start(name)
         with Load(world.settings, ledger, seed=seed, groups=groups, rate=row.rate, special=row.tasks) as load:
@@ -94,7 +93,7 @@ def run(row: Fault, *, seed: int, groups: int, folder: Path, stock: bool = False
             healed = max(healed, time.monotonic())
             recovery_s = drained(world, ledger, since=healed)
         codes = world.stop()
-        ledger.close()
+        ledger.settle()
         verdict = judge_with(world.repo, world.direct, ledger, cut=row.cut)
         line = _line(row, seed, world, load, ledger, verdict)
         complaints = [*verdict.complaints, *exits(row, world, codes)]

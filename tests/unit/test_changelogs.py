@@ -73,3 +73,11 @@ def test_commit_without_a_note_is_trusted_unless_every_changelog_is_empty(metada
     assert distrust(some, [metadata], committed=True) == {}
     assert distrust(none, [metadata], committed=False) == {}
     assert set(distrust(none, [metadata], committed=True)) == {"open", "seen"}
+
+
+def test_a_note_ends_where_a_reader_of_c_strings_looks_for_its_end() -> None:
+    changelogs = Changelogs()
+    changelogs.accept({(TOPIC, 0): Extent(2, 10)})
+    note = changelogs.note(0)
+    assert note.endswith("\0")
+    assert read_note(note) == read_note(note.rstrip("\0")) == {TOPIC: Extent(2, 10)}

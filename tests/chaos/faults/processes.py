@@ -89,7 +89,9 @@ def zombie(world: World, load: Load, draw: random.Random) -> None:
 @fault(
     4,
     "rebalance storm: stream workers come and go",
-    "a second worker is started, killed, started and told to end, every 3 to 5 s for 2 minutes; so is the first",
+    "a second worker is started, killed, started and told to end, every 3 to 5 s for 2 minutes; so is the first. "
+    "Half the load: this leaves the workers less than half of their time",
+    rate=25.0,
     codes=frozenset({75}),
 )
 def rebalance_storm(world: World, load: Load, draw: random.Random) -> None:
