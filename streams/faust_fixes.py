@@ -25,6 +25,7 @@ from weakref import WeakKeyDictionary
 
 import faust
 from aiokafka.errors import IllegalStateError, KafkaError
+from faust.assignor.partition_assignor import PartitionAssignor
 from faust.tables.recovery import Recovery
 from faust.transport.consumer import Consumer, ThreadDelegateConsumer
 from faust.transport.drivers.aiokafka import AIOKafkaConsumerThread
@@ -316,7 +317,20 @@ def _create_worker_consumer(self: Any, transport: Any) -> Any:
     return consumer
 
 
-# --- 8. Install ------------------------------------------------------------------------------------------------------
+# --- 8. Assign no less than everything -------------------------------------------------------------------------------
+# A leader whose metadata lacks a topic, as a broker's may that has just started, assigns nothing of it to anybody, logs
+# a warning, and nobody looks again: a group of workers that all look healthy and read nothing.
+
+
+def _perform_assignment(self: Any, cluster: Any, member_metadata: Mapping[str, Any]) -> Any:
+    """In place of PartitionAssignor._perform_assignment."""
+    read = {topic for metadata in member_metadata.values() for topic in metadata.subscription}
+    if missing := sorted(topic for topic in read if not cluster.partitions_for_topic(topic)):
+        give_up(f"at a rebalance the broker knows nothing of {', '.join(missing)}, which the workers read")
+    return STOCK[PartitionAssignor, "_perform_assignment"](self, cluster, member_metadata)
+
+
+# --- 9. Install ------------------------------------------------------------------------------------------------------
 
 FIXES: dict[type, tuple[Any, ...]] = {
     Consumer: (getmany, perform_seek, ack, _add_gap, _new_offset),
@@ -324,6 +338,7 @@ FIXES: dict[type, tuple[Any, ...]] = {
     Recovery: (_resume_streams, on_recovery_completed, _seek_offsets),
     ProducerBuffer: (put, flush, _send_pending),
     AIOKafkaConsumerThread: (_create_worker_consumer, seek_to_committed, _commit),
+    PartitionAssignor: (_perform_assignment,),
     **REPLACED,
 }
 

@@ -21,6 +21,7 @@ from aiokafka.consumer.group_coordinator import GroupCoordinator
 from aiokafka.producer.message_accumulator import MessageAccumulator
 from aiokafka.producer.sender import Sender
 from faust.app.base import App
+from faust.assignor.partition_assignor import PartitionAssignor
 from faust.tables.base import Collection
 from faust.tables.recovery import Recovery
 from faust.tables.table import Table as FaustTable
@@ -51,6 +52,7 @@ READ_AND_CHECKED: dict[tuple[type, str], str] = {
     (AIOKafkaConsumerThread, "_create_worker_consumer"): "c2701bfc3e6f",
     (AIOKafkaConsumerThread, "seek_to_committed"): "775ab0adc4b0",
     (AIOKafkaConsumerThread, "_commit"): "932852ce7a23",
+    (PartitionAssignor, "_perform_assignment"): "1e0bf2c5c8f4",
     (GroupCoordinator, "_send_req"): "fa4b12e914ce",
     (GroupCoordinator, "reset_generation"): "537aa37c531b",
     (GroupCoordinator, "_do_commit_offsets"): "c3a3ea5613f3",

@@ -113,6 +113,7 @@ class Load:
                 "linger.ms": 5,
                 "delivery.timeout.ms": 240_000,
                 "reconnect.backoff.max.ms": 1000,
+                "log_level": 0,  # that the broker is away is meant
             }
         )
 

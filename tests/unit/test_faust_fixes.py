@@ -628,3 +628,32 @@ async def until(true: Callable[[], bool]) -> None:
 def test_fixes_are_in_place_after_build_app(app: faust.App) -> None:
     for owner, functions in faust_fixes.FIXES.items():
         assert [getattr(owner, function.__name__) for function in functions] == list(functions)
+
+
+# --- 8. Assign no less than everything
+
+
+class Cluster:
+    """What a leader knows of the cluster."""
+
+    def partitions_for_topic(self, topic: str) -> set[int] | None:
+        return {0, 1} if topic == "tasks" else None
+
+
+class Member:
+    subscription = ("tasks", "rewards")
+
+
+def test_leader_that_misses_a_topic_ends_the_worker_instead_of_assigning_the_rest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said: list[str] = []
+
+    def end(why: str) -> None:
+        said.append(why)
+        raise SystemExit(75)
+
+    monkeypatch.setattr(faust_fixes, "give_up", end)
+    with pytest.raises(SystemExit):
+        faust_fixes._perform_assignment(None, Cluster(), {"a worker": Member()})
+    assert said == ["at a rebalance the broker knows nothing of rewards, which the workers read"]

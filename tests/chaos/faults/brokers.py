@@ -25,7 +25,7 @@ AWAY = frozenset({1, 5, 75})
 # --- one node ---------------------------------------------------------------------------------------------------------
 
 
-@fault(5, "the broker is killed", "SIGKILL to the node three times, down for 1 to 8 s each, the last under no load")
+@fault(5, "the broker is killed", "SIGKILL to the node three times, down for 1 to 8 s each", codes=AWAY)
 def broker_kill(world: World, load: Load, draw: random.Random) -> None:
     for share in (0.3, 0.6, 1.0):
         load.until(share)
