@@ -148,6 +148,8 @@ def changelog(world: World, load: Load, draw: random.Random) -> None:
     for number, (spoil, says) in enumerate(ways):
         load.until(0.12 + 0.12 * number)
         world.wait_for("groups", 20, timeout_s=120)  # so that there is a state to lose
+        compact_soon(world, world.direct.topics.prefix + TABLE)
+        world.wait_for("groups", 60, timeout_s=120)
         world.stop("streams")
         spoil(world, world.direct.topics.prefix + TABLE)
         heard = len(world.said("streams"))
@@ -178,9 +180,9 @@ def _bounds(world: World, topic: str) -> dict[tuple[str, int], tuple[int, int]]:
         consumer.close()
 
 
-def compact(world: World, topic: str) -> None:
-    """Have the broker compact it now, until it has gaps."""
-    entries = {"segment.ms": "100", "min.cleanable.dirty.ratio": "0.01", "max.compaction.lag.ms": "200"}
+def compact_soon(world: World, topic: str) -> None:
+    """Have the broker roll its segments quickly (it does so when something is appended) and compact what it rolled."""
+    entries = {"segment.ms": "500", "min.cleanable.dirty.ratio": "0.01", "max.compaction.lag.ms": "500"}
     changes = [
         admin.ConfigEntry(name, value, incremental_operation=admin.AlterConfigOpType.SET)
         for name, value in entries.items()
@@ -189,14 +191,15 @@ def compact(world: World, topic: str) -> None:
     client = _admin(world)
     for future in client.incremental_alter_configs([resource]).values():
         future.result()
+
+
+def compact(world: World, topic: str) -> None:
+    """Wait until the broker has compacted it so far that it has gaps."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         bounds = _bounds(world, topic)
-        held = sum(
-            1
-            for _ in read(world.direct, {tp: b[0] for tp, b in bounds.items()}, {tp: b[1] for tp, b in bounds.items()})
-        )
-        if held < sum(high - low for low, high in bounds.values()):
+        starts, ends = ({tp: bound[i] for tp, bound in bounds.items()} for i in (0, 1))
+        if sum(1 for _ in read(world.direct, starts, ends)) < sum(high - low for low, high in bounds.values()):
             return
         time.sleep(1)
     raise TimeoutError(f"{topic} was not compacted within 60 s")
