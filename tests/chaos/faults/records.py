@@ -1,6 +1,7 @@
 """Faults 8 to 10: records that are bad, doubled or early, and clocks that are wrong.
 
-Not covered: valid bytes that say something else under the same id. Whoever can write those is believed; the first wins.
+Not covered: valid bytes that say something else under the same id. The first wins, and the other is a dead letter
+(tests/unit/test_join_order.py).
 """
 
 from __future__ import annotations
@@ -16,15 +17,16 @@ from functools import partial
 import confluent_kafka as ck
 
 from schemas import serde
-from schemas.events import Response, Reward, Task, derive_id
+from schemas.events import Reward, derive_id
 from schemas.serde import Poison
 from streams import cluster
-from streams.log import Record, client_config
+from streams.log import Producer, Record, client_config
 from streams.reading import Tail
 from streams.settings import Settings
 from streams.topics import KEYED_BY_TASK, topics
+from tests.benchmarks.whole_groups import whole
 from tests.chaos import clocks
-from tests.chaos.load import SLOTS, Load, a_task
+from tests.chaos.load import Load
 from tests.chaos.matrix import fault
 from tests.chaos.world import World
 
@@ -121,7 +123,7 @@ def _passing(settings: Settings, load: Load, labels: tuple[str, ...]) -> Iterato
 def doubles(world: World, load: Load, draw: random.Random) -> None:
     sources = ("tasks", "responses", "rewards")
     with _Sender(world.settings) as sender:
-        early = _backwards(world.settings, load, draw)
+        early = _backwards(world.settings, load)
         for record in _passing(world.direct, load, sources):
             if record.at.topic != world.topic("tasks") or draw.random() < 0.2:
                 sender.send(record, record.payload)
@@ -139,61 +141,16 @@ def doubles(world: World, load: Load, draw: random.Random) -> None:
                 sender.send(record, serde.encode(late))
 
 
-def _backwards(settings: Settings, load: Load, draw: random.Random) -> Iterator[None]:
+def _backwards(settings: Settings, load: Load) -> Iterator[None]:
     """Write one more group at each step: an agent of another policy gave its rewards first, its task last."""
-    from streams.log import Producer
-
     with Producer(settings) as producer:
-        for number in itertools.count(10**6):
-            task = a_task(load.seed, number, policy="elsewhere")
-            responses = [_response(task, slot) for slot in range(SLOTS)]
-            rewards = [_reward(response, draw.random()) for response in responses]
-            for event in (*rewards, *responses, task):
+        for number in itertools.count():
+            group = whole(f"early {load.seed} {number}")
+            for event in (*group.rewards, *group.responses, group.task):
                 producer.send(event)
             producer.flush()
-            load.ledger.note(task.task_id, "acknowledged")
+            load.ledger.note(group.task.task_id, "acknowledged")
             yield
-
-
-def _response(task: Task, slot: int) -> Response:
-    sampling_id = derive_id(task.task_id, "elsewhere")
-    return Response(
-        response_id=derive_id(sampling_id, slot),
-        sampling_id=sampling_id,
-        task_id=task.task_id,
-        created_at=task.created_at,
-        policy=task.policy,
-        slot=slot,
-        group_size=task.group_size,
-        adapter_version=0,
-        base_digest="b" * 64,
-        tokenizer_digest="c" * 64,
-        engine="elsewhere",
-        finish_reason="stop",
-        prompt_tokens=1,
-        completion_tokens=1,
-        latency_ms=1.0,
-        text=str(slot),
-        sampling=task.sampling,
-        prompt_token_ids=(1,),
-        completion_token_ids=(slot,),
-        logprobs=(-0.5,),
-        loss_mask=(True,),
-    )
-
-
-def _reward(response: Response, value: float) -> Reward:
-    return Reward(
-        reward_id=derive_id(response.response_id, "exact"),
-        response_id=response.response_id,
-        task_id=response.task_id,
-        created_at=response.created_at,
-        policy=response.policy,
-        slot=response.slot,
-        source="exact",
-        value=value,
-        scorer_version="elsewhere/1",
-    )
 
 
 # --- clocks -----------------------------------------------------------------------------------------------------------
