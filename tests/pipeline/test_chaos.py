@@ -5,6 +5,7 @@ python -m tests.chaos ──► the whole matrix (docs/reliability.md)          
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,9 @@ QUICK = ("kill-at-points", "sigterm", "zombie", "broker-kill", "poison", "double
 @pytest.mark.parametrize("name", QUICK)
 def test_nothing_is_lost_and_nothing_doubled_under(name: str, tmp_path: Path) -> None:
     try:
-        line = run(FAULTS[name], seed=7, groups=GROUPS, folder=tmp_path / "run")
+        line = run(
+            FAULTS[name], seed=7, groups=GROUPS, folder=tmp_path / "run", limit_s=math.inf
+        )  # a test asks no time
     except NotShown as why:
         pytest.skip(f"{name} CANNOT BE SHOWN HERE: {why}")
     assert line["passed"], line["complaints"]
