@@ -91,10 +91,8 @@ def run(row: Fault, *, seed: int, groups: int, folder: Path, stock: bool = False
         with Load(world.settings, ledger, seed=seed, groups=groups, rate=row.rate, special=row.tasks) as load:
             load.until(0.05)
             row.inject(world, load, draw)
-            healed = time.monotonic()
             load.finish()
-            healed = max(healed, time.monotonic())
-            recovery_s = drained(world, ledger, since=healed)
+            recovery_s = drained(world, ledger, since=time.monotonic())
         codes = world.stop()
         ledger.settle()
         verdict = judge_with(world.repo, world.direct, ledger, cut=row.cut)

@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import confluent_kafka as ck
@@ -182,7 +182,11 @@ def _bounds(world: World, topic: str) -> dict[tuple[str, int], tuple[int, int]]:
 
 def compact_soon(world: World, topic: str) -> None:
     """Have the broker roll its segments quickly (it does so when something is appended) and compact what it rolled."""
-    entries = {"segment.ms": "500", "min.cleanable.dirty.ratio": "0.01", "max.compaction.lag.ms": "500"}
+    configure(world, topic, {"segment.ms": "500", "min.cleanable.dirty.ratio": "0.01", "max.compaction.lag.ms": "500"})
+
+
+def configure(world: World, topic: str, entries: Mapping[str, str]) -> None:
+    """Set these of a topic's configuration."""
     changes = [
         admin.ConfigEntry(name, value, incremental_operation=admin.AlterConfigOpType.SET)
         for name, value in entries.items()
@@ -206,8 +210,10 @@ def compact(world: World, topic: str) -> None:
 
 
 def cut_head(world: World, topic: str) -> None:
-    """Delete the first half."""
+    """Delete the first half, which Kafka does not let one do to a topic that is only compacted."""
+    configure(world, topic, {"cleanup.policy": "compact,delete"})
     delete_records(world.direct, {tp: (low + high) // 2 for tp, (low, high) in _bounds(world, topic).items()})
+    configure(world, topic, {"cleanup.policy": "compact"})
 
 
 def remove(world: World, topic: str) -> None:
