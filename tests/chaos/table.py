@@ -65,8 +65,9 @@ def _row(runs: list[Line]) -> tuple[str, ...]:
     first = runs[0]
     shown = [run for run in runs if "not_shown" not in run]
     sums = [str(sum(run.get(name) or 0 for run in shown)) for name in COLUMNS[3:10]]
-    recovery = max((run.get("recovery_s") or 0 for run in shown), default=0)
+    seconds = [run.get("recovery_s") for run in shown]
+    recovery = "never" if None in seconds else f"{max(seconds, default=0):g}"
     passed = sum(run["passed"] for run in shown)
     result = f"{passed} of {len(shown)} passed" if shown else f"not shown: {first['not_shown']}"
     seeds = ", ".join(str(run["seed"]) for run in runs)
-    return (str(first["number"]), first["fault"], seeds, *sums, f"{recovery:g}", result)
+    return (str(first["number"]), first["fault"], seeds, *sums, recovery, result)

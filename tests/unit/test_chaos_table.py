@@ -38,8 +38,9 @@ def test_a_run_is_replaced_by_its_repetition_and_others_stay() -> None:
 
 
 def test_stock_faust_has_a_table_of_its_own() -> None:
-    document = write(EMPTY, [line(), line(faust="stock", lost=57, passed=False)])
+    document = write(EMPTY, [line(), line(faust="stock", lost=57, recovery_s=None, passed=False)])
     assert (rows(document, "matrix")[0][6], rows(document, "stock")[0][6]) == ("0", "57")
+    assert (rows(document, "matrix")[0][10], rows(document, "stock")[0][10]) == ("7.5", "never")
 
 
 def test_a_fault_that_could_not_be_shown_says_why() -> None:
