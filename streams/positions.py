@@ -18,7 +18,6 @@ import confluent_kafka as ck
 from confluent_kafka import admin
 
 from streams import cluster
-from streams.changelogs import END
 from streams.errors import LogError, NotFoundError, RefusedError
 from streams.log import TopicPartition, client_config, unreachable
 from streams.settings import Settings
@@ -76,7 +75,10 @@ def positions(settings: Settings) -> list[Position]:
             asked = client.list_consumer_group_offsets(
                 [ck.ConsumerGroupTopicPartitions(name)], request_timeout=timeout_s
             )
-            commits = asked[name].result().topic_partitions
+            try:
+                commits = asked[name].result().topic_partitions
+            except UnicodeDecodeError as exc:  # librdkafka reads metadata that ends without NUL beyond its end
+                raise LogError(f"group {name}: a note in its commits could not be read ({exc}); try again") from exc
             found += [_position(name.removeprefix(prefix), tp, bounds) for tp in commits if _counts(tp, bounds)]
     except ck.KafkaException as exc:
         raise unreachable(settings.kafka, exc.args[0].str()) from exc
@@ -140,10 +142,7 @@ def _refuse_members(settings: Settings, group: str) -> None:
 def _commit(settings: Settings, group: str, cut: list[Position]) -> None:
     client = admin.AdminClient(client_config(settings.kafka))
     name = settings.topics.prefix + group
-    offsets = [
-        ck.TopicPartition(at.topic, at.partition, at.first, metadata=f"{at.metadata}{END}" if at.metadata else "")
-        for at in cut
-    ]
+    offsets = [ck.TopicPartition(at.topic, at.partition, at.first, metadata=at.metadata or "") for at in cut]
     asked = client.alter_consumer_group_offsets(
         [ck.ConsumerGroupTopicPartitions(name, offsets)], request_timeout=settings.kafka.request_timeout_s
     )
