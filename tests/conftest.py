@@ -6,6 +6,7 @@ to that). Tests never clean up topics: their prefix is theirs alone.
 
 from __future__ import annotations
 
+import logging
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -53,3 +54,13 @@ def made(settings: Settings) -> Settings:
 def nowhere() -> Settings:
     """Settings of a port where nothing listens."""
     return Settings(kafka=Kafka(bootstrap="127.0.0.1:1", request_timeout_s=0.5))
+
+
+@pytest.fixture
+def log_as_before() -> Iterator[None]:
+    """Put the log set-up back that each command replaces."""
+    root = logging.getLogger()
+    level, handlers = root.level, list(root.handlers)
+    yield
+    root.setLevel(level)
+    root.handlers[:] = handlers

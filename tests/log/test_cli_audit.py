@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import logging
 import signal
 import subprocess
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,20 +29,10 @@ from streams.log import Producer, Record, client_config
 from streams.settings import Settings, to_env
 from streams.show import moment
 
-pytestmark = pytest.mark.kafka
+pytestmark = [pytest.mark.kafka, pytest.mark.usefixtures("log_as_before")]
 
 BEGIN_MS = int(time.time() * 1000) - 4 * 3600 * 1000
 """A broker takes no record of the far future, and keeps none of the far past."""
-
-
-@pytest.fixture(autouse=True)
-def log_as_before() -> Iterator[None]:
-    """Put the log set-up back that each command replaces."""
-    root = logging.getLogger()
-    level, handlers = root.level, list(root.handlers)
-    yield
-    root.setLevel(level)
-    root.handlers[:] = handlers
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import threading
 import time
 from collections.abc import Iterator
@@ -26,17 +25,7 @@ from streams.put_back import RETRY_HEADER, STALE_S, Order, decide
 from streams.settings import Kafka, Settings, Topics, to_env
 from streams.topics import topic_of, topics
 
-pytestmark = pytest.mark.kafka
-
-
-@pytest.fixture(autouse=True)
-def log_as_before() -> Iterator[None]:
-    """Put the log set-up back that each command replaces."""
-    root = logging.getLogger()
-    level, handlers = root.level, list(root.handlers)
-    yield
-    root.setLevel(level)
-    root.handlers[:] = handlers
+pytestmark = [pytest.mark.kafka, pytest.mark.usefixtures("log_as_before")]
 
 
 def run(settings: Settings, *args: str) -> Result:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import logging
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,17 +29,7 @@ from streams.log import Producer
 from streams.settings import Broker, Settings, to_env
 from streams.topics import LABELS, topics
 
-pytestmark = pytest.mark.kafka
-
-
-@pytest.fixture(autouse=True)
-def log_as_before() -> Iterator[None]:
-    """Put the log set-up back that each command replaces."""
-    root = logging.getLogger()
-    level, handlers = root.level, list(root.handlers)
-    yield
-    root.setLevel(level)
-    root.handlers[:] = handlers
+pytestmark = [pytest.mark.kafka, pytest.mark.usefixtures("log_as_before")]
 
 
 def run(settings: Settings, *args: str) -> Result:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import logging
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import confluent_kafka as ck
@@ -21,18 +19,8 @@ from streams.log import Producer, client_config
 from streams.positions import positions
 from streams.settings import Settings, to_env
 
-pytestmark = pytest.mark.kafka
+pytestmark = [pytest.mark.kafka, pytest.mark.usefixtures("log_as_before")]
 METADATA = '{"changelog": 7}'
-
-
-@pytest.fixture(autouse=True)
-def log_as_before() -> Iterator[None]:
-    """Put the log set-up back that each command replaces."""
-    root = logging.getLogger()
-    level, handlers = root.level, list(root.handlers)
-    yield
-    root.setLevel(level)
-    root.handlers[:] = handlers
 
 
 def run(settings: Settings, *args: str) -> Result:
