@@ -3,22 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 
 import pytest
 
 from schemas.events import Coordinates
 from streams import observe
 
-
-@pytest.fixture(autouse=True)
-def log_as_before() -> Iterator[None]:
-    """Put the log set-up back."""
-    root = logging.getLogger()
-    level, handlers = root.level, list(root.handlers)
-    yield
-    root.setLevel(level)
-    root.handlers[:] = handlers
+pytestmark = pytest.mark.usefixtures("log_as_before")
 
 
 def test_log_lines_carry_coordinates_and_leave_library_chatter_out(capsys: pytest.CaptureFixture[str]) -> None:
