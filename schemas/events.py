@@ -1,7 +1,8 @@
-"""The eight events. Everything Streamward knows is a sequence of these.
+"""The nine events. Everything Streamward knows is a sequence of these.
 
     Task ──► Response ──► Reward ──► AdvantagedGroup ──► Batch ──► AdapterEvent
                                  ▲ GroupControl                    DeadLetter (from anywhere)
+    ExperimentEvent: a replay of others, in a log of its own
 
 These frozen dataclasses are the one place where an event is written down. The Avro files in `avro/` are derived
 from them (`python -m schemas.generate`), are numbered for ever by `lock.json`, and a test fails when the two drift.
@@ -66,6 +67,7 @@ Purpose = Literal["train", "serve", "eval"]
 FinishReason = Literal["stop", "length", "error"]
 ControlKind = Literal["expire", "evict"]
 AdapterKind = Literal["trained", "evaluated", "canary_started", "promoted", "rolled_back", "rejected", "retired"]
+ExperimentKind = Literal["started", "stopped", "failed", "finished"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -349,7 +351,40 @@ class DeadLetter:
     headers: Annotated[dict[str, str], "base64 values"] = field(default_factory=dict)
 
 
-Event = Task | Response | Reward | GroupControl | AdvantagedGroup | Batch | AdapterEvent | DeadLetter
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceRange:
+    """A part of a partition: where an experiment's records came from."""
+
+    topic: str
+    partition: Int
+    first: Annotated[int, "offset of the first record"]
+    next: Annotated[int, "offset behind the last record"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExperimentEvent:
+    """A step of an experiment: what of this log was replayed into a log of its own, how, and what came of it."""
+
+    event_id: Annotated[str, "uuid5(experiment, source policy, number of its events before this one)"]
+    experiment: Annotated[str, "key of the record; its topics have the prefix experiment.NAME."]
+    created_at: Millis
+    traceparent: str | None = None
+    metadata: dict[str, str] = field(default_factory=dict)
+    kind: ExperimentKind
+    policy: Annotated[str, "whose tasks are replayed"]
+    actor: str
+    reason: str
+    code_version: Annotated[str, "of Streamward, and of what it was built from"]
+    selection: Annotated[dict[str, str], "which tasks, as it was asked"] = field(default_factory=dict)
+    settings: Annotated[dict[str, str], "what decides the outcome: advantages, batches, model, trainer, scorers"] = (
+        field(default_factory=dict)
+    )
+    counts: Annotated[dict[str, int], "what was selected and made so far"] = field(default_factory=dict)
+    changed: Annotated[tuple[str, ...], "the settings that are not those of the source"] = ()
+    ranges: Annotated[tuple[SourceRange, ...], "of the source, fixed when the experiment began"] = ()
+
+
+Event = Task | Response | Reward | GroupControl | AdvantagedGroup | Batch | AdapterEvent | DeadLetter | ExperimentEvent
 EVENTS: tuple[type[Event], ...] = (
     Task,
     Response,
@@ -359,6 +394,7 @@ EVENTS: tuple[type[Event], ...] = (
     Batch,
     AdapterEvent,
     DeadLetter,
+    ExperimentEvent,
 )
 
 

@@ -18,7 +18,7 @@ a group without responses fits (some 60 bytes a slot): its last event is then de
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -58,6 +58,8 @@ class Stage:
         self.join = Join(settings.advantages, self._responses, topics(settings.topics)["rewards"].name)
         self._kept: dict[tuple[int, int], tuple[Response, int]] = {}
         self._kept_bytes = 0
+        self._taken: dict[tuple[int, int], Response] = {}
+        """Out of `_kept`, for the groups that leave just now."""
 
     def decode(self, record: Record) -> GroupEvent | DeadLetter:
         """Return the event in `record`, or its dead letter."""
@@ -77,13 +79,16 @@ class Stage:
         return self.join.reduce(state, event, record.at, record.timestamp_ms)
 
     def missing(self, effects: Sequence[Effect], record: Record) -> list[Coordinates]:
-        """Return the coordinates of every record that `effects` refer to and that is not at hand."""
+        """Return the coordinates of every record that `effects` refer to and that is not at hand.
+
+        What is at hand is put aside for `outputs`, whatever is forgotten while the others are fetched.
+        """
         wanted: list[Coordinates] = []
         for effect in effects:
             if isinstance(effect, Close):
-                wanted += [
-                    Coordinates(self._responses, *member.at) for member in effect.members if member.at not in self._kept
-                ]
+                places = [member.at for member in effect.members]
+                self._taken |= {at: self._forget(at) for at in places if at in self._kept}
+                wanted += [Coordinates(self._responses, *at) for at in places if at not in self._taken]
             elif effect.at != record.at:
                 wanted.append(effect.at)
         return wanted
@@ -104,7 +109,14 @@ class Stage:
             made.append(fitting(effect, bodies, self._groups))
         return made
 
+    def let_go(self, is_open: Callable[[int, str], bool]) -> None:
+        """Forget responses to tasks that `is_open` (partition, task_id) denies: another worker has let them leave."""
+        for at in [at for at, (response, _) in self._kept.items() if not is_open(at[0], response.task_id)]:
+            self._forget(at)
+
     def _keep(self, record: Record, response: Response) -> None:
+        if record.at[1:] in self._kept:  # read again
+            self._forget(record.at[1:])
         size = 8 * len(record.payload or b"")  # as Python objects, not as varints
         while self._kept and self._kept_bytes + size > self.KEPT_BYTES:
             self._forget(next(iter(self._kept)))
@@ -112,8 +124,8 @@ class Stage:
         self._kept_bytes += size
 
     def _take(self, at: tuple[int, int], fetched: Mapping[Coordinates, Record]) -> Response:
-        if at in self._kept:
-            return self._forget(at)
+        if at in self._taken:
+            return self._taken.pop(at)
         response = fetched[Coordinates(self._responses, *at)].decode(Response)
         assert isinstance(response, Response)  # noqa: S101 - it was decoded once already, when it was counted
         return response
@@ -182,6 +194,10 @@ def register(app: App) -> None:
     stage, rows, outlet, timers = Stage(settings), Rows(), Outlet(app), Timers(settings)
     states = table(app, "open-groups", settings.topics.partitions)
     turns = [asyncio.Lock() for _ in range(settings.topics.partitions)]
+    generation = app.consumer_generation_id
+
+    def is_open(key: bytes) -> bool:
+        return isinstance(rows.load(key, states.get(key)), Open)
 
     async def handle(faust_event: Any) -> None:
         record = record_of(faust_event)
@@ -214,7 +230,12 @@ def register(app: App) -> None:
 
     @app.timer(1.0)  # type: ignore[untyped-decorator]  # faust is not typed
     async def tick() -> None:
+        nonlocal generation
         owned = owned_partitions(app, names["tasks"].name)
+        if generation != app.consumer_generation_id and not app.rebalancing:
+            generation = app.consumer_generation_id
+            rows.let_go(states)
+            stage.let_go(lambda partition, task_id: partition in owned and is_open(task_id.encode()))
         if timers.owned != owned:
             known = ((key.decode(), load(row)) for key, row in states.items())
             timers.rebuild(owned, known, stage.join, _now_ms())

@@ -248,6 +248,10 @@ class Finding(NamedTuple):
     """Nothing is wrong with the log: its dead letter is there, or a repetition changed nothing."""
 
 
+RECORDED_LAG = "policy_lag"
+"""Where a group that another line of adapters sampled says how many versions ago."""
+
+
 class View:
     """What the recounts look up beside their own facts."""
 
@@ -269,6 +273,13 @@ class View:
     def reason(self, at: Coordinates, stage: str) -> str | None:
         """Return the reason in this stage's letter about the record at `at`."""
         return next((letter.reason for letter in self._letters.get(at, ()) if letter.stage == stage), None)
+
+    def lag(self, group: GroupFact, sequence: int) -> int:
+        """Return how many versions before batch `sequence` this group was sampled; below 0 if that cannot be."""
+        if not self.settings.trainer.off_policy:
+            return sequence - group.version
+        recorded = group.metadata.get(RECORDED_LAG, "")
+        return int(recorded) if recorded.isdecimal() else -1
 
     def gone(self, label: str, partition: int, offset: int) -> bool:
         """Return whether this record lies before the first that was read."""

@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from schemas.events import Coordinates, derive_id
-from streams.audit_facts import Finding, GroupFact, MemberFact, ResponseFact, RewardFact, TaskFact, View
+from streams.audit_facts import RECORDED_LAG, Finding, GroupFact, MemberFact, ResponseFact, RewardFact, TaskFact, View
 
 TOLERANCE = 1e-9
 EQUAL = 1e-12
@@ -52,7 +52,10 @@ def _about(group: GroupFact, task: TaskFact, winner: str | None, expires: bool, 
     if group.about != expected:
         yield _wrong(group, f"it says {group.about} of its task {task.at}, which says {expected}")
     pinned = {} if task.pinned is None else {"pinned_version": str(task.pinned)}
-    if dict(group.metadata) != {**task.metadata, **pinned}:
+    own = dict(group.metadata)
+    if view.settings.trainer.off_policy:
+        own.pop(RECORDED_LAG, None)  # what this log cannot tell: its versions are not those that sampled
+    if own != {**task.metadata, **pinned}:
         yield _wrong(group, f"its metadata are not those of its task {task.at}")
     if group.group_id != derive_id(group.task_id, "group", group.formula_version):
         yield _wrong(group, "its group_id is not that of its task")

@@ -117,7 +117,8 @@ class _Recount:
             )
         lags: dict[int, int] = {}
         for group in groups:
-            lags[batch.sequence - group.version] = lags.get(batch.sequence - group.version, 0) + 1
+            lag = self._view.lag(group, batch.sequence)
+            lags[lag] = lags.get(lag, 0) + 1
         if lags != batch.lags:
             self._wrong(batch, f"its lags are {dict(batch.lags)}, those of its groups {lags}")
         if batch.created_at != (newest := max((group.created_at for group in groups), default=batch.created_at)):
@@ -143,7 +144,7 @@ class _Recount:
             self._found("doubled", batch.at, f"{group.at} is in it, and {before} has it already")
             return
         self._trained_on[group.at.offset] = batch.at
-        lag = batch.sequence - group.version
+        lag = self._view.lag(group, batch.sequence)
         if self._first[group.group_id] is not group:
             self._found("doubled", batch.at, f"{group.at} is in it, a copy of {self._first[group.group_id].at}")
         if not group.is_train or group.dropped_reason is not None:
@@ -160,7 +161,7 @@ class _Recount:
             self._found("doubled", batch.at, f"{group.at} is dropped by it, and {before} has it already")
             return
         self._dropped[offset] = batch.at
-        lag = batch.sequence - group.version
+        lag = self._view.lag(group, batch.sequence)
         holds = {
             "duplicate": self._first[group.group_id] is not group or self._is_cut,
             "zero_variance": group.is_flat,
@@ -206,7 +207,7 @@ class _Recount:
                 group.dropped_reason is None
                 and group.created_at >= (view.reach.since_ms or 0)  # else a copy of one from before, perhaps
                 and self._first[group.group_id] is group
-                and (not is_known or 0 <= sequence - group.version <= rule.max_policy_lag)
+                and (not is_known or 0 <= view.lag(group, sequence) <= rule.max_policy_lag)
                 and not (rule.zero_variance == "drop" and group.is_flat)
             )
             window += [group] if is_useful else []

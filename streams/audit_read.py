@@ -23,7 +23,7 @@ from streams.reading import read
 from streams.settings import Settings
 
 BACKWARDS = ("dead-letters", "adapters", "batches", "groups", "group-control", "rewards", "responses", "tasks")
-"""Topics, each after those that hold effects of its records."""
+"""Topics, each after those that hold effects of its records. `experiments` tells of other logs, so it adds nothing."""
 CLOCK_SKEW_MS = 60_000
 """How far the clocks of those who write the topics may be apart when the log is cut by time."""
 

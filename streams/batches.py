@@ -4,8 +4,9 @@
     key policy   named, with its reason              one state per policy          key policy
 
 Batch s is what turns adapter version s into s + 1, so a group's lag is `s - adapter_version` and can be read off the
-log alone. Whoever reads the same groups under the same rule cuts the same batches, on redelivery, too: a batch is named
-by policy and sequence, and the first of its name in the partition wins.
+log alone. In an experiment (`trainer.off_policy`) another line of adapters sampled the groups, and their lag is the one
+recorded with them. Whoever reads the same groups under the same rule cuts the same batches, on redelivery, too: a batch
+is named by policy and sequence, and the first of its name in the partition wins.
 
 Not covered: a window closes by count only, so the last few groups of a policy that is asked nothing more wait for ever.
 """
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from schemas.events import AdvantagedGroup, Batch, Coordinates, DroppedGroup, LagCount, derive_id
 from schemas.serde import Poison
 from streams.errors import EventError
+from streams.groups import POLICY_LAG
 from streams.rows import pack, unpack
 from streams.settings import Batches
 from streams.topics import topics
@@ -64,6 +66,8 @@ class Cutter:
     """The reducer, under one rule. It has no clock and no I/O."""
 
     rule: Batches
+    off_policy: bool = False
+    """Whether another line of adapters sampled the groups; their lag is then the one recorded in their metadata."""
 
     def reduce(
         self, window: Window, group: AdvantagedGroup, at: Coordinates, *, doubled: bool
@@ -85,7 +89,7 @@ class Cutter:
             return replace(window, dropped=(*window.dropped, dropped)), ()
         entry = Entry(
             offset=at.offset,
-            lag=window.sequence - group.adapter_version,
+            lag=self._lag(window, group),
             responses=len(group.responses),
             loss_tokens=sum(sum(response.loss_mask) for response in group.responses),
             created_at=group.created_at,
@@ -100,12 +104,19 @@ class Cutter:
             return group.dropped_reason
         if self.rule.zero_variance == "drop" and all(response.advantage == 0 for response in group.responses):
             return "zero_variance"
-        lag = window.sequence - group.adapter_version
+        lag = self._lag(window, group)
         if lag > self.rule.max_policy_lag:
             return "stale"
         if lag < 0:
             return "unknown_version"  # sampled by a version that no batch of this log can have made
         return None
+
+    def _lag(self, window: Window, group: AdvantagedGroup) -> int:
+        """Return how many versions ago `group` was sampled; below 0 if that cannot be, or is not recorded."""
+        if not self.off_policy:
+            return window.sequence - group.adapter_version
+        recorded = group.metadata.get(POLICY_LAG, "")
+        return int(recorded) if recorded.isdecimal() else -1
 
     def _cut(self, window: Window, policy: str, partition: int) -> Batch:
         lags = Counter(entry.lag for entry in window.entries)
@@ -180,7 +191,7 @@ def register(app: App) -> None:
     from streams.app import Outlet, record_of, table
 
     settings = app.settings
-    cutter, outlet = Cutter(settings.batches), Outlet(app)
+    cutter, outlet = Cutter(settings.batches, settings.trainer.off_policy), Outlet(app)
     windows = table(app, "batch-windows", settings.topics.policy_partitions)
     seen = table(app, "batched-groups", settings.topics.policy_partitions)
 

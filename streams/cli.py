@@ -5,8 +5,13 @@
                 ├─ topics  schemas  events           the log                                cli_log.py
                 ├─ offsets                           where the consumer groups stand        cli_offsets.py
                 ├─ tasks  adapters                   what goes in, and what comes out       cli_work.py
+                ├─ query                             SQL over all that happened             cli_query.py
                 ├─ audit                             whether anything is lost or doubled    cli_audit.py
+                ├─ archive                           topics in files, beyond their retention  cli_archive.py
+                ├─ export                            data sets for other trainers           cli_export.py
                 ├─ dlq                               what could not be used                 cli_dlq.py
+                ├─ replay  experiments               the log again, under other settings    cli_replay.py
+                ├─ reproduce                         versions trained again, byte for byte  cli_reproduce.py
                 ├─ streams  scoring  policy  train   the loop, until it is told to stop
                 └─ config  doctor                    how it is set up
 
@@ -22,11 +27,16 @@ from typing import TYPE_CHECKING
 
 import click
 
+from streams.cli_archive import archive
 from streams.cli_audit import audit
 from streams.cli_demo import demo
 from streams.cli_dlq import dlq
+from streams.cli_export import export
 from streams.cli_log import events, schemas, topics
 from streams.cli_offsets import offsets
+from streams.cli_query import query
+from streams.cli_replay import experiments, replay
+from streams.cli_reproduce import reproduce
 from streams.cli_work import adapters, tasks
 from streams.errors import NotFoundError
 from streams.shell import Call, Guarded, end_at_signals, output_option, pass_call, until_stopped
@@ -81,7 +91,23 @@ def cli(ctx: click.Context, config: Path | None, overrides: tuple[str, ...], log
     observe.set_up(log_level)
 
 
-for command in (demo, topics, schemas, tasks, events, adapters, dlq, audit, offsets):
+for command in (
+    demo,
+    export,
+    topics,
+    schemas,
+    tasks,
+    events,
+    adapters,
+    dlq,
+    archive,
+    audit,
+    offsets,
+    reproduce,
+    query,
+    replay,
+    experiments,
+):
     cli.add_command(command)
 
 

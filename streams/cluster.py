@@ -1,6 +1,6 @@
 """What the cluster has: topics, partitions, offsets; and making the topics that are missing.
 
-    settings ──► apply_topics ──► the eight topics, in the shape of streams/topics.py
+    settings ──► apply_topics ──► the nine topics, in the shape of streams/topics.py
              ──► describe, offsets, configs, check_topics ──► what is there now
              ──► read_topic ──► every record between a topic's offsets
 

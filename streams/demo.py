@@ -12,7 +12,6 @@ any Kafka (`streamward streams`, `scoring`, `policy`, `train`).
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import shutil
 import signal
@@ -28,14 +27,14 @@ from typing import Any
 from rich.console import Console
 
 from schemas.events import Task
-from streams import broker, cluster, evaluate, generators, report
+from streams import broker, cluster, config_file, evaluate, generators, report
 from streams.display import Display
 from streams.engines.weights import folder_of
 from streams.errors import SettingsError
 from streams.log import Producer
 from streams.progress import Progress
 from streams.reading import Tail
-from streams.settings import Settings, dotted, load
+from streams.settings import Settings, load
 from streams.supervisor import Processes, memory_bytes
 from streams.topics import LABELS
 
@@ -111,7 +110,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     node = broker.ensure(settings.broker)
     try:
         settings = settings_of(options, node.bootstrap)
-        config = write_config(settings, options.data_dir)
+        config = config_file.write(settings, options.data_dir, by="streamward demo")
         cluster.apply_topics(settings)
         return _loop(options, settings, config, console)
     finally:
@@ -145,29 +144,6 @@ def settings_of(options: Options, bootstrap: str) -> Settings:
         ),
     ]
     return load(overrides=[*chosen, *options.overrides])
-
-
-def write_config(settings: Settings, folder: Path) -> Path:
-    """Write what differs from the defaults as TOML, for the child processes and for the commands tried afterwards."""
-    default = dict(dotted(Settings()))
-    sections: dict[str, dict[str, Any]] = {}
-    for key, value in dotted(settings):
-        if value != default[key]:
-            section, _, name = key.partition(".")
-            sections.setdefault(section, {})[name] = value
-    lines = ["# Written by `streamward demo`; use it with `streamward --config THIS_FILE …`."]
-    for section, values in sections.items():
-        lines += ["", f"[{section}]"]
-        lines += [f"{name} = {_toml(value)}" for name, value in values.items()]
-    path = folder / "streamward.toml"
-    path.write_text("\n".join(lines) + "\n")
-    return path
-
-
-def _toml(value: Any) -> str:
-    if isinstance(value, dict):
-        return "{ " + ", ".join(f"{json.dumps(key)} = {json.dumps(text)}" for key, text in value.items()) + " }"
-    return json.dumps(value if isinstance(value, bool | int | float) else str(value))
 
 
 def _loop(options: Options, settings: Settings, config: Path, console: Console) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from typing import NamedTuple
 from schemas.events import AdvantagedGroup, Batch, Coordinates, DeadLetter
 from schemas.serde import Poison, encode
 from streams import advantages, batches, cluster
-from streams.groups import State
+from streams.groups import Close, State
 from streams.log import Record, dead_letter, key_of
 from streams.reading import fetch, read
 from streams.settings import Settings
@@ -33,6 +33,8 @@ from streams.topics import KEYED_BY_TASK, topics
 Bounds = Mapping[tuple[str, int], tuple[int, int]]
 """By topic and partition: the first offset, and the one behind the last."""
 LookUp = Callable[[Iterable[Coordinates]], Mapping[Coordinates, Record]]
+Note = Callable[[Close], Close]
+"""Adds to a group that leaves what its own log does not tell; see streams/recorded_lag.py."""
 
 
 class Encoded(NamedTuple):
@@ -91,12 +93,24 @@ def join_records(
 
     `look_up` returns earlier records of them by coordinates; without it they are fetched from the log.
     """
+    for _, made in joined(settings, records, look_up=look_up):
+        yield made
+
+
+def joined(
+    settings: Settings, records: Iterable[Record], *, look_up: LookUp | None = None, note: Note | None = None
+) -> Iterator[tuple[Record, AdvantagedGroup | DeadLetter]]:
+    """Yield what `join_records` yields, each behind the record at which it left.
+
+    What is kept is what is open, and what has left and was not evicted by its control record: as much as the live
+    stage keeps, however long the log is.
+    """
     stage, look_up = advantages.Stage(settings), look_up or partial(fetch, settings)
     states: dict[str, State] = {}
     for record in records:
         event = stage.decode(record)
         if isinstance(event, DeadLetter):
-            yield event
+            yield record, event
             continue
         state, effects = stage.reduce(states.get(event.task_id), event, record)
         if state is None:
@@ -104,12 +118,15 @@ def join_records(
         else:
             states[event.task_id] = state
         if effects:
-            yield from stage.outputs(effects, record, look_up(stage.missing(effects, record)))
+            if note is not None:
+                effects = [note(effect) if isinstance(effect, Close) else effect for effect in effects]
+            for made in stage.outputs(effects, record, look_up(stage.missing(effects, record))):
+                yield record, made
 
 
 def cut(settings: Settings, records: Iterable[Record]) -> Iterator[Batch | DeadLetter]:
     """Yield the batches of these records of one partition of `groups`, in order."""
-    cutter = batches.Cutter(settings.batches)
+    cutter = batches.Cutter(settings.batches, settings.trainer.off_policy)
     windows: dict[str, batches.Window] = {}
     seen: set[str] = set()
     for record in records:

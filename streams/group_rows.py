@@ -14,6 +14,7 @@ Not covered: rows of another version. `load` refuses them, and the worker then r
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from streams.groups import Answer, Attempt, Closed, Facts, Memory, Open, Said, Score, Slot, State, Verdict
@@ -93,6 +94,11 @@ class Rows:
                 del self._made[next(iter(self._made))]
             self._made[key] = (row, state)
         return row
+
+    def let_go(self, table: Mapping[bytes, bytes]) -> None:
+        """Forget rows that are not in the table any more."""
+        for key in [key for key, (row, _) in self._made.items() if table.get(key) is not row]:
+            del self._made[key]
 
     def load(self, key: bytes, row: bytes | None) -> State:
         """Return the state in the row that lies under `key`. Raises as `load`."""

@@ -21,6 +21,10 @@ from schemas.events import AdvantagedGroup, Coordinates, GroupResponse, LeftOut,
 from streams import formulas
 from streams.settings import Advantages
 
+POLICY_LAG = "policy_lag"
+"""Metadata of a group that another line of adapters sampled: how many versions its sampler was behind the newest one
+when the group was whole. A version of that line says nothing about this one's."""
+
 # --- state: references and scalars, never texts -----------------------------------------------------------------------
 
 

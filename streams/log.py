@@ -16,7 +16,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Self, TypeVar
 
 import confluent_kafka as ck
@@ -235,7 +235,7 @@ class Producer:
         payload: bytes | None,
         *,
         on_ack: Callable[[Coordinates], None] | None = None,
-        headers: Mapping[str, bytes] | None = None,
+        headers: Mapping[str, bytes] | Sequence[tuple[str, bytes | None]] | None = None,
         timestamp_ms: int = 0,
         partition: int = -1,
     ) -> None:
@@ -252,7 +252,8 @@ class Producer:
         while True:
             try:
                 self._producer.produce(
-                    topic, payload, key, on_delivery=delivered, headers=list((headers or {}).items()),
+                    topic, payload, key, on_delivery=delivered,
+                    headers=list(headers.items() if isinstance(headers, Mapping) else headers or ()),
                     timestamp=timestamp_ms, partition=partition,
                 )  # fmt: skip
                 break

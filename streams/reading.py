@@ -25,6 +25,9 @@ from streams.log import POLL_S, Record, TopicPartition, client_config, unreachab
 from streams.patience import ANSWER_S, TRANSIENT, Patience
 from streams.settings import Settings
 
+QUEUE_KIB = 16 * 1024
+"""What a Tail reads ahead: librdkafka's own 64 MiB would make many readers side by side as large as a small log."""
+
 
 class Reader:
     """A client that tells of trouble when the records before it were returned, and of silence if it has `patience`."""
@@ -77,6 +80,7 @@ class Tail(Reader):
                 "auto.offset.reset": "error",
                 "enable.partition.eof": True,
                 "fetch.wait.max.ms": 50,
+                "queued.max.messages.kbytes": QUEUE_KIB,
             },
             next(iter(starts), ("", 0))[0],
             patience,
@@ -104,13 +108,8 @@ class Tail(Reader):
         self._raise_trouble()
         records = []
         for message in consume(self._consumer, count, timeout_s):
-            if (error := message.error()) is not None:
-                if (trouble := trouble_of(message)) is not None:
-                    self._trouble = trouble
-                elif error.code() == ck.KafkaError._PARTITION_EOF:
-                    # the log ends here: what lies between the last record and the end are markers of transactions
-                    tp = (message.topic(), message.partition())
-                    self._position[tp] = max(self._position[tp], message.offset())
+            if message.error() is not None:
+                self._note(message)
                 continue
             record = record_of(message)
             tp = (record.at.topic, record.at.partition)
@@ -121,6 +120,15 @@ class Tail(Reader):
             self._position[tp] = record.at.offset + 1
             records.append(record)
         return self._told(records)
+
+    def _note(self, message: Any) -> None:
+        """Take note of a message that is no record."""
+        if (trouble := trouble_of(message)) is not None:
+            self._trouble = trouble
+        elif message.error().code() == ck.KafkaError._PARTITION_EOF:
+            # the log ends here: what lies between the last record and the end are markers of transactions
+            tp = (message.topic(), message.partition())
+            self._position[tp] = max(self._position[tp], message.offset())
 
 
 def read(

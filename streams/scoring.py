@@ -231,7 +231,7 @@ class Agent:
         if outcome.error is not None:
             log.warning("response not scored by %s: %s", source.name, outcome.error, extra={"at": item.record.at})
         try:
-            self._producer.send(_reward(item.response, source, outcome, int(time.time() * 1000)))
+            self._producer.send(reward_of(item.response, source, outcome, int(time.time() * 1000)))
         except serde.EncodeError as exc:
             error = f"the reward of {source.name} cannot be written: {exc}"
             self._bury(item.record, None, "malformed_reward", error)
@@ -266,7 +266,8 @@ class Agent:
             self._committed.update(ready)
 
 
-def _reward(response: Response, source: RewardSource, outcome: Outcome, now_ms: int) -> Reward:
+def reward_of(response: Response, source: RewardSource, outcome: Outcome, now_ms: int) -> Reward:
+    """Return what `source` said about `response`, as the event that says so."""
     return Reward(
         reward_id=derive_id(response.response_id, source.name),
         response_id=response.response_id,

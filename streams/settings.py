@@ -34,6 +34,11 @@ _SECRET = re.compile(r"password|secret|token|\.key$|\.pem$|credential|sasl\.jaas
 """librdkafka settings in `kafka.client` whose values are not for the eye."""
 
 
+def is_secret_name(name: str) -> bool:
+    """Return whether the value of this librdkafka setting is not for the eye."""
+    return _SECRET.search(name) is not None
+
+
 class Section(BaseModel):
     """A frozen group of settings that refuses unknown keys."""
 
@@ -95,9 +100,9 @@ class Topics(Section):
 
     prefix: str = Field("streamward.", pattern=r"^[A-Za-z0-9._-]*$", description="put before each topic name")
     partitions: int = Field(8, ge=1, description="of tasks, responses, rewards and group-control, which must agree")
-    policy_partitions: int = Field(4, ge=1, description="of the topics keyed by policy, and of dead-letters")
+    policy_partitions: int = Field(4, ge=1, description="of the other topics")
     replication: int = Field(1, ge=1, description="copies of each partition")
-    retention_days: float = Field(30.0, ge=0, description="0 keeps for ever; adapters are always kept for ever")
+    retention_days: float = Field(30.0, ge=0, description="0 keeps for ever; adapters and experiments always are")
     max_record_bytes: int = Field(
         4 * 1024 * 1024, ge=1024, le=256 * 1024 * 1024, description="largest record the topics take, bytes"
     )
@@ -196,6 +201,11 @@ class Trainer(Section):
     lora_targets: str = Field("all-linear", description="as peft's target_modules; comma separated, or all-linear")
     checkpoints: Path = Field(Path(".streamward/checkpoints"), description="folder of optimizer states")
     keep_checkpoints: int = Field(2, ge=1)
+    off_policy: bool = Field(
+        False,
+        description="the groups were sampled by another line of adapters, as in an experiment: their versions are not "
+        "compared with this policy's, and their lag is the one recorded with them (metadata policy_lag)",
+    )
 
     @model_validator(mode="after")
     def _combinations_have_effect(self) -> Trainer:
@@ -219,6 +229,15 @@ class Adapters(Section):
     store: str = Field(".streamward/adapters", description="a folder, or any URL fsspec knows, e.g. s3://bucket/path")
 
 
+class Archive(Section):
+    """Where topics are kept beyond their retention."""
+
+    store: str = Field(".streamward/archive", description="a folder, or any URL fsspec knows, e.g. s3://bucket/path")
+    segment_records: int = Field(200_000, ge=1, description="most records in one file")
+    segment_bytes: int = Field(256 * 1024 * 1024, ge=1, description="most payload bytes in one file")
+    follow_s: float = Field(60.0, gt=0, description="with --follow: seconds between two looks at the log")
+
+
 class Broker(Section):
     """The embedded Kafka node."""
 
@@ -239,6 +258,7 @@ class Settings(Section):
     rollouts: Rollouts = Rollouts()
     trainer: Trainer = Trainer()
     adapters: Adapters = Adapters()
+    archive: Archive = Archive()
     broker: Broker = Broker()
 
 
@@ -253,6 +273,21 @@ def load(
     Raises SettingsError, naming the source of each bad value and the nearest known key.
     """
     return load_with_origins(file=file, env=env, overrides=overrides)[0]
+
+
+def changed(settings: Settings, changes: Mapping[str, Any], origin: str) -> Settings:
+    """Return the settings with other values by dotted key, checked as when they are loaded.
+
+    Raises SettingsError, naming `origin`, for an unknown key or a bad value.
+    """
+    tree = {name: dict(getattr(settings, name)) for name in type(settings).model_fields}
+    for key, value in changes.items():
+        section, name = _known(key, origin)
+        tree[section][name] = value
+    try:
+        return Settings.model_validate(tree)
+    except ValidationError as exc:
+        raise SettingsError(_explain(exc, dict.fromkeys(changes, origin))) from exc
 
 
 def load_with_origins(
@@ -311,7 +346,7 @@ def described(settings: Settings, origins: Mapping[str, str]) -> Iterator[dict[s
         field = type(getattr(settings, section)).model_fields[name]
         if isinstance(value, dict):
             value = {
-                inner: str(text) if _SECRET.search(inner) else text.get_secret_value() for inner, text in value.items()
+                inner: str(text) if is_secret_name(inner) else text.get_secret_value() for inner, text in value.items()
             }
         yield {
             "key": key,

@@ -142,5 +142,11 @@ EVENT_COLUMNS: dict[str, tuple[Column, ...]] = {
         Column("reason", lambda e: e.reason, 16),
         Column("error", lambda e: e.error),
     ),
+    "ExperimentEvent": (
+        Column("experiment", lambda e: e.experiment, 16),
+        Column("kind", lambda e: e.kind, 8),
+        Column("policy", lambda e: e.policy, 10),
+        Column("counts", lambda e: e.counts),
+    ),
 }
 """What of an event people look at, by its type."""

@@ -1,10 +1,10 @@
 """The topics: their names, keys, shapes, and which event lies in each.
 
-    tasks ─► responses ─► rewards ─► groups ─► batches ─► adapters        group-control, dead-letters beside
+    tasks ─► responses ─► rewards ─► groups ─► batches ─► adapters      beside: group-control, dead-letters, experiments
 
 The first four are keyed by task and have equal partition counts, so one worker sees a whole task; the rest are keyed by
-policy, so one policy's groups have one total order. None is compacted or written in transactions: both leave gaps in
-the offsets, and a batch is a list of offsets.
+policy (experiments by their name), so one policy's groups have one total order. None is compacted or written in
+transactions: both leave gaps in the offsets, and a batch is a list of offsets.
 """
 
 from __future__ import annotations
@@ -44,7 +44,10 @@ _SHAPES: tuple[tuple[str, type[events.Event], str], ...] = (
     ("batches", events.Batch, "policy"),
     ("adapters", events.AdapterEvent, "policy"),
     ("dead-letters", events.DeadLetter, ""),
+    ("experiments", events.ExperimentEvent, "experiment"),
 )
+KEPT_FOR_EVER = ("adapters", "experiments")
+"""What was decided and where it came from: small, and asked for long after the rest is gone."""
 LABELS = tuple(label for label, _, _ in _SHAPES)
 
 
@@ -63,7 +66,7 @@ def topics(settings: Topics) -> dict[str, Topic]:
             max_bytes=sizes[label],
             config={
                 "cleanup.policy": "delete",
-                "retention.ms": str(-1 if label == "adapters" else kept_ms),
+                "retention.ms": str(-1 if label in KEPT_FOR_EVER else kept_ms),
                 "max.message.bytes": str(sizes[label] + FRAMING_BYTES),
                 "message.timestamp.type": "CreateTime",
             },

@@ -19,7 +19,8 @@ import os
 import sys
 import threading
 import traceback
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from types import FrameType
 from typing import Any, NamedTuple, NoReturn
 
 from aiokafka.errors import IllegalStateError, KafkaError
@@ -136,7 +137,7 @@ class Watchdog(Service):  # type: ignore[misc]  # mode is not typed
             if hole is not None:
                 give_up(hole)
             if stuck is not None and await broker_answers(self.app):
-                give_up(stuck)
+                give_up("\n".join([f"{stuck}. What it was at:", *await_chains(), "Nothing came of it for too long"]))
             if not self.app.rebalancing:
                 with contextlib.suppress(IllegalStateError):  # revoked meanwhile
                     await self._look_behind(self.app.consumer)
@@ -182,6 +183,35 @@ def _owned(consumer: ConsumerT) -> list[TP]:
         return [tp for tp in consumer.assignment() if tp.topic not in consumer.app.tables.changelog_topics]
     except Exception:  # the consumer's thread has not started yet
         return []
+
+
+def await_chains() -> list[str]:
+    """Return a line for each task in which an agent or the producer waits: outermost function first, then the line."""
+    lines = []
+    for task in asyncio.all_tasks():
+        frames = list(_frames(task.get_coro()))
+        if any(name in frame.f_code.co_filename for frame in frames for name in _TOLD):
+            names = " > ".join(frame.f_code.co_name for frame in frames)
+            at = frames[-1]
+            lines.append(f"  {names} ({os.path.basename(at.f_code.co_filename)}:{at.f_lineno})")
+    return sorted(lines)
+
+
+_TOLD = ("streams/agents.py", "faust/transport/producer.py", "aiokafka/producer/", "aiokafka/client.py")
+"""Files whose functions are worth telling of when a worker is stuck."""
+
+
+def _frames(waiting: Any) -> Iterator[FrameType]:
+    """Yield the frames of a coroutine and of everything that it awaits, outermost first."""
+    while waiting is not None:
+        for kind in ("cr", "ag", "gi"):
+            frame = getattr(waiting, f"{kind}_frame", None)
+            if frame is not None:
+                yield frame
+                waiting = getattr(waiting, f"{kind}_await", None) or getattr(waiting, f"{kind}_yieldfrom", None)
+                break
+        else:
+            return
 
 
 async def broker_answers(app: Any) -> bool:

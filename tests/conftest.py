@@ -14,7 +14,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from streams.settings import Adapters, Broker, Kafka, Settings, Topics, Trainer
+from streams.settings import Adapters, Archive, Broker, Kafka, Settings, Topics, Trainer
 
 hypothesis.settings.register_profile("streamward", deadline=None)  # a busy machine is no failure
 hypothesis.settings.load_profile("streamward")
@@ -37,6 +37,7 @@ def settings(kafka_bootstrap: str, tmp_path: Path) -> Settings:
         topics=Topics(prefix=f"test-{uuid.uuid4().hex[:12]}."),
         trainer=Trainer(checkpoints=tmp_path / "checkpoints"),
         adapters=Adapters(store=str(tmp_path / "adapters")),
+        archive=Archive(store=str(tmp_path / "archive")),
         broker=Broker(data_dir=tmp_path / "kafka"),
     )
 

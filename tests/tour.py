@@ -81,7 +81,7 @@ def walk() -> Iterator[tuple[str, Record]]:
     judges = scorers.Scorers(SETTINGS.scoring)
     (source,) = task.reward_sources
     rewards = [
-        scoring._reward(response, source, replace(judges.score(task, response, source), latency_ms=0.25), T0 + 410)
+        scoring.reward_of(response, source, replace(judges.score(task, response, source), latency_ms=0.25), T0 + 410)
         for response in responses
     ]
     judged = [_record(reward, key=task.task_id, offset=reward.slot, timestamp_ms=T0 + 411) for reward in rewards]

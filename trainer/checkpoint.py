@@ -30,7 +30,7 @@ from peft import PeftModel
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from streams.errors import RefusedError, SettingsError
+from streams.errors import NotFoundError, RefusedError, SettingsError
 from trainer import model as adapters
 
 log = logging.getLogger(__name__)
@@ -117,6 +117,25 @@ def latest(folder: Path) -> tuple[Path, State] | None:
             continue
         return path, State(**json.loads((path / STATE_FILE).read_text()))
     return None
+
+
+def of_version(folder: Path, version: int) -> tuple[Path, State]:
+    """Return the checkpoint of `version`.
+
+    Raises NotFoundError, naming those there are, if it is not there, and RefusedError if it is torn.
+    """
+    path = folder / f"v{version:08d}"
+    if not path.is_dir():
+        there = ", ".join(map(str, versions(folder))) or "none"
+        raise NotFoundError(f"{path}: no checkpoint of version {version}; those there are of versions: {there}")
+    if problem := _torn(path):
+        raise RefusedError(f"{path}: the checkpoint is not whole: {problem}; start from another one, or from the base")
+    return path, State(**json.loads((path / STATE_FILE).read_text()))
+
+
+def versions(folder: Path) -> list[int]:
+    """Return the versions that have a checkpoint in `folder`, whole or torn, oldest first."""
+    return sorted(int(path.name[1:]) for path in _versions(folder) if path.name[1:].isdecimal())
 
 
 def restore(path: Path, model: PeftModel, optimizer: torch.optim.Optimizer) -> None:

@@ -33,8 +33,8 @@ class Expected:
     """What every group of a batch must agree with."""
 
     policy: str
-    version: int
-    """The version being trained; no group can have been sampled by a later one."""
+    version: int | None
+    """The version being trained; no group can have been sampled by a later one. None: groups of another line."""
     base_digest: str
     tokenizer_digest: str
     vocabulary: int
@@ -147,10 +147,11 @@ def _group_problems(group: AdvantagedGroup, expected: Expected) -> Iterator[str]
         yield f"policy is {group.policy!r}, expected {expected.policy!r}; check who wrote the batch"
     if group.dropped_reason is not None or not group.responses:
         yield f"it has no responses (dropped: {group.dropped_reason}); such a group does not belong in a batch"
-    if group.adapter_version > expected.version:
+    if expected.version is not None and group.adapter_version > expected.version:
         yield (
             f"it was sampled by version {group.adapter_version}, but version {expected.version} is only now being "
-            "trained further; two trainers, or a checkpoint of another log?"
+            "trained further; two trainers, or a checkpoint of another log? If another line of adapters sampled it, as "
+            "in an experiment, set trainer.off_policy=true"
         )
     for name in ("base_digest", "tokenizer_digest"):
         theirs, ours = getattr(group, name), getattr(expected, name)

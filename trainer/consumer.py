@@ -21,7 +21,6 @@ or the log.
 from __future__ import annotations
 
 import logging
-import math
 import threading
 import time
 from collections.abc import Iterator
@@ -30,22 +29,21 @@ from pathlib import Path
 import confluent_kafka as ck
 from safetensors import SafetensorError
 
-from schemas.events import AdapterEvent, AdvantagedGroup, Batch, Coordinates, derive_id
+from schemas.events import AdapterEvent, Batch, Coordinates, derive_id
 from schemas.serde import Poison
 from streams import adapter_store, cluster
 from streams.adapters import read_state
 from streams.engines.weights import Base, load_base
-from streams.errors import ContradictoryEvent, RefusedError, SettingsError, StreamwardError
-from streams.log import Producer, Record, client_config, dead_letter, partition_of
+from streams.errors import RefusedError, SettingsError, StreamwardError
+from streams.log import Producer, client_config, dead_letter, partition_of
 from streams.patience import Patience, StoppedWaiting
 from streams.reading import Tail, fetch
 from streams.settings import Settings
 from streams.topics import topics
 from trainer import checkpoint
 from trainer.checkpoint import ADAPTER_FOLDER, State
-from trainer.collate import Expected, check_group
-from trainer.grpo import LogGRPOTrainer
-from trainer.model import pin, recipe, wrap
+from trainer.model import pin
+from trainer.steps import Chosen, Learner, cut, due, out_of_turn, where
 
 STAGE = "trainer"
 log = logging.getLogger(__name__)
@@ -96,16 +94,7 @@ class Line:
     def __init__(self, settings: Settings, folder: Path, base: Base, producer: Producer, patience: Patience) -> None:
         self._settings, self._folder, self._base = settings, folder, base
         self._producer, self._patience = producer, patience
-        model = wrap(base.model, settings.trainer)
-        self._trainer = LogGRPOTrainer(model, base.tokenizer, settings.trainer)
-        if self._trainer.plain_because:
-            log.warning("prompts are run once per response, which is slow: %s", self._trainer.plain_because)
-        self._recipe = recipe(settings) | {
-            "base_digest": base.base_digest,
-            "tokenizer_digest": base.tokenizer_digest,
-        }
-        self._version = 0
-        self._next_offset = 0
+        self._learner = Learner(settings, base)
         self._known = dict(read_state(settings, settings.policy.name).versions)
         partition = partition_of(settings.policy.name, settings.topics.policy_partitions)
         self._source = (topics(settings.topics)["batches"].name, partition)
@@ -132,10 +121,9 @@ class Line:
                 "belongs to another log. Set trainer.checkpoints to a folder of this log's own, or remove "
                 f"{self._folder}"
             )
-        checkpoint.restore(path, self._trainer.model, self._trainer.optimizer)
-        self._version, self._next_offset = state.version, state.next_offset
-        for name in sorted(self._recipe.keys() | state.recipe.keys()):
-            if (now := self._recipe.get(name)) != (then := state.recipe.get(name)):
+        self._learner.restore(path, state)
+        for name in sorted(self._learner.recipe.keys() | state.recipe.keys()):
+            if (now := self._learner.recipe.get(name)) != (then := state.recipe.get(name)):
                 log.warning("%s is %s from version %d on; it was %s", name, now, state.version + 1, then)
         log.info("policy %s: version %d, next batch at offset %d", state.policy, state.version, state.next_offset)
         if state.version not in self._known:
@@ -147,13 +135,13 @@ class Line:
         Raises RefusedError if one is missing.
         """
         first = cluster.offsets(self._settings, ["batches"])[self._source][0]
-        if 0 < self._next_offset < first:
+        begin = self._learner.next_offset
+        if 0 < begin < first:
             log.warning(
                 "%s[%d]: the next batch is looked for from %d, and the first record is %d: retention has cut %d, which "
-                "does no harm if they were of other policies", *self._source, self._next_offset, first,
-                first - self._next_offset,
+                "does no harm if they were of other policies", *self._source, begin, first, first - begin,
             )  # fmt: skip
-        with Tail(self._settings, {self._source: max(first, self._next_offset)}, patience=self._patience) as tail:
+        with Tail(self._settings, {self._source: max(first, begin)}, patience=self._patience) as tail:
             while not stop.is_set():
                 for record in tail.poll(count=1):
                     batch = record.decode(Batch)
@@ -161,99 +149,46 @@ class Line:
                         log.error("%s: passed over, not a batch: %s", record.at, batch.error)
                         self._producer.send(dead_letter(record, stage=STAGE, reason=batch.reason, error=batch.error))
                         self._producer.flush()
-                    elif batch.policy == self._settings.policy.name and batch.sequence >= self._version:
-                        if batch.sequence > self._version:
+                    elif due(batch, self._settings.policy.name, self._learner.version):
+                        if problem := out_of_turn(record.at, batch, self._learner.version, first):
                             raise RefusedError(
-                                f"{record.at}: batch {batch.sequence} of {batch.policy}, expected {self._version}: a "
-                                f"batch is missing (the first record there is has offset {first}), and without it no "
-                                "later version can be reproduced. Restore the checkpoints that reach further, or the "
-                                "records; and keep them longer (topics.retention_days) than a trainer may be down"
+                                f"{problem}. Restore the checkpoints that reach further, or the records; and keep "
+                                "them longer (topics.retention_days) than a trainer may be down"
                             )
                         yield record.at, batch
 
     def train(self, at: Coordinates, batch: Batch) -> None:
         """Turn version `batch.sequence` into the next: step, checkpoint, publish, announce, commit."""
         started = time.perf_counter()
-        groups, refused = self._groups(batch)
-        fetched = time.perf_counter()
-        metrics = self._trainer.train_batch(groups)
-        metrics |= {"groups_refused": float(refused), "fetch_s": fetched - started}
-        state = State(
-            policy=batch.policy,
-            version=batch.sequence + 1,
-            next_sequence=batch.sequence + 1,
-            next_offset=at.offset + 1,
-            base_digest=self._base.base_digest,
-            batch_id=batch.batch_id,
-            recipe=self._recipe,
-            metrics={name: value for name, value in metrics.items() if math.isfinite(value)},
-        )
-        path = checkpoint.save(
-            self._folder,
-            state,
-            self._trainer.model,
-            self._trainer.optimizer,
-            self._settings.model.base,
-            self._settings.trainer.keep_checkpoints,
-        )
-        self._version, self._next_offset = state.version, state.next_offset
+        chosen = self._chosen(batch)
+        state, metrics = self._learner.step(at, batch, chosen, {"fetch_s": time.perf_counter() - started})
+        path = self._learner.save(self._folder, state, self._settings.trainer.keep_checkpoints)
         self._announce(path, state)
         log.info(
             "version %d: reward %.3f, loss %.4f, %d groups, %d tokens, %.1f s",
-            state.version, metrics.get("reward", 0.0), metrics.get("loss", 0.0), len(groups), metrics["tokens"],
+            state.version, metrics.get("reward", 0.0), metrics.get("loss", 0.0), len(chosen.good), metrics["tokens"],
             time.perf_counter() - started,
             extra={"at": at},
         )  # fmt: skip
 
-    def _groups(self, batch: Batch) -> tuple[list[AdvantagedGroup], int]:
-        """Return the groups of `batch` in its order, and how many were refused and dead-lettered."""
+    def _chosen(self, batch: Batch) -> Chosen:
+        """Return the groups of `batch`; those refused are dead-lettered."""
         topic = topics(self._settings.topics)["groups"].name
-        wanted = [Coordinates(topic, batch.groups_partition, offset) for offset in batch.groups_offsets]
-        self._refuse_cut(batch, topic)
-        records = fetch(self._settings, wanted, patience=self._patience)
-        expected = Expected(
-            policy=batch.policy,
-            version=batch.sequence,
-            base_digest=self._base.base_digest,
-            tokenizer_digest=self._base.tokenizer_digest,
-            vocabulary=self._base.model.config.get_text_config().vocab_size,
-        )
-        good = []
-        for coordinates in wanted:
-            group = self._checked(records[coordinates], expected)
-            if group is not None:
-                good.append(group)
-        if len(good) < len(wanted):
-            self._producer.flush()  # before the checkpoint, after which this batch is not read again
-        return good, len(wanted) - len(good)
-
-    def _refuse_cut(self, batch: Batch, topic: str) -> None:
-        """Raise RefusedError if retention has cut groups of `batch`: a step without them is another one."""
         bounds = self._patience.ask(lambda: cluster.offsets(self._settings, ["groups"]), "to where groups begin")
-        first = bounds[topic, batch.groups_partition][0]
-        gone = [offset for offset in batch.groups_offsets if offset < first]
-        if gone:
+        if problem := cut(batch, topic, bounds[topic, batch.groups_partition][0]):
             raise RefusedError(
-                f"{topic}[{batch.groups_partition}]@{gone[0]}: retention has cut {len(gone)} of "
-                f"{len(batch.groups_offsets)} groups of batch {batch.sequence}; the first there is has offset {first}. "
-                f"Without them version {batch.sequence + 1} cannot be trained. Restore the checkpoints that reach "
-                "further, or the records; or train on under another policy.name. Then keep groups longer "
-                "(topics.retention_days) than a trainer may be down"
+                f"{problem}. Restore the checkpoints that reach further, or the records; or train on under another "
+                "policy.name. Then keep groups longer (topics.retention_days) than a trainer may be down"
             )
-
-    def _checked(self, record: Record, expected: Expected) -> AdvantagedGroup | None:
-        group = record.decode(AdvantagedGroup)
-        if isinstance(group, Poison):
-            reason, error = group.reason, group.error
-        else:
-            try:
-                check_group(group, expected, record.at)
-                return group
-            except ContradictoryEvent as exc:
-                reason, error = exc.reason, str(exc).removeprefix(f"{record.at}: ")
-        log.warning("%s: left out of the step: %s", record.at, error)
-        self._producer.send(dead_letter(record, stage=STAGE, reason=reason, error=error))
-        return None
+        wanted = where(batch, topic)
+        records = fetch(self._settings, wanted, patience=self._patience)
+        chosen = self._learner.choose(batch, (records[coordinates] for coordinates in wanted))
+        for record, reason, error in chosen.refused:
+            log.warning("%s: left out of the step: %s", record.at, error)
+            self._producer.send(dead_letter(record, stage=STAGE, reason=reason, error=error))
+        if chosen.refused:
+            self._producer.flush()  # before the checkpoint, after which this batch is not read again
+        return chosen
 
     def _announce(self, path: Path, state: State) -> None:
         """Publish the adapter in checkpoint `path`, say so in the log, and commit. Each of it again is a no-op."""
@@ -294,10 +229,10 @@ class Line:
         """Tell the consumer group where this trainer stands. Nothing reads it to decide."""
         group = f"{self._settings.topics.prefix}{STAGE}-{self._settings.policy.name}"
         client = ck.Consumer({**client_config(self._settings.kafka), "group.id": group})
-        here = [ck.TopicPartition(*self._source, self._next_offset)]
+        here = [ck.TopicPartition(*self._source, self._learner.next_offset)]
         try:
             self._patience.ask(lambda: client.commit(offsets=here, asynchronous=False), "to a commit")
         except ck.KafkaException as exc:
-            log.warning("offset %d was not committed, which only affects the lag shown: %s", self._next_offset, exc)
+            log.warning("offset %d was not committed, which only affects the lag shown: %s", here[0].offset, exc)
         finally:
             self._patience.close(client.close)

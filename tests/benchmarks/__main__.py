@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tests.benchmarks.table import write
 
-NAMES = ("help", "join", "overhead", "sampling", "trainer", "memory")
+NAMES = ("help", "join", "replay", "overhead", "sampling", "trainer", "offline", "memory", "columns", "queries")
 DOCS = Path(__file__).parents[2] / "docs" / "benchmarks.md"
 
 

@@ -40,7 +40,7 @@ def run() -> Iterator[dict[str, Any]]:
     with node() as settings:
         preload(settings, GROUPS)
         for turn in range(ROUNDS):
-            rates["live"].append(_live(settings))
+            rates["live"].append(live_rate(settings))
             rates["batch"].append(_batch(encode(made) for made in drive.join(settings)))
             rates["cores"].append(_batch(made.payload for made in drive.join_encoded(settings)))
             rates["plain"].append(_plain(settings))
@@ -55,7 +55,7 @@ def run() -> Iterator[dict[str, Any]]:
         yield line("join", case, ours=ours, peer=live, ratio=ours / live, **against)
 
 
-def _live(settings: Settings) -> float:
+def live_rate(settings: Settings) -> float:
     """Return the groups a second that a worker writes, from its first group of this window on."""
     before = _written(settings)
     with process("tests.benchmarks.live_join", settings=settings) as worker:

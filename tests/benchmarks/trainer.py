@@ -44,7 +44,7 @@ def run() -> Iterator[dict[str, Any]]:
         shared = trainer.plain_because
         for prompt, completion, target in CASES:
             say(f"trainer: {SLOTS} slots of {prompt} + {completion} tokens, {torch.get_num_threads()} thread(s)")
-            group = _group(trainer, prompt, completion)
+            group = random_group(trainer, prompt, completion)
 
             def step(plain_because: str | None, group: AdvantagedGroup = group) -> dict[str, float]:
                 trainer.plain_because = plain_because
@@ -69,13 +69,13 @@ def run() -> Iterator[dict[str, Any]]:
             )
 
 
-def _group(trainer: LogGRPOTrainer, prompt: int, completion: int) -> AdvantagedGroup:
+def random_group(trainer: LogGRPOTrainer, prompt: int, completion: int, *, seed: int = 0) -> AdvantagedGroup:
     """Return a group of random tokens with the logprobs that the model gives them now."""
     import torch
 
     from trainer import forest
 
-    draw = torch.Generator().manual_seed(0)
+    draw = torch.Generator().manual_seed(seed)
     vocabulary = trainer.model.config.vocab_size
     prompt_ids = torch.randint(100, vocabulary, (prompt,), generator=draw)
     ids = torch.randint(100, vocabulary, (SLOTS, completion), generator=draw)
@@ -86,7 +86,7 @@ def _group(trainer: LogGRPOTrainer, prompt: int, completion: int) -> AdvantagedG
     responses = tuple(
         GroupResponse(
             slot=slot,
-            response_id=derive_id("bench", slot),
+            response_id=derive_id("bench", seed, slot),
             partition=0,
             offset=slot,
             finish_reason="length",
@@ -99,7 +99,7 @@ def _group(trainer: LogGRPOTrainer, prompt: int, completion: int) -> AdvantagedG
         for slot in range(SLOTS)
     )
     return AdvantagedGroup(
-        group_id=derive_id("bench"),
+        group_id=derive_id("bench", seed),
         task_id="bench",
         created_at=0,
         policy="default",

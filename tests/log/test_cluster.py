@@ -24,7 +24,7 @@ def test_topics_are_made_once_in_their_shape(settings: Settings) -> None:
     existing = cluster.describe(settings)
     assert {label: existing[topic.name] for label, topic in topics(settings.topics).items()} == {
         **dict.fromkeys(("tasks", "responses", "rewards", "group-control"), 8),
-        **dict.fromkeys(("groups", "batches", "adapters", "dead-letters"), 4),
+        **dict.fromkeys(("groups", "batches", "adapters", "dead-letters", "experiments"), 4),
     }
 
 

@@ -137,7 +137,8 @@ def test_each_topic_holds_what_the_processes_wrote_and_no_dead_letter(session: T
     records = {row["label"]: row["records"] for row in session.rows("topics", "list")}
     assert records.pop("batches") == 0  # a batch takes 16 groups
     assert records == {
-        "tasks": 5, "responses": 15, "rewards": 14, "group-control": 0, "groups": 5, "adapters": 0, "dead-letters": 0
+        "tasks": 5, "responses": 15, "rewards": 14, "group-control": 0, "groups": 5, "adapters": 0, "dead-letters": 0,
+        "experiments": 0,
     }  # fmt: skip
 
 

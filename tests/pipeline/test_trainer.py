@@ -13,26 +13,24 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import confluent_kafka as ck
 import pytest
 import torch
-from confluent_kafka import admin
-from tiny import save_tiny, tiny_group, tiny_model
+from tiny import save_tiny, tiny_model
+from tiny_log import PER_BATCH, batch_of, cut, groups_of, manifests, trained, write
 
-from schemas.events import AdapterEvent, AdvantagedGroup, Batch, Coordinates, DeadLetter, Sampling, derive_id
+from schemas.events import Coordinates, DeadLetter, Sampling, derive_id
 from streams import adapter_store, cluster
 from streams.adapters import read_state
 from streams.engines.weights import Base, load_base
 from streams.errors import RefusedError, SettingsError
-from streams.log import Producer, client_config, partition_of
+from streams.log import Producer
 from streams.patience import Patience
 from streams.settings import Model, Settings, to_env
-from streams.topics import topics
 from trainer import checkpoint, consumer
+from trainer.grpo import LogGRPOTrainer
 from trainer.model import pin
 
 pytestmark = pytest.mark.kafka
-PER_BATCH = 2
 
 
 @pytest.fixture(scope="module")
@@ -49,58 +47,8 @@ def settings(settings: Settings, base: Base) -> Iterator[Settings]:
     torch.use_deterministic_algorithms(False)
 
 
-def groups_of(base: Base, sequence: int) -> list[AdvantagedGroup]:
-    return [
-        tiny_group(
-            tiny_model(),
-            10 * sequence + n,
-            base_digest=base.base_digest,
-            tokenizer_digest=base.tokenizer_digest,
-            adapter_version=max(0, sequence - 1),
-        )
-        for n in range(PER_BATCH)
-    ]
-
-
-def batch_of(sequence: int, offsets: list[Coordinates]) -> Batch:
-    return Batch(
-        batch_id=derive_id("default", sequence),
-        policy="default",
-        created_at=0,
-        sequence=sequence,
-        closed_by="count",
-        max_policy_lag=1,
-        groups=len(offsets),
-        responses=4 * len(offsets),
-        loss_tokens=0,
-        groups_partition=offsets[0].partition,
-        groups_offsets=tuple(at.offset for at in offsets),
-    )
-
-
-def write(settings: Settings, base: Base, sequences: range, **changes: Any) -> None:
-    """Write batches and their groups; `changes` go into the first group of each batch."""
-    with Producer(settings) as producer:
-        for sequence in sequences:
-            offsets: list[Coordinates] = []
-            first, *rest = groups_of(base, sequence)
-            for group in (replace(first, **changes), *rest):
-                producer.send(group, on_ack=offsets.append)
-            producer.flush()
-            producer.send(batch_of(sequence, offsets))
-
-
 def train(settings: Settings, steps: int) -> None:
     consumer.run(settings, steps=steps, stop=threading.Event())
-
-
-def trained(settings: Settings) -> list[AdapterEvent]:
-    events = [record.decode(AdapterEvent) for record in cluster.read_topic(settings, "adapters")]
-    return [event for event in events if isinstance(event, AdapterEvent)]
-
-
-def manifests(settings: Settings) -> list[tuple[int, Any]]:
-    return [(event.version, event.files) for event in trained(settings)]
 
 
 @pytest.fixture(scope="module")
@@ -154,7 +102,7 @@ def test_a_trainer_that_dies_after_any_part_of_a_step_ends_with_the_same_bytes(
     """It dies in the third step; the parts are: the step itself, checkpoint, store, log (before the commit)."""
     write(settings, base, range(4))
     owner, name = {
-        "step": (consumer.LogGRPOTrainer, "train_batch"),
+        "step": (LogGRPOTrainer, "train_batch"),
         "checkpoint": (consumer.checkpoint, "save"),
         "store": (consumer.adapter_store, "publish"),
         "log": (consumer.Producer, "flush"),
@@ -346,15 +294,6 @@ def test_a_second_trainer_of_another_recipe_is_refused_before_it_announces_anyth
             slower.train(*next(batches))
         batches.close()
     assert len(trained(settings)) == 1
-
-
-def cut(settings: Settings, label: str, before: int) -> None:
-    """Delete what lies before an offset in the policy's partition, as retention does."""
-    partition = partition_of("default", settings.topics.policy_partitions)
-    client = admin.AdminClient(client_config(settings.kafka))
-    wanted = ck.TopicPartition(topics(settings.topics)[label].name, partition, before)
-    for future in client.delete_records([wanted]).values():
-        future.result()
 
 
 def test_groups_that_retention_has_cut_stop_the_trainer_with_what_to_do(settings: Settings, base: Base) -> None:

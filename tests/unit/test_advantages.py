@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from factories import T0, control, task
+from factories import T0, control, response, task
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from joining import TOPICS, Log, answers, left_out, scores
@@ -12,7 +13,8 @@ from joining import TOPICS, Log, answers, left_out, scores
 from schemas.events import AdvantagedGroup, Coordinates, DeadLetter, Event, RewardSource
 from schemas.serde import encode
 from streams import drive
-from streams.advantages import Timers, _at_most
+from streams.advantages import Stage, Timers, _at_most
+from streams.groups import Close, Effect, Member
 from streams.log import Record
 from streams.settings import Advantages, Settings, Topics
 
@@ -155,3 +157,58 @@ def test_the_size_told_without_writing_a_group_is_never_too_small(
     (group,) = joined([asked, *slots, *scores(slots, [1.0] * size, components=components)])
     assert isinstance(group, AdvantagedGroup)
     assert len(encode(group)) + len(group.policy.encode()) <= _at_most(group)
+
+
+# --- responses kept at hand -------------------------------------------------------------------------------------------
+
+
+def kept(task_ids: list[str], *, partition: int = 5) -> tuple[Stage, list[Record]]:
+    """Return a stage that has read one response of each of these tasks, and their records."""
+    stage, records = Stage(Settings()), []
+    for offset, task_id in enumerate(task_ids):
+        said = response(task_id=task_id, sampling_id=task_id)
+        at = Coordinates("streamward.responses", partition, offset)
+        records.append(Record(at, T0, task_id.encode(), encode(said)))
+        stage.reduce(None, said, records[-1])
+    return stage, records
+
+
+def closing(*offsets: int) -> list[Effect]:
+    members = tuple(
+        Member(
+            slot=slot, response_id="", at=(5, offset), finish_reason="stop", reward=0.0, advantage=0.0, components={}
+        )
+        for slot, offset in enumerate(offsets)
+    )
+    return [replace(_close(), members=members)]
+
+
+def _close() -> Close:
+    log = Log()
+    log.read(task())
+    log.read_all(answers())
+    log.read_all(scores(answers()))
+    return log.closes[0]
+
+
+def test_responses_to_tasks_that_others_let_leave_are_forgotten_and_the_rest_kept() -> None:
+    stage, records = kept(["mine", "theirs", "left"])
+    stage.let_go(lambda partition, task_id: partition == 5 and task_id == "mine")
+    assert stage.missing(closing(0, 1, 2), records[0]) == [records[1].at, records[2].at]
+
+
+def test_what_is_forgotten_while_a_group_leaves_still_leaves_with_it() -> None:
+    stage, records = kept(["a", "b"])
+    effects = closing(0, 1)
+    assert stage.missing(effects, records[1]) == []
+    stage.let_go(lambda partition, task_id: False)
+    (group,) = stage.outputs(effects, records[1], {})
+    assert isinstance(group, AdvantagedGroup) and len(group.responses) == 2
+
+
+def test_a_response_that_is_read_again_takes_its_room_once() -> None:
+    stage, records = kept(["a"])
+    size = stage._kept_bytes
+    for _ in range(3):
+        stage.reduce(None, response(task_id="a", sampling_id="a"), records[0])
+    assert stage._kept_bytes == size > 0

@@ -21,7 +21,9 @@ def test_every_benchmark_is_listed_with_what_it_measures() -> None:
         [sys.executable, "-m", "tests.benchmarks", "--list"], cwd=REPO, check=True, capture_output=True, text=True
     )
     listed = {text.split()[0]: text.split(maxsplit=1)[1] for text in done.stdout.splitlines()}
-    assert sorted(listed) == ["help", "join", "memory", "overhead", "sampling", "trainer"]
+    assert sorted(listed) == [
+        "columns", "help", "join", "memory", "offline", "overhead", "queries", "replay", "sampling", "trainer",
+    ]  # fmt: skip
     assert all(listed.values())
 
 

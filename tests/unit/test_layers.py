@@ -20,19 +20,27 @@ LAYERS = [
         "schemas errors settings",
         # L1, the log, the broker, and how things look on a terminal
         "topics log patience reading following cluster positions observe quiet schema_server delivery changelogs "
-        "broker deadline node jvm show shell supervisor",
+        "config_file broker deadline node jvm show shell supervisor",
         # L2, what stages are made of
         "app agents faust_fixes faust_start faust_guard lease tables watchdog engines scorers formulas rows groups "
         "group_rows refusals latecomers join adapters adapter_store generators evaluate admission standing rounds "
-        "known_tasks tail",
+        "known_tasks tail "
+        # L2, what looks back
+        "columns columns_rules columns_types bulk archive archive_store archive_sync archive_verify archive_restore "
+        "history",
         # L3, stages, and tools beside them
         "tasks policy scoring advantages batches rollouts progress display report doctor show_events "
         "dead_letters put_back audit audit_facts audit_records audit_tasks audit_groups audit_policies audit_read "
-        "audit_metrics",
+        "audit_metrics "
+        "selection recorded_lag experiments comparison replay_copy rescoring "
+        "query query_statement query_views query_live query_pull query_source query_archive query_options query_show "
+        "query_shell "
+        "export",
         # L4, what drives stages
-        "trainer drive",
+        "trainer drive replay replay_join replay_plan replay_evaluate",
         # L5, composition roots
-        "worker demo cli cli_log cli_work cli_dlq cli_audit cli_offsets cli_demo cli_docs",
+        "worker demo cli cli_log cli_work cli_dlq cli_archive cli_audit cli_offsets cli_reproduce cli_replay cli_demo "
+        "cli_query cli_export cli_docs",
     )
 ]
 STAGES = {f"streams.{name}" for name in ("tasks", "policy", "scoring", "advantages", "batches", "rollouts")}

@@ -184,7 +184,7 @@ def test_a_drift_is_named_and_nothing_is_written(
     monkeypatch.setattr(sys, "argv", ["schemas.generate", "--check"])
     monkeypatch.setattr(registry, "HERE", folder)
     assert generate.main() == 1
-    assert capsys.readouterr().out == "avro/Reward/3.avsc: new, id 10\nREADME.md: changed\n"
+    assert capsys.readouterr().out == "avro/Reward/3.avsc: new, id 11\nREADME.md: changed\n"
     assert sorted(path.read_text() for path in folder.rglob("*.*")) == before
 
 
@@ -196,7 +196,7 @@ def test_a_changed_dataclass_becomes_the_next_version_with_the_next_id(
     monkeypatch.setattr(registry, "HERE", folder)
     assert generate.main() == 0
     newest = Registry(folder).newest(Reward)
-    assert (newest.id, newest.version, newest.text) == (10, 3, registry.files().newest(Reward).text)
+    assert (newest.id, newest.version, newest.text) == (11, 3, registry.files().newest(Reward).text)
 
 
 def types_in(node: Any) -> set[str]:

@@ -62,6 +62,7 @@ class ThreeBrokers(World):
     "replication 3: SIGKILL to a partition's leader, then to the controller, then SIGTERM to each, under load",
     place=ThreeBrokers,
     settings={"topics": {"replication": 3}},
+    rate=25.0,  # the three nodes and everything else share the cores
     codes=AWAY,
 )
 def three_brokers(world: World, load: Load, draw: random.Random) -> None:
@@ -103,6 +104,7 @@ class BehindAProxy(World):
     "the link fails in every way",
     "a proxy: 8 s cut, 8 s cut in each direction alone, 15 s up and down, every 50th connection reset, 200 ms latency",
     place=BehindAProxy,
+    rate=25.0,  # it is away most of the time, and what waits is worked off beside what comes
     codes=AWAY,
 )
 def link(world: World, load: Load, draw: random.Random) -> None:

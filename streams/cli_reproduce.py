@@ -1,0 +1,171 @@
+"""The command that trains versions again and compares them to the byte.
+
+    reproduce ──► each version on stderr as it comes ──► equal, or the first difference and its likely cause
+                                                         exit code 0                                       1
+
+As thin as those in cli.py, and as careful not to import anything before a command runs.
+
+Not covered: training on with other settings, and keeping what comes out as a version. Nothing is written to the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from streams.shell import Call, pass_call
+
+if TYPE_CHECKING:
+    from schemas.events import AdapterFile
+    from streams.history import Source
+    from trainer.reproduce import Made, Plan
+
+
+def _output(_: click.Context, __: click.Parameter, value: str | None) -> str:
+    import sys
+
+    return value or ("table" if sys.stdout.isatty() else "json")
+
+
+@click.command()
+@click.option("--policy", metavar="NAME", default=None, help="The line of adapters; policy.name unless said.")
+@click.option("--version", type=click.IntRange(min=1), default=None, help="The last version to train; else the newest.")
+@click.option(
+    "--from-version",
+    type=click.IntRange(min=0),
+    default=0,
+    metavar="M",
+    help="Start from the checkpoint of this version in trainer.checkpoints; 0, the default, is the base model.",
+)
+@click.option(
+    "--into",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="FOLDER",
+    default=None,
+    help="Keep the checkpoints here, as a trainer's (trainer.checkpoints=FOLDER); otherwise nothing is kept.",
+)
+@click.option(
+    "--source",
+    type=click.Choice(["auto", "log", "archive"]),
+    default="auto",
+    show_default=True,
+    help="Where to read: the archive and behind it the log, or one of them alone.",
+)
+@click.option(
+    "--output",
+    type=click.Choice(["table", "json", "jsonl"]),
+    callback=_output,
+    help="How to print; a table on a terminal and one JSON object in a pipe unless said; jsonl has a line a version.",
+)
+@click.pass_context
+@pass_call
+def reproduce(
+    call: Call,
+    ctx: click.Context,
+    policy: str | None,
+    version: int | None,
+    from_version: int,
+    into: Path | None,
+    source: Source,
+    output: str,
+) -> None:
+    """Train versions again from the log, and compare every byte.
+
+    From the base model, or a checkpoint, with the recipe and the batches that the log recorded, in a fresh folder.
+    Each version on the way is compared, and the first that differs is named with its likely cause. A key of model or
+    trainer that is given with --set is taken instead of the recorded one. Nothing is written to the log.
+
+    The exit code is 0 if all are equal, 1 if not, 3 for an unknown version, 4 if retention has cut what it takes.
+    """
+    import os
+    import time
+
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the trainer's process has it; read when torch is loaded
+    from streams import history, show
+    from trainer import reproduce as engine
+
+    began = time.monotonic()
+    settings, origins = call.loaded
+    changed = [key for key, origin in origins.items() if origin.startswith("--set") and _is_recipe(key)]
+    reader = history.of(settings, source)
+    planned = engine.plan(settings, policy or settings.policy.name, version, reader, start=from_version)
+    last: Made | None = None
+    for made in engine.run(planned, settings, reader, into=into, changed=changed):
+        last = made
+        if output == "jsonl":
+            print(show.json_line(row(planned, made, made.seconds, version=made.version)), flush=True)
+        else:
+            click.echo(f"version {made.version} of {planned.version}: {_said(made)}", err=True)
+    assert last is not None  # noqa: S101 - a plan has at least one batch
+    seconds = time.monotonic() - began
+    if output == "json":
+        print(show.json_line(row(planned, last, seconds, version=planned.version)))
+    elif output == "table":
+        _table(planned, last, seconds)
+    ctx.exit(0 if last.equal else 1)
+
+
+def _is_recipe(key: str) -> bool:
+    return key.split(".")[0] in ("model", "trainer") and key not in ("trainer.checkpoints", "trainer.keep_checkpoints")
+
+
+def digest(files: Iterable[AdapterFile]) -> str:
+    """Return one sha256 over a manifest: of the lines that `sha256sum` prints for its files, by name."""
+    import hashlib
+
+    lines = "".join(f"{file.sha256}  {file.path}\n" for file in sorted(files, key=lambda file: file.path))
+    return hashlib.sha256(lines.encode()).hexdigest()
+
+
+def row(planned: Plan, made: Made, seconds: float, *, version: int) -> dict[str, Any]:
+    """Return what `--output json` says of `version`, when `made` is the last that was made.
+
+    `reproduced` is null if an earlier version differed, so that this one was not made.
+    """
+    import dataclasses
+
+    event = planned.events.get(version)
+    plain: dict[str, Any] = {
+        "version": version,
+        "equal": made.equal,
+        "recorded": None if event is None else digest(event.files),
+        "reproduced": digest(made.reproduced) if made.version == version else None,
+        "batches": [planned.start, version - 1],
+        "seconds": round(seconds, 3),
+    }
+    if not made.equal:
+        plain["differences"] = [dataclasses.asdict(one) for one in made.differences]
+    return plain
+
+
+def _said(made: Made) -> str:
+    verdict = "not in the log, so not compared" if made.recorded is None else "equal" if made.equal else "DIFFERENT"
+    refused = f" and {made.refused} refused" if made.refused else ""
+    return f"{verdict}, {made.batch}, {made.groups} groups{refused}, {made.seconds:.1f} s"
+
+
+def _span(first: int, last: int, one: str = "", more: str = "") -> str:
+    return f"{one}{first}" if first == last else f"{more}{first} to {last}"
+
+
+def _table(planned: Plan, made: Made, seconds: float) -> None:
+    from streams import show
+    from trainer.recipes import cause
+
+    plain = row(planned, made, seconds, version=planned.version)
+    plain.pop("differences", None)
+    first, last = plain.pop("batches")
+    show.record({"policy": planned.policy, **plain, "batches": _span(first, last)}, "table")
+    print()
+    if made.equal:
+        print(f"equal: every file of {_span(planned.start + 1, planned.version, 'version ', 'versions ')}")
+        if made.other_recipe:
+            print(f"although not as recorded: {', '.join(one.name for one in made.other_recipe)}")
+        return
+    print(f"NOT equal from version {made.version} on, made by the batch at {made.batch}")
+    columns = [show.Column(name, name) for name in ("kind", "name", "recorded", "reproduced")]
+    show.rows([{name: getattr(one, name) for name in one.__slots__} for one in made.differences], columns, "table")
+    print(f"\nlikely cause: {show.printable(cause(made.differences))}")

@@ -1,0 +1,150 @@
+"""Topic to Arrow and to the archive, against a plain consume and fastavro dictionaries; bytes on disk.
+
+All on one core, by turns, over the same records: `streams.bulk` and `streams.columns` (every rule of serde checked);
+confluent-kafka alone, looking at nothing; confluent-kafka and a fastavro dictionary for each record, nothing checked.
+Then the archive: records a second through `streams.archive_sync`, and the bytes of its files against those of the
+topic's, which hold lz4 batches. A segment holds each record twice, as columns and as the payload that restoring needs.
+
+Not covered: how fast an archive is read (the benchmark of the queries).
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import confluent_kafka as ck
+import fastavro
+
+from schemas import registry
+from streams import bulk, cluster
+from streams.archive_sync import sync
+from streams.columns import decode_rows
+from streams.log import client_config
+from streams.settings import Archive, Settings
+from streams.topics import topics
+from tests.benchmarks.loop import node
+from tests.benchmarks.side_by_side import by_turns, line, median_s, say
+from tests.benchmarks.whole_groups import preload
+
+GROUPS = 12_000
+OF_PLAIN = 0.4
+TIMES_FASTAVRO = 5.0
+CASES = {
+    "whole groups": ("tasks", "responses", "rewards"),
+    "responses (840 bytes)": ("responses",),
+    "rewards (170 bytes)": ("rewards",),
+}
+
+
+def run() -> Iterator[dict[str, Any]]:
+    """Yield, per case, two lines in records a second, and two about the archive; targets are for whole groups."""
+    cores = os.sched_getaffinity(0)
+    with node() as settings:
+        preload(settings, GROUPS)
+        os.sched_setaffinity(0, {max(cores)})  # threads that are begun from here on stay there too
+        try:
+            for case, labels in CASES.items():
+                yield from _decoding(settings, case, labels)
+                yield from _archiving(settings, case, labels)
+        finally:
+            os.sched_setaffinity(0, cores)
+
+
+def _decoding(settings: Settings, case: str, labels: Sequence[str]) -> Iterator[dict[str, Any]]:
+    say(f"columns: {case} to Arrow, a plain consume, and fastavro dictionaries, by turns")
+    runs: dict[str, Callable[[], int]] = {
+        "arrow": lambda: _arrow(settings, labels),
+        "plain": lambda: _consumed(settings, labels, lambda messages: None),
+        "fastavro": lambda: _consumed(settings, labels, _dictionaries(settings, labels)),
+    }
+    measured = by_turns(runs)
+    (count,) = {each for turns in measured.values() for _, each in turns}
+    rates = {name: count / median_s(each) for name, each in measured.items()}
+    for against, peer, target, peer_is in (
+        ("a plain consume", "plain", OF_PLAIN, "confluent-kafka consume of the same bytes, not decoded"),
+        ("dictionaries", "fastavro", TIMES_FASTAVRO, "confluent-kafka and fastavro.schemaless_reader"),
+    ):
+        yield line(
+            "columns",
+            f"{case} to Arrow, one core, against {against}",
+            ours=rates["arrow"],
+            peer=rates[peer],
+            unit="records/s",
+            ratio=rates["arrow"] / rates[peer],
+            target=target if len(labels) > 1 else None,
+            peer_is=peer_is,
+        )
+
+
+def _arrow(settings: Settings, labels: Sequence[str]) -> int:
+    events = {topic.name: topic.event for topic in topics(settings.topics).values()}
+    bounds = cluster.offsets(settings, labels)
+    starts, ends = {tp: low for tp, (low, _) in bounds.items()}, {tp: high for tp, (_, high) in bounds.items()}
+    return sum(decode_rows(events[rows.topic], rows).table.num_rows for rows in bulk.read(settings, starts, ends))
+
+
+def _consumed(settings: Settings, labels: Sequence[str], use: Callable[[list[Any]], object]) -> int:
+    bounds = cluster.offsets(settings, labels)
+    consumer = ck.Consumer({**client_config(settings.kafka), "group.id": "bench", "enable.auto.commit": False})
+    consumer.assign([ck.TopicPartition(topic, partition, low) for (topic, partition), (low, _) in bounds.items()])
+    left = count = sum(high - low for low, high in bounds.values())
+    while left:
+        # no more than there are: `consume` waits out its time for a batch that cannot fill
+        messages = [message for message in consumer.consume(min(left, 1000), 1.0) if message.error() is None]
+        use(messages)
+        left -= len(messages)
+    consumer.close()
+    return count
+
+
+def _dictionaries(settings: Settings, labels: Sequence[str]) -> Callable[[list[Any]], object]:
+    shapes = [topics(settings.topics)[label] for label in labels]
+    schemas = {topic.name: registry.files().newest(topic.event).parsed for topic in shapes}
+    read, kept = fastavro.schemaless_reader, [None]
+
+    def use(messages: list[Any]) -> None:
+        kept[:] = [read(io.BytesIO(message.value()[5:]), schemas[message.topic()]) for message in messages]
+
+    return use
+
+
+def _archiving(settings: Settings, case: str, labels: Sequence[str]) -> Iterator[dict[str, Any]]:
+    say(f"columns: {case} into the archive")
+    names = [topics(settings.topics)[label].name for label in labels]
+    logs = [path for name in names for path in settings.broker.data_dir.rglob(f"{name}-*/*.log")]
+    on_disk = sum(path.stat().st_size for path in logs)
+    with tempfile.TemporaryDirectory(prefix="streamward-bench-") as folder:
+        turn = iter(range(100))
+
+        def archived() -> int:
+            store = f"{folder}/{next(turn)}"
+            done = sync(settings.model_copy(update={"archive": Archive(store=store)}), labels)
+            return sum(each.records for each in done)
+
+        measured = by_turns({"archive": archived, "plain": lambda: _consumed(settings, labels, lambda _: None)})
+        size = sum(path.stat().st_size for path in Path(folder, "0").rglob("*.parquet"))
+    (count,) = {each for turns in measured.values() for _, each in turns}
+    rates = {name: count / median_s(each) for name, each in measured.items()}
+    yield line(
+        "columns",
+        f"{case} into the archive, one core",
+        ours=rates["archive"],
+        peer=rates["plain"],
+        unit="records/s",
+        ratio=rates["archive"] / rates["plain"],
+        peer_is="confluent-kafka consume of the same bytes, not decoded",
+    )
+    yield line(
+        "columns",
+        f"{case}, bytes on disk",
+        ours=size / 2**20,
+        peer=on_disk / 2**20,
+        unit="MiB",
+        ratio=on_disk / size,
+        peer_is="the topics' own files, lz4",
+    )

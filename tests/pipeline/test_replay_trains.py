@@ -1,0 +1,131 @@
+"""An experiment trains, can be asked held-out questions, and is compared: with a tiny model against a real broker."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from replaying import NUMBER, shaped, write
+from running import read
+from tiny import save_tiny
+
+from schemas.events import AdapterEvent, AdvantagedGroup, DeadLetter
+from streams import comparison, experiments, history, replay, replay_evaluate
+from streams.engines.weights import load_base
+from streams.errors import NotFoundError, RefusedError
+from streams.replay import Request, Result
+from streams.replay_evaluate import Suite
+from streams.selection import Selection
+from streams.settings import Model, Settings
+from trainer import reproduce
+
+pytestmark = pytest.mark.kafka
+SAMPLED_BY = 7
+"""A version that the experiment's own line never has when it trains on what that version sampled."""
+ASKED = Suite(generator="sums", count=2)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("replay-trains")
+
+
+@pytest.fixture(scope="module")
+def source(kafka_bootstrap: str, folder: Path) -> Iterator[Settings]:
+    """The settings of a log whose responses are of the tiny model's tokens."""
+    model = {"base": str(save_tiny(folder / "tiny"))}
+    base = load_base(Model(**model))
+    settings = shaped(
+        Settings.model_validate(
+            {"kafka": {"bootstrap": kafka_bootstrap}, "topics": {"prefix": f"{folder.name}."}, "model": model}
+        )
+    )
+    write(
+        settings,
+        version=SAMPLED_BY,
+        base_digest=base.base_digest,
+        tokenizer_digest=base.tokenizer_digest,
+        prompt_token_ids=(1, 5, 6),
+        completion_token_ids=(7, 2),
+    )
+    yield settings
+    torch.use_deterministic_algorithms(False)
+
+
+def run(source: Settings, folder: Path, name: str, steps: int | None = None) -> Result:
+    asked = Request(name=name, selection=Selection(policy="default"), folder=folder / name, steps=steps)
+    return replay.run(source, asked, stop=threading.Event())
+
+
+def versions(settings: Settings) -> list[AdapterEvent]:
+    return [event for _, event in read(settings, AdapterEvent) if event.kind == "trained"]
+
+
+@pytest.fixture(scope="module")
+def whole(source: Settings, folder: Path) -> Result:
+    """An experiment that was run to its end in one go."""
+    return run(source, folder, "whole")
+
+
+def test_one_version_a_batch_is_trained_on_responses_of_another_line(whole: Result) -> None:
+    made = versions(whole.settings)
+    assert [event.version for event in made] == [1, 2, 3, 4] == list(range(1, NUMBER // 2 + 1))
+    assert {(event.policy, event.recipe["trainer.off_policy"]) for event in made} == {("whole", "True")}
+    assert all(event.metrics["groups_refused"] == 0 and event.metrics["grad_norm"] > 0 for event in made)
+    assert read(whole.settings, DeadLetter) == []
+    assert whole.counts["steps"] == 4
+
+
+def test_a_run_with_fewer_steps_goes_on_later_and_ends_with_the_same_bytes(
+    source: Settings, folder: Path, whole: Result
+) -> None:
+    first = run(source, folder, "twice", steps=1)
+    assert (first.counts["steps"], len(versions(first.settings))) == (1, 1)
+    second = run(source, folder, "twice")
+    assert [event.files for event in versions(second.settings)] == [event.files for event in versions(whole.settings)]
+
+
+def test_its_versions_are_reproduced_to_the_byte_as_those_of_any_log(whole: Result) -> None:
+    reader = history.of(whole.settings, "log")
+    planned = reproduce.plan(whole.settings, "whole", None, reader, start=0)
+    made = list(reproduce.run(planned, whole.settings, reader))
+    assert [(one.version, one.equal) for one in made] == [(version, True) for version in (1, 2, 3, 4)]
+
+
+def test_an_experiment_without_a_score_has_nothing_to_compare(source: Settings, folder: Path) -> None:
+    asked = Request(name="bare", selection=Selection(policy="default"), folder=folder / "bare", train=False)
+    replay.run(source, asked, stop=threading.Event())
+    assert comparison.line(source, "bare").scores == {}
+    with pytest.raises(NotFoundError, match="'nobody' is no experiment and no policy with an adapter or a score"):
+        comparison.line(source, "nobody")
+
+
+def test_its_versions_answer_held_out_questions_once_and_are_compared(source: Settings, whole: Result) -> None:
+    for _ in range(2):
+        results = replay_evaluate.run(source, "whole", ASKED, stop=threading.Event())
+        assert [(version, event.metrics["n"]) for version, event in results.items()] == [(0, 2.0), (4, 2.0)]
+    groups = [group for _, group in read(whole.settings, AdvantagedGroup) if group.purpose == "eval"]
+    assert sorted(group.adapter_version for group in groups) == [0, 0, 4, 4]
+    assert len(read(whole.settings, AdvantagedGroup)) == NUMBER + 4  # and no train task was sampled again
+    sides = comparison.line(source, "whole"), comparison.line(source, "default")
+    (base, last) = comparison.rows(*sides)
+    assert (base["version"], last["version"], last["default"], last["difference"]) == (0, 4, None, None)
+    assert last["whole"] is not None and last["n"] == [2, 0]
+
+
+def test_questions_of_a_version_that_is_not_there_are_refused(source: Settings, whole: Result) -> None:
+    with pytest.raises(NotFoundError, match="experiment whole has no version 9; the newest is 4"):
+        replay_evaluate.run(source, "whole", Suite(generator="sums", count=1, versions=("9",)), stop=threading.Event())
+
+
+def test_an_experiment_that_has_not_finished_is_not_asked(source: Settings, folder: Path) -> None:
+    stop = threading.Event()
+    stop.set()
+    asked = Request(name="halted", selection=Selection(policy="default"), folder=folder / "halted")
+    assert replay.run(source, asked, stop=stop).kind == "stopped"
+    with pytest.raises(RefusedError, match="experiment halted is stopped; let `streamward replay run` finish it"):
+        replay_evaluate.run(source, "halted", ASKED, stop=threading.Event())
+    assert experiments.find(source, "halted").kind == "stopped"

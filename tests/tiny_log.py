@@ -1,0 +1,78 @@
+"""A log for the tiny model: batches, the groups they name, and what a trainer made of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import confluent_kafka as ck
+from confluent_kafka import admin
+from tiny import tiny_group, tiny_model
+
+from schemas.events import AdapterEvent, AdvantagedGroup, Batch, Coordinates, derive_id
+from streams import cluster
+from streams.engines.weights import Base
+from streams.log import Producer, client_config, partition_of
+from streams.settings import Settings
+from streams.topics import topics
+
+PER_BATCH = 2
+
+
+def groups_of(base: Base, sequence: int) -> list[AdvantagedGroup]:
+    return [
+        tiny_group(
+            tiny_model(),
+            10 * sequence + n,
+            base_digest=base.base_digest,
+            tokenizer_digest=base.tokenizer_digest,
+            adapter_version=max(0, sequence - 1),
+        )
+        for n in range(PER_BATCH)
+    ]
+
+
+def batch_of(sequence: int, offsets: list[Coordinates]) -> Batch:
+    return Batch(
+        batch_id=derive_id("default", sequence),
+        policy="default",
+        created_at=0,
+        sequence=sequence,
+        closed_by="count",
+        max_policy_lag=1,
+        groups=len(offsets),
+        responses=4 * len(offsets),
+        loss_tokens=0,
+        groups_partition=offsets[0].partition,
+        groups_offsets=tuple(at.offset for at in offsets),
+    )
+
+
+def write(settings: Settings, base: Base, sequences: range, **changes: Any) -> None:
+    """Write batches and their groups; `changes` go into the first group of each batch."""
+    with Producer(settings) as producer:
+        for sequence in sequences:
+            offsets: list[Coordinates] = []
+            first, *rest = groups_of(base, sequence)
+            for group in (replace(first, **changes), *rest):
+                producer.send(group, on_ack=offsets.append)
+            producer.flush()
+            producer.send(batch_of(sequence, offsets))
+
+
+def trained(settings: Settings) -> list[AdapterEvent]:
+    events = [record.decode(AdapterEvent) for record in cluster.read_topic(settings, "adapters")]
+    return [event for event in events if isinstance(event, AdapterEvent)]
+
+
+def manifests(settings: Settings) -> list[tuple[int, Any]]:
+    return [(event.version, event.files) for event in trained(settings)]
+
+
+def cut(settings: Settings, label: str, before: int) -> None:
+    """Delete what lies before an offset in the policy's partition, as retention does."""
+    partition = partition_of("default", settings.topics.policy_partitions)
+    client = admin.AdminClient(client_config(settings.kafka))
+    wanted = ck.TopicPartition(topics(settings.topics)[label].name, partition, before)
+    for future in client.delete_records([wanted]).values():
+        future.result()

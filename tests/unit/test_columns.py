@@ -1,0 +1,294 @@
+"""Records in bulk are what they are one by one: the same events, the same values, the same verdicts."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import struct
+from collections.abc import Iterator, Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import fastavro
+import pyarrow as pa
+import pytest
+from any_event import any_event, values
+from factories import one_of_each, response, reward, task
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from running import by_another_writer
+
+from schemas import registry, serde
+from schemas.avsc import shapes
+from schemas.events import EVENTS, Coordinates, Event, Message, Response, Reward, RewardSource, Sampling, Task, ToolCall
+from schemas.serde import Poison, encode
+from streams.columns import CHUNK_RECORDS, Bad, arrow_schema, decode
+from streams.log import Record
+
+
+def records(payloads: Sequence[bytes | None], *, key: bytes | None = b"k") -> list[Record]:
+    return [Record(Coordinates("t", 3, 100 + i), 1000 + i, key, payload) for i, payload in enumerate(payloads)]
+
+
+def plain(value: Any) -> Any:
+    """Return an event's values as a table has them."""
+    if dataclasses.is_dataclass(value):
+        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, tuple):
+        return [plain(each) for each in value]
+    if isinstance(value, dict):
+        return sorted(value.items())
+    return value
+
+
+def events_in(table: pa.Table, kind: type[Event]) -> list[dict[str, Any]]:
+    """Return the events of a table as plain values; times are milliseconds, which Python's own could not hold."""
+    rows: list[dict[str, Any]] = table.select(table.column_names[5:]).cast(_with_numbers(kind)).to_pylist()
+    return [{name: _sorted_maps(shape, row[name]) for name, shape in shapes(kind).items()} for row in rows]
+
+
+def _with_numbers(kind: type[Event]) -> pa.Schema:
+    fields = list(arrow_schema(kind))[5:]
+    return pa.schema([f.with_type(pa.int64()) if pa.types.is_timestamp(f.type) else f for f in fields])
+
+
+def _sorted_maps(shape: Any, value: Any) -> Any:
+    if shape.base is dict and value is not None:
+        return sorted(value)
+    if shape.base is tuple and dataclasses.is_dataclass(shape.item.base):
+        return [{n: _sorted_maps(s, each[n]) for n, s in shapes(shape.item.base).items()} for each in value]
+    return value
+
+
+def assert_the_same(payloads: Sequence[bytes | None], kind: Any) -> None:
+    """Assert that decoding in bulk gives what serde gives, record by record."""
+    given_ = records(payloads)
+    verdicts = [serde.decode(payload, kind) for payload in payloads]
+    found = decode(kind, given_)
+    expected = [(r, v) for r, v in zip(given_, verdicts, strict=True) if not isinstance(v, Poison)]
+    assert found.table.schema == arrow_schema(kind)
+    assert found.table["_offset"].to_pylist() == [record.at.offset for record, _ in expected]
+    assert [repr(row) for row in events_in(found.table, kind)] == [repr(plain(event)) for _, event in expected]
+    assert found.bad == tuple(
+        Bad(record.at, verdict.reason, verdict.error)
+        for record, verdict in zip(given_, verdicts, strict=True)
+        if isinstance(verdict, Poison)
+    )
+
+
+# --- the same as one by one -------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=80)
+@given(st.lists(any_event, max_size=5), st.sampled_from(EVENTS))
+def test_any_events_come_out_with_the_values_that_serde_reads(events: list[Event], kind: type[Event]) -> None:
+    assert_the_same([encode(event) for event in events], kind)
+    for event in events:
+        assert_the_same([encode(event), encode(event)], type(event))
+
+
+unruly = st.sampled_from(EVENTS).flatmap(
+    lambda kind: st.lists(st.builds(kind, **{n: values(s) for n, s in shapes(kind).items()}), min_size=1, max_size=3)
+)
+"""Events drawn by their types alone: most break a rule between fields."""
+
+
+@settings(max_examples=80)
+@given(unruly)
+def test_a_rule_that_serde_knows_is_kept_in_bulk(events: list[Any]) -> None:
+    assert_the_same([by_another_writer(event) for event in events], type(events[0]))
+
+
+@pytest.mark.parametrize("event", one_of_each(), ids=lambda event: type(event).__name__)
+def test_a_changed_byte_is_seen_where_serde_sees_it(event: Event) -> None:
+    whole = encode(event)
+    places = range(0, len(whole), 1 + len(whole) // 100)
+    changed = [whole[:at] + bytes([whole[at] ^ mask]) + whole[at + 1 :] for at in places for mask in (0x02, 0x80)]
+    assert_the_same([payload for each in changed for payload in (each, whole)], type(event))
+
+
+@pytest.mark.parametrize("event", one_of_each(), ids=lambda event: type(event).__name__)
+def test_a_record_cut_short_or_too_long_is_bad_and_its_neighbours_are_not(event: Event) -> None:
+    whole = encode(event)
+    odd = [whole[:length] for length in range(0, len(whole), 1 + len(whole) // 60)]
+    odd += [whole + more for more in (b"\0", b"\0\0", b"xyz", whole, whole[5:])]
+    found = decode(type(event), records([payload for each in odd for payload in (each, whole)]))
+    assert [bad.at.offset - 100 for bad in found.bad] == list(range(0, 2 * len(odd), 2))
+    assert_the_same([payload for each in odd for payload in (each, whole)], type(event))
+
+
+def test_what_one_record_lacks_is_not_taken_from_the_next() -> None:
+    whole = encode(reward(components={}))
+    short, long = whole[:-1], whole[:5] + whole[-1:] + whole[5:]  # side by side, their bodies have the right length
+    assert_the_same([whole] * 40 + [short, long] + [whole] * 40, Reward)
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        None,
+        b"",
+        b"\0\0\0",
+        b'{"task": 1}',
+        struct.pack(">bI", 0, 4242) + b"rest",
+        struct.pack(">bI", 0, 4_294_967_295) + b"rest",
+        b"\1" + encode(reward())[1:],
+        encode(task()),
+        by_another_writer(reward(), value=float("nan")),
+        by_another_writer(reward(), components={"a": 0.5, "b": float("inf")}),
+        by_another_writer(reward(), value=None),
+        by_another_writer(reward(), value=1e13),
+        by_another_writer(reward(), reward_id="r"),
+        by_another_writer(reward(), reward_id="5" * 36),
+    ],
+    ids=str,
+)
+def test_poison_is_bad_for_the_reason_serde_gives_and_hides_nothing(payload: bytes | None) -> None:
+    good = encode(reward())
+    assert_the_same([good] * 20 + [payload] + [good] * 20, Reward)
+    assert len(decode(Reward, records([good, payload, good])).bad) == 1
+
+
+@pytest.mark.parametrize(
+    ("event", "changes"),
+    [
+        (task(), {"purpose": "teach"}),
+        (task(), {"group_size": 1025}),
+        (task(), {"reward_sources": []}),
+        (task(), {"reward_sources": [dataclasses.asdict(RewardSource(name="exact"))] * 2}),
+        (task(), {"reward_sources": [dataclasses.asdict(RewardSource(name="exact", weight=-2e12))]}),
+        (task(), {"messages": []}),
+        (task(), {"sampling": dataclasses.asdict(Sampling(top_p=0.0))}),
+        (task(), {"sampling": dataclasses.asdict(Sampling(max_tokens=0))}),
+        (response(), {"logprobs": [float("inf"), 0.0]}),
+        (response(), {"logprobs": [0.0]}),
+        (response(), {"slot": 4}),
+        (response(), {"error": "out of memory"}),
+        (response(), {"sampling_id": "s2"}),
+    ],
+)
+def test_a_contradiction_among_many_is_found(event: Event, changes: dict[str, Any]) -> None:
+    good = encode(event)
+    assert_the_same([good] * 30 + [by_another_writer(event, **changes)] + [good] * 30, type(event))
+
+
+def test_an_integer_beyond_32_bits_is_not_wrapped() -> None:
+    good = encode(reward(slot=5, source="SOURCE"))
+    at = good.index(b"\x0cSOURCE") - 1
+    assert_the_same([good, good[:at] + b"\x80\x80\x80\x80\x80\x40" + good[at + 1 :]], Reward)
+
+
+def test_a_layout_that_other_writers_use_is_read() -> None:
+    good = encode(reward(components={}))
+    assert good.endswith(b"\0")
+    # a block with its size in bytes, and a key given twice: the later one counts
+    blocks = good[:-1] + b"\x01\x14\x02a" + struct.pack("<d", 1.0) + b"\x04\x02a" + struct.pack("<d", 2.0)
+    blocks += b"\x02b" + struct.pack("<d", 3.0) + b"\0"
+    found = decode(Reward, records([good, blocks]))
+    assert found.bad == ()
+    assert found.table["components"].to_pylist() == [[], [("a", 2.0), ("b", 3.0)]]
+    assert_the_same([good, blocks], Reward)
+
+
+# --- where a record lies ----------------------------------------------------------------------------------------------
+
+
+def test_a_table_begins_with_where_the_records_lie() -> None:
+    found = decode(Reward, records([encode(reward()), None, encode(reward())])).table
+    assert found.column_names[:5] == ["_partition", "_offset", "_timestamp", "_key", "_schema_id"]
+    assert found["_partition"].to_pylist() == [3, 3]
+    assert found["_offset"].to_pylist() == [100, 102]
+    assert found["_timestamp"].cast(pa.int64()).to_pylist() == [1000, 1002]
+    assert found["_schema_id"].to_pylist() == [3, 3]
+    assert str(found.schema.field("_timestamp").type) == "timestamp[ms, tz=UTC]"
+
+
+@pytest.mark.parametrize(("key", "text"), [(b"k", "k"), (None, None), (b"", ""), (b"\xffk", "\ufffdk")])
+def test_a_key_is_text_as_far_as_it_can_be(key: bytes | None, text: str | None) -> None:
+    assert decode(Reward, records([encode(reward())], key=key)).table["_key"].to_pylist() == [text]
+
+
+def test_no_records_are_an_empty_table_with_all_columns() -> None:
+    for kind in EVENTS:
+        assert decode(kind, []).table.schema == arrow_schema(kind)
+        assert decode(kind, records([None])).table.num_rows == 0
+
+
+def test_records_of_several_topics_and_many_chunks_stay_in_order() -> None:
+    payload, count = encode(reward()), CHUNK_RECORDS + 10
+    mixed = [Record(Coordinates("ab"[i % 1000 < 500], 0, i), i, None, payload) for i in range(count)]
+    mixed[7] = mixed[7]._replace(payload=b"?")
+    mixed[count - 1] = mixed[count - 1]._replace(payload=b"?")
+    found = decode(Reward, mixed)
+    assert found.table["_offset"].to_pylist() == [i for i in range(count) if i not in (7, count - 1)]
+    assert [bad.at for bad in found.bad] == [mixed[7].at, mixed[count - 1].at]
+
+
+# --- a schema with a past ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def evolved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[registry.Registry]:
+    """A registry in which Task and Response had fewer fields in version 1, and what we have now is version 2."""
+    (tmp_path / "avro").mkdir()
+    lock: list[dict[str, Any]] = []
+    for kind in (Task, Response):
+        newest = registry.files().newest(kind).definition
+        for version, definition in enumerate((without_some_fields(newest), newest), start=1):
+            text = json.dumps(definition)
+            (tmp_path / "avro" / kind.__name__).mkdir(exist_ok=True)
+            (tmp_path / "avro" / kind.__name__ / f"{version}.avsc").write_text(text)
+            digest = sha256(text.encode()).hexdigest()
+            lock.append({"id": len(lock) + 1, "event": kind.__name__, "version": version, "sha256": digest})
+    (tmp_path / "lock.json").write_text(json.dumps(lock))
+    made = registry.Registry(tmp_path)
+    monkeypatch.setattr(registry, "files", lambda: made)
+    serde._quick.cache_clear()
+    yield made
+    serde._quick.cache_clear()
+
+
+LATER = {"scenario", "metadata", "deadline_at", "seed", "stop", "weight", "tool_calls", "loss_mask", "logprobs"}
+"""Fields that version 1 had not: with every kind of default, at the top, in a record, and in an array of records."""
+
+
+def without_some_fields(node: Any) -> Any:
+    if isinstance(node, list):
+        return [without_some_fields(each) for each in node]
+    if not isinstance(node, dict):
+        return node
+    return {
+        key: [without_some_fields(field) for field in value if field["name"] not in LATER]
+        if key == "fields"
+        else without_some_fields(value)
+        for key, value in node.items()
+    }
+
+
+def in_version_1(event: Event, schemas: registry.Registry) -> bytes:
+    schema = schemas.versions(type(event).__name__)[0]
+    out = io.BytesIO()
+    fastavro.schemaless_writer(out, schema.parsed, dataclasses.asdict(event))
+    return struct.pack(">bI", 0, schema.id) + out.getvalue()
+
+
+def test_records_of_an_older_version_have_the_new_fields_with_their_default(evolved: registry.Registry) -> None:
+    assert list(registry.check(evolved)) == []
+    calls = (ToolCall(id="1", name="n", arguments="{}"),)
+    event = task(
+        scenario="later", metadata={"a": "b"}, messages=(Message(role="user", content="hi", tool_calls=calls),) * 2
+    )
+    mixed = [in_version_1(event, evolved), encode(event), in_version_1(event, evolved)]
+    found = decode(Task, records(mixed)).table
+    assert found["_schema_id"].to_pylist() == [1, 2, 1]
+    assert found["scenario"].to_pylist() == ["default", "later", "default"]
+    assert [len(each[0]["tool_calls"]) for each in found["messages"].to_pylist()] == [0, 1, 0]
+    assert_the_same(mixed, Task)
+
+
+def test_rules_hold_for_older_versions_too(evolved: registry.Registry) -> None:
+    with_tokens = response()
+    without = response(completion_token_ids=(), logprobs=(), loss_mask=())
+    assert_the_same([in_version_1(each, evolved) for each in (with_tokens, without, without)], Response)

@@ -1,0 +1,201 @@
+"""Data sets for other trainers: which examples, which split, which bytes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pytest
+from factories import group, response, task
+
+from schemas.events import AdvantagedGroup, Coordinates, Event, GroupResponse, Message, Response, Task, ToolCall
+from schemas.serde import encode
+from streams import columns, export
+from streams.errors import NotFoundError, RefusedError, SettingsError
+from streams.export import MANIFEST, Counts, Options, check, split_of, statement
+from streams.log import Record
+
+RANGES = [{"topic": "groups", "partition": 0, "first": 0, "next": 3}]
+
+
+def _log(of: Sequence[tuple[str, Sequence[tuple[str, float]]]], **task_changes: Any) -> duckdb.DuckDBPyConnection:
+    """Return a connection that knows tasks, responses and groups: each task with its answers and their rewards."""
+    events: dict[type[Event], list[Any]] = {Task: [], Response: [], AdvantagedGroup: []}
+    for task_id, answers in of:
+        events[Task].append(task(task_id=task_id, **task_changes))
+        members = []
+        for slot, (text, reward) in enumerate(answers):
+            said = response(task_id=task_id, sampling_id=task_id, slot=slot, text=text)
+            members.append(
+                GroupResponse(
+                    slot=slot, response_id=said.response_id, partition=0, offset=len(events[Response]),
+                    finish_reason="stop", reward=reward, advantage=reward - 0.5,
+                )
+            )  # fmt: skip
+            events[Response].append(said)
+        events[AdvantagedGroup].append(
+            replace(group(), task_id=task_id, group_id=f"group of {task_id}", responses=tuple(members))
+        )
+    return _connected(events)
+
+
+def _connected(events: dict[type[Event], list[Any]]) -> duckdb.DuckDBPyConnection:
+    con = duckdb.connect()
+    con.execute("CREATE SCHEMA whole")
+    for kind, name in ((Task, "tasks"), (Response, "responses"), (AdvantagedGroup, "groups")):
+        records = [
+            Record(Coordinates(name, 0, offset), 0, b"k", encode(event)) for offset, event in enumerate(events[kind])
+        ]
+        con.register(f"{name} here", columns.decode(kind, records).table)
+        con.execute(f'CREATE VIEW {"main" if name == "groups" else "whole"}.{name} AS FROM "{name} here"')
+    return con
+
+
+def write(con: duckdb.DuckDBPyConnection, options: Options, folder: Path) -> Counts:
+    rows = con.sql(statement(options)).to_arrow_table().to_pylist()
+    return export.write(rows, options, folder, ranges=RANGES)
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+TWO = [("t1", [("11", 1.0), ("12", 0.2), ("no", 0.0)]), ("t2", [("5", 0.3), ("6", 0.3)])]
+ALL_TRAIN = {"policy": "default", "test_share": 0.0}
+
+
+def test_the_best_answer_of_each_group_is_an_example_to_imitate(tmp_path: Path) -> None:
+    write(_log(TWO), Options(**ALL_TRAIN), tmp_path / "d")
+    assert [(line["messages"], line["reward"], line["task_id"]) for line in _lines(tmp_path / "d/train.jsonl")] == [
+        ([{"role": "user", "content": "4 + 7 ="}, {"role": "assistant", "content": "11"}], 1.0, "t1"),
+        ([{"role": "user", "content": "4 + 7 ="}, {"role": "assistant", "content": "5"}], 0.3, "t2"),
+    ]
+
+
+def test_a_least_reward_leaves_groups_out_and_the_manifest_counts_them(tmp_path: Path) -> None:
+    counts = write(_log(TWO), Options(**ALL_TRAIN, min_reward=0.9), tmp_path / "d")
+    assert counts.examples == 1
+    manifest = json.loads((tmp_path / "d" / MANIFEST).read_text())
+    assert manifest["counts"]["left_out"] == {"below the least reward": 1}
+
+
+def test_every_good_response_is_an_example_when_all_are_asked_for(tmp_path: Path) -> None:
+    write(_log(TWO), Options(**ALL_TRAIN, all_responses=True, min_reward=0.2), tmp_path / "d")
+    assert [line["messages"][-1]["content"] for line in _lines(tmp_path / "d/train.jsonl")] == ["11", "12", "5", "6"]
+
+
+def test_a_preference_pair_is_best_against_worst_and_a_group_without_difference_gives_none(tmp_path: Path) -> None:
+    counts = write(_log(TWO), Options(**ALL_TRAIN, format="preference"), tmp_path / "d")
+    (line,) = _lines(tmp_path / "d/train.jsonl")
+    assert (line["chosen"][0]["content"], line["rejected"][0]["content"]) == ("11", "no")
+    assert (line["chosen_reward"], line["rejected_reward"], line["rejected_at"]) == (1.0, 0.0, "responses[0]@2")
+    assert counts.left_out == {"best and worst are too close": 1}
+
+
+def test_prompts_carry_every_completion_with_its_reward(tmp_path: Path) -> None:
+    write(_log(TWO), Options(**ALL_TRAIN, format="prompts"), tmp_path / "d")
+    first = _lines(tmp_path / "d/train.jsonl")[0]
+    assert (first["completions"], first["rewards"]) == (["11", "12", "no"], [1.0, 0.2, 0.0])
+
+
+def test_openai_lines_hold_messages_and_nothing_else(tmp_path: Path) -> None:
+    call = ToolCall(id="c1", name="add", arguments='{"a": 4}')
+    asked = (Message(role="user", content="?"), Message(role="assistant", content="", tool_calls=(call,)))
+    write(_log(TWO, messages=asked), Options(**ALL_TRAIN, format="openai"), tmp_path / "d")
+    line = _lines(tmp_path / "d/train.jsonl")[0]
+    assert list(line) == ["messages"]
+    assert line["messages"][1]["tool_calls"] == [
+        {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 4}'}}
+    ]
+
+
+def test_openai_preferences_have_the_three_keys_of_their_format(tmp_path: Path) -> None:
+    write(_log(TWO), Options(**ALL_TRAIN, format="openai-preference"), tmp_path / "d")
+    assert _lines(tmp_path / "d/train.jsonl") == [
+        {
+            "input": {"messages": [{"role": "user", "content": "4 + 7 ="}]},
+            "preferred_output": [{"role": "assistant", "content": "11"}],
+            "non_preferred_output": [{"role": "assistant", "content": "no"}],
+        }
+    ]
+
+
+def test_a_group_that_came_twice_gives_its_examples_once(tmp_path: Path) -> None:
+    counts = write(_log([TWO[0], TWO[0]]), Options(**ALL_TRAIN), tmp_path / "d")
+    assert (counts.groups, counts.examples) == (1, 1)
+
+
+def test_no_task_is_on_both_sides_and_the_shares_are_about_right(tmp_path: Path) -> None:
+    many = [(f"t{number}", [("a", 1.0), ("b", 0.9), ("c", 0.0)]) for number in range(200)]
+    options = Options(policy="default", test_share=0.2, all_responses=True)
+    write(_log(many), options, tmp_path / "d")
+    train, test = ({line["task_id"] for line in _lines(tmp_path / f"d/{name}.jsonl")} for name in ("train", "test"))
+    assert not train & test and len(train | test) == 200
+    assert 20 <= len(test) <= 60
+    assert all(split_of(task_id, options) == "test" for task_id in test)
+
+
+def test_the_same_records_give_the_same_bytes_and_the_manifest_their_hash(tmp_path: Path) -> None:
+    for folder in ("a", "b"):
+        write(_log(TWO), Options(policy="default"), tmp_path / folder)
+    names = sorted(path.name for path in (tmp_path / "a").iterdir())
+    assert [(tmp_path / "a" / name).read_bytes() for name in names] == [
+        (tmp_path / "b" / name).read_bytes() for name in names
+    ]
+    manifest = json.loads((tmp_path / "a" / MANIFEST).read_text())
+    assert manifest["source"] == RANGES
+    for file in manifest["files"]:
+        assert file["sha256"] == hashlib.sha256((tmp_path / "a" / file["path"]).read_bytes()).hexdigest()
+
+
+@pytest.mark.parametrize("files", ["jsonl", "parquet"])
+@pytest.mark.parametrize("form", ["sft", "preference", "prompts"])
+def test_hugging_face_datasets_reads_the_folder_as_it_is(tmp_path: Path, form: Any, files: Any) -> None:
+    from datasets import load_dataset
+
+    many = [(f"t{number}", [("a", 1.0), ("b", 0.0)]) for number in range(40)]
+    write(
+        _log(many),
+        Options(policy="default", format=form, files=files, test_share=0.3),
+        tmp_path / "d",
+    )
+    read = load_dataset(str(tmp_path / "d"), cache_dir=str(tmp_path / "cache"))
+    assert read["train"].num_rows + read["test"].num_rows == 40
+    first = read["train"][0]
+    asked = first["messages"] if form == "sft" else first["prompt"]
+    assert (asked[0]["role"], asked[0]["content"]) == ("user", "4 + 7 =")
+
+
+def test_a_folder_that_holds_something_is_not_written_to(tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("x")
+    with pytest.raises(RefusedError, match="not empty"):
+        write(_log(TWO), Options(policy="default"), tmp_path)
+
+
+def test_a_policy_without_groups_is_named(tmp_path: Path) -> None:
+    with pytest.raises(NotFoundError, match="policy nobody has no train groups"):
+        write(_log(TWO), Options(policy="nobody"), tmp_path / "d")
+
+
+def test_nothing_good_enough_says_why(tmp_path: Path) -> None:
+    with pytest.raises(NotFoundError, match=r"2 groups were read .* \(2 below the least reward\)"):
+        write(_log(TWO), Options(policy="default", min_reward=7.0), tmp_path / "d")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"format": "preference", "min_reward": 0.5}, "--min-reward"),
+        ({"margin": 0.5}, "--margin"),
+        ({"test_share": 1.0}, "--test 1"),
+        ({"format": "openai", "files": "parquet"}, "JSON lines"),
+    ],
+)
+def test_options_without_effect_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        check(Options(policy="default", **changes))

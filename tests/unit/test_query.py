@@ -1,0 +1,451 @@
+"""What a statement may do, which options fit it, how answers look, and the shell; on a log in which nothing is."""
+
+from __future__ import annotations
+
+import gc
+import io
+import json
+import os
+import signal
+import threading
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyarrow import parquet
+
+from streams import query_options, query_show
+from streams.errors import NotFoundError, RefusedError, SettingsError
+from streams.query import Session, connect
+from streams.query_shell import Shell, feed_all, is_whole, words
+from streams.settings import Archive, Settings
+from streams.topics import LABELS
+
+LONG = "SELECT sum(a.range * b.range) FROM range(10000000) AS a, range(1000000) AS b"
+OPTIONS: dict[str, Any] = {
+    **dict.fromkeys(("sql", "since", "until", "first", "end", "partition", "key", "where", "limit", "output", "out")),
+    "follow": False,
+    "source": "auto",
+    "skip_bad": False,
+    "allow_files": False,
+}
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return Settings(archive=Archive(store=str(tmp_path / "archive")))
+
+
+@pytest.fixture
+def session(settings: Settings) -> Iterator[Session]:
+    with Session(settings, source="archive") as opened:
+        yield opened
+
+
+def answer(session: Session, sql: str) -> list[list[Any]]:
+    return list(query_show.rows(session.run(sql)))
+
+
+def shown(session: Session, sql: str, output: str = "table") -> str:
+    out = io.StringIO()
+    query_show.write(session.run(sql), output, out)
+    return out.getvalue()
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+# --- views ------------------------------------------------------------------------------------------------------------
+
+
+def test_there_is_a_view_for_every_topic_and_each_can_be_read(session: Session) -> None:
+    assert {label.replace("-", "_") for label in LABELS} | {"group_responses", "lineage"} == set(session.views)
+    assert all(answer(session, f"FROM {name}") == [] for name in session.views)
+
+
+def test_columns_say_where_a_record_lies_and_then_what_it_holds(session: Session) -> None:
+    names = [name for name, _ in session.columns("rewards")]
+    assert names[:6] == ["_partition", "_offset", "_timestamp", "_key", "_schema_id", "reward_id"]
+    assert dict(session.columns("rewards"))["components"] == "MAP(VARCHAR, DOUBLE)"
+
+
+def test_an_unknown_view_is_named_with_those_there_are(session: Session) -> None:
+    with pytest.raises(NotFoundError, match="'reward'; there are tasks"):
+        session.columns("reward")
+
+
+# --- what may be run --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "COPY tasks TO '/tmp/never.csv'",
+        "COPY (SELECT 1) TO '/tmp/never.parquet'",
+        "ATTACH '/tmp/never.db'",
+        "INSTALL httpfs",
+        "LOAD httpfs",
+        "SET enable_external_access = true",
+        "RESET lock_configuration",
+        "PRAGMA database_list",
+        "CALL pragma_version()",
+        "CREATE TABLE mine AS FROM tasks",
+        "INSERT INTO tasks SELECT * FROM tasks",
+        "WITH more AS (SELECT 1) INSERT INTO tasks FROM more",
+        "DROP VIEW tasks",
+        "EXPORT DATABASE '/tmp/never'",
+        "EXPLAIN ANALYZE COPY tasks TO '/tmp/never.csv'",
+        "/* SELECT */ EXPLAIN (ANALYZE) CREATE TABLE mine (a INT)",
+        "BEGIN",
+        "USE memory",
+    ],
+)
+def test_what_does_not_only_read_is_refused(session: Session, sql: str) -> None:
+    with pytest.raises(RefusedError, match="a query only reads"):
+        session.parse(sql)
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT * FROM read_csv('/etc/passwd')",
+        "SELECT content FROM read_text('/etc/hostname')",
+        "SELECT * FROM glob('/etc/*')",
+        "FROM '/etc/passwd.csv'",
+        "FROM read_parquet('s3://bucket/file.parquet')",
+        "FROM sniff_csv('/etc/passwd')",
+        "FROM parquet_metadata('/etc/passwd')",
+        "FROM duckdb_secrets()",
+        "FROM enable_logging(storage = 'file', storage_config = {'path': '/tmp/never'})",
+    ],
+)
+def test_a_statement_that_reads_cannot_read_files(session: Session, sql: str) -> None:
+    session.parse(sql)  # it is a SELECT: the lock is what keeps it out
+    with pytest.raises(RefusedError, match="--allow-files"):
+        answer(session, sql)
+
+
+@pytest.mark.parametrize(
+    "sql", ["COPY tasks TO '/tmp/never.csv'", "ATTACH '/tmp/never.db'", "SET enable_external_access = true", "LOAD x"]
+)
+def test_the_lock_holds_where_the_parser_is_not_asked(session: Session, sql: str) -> None:
+    with pytest.raises(RefusedError):
+        answer(session, sql)
+    assert not Path("/tmp/never.csv").exists() and not Path("/tmp/never.db").exists()  # noqa: S108
+
+
+def test_files_can_be_read_when_they_are_allowed(settings: Settings, tmp_path: Path) -> None:
+    (tmp_path / "mine.csv").write_text("a\n7\n")
+    with Session(settings, source="archive", allow_files=True) as opened:
+        assert answer(opened, f"FROM read_csv('{tmp_path}/mine.csv')") == [[7]]
+
+
+def test_a_variable_of_the_program_is_no_table(session: Session) -> None:
+    import pyarrow
+
+    secret = pyarrow.table({"a": [1]})
+    with pytest.raises(SettingsError, match="secret does not exist"):
+        answer(session, "FROM secret")
+    assert len(secret) == 1
+
+
+@pytest.mark.parametrize(
+    ("sql", "found"),
+    [
+        ("SELECT * FROM tasks AS t JOIN responses USING (task_id)", {"tasks", "responses"}),
+        ("WITH tasks AS (FROM rewards) SELECT * FROM tasks", {"rewards"}),
+        ("SELECT 'FROM tasks' -- FROM groups", set()),
+        ("EXPLAIN SELECT * FROM GROUPS", {"groups"}),
+        ("DESCRIBE batches", {"batches"}),
+        ("SUMMARIZE batches", {"batches"}),
+        ("SELECT (SELECT max(value) FROM rewards) FROM lineage", {"rewards", "lineage"}),
+    ],
+)
+def test_a_statement_names_the_views_it_reads(session: Session, sql: str, found: set[str]) -> None:
+    assert session.parse(sql).tables == found
+
+
+@pytest.mark.parametrize(
+    ("sql", "plain"),
+    [
+        ("FROM tasks", True),
+        ("SELECT policy, upper(scenario), len(messages) FROM tasks WHERE policy = 'x' AND group_size > 3", True),
+        ("SELECT count(*) FROM tasks", False),
+        ("SELECT policy FROM tasks GROUP BY policy", False),
+        ("SELECT DISTINCT policy FROM tasks", False),
+        ("SELECT policy FROM tasks ORDER BY 1", False),
+        ("SELECT row_number() OVER () FROM tasks", False),
+        ("SELECT policy FROM tasks WHERE task_id IN (SELECT task_id FROM rewards)", False),
+        ("SELECT policy FROM tasks, rewards", False),
+        ("DESCRIBE tasks", False),
+    ],
+)
+def test_a_statement_can_be_followed_if_each_row_is_of_one_record(session: Session, sql: str, plain: bool) -> None:
+    assert session.parse(sql).plain is plain
+
+
+@pytest.mark.parametrize(
+    ("sql", "said"),
+    [
+        ("SELECT polcy FROM tasks", "LINE 1: SELECT polcy FROM tasks\n               ^^^^^"),
+        ("SELECT 1,\n  nosuch(2)", "LINE 2:   nosuch(2)"),
+        ("FROM task", 'Did you mean "tasks"'),
+        ("SELECT task_idd FROM tasks", '"task_id"'),
+        ("SELCT 1", "LINE 1: SELCT 1"),
+        ("SELECT CAST('a' AS INT)", "Could not convert string 'a'"),
+    ],
+)
+def test_an_error_says_where_and_which_names_are_near(session: Session, sql: str, said: str) -> None:
+    with pytest.raises(SettingsError) as raised:
+        answer(session, session.parse(sql).sql)
+    assert said in str(raised.value)
+
+
+@pytest.mark.parametrize(("sql", "count"), [("", 0), ("-- nothing", 0), ("SELECT 1; SELECT 2", 2)])
+def test_one_statement_is_run_at_a_time(session: Session, sql: str, count: int) -> None:
+    with pytest.raises(SettingsError, match=f"expected one SQL statement, got {count}"):
+        session.parse(sql)
+
+
+def test_a_statement_can_be_interrupted_and_the_session_goes_on(session: Session) -> None:
+    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        answer(session, LONG)
+    assert answer(session, "SELECT 1") == [[1]]
+
+
+def test_who_leaves_early_does_not_wait_for_the_rest(session: Session) -> None:
+    batches = session.run("SELECT a.range FROM range(1000000) AS a, range(1000000) AS b").batches
+    assert len(next(batches)) > 0
+    batches.close()  # type: ignore[attr-defined]
+    assert answer(session, "SELECT 1") == [[1]]
+
+
+def test_a_connection_that_nobody_holds_any_more_is_freed(settings: Settings) -> None:
+    con = connect(settings, source="archive")
+    assert con.sql("SELECT count(*) FROM lineage").fetchall() == [(0,)]
+    gone = weakref.ref(con)
+    del con
+    gc.collect()
+    assert gone() is None
+
+
+# --- options ----------------------------------------------------------------------------------------------------------
+
+
+def asked(settings: Settings, sql: str | None, **options: Any) -> query_options.Asked:
+    return query_options.asked(settings, {**OPTIONS, "sql": sql, **options}, lambda: "SELECT 7")
+
+
+def sql_of(settings: Settings, sql: str, **options: Any) -> str:
+    statement = asked(settings, sql, **options).statement
+    assert statement is not None
+    return statement.sql
+
+
+def test_a_topic_stands_for_all_of_it_by_any_of_its_names(settings: Settings) -> None:
+    assert {sql_of(settings, name) for name in ("group-control", "group_control", "streamward.group-control")} == {
+        'FROM "group_control"'
+    }
+    assert sql_of(settings, "tasks", where="policy = 'x' -- mine") == "FROM \"tasks\" WHERE (policy = 'x' -- mine\n)"
+    assert sql_of(settings, "-") == "SELECT 7"
+
+
+def test_an_unknown_topic_is_named_with_the_nearest(settings: Settings) -> None:
+    with pytest.raises(NotFoundError, match="'respones'; did you mean responses"):
+        asked(settings, "respones")
+
+
+def test_a_condition_cannot_become_another_statement(settings: Settings) -> None:
+    with pytest.raises((SettingsError, RefusedError)):
+        asked(settings, "tasks", where="true); COPY tasks TO 'x'; SELECT (1")
+
+
+@pytest.mark.parametrize(
+    ("sql", "options", "said"),
+    [
+        ("SELECT 1 FROM tasks", {"where": "true"}, "--where goes with a TOPIC"),
+        ("FROM tasks JOIN rewards USING (task_id)", {"first": 3}, "--from is about one topic"),
+        ("FROM tasks JOIN rewards USING (task_id)", {"partition": 3}, "--partition is about one topic"),
+        ("SELECT 1", {"end": 3}, "--to is about one topic"),
+        ("FROM tasks JOIN groups USING (task_id)", {"key": "t1"}, "--key is about topics with the same key"),
+        ("SELECT 1", {"since": "2h"}, "--since and --until are about records"),
+        ("tasks", {"first": 5, "end": 3}, "--to 3 lies before --from 5"),
+        ("tasks", {"since": "yesterday"}, "--since yesterday"),
+        ("DESCRIBE tasks", {"limit": 3}, "--limit is for rows of data"),
+        ("SELECT count(*) FROM tasks", {"follow": True, "output": "jsonl"}, "--follow prints rows as records come"),
+        ("lineage", {"follow": True, "output": "jsonl"}, "--follow prints rows as records come"),
+        ("tasks", {"follow": True, "output": "json"}, "--follow prints as records come"),
+        ("tasks", {"follow": True, "until": "1h", "output": "csv"}, "--follow has no end; leave --until out"),
+        ("tasks", {"follow": True, "end": 4, "output": "csv"}, "--follow has no end; leave --to out"),
+        ("tasks", {"follow": True, "source": "archive"}, "--follow reads the log"),
+        ("tasks", {"output": "parquet"}, "--output parquet needs a file"),
+        (None, {"limit": 3}, "--limit needs a TOPIC or SQL"),
+        (None, {"key": "k"}, "--key needs a TOPIC or SQL"),
+    ],
+)
+def test_an_option_that_a_statement_cannot_take_is_a_usage_error(
+    settings: Settings, sql: str | None, options: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(SettingsError) as raised:
+        asked(settings, sql, **options)
+    assert said in str(raised.value)
+
+
+def test_topics_with_the_same_key_can_be_asked_for_one_key(settings: Settings) -> None:
+    assert asked(settings, "FROM tasks JOIN rewards USING (task_id)", key="t1").scope.key == "t1"
+
+
+# --- how answers look -------------------------------------------------------------------------------------------------
+
+
+def test_a_table_shows_escaped_what_a_terminal_would_obey(session: Session) -> None:
+    for output in ("table", "markdown"):
+        text = shown(session, "SELECT chr(27) || '[2J' AS said, {'a': chr(155)} AS inside", output)
+        assert "\x1b" not in text and "\x9b" not in text
+        assert r"\x1b[2J" in text
+
+
+def test_numbers_and_times_are_printed_whole(session: Session) -> None:
+    sql = (
+        "SELECT 9223372036854775807 AS big, sum(a)::HUGEINT AS sums, 1234567.5::DOUBLE AS price, 0.1::FLOAT AS tenth, "
+        "TIMESTAMPTZ '2026-01-31 12:00:00.5+00' AS at, TIMESTAMP '294000-01-01' AS far, 1.50::DECIMAL(9,2) AS dec, "
+        "true AS yes, NULL AS nothing FROM range(10000000000, 10000000003) AS t(a)"
+    )
+    (row,) = (json.loads(line) for line in shown(session, sql, "jsonl").splitlines())
+    assert (row["big"], row["sums"], row["price"], row["dec"]) == (9223372036854775807, 30000000003, 1234567.5, 1.5)
+    assert (row["at"], row["yes"], row["nothing"]) == ("2026-01-31T12:00:00.500Z", True, None)
+    assert row["far"] is not None
+    table = shown(session, sql).splitlines()[1]
+    assert "9223372036854775807  30000000003  1234567.5" in table and "e+" not in table
+
+
+def test_json_is_one_array_and_an_empty_answer_is_an_empty_one(session: Session) -> None:
+    assert json.loads(shown(session, "SELECT range AS a FROM range(3)", "json")) == [{"a": 0}, {"a": 1}, {"a": 2}]
+    assert shown(session, "FROM tasks", "json") == "[]\n"
+    assert shown(session, "FROM tasks", "jsonl") == ""
+
+
+def test_a_json_object_keeps_columns_of_the_same_name(session: Session) -> None:
+    assert json.loads(shown(session, "SELECT 1 AS a, 2 AS a", "jsonl")) == {"a": 1, "a_1": 2}
+
+
+def test_maps_and_lists_are_json_inside_every_format(session: Session) -> None:
+    sql = "SELECT MAP {'x': 1.5} AS m, [{'t': TIMESTAMP '2026-01-31 12:00:00'}] AS l"
+    assert json.loads(shown(session, sql, "jsonl")) == {"m": {"x": 1.5}, "l": [{"t": "2026-01-31T12:00:00.000"}]}
+    assert '"{""x"": 1.5}"' in shown(session, sql, "csv")
+
+
+def test_markdown_keeps_its_columns_whatever_is_in_a_cell(session: Session) -> None:
+    text = shown(session, "SELECT 'a|b' AS x, chr(10) AS y, 3 AS n", "markdown")
+    assert text == "| x | y | n |\n| --- | --- | ---: |\n| a\\|b | \\n | 3 |\n"
+
+
+def test_csv_has_a_header_also_without_rows(session: Session) -> None:
+    assert shown(session, "SELECT task_id, policy FROM tasks", "csv") == "task_id,policy\n"
+
+
+def test_a_table_that_the_terminal_has_no_room_for_is_printed_a_column_a_line(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    out = Terminal()
+    query_show.write(session.run("SELECT 'one' AS first_column, repeat('x', 30) AS second_column"), "table", out)
+    assert out.getvalue().splitlines()[1:] == ["first_column   one", "second_column  " + "x" * 30]
+
+
+def test_parquet_holds_the_types_as_they_are(session: Session, tmp_path: Path) -> None:
+    count = query_show.write_file(
+        session.run("SELECT range AS a, [range] AS l FROM range(3)"), "parquet", tmp_path / "x"
+    )
+    assert count == 3
+    assert parquet.read_table(tmp_path / "x").to_pylist()[2] == {"a": 2, "l": [2]}
+
+
+def test_a_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError), query_options.half(tmp_path / "x") as half:
+        half.write_text("begun")
+        raise ZeroDivisionError
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(SettingsError, match="--out"), query_options.half(tmp_path / "no" / "x"):
+        pass
+
+
+# --- the shell --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def shell(session: Session) -> Shell:
+    return Shell(session, output="csv", out=io.StringIO(), err=io.StringIO())
+
+
+def told(shell: Shell, *lines: str) -> tuple[str, str]:
+    """Return what the shell printed, and what it said on stderr, for these lines."""
+    feed_all(shell, lines)
+    out, err = shell._out, shell._err
+    assert isinstance(out, io.StringIO) and isinstance(err, io.StringIO)
+    return out.getvalue(), err.getvalue()
+
+
+def test_a_statement_may_take_several_lines_and_runs_at_its_end(shell: Shell) -> None:
+    assert shell.feed("SELECT 1 AS a,")
+    assert shell.prompt != "streamward> "
+    assert told(shell, "2 AS b;") == ("a,b\n1,2\n", "")
+
+
+@pytest.mark.parametrize(
+    ("sql", "whole"),
+    [
+        ("SELECT 1;", True), ("SELECT 1; ", True), ("SELECT 1; -- done", True), ("SELECT ';", False),
+        ("SELECT 1 -- ;", False), ("SELECT 'ä;';", True), ("SELECT ';'", False), ("", False),
+    ],
+)  # fmt: skip
+def test_a_statement_ends_at_a_semicolon_that_is_in_no_string(sql: str, whole: bool) -> None:
+    assert is_whole(sql) is whole
+
+
+def test_an_error_is_said_and_the_shell_goes_on(shell: Shell) -> None:
+    out, err = told(shell, "SELECT nosuch;", "COPY tasks TO 'x';", ".nosuch", "SELECT 3 AS c;")
+    assert out == "c\n3\n"
+    assert "nosuch" in err and "a query only reads" in err and ".help lists them" in err
+
+
+def test_the_last_statement_needs_no_semicolon(shell: Shell) -> None:
+    assert told(shell, "SELECT 3 AS c") == ("c\n3\n", "")
+
+
+def test_quit_ends_the_shell(shell: Shell) -> None:
+    assert shell.feed(".quit") is False
+    assert told(shell, ".quit", "SELECT 3 AS c;") == ("", "")
+
+
+def test_the_commands_say_what_there_is(shell: Shell) -> None:
+    out, _ = told(shell, ".tables", ".schema rewards", ".help")
+    assert "lineage" in out and "scorer_version" in out and ".refresh" in out
+
+
+def test_output_changes_how_answers_look(shell: Shell) -> None:
+    out, err = told(shell, ".output jsonl", "SELECT 3 AS c;", ".output sideways")
+    assert out == '{"c": 3}\n'
+    assert "table, json, jsonl, csv, markdown" in err
+
+
+def test_an_interrupt_ends_the_statement_and_not_the_shell(shell: Shell) -> None:
+    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+    assert told(shell, f"{LONG};", "SELECT 3 AS c;") == ("c\n3\n", "interrupted\n")
+
+
+def test_refresh_opens_the_log_again(shell: Shell) -> None:
+    before = shell.session
+    assert told(shell, ".refresh", "SELECT 3 AS c;") == ("c\n3\n", "")
+    assert shell.session is not before
+    shell.session.close()
+
+
+def test_words_views_and_columns_can_be_completed(session: Session) -> None:
+    known = words(session)
+    assert known["SELECT"] == "SQL" and known["tasks"] == "view" and known["adapter_version"] == "INTEGER"

@@ -1,0 +1,142 @@
+"""What is read off the log to train a version again, and what is said of it; without a broker and without training."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from schemas.events import AdapterEvent, AdapterFile, Batch, Coordinates, Event, derive_id
+from schemas.serde import encode
+from streams.adapter_store import manifest_of
+from streams.cli_reproduce import digest, row
+from streams.errors import RefusedError
+from streams.log import Record, TopicPartition, partition_of
+from streams.settings import Settings, Trainer
+from streams.show import json_line
+from trainer.recipes import Difference
+from trainer.reproduce import Made, Plan, plan, recorded
+
+FILES = (
+    AdapterFile(path="adapter_config.json", sha256="c" * 64, bytes=2),
+    AdapterFile(path="adapter_model.safetensors", sha256="a" * 64, bytes=9),
+)
+OTHER = (FILES[0], AdapterFile(path="adapter_model.safetensors", sha256="b" * 64, bytes=9))
+PARTITION = partition_of("default", Settings().topics.policy_partitions)
+
+
+class Kept:
+    """A history of these payloads by label, all in one partition, from offset `first` on."""
+
+    def __init__(self, first: int = 0, **payloads: list[bytes]) -> None:
+        self._first, self._payloads = first, payloads
+
+    def bounds(self, labels: Iterable[str]) -> dict[TopicPartition, tuple[int, int]]:
+        return {
+            (f"streamward.{label}", PARTITION): (self._first, self._first + len(self._payloads.get(label, [])))
+            for label in labels
+        }
+
+    def read(self, starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]) -> Iterator[Record]:
+        for topic, partition in starts:
+            for offset, payload in enumerate(self._payloads.get(topic.removeprefix("streamward."), []), self._first):
+                yield Record(Coordinates(topic, partition, offset), 0, b"default", payload)
+
+    def fetch(self, wanted: Iterable[Coordinates]) -> dict[Coordinates, Record]:
+        raise AssertionError("nothing is fetched to plan")
+
+
+def batch(sequence: int, *, offsets: tuple[int, ...] = (0,), policy: str = "default") -> Batch:
+    return Batch(
+        batch_id=derive_id(policy, sequence), policy=policy, created_at=0, sequence=sequence, closed_by="count",
+        max_policy_lag=1, groups=len(offsets), responses=4, loss_tokens=0, groups_partition=PARTITION,
+        groups_offsets=offsets,
+    )  # fmt: skip
+
+
+def encoded(*events: Event) -> list[bytes]:
+    return [encode(one) for one in events]
+
+
+def test_the_first_announcement_of_a_version_is_the_one_that_counts() -> None:
+    payloads = encoded(event(1), event(1, files=OTHER), event(2, policy="another"), event(1, kind="rejected"))
+    found = recorded(Settings(), "default", Kept(adapters=[b"no event", *payloads]))
+    assert {number: one.files for number, one in found.items()} == {1: FILES}
+
+
+def test_the_plan_has_the_first_batch_of_each_name_and_none_of_other_policies() -> None:
+    batches = encoded(batch(0), batch(0, offsets=(0, 1)), batch(0, policy="another"), batch(1), batch(2))
+    made = plan(
+        Settings(), "default", 2, Kept(adapters=encoded(event(1), event(2)), batches=batches, groups=[b"", b""])
+    )
+    assert [(at.offset, one.sequence, one.groups_offsets) for at, one in made.batches] == [(0, 0, (0,)), (3, 1, (0,))]
+
+
+def test_a_version_that_nobody_announced_is_trained_with_the_recipe_of_the_next() -> None:
+    made = plan(
+        Settings(), "default", None, Kept(adapters=encoded(event(2)), batches=encoded(batch(0), batch(1)), groups=[b""])
+    )
+    assert (made.version, made.event_for(1).version) == (2, 2)
+
+
+def test_a_log_that_has_no_batches_any_more_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    settings = Settings(trainer=Trainer(checkpoints=tmp_path))
+    with pytest.raises(RefusedError, match=r"batch 0 of default is not there.*--source archive.*has none of versions"):
+        plan(settings, "default", 2, Kept(adapters=encoded(event(1), event(2))))
+    with pytest.raises(RefusedError, match="no checkpoint before it helps"):
+        plan(settings, "default", 1, Kept(adapters=encoded(event(1))))
+
+
+# --- as printed -------------------------------------------------------------------------------------------------------
+
+
+def event(version: int, **changes: Any) -> AdapterEvent:
+    values: dict[str, Any] = {
+        "event_id": derive_id("default", version, "trained"), "policy": "default", "created_at": 0, "version": version,
+        "kind": "trained", "actor": "trainer", "reason": "", "files": FILES,
+    }  # fmt: skip
+    return AdapterEvent(**{**values, **changes})
+
+
+def made(version: int, *differences: Difference) -> Made:
+    return Made(
+        version=version, batch=Coordinates("batches", 0, version - 1), groups=2, refused=0, recorded=FILES,
+        reproduced=OTHER if differences else FILES, differences=differences, other_recipe=(), seconds=0.25,
+    )  # fmt: skip
+
+
+THREADS = Difference(version=2, kind="recipe", name="threads", recorded="1", reproduced="4")
+PLAN = Plan(policy="default", start=1, version=3, events={2: event(2), 3: event(3)}, batches=(), checkpoint=None)
+
+
+def test_an_equal_version_is_one_object_with_these_keys() -> None:
+    assert json.loads(json_line(row(PLAN, made(3), 1.23456, version=3))) == {
+        "version": 3,
+        "equal": True,
+        "recorded": digest(FILES),
+        "reproduced": digest(FILES),
+        "batches": [1, 2],
+        "seconds": 1.235,
+    }
+
+
+def test_a_version_that_was_not_reached_says_where_an_earlier_one_differed() -> None:
+    said = json.loads(json_line(row(PLAN, made(2, THREADS), 1, version=3)))
+    assert (said["equal"], said["recorded"], said["reproduced"]) == (False, digest(FILES), None)
+    assert said["differences"] == [
+        {"version": 2, "kind": "recipe", "name": "threads", "recorded": "1", "reproduced": "4"}
+    ]
+
+
+def test_the_digest_of_a_manifest_is_that_of_what_sha256sum_prints(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text("{}")
+    (tmp_path / "b.safetensors").write_bytes(b"weights")
+    listed = subprocess.run(
+        ["sha256sum", "a.json", "b.safetensors"], cwd=tmp_path, check=True, capture_output=True
+    ).stdout
+    summed = subprocess.run(["sha256sum"], input=listed, check=True, capture_output=True).stdout
+    assert digest(reversed(manifest_of(tmp_path))) == summed.split()[0].decode()

@@ -1,0 +1,362 @@
+"""Train versions again from what the log recorded, and compare them to the byte.
+
+    adapters: trained ──► recipe, manifest ─┐
+    batches, groups ────────────────────────┴─► plan ──► the base, or a checkpoint ──► step ──► sha256 against the log
+                                                                                         ▲          │ equal: the next
+                                                                                         └──────────┴ not: what, and why
+
+Every version on the way is compared, and the first that differs ends it: what comes after could not be equal. The
+recipe is the one in each version's event, not this machine's settings. Where it changes between two versions, the line
+goes on as the trainer did that was started again with other settings: adapter, optimizer state and RNG are carried over
+through a checkpoint.
+
+It looks and never acts: nothing is written to the log, committed or joined. What it needs is asked for before the first
+step, so that a range which retention has cut is told at once, and not after hours.
+
+Not covered: sampling again. Responses are read as recorded, and so are rewards.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from safetensors import SafetensorError
+
+from schemas.events import AdapterEvent, AdapterFile, Batch, Coordinates
+from schemas.serde import Poison
+from streams.adapter_store import manifest_of
+from streams.adapters import empty, fold
+from streams.engines.weights import Base, check_device, load_base
+from streams.errors import NotFoundError, RefusedError, SettingsError, StreamwardError
+from streams.history import History
+from streams.log import partition_of
+from streams.settings import Settings
+from streams.topics import topics
+from trainer import checkpoint
+from trainer.checkpoint import ADAPTER_FOLDER, State
+from trainer.model import pin
+from trainer.recipes import Difference, as_recorded, in_data, in_files, in_recipe, threads_of
+from trainer.steps import Chosen, Learner, cut, due, out_of_turn, where
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What will be trained, from what; nothing of it is missing."""
+
+    policy: str
+    start: int
+    """The version it begins with; 0 is the base."""
+    version: int
+    """The last one."""
+    events: dict[int, AdapterEvent]
+    """By version: what the log says of it. A version that nobody announced is made, and compared with nothing."""
+    batches: tuple[tuple[Coordinates, Batch], ...]
+    """Those from `start` to `version`, in sequence."""
+    checkpoint: tuple[Path, State] | None
+
+    def event_for(self, version: int) -> AdapterEvent:
+        """Return the event whose recipe made `version`; that of the next version if it has none."""
+        return self.events[min(number for number in self.events if number >= version)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Made:
+    """A version that was trained again."""
+
+    version: int
+    batch: Coordinates
+    """Where the batch lies that made it."""
+    groups: int
+    refused: int
+    """Groups that the step was taken without, as the trainer did."""
+    recorded: tuple[AdapterFile, ...] | None
+    """None: the log has no such version."""
+    reproduced: tuple[AdapterFile, ...]
+    differences: tuple[Difference, ...]
+    """Nothing if equal; else the files, then what of data and recipe differs, each with the version it began at."""
+    other_recipe: tuple[Difference, ...]
+    """What of the recipe differs, also if the bytes do not."""
+    seconds: float
+    """From the records to the digests; the first one's include loading the model."""
+
+    @property
+    def equal(self) -> bool:
+        """Whether every file is as the log says."""
+        return not self.differences
+
+
+def recorded(settings: Settings, policy: str, history: History) -> dict[int, AdapterEvent]:
+    """Return by version the event that says how it was trained: the first one stands, as in `streams.adapters`.
+
+    Raises LogError if the log cannot be read.
+    """
+    at = (topics(settings.topics)["adapters"].name, partition_of(policy, settings.topics.policy_partitions))
+    first, end = history.bounds(["adapters"]).get(at, (0, 0))
+    state, found = empty(policy), {}
+    for record in history.read({at: first}, {at: end}):
+        event = record.decode(AdapterEvent)
+        if isinstance(event, Poison):
+            continue
+        after = fold(state, event)
+        if event.policy == policy and after.versions.keys() - state.versions.keys():
+            found[event.version] = event
+        state = after
+    return found
+
+
+def plan(settings: Settings, policy: str, version: int | None, history: History, *, start: int = 0) -> Plan:
+    """Return what it takes to train `version` (None: the newest) from `start`, all of it there.
+
+    Raises NotFoundError for a version or a checkpoint that is not there, SettingsError if `start` is not before the
+    version, RefusedError if retention has cut a batch or a group, LogError if the log cannot be read.
+    """
+    events = recorded(settings, policy, history)
+    if not events:
+        raise NotFoundError(
+            f"policy {policy} has no version in {topics(settings.topics)['adapters'].name}; check policy, "
+            "topics.prefix and kafka.bootstrap (`streamward adapters list`)"
+        )
+    newest = max(events)
+    version = newest if version is None else version
+    if version not in events:
+        raise NotFoundError(
+            f"policy {policy} has no adapter version {version}; the newest is {newest} "
+            "(`streamward adapters list` shows all of them)"
+        )
+    if not 0 <= start < version:
+        raise SettingsError(f"version {version} cannot be trained from version {start}; start from 0 to {version - 1}")
+    found = _checkpoint(settings, policy, start, events) if start else None
+    batches = _batches(settings, policy, range(start, version), history)
+    _refuse_cut(settings, policy, batches, version, history)
+    return Plan(
+        policy=policy,
+        start=start,
+        version=version,
+        events={number: event for number, event in events.items() if number <= version},
+        batches=batches,
+        checkpoint=found,
+    )
+
+
+def _checkpoint(settings: Settings, policy: str, version: int, events: dict[int, AdapterEvent]) -> tuple[Path, State]:
+    """Return the checkpoint of `version`, whole and with the adapter that the log names. Raises as `plan`."""
+    path, state = checkpoint.of_version(settings.trainer.checkpoints / policy, version)
+    event = events.get(version)
+    if event is None:
+        raise NotFoundError(f"{path}: the log has no version {version}, so this checkpoint cannot be checked")
+    if wrong := in_files(version, event.files, manifest_of(path / ADAPTER_FOLDER)):
+        raise RefusedError(
+            f"{path}: {wrong[0].name} has sha256 {wrong[0].reproduced}, and version {version} in the log has "
+            f"{wrong[0].recorded}; the checkpoint is of another log. Set trainer.checkpoints to this log's own, or "
+            "start from the base (without --from-version)"
+        )
+    return path, state
+
+
+def _batches(
+    settings: Settings, policy: str, sequences: range, history: History
+) -> tuple[tuple[Coordinates, Batch], ...]:
+    """Return the batches of `sequences`, the first of each. Raises RefusedError if one is missing."""
+    at = (topics(settings.topics)["batches"].name, partition_of(policy, settings.topics.policy_partitions))
+    first, end = history.bounds(["batches"]).get(at, (0, 0))
+    found: list[tuple[Coordinates, Batch]] = []
+    problem: str | None = None
+    for record in history.read({at: first}, {at: end}):
+        version = sequences.start + len(found)
+        if version == sequences.stop:
+            break
+        batch = record.decode(Batch)
+        if isinstance(batch, Poison) or not due(batch, policy, version):
+            continue
+        if problem := out_of_turn(record.at, batch, version, first):
+            break
+        found.append((record.at, batch))
+    if len(found) < len(sequences):
+        version = sequences.start + len(found)
+        problem = problem or f"{at[0]}[{at[1]}]: batch {version} of {policy} is not there, from {first} to {end}"
+        raise RefusedError(f"{problem}. {_way_out(settings, policy, version + 1, sequences.stop)}")
+    return tuple(found)
+
+
+def _refuse_cut(
+    settings: Settings, policy: str, batches: Collection[tuple[Coordinates, Batch]], version: int, history: History
+) -> None:
+    """Raise RefusedError, naming the first, if groups of these batches lie where nothing is any more."""
+    topic = topics(settings.topics)["groups"].name
+    bounds = history.bounds(["groups"])
+    problems = {}
+    for _, batch in batches:
+        first, end = bounds.get((topic, batch.groups_partition), (0, 0))
+        beyond = [at for at in where(batch, topic) if at.offset >= end]
+        if problem := cut(batch, topic, first):
+            problems[batch.sequence] = problem
+        elif beyond:
+            problems[batch.sequence] = f"{beyond[0]}: a group of batch {batch.sequence}, but the log ends at {end}"
+    if problems:
+        way_out = _way_out(settings, policy, max(problems) + 1, version)
+        raise RefusedError(f"{next(iter(problems.values()))}. {way_out}")
+
+
+def _way_out(settings: Settings, policy: str, earliest: int, version: int) -> str:
+    """Return what to do if nothing below version `earliest` can be trained."""
+    folder = settings.trainer.checkpoints / policy
+    usable = [number for number in checkpoint.versions(folder) if earliest <= number < version]
+    start = (
+        f"start behind it: --from-version {usable[0]}"
+        if usable
+        else f"start behind it from a checkpoint (--from-version; {folder} has none of versions {earliest} to "
+        f"{version - 1}, and trainer.checkpoints names another folder)"
+        if earliest < version
+        else "keep the version's files, since no checkpoint before it helps"
+    )
+    return f"Read them from an archive that has them (--source archive), or {start}"
+
+
+# --- training ---------------------------------------------------------------------------------------------------------
+
+
+def run(
+    planned: Plan, settings: Settings, history: History, *, into: Path | None = None, changed: Collection[str] = ()
+) -> Iterator[Made]:
+    """Train what is planned and yield each version, compared; the first that is not equal is the last.
+
+    Checkpoints of all of them stay in `into`/POLICY, where a trainer can go on; without `into` nothing stays.
+    `changed` names keys of model and trainer that are taken from `settings` instead of the recipes, on purpose.
+
+    Raises RefusedError if `into` holds something, SettingsError if the model is not here or cannot run here, LogError
+    if the log cannot be read, StreamwardError if a disk takes nothing more.
+    """
+    with _folder(into, planned.policy) as folder:
+        try:
+            yield from _Again(planned, settings, history, folder, into is not None, frozenset(changed)).versions()
+        except (OSError, SafetensorError) as exc:
+            if (what := checkpoint.disk_trouble(exc)) is None:
+                raise
+            raise StreamwardError(f"{folder}: {what}. Make room, or name another folder with --into") from exc
+
+
+@contextmanager
+def _folder(into: Path | None, policy: str) -> Iterator[Path]:
+    if into is None:
+        with tempfile.TemporaryDirectory(prefix="streamward-reproduce-") as name:
+            yield Path(name)
+        return
+    if into.exists() and (not into.is_dir() or any(into.iterdir())):
+        raise RefusedError(f"{into}: holds something already; name a folder that is empty, or that is not there yet")
+    folder = into / policy
+    try:
+        folder.mkdir(parents=True)
+    except OSError as exc:
+        raise SettingsError(f"{into}: cannot be made: {exc}; name another folder with --into") from exc
+    yield folder
+
+
+class _Again:
+    """The line, made again."""
+
+    def __init__(
+        self, planned: Plan, settings: Settings, history: History, folder: Path, keep: bool, changed: frozenset[str]
+    ) -> None:
+        trainer = settings.trainer.model_copy(update={"checkpoints": folder})
+        self._settings = settings.model_copy(update={"trainer": trainer})
+        self._plan, self._history, self._folder, self._changed = planned, history, folder, changed
+        self._keep = planned.version if keep else 1
+        self._learner: Learner | None = None
+        self._as: tuple[Settings, int] | None = None
+        self._newest = planned.checkpoint
+        self._other: dict[str, Difference] = {}  # of the recipe, by name, as seen first
+
+    def versions(self) -> Iterator[Made]:
+        """Yield each version, up to the first that differs."""
+        for at, batch in self._plan.batches:
+            made = self._make(at, batch)
+            yield made
+            if not made.equal:
+                return
+
+    def _make(self, at: Coordinates, batch: Batch) -> Made:
+        began = time.perf_counter()
+        version = batch.sequence + 1
+        event = self._plan.event_for(version)
+        learner = self._learner_of(event)
+        chosen = self._chosen(learner, batch)
+        state, metrics = learner.step(at, batch, chosen, {})
+        path = learner.save(self._folder, state, self._keep)
+        self._newest = path, state
+        files = manifest_of(path / ADAPTER_FOLDER)
+        differences: list[Difference] = []
+        for one in in_recipe(version, event.recipe, learner.recipe):
+            self._other.setdefault(one.name, one)
+        known = event if event.version == version else None
+        if known is not None and (differences := in_files(version, known.files, files)):
+            differences += [*in_data(version, known.metrics, metrics), *self._other.values()]
+        return Made(
+            version=version,
+            batch=at,
+            groups=len(chosen.good),
+            refused=len(chosen.refused),
+            recorded=None if known is None else known.files,
+            reproduced=files,
+            differences=tuple(differences),
+            other_recipe=tuple(self._other.values()),
+            seconds=time.perf_counter() - began,
+        )
+
+    def _chosen(self, learner: Learner, batch: Batch) -> Chosen:
+        wanted = where(batch, topics(self._settings.topics)["groups"].name)
+        records = self._history.fetch(wanted)
+        return learner.choose(batch, (records[at] for at in wanted))
+
+    def _learner_of(self, event: AdapterEvent) -> Learner:
+        """Return the learner to take the next step with: another one if the recipe is not the one before."""
+        used = as_recorded(self._settings, event.recipe, self._changed - {"model.base"})
+        used = self._on_a_device(used)
+        threads = threads_of(used, event.recipe, self._changed)
+        if self._learner is not None and self._as == (used, threads):
+            return self._learner
+        self._learner = None  # the old model goes before the new one comes
+        pin(used.model_copy(update={"trainer": used.trainer.model_copy(update={"threads": threads})}))
+        learner = Learner(used, self._base(used, event))
+        if self._newest is not None:
+            learner.restore(*self._newest)
+        self._learner, self._as = learner, (used, threads)
+        return learner
+
+    def _on_a_device(self, used: Settings) -> Settings:
+        """Return the settings with the recorded device, or with this machine's own where that cannot be used."""
+        try:
+            check_device(used.model.device)
+        except SettingsError:
+            device = self._settings.model.device
+            return used.model_copy(update={"model": used.model.model_copy(update={"device": device})})
+        return used
+
+    def _base(self, used: Settings, event: AdapterEvent) -> Base:
+        """Return the model that was trained, by its digests: where the recipe says it lay, or where settings say.
+
+        Raises SettingsError if neither is that model.
+        """
+        recorded, here = used.model.base, self._settings.model.base
+        wrong = []
+        for name in [here] if "model.base" in self._changed else dict.fromkeys([recorded, here]):
+            try:
+                base = load_base(used.model.model_copy(update={"base": name}))
+            except SettingsError as exc:
+                wrong.append(str(exc))
+                continue
+            for what in ("base_digest", "tokenizer_digest"):
+                got, expected = getattr(base, what), event.recipe.get(what, getattr(base, what))
+                if got != expected:
+                    wrong.append(f"model.base={name} has {what} {got[:12]}, expected {expected[:12]}")
+                    break
+            else:
+                return base
+        raise SettingsError(
+            f"version {event.version} was trained on model.base={recorded}, which is not here: {'; '.join(wrong)}. "
+            "Say where that model lies now: --set model.base=FOLDER"
+        )
