@@ -240,11 +240,26 @@ def _where(settings: Settings, condition: str, *, source: Source) -> set[str]:
 @click.option("--count", type=click.IntRange(min=1), default=100, show_default=True, help="Questions for each version.")
 @click.option("--seed", type=int, default=0, show_default=True, help="The same seed asks the same questions.")
 @click.option("--versions", default="0,last", show_default=True, metavar="N,N,last", help="Which versions answer.")
+@click.option(
+    "--scorer",
+    "scorers",
+    multiple=True,
+    metavar="NAME[=JSON]",
+    help="Who judges the answers, instead of the suite's own scorer. May be given again.",
+)
 @output_option
 @click.pass_context
 @pass_call
 def replay_evaluate(
-    call: Call, ctx: click.Context, name: str, generator: str, count: int, seed: int, versions: str, output: Output
+    call: Call,
+    ctx: click.Context,
+    name: str,
+    generator: str,
+    count: int,
+    seed: int,
+    versions: str,
+    scorers: tuple[str, ...],
+    output: Output,
 ) -> None:
     """Ask held-out questions of an experiment's versions.
 
@@ -252,10 +267,16 @@ def replay_evaluate(
     scores. Asking again adds nothing.
     """
     from streams import replay_evaluate as asking
-    from streams import show
+    from streams import rescoring, show
     from streams.replay_copy import Stopped
 
-    suite = asking.Suite(generator=generator, count=count, seed=seed, versions=tuple(versions.split(",")))
+    suite = asking.Suite(
+        generator=generator,
+        count=count,
+        seed=seed,
+        versions=tuple(versions.split(",")),
+        scorers=rescoring.parse(scorers),
+    )
     try:
         with until_stopped() as stop, _progress() as told:
             results = asking.run(call.settings, name, suite, stop=stop, told=told)

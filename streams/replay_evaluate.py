@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from schemas.events import AdapterEvent, AdvantagedGroup, Response, Reward, SourceRange, Task
+from schemas.events import AdapterEvent, AdvantagedGroup, Response, Reward, RewardSource, SourceRange, Task, derive_id
 from schemas.serde import Poison, encode
 from streams import adapters, cluster, drive, evaluate, experiments, policy, rollouts, scoring, tasks
 from streams.errors import NotFoundError, RefusedError, SettingsError
@@ -42,6 +42,17 @@ class Suite:
     count: int
     seed: int = 0
     versions: tuple[str, ...] = ("0", "last")
+    scorers: tuple[RewardSource, ...] = ()
+    """Who judges the answers; the generator's own scorer if nobody is named."""
+
+    def judged(self, task: Task) -> Task:
+        """Return a question of the generator as this suite asks it: another judge makes it another question."""
+        if not self.scorers:
+            return task
+        judges = ",".join(f"{source.name}={source.settings}" for source in self.scorers)
+        suite = f"{task.metadata['suite']}/{judges}"
+        task_id = derive_id("evaluation", task.task_id, judges)
+        return replace(task, task_id=task_id, reward_sources=self.scorers, metadata={**task.metadata, "suite": suite})
 
 
 @dataclass
@@ -95,13 +106,14 @@ def run(
 def _asked(own: Settings, suite: Suite) -> dict[str, Task]:
     """Return the questions by id."""
     now_ms = time.time_ns() // 1_000_000
-    return {
-        task.task_id: replace(task, deadline_at=now_ms + DEADLINE_MS)
+    asked = (
+        suite.judged(task)
         for version in _versions(own, suite.versions)
         for task in evaluate.evaluation(
             suite.generator, count=suite.count, seed=suite.seed, policy=own.policy.name, version=version, now_ms=now_ms
         )
-    }
+    )
+    return {task.task_id: replace(task, deadline_at=now_ms + DEADLINE_MS) for task in asked}
 
 
 def _versions(own: Settings, wanted: tuple[str, ...]) -> list[int]:

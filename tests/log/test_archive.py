@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import shutil
@@ -10,6 +11,7 @@ import struct
 import subprocess
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +33,11 @@ from streams.archive_sync import segment_schema, sync
 from streams.archive_verify import verify
 from streams.cli import cli
 from streams.columns import decode
-from streams.errors import LogError, NotFoundError, RefusedError
+from streams.errors import LogError, NotFoundError, RefusedError, StreamwardError
 from streams.log import Producer, Record, client_config
 from streams.settings import Settings, to_env
 from streams.topics import topics
+from tests.chaos.disks import NotShown, fill, free, read_only, small_disk, writable
 
 pytestmark = [pytest.mark.kafka, pytest.mark.usefixtures("log_as_before")]
 
@@ -219,6 +222,35 @@ def test_a_killed_sync_leaves_nothing_that_the_next_one_does_not_put_right(made:
     assert held(of(settings)) == in_the_log(settings)
     named = {segment.path.rsplit("/", 1)[-1] for segment in Archive(settings).segments("rewards", ONE)}
     assert {file for file in files(settings) if not file.endswith(".json")} == named
+
+
+@pytest.mark.parametrize("kind", ["full", "read-only"])
+def test_a_disk_that_takes_nothing_is_named_and_nothing_is_missing_when_it_does_again(
+    made: Settings, kind: str
+) -> None:
+    write(made, 3000)
+    with _small_disk() as disk:
+        there = made.model_copy(update={"archive": made.archive.model_copy(update={"store": str(disk)})})
+        sync(there, ["tasks"])
+        if kind == "full":
+            fill(disk)
+        else:
+            read_only(disk)
+        with pytest.raises(StreamwardError, match=f"{disk}.*(No space left|Read-only)"):
+            sync(there, ["rewards"])
+        free(disk) if kind == "full" else writable(disk)
+        sync(there, ["rewards"])
+        verified = verify(there, ["rewards"])
+        assert (verified.records, verified.findings) == (3000, ())
+
+
+@contextlib.contextmanager
+def _small_disk() -> Iterator[Path]:
+    try:
+        with small_disk(8) as disk:
+            yield disk
+    except NotShown as exc:
+        pytest.skip(f"NOT SHOWN: {exc}")
 
 
 def test_two_syncs_at_once_archive_each_record_once(made: Settings, tmp_path: Path) -> None:
