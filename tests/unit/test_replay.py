@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,12 @@ from hypothesis import strategies as st
 from pydantic import SecretStr
 
 from schemas.events import Coordinates, ExperimentEvent
-from streams import comparison, config_file, experiments, rescoring
+from streams import comparison, config_file, evaluate, experiments, rescoring
 from streams.batches import Cutter, Window
 from streams.comparison import Line
 from streams.errors import SettingsError
 from streams.recorded_lag import Trained
+from streams.replay_evaluate import Suite
 from streams.selection import Selection, from_plain, parse_time
 from streams.settings import Batches, Kafka, Settings, load
 
@@ -199,3 +201,18 @@ def test_scores_stand_side_by_side_where_the_questions_are_equal() -> None:
     assert rows == [("more", 0, None, 1.0, None), ("sums", 0, 0.5, 0.75, 0.25), ("sums", 2, 0.9, None, None)]
     (_, both, _) = comparison.rows(first, second)
     assert both["within"] == pytest.approx(1.96 * (0.25 / 100 + 0.1875 / 50) ** 0.5)
+
+
+# --- questions --------------------------------------------------------------------------------------------------------
+
+
+def test_another_judge_makes_another_question_and_another_suite() -> None:
+    (asked,) = evaluate.evaluation("sums", count=1, seed=0, policy="p", version=3, now_ms=0)
+    plain = Suite(generator="sums", count=1)
+    judged = replace(plain, scorers=rescoring.parse(['regex={"pattern": "x"}']))
+    assert plain.judged(asked) is asked
+    other = judged.judged(asked)
+    assert other.task_id != asked.task_id and other.messages == asked.messages
+    assert other.metadata["suite"] == 'sums/n=1/seed=0/regex={"pattern": "x"}'
+    assert [source.name for source in other.reward_sources] == ["regex"]
+    assert judged.judged(asked) == other
