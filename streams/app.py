@@ -42,6 +42,10 @@ from streams.topics import FRAMING_BYTES, Topic, topics
 
 log = logging.getLogger("streamward.app")
 
+READ_AHEAD_BYTES = 64 * 1024
+"""Of one partition. Faust hands on all that was read ahead before it looks for more, so behind a backlog of many
+partitions a topic that the worker itself writes (`groups`) would wait a minute for its next turn, uncommitted; a
+record that is larger is read all the same (KIP-74)."""
 COMMIT_EVERY_S = 1.0
 """What is worked on twice after a kill -9 is at most this much."""
 
@@ -98,6 +102,7 @@ def build_app(settings: Settings, *, worker_name: str, data_dir: Path | None = N
         broker_rebalance_timeout=session_s * 2,
         broker_commit_interval=COMMIT_EVERY_S,
         consumer_auto_offset_reset="earliest",
+        consumer_max_fetch_size=READ_AHEAD_BYTES,
         processing_guarantee="at_least_once",
         producer_acks=-1,
         producer_linger=0,  # an awaited send would wait for the batch to fill

@@ -125,7 +125,7 @@ def arrow_schema(event: type[Event]) -> pa.Schema:
 
     Everything may be null: in the archive, a row that is no event has no values.
     """
-    return pa.schema([*RECORD_FIELDS, *_event_type(registry.files().newest(event))])
+    return _table_schema(registry.files().newest(event))
 
 
 def record_columns(rows: Rows, judged: Judged) -> list[pa.Array]:
@@ -283,7 +283,9 @@ def _sound(event: type[Event], schema: registry.Schema, payloads: Sequence[bytes
 def _read(event: type[Event], schema: registry.Schema, payloads: Sequence[bytes | None]) -> pa.StructArray | None:
     """Return the events in these payloads under the newest schema; None if anything about their bytes is odd."""
     try:
-        whole = b"".join([_varint(len(payloads)), _MARK_BYTES.join([*payloads, b"\0"])])  # type: ignore[list-item]
+        first, *others = payloads
+        first = _varint(len(payloads)) + first  # type: ignore[operator]
+        whole = _MARK_BYTES.join([first, *others, b"\0"])  # type: ignore[list-item]
         items = pyruhvro.deserialize_array([whole], _array_of(schema)).column(0).values
         as_should_be = pc.and_(
             pc.equal(items.field("id").view(pa.uint32()), int.from_bytes(schema.id.to_bytes(4, "big"), "little")),
@@ -291,7 +293,8 @@ def _read(event: type[Event], schema: registry.Schema, payloads: Sequence[bytes 
         )
         if pc.all(as_should_be).as_py() is False:
             return None
-        events = columns_types.fitted(items.field("event"), _inlined(registry.files().newest(event)))
+        newest = registry.files().newest(event)
+        events = columns_types.fitted(items.field("event"), _inlined(newest), _event_type(newest))
         events.validate(full=True)  # pyruhvro does not look whether a text is UTF-8
         return events
     except (KeyboardInterrupt, SystemExit, MemoryError):
@@ -312,6 +315,11 @@ def _array_of(schema: registry.Schema) -> str:
     items = {"type": "array", "items": {"type": "record", "name": "Item", "fields": fields}}
     chunk = {"type": "record", "name": "Chunk", "namespace": "streamward.bulk"}
     return json.dumps({**chunk, "fields": [{"name": "items", "type": items}]})
+
+
+@cache
+def _table_schema(schema: registry.Schema) -> pa.Schema:
+    return pa.schema([*RECORD_FIELDS, *_event_type(schema)])
 
 
 @cache

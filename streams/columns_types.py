@@ -76,29 +76,35 @@ def arrow_type(node: Any) -> pa.DataType:
     return TIME if node.get("logicalType") == "timestamp-millis" else _PRIMITIVES[node["type"]]
 
 
-def fitted(found: pa.Array, node: Any) -> pa.Array:
-    """Return decoded columns as a node of the newest inlined schema has them. Raises ArrowInvalid if one cannot be."""
+def fitted(found: pa.Array, node: Any, wanted: pa.DataType) -> pa.Array:
+    """Return decoded columns as a node of the newest inlined schema has them, whose Arrow type is `wanted`.
+
+    Raises ArrowInvalid if one cannot be.
+    """
     if isinstance(node, list):
         (node,) = (each for each in node if each != "null")
     kind = node if isinstance(node, str) else node["type"]
     mask = found.is_null() if found.null_count else None
     if kind == "record":
-        there = {field.name for field in found.type}
+        there, fields = {field.name for field in found.type}, list(wanted)
         columns = [
-            fitted(found.field(field["name"]), field["type"]) if field["name"] in there else _default(field, len(found))
-            for field in node["fields"]
+            fitted(found.field(into.name), field["type"], into.type)
+            if into.name in there
+            else _default(field["default"], into.type, len(found))
+            for field, into in zip(node["fields"], fields, strict=True)
         ]
-        return pa.StructArray.from_arrays(columns, fields=list(arrow_type(node)), mask=mask)
+        return pa.StructArray.from_arrays(columns, fields=fields, mask=mask)
     if kind == "array":
-        return pa.ListArray.from_arrays(found.offsets, fitted(found.values, node["items"]), mask=mask)
+        items = fitted(found.values, node["items"], wanted.value_type)
+        return pa.ListArray.from_arrays(found.offsets, items, mask=mask)
     if kind == "map":
-        return pa.MapArray.from_arrays(found.offsets, found.keys, fitted(found.items, node["values"]), mask=mask)
-    return found.cast(arrow_type(node))
+        items = fitted(found.items, node["values"], wanted.item_type)
+        return pa.MapArray.from_arrays(found.offsets, found.keys, items, mask=mask)
+    return found if found.type == wanted else found.cast(wanted)
 
 
-def _default(field: dict[str, Any], count: int) -> pa.Array:
+def _default(default: Any, kind: pa.DataType, count: int) -> pa.Array:
     """Return a new field's default, `count` times, for rows that were written before there was one."""
-    kind, default = arrow_type(field["type"]), field["default"]
     if default is None:
         return pa.nulls(count, kind)
     if pa.types.is_map(kind):

@@ -81,6 +81,7 @@ class Tail(Reader):
                 "enable.partition.eof": True,
                 "fetch.wait.max.ms": 50,
                 "queued.max.messages.kbytes": QUEUE_KIB,
+                "fetch.queue.backoff.ms": 20,  # 1000 by default: so long it would be idle each time this queue was full
             },
             next(iter(starts), ("", 0))[0],
             patience,

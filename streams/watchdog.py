@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import sys
@@ -204,6 +205,10 @@ _TOLD = ("streams/agents.py", "faust/transport/producer.py", "aiokafka/producer/
 def _frames(waiting: Any) -> Iterator[FrameType]:
     """Yield the frames of a coroutine and of everything that it awaits, outermost first."""
     while waiting is not None:
+        if type(waiting).__name__ in ("coroutine_wrapper", "async_generator_asend"):  # they do not say of what
+            waiting = next((one for one in gc.get_referents(waiting) if hasattr(one, "cr_frame")), None) or next(
+                (one for one in gc.get_referents(waiting) if hasattr(one, "ag_frame")), None
+            )
         for kind in ("cr", "ag", "gi"):
             frame = getattr(waiting, f"{kind}_frame", None)
             if frame is not None:

@@ -49,6 +49,23 @@ def test_several_topics_and_partitions_are_read_each_to_its_own_bound(made: Sett
         assert offsets == list(range(starts[tp], ends[tp]))
 
 
+def test_more_than_fits_into_one_piece_comes_in_several_whole_and_in_order(
+    made: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bulk, "CHUNK_RECORDS", 300)
+    write(made, 2 * bulk.AT_A_TIME)
+    starts, ends = bounds(made, "rewards", "responses")
+    pieces = list(bulk.read(made, starts, ends, headers=True))
+    assert len(pieces) > 2
+    found = [record for rows in pieces for record in records(rows)]
+    for tp in starts:
+        offsets = [record.at.offset for record in found if (record.at.topic, record.at.partition) == tp]
+        assert offsets == list(range(starts[tp], ends[tp]))
+    assert sorted(found, key=lambda record: record.at) == sorted(
+        reading.read(made, starts, ends), key=lambda record: record.at
+    )
+
+
 def test_what_is_decoded_from_it_is_what_the_records_hold(made: Settings) -> None:
     write(made, 40)
     starts, ends = bounds(made, "rewards")

@@ -151,6 +151,20 @@ def test_poison_is_bad_for_the_reason_serde_gives_and_hides_nothing(payload: byt
     assert len(decode(Reward, records([good, payload, good])).bad) == 1
 
 
+@pytest.mark.parametrize("event", [response(), reward()], ids=lambda event: type(event).__name__)
+def test_an_id_that_is_wrong_in_one_character_is_found(event: Response | Reward) -> None:
+    field = next(iter(shapes(type(event))))
+    right, good = getattr(event, field), encode(event)
+    digits = "0123456789abcdef"
+    wrong = [
+        right[:at] + (digits[digits.index(each) ^ 8] if each in digits else "_") + right[at + 1 :]
+        for at, each in enumerate(right)
+    ]
+    for each in [*wrong, right.upper(), right.replace("-", "") + "0000", right[:-1] + "\u00e9"]:
+        found = decode(type(event), records([good, by_another_writer(event, **{field: each}), good]))
+        assert [bad.at.offset for bad in found.bad] == [101], each
+
+
 @pytest.mark.parametrize(
     ("event", "changes"),
     [

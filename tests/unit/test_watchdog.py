@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -95,3 +96,33 @@ def test_frozen_event_loop_ends_the_process_and_says_where_it_stands(
     asyncio.run(freeze())
     assert ended == [EXIT_RESTART]
     assert "time.sleep(0.5)" in capfd.readouterr().err
+
+
+def test_a_stuck_worker_says_where_each_task_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watchdog, "_TOLD", (__file__,))
+
+    class Actor:
+        """What Faust puts around an agent."""
+
+        def __await__(self) -> Any:
+            return agent().__await__()
+
+    async def stream() -> AsyncIterator[int]:
+        yield 1
+        await asyncio.get_running_loop().create_future()
+
+    async def agent() -> None:
+        async for _ in stream():
+            pass
+
+    async def outermost() -> None:
+        await Actor()
+
+    async def told() -> list[str]:
+        task = asyncio.create_task(outermost())
+        await asyncio.sleep(0)
+        lines = watchdog.await_chains()
+        task.cancel()
+        return lines
+
+    assert any(line.startswith("  outermost > agent > stream (test_watchdog.py:") for line in asyncio.run(told()))

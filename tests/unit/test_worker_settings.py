@@ -39,6 +39,9 @@ def test_settings_that_lose_events_otherwise_are_set(tmp_path: Path) -> None:
     assert conf.id == "p.streams"
     assert conf.broker_session_timeout == 8
     assert conf.consumer_auto_offset_reset == "earliest"
+    assert (
+        conf.consumer_max_fetch_size <= 64 * 1024
+    )  # or one topic waits for minutes behind what others have read ahead
     assert conf.producer_linger == 0
     assert conf.producer_acks == -1
     assert conf.producer_max_request_size > 2048
