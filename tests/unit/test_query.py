@@ -211,6 +211,15 @@ def test_one_statement_is_run_at_a_time(session: Session, sql: str, count: int) 
         session.parse(sql)
 
 
+@pytest.fixture
+def ctrl_c() -> Iterator[None]:
+    """Let Ctrl-C raise KeyboardInterrupt, whatever a command that ran in this process before made of it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ctrl_c")
 def test_a_statement_can_be_interrupted_and_the_session_goes_on(session: Session) -> None:
     threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
     with pytest.raises(KeyboardInterrupt):
@@ -434,6 +443,7 @@ def test_output_changes_how_answers_look(shell: Shell) -> None:
     assert "table, json, jsonl, csv, markdown" in err
 
 
+@pytest.mark.usefixtures("ctrl_c")
 def test_an_interrupt_ends_the_statement_and_not_the_shell(shell: Shell) -> None:
     threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
     assert told(shell, f"{LONG};", "SELECT 3 AS c;") == ("c\n3\n", "interrupted\n")
