@@ -118,7 +118,7 @@ def _passing(settings: Settings, load: Load, labels: tuple[str, ...]) -> Iterato
     "records are sent twice, and early",
     "responses and rewards at once, tasks at once (to be sampled twice) or at the end; then whole partitions, and late "
     "rewards; rewards before responses before tasks",
-    rate=25.0,
+    rate=15.0,
 )
 def doubles(world: World, load: Load, draw: random.Random) -> None:
     sources = ("tasks", "responses", "rewards")
