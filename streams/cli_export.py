@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from streams.shell import Call, output_option, pass_call
+from streams.shell import Call, output_option, pass_call, source_option
 
 if TYPE_CHECKING:
     from streams.show import Output
@@ -47,13 +47,7 @@ if TYPE_CHECKING:
 )
 @click.option("--since", metavar="TIME", help="Only groups from this time on: ISO 8601 (UTC), or an age (2h, 7d).")
 @click.option("--until", metavar="TIME", help="Only groups before this time.")
-@click.option(
-    "--source",
-    type=click.Choice(["auto", "log", "archive"]),
-    default="auto",
-    show_default=True,
-    help="Where to look; auto: the archive, and the log behind it.",
-)
+@source_option
 @click.option("--skip-bad", is_flag=True, help="Exit code 0 although records could not be read or are gone.")
 @output_option
 @click.pass_context

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from streams.shell import Call, pass_call, until_stopped
+from streams.shell import Call, pass_call, source_option, until_stopped
 
 if TYPE_CHECKING:
     from streams.query import Session
@@ -45,13 +45,7 @@ FORMATS = ("table", "json", "jsonl", "csv", "parquet", "markdown")
     help="How to print; a table on a terminal and jsonl in a pipe unless said. Parquet needs --out.",
 )
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Write to a file.")
-@click.option(
-    "--source",
-    type=click.Choice(["auto", "log", "archive"]),
-    default="auto",
-    show_default=True,
-    help="Where to look; auto: the archive, and the log behind it.",
-)
+@source_option
 @click.option("--skip-bad", is_flag=True, help="Exit code 0 although records could not be read or are gone.")
 @click.option("--allow-files", is_flag=True, help="Let the statement read and write files; else only the log is read.")
 @click.pass_context

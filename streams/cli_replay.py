@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from streams.shell import INTERRUPTED, Call, output_option, pass_call, until_stopped
+from streams.shell import INTERRUPTED, Call, output_option, pass_call, source_option, until_stopped
 
 if TYPE_CHECKING:
     from streams.history import History, Source
@@ -65,13 +65,7 @@ OPTIONS = (
         default=None,
         help="Where its settings, adapters and checkpoints lie.  [default: .streamward/experiments/NAME]",
     ),
-    click.option(
-        "--source",
-        type=click.Choice(["auto", "log", "archive"]),
-        default="auto",
-        show_default=True,
-        help="Read the topics, the archive, or the archive first and the topics behind it.",
-    ),
+    source_option,
 )
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from streams.shell import Call, pass_call
+from streams.shell import Call, pass_call, source_option
 
 if TYPE_CHECKING:
     from schemas.events import AdapterFile
@@ -47,13 +47,7 @@ def _output(_: click.Context, __: click.Parameter, value: str | None) -> str:
     default=None,
     help="Keep the checkpoints here, as a trainer's (trainer.checkpoints=FOLDER); otherwise nothing is kept.",
 )
-@click.option(
-    "--source",
-    type=click.Choice(["auto", "log", "archive"]),
-    default="auto",
-    show_default=True,
-    help="Where to read: the archive and behind it the log, or one of them alone.",
-)
+@source_option
 @click.option(
     "--output",
     type=click.Choice(["table", "json", "jsonl"]),

@@ -131,6 +131,17 @@ def output_option(command: F) -> F:
     )(command)
 
 
+def source_option(command: F) -> F:
+    """Add `--source`; the command gets `source`, which is auto, log or archive."""
+    return click.option(
+        "--source",
+        type=click.Choice(["auto", "log", "archive"]),
+        default="auto",
+        show_default=True,
+        help="Where to look; auto: the archive, and the log behind it.",
+    )(command)
+
+
 def end_at_signals() -> None:
     """Let SIGTERM and Ctrl-C end the process with exit code 0, until somebody else takes them: nothing is in hand."""
 
