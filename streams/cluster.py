@@ -79,8 +79,9 @@ _NO_LEADER_YET = {
     ck.KafkaError.UNKNOWN_LEADER_EPOCH,
     ck.KafkaError.FENCED_LEADER_EPOCH,
     ck.KafkaError.OFFSET_NOT_AVAILABLE,
+    ck.KafkaError._NOENT,  # librdkafka's own word for metadata without a single leader
 }
-"""What a topic that was just created, or a broker that just started, answers for a moment."""
+"""What a topic that was just created, or a broker that just started or was fenced, answers for a moment."""
 
 
 def configs(settings: Settings, names: Iterable[str]) -> dict[str, dict[str, str]]:

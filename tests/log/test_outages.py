@@ -71,7 +71,11 @@ def write(settings: Settings, *names: str) -> None:
 
 
 def read(settings: Settings, label: str, kind: type[Response] | type[Reward]) -> list[Response | Reward]:
-    return [event for r in cluster.read_topic(settings, label) if isinstance(event := r.decode(kind), kind)]
+    """Read a topic with more patience than the agents are given, since a broker that thaws is fenced for a while."""
+    patient = settings.model_copy(
+        update={"kafka": settings.kafka.model_copy(update={"request_timeout_s": Kafka().request_timeout_s})}
+    )
+    return [event for r in cluster.read_topic(patient, label) if isinstance(event := r.decode(kind), kind)]
 
 
 def samplings(settings: Settings) -> dict[str, dict[str, int]]:
