@@ -66,7 +66,18 @@ MAX_REWARD = 1e12
 Purpose = Literal["train", "serve", "eval"]
 FinishReason = Literal["stop", "length", "error"]
 ControlKind = Literal["expire", "evict"]
-AdapterKind = Literal["trained", "evaluated", "canary_started", "promoted", "rolled_back", "rejected", "retired"]
+AdapterKind = Literal[
+    "trained",
+    "evaluated",
+    "judged",
+    "canary_started",
+    "canary_advanced",
+    "promoted",
+    "rolled_back",
+    "rejected",
+    "retired",
+]
+Verdict = Literal["promote", "reject", "ask"]
 ExperimentKind = Literal["started", "stopped", "failed", "finished"]
 
 
@@ -206,6 +217,7 @@ class GroupResponse:
     partition: Annotated[Int, "of the responses topic"]
     offset: Annotated[int, "of the responses topic"]
     finish_reason: FinishReason
+    latency_ms: Annotated[float | None, "of its sampling, milliseconds; null in groups of schema version 1"] = None
     reward: Annotated[float, "weighted sum over the task's sources"]
     advantage: float
     components: Annotated[dict[str, float], "value per source, and per component as source.component"] = field(
@@ -305,6 +317,21 @@ class AdapterFile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What became of one task of a suite. Means are over its scored responses; null when none was scored."""
+
+    index: Annotated[Int, "of the task in its suite, 0-based: what pairs two versions' outcomes"]
+    scenario: str
+    success: Annotated[float | None, "share of responses that source `exact` gave 1.0; without it, of reward 1.0"] = (
+        None
+    )
+    reward: float | None = None
+    tokens: Annotated[float | None, "completion tokens"] = None
+    latency_ms: float | None = None
+    failed: Annotated[Int, "slots without a score"] = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterEvent:
     """A step in the life of an adapter version. The state of a policy is the fold of these, in order."""
 
@@ -325,12 +352,18 @@ class AdapterEvent:
         None
     )
     last_batch: Annotated[Int | None, "last batch sequence, inclusive"] = None
-    suite: Annotated[str | None, "evaluated: what was asked"] = None
+    suite: Annotated[str | None, "evaluated and judged: what was asked"] = None
+    share: Annotated[float | None, "canary: share of the unpinned tasks that this version answers from here on"] = None
+    verdict: Annotated[Verdict | None, "judged: what the guard, or the canary's test, found"] = None
+    gate: Annotated[
+        dict[str, str], "judged, and decisions that follow from it: the rule in force, setting by setting"
+    ] = field(default_factory=dict)
     recipe: Annotated[dict[str, str], "settings, library versions, seed, threads, device kind"] = field(
         default_factory=dict
     )
     metrics: dict[str, float] = field(default_factory=dict)
     files: Annotated[tuple[AdapterFile, ...], "the manifest"] = ()
+    outcomes: Annotated[tuple[Outcome, ...], "evaluated: one per task of the suite, by index"] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

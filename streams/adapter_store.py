@@ -1,15 +1,19 @@
 """Keep adapters where every process can get them, whole or not at all.
 
     trainer ──publish──► STORE/POLICY/VERSION/{adapter files, manifest.json} ──fetch──► a verified folder ──► engine
+                         with a key, model.sig beside them                   ──remove─► nothing
 
 The store is a folder, or any URL fsspec knows. In a folder a version appears by one rename; in an object store its
 manifest is written last, and a version without manifest is not there. The log says which files a version has and what
 their sha256 are; what the store holds is believed only as far as it agrees. A version never changes.
 
 Only safetensors and JSON are taken: reading them runs no code. Pickles are refused on the way in and on the way out.
+Who asks for a signature (streams/adapter_signing.py) gets nothing without it. It is no part of the adapter, whose
+identity is the hashes of its files.
 
-Not covered: two publishers of different bytes for one version of an object store at the same moment. Whichever of them
-the log names, a mixture fails its hashes when it is fetched.
+Not covered: a signature that is there already is left as it is, whoever made it. And two publishers of different bytes
+for one version of an object store at the same moment. Whichever of them the log names, a mixture fails its hashes when
+it is fetched.
 """
 
 from __future__ import annotations
@@ -21,14 +25,15 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from schemas.events import AdapterFile
+from streams import adapter_signing
+from streams.adapter_signing import MANIFEST, SIGNATURE
 from streams.errors import EventError, RefusedError, SettingsError
 
-MANIFEST = "manifest.json"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 """What a policy or a file may be called: it becomes part of a path."""
 SUFFIXES = (".safetensors", ".json")
@@ -37,11 +42,15 @@ LEFT_OUT = ("README.md", ".gitattributes")
 CHUNK_BYTES = 1 << 20
 
 
-def publish(local: Path, store: str, policy: str, version: int) -> tuple[str, tuple[AdapterFile, ...]]:
+def publish(
+    local: Path, store: str, policy: str, version: int, signing_key: Path | None = None
+) -> tuple[str, tuple[AdapterFile, ...]]:
     """Put the files of folder `local` into the store; return their URI and manifest. The same bytes again are a no-op.
 
+    With `signing_key` they are signed; a version that is there without a signature gets one.
+
     Raises RefusedError if this version is there with other bytes, or if `local` holds what is not published;
-    SettingsError if the store cannot be used.
+    SettingsError if the store, or the key, cannot be used.
     """
     if not NAME.fullmatch(policy) or version < 1:
         raise RefusedError(
@@ -52,18 +61,26 @@ def publish(local: Path, store: str, policy: str, version: int) -> tuple[str, tu
     fs, root = _open_store(store)
     target = f"{root.rstrip('/')}/{policy}/{version}"
     uri = str(fs.unstrip_protocol(target))
-    manifest = json.dumps(
-        {"policy": policy, "version": version, "files": [{k: getattr(f, k) for k in f.__slots__} for f in files]},
-        indent=1,
-    ).encode()
+    manifest = adapter_signing.manifest_text(policy, version, files)
+
+    def beside() -> dict[str, bytes]:
+        """Return what lies beside the files, the manifest last."""
+        made: dict[str, bytes] = {}
+        if signing_key is not None:
+            names, label = [file.path for file in files], f"{policy}-{version}"
+            made[SIGNATURE] = adapter_signing.sign(local, names, manifest, label=label, key=signing_key)
+        return made | {MANIFEST: manifest}
+
     try:
         if not _is_there(fs, target, uri, manifest):
             if _is_local(fs):
-                _put_folder(local, Path(target), files, manifest)
+                _put_folder(local, Path(target), files, beside())
             else:
-                _put_objects(fs, local, target, files, manifest)
+                _put_objects(fs, local, target, files, beside())
             if not _is_there(fs, target, uri, manifest):
                 raise OSError(f"{target} is there without a {MANIFEST}, which nothing of ours leaves behind")
+        if signing_key is not None and not fs.exists(f"{target}/{SIGNATURE}"):
+            _add(fs, f"{target}/{SIGNATURE}", beside()[SIGNATURE])
     except OSError as exc:
         raise SettingsError(
             f"adapters.store={store}: version {version} of {policy} cannot be written: {exc}; make room, or set "
@@ -72,11 +89,12 @@ def publish(local: Path, store: str, policy: str, version: int) -> tuple[str, tu
     return uri, files
 
 
-def fetch(uri: str, files: Iterable[AdapterFile], into: Path) -> Path:
+def fetch(uri: str, files: Iterable[AdapterFile], into: Path, signed: adapter_signing.Expected | None = None) -> Path:
     """Return a folder below `into` that holds exactly `files`, each with its sha256; copied if it is not there yet.
 
-    `files` is what the log says. Raises EventError: bad_adapter if the store holds something else, store_unreachable if
-    it does not answer (which may pass); SettingsError if its kind of URL needs a package that is not installed.
+    `files` is what the log says, `signed` who must have signed them, if anybody. Raises EventError: bad_adapter if the
+    store holds something else, bad_signature if nobody we trust has signed it, store_unreachable if it does not answer
+    (which may pass); SettingsError if a package that its kind of URL, or a signature, needs is not installed.
     """
     files = tuple(files)
     for file in files:
@@ -84,7 +102,9 @@ def fetch(uri: str, files: Iterable[AdapterFile], into: Path) -> Path:
             raise _bad(uri, f"the event names {file.path!r}", f"plain names that end in {' or '.join(SUFFIXES)}")
     if not files:
         raise _bad(uri, "the event names no files", "a manifest with at least one file")
-    key = hashlib.sha256(json.dumps(sorted((f.path, f.sha256, f.bytes) for f in files)).encode()).hexdigest()
+    # who vouched for it is part of the name: a folder that is there was verified when it was made
+    vouched = None if signed is None else (adapter_signing.fingerprint(signed.key), signed.policy, signed.version)
+    key = hashlib.sha256(json.dumps([sorted((f.path, f.sha256, f.bytes) for f in files), vouched]).encode()).hexdigest()
     folder = into / key[:32]
     if folder.is_dir():
         if _agrees(folder, files):
@@ -97,6 +117,9 @@ def fetch(uri: str, files: Iterable[AdapterFile], into: Path) -> Path:
         _check_names(fs, source, uri, files)
         for file in files:
             _copy(fs, f"{source}/{file.path}", half / file.path, uri, file)
+        if signed is not None:
+            manifest, signature = (_small(fs, f"{source}/{name}", signed) for name in (MANIFEST, SIGNATURE))
+            adapter_signing.verify(half, files, manifest, signature, signed)
         _rename(half, folder)
     except FileNotFoundError as exc:
         raise _bad(uri, f"{exc} is missing", "every file of its manifest") from exc
@@ -108,6 +131,31 @@ def fetch(uri: str, files: Iterable[AdapterFile], into: Path) -> Path:
     finally:
         shutil.rmtree(half, ignore_errors=True)
     return folder
+
+
+def size_of(uri: str) -> int:
+    """Return how many bytes a version takes in the store; 0 if it is not there."""
+    fs, path = _open_store(uri)
+    fs.invalidate_cache()
+    return int(fs.du(path)) if fs.exists(path) else 0
+
+
+def remove(uri: str) -> bool:
+    """Delete a version from the store, its manifest first; return whether it was there.
+
+    Nobody asks here whether it may go. Raises SettingsError if the store cannot be written.
+    """
+    fs, path = _open_store(uri)
+    fs.invalidate_cache()
+    try:
+        if not fs.exists(path):
+            return False
+        if fs.exists(f"{path}/{MANIFEST}"):
+            fs.rm_file(f"{path}/{MANIFEST}")  # what is left of it is no version any more
+        fs.rm(path, recursive=True)
+    except OSError as exc:
+        raise SettingsError(f"adapter {uri}: cannot be deleted: {exc}; check who may write to the store") from exc
+    return True
 
 
 def manifest_of(local: Path) -> tuple[AdapterFile, ...]:
@@ -166,14 +214,15 @@ def _is_there(fs: Any, target: str, uri: str, manifest: bytes) -> bool:
     return True
 
 
-def _put_folder(local: Path, target: Path, files: Iterable[AdapterFile], manifest: bytes) -> None:
+def _put_folder(local: Path, target: Path, files: Iterable[AdapterFile], beside: Mapping[str, bytes]) -> None:
     """Write beside the target, then rename."""
     target.parent.mkdir(parents=True, exist_ok=True)
     half = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     try:
         for file in files:
             shutil.copyfile(local / file.path, half / file.path)
-        (half / MANIFEST).write_bytes(manifest)
+        for name, content in beside.items():
+            (half / name).write_bytes(content)
         for path in (*half.iterdir(), half):
             _sync(path)
         half.chmod(0o755)  # mkdtemp made it ours alone
@@ -183,12 +232,27 @@ def _put_folder(local: Path, target: Path, files: Iterable[AdapterFile], manifes
         shutil.rmtree(half, ignore_errors=True)
 
 
-def _put_objects(fs: Any, local: Path, target: str, files: Iterable[AdapterFile], manifest: bytes) -> None:
+def _put_objects(fs: Any, local: Path, target: str, files: Iterable[AdapterFile], beside: Mapping[str, bytes]) -> None:
     """Write the manifest last."""
     fs.makedirs(target, exist_ok=True)
     for file in files:
         fs.put_file(str(local / file.path), f"{target}/{file.path}")
-    fs.pipe_file(f"{target}/{MANIFEST}", manifest)
+    for name, content in beside.items():
+        fs.pipe_file(f"{target}/{name}", content)
+
+
+def _add(fs: Any, path: str, content: bytes) -> None:
+    """Put one more file into a version that is there."""
+    if not _is_local(fs):
+        fs.pipe_file(path, content)
+        return
+    target = Path(path)
+    with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parents[1]) as scratch:
+        half = Path(scratch) / target.name
+        half.write_bytes(content)
+        _sync(half)
+        half.replace(target)
+    _sync(target.parent)
 
 
 def _rename(half: Path, whole: Path) -> None:
@@ -212,14 +276,14 @@ def _sync(path: Path) -> None:
 
 
 def _check_names(fs: Any, source: str, uri: str, files: Iterable[AdapterFile]) -> None:
-    """Refuse a folder that holds more or less than `files` and the manifest."""
+    """Refuse a folder that holds more or less than `files` and the manifest; there may be a signature."""
     fs.invalidate_cache()
     there = {str(path).rstrip("/").rsplit("/", 1)[-1] for path in fs.ls(source, detail=False)}
     wanted = {file.path for file in files} | {MANIFEST}
     if MANIFEST not in there:
         raise _bad(uri, f"it has no {MANIFEST}, so it was never written whole", "a published version")
-    if there != wanted:
-        odd = ", ".join(sorted(there - wanted)) or "nothing else"
+    if there - {SIGNATURE} != wanted:
+        odd = ", ".join(sorted(there - wanted - {SIGNATURE})) or "nothing else"
         raise _bad(
             uri, f"it lacks {', '.join(sorted(wanted - there)) or 'nothing'} and has {odd}", "its manifest's files"
         )
@@ -237,6 +301,19 @@ def _copy(fs: Any, source: str, target: Path, uri: str, file: AdapterFile) -> No
     if (size, digest.hexdigest()) != (file.bytes, file.sha256):
         what = f"{file.path} has {size} bytes with sha256 {digest.hexdigest()}"
         raise _bad(uri, what, f"{file.bytes} bytes with {file.sha256}, as the log says")
+
+
+def _small(fs: Any, path: str, signed: adapter_signing.Expected) -> bytes:
+    """Return a file that is read whole. Raises EventError (bad_signature) if it is missing or large."""
+    name = path.rsplit("/", 1)[-1]
+    try:
+        with fs.open(path, "rb") as reader:
+            content: bytes = reader.read(adapter_signing.MAX_BYTES + 1)
+    except FileNotFoundError:
+        raise adapter_signing.refused(signed, f"it has no signature ({name})") from None
+    if len(content) > adapter_signing.MAX_BYTES:
+        raise adapter_signing.refused(signed, f"its {name} has more than {adapter_signing.MAX_BYTES} bytes")
+    return content
 
 
 def _agrees(folder: Path, files: Iterable[AdapterFile]) -> bool:

@@ -2,15 +2,9 @@
 
     adapters[policy]: trained, promoted, ... ──► fold, first event wins ──► versions, primary, newest
 
-                     ┌────────────── promoted ──────────────┐
-    (none) ─trained─► trained ─canary_started─► canary ─────┤
-                     │                          │           ▼
-                     └─────── rejected ◄────────┘        primary ─► superseded (another was promoted)
-                                                                 └► rolled_back (an older one was put back)
-
-Version 0 is the base model: always known, and primary until something is promoted. `promoted` and `rolled_back` name in
-`version` what becomes primary and in `expected_version` what it replaces: compare and swap, so that of two deciders who
-saw the same primary the second changes nothing. "Newest" is the highest version in the log, never the latest record.
+Who answers, and what an event may change about that, is streams/serving.py; this is the whole story around it: where
+each version's files are, what it was trained on, how it was judged, and which events were refused. "Newest" is the
+highest version in the log, never the latest record.
 
 Not covered: whether the adapter's files are good. Who loads them verifies them (streams/adapter_store.py).
 """
@@ -19,80 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal, NamedTuple
 
-from schemas.events import AdapterEvent, AdapterFile, AdapterKind
+from schemas.events import AdapterEvent, AdapterFile, Outcome, Verdict
 from schemas.serde import Poison
 from streams.cluster import read_topic
 from streams.log import partition_of
+from streams.serving import DECISIONS, SWAPS, Serving, Status, refusal, step
 from streams.settings import Settings
-
-Status = Literal["trained", "canary", "primary", "superseded", "rolled_back", "rejected", "retired"]
-
-
-class Transition(NamedTuple):
-    """What one kind of event does to the version it names."""
-
-    allowed: frozenset[Status | None]
-    """Statuses it may find the version in; None is a version nobody heard of."""
-    status: Status | None
-    """The version's status afterwards; None leaves it."""
-    replaced: Status | None = None
-    """The status of the primary it replaces. Set for the kinds that compare and swap."""
-
-
-def _from(*statuses: Status | None) -> frozenset[Status | None]:
-    return frozenset(statuses)
-
-
-TRANSITIONS: dict[AdapterKind, Transition] = {
-    "trained": Transition(_from(None), "trained"),
-    "evaluated": Transition(
-        _from("trained", "canary", "primary", "superseded", "rolled_back", "rejected", "retired"), None
-    ),
-    "canary_started": Transition(_from("trained"), "canary"),
-    "promoted": Transition(_from("trained", "canary", "superseded", "rolled_back"), "primary", "superseded"),
-    "rolled_back": Transition(_from("superseded", "rolled_back", "trained"), "primary", "rolled_back"),
-    "rejected": Transition(_from("trained", "canary"), "rejected"),
-    "retired": Transition(_from("trained", "superseded", "rolled_back", "rejected"), "retired"),
-}
-SWAPS = frozenset(kind for kind, transition in TRANSITIONS.items() if transition.replaced is not None)
-"""Kinds that compare and swap."""
-DECISIONS = frozenset(TRANSITIONS) - {"trained", "evaluated"}
-"""Kinds whose ids are kept: a second copy could act where the first could not, or when the old primary is back."""
-
-
-def refusal(event: AdapterEvent, *, statuses: Mapping[int, Status], primary: int) -> str | None:
-    """Return why `event` has no effect on a policy in this state, or None if it has one."""
-    transition = TRANSITIONS[event.kind]
-    status = statuses.get(event.version)
-    if status not in transition.allowed:
-        was = "unknown" if status is None else status
-        return f"version {event.version} is {was}; {event.kind} needs {_names(transition.allowed)}"
-    if event.kind in SWAPS and event.expected_version != primary:
-        return (
-            f"expected version {event.expected_version} to be primary, and it is {primary}; look again and decide anew"
-        )
-    return None
-
-
-def step(statuses: Mapping[int, Status], primary: int, event: AdapterEvent) -> tuple[dict[int, Status], int]:
-    """Return (statuses, primary) after an event that `refusal` found nothing against."""
-    transition = TRANSITIONS[event.kind]
-    after = dict(statuses)
-    if transition.replaced is not None:
-        after[primary] = transition.replaced
-        primary = event.version
-    if transition.status is not None:
-        after[event.version] = transition.status
-    return after, primary
-
-
-def _names(statuses: frozenset[Status | None]) -> str:
-    return " or ".join(sorted("a new one" if status is None else status for status in statuses))
-
-
-# --- the whole state, for agents and people ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,8 +40,23 @@ class Version:
     metrics: Mapping[str, float] = field(default_factory=dict)
     evaluated: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """Metrics by suite."""
+    outcomes: Mapping[str, tuple[Outcome, ...]] = field(default_factory=dict)
+    """What became of each task, by suite, in the order of the suite."""
+    judged: Judgement | None = None
+    """The newest verdict on it."""
     promoted_at: int | None = None
     """When it was last made primary."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judgement:
+    """What the guard, or the canary's test, found."""
+
+    verdict: Verdict
+    reason: str
+    suite: str | None
+    against: int | None
+    """The primary it was compared with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +73,7 @@ class AdapterState:
 
     policy: str
     versions: Mapping[int, Version]
-    primary: int = 0
+    serving: Serving = field(default_factory=Serving)
     newest: int = 0
     primaries: tuple[int, ...] = (0,)
     """The versions that were primary, oldest first; the last is in force. A rollback takes its victim off the list."""
@@ -140,9 +82,9 @@ class AdapterState:
     """Ids of the `DECISIONS` read so far, refused ones included."""
 
     @property
-    def statuses(self) -> dict[int, Status]:
-        """Status by version."""
-        return {number: version.status for number, version in self.versions.items()}
+    def primary(self) -> int:
+        """The version in force."""
+        return self.serving.primary
 
 
 def empty(policy: str) -> AdapterState:
@@ -156,10 +98,11 @@ def fold(state: AdapterState, event: AdapterEvent) -> AdapterState:
         return state
     if event.kind in DECISIONS:
         state = replace(state, decided=state.decided | {event.event_id})
-    reason = refusal(event, statuses=state.statuses, primary=state.primary)
+    reason = refusal(event, state.serving)
     if reason is not None:
         return replace(state, refused=(*state.refused, Refused(event=event, reason=reason)))
-    statuses, primary = step(state.statuses, state.primary, event)
+    serving = step(state.serving, event)
+    statuses = serving.statuses
     versions = {
         number: replace(version, status=statuses[number]) if version.status != statuses[number] else version
         for number, version in state.versions.items()
@@ -168,7 +111,7 @@ def fold(state: AdapterState, event: AdapterEvent) -> AdapterState:
     return replace(
         state,
         versions=versions,
-        primary=primary,
+        serving=serving,
         newest=max(versions),
         primaries=_primaries(state.primaries, event),
     )
@@ -199,7 +142,17 @@ def _described(version: Version | None, event: AdapterEvent, status: Status) -> 
             metrics=event.metrics,
         )
     if event.kind == "evaluated":
-        return replace(version, evaluated={**version.evaluated, event.suite or "": event.metrics})
+        suite = event.suite or ""
+        return replace(
+            version,
+            evaluated={**version.evaluated, suite: event.metrics},
+            outcomes={**version.outcomes, suite: event.outcomes},
+        )
+    if event.kind == "judged":
+        judged = Judgement(
+            verdict=event.verdict or "ask", reason=event.reason, suite=event.suite, against=event.expected_version
+        )
+        return replace(version, judged=judged)
     if event.kind in SWAPS:
         return replace(version, promoted_at=event.created_at)
     return version

@@ -327,6 +327,8 @@ HOPELESS = {
     "unknown_response": "the group of its task was made of another sampling, and has left",
     "wrong_key": "it would come back under the same key; write the event again, under the right one",
     "bad_adapter": "a second `trained` of a version changes nothing; mend the adapter store, then restart the agent",
+    "bad_signature": "a second `trained` of a version changes nothing; sign it in the store, then restart the agent",
+    "wrong_base": "a second `trained` of a version changes nothing; run the agent on the base it was trained on",
     "store_unreachable": "a second `trained` of a version changes nothing; mend the store, then restart the agent",
 }
 """Reasons that no mending helps, and what to know or do instead."""

@@ -378,6 +378,7 @@ def assemble(close: Close, responses: Mapping[tuple[int, int], Response]) -> Adv
                 partition=member.at[0],
                 offset=member.at[1],
                 finish_reason=member.finish_reason,
+                latency_ms=body.latency_ms,
                 reward=member.reward,
                 advantage=member.advantage,
                 components=dict(member.components),

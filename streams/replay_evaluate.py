@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 
 from schemas.events import AdapterEvent, AdvantagedGroup, Response, Reward, RewardSource, SourceRange, Task, derive_id
 from schemas.serde import Poison, encode
-from streams import adapters, cluster, drive, evaluate, experiments, policy, rollouts, scoring, tasks
+from streams import adapters, cluster, drive, evaluate, experiments, outcomes, policy, scoring, tasks
 from streams.errors import NotFoundError, RefusedError, SettingsError
 from streams.history import Log
 from streams.log import Producer, Record, TopicPartition, partition_of
@@ -199,17 +199,17 @@ def _join(own: Settings, asked: Mapping[str, Task], since_ms: int) -> dict[int, 
     there = _written(own, since_ms)
     name = topics(own.topics)["groups"].name
     known = adapters.read_state(own, own.policy.name)
-    suites: dict[bytes, rollouts.Suite] = {}
+    suites: dict[bytes, outcomes.Suite] = {}
     results: dict[int, AdapterEvent] = {}
     with Producer(own) as producer:
         for record, group in made:
             if group.group_id not in there:
                 key = group.policy.encode()
                 producer.send_bytes(name, key, encode(group), timestamp_ms=record.timestamp_ms)
-            key_of_suite = rollouts.suite_key(group)
+            key_of_suite = outcomes.suite_key(group)
             if key_of_suite is None:
                 continue
-            suites[key_of_suite], done = rollouts.count(suites.get(key_of_suite), group)
+            suites[key_of_suite], done = outcomes.count(suites.get(key_of_suite), group)
             for event in done:
                 results[event.version] = event
                 if event.suite not in known.versions[event.version].evaluated:

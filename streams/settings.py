@@ -177,7 +177,45 @@ class Scoring(Section):
 class Rollouts(Section):
     """How trained adapters reach the agents."""
 
-    mode: Literal["direct"] = "direct"
+    mode: Literal["direct", "guarded", "canary", "manual"] = Field(
+        "direct",
+        description="direct: the newest version serves at once; guarded: once the guard's suite speaks for it; canary: "
+        "on a growing share of the tasks first, after the guard if it has a suite; manual: when a person says so",
+    )
+
+
+class Guard(Section):
+    """What a version must show on a suite of held-out tasks, in modes `guarded` and `canary`."""
+
+    suite: Path | None = Field(None, description="YAML file of the suite every candidate is asked")
+    every: int = Field(1, ge=1, description="ask every so many versions")
+    decide: Literal["auto", "ask", "never"] = Field(
+        "auto", description="auto: the verdict is carried out; ask: a person carries it out; never: it is only recorded"
+    )
+    confidence: float = Field(0.95, gt=0.5, lt=1, description="of every interval the verdict rests on")
+    min_tasks: int = Field(30, ge=1, description="paired tasks below which the verdict is to ask")
+    min_improvement: float = Field(0.0, description="lower bound of the gain in mean reward over the primary")
+    max_scenario_loss: float = Field(0.05, ge=0, description="largest loss in mean reward on any one scenario")
+    max_tokens_ratio: float = Field(1.5, gt=0, description="tokens per response, relative to the primary")
+    max_latency_ratio: float = Field(1.5, gt=0, description="latency per response, relative to the primary")
+    max_failed: float = Field(0.02, ge=0, le=1, description="share of slots without a score")
+
+
+class Canary(Section):
+    """How a candidate wins its share of the tasks, in mode `canary`."""
+
+    steps: str = Field("0.05,0.25,0.5,1", description="shares, growing; after the last one comes the promotion")
+    alpha: float = Field(0.05, gt=0, lt=0.5, description="chance of a false verdict, however often one looks")
+    min_improvement: float = Field(0.0, description="gain in mean reward that a promotion must prove")
+    step_groups: int = Field(20, ge=1, description="groups of each arm before a share may grow, or the test may speak")
+    max_groups: int = Field(
+        2000, ge=1, description="groups of the candidate without a verdict before a person is asked"
+    )
+    decide: Literal["auto", "ask"] = Field("auto", description="ask: a person promotes; a roll-back never waits")
+    max_truncated: float = Field(0.1, ge=0, le=1, description="rise of the share of responses cut at max_tokens")
+    max_failed: float = Field(0.05, ge=0, le=1, description="rise of the share of slots without a score")
+    max_tokens_ratio: float = Field(1.5, gt=0, description="tokens per response, relative to the primary")
+    max_latency_ratio: float = Field(2.0, gt=0, description="latency per response, relative to the primary")
 
 
 class Trainer(Section):
@@ -227,6 +265,10 @@ class Adapters(Section):
     """Where adapters are kept."""
 
     store: str = Field(".streamward/adapters", description="a folder, or any URL fsspec knows, e.g. s3://bucket/path")
+    signing_key: Path | None = Field(None, description="PEM file of the private key that the trainer signs with")
+    verify_key: Path | None = Field(
+        None, description="PEM file of the public key; an adapter that it did not sign is served by no agent"
+    )
 
 
 class Archive(Section):
@@ -256,6 +298,8 @@ class Settings(Section):
     policy: Policy = Policy()
     scoring: Scoring = Scoring()
     rollouts: Rollouts = Rollouts()
+    guard: Guard = Guard()
+    canary: Canary = Canary()
     trainer: Trainer = Trainer()
     adapters: Adapters = Adapters()
     archive: Archive = Archive()

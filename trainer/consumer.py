@@ -31,7 +31,7 @@ from safetensors import SafetensorError
 
 from schemas.events import AdapterEvent, Batch, Coordinates, derive_id
 from schemas.serde import Poison
-from streams import adapter_store, cluster
+from streams import adapter_signing, adapter_store, cluster
 from streams.adapters import read_state
 from streams.engines.weights import Base, load_base
 from streams.errors import RefusedError, SettingsError, StreamwardError
@@ -56,7 +56,7 @@ def run(settings: Settings, *, steps: int | None = None, stop: threading.Event) 
     by the next process if need be.
 
     Raises RefusedError if another process trains this policy, if a batch is missing, or if a version comes out other
-    than the log says; SettingsError if the checkpoint is of another model; LogError if the log fails; StreamwardError
+    than the log says; SettingsError if the checkpoint is of another model, or a key cannot be used; LogError if the log fails; StreamwardError
     if a disk takes nothing more.
     """
     try:
@@ -71,6 +71,7 @@ def run(settings: Settings, *, steps: int | None = None, stop: threading.Event) 
 
 
 def _run(settings: Settings, steps: int | None, stop: threading.Event) -> None:
+    adapter_signing.check(settings.adapters)
     pin(settings)
     patience = Patience(settings.kafka, stop)
     try:
@@ -200,7 +201,11 @@ class Line:
                 "restore libraries, threads, device and settings, or train under another policy.name"
             )
         uri, files = adapter_store.publish(
-            path / ADAPTER_FOLDER, self._settings.adapters.store, state.policy, state.version
+            path / ADAPTER_FOLDER,
+            self._settings.adapters.store,
+            state.policy,
+            state.version,
+            self._settings.adapters.signing_key,
         )
         if known is None:
             self._producer.send(

@@ -23,8 +23,8 @@ LAYERS = [
         "config_file broker deadline node jvm show shell supervisor",
         # L2, what stages are made of
         "app agents faust_fixes faust_start faust_guard lease tables watchdog engines scorers formulas rows groups "
-        "group_rows refusals latecomers join adapters adapter_store generators evaluate admission standing rounds "
-        "known_tasks tail "
+        "group_rows refusals latecomers join serving adapters adapter_store generators evaluate outcomes admission "
+        "standing rounds known_tasks tail "
         # L2, what looks back
         "columns columns_rules columns_types bulk archive archive_store archive_sync archive_verify archive_restore "
         "history",

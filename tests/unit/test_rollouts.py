@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schemas.events import AdapterEvent, AdapterFile, AdapterKind, AdvantagedGroup, GroupResponse, LeftOut, derive_id
-from streams import adapters, rollouts
+from streams import adapters, outcomes, rollouts, serving
 from streams.errors import ContradictoryEvent
 
 
@@ -123,7 +123,7 @@ def test_events_of_another_policy_change_nothing() -> None:
     assert state_after([trained(1, policy="q")]) == adapters.empty("p")
 
 
-kinds = st.sampled_from(sorted(adapters.TRANSITIONS))
+kinds = st.sampled_from(sorted(serving.TRANSITIONS))
 some_events = st.lists(
     st.builds(event, kinds, st.integers(0, 4), expected_version=st.none() | st.integers(0, 4)), max_size=20
 )
@@ -141,7 +141,7 @@ def test_exactly_one_version_is_primary_after_any_events(events: list[AdapterEve
 @given(some_events)
 def test_the_stage_and_the_agents_agree_on_the_primary_after_any_events(events: list[AdapterEvent]) -> None:
     log = Log().append(*events).settle()
-    assert log.line.primary == state_after(log.events).primary
+    assert log.line.serving.primary == state_after(log.events).primary
 
 
 @settings(max_examples=50)
@@ -162,7 +162,7 @@ def test_the_newest_trained_version_is_promoted_against_the_primary_in_force() -
     promotion = log.events[-1]
     assert (promotion.kind, promotion.version, promotion.expected_version) == ("promoted", 1, 0)
     assert (promotion.created_at, promotion.actor) == (1000, "rollouts")
-    assert log.line.primary == 1
+    assert log.line.serving.primary == 1
 
 
 def test_versions_trained_before_a_promotion_is_read_back_end_with_the_newest_as_primary() -> None:
@@ -243,9 +243,9 @@ def group(
 def results(groups: Iterable[AdvantagedGroup]) -> list[AdapterEvent]:
     suite, made = None, []
     for one in groups:
-        assert rollouts.suite_key(one) == b"p\x1fsums/n=3/seed=7\x1f3"
-        suite, more = rollouts.count(suite, one)
-        suite = rollouts.load_suite(rollouts.dump(suite))
+        assert outcomes.suite_key(one) == b"p\x1fsums/n=3/seed=7\x1f3"
+        suite, more = outcomes.count(suite, one)
+        suite = outcomes.load(outcomes.dump(suite))
         made += more
     return made
 
@@ -297,18 +297,18 @@ def test_an_answer_of_another_version_than_the_pin_is_refused() -> None:
 def test_a_suite_task_that_cannot_be_counted_says_what_it_lacks(metadata: dict[str, str], says: str) -> None:
     with pytest.raises(ContradictoryEvent, match=says):
         one = group(1, metadata=metadata)
-        rollouts.suite_key(one)
-        rollouts.count(None, one)
+        outcomes.suite_key(one)
+        outcomes.count(None, one)
 
 
 def test_a_suite_that_changes_its_size_is_refused() -> None:
     with pytest.raises(ContradictoryEvent, match="another suite name"):
-        rollouts.count(rollouts.Suite(size=4), group(1))
+        outcomes.count(outcomes.Suite(size=4), group(1))
 
 
 @pytest.mark.parametrize("changed", [{"purpose": "train"}, {"metadata": {}}])
 def test_other_groups_belong_to_no_suite(changed: dict[str, object]) -> None:
-    assert rollouts.suite_key(group(1, **changed)) is None
+    assert outcomes.suite_key(group(1, **changed)) is None
 
 
 def test_a_row_of_another_version_is_refused_with_the_way_out() -> None:
