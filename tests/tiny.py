@@ -103,6 +103,7 @@ def tiny_group(
                 partition=0,
                 offset=slot,
                 finish_reason="stop",
+                latency_ms=7.5,
                 reward=float(slot),
                 advantage=advantages[slot],
                 completion_token_ids=tuple(ids),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -9,7 +10,8 @@ import confluent_kafka as ck
 from confluent_kafka import admin
 from tiny import tiny_group, tiny_model
 
-from schemas.events import AdapterEvent, AdvantagedGroup, Batch, Coordinates, derive_id
+from schemas.events import AdapterEvent, AdvantagedGroup, Batch, Coordinates, Event, derive_id
+from schemas.serde import encode
 from streams import cluster
 from streams.engines.weights import Base
 from streams.log import Producer, client_config, partition_of
@@ -48,14 +50,17 @@ def batch_of(sequence: int, offsets: list[Coordinates]) -> Batch:
     )
 
 
-def write(settings: Settings, base: Base, sequences: range, **changes: Any) -> None:
+def write(
+    settings: Settings, base: Base, sequences: range, *, encoded: Callable[[Event], bytes] = encode, **changes: Any
+) -> None:
     """Write batches and their groups; `changes` go into the first group of each batch."""
+    topic = topics(settings.topics)["groups"].name
     with Producer(settings) as producer:
         for sequence in sequences:
             offsets: list[Coordinates] = []
             first, *rest = groups_of(base, sequence)
             for group in (replace(first, **changes), *rest):
-                producer.send(group, on_ack=offsets.append)
+                producer.send_bytes(topic, group.policy.encode(), encoded(group), on_ack=offsets.append)
             producer.flush()
             producer.send(batch_of(sequence, offsets))
 

@@ -15,13 +15,14 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner, Result
+from factories import in_version_1
 from running import command as process
 from running import environment
 from tiny import save_tiny
 from tiny_log import batch_of, cut, groups_of, manifests, trained, write
 
 from schemas.events import Coordinates, Sampling
-from streams import archive_sync, cluster, history
+from streams import archive_sync, cluster, history, query
 from streams.cli import cli
 from streams.cli_reproduce import digest
 from streams.engines.weights import Base, load_base
@@ -214,6 +215,23 @@ def test_with_the_copy_in_kafka_gone_the_archive_alone_gives_the_same_bytes(
     assert verdicts(again(settings, source="auto")) == [(1, True), (2, True)]
     alone = settings.model_copy(update={"kafka": nowhere.kafka})
     assert verdicts(again(alone, source="archive")) == [(1, True), (2, True)]
+
+
+def test_a_log_that_began_with_an_older_schema_trains_reproduces_and_is_queried_through(
+    settings: Settings, base: Base
+) -> None:
+    write(settings, base, range(1), encoded=in_version_1)
+    train(settings, 1)
+    archive_sync.sync(settings)
+    write(settings, base, range(1, 2))
+    train(settings, 1)
+    assert verdicts(again(settings)) == [(1, True), (2, True)]
+    cut(settings, "groups", 2)  # the older half lies in the archive alone
+    assert verdicts(again(settings, source="auto")) == [(1, True), (2, True)]
+    con = query.connect(settings)
+    latencies = "SELECT _schema_id, responses[1].latency_ms, count(*) FROM groups GROUP BY ALL ORDER BY 1"
+    assert con.sql(latencies).fetchall() == [(5, None, 2), (10, 7.5, 2)]
+    assert con.sql("SELECT version, count(*) FROM lineage GROUP BY ALL ORDER BY 1").fetchall() == [(1, 8), (2, 8)]
 
 
 # --- different --------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ import fastavro
 import pyarrow as pa
 import pytest
 from any_event import any_event, values
-from factories import one_of_each, response, reward, task
+from factories import in_version_1, one_of_each, response, reward, task
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from running import by_another_writer
@@ -279,13 +279,6 @@ def without_some_fields(node: Any) -> Any:
         else without_some_fields(value)
         for key, value in node.items()
     }
-
-
-def in_version_1(event: Event, schemas: registry.Registry) -> bytes:
-    schema = schemas.versions(type(event).__name__)[0]
-    out = io.BytesIO()
-    fastavro.schemaless_writer(out, schema.parsed, dataclasses.asdict(event))
-    return struct.pack(">bI", 0, schema.id) + out.getvalue()
 
 
 def test_records_of_an_older_version_have_the_new_fields_with_their_default(evolved: registry.Registry) -> None:
