@@ -52,14 +52,8 @@ def publish(
     Raises RefusedError if this version is there with other bytes, or if `local` holds what is not published;
     SettingsError if the store, or the key, cannot be used.
     """
-    if not NAME.fullmatch(policy) or version < 1:
-        raise RefusedError(
-            f"policy {policy!r} version {version}: cannot be kept in a store; a policy is named with letters, digits, "
-            "'.', '_' and '-', first a letter or digit, and its adapters are numbered from 1"
-        )
+    fs, target = _place(store, policy, version)
     files = manifest_of(local)
-    fs, root = _open_store(store)
-    target = f"{root.rstrip('/')}/{policy}/{version}"
     uri = str(fs.unstrip_protocol(target))
     manifest = adapter_signing.manifest_text(policy, version, files)
 
@@ -131,6 +125,40 @@ def fetch(uri: str, files: Iterable[AdapterFile], into: Path, signed: adapter_si
     finally:
         shutil.rmtree(half, ignore_errors=True)
     return folder
+
+
+def check_base(uri: str, trained_on: str | None, served: str) -> None:
+    """Return if an adapter fits the base model that is served; both are digests of weights (engines/weights.py).
+
+    Names are not compared: one base has many. An event without a digest is of an adapter that was trained elsewhere.
+
+    Raises EventError (wrong_base).
+    """
+    if trained_on is not None and trained_on != served:
+        raise EventError(
+            f"adapter {uri}: it was trained on the base model {trained_on[:12]}, and this agent serves {served[:12]}; "
+            "it is not served: set model.base and model.dtype to what the trainer has",
+            reason="wrong_base",
+        )
+
+
+def uri_of(store: str, policy: str, version: int) -> str:
+    """Return where a version of this store lies, or would.
+
+    Raises RefusedError if nothing can be called so, SettingsError if the store cannot be opened.
+    """
+    fs, target = _place(store, policy, version)
+    return str(fs.unstrip_protocol(target))
+
+
+def _place(store: str, policy: str, version: int) -> tuple[Any, str]:
+    if not NAME.fullmatch(policy) or version < 1:
+        raise RefusedError(
+            f"policy {policy!r} version {version}: cannot be kept in a store; a policy is named with letters, digits, "
+            "'.', '_' and '-', first a letter or digit, and its adapters are numbered from 1"
+        )
+    fs, root = _open_store(store)
+    return fs, f"{root.rstrip('/')}/{policy}/{version}"
 
 
 def size_of(uri: str) -> int:

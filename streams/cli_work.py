@@ -1,6 +1,6 @@
-"""The commands about what goes into the loop and what comes out: tasks and adapters.
+"""The commands about what goes into the loop: tasks.
 
-    tasks submit, generate ──► the log ──► adapters list, show
+    tasks submit, generate ──► the log
 
 As thin as those in cli.py, and as careful not to import anything before a command runs.
 
@@ -19,8 +19,7 @@ from streams.errors import EventError, NotFoundError, SettingsError
 from streams.shell import Call, output_option, pass_call
 
 if TYPE_CHECKING:
-    from schemas.events import AdapterEvent, Purpose
-    from streams.adapters import AdapterState
+    from schemas.events import Purpose
     from streams.show import Output
 
 # --- tasks ------------------------------------------------------------------------------------------------------------
@@ -156,138 +155,3 @@ def _json_object(text: str, option: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise SettingsError(f'{option} {text}: expected a JSON object, e.g. {{"terms": 3}}')
     return found
-
-
-# --- adapters ---------------------------------------------------------------------------------------------------------
-
-policy_option = click.option("--policy", default=None, metavar="NAME", help="Of this policy, instead of policy.name.")
-
-
-@click.group()
-def adapters() -> None:
-    """Look at the versions of a policy."""
-
-
-@adapters.command("list")
-@policy_option
-@output_option
-@pass_call
-def adapters_list(call: Call, policy: str | None, output: Output) -> None:
-    """Print every version, its status and held-out score."""
-    from streams import show
-    from streams.adapters import read_state
-
-    state = read_state(call.settings, policy or call.settings.policy.name)
-    columns = [
-        show.Column("version", "version", right=True),
-        show.Column("status", "status"),
-        show.Column("parent", "parent_version", right=True),
-        show.Column("batches", "batches"),
-        show.Column("held out", lambda row: {suite: _score(metrics) for suite, metrics in row["held_out"].items()}),
-        show.Column("created", lambda row: show.moment(row["created_at"]) if row["created_at"] else ""),
-        show.Column("uri", "uri"),
-    ]
-    show.rows([_version(state, number) for number in sorted(state.versions)], columns, output)
-
-
-@adapters.command("show")
-@click.argument("version", type=click.IntRange(min=0))
-@policy_option
-@output_option
-@pass_call
-def adapters_show(call: Call, version: int, policy: str | None, output: Output) -> None:
-    """Print everything the log says about a version.
-
-    Its recipe, metrics, held-out scores, files, and each event of its life.
-    """
-    from streams import show
-
-    name = policy or call.settings.policy.name
-    state, life = _life(call, name, version)
-    if version not in state.versions:
-        raise NotFoundError(
-            f"policy {name} has no adapter version {version}; the newest is {state.newest} "
-            "(`streamward adapters list` shows all of them)"
-        )
-    row = _version(state, version)
-    trained = next((event for _, event in life if event.kind == "trained"), None)
-    row |= {
-        "recipe": dict(trained.recipe) if trained else {},
-        "files": [{"path": f.path, "bytes": f.bytes, "sha256": f.sha256} for f in state.versions[version].files],
-        "events": [
-            {
-                "at": str(at),
-                "created_at": event.created_at,
-                "kind": event.kind,
-                "actor": event.actor,
-                "reason": event.reason,
-            }
-            for at, event in life
-        ],
-    }
-    if output == "jsonl":
-        print(show.json_line(row))
-        return
-    _show_version(row)
-
-
-def _show_version(row: dict[str, Any]) -> None:
-    from streams import show
-
-    parts = {name: row.pop(name) for name in ("metrics", "held_out", "recipe", "files", "events")}
-    row["created_at"] = show.moment(row["created_at"]) if row["created_at"] else ""
-    show.record({name: value for name, value in row.items() if value not in (None, "")}, "table")
-    for title, part in parts.items():
-        if not part:
-            continue
-        print(f"\n{title.replace('_', ' ')}")
-        if isinstance(part, dict):
-            show.record(part, "table")
-        elif title == "files":
-            columns = [show.Column(name, name) for name in ("path", "bytes", "sha256")]
-            show.rows(part, columns, "table")
-        else:
-            time = show.Column("time", lambda event: show.moment(event["created_at"]))
-            show.rows(part, [time, *(show.Column(name, name) for name in ("kind", "actor", "at", "reason"))], "table")
-
-
-def _version(state: AdapterState, number: int) -> dict[str, Any]:
-    version = state.versions[number]
-    batches = None if version.first_batch is None else f"{version.first_batch}-{version.last_batch}"
-    return {
-        "policy": state.policy,
-        "version": number,
-        "status": version.status,
-        "parent_version": version.parent_version,
-        "batches": batches,
-        "created_at": version.created_at or None,
-        "uri": version.uri,
-        "base_digest": version.base_digest,
-        "metrics": dict(version.metrics),
-        "held_out": {suite: dict(metrics) for suite, metrics in version.evaluated.items()},
-    }
-
-
-def _score(metrics: dict[str, float]) -> str:
-    """Return the one number of a held-out evaluation that a table has room for, and of how many."""
-    name = next((name for name in ("exact", "reward_mean", "reward") if name in metrics), next(iter(metrics), ""))
-    count = f" (n {metrics['n']:.0f})" if "n" in metrics else ""
-    return f"{metrics[name]:.3f}{count}" if name else "no metric"
-
-
-def _life(call: Call, policy: str, version: int) -> tuple[AdapterState, list[tuple[Any, AdapterEvent]]]:
-    """Return the state of a policy, and the events that name a version, with where they lie."""
-    from schemas.events import AdapterEvent
-    from streams import adapters as versions
-    from streams.cluster import read_topic
-    from streams.log import partition_of
-
-    settings = call.settings
-    state, life = versions.empty(policy), []
-    for record in read_topic(settings, "adapters", partition=partition_of(policy, settings.topics.policy_partitions)):
-        event = record.decode(AdapterEvent)
-        if isinstance(event, AdapterEvent) and event.policy == policy:
-            state = versions.fold(state, event)
-            if event.version == version:
-                life.append((record.at, event))
-    return state, life

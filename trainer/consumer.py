@@ -56,8 +56,8 @@ def run(settings: Settings, *, steps: int | None = None, stop: threading.Event) 
     by the next process if need be.
 
     Raises RefusedError if another process trains this policy, if a batch is missing, or if a version comes out other
-    than the log says; SettingsError if the checkpoint is of another model, or a key cannot be used; LogError if the log fails; StreamwardError
-    if a disk takes nothing more.
+    than the log says; SettingsError if the checkpoint is of another model, or the signing key cannot be used; LogError
+    if the log fails; StreamwardError if a disk takes nothing more.
     """
     try:
         _run(settings, steps, stop)
@@ -71,7 +71,7 @@ def run(settings: Settings, *, steps: int | None = None, stop: threading.Event) 
 
 
 def _run(settings: Settings, steps: int | None, stop: threading.Event) -> None:
-    adapter_signing.check(settings.adapters)
+    adapter_signing.check_signing_key(settings.adapters)
     pin(settings)
     patience = Patience(settings.kafka, stop)
     try:

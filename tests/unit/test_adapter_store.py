@@ -14,7 +14,7 @@ import pytest
 
 from schemas.events import AdapterFile
 from streams import adapter_store
-from streams.adapter_store import fetch, publish
+from streams.adapter_store import check_base, fetch, publish, remove, size_of
 from streams.errors import EventError, RefusedError, SettingsError
 
 
@@ -178,3 +178,29 @@ def test_the_manifest_in_the_store_says_what_the_log_says(tmp_path: Path) -> Non
     _, files = publish(adapter(tmp_path / "local"), str(tmp_path / "store"), "default", 1)
     manifest = json.loads((tmp_path / "store" / "default" / "1" / "manifest.json").read_text())
     assert tuple(AdapterFile(**file) for file in manifest["files"]) == files
+
+
+def test_an_adapter_of_another_base_model_is_refused() -> None:
+    with pytest.raises(
+        EventError, match=r"trained on the base model aaaaaaaaaaaa, and this agent serves bbbbbbbbbbbb"
+    ) as caught:
+        check_base("file:///store/p/1", "a" * 64, "b" * 64)
+    assert caught.value.reason == "wrong_base"
+
+
+@pytest.mark.parametrize("trained_on", ["a" * 64, None])
+def test_an_adapter_of_this_base_model_or_of_nobody_knows_which_is_not(trained_on: str | None) -> None:
+    check_base("file:///store/p/1", trained_on, "a" * 64)
+
+
+def test_what_is_removed_is_gone_and_nothing_else(store: str, tmp_path: Path) -> None:
+    one, files = publish(adapter(tmp_path / "local"), store, "default", 1)
+    two, _ = publish(adapter(tmp_path / "local", b"second"), store, "default", 2)
+    assert size_of(one) > len(b"weights")
+    assert remove(one)
+    assert size_of(one) == 0
+    with pytest.raises(EventError, match="missing"):
+        fetch(one, files, tmp_path / "cache")
+    assert size_of(two) > 0
+    assert not remove(one)
+    assert publish(adapter(tmp_path / "local"), store, "default", 1) == (one, files)

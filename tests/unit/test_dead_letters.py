@@ -213,7 +213,8 @@ def why(reason: str, event: object, *, stage: str = "advantages", payload: bytes
 
 
 @pytest.mark.parametrize(
-    "reason", ["superseded", "late", "contradictory", "unasked", "unknown_response", "wrong_key", "bad_adapter"]
+    "reason",
+    ["superseded", "late", "contradictory", "unasked", "unknown_response", "wrong_key", "bad_adapter", "bad_signature"],
 )
 def test_what_the_log_has_decided_is_hopeless(reason: str) -> None:
     assert (why(reason, response()) or "").startswith(f"{reason}: ")

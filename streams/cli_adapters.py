@@ -1,0 +1,326 @@
+"""The commands that look at adapter versions.
+
+    the log ──► adapters list, show, lineage, diff      and in cli_release.py: promote, reject, rollback, retire, gc
+
+As thin as those in cli.py, and as careful not to import anything before a command runs.
+
+Not covered: answers of a version; `streamward query` has them.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from streams.shell import Call, output_option, pass_call, source_option
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from schemas.events import AdapterFile
+    from streams.adapters import AdapterState, Version
+    from streams.decisions import Life
+    from streams.history import Source
+    from streams.show import Output
+
+policy_option = click.option("--policy", default=None, metavar="NAME", help="Of this policy, instead of policy.name.")
+
+
+@click.group()
+def adapters() -> None:
+    """Look at the versions of a policy, and decide about them."""
+
+
+@adapters.command("list")
+@policy_option
+@output_option
+@pass_call
+def adapters_list(call: Call, policy: str | None, output: Output) -> None:
+    """Print every version, its status and held-out scores."""
+    from streams import show
+    from streams.adapters import read_state
+
+    state = read_state(call.settings, policy or call.settings.policy.name)
+    columns = [
+        show.Column("version", "version", right=True),
+        show.Column("status", _status),
+        show.Column("parent", "parent_version", right=True),
+        show.Column("batches", "batches"),
+        show.Column("held out", lambda row: {suite: _score(metrics) for suite, metrics in row["held_out"].items()}),
+        show.Column("sha256", lambda row: (row["sha256"] or "")[:12]),
+        show.Column("age", lambda row: _age(row["created_at"])),
+        show.Column("uri", "uri", optional=True),
+    ]
+    show.rows([row_of(state, number) for number in sorted(state.versions)], columns, output)
+
+
+@adapters.command("show")
+@click.argument("version", type=click.IntRange(min=0))
+@policy_option
+@output_option
+@pass_call
+def adapters_show(call: Call, version: int, policy: str | None, output: Output) -> None:
+    """Print everything the log says about a version.
+
+    Its recipe, metrics, held-out scores, files, and each event of its life.
+    """
+    from streams import show
+
+    life = read(call, policy)
+    row = row_of(life.state, version)
+    trained = life.trained(version)
+    row |= {
+        "recipe": dict(trained.recipe) if trained else {},
+        "files": [{"path": f.path, "bytes": f.bytes, "sha256": f.sha256} for f in life.state.versions[version].files],
+        "events": [
+            {
+                "at": str(at),
+                "created_at": event.created_at,
+                "kind": event.kind,
+                "version": event.version,
+                "actor": event.actor,
+                "reason": event.reason,
+                "expected_version": event.expected_version,
+                "share": event.share,
+                "verdict": event.verdict,
+                "suite": event.suite,
+                "refused": life.refused.get(event.event_id),
+            }
+            for at, event in life.about(version)
+        ],
+    }
+    if output == "jsonl":
+        print(show.json_line(row))
+        return
+    _show_version(row)
+
+
+@adapters.command("lineage")
+@click.argument("version", type=click.IntRange(min=0))
+@click.option("--steps", type=click.IntRange(min=1), default=None, help="Only the newest so many steps.")
+@policy_option
+@source_option
+@output_option
+@pass_call
+def adapters_lineage(
+    call: Call, version: int, steps: int | None, policy: str | None, source: Source, output: Output
+) -> None:
+    """Print what a version was made of, step by step.
+
+    From the version to the base model: the batches of each step, and where in the log the groups, responses, rewards
+    and tasks lie that went into it, as topic[partition] first-last (how many of these offsets).
+    """
+    from streams import history, lineage, show
+
+    life = read(call, policy)
+    found = lineage.steps(call.settings, life, version, history.of(call.settings, source), last=steps)
+    if output == "jsonl":
+        for step in found:
+            print(show.json_line(step.plain()))
+        return
+    for step in found:
+        batches = "no batch" if step.first_batch is None else f"batches {step.first_batch}-{step.last_batch}"
+        print(f"version {step.version} ({step.status}), from version {step.parent} by {batches}")
+        print(f"  trained    {step.trained_at}")
+        for label, ranges in step.made_of.items():
+            for place, one in enumerate(ranges):
+                print(f"  {label if place == 0 else '':<10} {one}")
+        for label, count in step.missing.items():
+            print(f"  {label:<10} of {count} {'groups' if label == 'tasks' else 'responses'} are gone: retention")
+    reached = found[-1].parent if found else version
+    print(f"version {reached} is the base model" if reached == 0 else f"and so on: version {reached} has a parent")
+
+
+@adapters.command("diff")
+@click.argument("one", metavar="A", type=click.IntRange(min=0))
+@click.argument("other", metavar="B", type=click.IntRange(min=0))
+@click.option("--weights", is_flag=True, help="Fetch both adapters, and compare them tensor by tensor.")
+@policy_option
+@output_option
+@pass_call
+def adapters_diff(call: Call, one: int, other: int, weights: bool, policy: str | None, output: Output) -> None:
+    """Print what tells two versions apart.
+
+    The settings of the recipe that differ, metrics and scores side by side, files, and the batches between them.
+    """
+    from streams import lineage, show
+
+    life = read(call, policy)
+    found = lineage.difference(life, one, other)
+    if weights:
+        found["tensors"] = _tensors(call, [life.state.versions[number] for number in (one, other)], life.state.policy)
+    if output == "jsonl":
+        print(show.json_line(found))
+        return
+    _show_difference(found)
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+def read(call: Call, policy: str | None) -> Life:
+    """Return the life of the adapters that a command is about."""
+    from streams.decisions import read_life
+
+    return read_life(call.settings, policy or call.settings.policy.name)
+
+
+def row_of(state: AdapterState, number: int) -> dict[str, Any]:
+    """Return a version as JSON has it. Raises NotFoundError without such a version."""
+    from streams.decisions import known
+
+    version = known(state, number)
+    batches = None if version.first_batch is None else f"{version.first_batch}-{version.last_batch}"
+    judged = version.judged
+    return {
+        "policy": state.policy,
+        "version": number,
+        "status": version.status,
+        "share": state.serving.share if number == state.serving.candidate else None,
+        "parent_version": version.parent_version,
+        "batches": batches,
+        "created_at": version.created_at or None,
+        "promoted_at": version.promoted_at,
+        "uri": version.uri,
+        "sha256": _digest(version.files),
+        "base_digest": version.base_digest,
+        "judged": None if judged is None else {"verdict": judged.verdict, "reason": judged.reason},
+        "metrics": dict(version.metrics),
+        "held_out": {suite: dict(metrics) for suite, metrics in version.evaluated.items()},
+    }
+
+
+def _digest(files: tuple[AdapterFile, ...]) -> str | None:
+    """Return one hash for all files of an adapter, as `sha256sum *.json *.safetensors | sha256sum` gives it."""
+    import hashlib
+
+    if not files:
+        return None
+    lines = "".join(f"{file.sha256}  {file.path}\n" for file in sorted(files, key=lambda file: file.path))
+    return hashlib.sha256(lines.encode()).hexdigest()
+
+
+def _tensors(call: Call, versions: list[Version], policy: str) -> list[dict[str, Any]]:
+    """Return how far two adapters are apart. Raises EventError if one is not what the log says, NotFoundError."""
+    import tempfile
+
+    from streams import adapter_signing, adapter_store
+    from streams.errors import NotFoundError
+    from trainer.differences import relative_changes
+
+    with tempfile.TemporaryDirectory(prefix="streamward-diff-") as scratch:
+        folders = []
+        for version in versions:
+            if version.uri is None or version.status == "retired":
+                raise NotFoundError(
+                    f"version {version.version} of {policy} has no files in the store "
+                    f"({'it is retired' if version.uri else 'it is the base model'}); leave --weights out"
+                )
+            signed = adapter_signing.expected(call.settings.adapters, policy, version.version)
+            folders.append(adapter_store.fetch(version.uri, version.files, Path(scratch), signed))
+        return [change._asdict() for change in relative_changes(*folders)]
+
+
+# --- printing ---------------------------------------------------------------------------------------------------------
+
+
+def _show_version(row: dict[str, Any]) -> None:
+    from streams import show
+
+    parts = {name: row.pop(name) for name in ("metrics", "held_out", "recipe", "files", "events")}
+    for name in ("created_at", "promoted_at"):
+        row[name] = show.moment(row[name]) if row[name] else ""
+    show.record({name: value for name, value in row.items() if value not in (None, "")}, "table")
+    for title, part in parts.items():
+        if not part:
+            continue
+        print(f"\n{title.replace('_', ' ')}")
+        if isinstance(part, dict):
+            show.record(part, "table")
+        elif title == "files":
+            columns = [show.Column(name, name) for name in ("path", "bytes", "sha256")]
+            show.rows(part, columns, "table")
+        else:
+            at = show.Column("time", lambda event: show.moment(event["created_at"]))
+            columns = [show.Column(name, name) for name in ("kind", "version", "actor", "at")]
+            show.rows(part, [at, *columns, show.Column("reason", _why)], "table")
+
+
+def _why(event: Mapping[str, Any]) -> str:
+    """Return what was said for an event, and why it had no effect, if so."""
+    return event["reason"] if event["refused"] is None else f"{event['reason']} (no effect: {event['refused']})"
+
+
+def _show_difference(found: dict[str, Any]) -> None:
+    from streams import show
+
+    titles = [f"version {number}" for number in found["versions"]]
+    between = found["batches_between"]
+    show.record(
+        {
+            "common parent": found["common_parent"],
+            "batches between": "none" if between is None else f"{between['first']}-{between['last']}",
+            "base model": "the same" if len({*found["base_digest"]} - {None}) < 2 else "another",
+        },
+        "table",
+    )
+    held_out = {f"{suite}/{name}": pair for suite, part in found["held_out"].items() for name, pair in part.items()}
+    sizes = {path: [_size(bytes_) for bytes_ in part["bytes"]] for path, part in found["files"].items()}
+    same = {path: part["same"] for path, part in found["files"].items()}
+    for title, part in (("recipe", found["recipe"]), ("metrics", found["metrics"]), ("held out", held_out)):
+        _pairs(title, titles, part)
+    _pairs("files", titles, {f"{path} ({'the same' if same[path] else 'differs'})": sizes[path] for path in sizes})
+    if "tensors" in found:
+        print()
+        columns = [
+            show.Column("tensor", "tensor"),
+            show.Column("shape", lambda row: "x".join(map(str, row["shape"]))),
+            show.Column("norm", "norm", right=True),
+            show.Column("change", lambda row: "" if row["relative"] is None else f"{row['relative']:.3%}", right=True),
+        ]
+        show.rows(found["tensors"], columns, "table")
+
+
+def _pairs(title: str, titles: list[str], pairs: Mapping[str, list[Any]]) -> None:
+    from streams import show
+
+    if not pairs:
+        return
+    print()
+    columns = [show.Column(title, "name"), *(show.Column(name, name) for name in titles)]
+    show.rows(
+        [{"name": name, titles[0]: pair[0], titles[1]: pair[1]} for name, pair in pairs.items()], columns, "table"
+    )
+
+
+def _size(bytes_: int | None) -> str:
+    from streams import show
+
+    return "" if bytes_ is None else show.size(bytes_)
+
+
+def _status(row: Mapping[str, Any]) -> str:
+    return str(row["status"]) if row["share"] is None else f"{row['status']} {row['share']:.0%}"
+
+
+def _age(created_at: int | None) -> str:
+    """Return how long ago something was, in its largest unit."""
+    if not created_at:
+        return ""
+    seconds = max(0.0, time.time() - created_at / 1000)
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def _score(metrics: Mapping[str, float]) -> str:
+    """Return the one number of a held-out evaluation that a table has room for, and of how many."""
+    from streams.keeping import headline
+
+    name = headline(metrics)
+    count = f" (n {metrics['n']:.0f})" if "n" in metrics else ""
+    return f"{metrics[name]:.3f}{count}" if name else "no metric"

@@ -1,0 +1,315 @@
+"""The commands about adapters on a real log: what they show and decide, and who loses when two decide at once."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from auditing import BY_NAME, SETTINGS, event_of, whole_log
+from click.testing import CliRunner, Result
+from running import command, environment
+
+from schemas.events import AdapterEvent, AdvantagedGroup, Reward, derive_id
+from streams import adapter_store, cluster, decisions
+from streams.adapters import read_state
+from streams.cli import cli
+from streams.errors import RefusedError
+from streams.log import Producer, Record
+from streams.settings import Settings, to_env
+
+pytestmark = [pytest.mark.kafka, pytest.mark.usefixtures("log_as_before")]
+
+BEGIN_MS = int(time.time() * 1000) - 4 * 3600 * 1000
+
+
+@pytest.fixture
+def made(settings: Settings) -> Settings:
+    """Settings whose topics exist, in the shape of the log in memory."""
+    topics = SETTINGS.topics.model_copy(update={"prefix": settings.topics.prefix})
+    settings = settings.model_copy(update={"topics": topics})
+    cluster.apply_topics(settings)
+    return settings
+
+
+def run(settings: Settings, *args: str) -> Result:
+    return CliRunner().invoke(cli, ["adapters", *args], env=to_env(settings))
+
+
+def rows(result: Result) -> list[dict[str, Any]]:
+    assert result.exit_code == 0, result.stderr
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+def write(settings: Settings, *events: AdapterEvent) -> None:
+    with Producer(settings) as producer:
+        for event in events:
+            producer.send(event)
+
+
+def event(version: int, kind: str = "trained", **changed: Any) -> AdapterEvent:
+    fields: dict[str, Any] = {
+        "event_id": derive_id("default", version, kind, changed.get("expected_version")),
+        "policy": "default",
+        "created_at": 1_700_000_000_000 + version,
+        "version": version,
+        "kind": kind,
+        "actor": "trainer",
+        "reason": "because",
+    }
+    if kind == "trained":
+        fields |= {"parent_version": version - 1, "first_batch": 0, "last_batch": version - 1}
+    return AdapterEvent(**fields | changed)
+
+
+def published(settings: Settings, folder: Path, version: int) -> AdapterEvent:
+    """Put an adapter into the store and return the event that says so."""
+    local = folder / f"made-{version}"
+    local.mkdir()
+    (local / "adapter_model.safetensors").write_bytes(b"weights %d" % version)
+    uri, files = adapter_store.publish(local, settings.adapters.store, "default", version)
+    return event(version, uri=uri, files=files)
+
+
+def kinds(settings: Settings) -> list[tuple[str, int]]:
+    """Every adapter event, in the order of the log."""
+    life = decisions.read_life(settings, "default")
+    return [(one.kind, one.version) for _, one in life.events]
+
+
+def primary(settings: Settings) -> int:
+    return read_state(settings, "default").primary
+
+
+WHY = ("--reason", "it did well")
+
+
+# --- deciding ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_promotion_takes_effect_and_says_where_it_lies(made: Settings) -> None:
+    write(made, event(1), event(2))
+    (row,) = rows(run(made, "promote", "--version", "1", "--actor", "ada", *WHY))
+    topic = f"{made.topics.prefix}adapters"
+    assert row["at"].startswith(f"{topic}[") and row["at"].endswith("]@2")
+    assert (row["primary"], row["before"], row["again"]) == (1, 0, False)
+    (shown,) = rows(run(made, "show", "1"))
+    assert [(one["kind"], one["actor"], one["reason"]) for one in shown["events"]][1] == ("promoted", "ada", WHY[1])
+    assert shown["status"] == "primary"
+
+
+def test_the_same_decision_said_again_is_not_written_again_and_a_later_one_is(made: Settings) -> None:
+    write(made, event(1), event(2))
+    promote = ("promote", "--version", "1", "--actor", "ada", *WHY)
+    rows(run(made, *promote))
+    (row,) = rows(run(made, *promote))
+    assert row["again"]
+    assert kinds(made) == [("trained", 1), ("trained", 2), ("promoted", 1)]
+    # another version was primary in between: the same words are another fact
+    rows(run(made, "promote", "--version", "2", *WHY))
+    (row,) = rows(run(made, *promote))
+    assert (row["again"], row["primary"]) == (False, 1)
+
+
+def test_of_two_who_looked_before_either_wrote_the_second_is_told_who_won(made: Settings) -> None:
+    write(made, event(1), event(2))
+    life = decisions.read_life(made, "default")
+    decisions.decide(made, life, "promoted", 1, actor="ada", reason="first")
+    with pytest.raises(RefusedError, match="another decision came first") as lost:
+        decisions.decide(made, life, "promoted", 2, actor="bob", reason="second")
+    assert "expected version 0 to be primary, and it is 1" in str(lost.value)
+    assert "ada wrote promoted of version 1 at" in str(lost.value)
+    assert primary(made) == 1
+    assert kinds(made)[2:] == [("promoted", 1), ("promoted", 2)]  # it is in the log, refused, for everybody to see
+
+
+def test_of_two_operators_at_once_one_wins_and_the_other_is_refused(made: Settings) -> None:
+    write(made, event(1), event(2))
+    arguments = ("--expect", "0", *WHY, "--output", "jsonl")
+    both = [
+        subprocess.Popen(
+            command("adapters", "promote", "--version", version, "--actor", name, *arguments),
+            env=environment(made),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for name, version in (("ada", "1"), ("bob", "2"))
+    ]
+    ended = [(*process.communicate(timeout=120), process.returncode) for process in both]
+    assert sorted(code for _, _, code in ended) == [0, 4], ended
+    (out, _, _), (_, err, _) = sorted(ended, key=lambda one: one[2])
+    winner = json.loads(out)["version"]
+    assert primary(made) == winner
+    assert f"expected version 0 to be primary, and it is {winner}" in err
+
+
+def test_a_roll_back_leads_to_the_version_before_and_agrees_with_what_was_expected(made: Settings) -> None:
+    moves = [event(version, "promoted", expected_version=version - 1) for version in (1, 2, 3)]
+    write(made, *map(event, (1, 2, 3)), *moves)
+    back = ("rollback", "--expect", "3", "--actor", "ada", "--reason", "it is worse")
+    (row,) = rows(run(made, *back))
+    assert (row["kind"], row["version"], row["primary"], row["before"]) == ("rolled_back", 2, 2, 3)
+    (row,) = rows(run(made, *back))  # the terminal was lost before the answer came, and ada says it again
+    assert (row["version"], row["again"]) == (2, True)
+    late = run(made, "rollback", "--expect", "3", "--actor", "bob", "--reason", "it is worse")
+    assert late.exit_code == 4
+    assert "expected version 3 to be primary, and it is 2" in late.stderr
+    (row,) = rows(run(made, "rollback", "--expect", "2", "--to", "0", "--reason", "all of them are"))
+    assert row["primary"] == 0
+    assert [kind for kind, _ in kinds(made)].count("rolled_back") == 2
+    (shown,) = rows(run(made, "show", "3"))
+    assert [(one["kind"], one["version"]) for one in shown["events"]][-1] == ("rolled_back", 2)  # what replaced it
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (("promote", "--version", "3", *WHY), 3, "no adapter version 3; the newest is 2"),
+        (("promote", "--version", "1", *WHY), 4, "version 1 is primary; promoted needs"),
+        (("promote", "--version", "2", "--expect", "0", *WHY), 4, "expected version 0 to be primary, and it is 1"),
+        (("promote", "--version", "2", "--reason", " "), 4, "say why with --reason"),
+        (("promote", "--version", "2"), 2, "Missing option '--reason'"),
+        (("reject", "--version", "1", *WHY), 4, "rejected needs canary or trained"),
+        (("retire", "--version", "1", *WHY), 4, "retired needs"),
+        (("retire", "--version", "0", *WHY), 4, "it is never retired"),
+        (("rollback", "--expect", "1", "--to", "7", *WHY), 3, "no adapter version 7"),
+        (("gc", "--keep-best", "1", "--yes", "--dry-run"), 2, "contradict each other"),
+        (("gc", "--keep-best", "1", "--by", "sums/exact"), 2, "no version was evaluated so"),
+    ],
+)
+def test_what_is_against_the_rules_is_refused_before_anything_is_written(
+    refusing: Settings, arguments: tuple[str, ...], code: int, message: str
+) -> None:
+    before = kinds(refusing)
+    result = run(refusing, *arguments)
+    assert (result.exit_code, message in result.stderr) == (code, True), result.stderr
+    assert kinds(refusing) == before
+
+
+@pytest.fixture(scope="module")
+def refusing(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> Settings:
+    """Settings of a log that nothing is written to any more: version 1 is primary, and 2 waits."""
+    topics = SETTINGS.topics.model_copy(update={"prefix": f"test-{time.time_ns():x}."})
+    kafka = SETTINGS.kafka.model_copy(update={"bootstrap": kafka_bootstrap})
+    store = SETTINGS.adapters.model_copy(update={"store": str(tmp_path_factory.mktemp("store"))})
+    settings = SETTINGS.model_copy(update={"topics": topics, "kafka": kafka, "adapters": store})
+    cluster.apply_topics(settings)
+    write(settings, event(1), event(2), event(1, "promoted", expected_version=0))
+    return settings
+
+
+# --- gc ---------------------------------------------------------------------------------------------------------------
+
+
+def test_gc_shows_what_would_go_and_then_deletes_just_that(made: Settings, tmp_path: Path) -> None:
+    moves = [event(1, "promoted", expected_version=0), event(4, "promoted", expected_version=1)]
+    scores = [event(2, "evaluated", suite="s", metrics={"exact": 0.9})]
+    elsewhere = event(5, uri=str(tmp_path), parent_version=4)  # an event may say anything
+    write(made, *(published(made, tmp_path, version) for version in (1, 2, 3, 4)), *moves, *scores, elsewhere)
+    write(made, event(5, "rejected"))
+    store = Path(made.adapters.store) / "default"
+    arguments = ("gc", "--keep-best", "1", "--keep-primaries", "1")
+    planned = run(made, *arguments)
+    assert f"its files at {tmp_path} are not in this store" in planned.stdout
+    assert {row["version"]: row["what"] for row in rows(planned)} == {
+        1: "keep", 2: "keep", 3: "delete", 4: "keep", 5: "retire",
+    }  # fmt: skip
+    assert "1 of 5 versions would be deleted" in planned.stderr
+    assert all((store / str(version)).is_dir() for version in (1, 2, 3, 4))
+    size = {row["version"]: row["bytes"] for row in rows(planned)}
+    assert size[3] == sum(path.stat().st_size for path in (store / "3").iterdir())
+
+    done = {row["version"]: row["what"] for row in rows(run(made, *arguments, "--yes"))}
+    assert (done[3], done[5]) == ("deleted", "retired")
+    assert sorted(path.name for path in store.iterdir()) == ["1", "2", "4"]
+    assert tmp_path.is_dir()
+    assert {one["version"]: one["status"] for one in rows(run(made, "list"))}[3] == "retired"
+    again = {row["version"]: row["what"] for row in rows(run(made, *arguments, "--yes"))}
+    assert again == {1: "keep", 2: "keep", 3: "gone", 4: "keep", 5: "gone"}
+
+
+def test_gc_deletes_the_files_of_what_is_retired_already(made: Settings, tmp_path: Path) -> None:
+    # a gc that was killed between the event and the deletion has left them
+    write(made, published(made, tmp_path, 1), event(1, "retired"))
+    (row,) = rows(run(made, "gc", "--keep-best", "5", "--yes"))
+    assert (row["what"], row["why"]) == ("deleted", "is retired")
+    assert not (Path(made.adapters.store) / "default" / "1").exists()
+    assert kinds(made) == [("trained", 1), ("retired", 1)]
+
+
+# --- looking ----------------------------------------------------------------------------------------------------------
+
+
+def put(settings: Settings, records: Iterable[Record]) -> None:
+    """Write the records of the log in memory to the same partitions, and so to the same offsets."""
+    with Producer(settings) as producer:
+        for record in records:
+            topic = settings.topics.prefix + record.at.topic.removeprefix(SETTINGS.topics.prefix)
+            place = {"timestamp_ms": record.timestamp_ms, "partition": record.at.partition}
+            producer.send_bytes(topic, record.key, record.payload, **place)  # type: ignore[arg-type]
+
+
+def test_lineage_names_every_record_that_made_a_version(made: Settings) -> None:
+    log = whole_log(BEGIN_MS)
+    put(made, log.records)
+    newest = read_state(made, "default").newest
+    steps = rows(run(made, "lineage", str(newest)))
+    assert [(step["version"], step["parent_version"]) for step in steps] == [(n, n - 1) for n in range(newest, 0, -1)]
+    batches = {event_of(record).sequence: event_of(record) for record in log.of("batches") if record.key == b"default"}
+    groups = {record.at: event_of(record) for record in log.of("groups")}
+    rewards = [event_of(record) for record in log.of("rewards")]
+    for step in steps:
+        made_of = {label: sum(one["count"] for one in found) for label, found in step["made_of"].items()}
+        batch = batches[step["version"] - 1]
+        of = [
+            group
+            for at, group in groups.items()
+            if at.partition == batch.groups_partition and at.offset in batch.groups_offsets
+        ]
+        assert all(isinstance(group, AdvantagedGroup) for group in of)
+        responses = {response.response_id for group in of for response in group.responses}
+        judged = {one.reward_id for one in rewards if isinstance(one, Reward) and one.response_id in responses}
+        assert made_of == {
+            "batches": 1, "groups": len(of), "responses": len(responses), "rewards": len(judged), "tasks": len(of),
+        }  # fmt: skip
+        (found,) = step["made_of"]["groups"]
+        assert (found["first"], found["last"]) == (min(batch.groups_offsets), max(batch.groups_offsets))
+    assert {BY_NAME[record.at.topic].label for record in log.records} >= {"tasks", "rewards"}
+
+    assert len(rows(run(made, "lineage", str(newest), "--steps", "1"))) == 1
+    table = run(made, "lineage", str(newest), "--output", "table").stdout
+    assert f"version {newest} (primary), from version {newest - 1} by batches {newest - 1}-{newest - 1}" in table
+    assert "version 0 is the base model" in table
+
+
+def test_diff_shows_what_differs_down_to_the_tensors(made: Settings, tmp_path: Path) -> None:
+    import torch
+    from safetensors.torch import save_file
+
+    for version, weight in ((1, 4.0), (2, 5.0)):
+        local = tmp_path / f"made-{version}"
+        local.mkdir()
+        save_file({"lora_A": torch.tensor([3.0, weight])}, local / "adapter_model.safetensors")
+        uri, files = adapter_store.publish(local, made.adapters.store, "default", version)
+        write(made, event(version, uri=uri, files=files, recipe={"loss": "dapo", "seed": str(version)}))
+    (found,) = rows(run(made, "diff", "1", "2", "--weights"))
+    assert found["recipe"] == {"seed": ["1", "2"]}
+    assert found["tensors"] == [{"tensor": "lora_A", "shape": [2], "norm": 5.0, "relative": 0.2}]
+    table = run(made, "diff", "1", "2", "--weights", "--output", "table")
+    assert "20.000%" in table.stdout, table.stderr
+    assert run(made, "diff", "0", "2", "--weights").exit_code == 3
+
+
+def test_list_shows_digest_age_and_the_share_of_a_canary(made: Settings, tmp_path: Path) -> None:
+    write(made, published(made, tmp_path, 1), event(1, "canary_started", expected_version=0, share=0.25))
+    base, one = rows(run(made, "list"))
+    assert (base["sha256"], one["status"], one["share"]) == (None, "canary", 0.25)
+    table = run(made, "list", "--output", "table").stdout
+    assert "canary 25%" in table
+    assert one["sha256"][:12] in table
+    assert " d " in table

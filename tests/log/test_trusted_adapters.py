@@ -1,0 +1,131 @@
+"""An agent serves only adapters it can trust; what it refuses is told as an event and as a metric."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from running import read, until
+
+from schemas.events import AdapterEvent, DeadLetter, Message, Response, RewardSource, Task, derive_id
+from streams import adapter_store, audit_metrics, cluster, policy
+from streams.audit_read import Audit
+from streams.engines.scripted import ScriptedEngine
+from streams.errors import SettingsError
+from streams.log import Producer
+from streams.settings import Settings
+
+pytestmark = pytest.mark.kafka
+
+
+@pytest.fixture
+def made(settings: Settings) -> Settings:
+    topics = settings.topics.model_copy(update={"partitions": 2, "policy_partitions": 2})
+    here = settings.policy.model_copy(update={"name": "p", "engine": "scripted"})
+    settings = settings.model_copy(update={"topics": topics, "policy": here})
+    cluster.apply_topics(settings)
+    return settings
+
+
+class Based(ScriptedEngine):
+    """Has weights, as far as anybody can see."""
+
+    name = "based"
+    base_digest = "b" * 64
+
+
+@contextmanager
+def agent(settings: Settings) -> Iterator[None]:
+    """Run an agent beside the test."""
+    stop, engine = threading.Event(), Based(json.dumps({}))
+    thread = threading.Thread(target=policy.run, args=(settings,), kwargs={"stop": stop, "engine": engine})
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join(60)
+
+
+def trained(settings: Settings, version: int, folder: Path, signing_key: Path | None = None) -> AdapterEvent:
+    local = folder / f"made-{version}"
+    local.mkdir()
+    (local / "adapter_model.safetensors").write_bytes(b"weights %d" % version)
+    uri, files = adapter_store.publish(local, settings.adapters.store, "p", version, signing_key)
+    return AdapterEvent(
+        event_id=derive_id("p", version, "trained"), policy="p", created_at=version, version=version, kind="trained",
+        actor="trainer", reason="batch", uri=uri, files=files, last_batch=version - 1, base_digest="b" * 64,
+    )  # fmt: skip
+
+
+def promoted(version: int) -> AdapterEvent:
+    return AdapterEvent(
+        event_id=derive_id("p", version, "promoted"), policy="p", created_at=version, version=version, kind="promoted",
+        actor="a person", reason="test", expected_version=version - 1,
+    )  # fmt: skip
+
+
+def task(name: str) -> Task:
+    return Task(
+        task_id=name, created_at=1, policy="p", purpose="eval", group_size=1, verifier='{"answer": "2"}',
+        reward_sources=(RewardSource(name="exact"),), messages=(Message(role="user", content="1 + 1 ="),),
+    )  # fmt: skip
+
+
+def write(settings: Settings, *events: AdapterEvent | Task) -> None:
+    with Producer(settings) as producer:
+        for event in events:
+            producer.send(event)
+
+
+def served(settings: Settings) -> dict[str, int]:
+    return {one.task_id: one.adapter_version for _, one in read(settings, Response)}
+
+
+def letters(settings: Settings) -> list[tuple[str, str]]:
+    return [(one.stage, one.reason) for _, one in read(settings, DeadLetter)]
+
+
+def metrics(settings: Settings) -> str:
+    return audit_metrics.text(Audit(settings).look(), at_s=0)
+
+
+def test_an_agent_with_a_key_serves_what_is_signed_and_refuses_the_rest(made: Settings, tmp_path: Path) -> None:
+    pytest.importorskip("model_signing", reason="NOT TESTED: model-signing is missing; install the extra `signing`")
+    from cryptography.hazmat.primitives import serialization as form
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    private, public = tmp_path / "adapters.key", tmp_path / "adapters.pub"
+    private.write_bytes(key.private_bytes(form.Encoding.PEM, form.PrivateFormat.PKCS8, form.NoEncryption()))
+    public.write_bytes(key.public_key().public_bytes(form.Encoding.PEM, form.PublicFormat.SubjectPublicKeyInfo))
+    made = made.model_copy(update={"adapters": made.adapters.model_copy(update={"verify_key": public})})
+    write(made, trained(made, 1, tmp_path, private), promoted(1), task("signed"))
+    with agent(made):
+        until(lambda: served(made) == {"signed": 1}, "the signed version")
+        write(made, trained(made, 2, tmp_path), promoted(2))
+        write(made, task("unsigned"))
+        until(lambda: len(served(made)) == 2, "an answer by the version that goes on")
+    assert served(made)["unsigned"] == 1
+    assert letters(made) == [("policy", "bad_signature")]
+    assert '\nstreamward_adapters_refused_total{reason="bad_signature"} 1\n' in metrics(made)
+
+
+def test_an_agent_refuses_an_adapter_of_another_base_model(made: Settings, tmp_path: Path) -> None:
+    write(made, replace(trained(made, 1, tmp_path), base_digest="c" * 64), promoted(1), task("asked"))
+    with agent(made):
+        until(lambda: served(made) == {"asked": 0}, "an answer of the base model")
+    assert letters(made) == [("policy", "wrong_base")]
+    assert '\nstreamward_adapters_refused_total{reason="wrong_base"} 1\n' in metrics(made)
+
+
+def test_an_agent_whose_key_is_missing_does_not_start(made: Settings, tmp_path: Path) -> None:
+    pytest.importorskip("model_signing", reason="NOT TESTED: model-signing is missing; install the extra `signing`")
+    made = made.model_copy(update={"adapters": made.adapters.model_copy(update={"verify_key": tmp_path / "none"})})
+    with pytest.raises(SettingsError, match=r"adapters\.verify_key="):
+        policy.run(made, stop=threading.Event(), engine=Based())

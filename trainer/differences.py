@@ -1,0 +1,45 @@
+"""How far two adapters are apart, tensor by tensor.
+
+    two folders with adapter_model.safetensors ──► relative_changes ──► Change, largest first
+
+Not covered: what the difference does to an answer. The same step is large for one tensor and small for another, and the
+two factors of a LoRA update matter only as their product.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+from safetensors.torch import load_file
+
+FILE = "adapter_model.safetensors"
+
+
+class Change(NamedTuple):
+    """One tensor in two adapters."""
+
+    tensor: str
+    shape: tuple[int, ...]
+    norm: float
+    """Frobenius norm in the first; 0 if it is not there."""
+    relative: float | None
+    """Norm of the difference over that norm; None if it is in one of them only, has another shape, or was 0."""
+
+
+def relative_changes(one: Path, other: Path) -> list[Change]:
+    """Return |B - A| / |A| for each tensor A of the first folder and its namesake B in the other, largest first.
+
+    Tensors that cannot be compared come before all others.
+    """
+    first, second = load_file(one / FILE), load_file(other / FILE)
+    changes = []
+    for name in sorted(first.keys() | second.keys()):
+        a, b = first.get(name), second.get(name)
+        shape = tuple((b if a is None else a).shape)
+        norm = 0.0 if a is None else float(a.double().norm())
+        if a is None or b is None or a.shape != b.shape or not norm:
+            changes.append(Change(name, shape, norm, None))
+        else:
+            changes.append(Change(name, shape, norm, float((b.double() - a.double()).norm()) / norm))
+    return sorted(changes, key=lambda change: (change.relative is not None, -(change.relative or 0.0)))
