@@ -5,8 +5,8 @@
 A line is an experiment, or a policy of the log itself. Only equal suites are compared: equal names mean equal
 questions.
 
-Not covered: questions that nobody asked. `streamward replay evaluate` asks an experiment's versions; those of a policy
-are asked with `eval` tasks (streams/evaluate.py), as the demo does.
+Not covered: questions that nobody asked. `streamward replay evaluate` asks an experiment's versions, and `streamward
+evaluate` those of a policy.
 """
 
 from __future__ import annotations

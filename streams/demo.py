@@ -20,15 +20,16 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from schemas.events import Task
-from streams import broker, cluster, config_file, evaluate, generators, report
+from streams import broker, cluster, config_file, evaluate, generators, report, suites
 from streams.display import Display
+from streams.engines import vllm_start
 from streams.engines.weights import folder_of
 from streams.errors import SettingsError
 from streams.log import Producer
@@ -49,6 +50,8 @@ THREADS = min(os.cpu_count() or 1, 4)
 """For the policy and for the trainer, which take turns; a model this small gains nothing from more."""
 TICK_S = 0.25
 NODE_CHECK_S = 0.5
+CHILD = {"TOKENIZERS_PARALLELISM": "false", "OMP_WAIT_POLICY": "PASSIVE", "PYTHONUNBUFFERED": "1"}
+"""What every process that is started finds in its environment."""
 PROCESSES = ("streams", "scoring", "policy", "train")
 
 
@@ -63,6 +66,8 @@ class Options:
     generator: str = "sums"
     engine: str = "transformers"
     fresh: bool = False
+    starts_vllm: bool = False
+    """Whether the server in policy.servers is ours to start."""
     overrides: tuple[str, ...] = ()
 
 
@@ -98,6 +103,9 @@ def run(options: Options, console: Console) -> dict[str, Any]:
 
     Raises SettingsError for options that cannot be, LogError if the broker does not start.
     """
+    if options.engine == "vllm" and not _names_servers(options):
+        server = f"policy.servers=http://127.0.0.1:{vllm_start.free_port()}"
+        options = replace(options, overrides=(*options.overrides, server), starts_vllm=True)
     if options.fresh and options.data_dir.exists():
         broker.stop(settings_of(options, "127.0.0.1:0").broker)
         shutil.rmtree(options.data_dir)
@@ -136,6 +144,7 @@ def settings_of(options: Options, bootstrap: str) -> Settings:
         f"adapters.store={folder / 'adapters'}",
         f"trainer.checkpoints={folder / 'checkpoints'}",
         *([f"model.base={options.model}"] if options.model else []),
+        *([f"policy.server_folder={folder / 'served'}"] if options.engine == "vllm" else []),
         # without weights nothing is trained, so no batch is ever too far ahead of the version that answers
         *(
             ['policy.script={"accuracy": 0.5}', f"batches.max_policy_lag={options.steps}"]
@@ -152,7 +161,7 @@ def _loop(options: Options, settings: Settings, config: Path, console: Console) 
     with (
         Tail(settings, starts) as tail,
         Producer(settings) as producer,
-        Processes(options.data_dir / "logs", _child_env()) as processes,
+        Processes(options.data_dir / "logs", _child_env(options)) as processes,
         Display(console, steps=options.steps, started_at=started_at) as display,
     ):
         run = Run(options, settings, Progress(settings), processes, display, producer, started_at)
@@ -173,6 +182,7 @@ def _loop(options: Options, settings: Settings, config: Path, console: Console) 
         interrupted = run.stopping.is_set()
         if processes.children:
             display.say("stopping: what is in hand is finished first")
+        processes.stop([name for name in processes.children if name != "vllm"])  # which they need to finish
         processes.stop()
         _catch_up(tail, run.progress)
     result = report.of(
@@ -188,12 +198,33 @@ def _loop(options: Options, settings: Settings, config: Path, console: Console) 
     return result
 
 
-def _child_env() -> dict[str, str]:
+def _child_env(options: Options) -> dict[str, str]:
+    if options.starts_vllm:
+        return vllm_start.environment() | CHILD
     env = {name: value for name, value in os.environ.items() if not name.startswith("STREAMWARD_")}
-    return env | {"TOKENIZERS_PARALLELISM": "false", "OMP_WAIT_POLICY": "PASSIVE", "PYTHONUNBUFFERED": "1"}
+    return env | CHILD
+
+
+def _names_servers(options: Options) -> bool:
+    return any(override.startswith("policy.servers=") for override in options.overrides)
+
+
+def _start_vllm(run: Run) -> None:
+    """Start the server, and wait until it answers. Raises StreamwardError with its last words if it does not."""
+    processes, (url,) = run.processes, run.settings.policy.server_urls
+    processes.start("vllm", vllm_start.server_for(run.settings))
+    run.display.say(f"starting vLLM at {url}, which takes a minute (what it says: {processes.log_file('vllm')})")
+    vllm_start.wait_until_up(
+        url,
+        lambda: processes.children["vllm"].process.poll() is not None,
+        lambda: processes.log_file("vllm").read_text(errors="replace")[-2000:],
+        run.stopping,
+    )
 
 
 def _start(run: Run, config: Path) -> None:
+    if run.options.starts_vllm:
+        _start_vllm(run)
     for name in PROCESSES:
         if name == "train" and not run.trains:
             continue
@@ -260,9 +291,8 @@ def _feed(run: Run, tasks: Iterator[Task]) -> None:
         if version > progress.primary:
             continue
         progress.evaluations.add(version)
-        for task in evaluate.evaluation(
-            run.options.generator, count=HELD_OUT_TASKS, seed=SEED, policy=POLICY, version=version, now_ms=now_ms
-        ):
+        suite = suites.generated(run.options.generator, count=HELD_OUT_TASKS, seed=SEED)
+        for task in evaluate.evaluation(suite, policy=POLICY, version=version, now_ms=now_ms):
             run.producer.send(task)
     run.producer.flush()
 
@@ -321,3 +351,5 @@ def check(options: Options) -> None:
         raise SettingsError(f"--steps {options.steps}: at least one step is needed")
     if options.minutes <= 0:
         raise SettingsError(f"--minutes {options.minutes:g}: expected more than 0")
+    if options.engine == "vllm" and not _names_servers(options):
+        vllm_start.python_with_vllm()  # or what to do about it

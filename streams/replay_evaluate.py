@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 
 from schemas.events import AdapterEvent, AdvantagedGroup, Response, Reward, RewardSource, SourceRange, Task, derive_id
 from schemas.serde import Poison, encode
-from streams import adapters, cluster, drive, evaluate, experiments, outcomes, policy, scoring, tasks
+from streams import adapters, cluster, drive, evaluate, experiments, outcomes, policy, scoring, suites, tasks
 from streams.errors import NotFoundError, RefusedError, SettingsError
 from streams.history import Log
 from streams.log import Producer, Record, TopicPartition, partition_of
@@ -106,12 +106,11 @@ def run(
 def _asked(own: Settings, suite: Suite) -> dict[str, Task]:
     """Return the questions by id."""
     now_ms = time.time_ns() // 1_000_000
+    questions = suites.generated(suite.generator, count=suite.count, seed=suite.seed)
     asked = (
         suite.judged(task)
         for version in _versions(own, suite.versions)
-        for task in evaluate.evaluation(
-            suite.generator, count=suite.count, seed=suite.seed, policy=own.policy.name, version=version, now_ms=now_ms
-        )
+        for task in evaluate.evaluation(questions, policy=own.policy.name, version=version, now_ms=now_ms)
     )
     return {task.task_id: replace(task, deadline_at=now_ms + DEADLINE_MS) for task in asked}
 

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import itertools
 
-from schemas.events import Task, problems
-from streams.evaluate import evaluation, suite_name
+import pytest
+
+from schemas.events import AdapterEvent, AdapterKind, Task, derive_id, problems
+from streams import suites
+from streams.evaluate import evaluation, in_turns, is_due, tasks_for
+from streams.settings import Guard
 
 
 def asked(**changes: object) -> list[Task]:
-    whole = {"count": 5, "seed": 0, "policy": "p", "version": 3, "now_ms": 1}
-    return list(evaluation("sums", **{**whole, **changes}))  # type: ignore[arg-type]
+    whole = {"count": 5, "seed": 0, "policy": "p", "version": 3, "now_ms": 1} | changes
+    suite = suites.generated("sums", count=whole.pop("count"), seed=whole.pop("seed"))  # type: ignore[arg-type]
+    return list(evaluation(suite, **whole))  # type: ignore[arg-type]
 
 
 def questions(tasks: list[Task]) -> list[str]:
@@ -45,9 +50,44 @@ def test_each_task_names_its_suite_and_how_many_belong_to_it() -> None:
     tasks = asked(count=5)
     assert len(tasks) == 5
     assert {(task.metadata["suite"], task.metadata["suite_size"]) for task in tasks} == {("sums/n=5/seed=0", "5")}
+    assert [task.metadata["suite_index"] for task in tasks] == ["0", "1", "2", "3", "4"]
 
 
-def test_equal_names_mean_equal_questions() -> None:
-    names = {suite_name("sums", 5, 0), suite_name("sums", 6, 0), suite_name("sums", 5, 1), suite_name("other", 5, 0)}
-    assert len(names) == 4
-    assert suite_name("sums", 5, 0) == suite_name("sums", 5, 0)
+def test_a_suite_of_a_generator_has_the_name_and_the_ids_it_always_had() -> None:
+    # logs of older releases hold results under these
+    assert [task.task_id for task in asked()] == [
+        derive_id("evaluation", "sums/n=5/seed=0", "p", 3, index) for index in range(5)
+    ]
+
+
+# --- after training ---------------------------------------------------------------------------------------------------
+
+
+def about(version: int, kind: AdapterKind = "trained") -> AdapterEvent:
+    return AdapterEvent(
+        event_id=derive_id("p", version, kind), policy="p", created_at=77, version=version, kind=kind,
+        actor="trainer", reason="batch",
+    )  # fmt: skip
+
+
+def test_every_kth_trained_version_is_asked() -> None:
+    assert [version for version in range(1, 7) if is_due(about(version), Guard(every=3))] == [3, 6]
+    assert not is_due(about(3, "promoted"), Guard(every=3))
+
+
+def test_versions_take_turns_so_that_both_are_asked_in_the_same_hour() -> None:
+    asked = in_turns(suites.generated("sums", count=20, seed=0), policy="p", versions=[4, 2], now_ms=1)
+    assert [task.adapter_version for task in asked] == [4] * 16 + [2] * 16 + [4] * 4 + [2] * 4
+
+
+@pytest.mark.parametrize(
+    ("primary", "known", "versions"),
+    [(2, (), [4, 4, 2, 2]), (2, (2,), [4, 4]), (2, (2, 4), []), (4, (), [4, 4])],
+)
+def test_a_version_that_is_due_is_asked_together_with_the_primary_unless_that_was_asked(
+    primary: int, known: tuple[int, ...], versions: list[int]
+) -> None:
+    suite = suites.generated("sums", count=2, seed=0)
+    tasks = list(tasks_for(suite, about(4), primary=primary, asked=known))
+    assert [task.adapter_version for task in tasks] == versions
+    assert {(task.created_at, task.policy) for task in tasks} <= {(77, "p")}

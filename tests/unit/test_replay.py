@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pydantic import SecretStr
 
 from schemas.events import Coordinates, ExperimentEvent
-from streams import comparison, config_file, evaluate, experiments, rescoring
+from streams import comparison, config_file, evaluate, experiments, rescoring, suites
 from streams.batches import Cutter, Window
 from streams.comparison import Line
 from streams.errors import SettingsError
@@ -207,7 +207,7 @@ def test_scores_stand_side_by_side_where_the_questions_are_equal() -> None:
 
 
 def test_another_judge_makes_another_question_and_another_suite() -> None:
-    (asked,) = evaluate.evaluation("sums", count=1, seed=0, policy="p", version=3, now_ms=0)
+    (asked,) = evaluate.evaluation(suites.generated("sums", count=1, seed=0), policy="p", version=3, now_ms=0)
     plain = Suite(generator="sums", count=1)
     judged = replace(plain, scorers=rescoring.parse(['regex={"pattern": "x"}']))
     assert plain.judged(asked) is asked

@@ -1,0 +1,170 @@
+"""`streamward evaluate` on a real log: what it asks, what it waits for, and what it prints."""
+
+from __future__ import annotations
+
+import json
+import threading
+import uuid
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from running import read
+
+from schemas.events import AdapterEvent, AdvantagedGroup, GroupResponse, Task, derive_id
+from streams import asking, cluster, outcomes, suites
+from streams.cli import cli
+from streams.log import Producer
+from streams.settings import Kafka, Settings, Topics, to_env
+
+pytestmark = [pytest.mark.kafka, pytest.mark.usefixtures("log_as_before")]
+SUITE = """\
+name: sums
+scenarios:
+  short: {generator: sums, count: 20}
+  long: {generator: sums, count: 20, options: {terms: 3}, thresholds: {success: 0.1}}
+"""
+
+
+def about(version: int, kind: str, **changed: Any) -> AdapterEvent:
+    whole = {
+        "event_id": derive_id("p", version, kind), "policy": "p", "created_at": version, "version": version,
+        "kind": kind, "actor": "trainer", "reason": "because",
+    }  # fmt: skip
+    return AdapterEvent(**whole | changed)
+
+
+def send(settings: Settings, events: Iterable[AdapterEvent]) -> None:
+    with Producer(settings) as producer:
+        for event in events:
+            producer.send(event)
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("suite") / "suite.yaml"
+    file.write_text(SUITE)
+    return file
+
+
+@pytest.fixture(scope="module")
+def source(kafka_bootstrap: str) -> Settings:
+    """A log with versions 1, which is primary, 2, the newest, and 3 that is retired."""
+    settings = Settings(kafka=Kafka(bootstrap=kafka_bootstrap), topics=Topics(prefix=f"test-{uuid.uuid4().hex[:12]}."))
+    cluster.apply_topics(settings)
+    promotion = about(1, "promoted", expected_version=0)
+    send(settings, [about(1, "trained"), promotion, about(3, "trained"), about(3, "retired"), about(2, "trained")])
+    return settings
+
+
+def run(settings: Settings, file: Path, *args: str) -> Result:
+    options = ("evaluate", "--policy", "p", "--version", "2", "--suite", str(file))
+    return CliRunner().invoke(cli, (*options, *args), env=to_env(settings))
+
+
+def row(result: Result) -> dict[str, Any]:
+    assert result.exit_code == 0, result.stderr
+    (line,) = result.stdout.splitlines()
+    found: dict[str, Any] = json.loads(line)
+    return found
+
+
+def result_of(settings: Settings, version: int, right: int) -> AdapterEvent:
+    """Return what the stage counts when a version answers so many of the tasks in the log rightly."""
+    suite = None
+    made: list[AdapterEvent] = []
+    for _, task in read(settings, Task):
+        if task.adapter_version == version:
+            suite, done = outcomes.count(suite, answered(task, int(task.metadata["suite_index"]) < right))
+            made += done
+    (result,) = made
+    return result
+
+
+def answered(task: Task, right: bool) -> AdvantagedGroup:
+    response = GroupResponse(
+        slot=0, response_id="r", partition=0, offset=0, finish_reason="stop", reward=float(right), advantage=0.0,
+        components={"exact": float(right)}, completion_token_ids=(1, 2), latency_ms=10.0,
+    )  # fmt: skip
+    return AdvantagedGroup(
+        group_id=derive_id(task.task_id, "group"), task_id=task.task_id, created_at=task.created_at, policy="p",
+        metadata=task.metadata | {"pinned_version": str(task.adapter_version)}, purpose="eval", scenario=task.scenario,
+        group_size=1, adapter_version=task.adapter_version or 0, base_digest="b", tokenizer_digest="t", complete=True,
+        formula="grpo", formula_version=1, formula_eps=0.0, formula_ddof=1, reward_mean=0.0, reward_std=0.0,
+        responses=(response,),
+    )  # fmt: skip
+
+
+def test_a_version_the_primary_and_the_base_are_asked_waited_for_and_compared(source: Settings, file: Path) -> None:
+    first = run(source, file, "--no-wait")
+    assert (row(first)["waiting"], row(first)["scores"]) == ([2, 1, 0], [])
+    assert "version 2, 1, 0 of p: 120 tasks sent, 0 were there" in first.stderr
+    again = run(source, file, "--no-wait")
+    assert "0 tasks sent, 120 were there" in again.stderr
+    asked = [task for _, task in read(source, Task)]
+    assert {(task.adapter_version, task.purpose, task.policy) for task in asked} == {
+        (number, "eval", "p") for number in (0, 1, 2)
+    }
+    send(source, [result_of(source, 1, right=10), result_of(source, 0, right=0)])
+    later = threading.Timer(1.0, send, (source, [result_of(source, 2, right=30)]))
+    later.start()
+    found = row(run(source, file))
+    later.join()
+
+    assert (found["version"], found["waiting"], found["suite"]) == (2, [], suites.load(file).name)
+    whole = {score["version"]: score for score in found["scores"] if score["scenario"] == "all"}
+    assert {number: score["success"] for number, score in whole.items()} == {2: 0.75, 1: 0.25, 0: 0.0}
+    assert whole[2]["success_low"] < 0.75 < whole[2]["success_high"] and whole[2]["n"] == 40
+    by_scenario = {score["scenario"]: score["success"] for score in found["scores"] if score["version"] == 2}
+    assert by_scenario == {"all": 0.75, "short": 1.0, "long": 0.5}
+    gains = {gain["against"]: gain for gain in found["gains"] if gain["scenario"] == "all"}
+    assert {number: gain["gain"] for number, gain in gains.items()} == {1: 0.5, 0: 0.75}
+    assert gains[1]["gain_low"] > 0 and gains[1]["tokens_ratio"] == 1.0
+    assert (found["guard"]["verdict"], found["guard"]["against"]) == ("promote", 1)
+
+    table = run(source, file, "--output", "table")
+    assert "0.75 (0.598 to 0.858)" in table.stdout and "gain in reward" in table.stdout
+    assert "by the rule in [guard], against version 1: promote" in table.stdout
+    assert table.stderr == ""  # all have their result: nothing is asked
+
+
+def test_a_wait_says_who_does_not_move(made: Settings, file: Path) -> None:
+    send(made, [about(1, "trained")])
+    suite, stop = suites.load(file), threading.Event()
+    said: list[str] = []
+
+    def told(text: str) -> None:
+        said.append(text)
+        stop.set()
+
+    asking.ask(made, suite, "p", [1])
+    state = asking.wait(made, suite.name, "p", [1], stop=stop, told=told, quiet_s=0.2)
+    assert said == [
+        "waiting for version 1 (0 tasks since); no response has come: run `streamward policy` with policy.name=p"
+    ]
+    assert asking.open_versions(state, suite.name, [1]) == [1]
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "says"),
+    [
+        (("--version", "9"), 3, "policy p has no version 9; the newest is 3"),
+        (("--against", "9"), 3, "policy p has no version 9"),
+        (("--version", "3"), 4, "version 3 of policy p is retired"),
+        (("--suite", "nowhere.yaml"), 3, "nowhere.yaml: No such file"),
+    ],
+)
+def test_refuses_what_cannot_be_asked(
+    source: Settings, file: Path, args: tuple[str, ...], code: int, says: str
+) -> None:
+    result = run(source, file, *args)
+    assert (result.exit_code, result.stdout) == (code, "")
+    assert says in result.stderr
+
+
+def test_asks_for_a_suite_if_none_is_named(source: Settings) -> None:
+    result = CliRunner().invoke(cli, ["evaluate"], env=to_env(source))
+    assert result.exit_code == 2
+    assert "name its file with --suite, or set guard.suite" in result.stderr

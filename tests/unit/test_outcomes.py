@@ -1,0 +1,263 @@
+"""The count of a suite: one outcome per task, and metrics with intervals when the last one is in."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from collections.abc import Iterable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schemas.events import AdapterEvent, AdvantagedGroup, GroupResponse, LeftOut, Outcome, derive_id
+from streams import intervals, outcomes
+from streams.errors import ContradictoryEvent
+
+
+def group(
+    task: int, *, exact: float | None = 1.0, version: int = 3, size: int = 3, **changed: object
+) -> AdvantagedGroup:
+    response = GroupResponse(
+        slot=0,
+        response_id=f"r{task}",
+        partition=0,
+        offset=task,
+        finish_reason="stop",
+        reward=0.5 + (exact or 0.0) / 2,
+        advantage=0.0,
+        components={"exact": exact or 0.0, "exact.match": 1.0},
+    )
+    fields: dict[str, object] = {
+        "group_id": f"g{task}",
+        "task_id": derive_id("task", task),
+        "created_at": 100 + task,
+        "metadata": {"suite": "sums/n=3/seed=7", "suite_size": str(size), "pinned_version": "3"},
+        "policy": "p",
+        "purpose": "eval",
+        "scenario": "sums",
+        "group_size": 1,
+        "adapter_version": version,
+        "base_digest": "b",
+        "tokenizer_digest": "t",
+        "complete": True,
+        "formula": "grpo",
+        "formula_version": 1,
+        "formula_eps": 0.0,
+        "formula_ddof": 1,
+        "reward_mean": 0.0,
+        "reward_std": 0.0,
+        "responses": (response,) if exact is not None else (),
+        "left_out": () if exact is not None else (LeftOut(slot=0, reason="response_failed"),),
+    }
+    return AdvantagedGroup(**fields | changed)  # type: ignore[arg-type]
+
+
+def results(groups: Iterable[AdvantagedGroup]) -> list[AdapterEvent]:
+    suite, made = None, []
+    for one in groups:
+        assert outcomes.suite_key(one) == b"p\x1fsums/n=3/seed=7\x1f3"
+        suite, more = outcomes.count(suite, one)
+        suite = outcomes.load(outcomes.dump(suite))
+        made += more
+    return made
+
+
+def test_a_suite_is_evaluated_once_when_all_its_tasks_are_in() -> None:
+    assert results([group(1), group(2)]) == []
+    (result,) = results([group(1), group(2, exact=0.0), group(3), group(3)])
+    assert (result.kind, result.version, result.suite) == ("evaluated", 3, "sums/n=3/seed=7")
+    assert {name: result.metrics[name] for name in ("exact", "success", "mean_reward", "n", "failed")} == {
+        "exact": 2 / 3, "success": 2 / 3, "mean_reward": pytest.approx(2.5 / 3), "n": 3.0, "failed": 0.0,
+    }  # fmt: skip
+
+
+def test_a_task_that_is_delivered_twice_counts_once() -> None:
+    assert results([group(1), group(1), group(2)]) == []
+
+
+def test_tasks_whose_own_ids_begin_alike_are_told_apart() -> None:
+    tasks = [group(number, task_id=f"held-out-sums-{number}") for number in (1, 2, 3)]
+    assert [result.metrics["n"] for result in results(tasks)] == [3.0]
+
+
+def test_the_result_of_a_suite_is_the_same_in_any_order() -> None:
+    groups = [group(1), group(2, exact=0.0), group(3)]
+    assert len({str(results(order)) for order in itertools.permutations(groups)}) == 1
+
+
+def test_a_failed_response_is_counted_as_failed_and_is_in_no_mean() -> None:
+    (result,) = results([group(1), group(2, exact=None), group(3, exact=None, adapter_version=-1)])
+    assert [result.metrics[name] for name in ("exact", "mean_reward", "n", "failed")] == [1.0, 1.0, 1.0, 2.0]
+
+
+def test_a_suite_without_any_score_has_no_mean() -> None:
+    (result,) = results([group(task, exact=None) for task in (1, 2, 3)])
+    assert result.metrics == {"n": 0.0, "failed": 3.0, "scenario.sums.n": 0.0}
+
+
+def test_an_answer_of_another_version_than_the_pin_is_refused() -> None:
+    (result,) = results([group(1), group(2), group(3, version=4)])
+    assert (result.metrics["n"], result.metrics["failed"]) == (2.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "says"),
+    [
+        ({"suite": "s", "suite_size": "three", "pinned_version": "3"}, "expected a whole number"),
+        ({"suite": "s", "pinned_version": "3"}, "expected a whole number"),
+        ({"suite": "s", "suite_size": "3"}, "pinned to no version"),
+        ({"suite": "s", "suite_size": "3", "suite_index": "-1", "pinned_version": "3"}, "expected a whole number"),
+        ({"suite": "s", "suite_size": "3", "suite_index": "3", "pinned_version": "3"}, "expected 0 to 2"),
+    ],
+)
+def test_a_suite_task_that_cannot_be_counted_says_what_it_lacks(metadata: dict[str, str], says: str) -> None:
+    with pytest.raises(ContradictoryEvent, match=says):
+        one = group(1, metadata=metadata)
+        outcomes.suite_key(one)
+        outcomes.count(None, one)
+
+
+def test_a_suite_that_changes_its_size_is_refused() -> None:
+    with pytest.raises(ContradictoryEvent, match="another suite name"):
+        outcomes.count(outcomes.Suite(size=4), group(1))
+
+
+@pytest.mark.parametrize("changed", [{"purpose": "train"}, {"metadata": {}}])
+def test_other_groups_belong_to_no_suite(changed: dict[str, object]) -> None:
+    assert outcomes.suite_key(group(1, **changed)) is None
+
+
+# --- one outcome per task ---------------------------------------------------------------------------------------------
+
+
+def numbered(index: int, *, size: int = 3, **changed: object) -> AdvantagedGroup:
+    """Return a group of a suite that says which of its tasks this is."""
+    metadata = {
+        "suite": "sums/n=3/seed=7", "suite_size": str(size), "suite_index": str(index), "pinned_version": "3",
+    }  # fmt: skip
+    return group(index, size=size, metadata=metadata, **changed)  # type: ignore[arg-type]
+
+
+def answered(*answers: tuple[float, float, int, float | None]) -> tuple[GroupResponse, ...]:
+    """Return responses from (exact, reward, tokens, latency in ms)."""
+    return tuple(
+        GroupResponse(
+            slot=slot, response_id=f"r{slot}", partition=0, offset=slot, finish_reason="stop", reward=reward,
+            advantage=0.0, components={"exact": exact}, completion_token_ids=(7,) * tokens, latency_ms=latency,
+        )
+        for slot, (exact, reward, tokens, latency) in enumerate(answers)
+    )  # fmt: skip
+
+
+def test_each_task_leaves_one_outcome_under_its_index() -> None:
+    (result,) = results(
+        [
+            numbered(2, group_size=2, responses=answered((1.0, 1.0, 4, 30.0), (0.0, 0.5, 2, 10.0))),
+            numbered(0, exact=None, scenario="hard"),
+            numbered(1, responses=answered((0.0, 0.25, 3, None))),
+        ]
+    )
+    assert result.outcomes == (
+        Outcome(index=0, scenario="hard", failed=1),
+        Outcome(index=1, scenario="sums", success=0.0, reward=0.25, tokens=3.0),
+        Outcome(index=2, scenario="sums", success=0.5, reward=0.75, tokens=3.0, latency_ms=20.0),
+    )
+
+
+def test_the_metrics_are_told_for_all_tasks_and_for_each_scenario() -> None:
+    (result,) = results(
+        [
+            numbered(0, responses=answered((1.0, 1.0, 4, 30.0))),
+            numbered(1, responses=answered((0.0, 0.5, 2, 10.0))),
+            numbered(2, scenario="hard", responses=answered((0.0, 0.0, 9, 50.0))),
+        ]
+    )
+    metrics = result.metrics
+    assert (metrics["tokens"], metrics["latency_ms"]) == (5.0, 30.0)
+    assert (metrics["scenario.sums.n"], metrics["scenario.sums.success"], metrics["scenario.sums.mean_reward"]) == (
+        2.0, 0.5, 0.75,
+    )  # fmt: skip
+    assert (metrics["scenario.hard.n"], metrics["scenario.hard.mean_reward"]) == (1.0, 0.0)
+    assert (metrics["success_low"], metrics["success_high"]) == pytest.approx(intervals.wilson(1 / 3, 3))
+    assert metrics["mean_reward_low"] == pytest.approx(intervals.mean([1.0, 0.5, 0.0]).low)
+
+
+def test_several_answers_to_a_task_count_as_one_task_in_the_interval() -> None:
+    # four answers that are all right say as much about other questions as two
+    twice = [numbered(i, size=2, group_size=2, responses=answered(*[(1.0, 1.0, 1, 1.0)] * 2)) for i in range(2)]
+    once = [numbered(i, size=2, responses=answered((1.0, 1.0, 1, 1.0))) for i in range(2)]
+    assert results(twice)[0].metrics["success_low"] == results(once)[0].metrics["success_low"]
+
+
+def test_a_latency_that_one_group_did_not_record_leaves_no_mean_over_the_others() -> None:
+    (result,) = results([numbered(i, responses=answered((1.0, 1.0, 1, None if i == 1 else 5.0))) for i in range(3)])
+    assert "latency_ms" not in result.metrics
+    assert [outcome.latency_ms for outcome in result.outcomes] == [5.0, None, 5.0]
+
+
+def test_a_suite_that_does_not_number_its_tasks_has_metrics_and_no_outcomes() -> None:
+    (result,) = results([group(1), group(2), group(3)])
+    assert (result.outcomes, result.metrics["n"]) == ((), 3.0)
+
+
+@given(st.lists(st.tuples(st.booleans(), st.floats(0, 1), st.integers(0, 9)), min_size=1, max_size=8), st.randoms())
+def test_a_result_is_the_same_in_any_order_and_with_any_doubles(
+    drawn: list[tuple[bool, float, int]], random_: random.Random
+) -> None:
+    groups = [
+        numbered(index, size=len(drawn), created_at=5, scenario="ab"[index % 2],
+                 responses=answered((float(right), reward, tokens, 0.1 * tokens)))
+        for index, (right, reward, tokens) in enumerate(drawn)
+    ]  # fmt: skip
+    mixed = [*groups, *random_.sample(groups, len(groups) // 2)]
+    random_.shuffle(mixed)
+    assert results(mixed) == results(groups)
+
+
+# --- the row ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_row_holds_no_outcomes_once_the_suite_is_done() -> None:
+    suite = None
+    sizes = []
+    for index in range(3):
+        suite, _ = outcomes.count(suite, numbered(index))
+        sizes.append(len(outcomes.dump(suite)))
+    assert sizes[0] < sizes[1] and sizes[2] < sizes[0]
+
+
+def test_a_row_stays_small_enough_for_the_largest_suite() -> None:
+    # the row is written for every task, so its size times their number goes to the changelog
+    long = "a-scenario-with-quite-a-name"
+    entry = outcomes.Counted(long, slots=8, n=8, right=5, reward=5.123456789012345, tokens=123456, latency_ms=12345.6)
+    suite = outcomes.Suite(size=1000, counted={str(index): entry for index in range(1000)})
+    assert len(outcomes.dump(suite)) < 100_000
+
+
+def row_of_version_1(tasks: list[str], **sums: object) -> bytes:
+    """Return a row as the release before this one wrote it."""
+    plain = {"n": 1, "exact": 1, "reward_sum": 1.0, "failed": 0, "last_at": 101, "done": False}
+    return json.dumps({"v": 1, "size": 3, "tasks": tasks, **plain, **sums}, separators=(",", ":")).encode()
+
+
+def test_a_suite_that_an_older_release_began_to_count_is_finished() -> None:
+    first = [outcomes.short(group(1).task_id), outcomes.short(group(2, exact=None).task_id)]
+    suite = outcomes.load(row_of_version_1(first, failed=1, last_at=102))
+    suite, none = outcomes.count(suite, group(1))
+    suite = outcomes.load(outcomes.dump(suite))
+    _, (result,) = outcomes.count(suite, group(3, exact=0.0))
+    assert none == ()
+    assert result.metrics == {"n": 2.0, "failed": 1.0, "exact": 0.5, "mean_reward": 0.75}
+    assert result.outcomes == ()
+
+
+def test_a_suite_that_an_older_release_finished_stays_finished() -> None:
+    suite = outcomes.load(row_of_version_1([], n=3, done=True))
+    assert outcomes.count(suite, group(1))[1] == ()
+
+
+def test_a_row_that_no_release_wrote_is_refused() -> None:
+    with pytest.raises(ValueError, match="another consumer group"):
+        outcomes.load(b'{"v": 0}')
