@@ -94,9 +94,11 @@ def empty(policy: str) -> AdapterState:
 
 def fold(state: AdapterState, event: AdapterEvent) -> AdapterState:
     """Return the state after `event`. The same event again changes nothing; one against the rules is only listed."""
-    if event.policy != state.policy or event.event_id in state.decided or _known(state, event):
+    if event.policy != state.policy or _known(state, event):
         return state
     if event.kind in DECISIONS:
+        if event.event_id in state.decided:
+            return state
         state = replace(state, decided=state.decided | {event.event_id})
     reason = refusal(event, state.serving)
     if reason is not None:

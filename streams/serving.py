@@ -11,7 +11,7 @@
 
 Version 0 is the base model: always known, and primary until something is promoted. Events that change who answers name
 in `expected_version` the primary they were decided against: compare and swap, so that of two deciders who saw the same
-primary the second changes nothing. At most one version is the candidate; whatever replaces the primary ends its canary.
+primary the second changes nothing. A rejection may name it too: that of a canary does. At most one version is the candidate; whatever replaces the primary ends its canary.
 
 Not covered: canaries of several versions at once, and splits by anything but the task id.
 """
@@ -21,6 +21,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Literal, NamedTuple
 
 from schemas.events import AdapterEvent, AdapterKind
@@ -85,7 +86,10 @@ def refusal(event: AdapterEvent, serving: Serving) -> str | None:
     if status not in transition.allowed:
         was = "unknown" if status is None else status
         return f"version {event.version} is {was}; {event.kind} needs {_names(transition.allowed)}"
-    if transition.compares and event.expected_version != serving.primary:
+    if event.kind == "retired" and event.version == 0:
+        return "version 0 is the base model, which every adapter needs; it cannot be retired"
+    compares = transition.compares or (event.kind == "rejected" and event.expected_version is not None)
+    if compares and event.expected_version != serving.primary:
         return (
             f"expected version {event.expected_version} to be primary, and it is {serving.primary}; look again and "
             "decide anew"
@@ -129,6 +133,7 @@ def answers(serving: Serving, task_id: str) -> int:
     return serving.candidate
 
 
+@lru_cache(maxsize=1 << 15)  # an agent asks for every task that waits, whenever it looks for work
 def place(candidate: int, task_id: str) -> float:
     """Return where in [0, 1) a task stands in the canary of `candidate`; other canaries order the tasks otherwise."""
     digest = hashlib.blake2b(f"{candidate}\x1f{task_id}".encode(), digest_size=8).digest()

@@ -1,8 +1,7 @@
-"""rollouts: which version serves, and how well each one did; and the fold of adapter events both rest on."""
+"""rollouts: which version serves; and the fold of adapter events that rests on."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -10,9 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schemas.events import AdapterEvent, AdapterFile, AdapterKind, AdvantagedGroup, GroupResponse, LeftOut, derive_id
-from streams import adapters, outcomes, rollouts, serving
-from streams.errors import ContradictoryEvent
+from schemas.events import AdapterEvent, AdapterFile, AdapterKind, derive_id
+from streams import adapters, rollouts, serving
 
 
 def trained(version: int, **changed: object) -> AdapterEvent:
@@ -80,6 +78,21 @@ def test_the_first_event_of_an_id_wins() -> None:
     first, second = trained(1), trained(1, metrics={"loss": 1.0})
     state = state_after([first, second])
     assert (state.versions[1].metrics, state.refused) == ({}, ())
+
+
+def test_the_base_model_cannot_be_retired() -> None:
+    state = state_after([trained(1), event("promoted", 1, expected_version=0), event("retired", 0)])
+    assert (state.versions[0].status, [refused.reason[:9] for refused in state.refused]) == (
+        "superseded",
+        ["version 0"],
+    )
+
+
+def test_a_canary_that_is_rejected_when_its_primary_was_replaced_meanwhile_is_not_rejected() -> None:
+    begun = [trained(1), trained(2), event("canary_started", 1, expected_version=0, share=0.5)]
+    replaced = event("promoted", 2, expected_version=0)
+    assert state_after([*begun, replaced, event("rejected", 1, expected_version=0)]).versions[1].status == "trained"
+    assert state_after([*begun, replaced, event("rejected", 1)]).versions[1].status == "rejected"
 
 
 def test_a_promotion_that_expected_another_primary_changes_nothing_and_is_listed() -> None:
@@ -197,118 +210,6 @@ def test_a_stage_that_lost_its_state_writes_nothing_that_acts_again() -> None:
     before = state_after(log.events)
     log.line, log.read = rollouts.Line(), 0
     assert replace(state_after(log.settle().events), refused=()) == replace(before, refused=())
-
-
-# --- suites -----------------------------------------------------------------------------------------------------------
-
-
-def group(
-    task: int, *, exact: float | None = 1.0, version: int = 3, size: int = 3, **changed: object
-) -> AdvantagedGroup:
-    response = GroupResponse(
-        slot=0,
-        response_id=f"r{task}",
-        partition=0,
-        offset=task,
-        finish_reason="stop",
-        reward=0.5 + (exact or 0.0) / 2,
-        advantage=0.0,
-        components={"exact": exact or 0.0, "exact.match": 1.0},
-    )
-    fields: dict[str, object] = {
-        "group_id": f"g{task}",
-        "task_id": derive_id("task", task),
-        "created_at": 100 + task,
-        "metadata": {"suite": "sums/n=3/seed=7", "suite_size": str(size), "pinned_version": "3"},
-        "policy": "p",
-        "purpose": "eval",
-        "scenario": "sums",
-        "group_size": 1,
-        "adapter_version": version,
-        "base_digest": "b",
-        "tokenizer_digest": "t",
-        "complete": True,
-        "formula": "grpo",
-        "formula_version": 1,
-        "formula_eps": 0.0,
-        "formula_ddof": 1,
-        "reward_mean": 0.0,
-        "reward_std": 0.0,
-        "responses": (response,) if exact is not None else (),
-        "left_out": () if exact is not None else (LeftOut(slot=0, reason="response_failed"),),
-    }
-    return AdvantagedGroup(**fields | changed)  # type: ignore[arg-type]
-
-
-def results(groups: Iterable[AdvantagedGroup]) -> list[AdapterEvent]:
-    suite, made = None, []
-    for one in groups:
-        assert outcomes.suite_key(one) == b"p\x1fsums/n=3/seed=7\x1f3"
-        suite, more = outcomes.count(suite, one)
-        suite = outcomes.load(outcomes.dump(suite))
-        made += more
-    return made
-
-
-def test_a_suite_is_evaluated_once_when_all_its_tasks_are_in() -> None:
-    assert results([group(1), group(2)]) == []
-    (result,) = results([group(1), group(2, exact=0.0), group(3), group(3)])
-    assert (result.kind, result.version, result.suite) == ("evaluated", 3, "sums/n=3/seed=7")
-    assert result.metrics == {"exact": 2 / 3, "mean_reward": pytest.approx(2.5 / 3), "n": 3.0, "failed": 0.0}
-
-
-def test_a_task_that_is_delivered_twice_counts_once() -> None:
-    assert results([group(1), group(1), group(2)]) == []
-
-
-def test_tasks_whose_own_ids_begin_alike_are_told_apart() -> None:
-    tasks = [group(number, task_id=f"held-out-sums-{number}") for number in (1, 2, 3)]
-    assert [result.metrics["n"] for result in results(tasks)] == [3.0]
-
-
-def test_the_result_of_a_suite_is_the_same_in_any_order() -> None:
-    groups = [group(1), group(2, exact=0.0), group(3)]
-    assert len({str(results(order)) for order in itertools.permutations(groups)}) == 1
-
-
-def test_a_failed_response_is_counted_as_failed_and_is_in_no_mean() -> None:
-    (result,) = results([group(1), group(2, exact=None), group(3, exact=None, adapter_version=-1)])
-    assert result.metrics == {"exact": 1.0, "mean_reward": 1.0, "n": 1.0, "failed": 2.0}
-
-
-def test_a_suite_without_any_score_has_no_mean() -> None:
-    (result,) = results([group(task, exact=None) for task in (1, 2, 3)])
-    assert result.metrics == {"n": 0.0, "failed": 3.0}
-
-
-def test_an_answer_of_another_version_than_the_pin_is_refused() -> None:
-    (result,) = results([group(1), group(2), group(3, version=4)])
-    assert (result.metrics["n"], result.metrics["failed"]) == (2.0, 1.0)
-
-
-@pytest.mark.parametrize(
-    ("metadata", "says"),
-    [
-        ({"suite": "s", "suite_size": "three", "pinned_version": "3"}, "expected a whole number"),
-        ({"suite": "s", "pinned_version": "3"}, "expected a whole number"),
-        ({"suite": "s", "suite_size": "3"}, "pinned to no version"),
-    ],
-)
-def test_a_suite_task_that_cannot_be_counted_says_what_it_lacks(metadata: dict[str, str], says: str) -> None:
-    with pytest.raises(ContradictoryEvent, match=says):
-        one = group(1, metadata=metadata)
-        outcomes.suite_key(one)
-        outcomes.count(None, one)
-
-
-def test_a_suite_that_changes_its_size_is_refused() -> None:
-    with pytest.raises(ContradictoryEvent, match="another suite name"):
-        outcomes.count(outcomes.Suite(size=4), group(1))
-
-
-@pytest.mark.parametrize("changed", [{"purpose": "train"}, {"metadata": {}}])
-def test_other_groups_belong_to_no_suite(changed: dict[str, object]) -> None:
-    assert outcomes.suite_key(group(1, **changed)) is None
 
 
 def test_a_row_of_another_version_is_refused_with_the_way_out() -> None:

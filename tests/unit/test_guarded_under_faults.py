@@ -1,0 +1,134 @@
+"""Mode `guarded` over an in-memory log: killed anywhere, and read again, the same versions are asked, judged, promoted.
+
+The line and the results of the suite are two tables with a changelog each; a crash may keep the one and lose the other.
+"""
+
+from __future__ import annotations
+
+import random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from schemas.events import AdapterEvent, Outcome, Task, derive_id
+from schemas.serde import decode, encode
+from streams import rollouts
+from streams.adapters import AdapterState, empty, fold
+from streams.line import Rule
+from streams.settings import Guard
+from streams.suites import Suite, generated
+
+SUITE = Suite(name="sums@1", questions=generated("sums", count=2, seed=0).questions, thresholds={})
+RULE = Rule("guarded", Guard(min_tasks=20), SUITE)
+QUALITY = {0: 0.2, 1: 0.5, 2: 0.1, 3: 0.9}
+
+
+def event(version: int, kind: str, **changed: object) -> AdapterEvent:
+    fields: dict[str, object] = {
+        "event_id": derive_id("default", version, kind, *changed),
+        "policy": "default",
+        "created_at": 1000 + version,
+        "version": version,
+        "kind": kind,
+        "actor": "trainer",
+        "reason": "a test",
+    }
+    return AdapterEvent(**fields | changed)  # type: ignore[arg-type]
+
+
+def evaluated(version: int) -> AdapterEvent:
+    outcomes = tuple(
+        Outcome(index=index, scenario="sums", success=value, reward=value, tokens=3.0)
+        for index in range(40)
+        for value in [float(index < QUALITY[version] * 40)]
+    )
+    return event(version, "evaluated", suite=SUITE.name, metrics={"n": 40.0, "failed": 0.0}, outcomes=outcomes)
+
+
+class Stage:
+    """The rollouts stage over a log that it writes to itself; what it asks is answered some time after."""
+
+    def __init__(self, draw: random.Random) -> None:
+        self.draw = draw
+        self.log: list[AdapterEvent] = []
+        self.asked: list[Task] = []
+        self.lines: list[bytes] = []
+        self.results: list[tuple[int, bytes]] = []
+        self.safe = (0, 0)
+        self.committed = self.position = 0
+
+    def read(self, *, killed_after: int = 9) -> None:
+        one = self.log[self.position]
+        if one.kind == "evaluated" and one.version not in dict(self.results):
+            self.results.append((one.version, encode(one)))
+        rows = dict(self.results)
+
+        def result(version: int) -> AdapterEvent | None:
+            found = decode(rows[version], AdapterEvent) if version in rows else None
+            return found if isinstance(found, AdapterEvent) else None
+
+        line = rollouts.load_line(self.lines[-1] if self.lines else None)
+        line, made = rollouts.reduce(line, one, RULE, result)
+        for effect in made[:killed_after]:
+            if isinstance(effect, Task):
+                self.asked.append(effect)
+            else:
+                self.log.append(effect)
+        if killed_after < 9:
+            self.crash()
+            return
+        self.lines.append(rollouts.dump(line))
+        self.position += 1
+
+    def commit(self) -> None:
+        self.committed, self.safe = self.position, (len(self.lines), len(self.results))
+
+    def crash(self) -> None:
+        for rows, safe in zip((self.lines, self.results), self.safe, strict=True):
+            del rows[self.draw.randint(safe, len(rows)) :]  # type: ignore[attr-defined]
+        self.position = self.committed
+
+
+def followed(seed: int, *, kills: int) -> Stage:
+    """Train three versions, answer what is asked, sometimes twice; return the stage when all is read."""
+    draw = random.Random(seed)
+    stage, to_come, answered = Stage(draw), [event(version, "trained") for version in (1, 2, 3)], set[int]()
+    while True:
+        whole = {one for one in QUALITY if len({t.task_id for t in stage.asked if t.adapter_version == one}) == 2}
+        what = draw.random()
+        if to_come and what < 0.2:
+            stage.log.append(to_come.pop(0))
+        elif what < 0.4 and whole - answered:
+            version = draw.choice(sorted(whole - answered))
+            answered.add(version)
+            stage.log += [evaluated(version)] * draw.choice((1, 1, 2))
+        elif what < 0.5:
+            stage.commit()
+        elif stage.position < len(stage.log):
+            if kills and what < 0.65:
+                kills -= 1
+                stage.read(killed_after=draw.randint(0, 3))
+            else:
+                stage.read()
+        elif not to_come and whole <= answered:
+            return stage
+
+
+def state_of(events: list[AdapterEvent]) -> AdapterState:
+    state = empty("default")
+    for one in events:
+        state = fold(state, one)
+    return state
+
+
+@settings(max_examples=60)
+@given(st.integers(0, 2**16))
+def test_after_any_crashes_what_was_good_is_primary_and_nothing_was_said_in_two_ways(seed: int) -> None:
+    stage = followed(seed, kills=6)
+    state = state_of(stage.log)
+    assert state.primary == 3
+    assert {task.adapter_version for task in stage.asked} == set(QUALITY)
+    assert len({encode(task) for task in stage.asked}) == len({task.task_id for task in stage.asked})
+    said = [one for one in stage.log if one.actor == "rollouts"]
+    assert len({encode(one) for one in said}) == len({one.event_id for one in said})
+    assert rollouts.load_line(stage.lines[-1]).serving == state.serving

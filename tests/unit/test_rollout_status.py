@@ -1,0 +1,98 @@
+"""What `streamward rollout status` shows, from the events alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from factories import T0, group
+
+from schemas.events import AdapterEvent, AdapterKind, derive_id
+from streams import adapters, canary, cli_rollout
+from streams.rollout_status import Rollout
+from streams.settings import Canary, Guard, Rollouts, Settings
+
+GATE = canary.gate(Canary(steps="0.2,1", step_groups=30))
+
+
+def event(kind: AdapterKind, version: int, **changed: Any) -> AdapterEvent:
+    fields: dict[str, Any] = {
+        "event_id": derive_id("default", version, kind, *changed),
+        "policy": "default",
+        "created_at": T0,
+        "version": version,
+        "kind": kind,
+        "actor": "ann",
+        "reason": "because",
+    }
+    return AdapterEvent(**fields | changed)
+
+
+def after(*events: AdapterEvent) -> Rollout:
+    rollout = Rollout(adapters.empty("default"))
+    for one in events:
+        rollout.add(one, T0)
+    return rollout
+
+
+def under_canary() -> Rollout:
+    return after(event("trained", 1), event("canary_started", 1, expected_version=0, share=0.2, gate=GATE))
+
+
+def waits(rollout: Rollout, mode: str, guard: Guard | None = None) -> Any:
+    settings = Settings(rollouts=Rollouts(mode=mode), guard=guard or Guard())  # type: ignore[arg-type]
+    return rollout.plain(settings)["waits_for"]
+
+
+def test_without_anything_new_a_new_version_is_waited_for() -> None:
+    assert waits(after(), "canary") == "a new version"
+
+
+def test_in_mode_manual_a_person_is() -> None:
+    assert waits(after(event("trained", 2)), "manual") == "a person, for version 2"
+
+
+def test_in_mode_guarded_the_results_are_and_then_what_the_verdict_says() -> None:
+    guard = Guard(suite=Path("suite.yaml"))
+    rollout = after(event("trained", 2))
+    assert waits(rollout, "guarded", guard) == "the results of guard.suite for version 2 and for version 0"
+    rollout.add(event("judged", 2, verdict="ask", expected_version=0), T0)
+    assert waits(rollout, "guarded", guard) == "a person, for version 2: the guard says ask: because"
+
+
+def test_a_canary_shows_its_groups_under_the_rule_that_was_recorded_with_it() -> None:
+    rollout = under_canary()
+    assert rollout.trial is not None
+    for offset, version in enumerate((0, 0, 1)):
+        one = group(task_id=f"t{offset}", adapter_version=version, created_at=T0)
+        rollout.evidence = canary.count(rollout.evidence, rollout.trial, one, offset)
+    assert waits(rollout, "canary") == "groups at share 0.2: 1 of the candidate, 2 of the primary; 30 are needed"
+    shown = rollout.plain(Settings())
+    assert (shown["primary"], shown["candidate"], shown["share"]) == (0, 1, 0.2)
+    assert [(arm["arm"], arm["version"], arm["groups"]) for arm in shown["arms"]] == [
+        ("candidate", 1, 1),
+        ("primary", 0, 2),
+    ]
+
+
+def test_a_decision_that_changed_nothing_says_why() -> None:
+    rollout = under_canary()
+    rollout.add(event("promoted", 1, expected_version=7), T0)
+    last = rollout.plain(Settings())["decisions"][-1]
+    assert last["reason"].startswith("refused: expected version 7 to be primary")
+    assert rollout.trial is not None
+
+
+def test_the_end_of_a_canary_ends_what_is_shown_of_it() -> None:
+    rollout = under_canary()
+    rollout.add(event("rejected", 1), T0)
+    shown = rollout.plain(Settings())
+    assert (shown["candidate"], shown["arms"], shown["gain"]) == (None, [], None)
+
+
+def test_the_table_has_the_gain_the_arms_and_the_decisions(capsys: pytest.CaptureFixture[str]) -> None:
+    cli_rollout._show(under_canary().plain(Settings(rollouts=Rollouts(mode="canary"))), "table")
+    printed = capsys.readouterr().out
+    for text in ("1, at share 0.2", "nothing to compare yet", "candidate", "latency ms", "canary_started", "because"):
+        assert text in printed
