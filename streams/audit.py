@@ -9,9 +9,9 @@
     groups                   = trained + in batches + dropped by reason + in the window of the next batch
 
 The stages are not asked and none of their code is used: what follows from the events is worked out here once more
-(`streams/audit_tasks.py`, `audit_groups.py`, `audit_policies.py`), and a test sees to it that nothing of theirs is
-imported. Every record that could not count must have its dead letter, and every dead letter its record; an offset at
-which nothing lies is a lost record, since no topic is compacted or written in transactions.
+(`streams/audit_tasks.py`, `audit_groups.py`, `audit_policies.py`, `audit_versions.py`), and a test sees to it that
+nothing of theirs is imported. Every record that could not count must have its dead letter, and every dead letter its
+record; an offset at which nothing lies is a lost record, since no topic is compacted or written in transactions.
 
 Not covered: two records of one partition that changed places, where their order means nothing; and a record that was
 written in place of another, of which nothing else in the log speaks.
@@ -44,6 +44,7 @@ from streams.audit_facts import (
 from streams.audit_policies import Line, recount_policy
 from streams.audit_records import event_and_key, fact_of, mark_of
 from streams.audit_tasks import JOIN, SCORER, STREAMS, Outcome, Story, recount_task
+from streams.audit_versions import Versions
 from streams.log import Record, TopicPartition, partition_of
 from streams.settings import Settings
 from streams.topics import KEYED_BY_TASK, topics
@@ -84,6 +85,8 @@ class Report:
     """What is still to come: tasks without group, rewards, groups in a window, batches to train, events that wait."""
     dead_letters: Counter[str]
     """By reason, each stage's letter about a record once."""
+    refused_adapters: Counter[str]
+    """Of these, by reason: versions that an agent would not serve."""
 
     @property
     def wrong(self) -> list[Finding]:
@@ -197,6 +200,7 @@ class Ledger:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._topics = {topic.name: topic for topic in topics(settings.topics).values()}
+        self._adapters = next(topic.name for topic in self._topics.values() if topic.label == "adapters")
         self._marks: dict[TopicPartition, _Marks] = {}
         self._first_ms: dict[TopicPartition, int] = {}
         self._stories: dict[tuple[int, str], Story] = {}
@@ -270,24 +274,29 @@ class Ledger:
         """Return what is wrong with what was taken in, and what is in flight, as far as `reach` goes."""
         view = View(self._settings, reach, self._letters, self._exists)
         whole = Outcome(findings=[*self._holes(reach)])
+        versions = Versions({name: line.adapters for name, line in self._lines.items()}, view)
         horizons = [self._horizon_ms(reach, partition) for partition in range(self._settings.topics.partitions)]
         for (partition, _), story in self._stories.items():
             if policy is not None and story.policy not in (None, policy):
                 continue
-            _add(whole, self._task(story, view, horizons[partition]))
+            _add(whole, self._task(story, view, horizons[partition], versions))
         for name, line in self._lines.items():
             if policy in (None, name):
                 _add(whole, recount_policy(line, view))
         if policy is None:
             whole.findings += self._useless(view)
         reasons: Counter[str] = Counter()
-        for letters in self._letters.values():
-            reasons.update({letter.stage: letter.reason for letter in letters if letter.stage != DECISIONS}.values())
+        refused: Counter[str] = Counter()
+        for source, letters in self._letters.items():
+            by_stage = {letter.stage: letter.reason for letter in letters if letter.stage != DECISIONS}
+            reasons.update(by_stage.values())
+            if "policy" in by_stage and source.topic == self._adapters:
+                refused[by_stage["policy"]] += 1
         whole.findings += self._stray_letters(view, whole)
         self._new_letters.clear()
         order = {category: number for number, category in enumerate(CATEGORIES)}
         findings = sorted(set(whole.findings), key=lambda found: (found.accounted, order[found.category], found.at))
-        return Report(tuple(findings), whole.counts, whole.in_flight, reasons)
+        return Report(tuple(findings), whole.counts, whole.in_flight, reasons, refused)
 
     def _exists(self, at: Coordinates) -> bool:
         marks = self._marks.get((at.topic, at.partition))
@@ -303,16 +312,17 @@ class Ledger:
         ]
         return max([reach.since_ms or 0, *times])
 
-    def _task(self, story: Story, view: View, horizon_ms: int) -> Outcome:
+    def _task(self, story: Story, view: View, horizon_ms: int, versions: Versions) -> Outcome:
         """Return a task's recount; that of one with which everybody is done is kept until something new is said."""
         if story.settled is not None and story.partition not in self._new_letters:
             return story.settled
         outcome = recount_task(story, view, horizon_ms)
-        passed = view.reach.passed
+        wrong, judged = versions.check(story.tasks, story.responses)
+        outcome.findings += wrong
+        passed, is_ripe = view.reach.passed, judged and not view.reach.settled and not outcome.in_flight
         facts: list[Any] = [*story.tasks, *story.responses, *story.rewards, *story.controls]
         done = (
-            not view.reach.settled
-            and not outcome.in_flight
+            is_ripe
             and bool(story.tasks and story.groups)
             and all(found.accounted for found in outcome.findings)
             and all(passed(STREAMS, fact.at) for fact in facts)

@@ -56,6 +56,8 @@ class ResponseFact(NamedTuple):
     group_size: int
     policy: str
     version: int
+    began_ms: int
+    """When its sampling began, by the clock of who gave it."""
     failed: bool
     finish_reason: str
     shared: int
@@ -171,10 +173,13 @@ class AdapterFact(NamedTuple):
     """An adapter event."""
 
     at: Coordinates
+    ms: int
     mark: int
     event_id: str
     version: int
     kind: str
+    expected: int | None
+    share: float | None
     parent: int | None
     batches: tuple[int | None, int | None]
     files: int

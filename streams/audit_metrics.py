@@ -40,11 +40,22 @@ def text(report: Report, *, at_s: float) -> str:
             labels = f'category="{category}",accounted="{str(accounted).lower()}"'
             lines.append(f"streamward_ledger_findings_records{{{labels}}} {count}")
     lines += [
+        "# HELP streamward_adapters_refused_total Adapter versions that an agent would not serve, by reason.",
+        "# TYPE streamward_adapters_refused_total counter",
+        *(
+            f'streamward_adapters_refused_total{{reason="{_label(reason)}"}} {count}'
+            for reason, count in sorted(report.refused_adapters.items())
+        ),
         "# HELP streamward_ledger_recount_timestamp_seconds When the last recount ended.",
         "# TYPE streamward_ledger_recount_timestamp_seconds gauge",
         f"streamward_ledger_recount_timestamp_seconds {at_s:.3f}",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _label(text: str) -> str:
+    """Return the value of a label as the format wants it: anybody may write a dead letter."""
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
 class Board:

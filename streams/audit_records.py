@@ -9,6 +9,7 @@ Not covered: texts. Of what a response says only digests are kept, so the audit 
 from __future__ import annotations
 
 import base64
+import math
 from array import array
 from collections.abc import Iterable
 from functools import lru_cache
@@ -144,12 +145,18 @@ def _response(record: Record, response: Response) -> ResponseFact:
         group_size=response.group_size,
         policy=response.policy,
         version=response.adapter_version,
+        # nobody answers after it was recorded, and any producer may write any number
+        began_ms=min(response.created_at, record.timestamp_ms) - _whole(response.latency_ms),
         failed=failed,
         finish_reason=response.finish_reason,
         shared=0 if failed else _shared_digest(*where, drawn.temperature + 0.0, drawn.top_p, prompt),  # not -0.0
         head=head,
         tokens=tokens,
     )
+
+
+def _whole(number: float) -> int:
+    return int(number) if math.isfinite(number) else 0
 
 
 _SAID = ("sampling_id", "slot", "policy", "group_size", "adapter_version", "engine", "finish_reason", "text")
@@ -233,10 +240,13 @@ def _batch(record: Record, batch: Batch) -> BatchFact:
 def _adapter(record: Record, event: AdapterEvent) -> AdapterFact:
     return AdapterFact(
         at=record.at,
+        ms=record.timestamp_ms,
         mark=mark_of(record.key, record.payload),
         event_id=event.event_id,
         version=event.version,
         kind=event.kind,
+        expected=event.expected_version,
+        share=event.share,
         parent=event.parent_version,
         batches=(event.first_batch, event.last_batch),
         files=digest(event.files),

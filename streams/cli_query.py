@@ -54,9 +54,9 @@ def query(call: Call, ctx: click.Context, /, **given: Any) -> None:
     """Ask the log with SQL, archive and all. Without SQL: a shell.
 
     SQL is one statement of DuckDB's dialect that only reads. Its tables are the topics, with _ for -: tasks, responses,
-    rewards, group_control, groups, batches, adapters, dead_letters, experiments; and two joins, group_responses and
-    lineage. A TOPIC stands for all of it, and - reads SQL from stdin. What is read is fixed at the start, and nothing
-    is committed. Records that cannot be read are counted on stderr, and make the exit code 1.
+    rewards, group_control, groups, batches, adapters, dead_letters, experiments; and made of these group_responses,
+    lineage and rollout. A TOPIC stands for all of it, and - reads SQL from stdin. What is read is fixed at the start,
+    and nothing is committed. Records that cannot be read are counted on stderr, and make the exit code 1.
     """
     import sys
 

@@ -1,7 +1,7 @@
-"""Answer tasks with the adapter version in force.
+"""Answer tasks with the adapter version in force, or with the candidate that has a share of them.
 
-    tasks ──► wait: version known? room to train on it? ──► round ──► engine ──► all slots of a sampling ──► responses
-    adapters, batches, groups of this policy ──┘ (streams/standing.py, admission.py)
+    tasks ──► which version? known? room to train on it? ──► round ──► engine ──► all slots of a sampling ──► responses
+    adapters, batches, groups of this policy ──┘ (streams/standing.py, arms.py, admission.py)
 
 One sampling is one attempt at all slots of a task by one version, and what served is checked against what the engine
 says it served. Its responses are written one after the other and acknowledged before the task counts as done; offsets
@@ -12,6 +12,10 @@ broker is away the agent waits (streams/patience.py).
 `eval` and `serve` never wait for the trainer, `train` does (streams/admission.py). A task whose deadline has passed is
 not sampled, as its answers could not count; a `serve` task is, since somebody may still read the answer.
 
+A round is of one version, and the task that came first decides which: with a canary under way both arms get their turn.
+What the log says of versions is looked at before each round, after a version was loaded, and after every longer pause,
+so that nothing begins on a version that was replaced; a round that is under way ends on the version it began with.
+
 Not covered: while `policy.max_waiting` tasks are held back nothing is read, so an eval task behind them waits as well.
 A version whose adapter cannot be loaded is not tried again before a restart.
 """
@@ -19,20 +23,19 @@ A version whose adapter cannot be loaded is not tried again before a restart.
 from __future__ import annotations
 
 import logging
-import shutil
 import sys
-import tempfile
 import threading
 import time
 import uuid
 from collections.abc import Iterable, Sequence
+from functools import partial
 from itertools import count
-from pathlib import Path
 from typing import Self
 
 from schemas import serde
 from schemas.events import Response, Task, derive_id
-from streams import adapter_store
+from streams import adapter_signing
+from streams.arms import BASE, route
 from streams.deadline import at_most
 from streams.engines import Completion, Engine, SamplingRequest
 from streams.errors import EventError, StreamwardError
@@ -43,6 +46,7 @@ from streams.patience import Patience, StoppedWaiting
 from streams.reading import fetch
 from streams.rounds import Round, Served, Waiting, all_failed, choose, malformed, response, unusable
 from streams.settings import Settings
+from streams.shelf import Shelf
 from streams.standing import Standing, answered, give_up_ms
 from streams.topics import topics
 
@@ -52,6 +56,8 @@ HELD_POLL_S = 0.05
 
 LINGER_S = 0.2
 """How long a train round that is not full waits for more: places come free one by one, and large rounds are cheaper."""
+AWAY_S = 30.0
+"""How long a candidate that the store does not give gives its tasks to the primary before it is tried again."""
 SWEEP_S = 1.0
 """How often all waiting tasks are asked whether their time is over."""
 
@@ -78,6 +84,7 @@ def run(settings: Settings, *, stop: threading.Event, engine: Engine | None = No
 
 
 def _run(settings: Settings, stop: threading.Event, engine: Engine) -> None:
+    adapter_signing.check_verify_key(settings.adapters)
     try:
         with Agent(settings, engine, Patience(settings.kafka, stop)) as agent:
             while not stop.is_set():
@@ -94,8 +101,7 @@ class Agent:
         self._patience = patience
         self._engine = engine
         self._nonce = uuid.uuid4().hex
-        self._attempts = count()
-        self._adapters = Path(tempfile.mkdtemp(prefix="streamward-policy-"))
+        self._attempts, self._arrivals = count(), count()
         self._response_topic = topics(settings.topics)["responses"].name
         self._waiting: dict[TopicPartition, dict[int, Waiting]] = {}
         self._progress: dict[TopicPartition, Contiguous] = {}
@@ -106,6 +112,8 @@ class Agent:
         self._swept = 0.0
         self._lingers_until: float | None = None
         self._standing = Standing(settings)
+        self._shelf = Shelf(settings, engine, self._standing.arms)
+        self._back_at = 0.0
         self._producer = Producer(settings, patience=patience)
         self._consumer = Consumer(
             settings,
@@ -122,14 +130,15 @@ class Agent:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._consumer.close()
         self._standing.__exit__()
-        shutil.rmtree(self._adapters, ignore_errors=True)
+        self._shelf.close()
         self._producer.__exit__(kind)
 
     def step(self) -> bool:
         """Read what came, answer one round if there is one, commit. Return whether a round was answered."""
-        self._standing.poll()
+        self._standing.follow(self._patience)
         self._read(POLL_S if not any(self._waiting.values()) else 0.0 if self._next_round() else HELD_POLL_S)
         self._sweep()
+        self._standing.follow(self._patience)  # what came while this waited for tasks decides who answers them
         chosen = self._next_round()
         if chosen is not None:
             self._answer(chosen)
@@ -191,15 +200,16 @@ class Agent:
         elif task.policy != self._settings.policy.name or task.task_id in self._answered[tp]:
             progress.done(offset)
         else:
-            self._waiting[tp][offset] = Waiting(
-                task, record.at, deadline_ms(task, record.timestamp_ms, self._settings.advantages)
-            )
+            until_ms = deadline_ms(task, record.timestamp_ms, self._settings.advantages)
+            self._waiting[tp][offset] = Waiting(task, record.at, until_ms, next(self._arrivals))
 
     def _sweep(self) -> None:
         """Now and then, let go of what time has overtaken."""
         if time.monotonic() < self._swept + SWEEP_S:
             return
-        self._swept = time.monotonic()
+        self._swept = now = time.monotonic()
+        if now >= self._back_at:
+            self._standing.arms.away.clear()
         for task_id in self._standing.admission.expire(_now_ms()):
             log.warning("task %s: its group did not come; it holds no place in training any more", task_id)
         self._pass_over(list(self._all_waiting()))
@@ -237,34 +247,29 @@ class Agent:
         return chosen if time.monotonic() >= self._lingers_until else None
 
     def _choose(self) -> Round | None:
-        standing = self._standing
-        in_force = standing.in_force
+        serving, admission = self._standing.arms.serving, self._standing.admission
 
         def room(version: int) -> int:
-            # a pin to a version too old for any batch gains nothing by waiting; its group will be recorded as stale
-            if version != in_force and standing.admission.hopeless(version):
-                return sys.maxsize
-            return standing.admission.room(version)
+            # A version too old for any batch gains nothing by waiting: its group will be recorded as stale. Only the
+            # primary waits, for the next one; unless a canary is under way, which would wait for it in turn.
+            waits = version == serving.primary and serving.candidate is None
+            return sys.maxsize if admission.hopeless(version) and not waits else admission.room(version)
 
-        return choose(
-            self._all_waiting(),
-            in_force=in_force,
-            known=standing.adapters.versions.__contains__,
-            room=room,
-            most=self._settings.policy.round_tasks,
-        )
+        most = self._settings.policy.round_tasks
+        return choose(self._all_waiting(), version_for=partial(route, serving), room=room, most=most)
 
     def _answer(self, chosen: Round) -> None:
         self._lingers_until = None
+        refused = self._serve(chosen.version)
+        serving = self._standing.arms.serving
+        if any(route(serving, waiting.task) != chosen.version for waiting in chosen.tasks):
+            return  # another version answers them now: choose again
         requests = [
             SamplingRequest(sampling_id=self._sampling_id(w, chosen.version), task=w.task) for w in chosen.tasks
         ]
         started = time.monotonic()
-        refused = self._serve(chosen.version)
         if refused is None:
             answers = self._sample(requests, chosen.version)
-        elif any(waiting.task.adapter_version is None for waiting in chosen.tasks):
-            return  # the version in force is another one now: choose again
         else:
             answers = [all_failed(request, refused) for request in requests]
         served = Served(
@@ -291,38 +296,34 @@ class Agent:
 
     def _serve(self, version: int) -> str | None:
         """Make the engine serve `version`; return why it cannot. Raises EventError if it is not the adapter's fault."""
-        if version in self._standing.useless:
+        arms = self._standing.arms
+        if version in arms.useless:
             return f"the adapter of version {version} could not be loaded; see the dead letters of stage {STAGE}"
-        if self._engine.served_version == version:
-            return None
+        if arms.is_retired(version):
+            return f"version {version} is retired and its files are gone; pin the task to one that is not"
+        before = self._engine.served_version
         try:
-            self._engine.serve(version, self._fetched(version))
+            self._shelf.serve(version)
         except EventError as exc:
-            if version == 0 or exc.reason == "store_unreachable":
+            if exc.reason == "store_unreachable" and version == arms.candidate:
+                arms.away.add(version)
+                self._back_at = time.monotonic() + AWAY_S
+                log.warning("version %d has the canary's tasks for %g s: %s", arms.primary, AWAY_S, exc)
+            elif version == BASE or exc.reason == "store_unreachable":
                 raise  # nothing to fall back on; or it may pass: whoever starts this process again tries again
-            self._condemn(version, exc)
+            else:
+                self._condemn(version, exc)
             return str(exc)
-        for folder in self._adapters.iterdir():
-            if folder.name != str(version):
-                shutil.rmtree(folder, ignore_errors=True)
-        log.info("serving version %d", version)
+        if before != version:
+            self._standing.follow(self._patience)  # loading takes its time
         return None
-
-    def _fetched(self, version: int) -> Path | None:
-        if version == 0:
-            return None
-        adapter = self._standing.adapters.versions[version]
-        if adapter.uri is None:
-            raise EventError(
-                f"version {version} was trained without a uri; nothing can be loaded", reason="bad_adapter"
-            )
-        return adapter_store.fetch(adapter.uri, adapter.files, self._adapters / str(version))
 
     def _condemn(self, version: int, error: EventError) -> None:
         """Go on without `version`, and say so where people look."""
-        self._standing.useless.add(version)
-        at = self._standing.trained_at[version]
-        log.error("%s: version %d cannot be used, version %d goes on: %s", at, version, self._standing.in_force, error)
+        arms, at = self._standing.arms, self._standing.trained_at[version]
+        goes_on = "its canary's tasks go to" if version == arms.candidate else "unpinned tasks go to"
+        arms.useless.add(version)
+        log.error("%s: version %d cannot be used, %s version %d: %s", at, version, goes_on, arms.primary, error)
         record = fetch(self._settings, [at], patience=self._patience)[at]
         self._producer.send(dead_letter(record, stage=STAGE, reason=error.reason, error=str(error)))
 

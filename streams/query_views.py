@@ -2,12 +2,14 @@
 
     topic `group-control` ──► view group_control       groups + responses ──► group_responses
     the columns of streams/columns.py                  adapters + batches + groups ──► lineage
+                                                       adapters, folded          ──► rollout
 
 A view has a topic that leads it: `--since`, `--key` and the like choose records of that one, and what a join looks up
 beside them is looked up in the whole log (schema `whole`), so that a narrow window never loses the other half of a
 row. Records that were written twice count once in a join: the first in its partition wins, as in the stages.
 
-Not covered: what the trainer makes of a group. Token ids and logprobs are in `groups.responses`.
+Not covered: what the trainer makes of a group. Token ids and logprobs are in `groups.responses`. `rollout` folds all
+events of a policy, those in a partition that is not the policy's included, which agents never read.
 """
 
 from __future__ import annotations
@@ -73,6 +75,72 @@ LEFT JOIN cut AS b ON b.policy = a.policy AND b.sequence = a.last_batch
 LEFT JOIN made AS g ON g._partition = b.groups_partition AND g._offset = b.group_offset
 """
 """Each version's own step. What it was trained on before is in the rows of the versions before it."""
+ROLLOUT = """
+WITH RECURSIVE numbered AS MATERIALIZED (
+    SELECT *, row_number() OVER (PARTITION BY policy ORDER BY _partition, _offset) AS n, coalesce(suite, '') AS asked_of
+    FROM whole.adapters
+), told AS MATERIALIZED (
+    SELECT e.*, coalesce(CAST(e.share AS DOUBLE), 0) AS wanted,
+        CASE e.kind
+            WHEN 'trained' THEN e.version = 0 OR e.n > k.known_from
+            WHEN 'evaluated' THEN e.n > k.known_from
+                AND sum(CAST(e.n > k.known_from AS INTEGER)) OVER (PARTITION BY e.policy, e.kind, e.version, e.asked_of
+                    ORDER BY e.n) > 1
+            ELSE row_number() OVER (PARTITION BY e.policy, e.event_id, e.kind IN ('trained', 'evaluated')
+                ORDER BY e.n) > 1
+        END AS again
+    FROM numbered AS e
+    LEFT JOIN (
+        SELECT policy, version, min(n) AS known_from FROM numbered WHERE kind = 'trained' AND version <> 0 GROUP BY ALL
+        UNION ALL SELECT DISTINCT policy, 0, 0 FROM numbered
+    ) AS k USING (policy, version)
+), fold AS (
+    SELECT DISTINCT policy, CAST(0 AS BIGINT) AS n, CAST(NULL AS BOOLEAN) AS works, MAP {0: 'primary'} AS statuses,
+        0 AS primary_version, CAST(NULL AS INTEGER) AS candidate_version, CAST(0 AS DOUBLE) AS share
+    FROM told
+    UNION ALL
+    SELECT policy, n, works,
+        CASE WHEN NOT works THEN statuses
+            WHEN kind = 'trained' THEN map_concat(statuses, MAP {version: 'trained'})
+            WHEN kind = 'canary_started' THEN map_concat(statuses, MAP {version: 'canary'})
+            WHEN kind IN ('rejected', 'retired') THEN map_concat(statuses, MAP {version: kind})
+            WHEN swaps THEN map_concat(
+                statuses,
+                CASE WHEN candidate_version IS NULL THEN MAP {} ELSE MAP {candidate_version: 'trained'} END,
+                MAP {primary_version: CASE kind WHEN 'promoted' THEN 'superseded' ELSE 'rolled_back' END},
+                MAP {version: 'primary'})
+            ELSE statuses
+        END,
+        CASE WHEN works AND swaps THEN version ELSE primary_version END,
+        CASE WHEN NOT works THEN candidate_version WHEN splits THEN version WHEN ends THEN NULL ELSE candidate_version
+        END,
+        CASE WHEN NOT works THEN share WHEN splits THEN wanted WHEN ends THEN 0 ELSE share END
+    FROM (
+        SELECT f.* EXCLUDE (n, works), t.n, t.kind, t.version, t.wanted,
+            kind IN ('promoted', 'rolled_back') AS swaps, kind IN ('canary_started', 'canary_advanced') AS splits,
+            swaps OR (kind = 'rejected' AND version = candidate_version) AS ends,
+            NOT again AND coalesce((expected_version = primary_version OR NOT (swaps OR splits OR
+                (kind = 'rejected' AND expected_version IS NOT NULL))) AND CASE kind
+                WHEN 'trained' THEN true
+                WHEN 'canary_started' THEN
+                    statuses[version] = 'trained' AND candidate_version IS NULL AND wanted > f.share AND wanted <= 1
+                WHEN 'canary_advanced' THEN statuses[version] = 'canary' AND wanted > f.share AND wanted <= 1
+                WHEN 'promoted' THEN statuses[version] IN ('trained', 'canary', 'superseded', 'rolled_back')
+                WHEN 'rolled_back' THEN statuses[version] IN ('trained', 'superseded', 'rolled_back')
+                WHEN 'rejected' THEN statuses[version] IN ('trained', 'canary')
+                WHEN 'retired' THEN
+                    version <> 0 AND statuses[version] IN ('trained', 'superseded', 'rolled_back', 'rejected')
+                ELSE statuses[version] IS NOT NULL
+            END, false) AS works
+        FROM fold AS f JOIN told AS t ON t.policy = f.policy AND t.n = f.n + 1
+    )
+)
+SELECT t.policy, t.kind, t.version, CASE WHEN f.works THEN 'effective' WHEN t.again THEN 'again' ELSE 'refused' END
+    AS effect, f.primary_version, f.candidate_version, f.share, t.actor, t.reason, t.event_id, t._partition, t._offset,
+    t._timestamp
+FROM fold AS f JOIN told AS t USING (policy, n) SEMI JOIN adapters USING (_partition, _offset)
+"""
+"""What streams/serving.py does with events, once more: a property test folds random histories with both."""
 
 JOINS = (
     View(
@@ -85,6 +153,7 @@ JOINS = (
         LINEAGE,
         ("batches", "groups"),
     ),
+    View("rollout", "adapters", "one row per AdapterEvent, with who answers after it", ROLLOUT),
 )
 
 

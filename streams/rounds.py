@@ -24,6 +24,8 @@ class Waiting:
     at: Coordinates
     deadline_ms: int | None
     """Answers recorded later do not count, ms since the epoch; None: they always do."""
+    arrival: int = 0
+    """Its place in the order in which this agent read tasks, over all partitions."""
 
     @property
     def urgent(self) -> bool:
@@ -42,33 +44,33 @@ class Round:
 def choose(
     waiting: Iterable[Waiting],
     *,
-    in_force: int,
-    known: Callable[[int], bool],
+    version_for: Callable[[Task], int | None],
     room: Callable[[int], int],
     most: int,
 ) -> Round | None:
     """Return the next round of at most `most` tasks, or None if nothing may start.
 
     The first task that may start decides the version and the length: those of one round share both, since a round lasts
-    as long as its longest answer. `eval` and `serve` go before `train`, each in the order given. A pinned task takes
-    its version, and waits until it is `known`; the others take the one `in_force`. At most `room(version)` train tasks
-    start.
+    as long as its longest answer. `eval` and `serve` go before `train`, each in the order in which they came, so every
+    version and length has its turn. A task takes the version that `version_for` says, and waits while that is None. At
+    most `room(version)` train tasks start.
     """
     first: tuple[int, int] | None = None
     chosen: list[Waiting] = []
     places: dict[int, int] = {}
-    for candidate in sorted(waiting, key=lambda one: not one.urgent):  # stable: order is kept within each kind
-        task = candidate.task
-        version = in_force if task.adapter_version is None else task.adapter_version
-        like = (version, task.sampling.max_tokens)
-        if (first is not None and like != first) or not known(version):
+    for candidate in sorted(waiting, key=lambda one: (not one.urgent, one.arrival)):
+        length = candidate.task.sampling.max_tokens
+        if first is not None and length != first[1]:
+            continue
+        version = version_for(candidate.task)
+        if version is None or (first is not None and version != first[0]):
             continue
         if not candidate.urgent:
             left = places[version] if version in places else room(version)
             places[version] = left - 1
             if left < 1:
                 continue
-        first = like
+        first = (version, length)
         chosen.append(candidate)
         if len(chosen) == most:
             break

@@ -12,16 +12,17 @@ Not covered: dead letters for records here that cannot be read. The stages that 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 from schemas.events import AdapterEvent, AdvantagedGroup, Batch, Coordinates, Event, Response
 from schemas.serde import Poison
-from streams import adapters
 from streams.admission import Admission
+from streams.arms import Arms
 from streams.cluster import offsets, offsets_at
-from streams.log import Record, TopicPartition, partition_of
+from streams.log import POLL_S, Record, TopicPartition, partition_of
 from streams.patience import Patience
 from streams.reading import Tail, read
 from streams.settings import Settings
@@ -31,6 +32,8 @@ log = logging.getLogger("streamward.policy")
 
 E = TypeVar("E", bound=Event)
 
+PAUSE_S = 2.0
+"""After so long without a poll, what was fetched may be old."""
 CLOCK_SKEW_MS = 60_000
 """How far the clocks of those who write tasks and responses may be apart when the log is searched by time."""
 
@@ -42,16 +45,15 @@ class Standing:
         """Read what there is now. Raises NotFoundError without the topics, LogError if the broker does not answer."""
         self._settings = settings
         self._policy = settings.policy.name
-        self.adapters = adapters.empty(self._policy)
+        self.arms = Arms(self._policy)
         self.admission = Admission(settings.batches)
         self.trained_at: dict[int, Coordinates] = {}
         """Where the event that made each version lies."""
-        self.useless: set[int] = set()
-        """Versions whose adapter could not be loaded."""
         partition = partition_of(self._policy, settings.topics.policy_partitions)
         named = topics(settings.topics)
         labels = ("adapters", "batches", "groups")
         adapters_tp, batches_tp, groups_tp = ((named[label].name, partition) for label in labels)
+        self._adapters, self._polled = adapters_tp, time.monotonic()
         self._fold: dict[str, Callable[[Record], None]] = {
             adapters_tp[0]: self._on_adapter,
             batches_tp[0]: self._on_batch,
@@ -78,11 +80,6 @@ class Standing:
         self._tail.__exit__()
 
     @property
-    def in_force(self) -> int:
-        """The version that answers tasks without a pin: the primary, or the one before it that could be loaded."""
-        return next((version for version in reversed(self.adapters.primaries) if version not in self.useless), 0)
-
-    @property
     def oldest_useful(self) -> int:
         """The oldest version whose groups the next batch may hold."""
         return self.admission.sequence - self._settings.batches.max_policy_lag
@@ -91,17 +88,40 @@ class Standing:
         """Take in what came since the last call."""
         for record in self._tail.poll(timeout_s=timeout_s):
             self._fold[record.at.topic](record)
+        self._polled = time.monotonic()
+
+    def follow(self, patience: Patience) -> None:
+        """Take in what came since the last call; after a pause, every adapter event that is there by now.
+
+        librdkafka goes on fetching while a round is decoded, but not in a process that was frozen, nor while its broker
+        is away. What it holds then may be old, so the log is asked where it ends.
+        """
+        if time.monotonic() - self._polled > PAUSE_S:
+            bounds = patience.ask(lambda: offsets(self._settings, ["adapters"]), "to where a topic ends")
+            end = bounds[self._adapters][1]
+            while self._tail.position[self._adapters] < end:
+                before = self._tail.position
+                self.poll(POLL_S)
+                if self._tail.position == before:
+                    patience.silent("with adapter events")
+                else:
+                    patience.answered()
+        self.poll()
 
     def _on_adapter(self, record: Record) -> None:
         event = _usable(record, AdapterEvent)
         if event is None or event.policy != self._policy:
             return
-        before = self.adapters.primary
-        self.adapters = adapters.fold(self.adapters, event)
+        before = self.arms.serving
+        self.arms.take(event)
+        after = self.arms.serving
         if event.kind == "trained":
             self.trained_at.setdefault(event.version, record.at)
-        if self.adapters.primary != before:
-            log.info("%s: version %d is primary now, it was %d", record.at, self.adapters.primary, before)
+        if after.primary != before.primary:
+            log.info("%s: version %d is primary now, it was %d", record.at, after.primary, before.primary)
+        if (after.candidate, after.share) != (before.candidate, before.share):
+            who = "no version" if after.candidate is None else f"version {after.candidate}"
+            log.info("%s: %s is the candidate now, for %g of the tasks", record.at, who, after.share)
 
     def _on_batch(self, record: Record) -> None:
         batch = _usable(record, Batch)
@@ -200,7 +220,7 @@ def _first_times(
 
 def _in_flight_since(settings: Settings, standing: Standing, now_ms: int) -> int:
     """Return the time before which no sampling was written that is still in flight and of use, ms; 0 if not known."""
-    version = standing.adapters.versions.get(standing.oldest_useful)
+    version = standing.arms.adapters.versions.get(standing.oldest_useful)
     made = version.created_at if version is not None else 0
     if not settings.advantages.deadline_s:
         return made

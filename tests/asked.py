@@ -1,6 +1,7 @@
 """A small log of a finished run, as questions find it: two steps of training, and held-out questions after each.
 
     tasks, responses, rewards ──► the join's own reducer ──► groups ──► two batches ──► versions 1 and 2, each evaluated
+    version 1 promoted ──► a canary of version 2, one step, promoted against a primary of before, then right, and back
 
 Policy `demo` is asked sums and words, three slots a task, by two sources of reward. Everything lies at fixed times from
 2026-01-31 12:00 UTC on, so that a page can show what a query gives.
@@ -17,7 +18,18 @@ from datetime import UTC, datetime
 from auditing import SETTINGS, Joined, Written, trained
 from factories import response, reward, task
 
-from schemas.events import Batch, Message, Response, Reward, RewardSource, Sampling, Task, derive_id
+from schemas.events import (
+    AdapterEvent,
+    AdapterKind,
+    Batch,
+    Message,
+    Response,
+    Reward,
+    RewardSource,
+    Sampling,
+    Task,
+    derive_id,
+)
 from streams import cluster, drive
 from streams.log import Producer, Record
 from streams.settings import Settings, Topics
@@ -46,6 +58,18 @@ EVALUATED: tuple[tuple[int, int, str, str, str], ...] = (
 )
 CUT = (2, 7)
 """Minute of each batch."""
+RELEASED: tuple[tuple[tuple[float, AdapterKind, int, int, float | None], ...], ...] = (
+    # minute, kind, version, the primary it was decided against, share
+    ((2.6, "promoted", 1, 0, None),),
+    (
+        (9, "canary_started", 2, 1, 0.25),
+        (10, "canary_advanced", 2, 1, 0.5),
+        (11, "promoted", 2, 0, None),
+        (12, "promoted", 2, 1, None),
+        (14, "rolled_back", 1, 2, None),
+    ),
+)
+"""Behind each version: what was decided."""
 
 
 def log() -> Written:
@@ -68,6 +92,8 @@ def log() -> Written:
         at_ms = _at(CUT[batch.sequence])
         written.write(batch, at_ms)
         written.write(trained(batch.sequence + 1, "demo", created_at=at_ms + 30_000), at_ms + 30_000)
+        for minute, kind, version, expected, share in RELEASED[batch.sequence]:
+            written.write(_decision(minute, kind, version, expected, share), _at(minute))
     return written
 
 
@@ -89,6 +115,13 @@ def put(settings: Settings, records: Iterable[Record]) -> None:
 
 def _at(minute: float) -> int:
     return BEGIN_MS + int(minute * MINUTE_MS)
+
+
+def _decision(minute: float, kind: AdapterKind, version: int, expected: int, share: float | None) -> AdapterEvent:
+    return AdapterEvent(
+        event_id=derive_id("demo", kind, version, expected, minute), policy="demo", created_at=_at(minute), kind=kind,
+        version=version, actor="a person", reason="because", expected_version=expected, share=share,
+    )  # fmt: skip
 
 
 def _task(name: str, minute: int, question: str, answer: str) -> Task:

@@ -160,7 +160,7 @@ def inputs(log: Written, begin_ms: int = T0) -> list[Record]:
     late = now + 10_000_000
     for name in ("task-12", "task-13"):
         log.write(control(task_id=name), late - 1)
-    log.write(answers(task(task_id="task-12"))[2], late)
+    log.write(replace(answers(task(task_id="task-12"))[2], latency_ms=float(late - now)), late)
     return log.of(*KEYED_BY_TASK)
 
 

@@ -5,8 +5,9 @@
                         a row leaves when it is done ◄── one token for every row ◄──────────────────────────┘
 
 A prompt is run once however many slots it has (`fanout`), what all prompts begin with (system message, template) is
-run once per adapter version, and an adapter is applied beside the weights (`lora`). What a slot draws depends on its
-key, slot and step (`draw`), not on its neighbours.
+run once per adapter version, and an adapter is applied beside the weights (`lora`). What was read of the last few
+versions stays, so that two that answer by turns are swapped without a look at the disk. What a slot draws depends on
+its key, slot and step (`draw`), not on its neighbours.
 
 Not covered: new requests do not join a round that is under way; the policy agent hands over the next round when this
 one is done. Tensors live on one device.
@@ -14,23 +15,22 @@ one is done. Tensors live on one device.
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from jinja2 import TemplateError
 from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
-from schemas.events import FinishReason, Message, Sampling
+from schemas.events import FinishReason, Sampling
 from streams.engines import Completion, SamplingRequest, failed, uniform
 from streams.engines.draw import draw
 from streams.engines.fanout import ATTENTION, FanOut
-from streams.engines.lora import Lora, read_lora
+from streams.engines.lora import Lora, Pair, read_lora
+from streams.engines.prompts import Prompts
 from streams.engines.weights import Base
 from streams.errors import EventError, SettingsError
 
@@ -42,6 +42,8 @@ ROUND_ROWS = 256
 """Most slots decoded together: bounds the logits."""
 SHORTEST_SHARED = 8
 """Fewer tokens than this that all prompts begin with are not worth a pass of their own."""
+KEPT = 3
+"""Versions whose factors, and cache of what prompts begin with, stay in memory: two arms, and one that is pinned."""
 COMPACT_SHARE = 8
 """Rows that are done leave once they are at least 1 / this of the rows in the step."""
 AGREEMENT = 1e-3
@@ -67,6 +69,16 @@ class Row:
     error: str | None = None
 
 
+@dataclass(slots=True)
+class Kept:
+    """A version that was served not long ago."""
+
+    folder: Path | None
+    pairs: Mapping[str, Pair]
+    shared: tuple[tuple[int, ...], DynamicCache] | None = None
+    """What prompts begin with, as this version sees it."""
+
+
 class TransformersEngine:
     """Serves a `Base` and one adapter at a time."""
 
@@ -80,20 +92,14 @@ class TransformersEngine:
         self.base_digest, self.tokenizer_digest = base.base_digest, base.tokenizer_digest
         self.served_version = 0
         self._model: Any = base.model
-        self._tokenizer: Any = base.tokenizer
         self._lora: Lora | None = None
-        self._shared: tuple[tuple[int, ...], DynamicCache] | None = None
+        self._now = Kept(None, {})
+        self._kept = {0: self._now}
+        """The one served last is last."""
         self._last_prompt: tuple[int, ...] = ()
         torch.set_num_threads(threads or os.cpu_count() or 1)
-        config = self._model.config
-        windows = [w for w in (getattr(config, "sliding_window", None), config.max_position_embeddings) if w]
-        self.context_tokens = min(windows)
-        self._longest_token = max(map(len, base.tokenizer.get_vocab()))
-        generation = getattr(self._model.generation_config, "eos_token_id", None)
-        ends = generation if isinstance(generation, list) else [generation]
-        self._ends = {token for token in (*ends, base.tokenizer.eos_token_id) if token is not None}
-        if not base.tokenizer.chat_template:
-            raise SettingsError("model.base: its tokenizer has no chat template; set it to an instruct or chat model")
+        self._prompts = Prompts(self._model, base.tokenizer)
+        self.context_tokens = self._prompts.context_tokens
         self._plain_attention = self._model.config._attn_implementation
         self._check_itself()
 
@@ -105,10 +111,16 @@ class TransformersEngine:
                 "any other has one; check the uri of the adapter event",
                 reason="bad_adapter",
             )
-        pairs = read_lora(adapter, self._model) if adapter else {}
+        kept = self._kept.get(version)
+        if kept is None or kept.folder != adapter:
+            kept = Kept(adapter, read_lora(adapter, self._model) if adapter else {})
         if self._lora is not None:
             self._lora.remove()
-        self._lora, self._shared = Lora(self._model, pairs), None
+        self._lora, self._now = Lora(self._model, kept.pairs), kept
+        self._kept.pop(version, None)
+        self._kept[version] = kept
+        for oldest in list(self._kept)[:-KEPT]:
+            del self._kept[oldest]
         self.served_version = version
 
     def close(self) -> None:
@@ -121,7 +133,7 @@ class TransformersEngine:
         answers: list[list[Completion]] = [[] for _ in requests]
         rows: list[Row] = []
         for index, request in enumerate(requests):
-            prompt, error = self._prompt(request)
+            prompt, error = self._prompts.tokens(request)
             slots = range(request.task.group_size)
             if error:
                 answers[index] = [failed(slot, error) for slot in slots]
@@ -138,30 +150,6 @@ class TransformersEngine:
         return answers
 
     # --- prompts -----------------------------------------------------------------------------------------------------
-
-    def _prompt(self, request: SamplingRequest) -> tuple[tuple[int, ...], str | None]:
-        """Return the prompt's tokens, or why there can be none."""
-        where = f"task {request.task.task_id}"
-        characters = sum(len(message.content) for message in request.messages)
-        if characters > self.context_tokens * self._longest_token:  # hopeless, so not worth the time to tokenize
-            return (
-                (),
-                f"{where}: {characters} characters never fit the context of {self.context_tokens} tokens; shorten it",
-            )
-        try:
-            tokens = self._tokenizer.apply_chat_template(
-                [_as_template_wants(message) for message in request.messages],
-                add_generation_prompt=True,
-                return_dict=True,
-            )["input_ids"]
-        except (TemplateError, TypeError, ValueError, KeyError) as exc:
-            return (), f"{where}: the chat template refuses the messages: {exc}; check their roles and order"
-        if len(tokens) >= self.context_tokens:
-            return (
-                (),
-                f"{where}: {len(tokens)} prompt tokens do not fit the context of {self.context_tokens}; shorten it",
-            )
-        return tuple(tokens), None
 
     def _rounds(self, rows: Sequence[Row]) -> Iterator[list[Row]]:
         """Yield rows that fit together, none empty."""
@@ -209,12 +197,13 @@ class TransformersEngine:
         cache = DynamicCache()
         if len(shared) < SHORTEST_SHARED:
             return (), cache
-        if self._shared is None or not _is_nearly(self._shared[0], shared):
+        begun = self._now.shared
+        if begun is None or not _is_nearly(begun[0], shared):
             fresh = DynamicCache()
             ids = torch.tensor([shared], device=self._model.device)
             self._model(input_ids=ids, past_key_values=fresh, logits_to_keep=1)
-            self._shared = (shared, fresh)
-        shared, one = self._shared
+            begun = self._now.shared = (shared, fresh)
+        shared, one = begun
         for index, layer in enumerate(one.layers):
             keys, values = (x.expand(len(prompts), -1, -1, -1) for x in (layer.keys, layer.values))
             cache.update(keys, values, index)
@@ -271,7 +260,7 @@ class TransformersEngine:
                 continue
             row.tokens.append(token)
             row.logprobs.append(logprob)
-            if token in self._ends or self._cut(row):
+            if token in self._prompts.ends or self._cut(row):
                 row.finish = "stop"
             elif len(row.tokens) == row.room:
                 row.finish = "length"
@@ -279,22 +268,13 @@ class TransformersEngine:
 
     def _cut(self, row: Row) -> bool:
         """Cut the row's text at the first stop text in it, if any."""
-        if not row.sampling.stop:
-            return False
-        text = self._text(row)
-        places = [place for place in map(text.find, filter(None, row.sampling.stop)) if place >= 0]
-        if places:
-            row.text = text[: min(places)]
-        return bool(places)
-
-    def _text(self, row: Row) -> str:
-        tokens = row.tokens[:-1] if row.tokens and row.tokens[-1] in self._ends else row.tokens
-        return str(self._tokenizer.decode(tokens, skip_special_tokens=True))
+        row.text = self._prompts.cut(row.tokens, row.sampling.stop)
+        return row.text is not None
 
     def _completion(self, row: Row) -> Completion:
         if row.error or row.finish is None:
             return failed(row.slot, row.error or "the slot was never decoded")
-        text = self._text(row) if row.text is None else row.text
+        text = self._prompts.text(row.tokens) if row.text is None else row.text
         return Completion(
             slot=row.slot,
             text=text,
@@ -330,7 +310,7 @@ class TransformersEngine:
         except (TypeError, AttributeError, IndexError, RuntimeError) as exc:  # an architecture of another shape
             raise SettingsError(f"model.base: the transformers engine cannot run this architecture: {exc}") from exc
         finally:
-            self._shared, self._last_prompt = None, ()
+            self._now.shared, self._last_prompt = None, ()
         allowed = AGREEMENT if self._model.dtype == torch.float32 else AGREEMENT_HALF
         if not apart <= allowed:
             raise SettingsError(
@@ -353,22 +333,3 @@ def _common(prompts: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
 def _is_nearly(known: tuple[int, ...], shared: tuple[int, ...]) -> bool:
     """Whether `known` can stand for `shared`: it begins it, and little would be gained by running the rest."""
     return shared[: len(known)] == known and len(shared) - len(known) < SHORTEST_SHARED
-
-
-def _as_template_wants(message: Message) -> dict[str, Any]:
-    """Return the message as chat templates expect it; what is absent is left out."""
-    wanted: dict[str, Any] = {"role": message.role, "content": message.content}
-    if message.name is not None:
-        wanted["name"] = message.name
-    if message.tool_call_id is not None:
-        wanted["tool_call_id"] = message.tool_call_id
-    if message.tool_calls:
-        wanted["tool_calls"] = [
-            {
-                "id": call.id,
-                "type": "function",
-                "function": {"name": call.name, "arguments": json.loads(call.arguments)},
-            }
-            for call in message.tool_calls
-        ]
-    return wanted

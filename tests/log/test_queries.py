@@ -7,6 +7,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import pytest
 from auditing import Written, event_of
 
 from schemas.events import AdvantagedGroup, Batch, Response, Reward, Task
-from streams import archive_sync, query_show
+from streams import adapters, archive_sync, query_show
 from streams.log import Record
 from streams.query import Session
 from streams.settings import Kafka, Settings
@@ -48,7 +49,7 @@ def session(told: tuple[Settings, Written]) -> Any:
         yield opened
 
 
-@pytest.mark.parametrize("number", range(1, 11))
+@pytest.mark.parametrize("number", range(1, 12))
 def test_the_page_shows_what_the_question_gives(number: int, session: Session) -> None:
     _, sql, shown = ASKED[number]
     out = io.StringIO()
@@ -152,7 +153,8 @@ def made_version_two(facts: Facts) -> list[list[Any]]:
                 at = facts.responses[member.response_id][0].at
                 places["responses", at.partition].add(at.offset)
     for record in facts.adapters:
-        places["adapters", record.at.partition].add(record.at.offset)
+        if event_of(record).kind == "trained":
+            places["adapters", record.at.partition].add(record.at.offset)
     return [[*key, len(offsets), sorted(offsets)] for key, offsets in sorted(places.items())]
 
 
@@ -212,9 +214,24 @@ def throughput(facts: Facts) -> list[list[Any]]:
     ]
 
 
+def reigns(facts: Facts) -> list[list[Any]]:
+    state = adapters.empty("demo")
+    found: list[list[Any]] = []
+    for record in facts.adapters:
+        event, before = event_of(record), state.serving
+        state = adapters.fold(state, event)
+        now = state.serving
+        if (now.primary, now.candidate, now.share) != (before.primary, before.candidate, before.share):
+            since = datetime.fromtimestamp(record.timestamp_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%S.000Z")
+            found.append([since, None, now.primary, now.candidate, now.share, f"{event.kind} {event.version}"])
+    for one, following in pairwise(found):
+        one[1] = following[0]
+    return found
+
+
 RECOUNTS: dict[int, Callable[[Facts], list[list[Any]]]] = {
     1: rewards_by_version, 2: flipped, 3: truncated, 4: slowest, 5: made_version_two, 6: letters_by_hour, 7: ages,
-    8: disagreements, 9: repeated, 10: throughput,
+    8: disagreements, 9: repeated, 10: throughput, 11: reigns,
 }  # fmt: skip
 
 

@@ -195,7 +195,7 @@ def registry_in(folder: Path, *, versions: int) -> registry.Registry:
         definition = dict(schema.definition)
         if schema.event == "Task":
             definition["fields"] = [field for field in definition["fields"] if field["name"] != "tenant"]
-        entries.append((number, "1", schema.event, json.dumps(definition)))
+        entries.append((number, str(schema.version), schema.event, json.dumps(definition)))
     if versions == 2:
         entries.append((len(entries) + 1, "2", "Task", real.newest(Task).text))
     lock = []

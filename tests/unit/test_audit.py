@@ -37,7 +37,8 @@ from streams import formulas
 from streams.audit import Ledger, recount
 from streams.audit_facts import Reach
 from streams.audit_groups import expected_numbers
-from streams.log import Record
+from streams.audit_metrics import text
+from streams.log import Record, dead_letter
 
 ROOT = Path(__file__).parents[2]
 MODULES = sorted((ROOT / "streams").glob("audit*.py"))
@@ -257,6 +258,17 @@ def test_a_decision_about_a_dead_letter_is_no_dead_letter() -> None:
     after = settled(appended(list(whole()), decision)[0])
     assert after.balanced
     assert after.dead_letters == before.dead_letters
+
+
+def test_a_version_that_an_agent_refused_is_counted_once_with_its_reason() -> None:
+    version = next(record for record in whole() if BY_NAME[record.at.topic].label == "adapters")
+    refused = dead_letter(version, stage="policy", reason='bad_"adapter"', error="its files are others")
+    records, _ = appended(list(whole()), refused)
+    records, _ = appended(records, refused)  # two agents refuse it, in the same words
+    report = settled(records)
+    assert report.refused_adapters == {'bad_"adapter"': 1}
+    assert '\nstreamward_adapters_refused_total{reason="bad_\\"adapter\\""} 1\n' in text(report, at_s=0)
+    assert settled(list(whole())).refused_adapters == {}
 
 
 def test_strangers_are_in_flight_until_their_time_is_over() -> None:

@@ -6,12 +6,14 @@ import random
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schemas.events import (
+    AdapterEvent,
     AdvantagedGroup,
     Batch,
     Coordinates,
@@ -25,9 +27,11 @@ from schemas.events import (
     problems,
 )
 from streams.admission import Admission
+from streams.arms import Arms, route
 from streams.batches import Cutter, Window
 from streams.engines import Completion, SamplingRequest
 from streams.rounds import Round, Served, Waiting, all_failed, choose, malformed, response, unusable
+from streams.serving import Serving, answers
 from streams.settings import Batches
 
 
@@ -310,10 +314,14 @@ def test_the_loop_never_locks_up_in_whatever_order_groups_come(lag: int, size: i
 # --- rounds -----------------------------------------------------------------------------------------------------------
 
 
+BASE_ALONE = Serving()
+SECOND_OF_THREE = Serving({0: "superseded", 1: "superseded", 2: "primary"}, primary=2)
+
+
 def chosen(
-    tasks: Sequence[Waiting], *, in_force: int = 0, known: Sequence[int] = (0,), room: int = 100, most: int = 4
+    tasks: Sequence[Waiting], *, now: Serving = BASE_ALONE, room: int = 100, most: int = 4
 ) -> tuple[int, list[int]] | None:
-    found = choose(tasks, in_force=in_force, known=set(known).__contains__, room=lambda _: room, most=most)
+    found = choose(tasks, version_for=partial(route, now), room=lambda _: room, most=most)
     return None if found is None else (found.version, [one.at.offset for one in found.tasks])
 
 
@@ -334,11 +342,11 @@ def test_train_tasks_wait_for_room_and_the_others_do_not() -> None:
 
 def test_a_round_has_one_version() -> None:
     tasks = [waiting(0, adapter_version=1), waiting(1), waiting(2, adapter_version=2), waiting(3, adapter_version=1)]
-    assert chosen(tasks, in_force=2, known=[0, 1, 2]) == (1, [0, 3])
+    assert chosen(tasks, now=SECOND_OF_THREE) == (1, [0, 3])
 
 
 def test_tasks_without_a_pin_take_the_version_in_force() -> None:
-    assert chosen([waiting(0), waiting(1, adapter_version=2)], in_force=2, known=[0, 1, 2]) == (2, [0, 1])
+    assert chosen([waiting(0), waiting(1, adapter_version=2)], now=SECOND_OF_THREE) == (2, [0, 1])
 
 
 def test_a_task_pinned_to_a_version_nobody_heard_of_waits_and_holds_nobody_up() -> None:
@@ -351,8 +359,111 @@ def test_long_and_short_answers_are_not_decoded_together() -> None:
 
 
 def test_nothing_waits_so_nothing_is_chosen() -> None:
-    assert choose([], in_force=0, known=lambda _: True, room=lambda _: 1, most=1) is None
+    assert choose([], version_for=lambda _: 0, room=lambda _: 1, most=1) is None
     assert Round(0, ()).tasks == ()
+
+
+def canary(share: float) -> Serving:
+    return Serving({0: "primary", 1: "canary"}, primary=0, candidate=1, share=share)
+
+
+def test_a_round_is_of_one_arm_and_the_task_that_came_first_decides_which() -> None:
+    tasks = [replace(waiting(n), arrival=n) for n in range(40)]
+    arms = {n: answers(canary(0.5), tasks[n].task.task_id) for n in range(40)}
+    first = arms[0]
+    assert chosen(tasks, now=canary(0.5)) == (first, [n for n in range(40) if arms[n] == first][:4])
+
+
+def test_tasks_are_taken_in_the_order_in_which_they_came_whatever_their_partition() -> None:
+    tasks = [replace(waiting(n), arrival=10 - n) for n in range(3)]
+    assert chosen(tasks) == (0, [2, 1, 0])
+
+
+@given(st.floats(0.02, 0.98), st.integers(1, 8), st.randoms(use_true_random=False))
+@settings(max_examples=50, deadline=None)
+def test_neither_arm_starves_however_fast_tasks_come(share: float, most: int, chance: random.Random) -> None:
+    # as many come as are answered, so there is never an end of the queue: each waits for those before it, at most
+    now, backlog = canary(share), 30
+    queue = [replace(waiting(n), arrival=n) for n in range(backlog)]
+    chance.shuffle(queue)
+    came = backlog
+    for _ in range(200):
+        found = choose(queue, version_for=partial(route, now), room=lambda _: 100, most=most)
+        assert found is not None
+        assert {answers(now, one.task.task_id) for one in found.tasks} == {found.version}
+        assert found.tasks[0] == min(queue, key=lambda one: one.arrival)
+        gone = {one.arrival for one in found.tasks}
+        queue = [one for one in queue if one.arrival not in gone]
+        for _ in gone:
+            queue.append(replace(waiting(came), arrival=came))
+            came += 1
+        assert min(one.arrival for one in queue) >= came - backlog * (most + 1)
+
+
+def test_an_arm_that_has_no_room_leaves_the_round_to_the_other() -> None:
+    tasks = [replace(waiting(n), arrival=n) for n in range(20)]
+    for full in (0, 1):
+        found = choose(tasks, version_for=partial(route, canary(0.5)), room=lambda v, f=full: 9 * (v != f), most=4)
+        assert found is not None and found.version == 1 - full
+
+
+# --- arms -------------------------------------------------------------------------------------------------------------
+
+
+def move(kind: str, version: int, **changed: object) -> AdapterEvent:
+    fields: dict[str, object] = {
+        "event_id": derive_id("p", kind, version, *changed.values()), "policy": "p", "created_at": 1, "kind": kind,
+        "version": version, "actor": "a person", "reason": "test",
+    }  # fmt: skip
+    return AdapterEvent(**fields | changed)  # type: ignore[arg-type]
+
+
+def arms(*moves: AdapterEvent) -> Arms:
+    made = Arms("p")
+    for one in moves:
+        made.take(one)
+    return made
+
+
+IN_CANARY = (
+    move("trained", 1),
+    move("promoted", 1, expected_version=0),
+    move("trained", 2),
+    move("canary_started", 2, expected_version=1, share=0.5),
+)
+
+
+def test_a_candidate_that_cannot_be_loaded_gives_its_tasks_to_the_primary() -> None:
+    both = arms(*IN_CANARY)
+    assert {route(both.serving, task(n)) for n in range(40)} == {1, 2}
+    for gone in (both.useless, both.away):
+        gone.add(2)
+        assert {route(both.serving, task(n)) for n in range(40)} == {1}
+        gone.clear()
+    assert {route(both.serving, task(n)) for n in range(40)} == {1, 2}
+
+
+def test_a_primary_that_cannot_be_loaded_is_stood_in_for_and_the_canary_goes_on() -> None:
+    both = arms(*IN_CANARY)
+    both.useless.add(1)
+    assert {route(both.serving, task(n)) for n in range(40)} == {0, 2}
+
+
+def test_whoever_stands_in_has_its_files() -> None:
+    moves = (
+        move("promoted", 2, expected_version=1),
+        move("trained", 3),
+        move("promoted", 3, expected_version=2),
+        move("retired", 2),
+    )
+    late = arms(*IN_CANARY, *moves)
+    late.useless.add(3)
+    assert (late.primary, late.is_retired(2), late.is_retired(0)) == (1, True, False)
+
+
+def test_a_pin_is_taken_at_its_word_whatever_became_of_the_version() -> None:
+    here = arms(*IN_CANARY, move("rejected", 2), move("trained", 3), move("retired", 3))
+    assert [route(here.serving, task(adapter_version=v)) for v in (0, 1, 2, 3, 4)] == [0, 1, 2, 3, None]
 
 
 # --- answers ----------------------------------------------------------------------------------------------------------
