@@ -4,7 +4,10 @@
                 ├─ broker                            a log of one's own
                 ├─ topics  schemas  events           the log                                cli_log.py
                 ├─ offsets                           where the consumer groups stand        cli_offsets.py
-                ├─ tasks  adapters                   what goes in, and what comes out       cli_work.py
+                ├─ tasks                             what goes in                           cli_work.py
+                ├─ adapters                          what comes out          cli_adapters.py, cli_release.py
+                ├─ evaluate                          a version, asked what it was not trained on  cli_evaluate.py
+                ├─ rollout                           how a new version comes into service   cli_rollout.py
                 ├─ query                             SQL over all that happened             cli_query.py
                 ├─ audit                             whether anything is lost or doubled    cli_audit.py
                 ├─ archive                           topics in files, beyond their retention  cli_archive.py
@@ -31,13 +34,16 @@ from streams.cli_archive import archive
 from streams.cli_audit import audit
 from streams.cli_demo import demo
 from streams.cli_dlq import dlq
+from streams.cli_evaluate import evaluate
 from streams.cli_export import export
 from streams.cli_log import events, schemas, topics
 from streams.cli_offsets import offsets
 from streams.cli_query import query
+from streams.cli_release import adapters
 from streams.cli_replay import experiments, replay
 from streams.cli_reproduce import reproduce
-from streams.cli_work import adapters, tasks
+from streams.cli_rollout import rollout
+from streams.cli_work import tasks
 from streams.errors import NotFoundError
 from streams.shell import Call, Guarded, end_at_signals, output_option, pass_call, until_stopped
 
@@ -93,12 +99,14 @@ def cli(ctx: click.Context, config: Path | None, overrides: tuple[str, ...], log
 
 for command in (
     demo,
+    evaluate,
     export,
     topics,
     schemas,
     tasks,
     events,
     adapters,
+    rollout,
     dlq,
     archive,
     audit,

@@ -11,7 +11,8 @@
 
 Version 0 is the base model: always known, and primary until something is promoted. Events that change who answers name
 in `expected_version` the primary they were decided against: compare and swap, so that of two deciders who saw the same
-primary the second changes nothing. A rejection may name it too: that of a canary does. At most one version is the candidate; whatever replaces the primary ends its canary.
+primary the second changes nothing. A rejection may name it too, and that of a canary does. At most one version is the
+candidate; whatever replaces the primary ends its canary.
 
 Not covered: canaries of several versions at once, and splits by anything but the task id.
 """

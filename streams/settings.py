@@ -17,6 +17,7 @@ import os
 import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -147,12 +148,56 @@ class Policy(Section):
     """The agent that answers tasks."""
 
     name: str = Field("default", min_length=1, description="the line of adapters this process serves or trains")
-    engine: Literal["transformers", "scripted"] = "transformers"
+    engine: Literal["transformers", "scripted", "vllm"] = "transformers"
     threads: int = Field(1, ge=0, description="torch threads; 0: as many as there are cores")
     round_tasks: int = Field(16, ge=1, description="most tasks decoded together")
     max_waiting: int = Field(10_000, ge=1, description="most tasks held back by admission before reading pauses")
     round_timeout_s: float = Field(600.0, ge=0, description="an engine that takes longer ends its process; 0: never")
     script: str = Field("{}", description="JSON settings of the scripted engine")
+    servers: str | None = Field(None, description="base URLs of vLLM servers, comma separated; engine vllm asks them")
+    server_key: SecretStr | None = Field(None, description="what the servers want as API key")
+    server_model: str | None = Field(None, description="the base model's name there; empty: the one it lists")
+    server_folder: Path = Field(
+        Path(".streamward/served"), description="shared with the servers: adapters are put here for them to load"
+    )
+    server_adapters: str | None = Field(
+        None, description="server_folder as the servers see it; empty: under the same path"
+    )
+    server_timeout_s: float = Field(120.0, gt=0, description="how long a server may take for one task, seconds")
+    server_retries: int = Field(
+        3, ge=0, description="further tries of a task that a server did not answer as it should"
+    )
+    max_concurrent: int = Field(32, ge=1, description="most tasks in flight at one server")
+    verify: Literal["logprobs", "listed"] = Field(
+        "logprobs",
+        description="what shows that a server serves an adapter: its logprobs, compared with those computed here from "
+        "model.base (held in memory), or its own list of models",
+    )
+
+    @model_validator(mode="after")
+    def _servers_are_whole(self) -> Policy:
+        if self.engine == "vllm" and not self.server_urls:
+            raise ValueError("engine is vllm and servers is not set; name the servers, e.g. http://127.0.0.1:8000")
+        if bad := [url for url in self.server_urls if not url.startswith(("http://", "https://"))]:
+            raise ValueError(f"servers: {bad[0]!r} is no URL; write it as http://host:port")
+        fields = type(self).model_fields
+        for_servers = [name for name in fields if name.startswith("server") or name in ("max_concurrent", "verify")]
+        changed = [name for name in for_servers if getattr(self, name) != fields[name].default]
+        if self.engine != "vllm" and changed:
+            raise ValueError(f"{changed[0]} has no effect with engine {self.engine}; set engine=vllm, or leave it out")
+        longest_s = self.server_timeout_s * (self.server_retries + 1)
+        if self.engine == "vllm" and 0 < self.round_timeout_s < longest_s:
+            raise ValueError(
+                f"server_timeout_s times the tries comes to {longest_s:g} s, and round_timeout_s ends the process "
+                f"after {self.round_timeout_s:g} s; raise round_timeout_s, or lower server_timeout_s or server_retries"
+            )
+        return self
+
+    @property
+    def server_urls(self) -> tuple[str, ...]:
+        """The servers, each once, without trailing slash and /v1."""
+        urls = (url.strip().rstrip("/").removesuffix("/v1") for url in (self.servers or "").split(","))
+        return tuple(dict.fromkeys(url for url in urls if url))
 
 
 class Scoring(Section):
@@ -181,6 +226,12 @@ class Rollouts(Section):
         "direct",
         description="direct: the newest version serves at once; guarded: once the guard's suite speaks for it; canary: "
         "on a growing share of the tasks first, after the guard if it has a suite; manual: when a person says so",
+    )
+    follow_s: float = Field(
+        10.0,
+        gt=0,
+        description="how long after it was replaced a version may begin an answer before `audit` names it, seconds: "
+        "what clocks differ by, and how long an event may wait for a broker that is away",
     )
 
 
@@ -216,6 +267,28 @@ class Canary(Section):
     max_failed: float = Field(0.05, ge=0, le=1, description="rise of the share of slots without a score")
     max_tokens_ratio: float = Field(1.5, gt=0, description="tokens per response, relative to the primary")
     max_latency_ratio: float = Field(2.0, gt=0, description="latency per response, relative to the primary")
+
+    @property
+    def shares(self) -> tuple[float, ...]:
+        """The steps as numbers."""
+        return tuple(float(step) for step in self.steps.split(","))
+
+    @model_validator(mode="after")
+    def _steps_grow(self) -> Canary:
+        try:
+            shares = self.shares
+        except ValueError:
+            raise ValueError(
+                f"canary.steps is {self.steps!r}; expected shares with commas between, e.g. 0.05,0.25,0.5,1"
+            ) from None
+        if not all(low < high for low, high in pairwise((0.0, *shares))) or not shares[-1] <= 1:
+            raise ValueError(f"canary.steps is {self.steps!r}; expected shares above 0 that grow, up to 1 at most")
+        if shares[0] == 1:
+            raise ValueError(
+                f"canary.steps is {self.steps!r}, which leaves the primary no task to compare with; begin with a share "
+                "below 1, or set rollouts.mode=direct"
+            )
+        return self
 
 
 class Trainer(Section):

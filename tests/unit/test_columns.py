@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 import json
 import struct
 from collections.abc import Iterator, Sequence
@@ -11,7 +10,6 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-import fastavro
 import pyarrow as pa
 import pytest
 from any_event import any_event, values

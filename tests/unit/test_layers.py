@@ -23,15 +23,15 @@ LAYERS = [
         "config_file broker deadline node jvm show shell supervisor",
         # L2, what stages are made of
         "app agents faust_fixes faust_start faust_guard lease tables watchdog engines scorers formulas rows groups "
-        "group_rows refusals latecomers join serving adapters adapter_store generators evaluate outcomes admission "
-        "standing rounds known_tasks tail "
+        "group_rows refusals latecomers join serving adapters adapter_signing adapter_store generators "
+        "intervals outcomes pairing guard sequential canary admission arms shelf standing rounds known_tasks tail "
         # L2, what looks back
         "columns columns_rules columns_types bulk archive archive_store archive_sync archive_verify archive_restore "
         "history",
         # L3, stages, and tools beside them
-        "tasks policy scoring advantages batches rollouts progress display report doctor show_events "
-        "dead_letters put_back audit audit_facts audit_records audit_tasks audit_groups audit_policies audit_read "
-        "audit_metrics "
+        "tasks policy scoring advantages batches line rollouts rollout_status progress display report doctor "
+        "show_events dead_letters put_back audit audit_facts audit_records audit_tasks audit_groups audit_policies "
+        "audit_versions audit_read audit_metrics decisions keeping lineage suites evaluate asking "
         "selection recorded_lag experiments comparison replay_copy rescoring "
         "query query_statement query_views query_live query_pull query_source query_archive query_options query_show "
         "query_shell "
@@ -40,7 +40,7 @@ LAYERS = [
         "trainer drive replay replay_join replay_plan replay_evaluate",
         # L5, composition roots
         "worker demo cli cli_log cli_work cli_dlq cli_archive cli_audit cli_offsets cli_reproduce cli_replay cli_demo "
-        "cli_query cli_export cli_docs",
+        "cli_query cli_export cli_docs cli_evaluate cli_adapters cli_release cli_rollout",
     )
 ]
 STAGES = {f"streams.{name}" for name in ("tasks", "policy", "scoring", "advantages", "batches", "rollouts")}

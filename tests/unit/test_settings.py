@@ -160,6 +160,11 @@ def test_a_bad_value_inside_a_mapping_names_its_file(file: Path) -> None:
         (["kafka.security_protocol=SSL", "kafka.ssl_key_location=k.pem"], "go together; set both or neither"),
         (["scoring.judge_model=m"], "no effect without judge_url; set it, up to /v1"),
         (["scoring.judge_url=http://j/v1"], "name the model the judge should ask for"),
+        (["policy.engine=vllm"], "name the servers, e.g. http://127.0.0.1:8000"),
+        (["policy.servers=http://a:1"], "set engine=vllm, or leave it out"),
+        (["policy.max_concurrent=1"], "set engine=vllm, or leave it out"),
+        (["policy.engine=vllm", "policy.servers=a:1"], "write it as http://host:port"),
+        (["policy.engine=vllm", "policy.servers=http://a:1", "policy.server_retries=9"], "raise round_timeout_s, or"),
         (["trainer.loss=cispo"], "set trainer.epsilon_high=5.0"),
         (["trainer.epsilon_high=5.0"], "set it below 1, e.g. 0.28"),
         (["trainer.importance_cap=3.0"], "set importance=truncate or mask"),
@@ -240,7 +245,20 @@ def test_a_child_loads_the_same_settings(tmp_path: Path, monkeypatch: pytest.Mon
         kafka=SECURED,
         topics=Topics(prefix="", retention_days=0.5),
         advantages=Advantages(eps=1e-7, ddof=0, formula="rloo"),
-        policy=Policy(script='{"a": "b=c"}', name="Grüße"),
+        policy=Policy(
+            script='{"a": "b=c"}',
+            name="Grüße",
+            engine="vllm",
+            servers="http://a:1/v1, https://b/",
+            server_key=SecretStr("k"),
+            server_model="m",
+            server_folder=Path("shared"),
+            server_adapters="/mnt/shared",
+            server_timeout_s=10,
+            server_retries=1,
+            max_concurrent=2,
+            verify="listed",
+        ),
         scoring=Scoring(judge_url="http://j/v1", judge_model="m", judge_key=SecretStr("k")),
         trainer=Trainer(loss="cispo", epsilon_high=5.0, importance="mask", importance_cap=3.5),
     )
@@ -255,14 +273,19 @@ OTHER: dict[str, Any] = {
     "guard.suite": Path("suite.yaml"),
     "guard.confidence": 0.9,
     "guard.max_failed": 0.5,
+    "canary.steps": "0.1,1",
     "canary.alpha": 0.1,
     "canary.max_failed": 0.5,
     "canary.max_truncated": 0.5,
+    "adapters.signing_key": Path("adapters.key"),
+    "adapters.verify_key": Path("adapters.pub"),
 }
 """How to change a setting whose rules do not leave every value free."""
 ALONE = {"kafka.sasl_mechanism", "kafka.sasl_username", "kafka.sasl_password", "trainer.importance_cap"}
 ALONE |= {f"kafka.ssl_{what}_location" for what in ("ca", "certificate", "key")}
 ALONE |= {f"scoring.judge_{what}" for what in ("url", "model", "key")}
+ALONE |= {key for key, _ in dotted(Settings()) if key.startswith("policy.server")}
+ALONE |= {"policy.max_concurrent", "policy.verify"}
 """These mean nothing without others; the test above has them together."""
 
 
