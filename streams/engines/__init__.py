@@ -88,6 +88,10 @@ def build(settings: Settings) -> Engine:
     # Read once, when torch loads OpenMP: threads that wait give way instead of spinning. Where processes share cores,
     # two threads that spin are several times slower than one.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    if settings.policy.engine == "vllm":
+        from streams.engines.vllm_engine import VllmEngine
+
+        return VllmEngine(settings)
     from streams.engines.transformers_engine import TransformersEngine
     from streams.engines.weights import load_base
 

@@ -15,7 +15,20 @@ from pathlib import Path
 
 from tests.benchmarks.table import write
 
-NAMES = ("help", "join", "replay", "overhead", "sampling", "trainer", "offline", "memory", "columns", "queries")
+NAMES = (
+    "help",
+    "join",
+    "replay",
+    "overhead",
+    "sampling",
+    "trainer",
+    "offline",
+    "memory",
+    "columns",
+    "queries",
+    "convergence",
+    "vllm",
+)
 DOCS = Path(__file__).parents[2] / "docs" / "benchmarks.md"
 
 

@@ -217,7 +217,7 @@ ALL = {name_of(number) for number in range(NUMBER)}
         ({"until_ms": BEGUN_MS + 35}, {"task-0"}),
         ({"since_ms": BEGUN_MS + 35, "until_ms": BEGUN_MS + 100}, {"task-1", "task-2"}),
     ],
-    ids=str,
+    ids=lambda value: str(value) if isinstance(value, dict) else "",  # a set's order is another in each process
 )
 def test_only_the_train_tasks_that_are_meant_are_chosen(
     source: Settings, limits: dict[str, Any], expected: set[str]

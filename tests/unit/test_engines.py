@@ -20,7 +20,7 @@ from streams import engines
 from streams.engines import Completion, SamplingRequest, transformers_engine, uniform
 from streams.engines.draw import draw
 from streams.engines.scripted import END_OF_TURN, ScriptedEngine
-from streams.engines.transformers_engine import TransformersEngine
+from streams.engines.transformers_engine import KEPT, TransformersEngine
 from streams.engines.weights import Base, cache_folder, digest_of_weights, load_base
 from streams.errors import EventError, SettingsError
 from streams.settings import Model, Policy, Settings
@@ -274,6 +274,34 @@ def test_a_new_version_does_not_see_what_the_old_one_cached(engine: Transformers
     fresh = TransformersEngine(base())
     fresh.serve(1, tmp_path / "adapter")
     assert engine.sample(asked) == fresh.sample(asked)
+
+
+def test_two_versions_by_turns_are_read_once_and_each_answers_as_if_alone(
+    engine: TransformersEngine, tmp_path: Path
+) -> None:
+    asked = [request("a", f"{HEADER} 1"), request("b", f"{HEADER} 2")]
+    folders = {version: save_adapter(tmp_path / str(version), seed=version) for version in (1, 2)}
+    alone = {}
+    for version, folder in folders.items():
+        fresh = TransformersEngine(base())
+        fresh.serve(version, folder)
+        alone[version] = fresh.sample(asked)
+    assert alone[1] != alone[2]
+    for turn, version in enumerate((1, 2, 1, 2, 1)):
+        engine.serve(version, folders[version])
+        assert engine.sample(asked) == alone[version]
+        if turn == 1:
+            for folder in folders.values():
+                (folder / "adapter_model.safetensors").unlink()
+
+
+def test_a_version_that_was_not_served_for_long_is_forgotten(engine: TransformersEngine, tmp_path: Path) -> None:
+    for version in range(1, KEPT + 2):
+        engine.serve(version, save_adapter(tmp_path / str(version)))
+    (tmp_path / "1" / "adapter_model.safetensors").unlink()
+    with pytest.raises(EventError, match="cannot be read"):
+        engine.serve(1, tmp_path / "1")
+    assert engine.served_version == KEPT + 1
 
 
 KEY = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"

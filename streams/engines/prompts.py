@@ -1,0 +1,100 @@
+"""Between messages and token ids, the same for every engine that runs a chat model.
+
+    messages ──► chat template ──► prompt ids ──► (an engine draws) ──► completion ids ──► text, cut at a stop text
+
+Not covered: a tokenizer without chat template; an engine refuses it when it starts.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from jinja2 import TemplateError
+
+from schemas.events import Message
+from streams.engines import SamplingRequest
+from streams.errors import SettingsError
+
+
+class Prompts:
+    """A tokenizer, and what ends a turn of its model."""
+
+    def __init__(self, model: Any, tokenizer: Any) -> None:
+        """Read what ends a turn, and how long the context is. Raises SettingsError without chat template."""
+        if not tokenizer.chat_template:
+            raise SettingsError("model.base: its tokenizer has no chat template; set it to an instruct or chat model")
+        self._tokenizer = tokenizer
+        windows = (getattr(model.config, "sliding_window", None), model.config.max_position_embeddings)
+        self.context_tokens = min(window for window in windows if window)
+        self._longest_token = max(map(len, tokenizer.get_vocab()))
+        generation = getattr(model.generation_config, "eos_token_id", None)
+        ends = generation if isinstance(generation, list) else [generation]
+        self.ends = frozenset(token for token in (*ends, tokenizer.eos_token_id) if token is not None)
+
+    def tokens(self, request: SamplingRequest) -> tuple[tuple[int, ...], str | None]:
+        """Return the prompt's tokens, or why there can be none."""
+        where = f"task {request.task.task_id}"
+        characters = sum(len(message.content) for message in request.messages)
+        if characters > self.context_tokens * self._longest_token:  # hopeless, so not worth the time to tokenize
+            return (
+                (),
+                f"{where}: {characters} characters never fit the context of {self.context_tokens} tokens; shorten it",
+            )
+        try:
+            tokens = self.templated(request.messages)
+        except (TemplateError, TypeError, ValueError, KeyError) as exc:
+            return (), f"{where}: the chat template refuses the messages: {exc}; check their roles and order"
+        if len(tokens) >= self.context_tokens:
+            return (
+                (),
+                f"{where}: {len(tokens)} prompt tokens do not fit the context of {self.context_tokens}; shorten it",
+            )
+        return tokens, None
+
+    def templated(self, messages: Sequence[Message]) -> tuple[int, ...]:
+        """Return the conversation as tokens, up to where the answer begins. Raises what its template raises."""
+        return tuple(
+            self._tokenizer.apply_chat_template(
+                [_as_template_wants(message) for message in messages],
+                add_generation_prompt=True,
+                return_dict=True,
+            )["input_ids"]
+        )
+
+    def plain(self, text: str) -> tuple[int, ...]:
+        """Return the tokens of `text` alone."""
+        return tuple(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def text(self, tokens: Sequence[int]) -> str:
+        """Return what a completion says, without the end of its turn."""
+        spoken = tokens[:-1] if tokens and tokens[-1] in self.ends else tokens
+        return str(self._tokenizer.decode(list(spoken), skip_special_tokens=True))
+
+    def cut(self, tokens: Sequence[int], stop: Sequence[str]) -> str | None:
+        """Return the text before the first stop text in it, None if there is none."""
+        if not stop:
+            return None
+        text = self.text(tokens)
+        places = [place for place in map(text.find, filter(None, stop)) if place >= 0]
+        return text[: min(places)] if places else None
+
+
+def _as_template_wants(message: Message) -> dict[str, Any]:
+    """Return the message as chat templates expect it; what is absent is left out."""
+    wanted: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.name is not None:
+        wanted["name"] = message.name
+    if message.tool_call_id is not None:
+        wanted["tool_call_id"] = message.tool_call_id
+    if message.tool_calls:
+        wanted["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": json.loads(call.arguments)},
+            }
+            for call in message.tool_calls
+        ]
+    return wanted

@@ -1,0 +1,185 @@
+"""What is asked of a vLLM server for one task, and what its answer has to hold to be taken.
+
+    prompt ids, sampling ──► POST /v1/completions ──► n choices ──► model, prompt ids, lengths checked ──► [Completion]
+
+Everything that changes the distribution is said in the request, also what is off: a server fills gaps from the model's
+generation_config.json, where some models keep a top_k or a repetition penalty. Text is made here from the token ids, so
+that every engine means the same by it; what a server drew behind an end of turn or a stop text is dropped.
+
+The draws of a task are its server's, seeded by the task's seed or else by the sampling id (slot i by seed + i, as vLLM
+counts): a try that is repeated draws the same again, so what answers slowly is not less likely to be kept.
+
+Not covered: the same draws as the `transformers` engine makes; on another server, rounding may change a draw as well.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import struct
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from streams.engines import Completion, SamplingRequest, failed
+from streams.engines.prompts import Prompts
+from streams.errors import StreamwardError
+
+COLDEST = 0.01
+"""vLLM raises a temperature between 0 and this to this, without a word in its answer."""
+SEED_BITS = 62
+"""vLLM takes a signed 64-bit seed, and adds the slot to it."""
+FLOORED = -9000.0
+"""vLLM writes -9999 for a logprob of minus infinity, which no token that was drawn has."""
+SLACK = 1e-4
+"""A logprob may lie this far above 0 by rounding, nats; it is taken for 0."""
+
+
+class BadAnswer(StreamwardError):
+    """An answer that is not what was asked for."""
+
+
+def seed_of(request: SamplingRequest) -> int:
+    """Return the seed of slot 0 of this sampling, 0 to 2^62 - 1."""
+    digest = hashlib.sha256(request.draw_key.encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> (64 - SEED_BITS)
+
+
+def body(request: SamplingRequest, prompt: Sequence[int], room: int, ends: Sequence[int]) -> dict[str, Any]:
+    """Return the request for all slots of a task, its model left out; `room` is the most tokens of each."""
+    sampling = request.sampling
+    return {
+        "prompt": list(prompt),
+        "n": _draws(request),
+        "max_tokens": room,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p if sampling.temperature > 0 else 1.0,
+        "seed": seed_of(request),
+        "stop": [text for text in sampling.stop if text],
+        "stop_token_ids": sorted(ends),
+        "logprobs": 0,  # of the drawn token alone
+        "return_token_ids": True,
+        **PLAIN,
+    }
+
+
+def _draws(request: SamplingRequest) -> int:
+    """Return how many answers to ask for: greedy ones are all the same, and vLLM gives one."""
+    return request.task.group_size if request.sampling.temperature > 0 else 1
+
+
+PLAIN = {
+    "top_k": 0,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "min_tokens": 0,
+    "ignore_eos": False,
+    "watermarking": False,
+    "add_special_tokens": False,
+    "skip_special_tokens": True,
+}
+"""What would change the distribution or the prompt, each turned off."""
+
+
+def needs_processed(request: SamplingRequest) -> bool:
+    """Return whether logprobs before temperature and top_p differ from those of the draw."""
+    sampling = request.sampling
+    return sampling.temperature != 0 and (sampling.temperature != 1 or sampling.top_p < 1)
+
+
+def unanswerable(request: SamplingRequest) -> str | None:
+    """Return why no vLLM server can answer this request, None if one can."""
+    if 0 < request.sampling.temperature < COLDEST:
+        return (
+            f"task {request.task.task_id}: temperature {request.sampling.temperature:g} is one that vLLM raises "
+            f"to {COLDEST:g} in silence; ask for 0 (greedy) or at least {COLDEST:g}"
+        )
+    return None
+
+
+def completions(
+    answer: Any, request: SamplingRequest, *, model: str, prompt: Sequence[int], room: int, prompts: Prompts
+) -> list[Completion]:
+    """Return every slot of `request` from a server's answer. Raises BadAnswer if it is not one to it."""
+    _check(isinstance(answer, dict) and isinstance(answer.get("choices"), list), "it holds no list of choices")
+    _check(answer.get("model") == model, f"it was answered by model {answer.get('model')!r}, and {model!r} was asked")
+    choices, draws = answer["choices"], _draws(request)
+    _check(len(choices) == draws, f"it holds {len(choices)} choices, and {draws} were asked for")
+    found = [
+        _completion(choice, slot, request.sampling.stop, tuple(prompt), room, prompts)
+        for slot, choice in enumerate(choices)
+    ]
+    return found if draws > 1 else [replace(found[0], slot=slot) for slot in range(request.task.group_size)]
+
+
+def _completion(
+    choice: Any, slot: int, stop: Sequence[str], prompt: tuple[int, ...], room: int, prompts: Prompts
+) -> Completion:
+    """Return one slot. Raises BadAnswer."""
+    _check(isinstance(choice, dict) and choice.get("index") == slot, f"choice {slot} is not there in its place")
+    _check("token_ids" in choice, "it holds no token ids; use a vLLM that knows return_token_ids")
+    tokens, asked = choice["token_ids"], choice.get("prompt_token_ids")
+    _check(asked == list(prompt), "its prompt_token_ids are not those that were sent")
+    _check(_are_ids(tokens) and 0 < len(tokens) <= room, f"choice {slot} holds no list of 1 to {room} token ids")
+    logprobs = _logprobs(choice, len(tokens))
+    _check(logprobs is not None, f"choice {slot} lacks the logprob of a token, or holds one that is none")
+    assert logprobs is not None  # noqa: S101  # for the type checker: `_check` has raised
+    end = next((index + 1 for index, token in enumerate(tokens) if token in prompts.ends), len(tokens))
+    tokens, text = _cut(tokens[:end], stop, prompts)
+    ended = text is not None or tokens[-1] in prompts.ends
+    reason = choice.get("finish_reason")
+    if not ended and (reason != "length" or len(tokens) < room):
+        said = f"finish_reason {reason!r} after {len(tokens)} of {room} tokens, the last of them {tokens[-1]}"
+        return failed(slot, f"the server gave {said}, where model.base ends no turn; do both have the same files?")
+    return Completion(
+        slot=slot,
+        text=prompts.text(tokens) if text is None else text,
+        finish_reason="stop" if ended else "length",
+        prompt_token_ids=prompt,
+        completion_token_ids=tuple(tokens),
+        logprobs=logprobs[: len(tokens)],
+    )
+
+
+def _cut(tokens: list[int], stop: Sequence[str], prompts: Prompts) -> tuple[list[int], str | None]:
+    """Return the tokens up to the one that completed a stop text, and the text before it (None without one)."""
+    text = prompts.cut(tokens, stop)
+    while text is not None and len(tokens) > 1 and (shorter := prompts.cut(tokens[:-1], stop)) is not None:
+        tokens, text = tokens[:-1], shorter
+    return tokens, text
+
+
+def _are_ids(value: Any) -> bool:
+    return isinstance(value, list) and all(type(token) is int and token >= 0 for token in value)
+
+
+def _logprobs(choice: dict[str, Any], count: int) -> tuple[float, ...] | None:
+    """Return the logprobs of the drawn tokens as float32 values, None if they are not what they should be."""
+    holder = choice.get("logprobs")
+    values = holder.get("token_logprobs") if isinstance(holder, dict) else None
+    if not isinstance(values, list) or len(values) != count:
+        return None
+    if not all(type(value) in (int, float) and FLOORED < value <= SLACK for value in values):  # NaN is in no range
+        return None
+    return tuple(struct.unpack("f", struct.pack("f", min(0.0, value)))[0] for value in values)
+
+
+def prompt_logprobs(answer: Any, *, model: str, prompt: Sequence[int]) -> list[float]:
+    """Return the logprob of every prompt token but the first. Raises BadAnswer if the answer does not hold them."""
+    _check(isinstance(answer, dict) and answer.get("model") == model, f"it is no answer of model {model!r}")
+    try:
+        choice = answer["choices"][0]
+        _check(choice["prompt_token_ids"] == list(prompt), "its prompt_token_ids are not those that were sent")
+        found = choice["prompt_logprobs"]
+        values = [float(found[place][str(token)]["logprob"]) for place, token in enumerate(prompt) if place]
+    except (LookupError, TypeError, ValueError) as exc:
+        raise BadAnswer(f"it lacks the logprobs of the prompt: {exc!r}") from exc
+    _check(all(map(math.isfinite, values)), "a logprob of the prompt is not finite; roll the adapter back")
+    return values
+
+
+def _check(holds: bool, otherwise: str) -> None:
+    if not holds:
+        raise BadAnswer(otherwise)

@@ -1,0 +1,132 @@
+"""Tell which weights a server answers with, from the logprobs of a fixed text.
+
+    base, adapter ──► one forward pass here ──► what the adapter changes, predicted ──┐
+                                                                                      ├──► served, or not
+    server ──► prompt_logprobs of the base and of the adapter ──► what it changed ────┘
+
+A server lists an adapter as soon as it was told of it; whether it applies it shows only in the numbers. What is
+compared is the change from base to adapter, so that the server's own rounding (bfloat16, other kernels) cancels for a
+part. Three root mean squares over the tokens of the text decide, in nats:
+
+    moved     what the server changed                  less than a quarter of `size`: it answered with the base
+    apart     by how much that is not as predicted     more than it may be: it answered with something else
+    size      the predicted change                     next to nothing (B = 0, say): nobody could tell, so not refused
+
+`apart` may be four times the noise, which is how far the server's base is from ours, or a tenth of the size.
+
+Not covered: a server that answers probes with other weights than tasks; under bfloat16, versions that differ by less
+than its rounding, and a base that is served where other requests in the same batch alter the rounding by more.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from schemas.events import Message
+from streams.engines.prompts import Prompts
+
+QUESTION = "What is 12 + 34 + 5? Answer with the number only."
+REPLY = (
+    "51. Adding from the left, 12 and 34 make 46, and 5 more make 51. A list of three words: river, yellow, seven. "
+    "In other news, the weather was said to be mild, 20 degrees by noon, so 8 of the 15 boats left the harbour."
+)
+"""Sums, prose, numbers: wherever an adapter changes its mind, some of it is near."""
+MOST_TOKENS = 128
+"""Of the probe; one prefill."""
+NOISE_FLOOR = 1e-4
+"""Nats by which two sound implementations differ in float32; a smaller noise is not believed."""
+SAME_BASE = 0.25
+"""Root mean square in nats up to which two sets of base logprobs are of one model: bfloat16 stays below a third of it,
+another model or another tokenizer is off by whole nats."""
+MOVED = 0.25
+"""A server that changed less than this share of the predicted size changed nothing."""
+APART, NEAR = 4.0, 0.1
+"""A change may differ from the predicted one by APART times the noise, or by NEAR of its size."""
+
+
+class Probe:
+    """The text, and what our own weights say about it. `model` is the base; one thread uses it."""
+
+    def __init__(self, prompts: Prompts, model: Any, most_tokens: int = MOST_TOKENS) -> None:
+        tokens = prompts.templated([Message(role="user", content=QUESTION)]) + prompts.plain(REPLY)
+        self.tokens = tokens[: min(most_tokens, prompts.context_tokens - 1)]
+        self._model = model
+        self.of_base = self._logprobs()
+
+    def of(self, adapter: Path) -> list[float]:
+        """Return the logprob of each token but the first under the adapter. Raises EventError (bad_adapter)."""
+        from streams.engines.lora import Lora, read_lora
+
+        lora = Lora(self._model, read_lora(adapter, self._model))
+        try:
+            return self._logprobs()
+        finally:
+            lora.remove()
+
+    def _logprobs(self) -> list[float]:
+        import torch
+
+        with torch.inference_mode():
+            ids = torch.tensor([self.tokens], device=self._model.device)
+            logprobs = self._model(input_ids=ids).logits[0, :-1].float().log_softmax(-1)
+            found: list[float] = logprobs.gather(-1, ids[0, 1:, None])[:, 0].tolist()
+            return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """What a server changed from base to adapter, against what was predicted; root mean squares, nats."""
+
+    size: float
+    moved: float
+    apart: float
+    noise: float
+
+    @property
+    def is_told(self) -> bool:
+        """Whether the adapter changes anything by which it can be told from the base."""
+        return self.size > NOISE_FLOOR
+
+    @property
+    def is_served(self) -> bool:
+        """Whether the change is the predicted one; of an adapter that is not told, whether it is as small."""
+        if self.is_told and self.moved < MOVED * self.size:
+            return False
+        return self.apart <= max(APART * self.noise, NEAR * self.size)
+
+    def __str__(self) -> str:
+        return (
+            f"a change of {self.moved:.2g} nats where {self.size:.2g} was predicted, {self.apart:.2g} apart "
+            f"(noise {self.noise:.2g})"
+        )
+
+
+def noise(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    """Return by how much a server's base differs from ours, nats, root mean square.
+
+    >>> noise([-1.0, -2.0], [-1.5, -1.5])
+    0.5
+    """
+    return _rms([theirs - ours for ours, theirs in zip(ours, theirs, strict=True)])
+
+
+def change(
+    *, predicted: Sequence[float], predicted_base: Sequence[float], seen: Sequence[float], seen_base: Sequence[float]
+) -> Change:
+    """Return how the change that was seen compares with the predicted one; all logprobs of the same tokens, nats."""
+    wanted = [with_it - without for with_it, without in zip(predicted, predicted_base, strict=True)]
+    found = [with_it - without for with_it, without in zip(seen, seen_base, strict=True)]
+    return Change(
+        size=_rms(wanted),
+        moved=_rms(found),
+        apart=noise(wanted, found),
+        noise=max(NOISE_FLOOR, noise(predicted_base, seen_base)),
+    )
+
+
+def _rms(values: Sequence[float]) -> float:
+    return math.sqrt(math.fsum(x * x for x in values) / len(values))
