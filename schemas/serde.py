@@ -24,8 +24,12 @@ import fastavro
 
 from schemas import events, registry, wire, wire_read, wire_write
 from schemas.avsc import record_schema
-from schemas.plain import EncodeError as EncodeError  # part of what writing promises
-from schemas.plain import checked, doubtful, raised
+from schemas.plain import (
+    EncodeError as EncodeError,  # part of what writing promises
+    checked,
+    doubtful,
+    raised,
+)
 
 MAGIC = 0
 _HEADER = struct.Struct(">bI")

@@ -56,8 +56,7 @@ def archive_sync(call: Call, names: tuple[str, ...], follow: bool, output: Outpu
     Prints what each partition has in the archive now. It may be killed at any moment, and two may run at once. What
     retention has cut before it was archived is an error: nothing is archived behind a gap.
     """
-    from streams import archive_sync as syncing
-    from streams import show
+    from streams import archive_sync as syncing, show
 
     labels = _labels(call, names)
     with until_stopped() as stop:
@@ -138,8 +137,7 @@ def archive_verify(call: Call, ctx: click.Context, names: tuple[str, ...], outpu
 
     Reads every byte of the archive. The exit code is 0 only if nothing is wrong. No broker is asked.
     """
-    from streams import archive_verify as verifying
-    from streams import show
+    from streams import archive_verify as verifying, show
 
     found = verifying.verify(call.settings, _labels(call, names))
     columns = [
@@ -173,8 +171,7 @@ def archive_restore(call: Call, names: tuple[str, ...], into_prefix: str | None,
     timestamps would be cut at once: set it again when you have what you need. An interrupted restore goes on where it
     was.
     """
-    from streams import archive_restore as restoring
-    from streams import show
+    from streams import archive_restore as restoring, show
 
     settings = call.settings
     into = settings

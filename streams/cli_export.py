@@ -71,8 +71,7 @@ def export(
     The same records under the same options give the same bytes, and manifest.json says which records they were. No
     task is in both splits. Exit code 1 means that records could not be read and are not in it.
     """
-    from streams import export as sets
-    from streams import show
+    from streams import export as sets, show
     from streams.query import Session
     from streams.query_shell import left_out
     from streams.query_source import Scope

@@ -97,8 +97,7 @@ def topics_describe(call: Call, names: tuple[str, ...], output: Output) -> None:
 
     Of each TOPIC, by label (tasks) or full name; of all, if none is named.
     """
-    from streams import cluster, show
-    from streams import tail as tails
+    from streams import cluster, show, tail as tails
     from streams.topics import LABELS
 
     settings = call.settings
@@ -235,8 +234,7 @@ def events_tail(
     from itertools import islice
 
     from schemas.serde import Poison
-    from streams import show_events
-    from streams import tail as tails
+    from streams import show_events, tail as tails
 
     start = tails.parse_begin(begin or ("start" if until_end else "end"))
     shapes = tails.named(call.settings, names)

@@ -90,8 +90,7 @@ def replay_plan(call: Call, /, output: Output, source: Source, **given: Any) -> 
 
     Counts tasks, responses, rewards, groups, batches and steps, and says about how long it takes. Writes nothing.
     """
-    from streams import replay_plan as planning
-    from streams import show
+    from streams import replay_plan as planning, show
 
     made = planning.plan(call.settings, _request(call.settings, given, source), _history(call.settings, source)).plain()
     if output == "table":
@@ -112,8 +111,7 @@ def replay_run(call: Call, ctx: click.Context, /, output: Output, source: Source
     and trains under the other settings. No live process sees any of it. Ctrl-C stops it cleanly, and the same command
     goes on; its steps are told in the topic `experiments`.
     """
-    from streams import replay as replaying
-    from streams import show
+    from streams import replay as replaying, show
 
     request = _request(call.settings, given, source)
     with until_stopped() as stop, _progress() as told:
@@ -260,8 +258,7 @@ def replay_evaluate(
     A policy agent and a scoring agent run in this process until all are answered. `experiments compare` shows the
     scores. Asking again adds nothing.
     """
-    from streams import replay_evaluate as asking
-    from streams import rescoring, show
+    from streams import replay_evaluate as asking, rescoring, show
     from streams.replay_copy import Stopped
 
     suite = asking.Suite(
@@ -295,8 +292,7 @@ def experiments() -> None:
 @pass_call
 def experiments_list(call: Call, output: Output) -> None:
     """Print every experiment of this log."""
-    from streams import comparison, show
-    from streams import experiments as records
+    from streams import comparison, experiments as records, show
 
     rows, every = [], records.read(call.settings)
     for name, one in every.items():
@@ -326,8 +322,7 @@ def experiments_show(call: Call, name: str, output: Output) -> None:
 
     Which offsets of which topics, under which settings and code, and each event of its life.
     """
-    from streams import experiments as records
-    from streams import show
+    from streams import experiments as records, show
     from streams.topics import topics
 
     one = records.find(call.settings, name)

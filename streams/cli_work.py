@@ -42,8 +42,7 @@ def tasks_submit(call: Call, file: Path, skip_bad: bool, policy: str | None, out
     A line is {"prompt": "...", "answer": "..."}, or a whole task as schemas/README.md describes it. Every line is
     checked first, and nothing is sent if one is bad. A file submitted again adds nothing.
     """
-    from streams import show
-    from streams import tasks as stage
+    from streams import show, tasks as stage
 
     checked = stage.check_file(
         _lines(file),
@@ -99,8 +98,7 @@ def tasks_generate(
     They are printed as `tasks submit` takes them. The same arguments give the same tasks with the same ids, so
     submitting them again adds nothing.
     """
-    from streams import generators, show
-    from streams import tasks as stage
+    from streams import generators, show, tasks as stage
 
     made = generators.generate(
         family,

@@ -27,8 +27,7 @@ from faust.tables.recovery import Recovery
 from faust.tables.table import Table as FaustTable
 from faust.topics import Topic
 from faust.transport.consumer import Consumer, ThreadDelegateConsumer
-from faust.transport.drivers.aiokafka import AIOKafkaConsumerThread
-from faust.transport.drivers.aiokafka import Producer as AIOKafkaProducer
+from faust.transport.drivers.aiokafka import AIOKafkaConsumerThread, Producer as AIOKafkaProducer
 from faust.transport.producer import ProducerBuffer
 
 from streams.errors import SettingsError

@@ -133,7 +133,7 @@ EVENT_COLUMNS: dict[str, tuple[Column, ...]] = {
     "AdapterEvent": (
         Column("policy", lambda e: e.policy, 10),
         Column("version", lambda e: e.version, 7, right=True),
-        Column("kind", lambda e: e.kind, 14),
+        Column("kind", lambda e: e.kind, 15),
         Column("actor", lambda e: e.actor, 10),
         Column("reason", lambda e: cell(e.metrics) if e.kind == "evaluated" and e.metrics else e.reason),
     ),

@@ -18,8 +18,7 @@ from functools import partial
 from typing import Any
 
 from schemas import events
-from streams import agents, settings
-from streams import app as apps
+from streams import agents, app as apps, settings
 from streams.errors import EventError, StreamwardError
 from streams.topics import Topic
 

@@ -34,8 +34,7 @@ from streams.engines import Completion, SamplingRequest
 from streams.engines.scripted import ScriptedEngine
 from streams.errors import StreamwardError
 from streams.log import Producer, client_config, key_of
-from streams.settings import Batches, Settings
-from streams.settings import Policy as PolicySettings
+from streams.settings import Batches, Policy as PolicySettings, Settings
 from streams.topics import topic_of, topics
 
 pytestmark = pytest.mark.kafka

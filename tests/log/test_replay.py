@@ -16,8 +16,7 @@ from replaying import BEGUN_MS, FRESH, HALF, NUMBER, SIZE, append, contents, nam
 from running import read
 
 from schemas.events import AdvantagedGroup, Batch, Response, Reward, RewardSource, Task
-from streams import archive_sync, cluster, drive, experiments, history, replay, selection
-from streams import replay_plan as planning
+from streams import archive_sync, cluster, drive, experiments, history, replay, replay_plan as planning, selection
 from streams.audit_read import Audit
 from streams.errors import NotFoundError, RefusedError, SettingsError, StreamwardError
 from streams.history import Log

@@ -17,8 +17,7 @@ from streams.audit_facts import Finding, Reach
 from streams.engines import Completion, SamplingRequest
 from streams.engines.scripted import ScriptedEngine
 from streams.errors import EventError
-from streams.serving import Serving
-from streams.serving import answers as answers_to
+from streams.serving import Serving, answers as answers_to
 from streams.settings import Settings
 from streams.standing import PAUSE_S
 from streams.topics import topics

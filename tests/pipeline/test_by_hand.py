@@ -27,8 +27,7 @@ from running import command, ended, environment, read, running, until
 from tiny import save_tiny
 
 from schemas.events import AdapterEvent, AdvantagedGroup, Batch
-from streams import broker, node
-from streams import settings as configuration
+from streams import broker, node, settings as configuration
 from streams.settings import Settings
 
 pytestmark = pytest.mark.kafka

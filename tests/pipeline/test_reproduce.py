@@ -16,8 +16,7 @@ import pytest
 import torch
 from click.testing import CliRunner, Result
 from factories import in_version_1
-from running import command as process
-from running import environment
+from running import command as process, environment
 from tiny import save_tiny
 from tiny_log import batch_of, cut, groups_of, manifests, trained, write
 

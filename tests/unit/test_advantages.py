@@ -6,8 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from factories import T0, control, response, task
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from joining import TOPICS, Log, answers, left_out, scores
 
 from schemas.events import AdvantagedGroup, Coordinates, DeadLetter, Event, RewardSource

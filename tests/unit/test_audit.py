@@ -29,8 +29,7 @@ from auditing import (
     whole_log,
 )
 from factories import T0, control, response, reward, task
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from schemas.events import Batch, derive_id
 from streams import formulas

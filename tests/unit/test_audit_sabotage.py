@@ -28,8 +28,7 @@ from auditing import (
     without,
 )
 from factories import T0, control, group, reward, task
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from schemas.events import AdapterFile, Batch, Coordinates, DroppedGroup, Event, derive_id
 from streams.log import Record

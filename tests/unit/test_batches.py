@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 from factories import T0, group
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from schemas.events import AdvantagedGroup, Batch, Coordinates, GroupResponse, LagCount, derive_id
 from schemas.serde import encode

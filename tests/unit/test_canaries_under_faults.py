@@ -12,8 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from factories import T0, group
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from schemas.events import AdapterEvent, AdvantagedGroup, derive_id
 from schemas.serde import encode

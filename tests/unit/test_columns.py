@@ -14,8 +14,7 @@ import pyarrow as pa
 import pytest
 from any_event import any_event, values
 from factories import in_version_1, one_of_each, response, reward, task
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from running import by_another_writer
 
 from schemas import registry, serde

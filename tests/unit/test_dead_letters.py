@@ -7,8 +7,7 @@ from dataclasses import replace
 
 import pytest
 from factories import T0, group, response, task
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from schemas import serde
 from schemas.events import Coordinates, DeadLetter

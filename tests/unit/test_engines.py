@@ -439,6 +439,23 @@ def test_the_wrong_script_is_never_right(answer: str) -> None:
     assert answer not in {completion.text for completion in scripted(answers="wrong").sample([asked])[0]}
 
 
+def test_a_rule_changes_what_one_version_says_to_one_scenario_and_nothing_else(tmp_path: Path) -> None:
+    rules = [
+        {"version": 1, "accuracy": 1.0, "padding": 2},
+        {"version": 1, "scenario": "long", "answers": "nothing"},
+        {"version": 2, "scenario": "long", "answers": "wrong"},
+    ]
+    engine = scripted(accuracy=0.0, accuracy_per_version=0.5, rules=rules)
+    asked = {name: request(scenario=name, group_size=1, verifier='{"answer": 42}') for name in ("short", "long")}
+    said = {}
+    for version in (0, 1, 2):
+        engine.serve(version, tmp_path if version else None)
+        said[version] = [engine.sample([one])[0][0].text for one in asked.values()]
+    assert "42" not in said[0]
+    assert said[1] == ["42  ", "  "]
+    assert said[2][0] == "42" != said[2][1]
+
+
 def test_scripted_tokens_are_the_bytes_of_the_text_with_an_end() -> None:
     asked = request(content="naïve", group_size=1, sampling=Sampling(max_tokens=20))
     completion = scripted(answers="echo").sample([asked])[0][0]

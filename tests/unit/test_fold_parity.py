@@ -17,8 +17,7 @@ from typing import NamedTuple
 import duckdb
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from schemas.events import AdapterEvent, AdapterKind, Coordinates, derive_id
 from streams import adapters, rollouts

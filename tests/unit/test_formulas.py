@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
+from hypothesis import example, given, strategies as st
 
 from schemas.events import MAX_REWARD
 from streams.formulas import FORMULAS, advantages, mean_and_std

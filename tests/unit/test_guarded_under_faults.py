@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import random
 
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from schemas.events import AdapterEvent, Outcome, Task, derive_id
 from schemas.serde import decode, encode

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 from factories import T0, control, response, reward, task
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from joining import Log, answers, scores
 
 from schemas.events import Event, Message, Response, Reward, RewardSource, Task

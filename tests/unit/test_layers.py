@@ -17,7 +17,7 @@ LAYERS = [
     {name if name in ("schemas", "trainer") else f"streams.{name}" for name in line.split()}
     for line in (
         # L0
-        "schemas errors settings",
+        "schemas errors sections settings",
         # L1, the log, the broker, and how things look on a terminal
         "topics log patience reading following cluster positions observe quiet schema_server delivery changelogs "
         "config_file broker deadline node jvm show shell supervisor",

@@ -11,8 +11,7 @@ import random
 from collections.abc import Sequence
 
 from factories import T0, group
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from schemas.events import AdapterEvent, AdvantagedGroup, Batch, Coordinates, derive_id
 from schemas.serde import encode

@@ -9,8 +9,7 @@ from typing import Any
 import factories
 import pytest
 from factories import group, response, reward, task
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from schemas.events import (
     AdapterEvent,

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 from factories import T0, group
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from pydantic import SecretStr
 
 from schemas.events import Coordinates, ExperimentEvent

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from streams.sequential import BURN_IN, TIGHTEST, Arm, Interval, Pair, boundary, estimate, interval, level
 from tests.benchmarks import sequential as simulation

@@ -11,8 +11,7 @@ import fastavro
 import pytest
 from any_event import any_event
 from factories import one_of_each, response, reward, task
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from schemas import registry
 from schemas.events import (

@@ -25,8 +25,18 @@ from streams.engines.vllm_engine import VllmEngine
 from streams.engines.vllm_probe import Change, change
 from streams.engines.vllm_servers import Server, rendezvous
 from streams.errors import EventError, SettingsError, StreamwardError
-from tests.vllm_contract import CONTEXT, REQUESTS, SCALES, Replay, Said, replay, request, save_adapter, save_model
-from tests.vllm_contract import settings_for as settings_of
+from tests.vllm_contract import (
+    CONTEXT,
+    REQUESTS,
+    SCALES,
+    Replay,
+    Said,
+    replay,
+    request,
+    save_adapter,
+    save_model,
+    settings_for as settings_of,
+)
 
 NATS = 1e-4
 """vLLM and the arithmetic below agree to this, in float32."""

@@ -15,8 +15,7 @@ from aiokafka.partitioner import DefaultPartitioner
 from faust.auth import SASLCredentials, SSLCredentials
 from faust.events import Event
 from faust.streams import _current_event
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from streams import app as apps
 from streams.errors import SettingsError
