@@ -53,6 +53,8 @@ MAKES = {
     "make setup-gym": "--editable '.[gym]'",
 }
 """What a target must call."""
+OURS = ("streamward.toml", "release.toml")
+"""Settings files of the node that the page starts."""
 LOOP = r"""
 exec < /dev/null
 again() { return $code; }
@@ -117,7 +119,7 @@ def run(page: str, folder: Path) -> Iterator[Ran]:
             text = step.command.replace("127.0.0.1:8000", judge)
             text = text.replace("streamward broker start", f"streamward broker start --port {port}")
             if step.file is not None:
-                more = f'\n[kafka]\nbootstrap = "127.0.0.1:{port}"\n' if step.file == "streamward.toml" else ""
+                more = f'\n[kafka]\nbootstrap = "127.0.0.1:{port}"\n' if step.file in OURS else ""
                 (folder / step.file).write_text(text + more)
                 yield Ran(step, 0, "")
                 continue

@@ -1,12 +1,16 @@
 """Answer by rules, without weights: the double that is part of the product.
 
-    task.verifier {"answer": ...} + the script ──► the right answer, a wrong one, an echo, or a failure
+    task.verifier {"answer": ...} + the script ──► the right answer, a wrong one, an echo, nothing, or a failure
 
 For trying out scorers, topics and operations without a model, and for tests: what a slot says is a function of the
 script, the sampling and the served version, so the whole loop can be run again with the same outcome. Tokens are the
 bytes of the text; one more ends the turn.
 
-Not covered: learning. `accuracy_per_version` pretends it.
+A rule changes what is said by one version, to one scenario, or both; of several that fit, the later one counts:
+
+    {"accuracy": 0.5, "rules": [{"version": 2, "accuracy": 1}, {"version": 2, "scenario": "long", "answers": "wrong"}]}
+
+Not covered: learning. `accuracy_per_version` and rules pretend it.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ import struct
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
 
@@ -33,17 +37,42 @@ FAILS, IS_RIGHT, HOW_WRONG, FIRST_LOGPROB = range(4)
 """What each random number of a slot decides."""
 
 
+Answers = Literal["oracle", "wrong", "echo", "nothing"]
+Share = Annotated[float, Field(ge=0, le=1)]
+Count = Annotated[int, Field(ge=0)]
+
+
+class Rule(Section):
+    """What is otherwise for one version, or one scenario; what it leaves out stays as the script has it."""
+
+    version: Count | None = Field(None, description="for this version only")
+    scenario: str | None = Field(None, description="for tasks of this scenario only")
+    answers: Answers | None = None
+    accuracy: Share | None = None
+    padding: Count | None = None
+
+
 class Script(Section):
     """The rules, from `policy.script`."""
 
-    answers: Literal["oracle", "wrong", "echo"] = Field(
-        "oracle", description="the task's answer, a wrong one, or its last message"
-    )
+    answers: Answers = Field("oracle", description="the task's answer, a wrong one, its last message, or an empty text")
     accuracy: float = Field(1.0, ge=0, le=1, description="share of right answers of an oracle at version 0")
     accuracy_per_version: float = Field(0.0, description="added for each version; the sum is kept within 0 and 1")
+    padding: Count = Field(0, description="spaces after each answer, which make it longer and nothing else")
+    rules: tuple[Rule, ...] = Field((), description="exceptions, by version and scenario")
     latency_ms: float = Field(0.0, ge=0, description="how long one call of `sample` takes at least")
     fail_rate: float = Field(0.0, ge=0, le=1, description="share of slots that fail for good")
     context_tokens: int = Field(8192, ge=2, description="a prompt with as many bytes, or more, fails")
+
+    def by(self, version: int, scenario: str) -> Script:
+        """Return the script as it is for this version and this scenario."""
+        changed: dict[str, Any] = {}
+        for rule in self.rules:
+            if rule.version in (None, version) and rule.scenario in (None, scenario):
+                changed |= rule.model_dump(exclude={"version", "scenario"}, exclude_none=True)
+        if "accuracy" in changed:
+            changed["accuracy_per_version"] = 0.0  # it is that of this version
+        return self.model_copy(update=changed) if changed else self
 
 
 class ScriptedEngine:
@@ -94,15 +123,16 @@ class ScriptedEngine:
             return failed(
                 slot, f"{where}: slot {slot} fails because policy.script has fail_rate {self.script.fail_rate}"
             )
-        text = request.messages[-1].content
-        if self.script.answers != "echo":
+        script = self.script.by(self.served_version, request.task.scenario)
+        text = "" if script.answers == "nothing" else request.messages[-1].content
+        if script.answers in ("oracle", "wrong"):
             answer = _answer(request.task)
             if answer is None:
                 return failed(slot, f'{where}: its verifier has no "answer"; give one, or set answers to echo')
-            share = self.script.accuracy + self.script.accuracy_per_version * self.served_version
-            right = self.script.answers == "oracle" and number(IS_RIGHT) < share
+            share = script.accuracy + script.accuracy_per_version * self.served_version
+            right = script.answers == "oracle" and number(IS_RIGHT) < share
             text = answer if right else _wrong(answer, number(HOW_WRONG))
-        tokens, finish = _tokens(text, request)
+        tokens, finish = _tokens(text + " " * script.padding, request)
         return Completion(
             slot=slot,
             text=bytes(tokens[:-1] if tokens[-1] == END_OF_TURN else tokens).decode(errors="ignore"),
