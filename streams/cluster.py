@@ -29,7 +29,7 @@ def offsets(settings: Settings, labels: Iterable[str]) -> dict[TopicPartition, t
 
     Raises NotFoundError for a topic that does not exist, LogError if the broker does not answer.
     """
-    client, found = _connect(settings)
+    client, found = _connect(settings, some=True)
     wanted = _partitions(settings, labels, found)
     low = _list_offsets(settings, client, wanted, admin.OffsetSpec.earliest())
     high = _list_offsets(settings, client, wanted, admin.OffsetSpec.latest())
@@ -41,7 +41,7 @@ def offsets_at(settings: Settings, labels: Iterable[str], timestamp_ms: int) -> 
 
     Raises as `offsets`.
     """
-    client, found = _connect(settings)
+    client, found = _connect(settings, some=True)
     wanted = _partitions(settings, labels, found)
     return _list_offsets(settings, client, wanted, admin.OffsetSpec.for_timestamp(timestamp_ms))
 
@@ -116,16 +116,24 @@ def describe(settings: Settings) -> dict[str, int]:
     return _connect(settings)[1]
 
 
-def _connect(settings: Settings) -> tuple[admin.AdminClient, dict[str, int]]:
-    """Return a client, and the partition count of every topic on the cluster.
+EMPTY_S = 2.0
+"""How long to doubt a cluster that says it has no topic at all: so does a broker that was just started."""
+
+
+def _connect(settings: Settings, *, some: bool = False) -> tuple[admin.AdminClient, dict[str, int]]:
+    """Return a client, and the partition count of every topic on the cluster; `some` says that there should be any.
 
     To ask for the topics first saves seconds: librdkafka 2.16 drops what is sent while it trades the connection to the
     bootstrap address for one to the broker, and sends it again one or three seconds later.
     """
     errors: list[ck.KafkaError] = []
     client = admin.AdminClient({**client_config(settings.kafka), "error_cb": errors.append, "log_level": 0})
+    deadline = time.monotonic() + EMPTY_S
     try:
         found = client.list_topics(timeout=settings.kafka.request_timeout_s).topics
+        while some and not found and time.monotonic() < deadline:
+            time.sleep(0.1)
+            found = client.list_topics(timeout=settings.kafka.request_timeout_s).topics
     except ck.KafkaException as exc:
         client.poll(0)  # brings the errors: why it did not answer (refused, no such host, wrong password)
         why = next((error for error in errors if error.code() != ck.KafkaError._ALL_BROKERS_DOWN), exc.args[0])

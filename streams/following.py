@@ -12,6 +12,7 @@ Not covered: exactly once. Between what was written and its commit a process can
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Self, TypeVar
@@ -26,6 +27,12 @@ from streams.settings import Settings
 from streams.topics import topics
 
 T = TypeVar("T")
+
+METADATA_S = 5
+"""How often a member asks which topics there are. A broker that was just started may know of none for a moment, and who
+asked in that moment joins no group until it asks again: five minutes later, if librdkafka had its way."""
+MISSING_S = 3 * METADATA_S
+"""How long a topic may be unknown to the broker before it counts as missing."""
 
 
 class Consumer(Reader):
@@ -51,6 +58,7 @@ class Consumer(Reader):
         self._settings = settings
         self._group = group
         self._on_assigned = on_assigned
+        self._missing: tuple[float, str, LogError] | None = None  # since when, which topic, and what that would mean
         names = [topics(settings.topics)[label].name for label in labels]
         super().__init__(
             {
@@ -59,6 +67,7 @@ class Consumer(Reader):
                 "enable.auto.commit": False,
                 "auto.offset.reset": "error",
                 "enable.partition.eof": False,
+                "topic.metadata.refresh.interval.ms": METADATA_S * 1000,
                 "session.timeout.ms": int(settings.kafka.session_timeout_s * 1000),
                 "heartbeat.interval.ms": int(settings.kafka.session_timeout_s * 250),
                 "max.poll.interval.ms": int(1000 * max(600, settings.kafka.outage_s + 60)),
@@ -84,7 +93,7 @@ class Consumer(Reader):
     def poll(self, count: int = 500, timeout_s: float = POLL_S) -> list[Record]:
         """Return up to `count` records, in partition order, as soon as there is one; none when none came in time.
 
-        Raises LogError if the broker refuses (a topic that is missing, an authorisation), if retention has cut what
+        Raises LogError if the broker refuses (a topic that stays missing, an authorisation), if retention has cut what
         comes next, and if the broker was away longer than the patience lasts.
         """
         self._raise_trouble()
@@ -94,9 +103,24 @@ class Consumer(Reader):
                 records += [] if message.error() else [record_of(message)]
             elif message.error().code() == ck.KafkaError._AUTO_OFFSET_RESET:
                 self._trouble = self._lost(message.topic(), message.partition()) or error
+            elif message.error().code() == ck.KafkaError.UNKNOWN_TOPIC_OR_PART:
+                self._missing = self._missing or (time.monotonic(), message.topic(), error)
             else:
                 self._trouble = error
+        self._look_for_missing()
         return self._told(records)
+
+    def _look_for_missing(self) -> None:
+        """Take a topic that was unknown for long enough for missing, unless the broker knows it by now."""
+        if self._missing is None or time.monotonic() < self._missing[0] + MISSING_S:
+            return
+        (_, topic, error), self._missing = self._missing, None
+        try:
+            found = self._consumer.list_topics(topic, timeout=ANSWER_S).topics[topic]
+        except ck.KafkaException:
+            return  # nobody answers: whoever does says it again
+        if found.error is not None:
+            self._trouble = error
 
     def commit(self, next_offsets: Mapping[TopicPartition, int]) -> None:
         """Record that everything below `next_offsets` is done. A lost partition is not committed, and says nothing.

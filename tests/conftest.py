@@ -57,9 +57,9 @@ def nowhere() -> Settings:
     return Settings(kafka=Kafka(bootstrap="127.0.0.1:1", request_timeout_s=0.5))
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def log_as_before() -> Iterator[None]:
-    """Put the log set-up back that each command replaces."""
+    """Put the log set-up back that a command replaces, so that no line it held back comes out in a later test."""
     root = logging.getLogger()
     level, handlers = root.level, list(root.handlers)
     yield

@@ -39,7 +39,7 @@ from streams.settings import Settings, to_env
 from streams.topics import topics
 from tests.chaos.disks import NotShown, fill, free, read_only, small_disk, writable
 
-pytestmark = [pytest.mark.kafka, pytest.mark.usefixtures("log_as_before")]
+pytestmark = pytest.mark.kafka
 
 ONE = 1
 """The partition most of these records lie in."""

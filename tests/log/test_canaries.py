@@ -28,7 +28,7 @@ from streams.cli import cli
 from streams.log import Producer
 from streams.settings import Canary, Guard, Rollouts, Settings, to_env
 
-pytestmark = [pytest.mark.kafka, pytest.mark.usefixtures("log_as_before")]
+pytestmark = pytest.mark.kafka
 
 RULE = Canary(steps="0.05,0.5,1", step_groups=10)
 numbers = itertools.count()

@@ -22,7 +22,7 @@ from streams.errors import RefusedError
 from streams.log import Producer, Record
 from streams.settings import Settings, to_env
 
-pytestmark = [pytest.mark.kafka, pytest.mark.usefixtures("log_as_before")]
+pytestmark = pytest.mark.kafka
 
 BEGIN_MS = int(time.time() * 1000) - 4 * 3600 * 1000
 

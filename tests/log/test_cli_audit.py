@@ -29,7 +29,7 @@ from streams.log import Producer, Record, client_config
 from streams.settings import Settings, to_env
 from streams.show import moment
 
-pytestmark = [pytest.mark.kafka, pytest.mark.usefixtures("log_as_before")]
+pytestmark = pytest.mark.kafka
 
 BEGIN_MS = int(time.time() * 1000) - 4 * 3600 * 1000
 """A broker takes no record of the far future, and keeps none of the far past."""

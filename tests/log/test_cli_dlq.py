@@ -25,7 +25,7 @@ from streams.put_back import RETRY_HEADER, STALE_S, Order, decide
 from streams.settings import Kafka, Settings, Topics, to_env
 from streams.topics import topic_of, topics
 
-pytestmark = [pytest.mark.kafka, pytest.mark.usefixtures("log_as_before")]
+pytestmark = pytest.mark.kafka
 
 
 def run(settings: Settings, *args: str) -> Result:

@@ -19,7 +19,7 @@ from streams.cli import cli
 from streams.log import Producer
 from streams.settings import Kafka, Settings, Topics, to_env
 
-pytestmark = [pytest.mark.kafka, pytest.mark.usefixtures("log_as_before")]
+pytestmark = pytest.mark.kafka
 SUITE = """\
 name: sums
 scenarios:

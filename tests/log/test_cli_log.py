@@ -29,7 +29,7 @@ from streams.log import Producer
 from streams.settings import Broker, Settings, to_env
 from streams.topics import LABELS, topics
 
-pytestmark = [pytest.mark.kafka, pytest.mark.usefixtures("log_as_before")]
+pytestmark = pytest.mark.kafka
 
 
 def run(settings: Settings, *args: str) -> Result:

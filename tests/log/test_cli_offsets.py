@@ -19,7 +19,7 @@ from streams.log import Producer, client_config
 from streams.positions import positions
 from streams.settings import Settings, to_env
 
-pytestmark = [pytest.mark.kafka, pytest.mark.usefixtures("log_as_before")]
+pytestmark = pytest.mark.kafka
 METADATA = '{"changelog": 7}'
 
 

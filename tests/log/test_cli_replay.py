@@ -23,7 +23,7 @@ from streams.log import Producer, partition_of
 from streams.settings import Settings, load, to_env
 from streams.topics import topics
 
-pytestmark = [pytest.mark.kafka, pytest.mark.usefixtures("log_as_before")]
+pytestmark = pytest.mark.kafka
 SUITE = "sums/n=4/seed=0"
 
 

@@ -36,7 +36,7 @@ from streams.query import Session, connect
 from streams.query_source import Scope
 from streams.settings import Kafka, Settings, to_env
 
-pytestmark = [pytest.mark.kafka, pytest.mark.usefixtures("log_as_before")]
+pytestmark = pytest.mark.kafka
 
 T = asked.BEGIN_MS
 

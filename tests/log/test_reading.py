@@ -12,7 +12,7 @@ from factories import response, reward
 
 from schemas.events import Coordinates, Response, Reward
 from schemas.serde import Poison
-from streams import cluster
+from streams import cluster, following
 from streams.errors import LogError
 from streams.following import Consumer
 from streams.log import Producer, Record, client_config
@@ -118,7 +118,32 @@ def test_a_commit_for_a_lost_partition_says_nothing_and_changes_nothing(made: Se
                 member.commit({(at.topic, at.partition): 2})
 
 
-def test_a_topic_that_is_missing_is_an_error_and_what_came_with_it_is_not_lost(made: Settings) -> None:
+def test_a_topic_that_the_broker_does_not_know_for_a_moment_is_followed_again(
+    made: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when a broker was just started; here the topic is made anew, which no client can tell from that."""
+    monkeypatch.setattr(following, "METADATA_S", 1)
+    client, topic = admin.AdminClient(client_config(made.kafka)), name(made, "rewards")
+    with Consumer(made, "g", ["rewards"]) as consumer:
+
+        def sees(wanted: bool) -> None:
+            deadline = time.monotonic() + 30
+            while bool(consumer.assignment()) != wanted:
+                assert time.monotonic() < deadline
+                consumer.poll()
+
+        sees(True)
+        client.delete_topics([topic])[topic].result()
+        sees(False)
+        assert topic not in cluster.describe(made)
+        cluster.apply_topics(made)
+        sees(True)
+
+
+def test_a_topic_that_is_missing_is_an_error_and_what_came_with_it_is_not_lost(
+    made: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(following, "MISSING_S", 0.5)
     write(made, 3)
     with Consumer(made, "g", ["rewards"]) as consumer:
         consumer._consumer.subscribe([name(made, "rewards"), "nowhere"], on_assign=consumer._begin)

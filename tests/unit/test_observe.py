@@ -9,8 +9,6 @@ import pytest
 from schemas.events import Coordinates
 from streams import observe
 
-pytestmark = pytest.mark.usefixtures("log_as_before")
-
 
 def test_log_lines_carry_coordinates_and_leave_library_chatter_out(capsys: pytest.CaptureFixture[str]) -> None:
     observe.set_up("info")
