@@ -133,6 +133,10 @@ def test_a_topic_that_the_broker_does_not_know_for_a_moment_is_followed_again(
                 consumer.poll()
 
         sees(True)
+        write(made, 1)
+        poll(consumer, 1)
+        for _ in range(10):  # every partition has found its place
+            consumer.poll()
         client.delete_topics([topic])[topic].result()
         sees(False)
         assert topic not in cluster.describe(made)
