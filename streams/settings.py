@@ -2,6 +2,7 @@
 
     defaults  <  streamward.toml  <  STREAMWARD_SECTION__KEY in the environment  <  --set section.key=value
 
+STREAMWARD_SECTION__KEY_FILE names a file that holds the value: what a mounted secret is. The variable itself wins.
 What each means is in streams/sections.py. A variable or a key that nobody knows is refused: a misspelt setting must
 not be a default in silence. Secrets are `SecretStr` and print as stars.
 
@@ -184,7 +185,21 @@ def _from_env(env: Mapping[str, str]) -> Iterator[tuple[str, Any, str]]:
         if not variable.startswith(ENV_PREFIX) or variable == ENV_CONFIG:
             continue
         key = variable[len(ENV_PREFIX) :].lower().replace("__", ".", 1)
+        if not _is_known(key) and _is_known(key.removesuffix("_file")):
+            if variable.removesuffix("_FILE") in env:
+                continue
+            key, text = key.removesuffix("_file"), _read(Path(text), variable)
         yield key, _parse(key, text, variable), variable
+
+
+def _read(path: Path, variable: str) -> str:
+    """Return what a file says, without the line end that editors add."""
+    try:
+        return path.read_text().removesuffix("\n")
+    except (OSError, UnicodeDecodeError) as exc:
+        raise SettingsError(
+            f"{variable}: {path} cannot be read: {exc}; name a file of text that holds the value"
+        ) from exc
 
 
 def _from_overrides(overrides: Iterable[str]) -> Iterator[tuple[str, Any, str]]:
@@ -207,10 +222,15 @@ def _parse(key: str, text: str, origin: str) -> Any:
     return text
 
 
-def _known(key: str, origin: str) -> tuple[str, str]:
+def _is_known(key: str) -> bool:
     section, _, name = key.partition(".")
     field = Settings.model_fields.get(section)
-    if field is not None and name in field.annotation.model_fields:  # type: ignore[union-attr]
+    return field is not None and name in field.annotation.model_fields  # type: ignore[union-attr]
+
+
+def _known(key: str, origin: str) -> tuple[str, str]:
+    section, _, name = key.partition(".")
+    if _is_known(key):
         return section, name
     every = [known for known, _ in dotted(Settings())]
     close = difflib.get_close_matches(key, every, n=1)

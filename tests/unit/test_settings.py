@@ -66,6 +66,25 @@ def test_the_environment_beats_the_file_and_set_beats_both(file: Path) -> None:
     }
 
 
+def test_a_file_named_in_the_environment_holds_the_value(tmp_path: Path) -> None:
+    secret = tmp_path / "password"
+    secret.write_text("hunter2\n")
+    env = {"STREAMWARD_SCORING__JUDGE_URL": "http://judge/v1", "STREAMWARD_SCORING__JUDGE_MODEL": "judge"}
+    settings, origins = load_with_origins(env={**env, "STREAMWARD_SCORING__JUDGE_KEY_FILE": str(secret)})
+    assert settings.scoring.judge_key == SecretStr("hunter2")
+    assert origins["scoring.judge_key"] == "STREAMWARD_SCORING__JUDGE_KEY_FILE"
+
+
+def test_the_variable_itself_beats_the_file_of_its_value() -> None:
+    env = {"STREAMWARD_TOPICS__PREFIX": "a.", "STREAMWARD_TOPICS__PREFIX_FILE": "nowhere"}
+    assert load(env=env).topics.prefix == "a."
+
+
+def test_a_file_of_a_value_that_cannot_be_read_is_refused() -> None:
+    with pytest.raises(SettingsError, match=r"STREAMWARD_KAFKA__SASL_PASSWORD_FILE: nowhere cannot be read"):
+        load(env={"STREAMWARD_KAFKA__SASL_PASSWORD_FILE": "nowhere"})
+
+
 def test_of_two_overrides_the_last_wins() -> None:
     assert load(env={}, overrides=["batches.groups=2", "batches.groups=9"]).batches.groups == 9
 
