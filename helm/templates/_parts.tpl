@@ -1,0 +1,250 @@
+{{/* What the templates share. A component is one of streams, scoring, policy, trainer, topics. */}}
+
+{{- define "streamward.fullname" -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride | trunc 50 | trimSuffix "-" -}}
+{{- else -}}
+{{- $name := default .Chart.Name .Values.nameOverride -}}
+{{- ternary .Release.Name (printf "%s-%s" .Release.Name $name) (contains $name .Release.Name) | trunc 50 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "streamward.selector" -}}
+app.kubernetes.io/name: {{ default .root.Chart.Name .root.Values.nameOverride }}
+app.kubernetes.io/instance: {{ .root.Release.Name }}
+{{- with .component }}
+app.kubernetes.io/component: {{ . }}
+{{- end }}
+{{- end -}}
+
+{{- define "streamward.labels" -}}
+{{ include "streamward.selector" . }}
+app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .root.Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
+{{- end -}}
+
+{{- define "streamward.image" -}}
+{{- $kind := ternary "model" "streams" (has .component (list "policy" "trainer")) -}}
+{{- $image := index .root.Values.images $kind -}}
+{{- $suffix := "" -}}
+{{- if eq $kind "model" -}}
+{{- $suffix = ternary "-cuda" "-cpu" (gt (int (index .root.Values .component).gpus) 0) -}}
+{{- end -}}
+{{- if $image.digest -}}
+{{- printf "%s@%s" $image.repository $image.digest -}}
+{{- else -}}
+{{- printf "%s:%s" $image.repository (default (printf "%s%s" .root.Chart.AppVersion $suffix) $image.tag) -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "streamward.saslSecret" -}}
+{{- $own := index .root.Values .component -}}
+{{- default .root.Values.kafka.sasl.secret $own.saslSecret -}}
+{{- end -}}
+
+{{/* streamward.toml of one component: `settings`, then its own, then what other values say. Twice is refused. */}}
+{{- define "streamward.toml" -}}
+{{- $values := .root.Values -}}
+{{- $own := index $values .component -}}
+{{- $kafka := dict "bootstrap" (required "kafka.bootstrap is not set; say host:port of a broker" $values.kafka.bootstrap) -}}
+{{- $_ := set $kafka "security_protocol" $values.kafka.securityProtocol -}}
+{{- $sasl := hasPrefix "SASL" $values.kafka.securityProtocol -}}
+{{- if $sasl -}}
+{{- $_ := set $kafka "sasl_mechanism" (required "kafka.sasl.mechanism is not set, and kafka.securityProtocol wants one" $values.kafka.sasl.mechanism) -}}
+{{- $_ := required (printf "no Secret for %s: set kafka.sasl.secret or %s.saslSecret" .component .component) (include "streamward.saslSecret" .) -}}
+{{- else if or $values.kafka.sasl.mechanism (include "streamward.saslSecret" .) -}}
+{{- fail (printf "kafka.sasl has no effect with kafka.securityProtocol %s; set SASL_SSL" $values.kafka.securityProtocol) -}}
+{{- end -}}
+{{- if hasSuffix "SSL" $values.kafka.securityProtocol -}}
+{{- if $values.kafka.tls.caSecret -}}{{- $_ := set $kafka "ssl_ca_location" "/etc/streamward/ca/ca.crt" -}}{{- end -}}
+{{- if $values.kafka.tls.clientSecret -}}
+{{- $_ := set $kafka "ssl_certificate_location" "/etc/streamward/client/tls.crt" -}}
+{{- $_ := set $kafka "ssl_key_location" "/etc/streamward/client/tls.key" -}}
+{{- end -}}
+{{- else if or $values.kafka.tls.caSecret $values.kafka.tls.clientSecret -}}
+{{- fail (printf "kafka.tls has no effect with kafka.securityProtocol %s; set SSL or SASL_SSL" $values.kafka.securityProtocol) -}}
+{{- end -}}
+{{- $said := mustMergeOverwrite (deepCopy $values.settings) (deepCopy (default dict $own.settings)) -}}
+{{- $derived := dict "kafka" $kafka
+    "adapters" (dict "store" (default "/var/lib/streamward/adapters" $values.adapterStore.url))
+    "trainer" (dict "checkpoints" "/var/lib/streamward/checkpoints") -}}
+{{- range $section, $keys := $derived -}}
+{{- range $key, $_ := $keys -}}
+{{- if hasKey (default dict (get $said $section)) $key -}}
+{{- fail (printf "settings: %s.%s is what kafka, adapterStore or trainer say; leave it out of settings" $section $key) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- $device := ternary (dict "model" (dict "device" "cuda")) dict (gt (int (default 0 $own.gpus)) 0) -}}
+{{- $tree := mustMergeOverwrite (dict) $device $said $derived -}}
+{{- range $section, $keys := $tree }}
+[{{ $section }}]
+{{- range $key, $value := $keys }}
+{{ $key }} = {{ if kindIs "map" $value }}{ {{- $first := true }}{{ range $name, $text := $value }}{{ if not $first }},{{ end }} {{ toJson $name }} = {{ toJson $text }}{{ $first = false }}{{ end }} }{{ else }}{{ toJson $value }}{{ end }}
+{{- end }}
+{{ end }}
+{{- end -}}
+
+{{- define "streamward.podSecurity" -}}
+runAsNonRoot: true
+runAsUser: 10001
+runAsGroup: 10001
+fsGroup: 10001
+fsGroupChangePolicy: OnRootMismatch
+seccompProfile:
+  type: RuntimeDefault
+{{- end -}}
+
+{{- define "streamward.containerSecurity" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities:
+  drop: [ALL]
+{{- end -}}
+
+{{- define "streamward.env" -}}
+- name: STREAMWARD_CONFIG
+  value: /etc/streamward/settings/{{ .component }}.toml
+{{- if hasPrefix "SASL" .root.Values.kafka.securityProtocol }}
+- name: STREAMWARD_KAFKA__SASL_USERNAME_FILE
+  value: /etc/streamward/sasl/username
+- name: STREAMWARD_KAFKA__SASL_PASSWORD_FILE
+  value: /etc/streamward/sasl/password
+{{- end }}
+{{- range $setting, $from := default dict (index .root.Values .component).secretSettings }}
+- name: STREAMWARD_{{ $setting | replace "." "__" | upper }}_FILE
+  value: /etc/streamward/secrets/{{ $setting }}
+{{- end }}
+{{- if and .root.Values.adapterStore.credentialsSecret (has .component (list "policy" "trainer")) }}
+- name: AWS_SHARED_CREDENTIALS_FILE
+  value: /etc/streamward/store/credentials
+{{- end }}
+{{- end -}}
+
+{{- define "streamward.mounts" -}}
+- {name: settings, mountPath: /etc/streamward/settings, readOnly: true}
+- {name: tmp, mountPath: /tmp}
+- {name: work, mountPath: /var/lib/streamward}
+{{- if hasPrefix "SASL" .root.Values.kafka.securityProtocol }}
+- {name: sasl, mountPath: /etc/streamward/sasl, readOnly: true}
+{{- end }}
+{{- if .root.Values.kafka.tls.caSecret }}
+- {name: ca, mountPath: /etc/streamward/ca, readOnly: true}
+{{- end }}
+{{- if .root.Values.kafka.tls.clientSecret }}
+- {name: client, mountPath: /etc/streamward/client, readOnly: true}
+{{- end }}
+{{- if (index .root.Values .component).secretSettings }}
+- {name: secrets, mountPath: /etc/streamward/secrets, readOnly: true}
+{{- end }}
+{{- if has .component (list "policy" "trainer") }}
+- {name: cache, mountPath: /var/lib/streamward/cache}
+{{- if not .root.Values.adapterStore.url }}
+- {name: adapters, mountPath: /var/lib/streamward/adapters}
+{{- else if .root.Values.adapterStore.credentialsSecret }}
+- {name: store, mountPath: /etc/streamward/store, readOnly: true}
+{{- end }}
+{{- end }}
+{{- if eq .component "trainer" }}
+- {name: checkpoints, mountPath: /var/lib/streamward/checkpoints}
+{{- end }}
+{{- end -}}
+
+{{- define "streamward.volumes" -}}
+{{- $name := include "streamward.fullname" .root -}}
+- name: settings
+  configMap:
+    name: {{ $name }}-{{ ternary "topics" "settings" (eq .component "topics") }}
+- name: tmp
+  emptyDir: {sizeLimit: 1Gi}
+- name: work
+  emptyDir: {sizeLimit: 1Gi}
+{{- if hasPrefix "SASL" .root.Values.kafka.securityProtocol }}
+- name: sasl
+  secret:
+    secretName: {{ include "streamward.saslSecret" . }}
+    defaultMode: 0440
+    items: [{key: username, path: username}, {key: password, path: password}]
+{{- end }}
+{{- with .root.Values.kafka.tls.caSecret }}
+- name: ca
+  secret:
+    secretName: {{ . }}
+    items: [{key: ca.crt, path: ca.crt}]
+{{- end }}
+{{- with .root.Values.kafka.tls.clientSecret }}
+- name: client
+  secret:
+    secretName: {{ . }}
+    defaultMode: 0440
+    items: [{key: tls.crt, path: tls.crt}, {key: tls.key, path: tls.key}]
+{{- end }}
+{{- with (index .root.Values .component).secretSettings }}
+- name: secrets
+  projected:
+    defaultMode: 0440
+    sources:
+    {{- range $setting, $from := . }}
+      - secret:
+          name: {{ $from.secret }}
+          items: [{key: {{ $from.key }}, path: {{ $setting }}}]
+    {{- end }}
+{{- end }}
+{{- if has .component (list "policy" "trainer") }}
+- name: cache
+  emptyDir: {sizeLimit: {{ (index .root.Values .component).cache.size }}}
+{{- if not .root.Values.adapterStore.url }}
+- name: adapters
+  persistentVolumeClaim:
+    claimName: {{ default (printf "%s-adapters" $name) .root.Values.adapterStore.existingClaim }}
+{{- else if .root.Values.adapterStore.credentialsSecret }}
+- name: store
+  secret:
+    secretName: {{ .root.Values.adapterStore.credentialsSecret }}
+    defaultMode: 0440
+    items: [{key: credentials, path: credentials}]
+{{- end }}
+{{- end }}
+{{- if eq .component "trainer" }}
+- name: checkpoints
+  persistentVolumeClaim:
+    claimName: {{ default (printf "%s-checkpoints" $name) .root.Values.trainer.checkpoints.existingClaim }}
+{{- end }}
+{{- end -}}
+
+{{- define "streamward.probes" -}}
+{{- if eq .root.Values.probes.mode "http" }}
+startupProbe:
+  httpGet: {path: /healthz, port: metrics}
+  periodSeconds: 10
+  failureThreshold: 90
+livenessProbe:
+  httpGet: {path: /healthz, port: metrics}
+  periodSeconds: 30
+  failureThreshold: 4
+readinessProbe:
+  httpGet: {path: /readyz, port: metrics}
+  periodSeconds: 15
+{{- else if eq .root.Values.probes.mode "exec" }}
+livenessProbe:
+  exec:
+    command: [sh, -c, kill -0 1]
+  periodSeconds: 60
+readinessProbe:
+  exec:
+    command: [streamward, topics, list, --output, jsonl]
+  periodSeconds: 60
+  timeoutSeconds: 30
+  failureThreshold: 2
+{{- end }}
+{{- end -}}
+
+{{- define "streamward.resources" -}}
+{{- $own := index .root.Values .component -}}
+{{- $gpus := dict -}}
+{{- if gt (int (default 0 $own.gpus)) 0 -}}
+{{- $_ := set $gpus "limits" (dict $own.gpuResource (int $own.gpus)) -}}
+{{- end -}}
+{{- toYaml (mustMergeOverwrite (deepCopy $own.resources) $gpus) -}}
+{{- end -}}

@@ -1,0 +1,420 @@
+"""The chart, rendered by the real helm for a small matrix of values, and every object looked at.
+
+What a Pod would run is what the program accepts: its command line is parsed by the program's own, and its environment
+and mounted files are laid out in a folder and loaded as settings. Not covered: what a cluster does with the objects,
+which is tests/deploy/test_cluster.py.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import pytest
+import yaml
+from deployed import loaded, parsed
+from pydantic import SecretStr
+
+from streams import suites, topics
+from streams.settings import Settings, Topics
+
+ROOT = Path(__file__).parents[2]
+CHART = ROOT / "helm"
+HELM = shutil.which("helm")
+needs_helm = pytest.mark.skipif(HELM is None, reason="NOT RUN: there is no helm on PATH, so the chart was not rendered")
+
+Object = dict[str, Any]
+BOOTSTRAP = {"kafka": {"bootstrap": "kafka-0.example.com:9093,kafka-1.example.com:9094"}}
+SECURED: Object = {
+    "kafka": {
+        **BOOTSTRAP["kafka"],
+        "securityProtocol": "SASL_SSL",
+        "sasl": {"mechanism": "SCRAM-SHA-512", "secret": "loop"},
+        "tls": {"caSecret": "authority", "clientSecret": "client"},
+    },
+    "trainer": {"saslSecret": "for-trainer", "gpus": 1},
+    "topics": {"saslSecret": "for-topics"},
+    "scoring": {
+        "settings": {"scoring": {"judge_url": "http://judge/v1", "judge_model": "judge"}},
+        "secretSettings": {"scoring.judge_key": {"secret": "judge", "key": "api-key"}},
+    },
+}
+VALUES: dict[str, Object] = {
+    "least": BOOTSTRAP,
+    "secured": SECURED,
+    "object store": {
+        **BOOTSTRAP,
+        "adapterStore": {"url": "s3://bucket/path", "credentialsSecret": "aws"},
+        "trainer": {"checkpoints": {"existingClaim": "mine"}},
+        "probes": {"mode": "http", "port": 9200},
+    },
+    "settings": {
+        **BOOTSTRAP,
+        "nameOverride": "rl",
+        "settings": {
+            "kafka": {"client": {"debug": "broker", "client.rack": 'a "b" <c>'}, "outage_s": 30},
+            "topics": {"prefix": "rl.", "replication": 3, "partitions": 16},
+            "trainer": {"learning_rate": 1e-7, "off_policy": True},
+        },
+        "policy": {"replicas": 3, "settings": {"policy": {"engine": "scripted", "name": "other"}}},
+    },
+    "bare": {
+        **BOOTSTRAP,
+        "topics": {"create": False},
+        "probes": {"mode": "none"},
+        "podDisruptionBudget": {"enabled": False},
+        "networkPolicy": {"enabled": False},
+        "images": {"model": {"digest": "sha256:" + "0" * 64}, "pullSecrets": ["pull"]},
+    },
+}
+PODS = ("Deployment", "Job", "Pod")
+
+
+def helm(values: Object, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Render the chart with these values."""
+    assert HELM is not None
+    return subprocess.run(
+        [HELM, "template", "one", str(CHART), "--namespace", "ns", "--values", "-", *arguments],
+        input=json.dumps(values), capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+@cache
+def objects(case: str) -> tuple[Object, ...]:
+    """Return every object of a case."""
+    done = helm(VALUES[case])
+    assert done.returncode == 0, done.stderr
+    return tuple(found for found in yaml.safe_load_all(done.stdout) if found is not None)
+
+
+def of_kind(case: str, *kinds: str) -> Iterator[Object]:
+    """Yield the objects of these kinds."""
+    yield from (found for found in objects(case) if found["kind"] in kinds)
+
+
+def spec_of(found: Object) -> Object:
+    """Return the Pod that an object is or makes."""
+    spec: Object = found["spec"] if found["kind"] == "Pod" else found["spec"]["template"]["spec"]
+    return spec
+
+
+def name_of(found: Object) -> str:
+    """Return kind and name."""
+    return f"{found['kind']}/{found['metadata']['name']}"
+
+
+def mounted(case: str, spec: Object, folder: Path) -> dict[str, str]:
+    """Lay a Pod's mounted files out under `folder`, and return its environment with every path led there.
+
+    A Secret's value is `NAME/KEY`, so that a test sees which one was read.
+    """
+    configs = {found["metadata"]["name"]: found["data"] for found in of_kind(case, "ConfigMap")}
+    (container,) = spec["containers"]
+    at = {mount["name"]: PurePosixPath(mount["mountPath"]) for mount in container["volumeMounts"]}
+    for volume in spec["volumes"]:
+        files: dict[str, str] = {}
+        if "configMap" in volume:
+            files = configs[volume["configMap"]["name"]]
+        secrets = [volume["secret"]] if "secret" in volume else []
+        secrets += [source["secret"] for source in volume.get("projected", {}).get("sources", [])]
+        for secret in secrets:
+            name = secret.get("secretName") or secret["name"]
+            files |= {item["path"]: f"{name}/{item['key']}" for item in secret["items"]}
+        for path, text in files.items():
+            file = folder / at[volume["name"]].relative_to("/") / path
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text)
+    return {
+        variable["name"]: str(folder / variable["value"][1:])
+        if variable["value"].startswith("/")
+        else variable["value"]
+        for variable in container["env"]
+    }
+
+
+def settings_of(case: str, name: str, folder: Path) -> Settings:
+    """Return the settings that the process of a Pod would load."""
+    (found,) = [one for one in of_kind(case, *PODS) if one["metadata"]["name"].endswith(f"-{name}")]
+    return loaded(mounted(case, spec_of(found), folder))
+
+
+each_case = pytest.mark.parametrize("case", VALUES)
+
+# --- what runs is what the program takes -----------------------------------------------------------------------------
+
+
+@needs_helm
+@each_case
+def test_the_program_takes_every_command_line(case: str) -> None:
+    commands = {}
+    for found in of_kind(case, *PODS):
+        (container,) = spec_of(found)["containers"]
+        assert container["command"] == ["streamward"]
+        commands[found["metadata"]["labels"]["app.kubernetes.io/component"]] = parsed(container["args"])
+        for probe in ("livenessProbe", "readinessProbe"):
+            probed = container.get(probe, {}).get("exec", {}).get("command", [])
+            assert probed[:1] != ["streamward"] or parsed(probed[1:])
+    expected = {"streams": "streams", "scoring": "scoring", "policy": "policy", "trainer": "train", "test": "evaluate"}
+    assert commands == (expected if case == "bare" else expected | {"topics": "topics apply"})
+
+
+@needs_helm
+@each_case
+def test_the_settings_know_all_that_a_pod_is_given(case: str, tmp_path: Path) -> None:
+    for found in of_kind(case, *PODS):
+        folder = tmp_path / found["metadata"]["name"]
+        settings = loaded(mounted(case, spec_of(found), folder))
+        assert settings.kafka.bootstrap == BOOTSTRAP["kafka"]["bootstrap"]
+
+
+@needs_helm
+@each_case
+def test_the_topics_are_those_that_every_process_wants(case: str, tmp_path: Path) -> None:
+    names = [found["metadata"]["name"] for found in of_kind(case, *PODS)]
+    wanted = Topics(**VALUES[case].get("settings", {}).get("topics", {}))
+    for name in names:
+        settings = settings_of(case, name.partition("-")[2].removeprefix("rl-").removeprefix("streamward-"), tmp_path)
+        assert topics.topics(settings.topics) == topics.topics(wanted)
+
+
+@needs_helm
+def test_each_component_has_its_own_principal_from_a_file(tmp_path: Path) -> None:
+    for name, secret in {"streams": "loop", "trainer": "for-trainer", "topics": "for-topics", "policy": "loop"}.items():
+        kafka = settings_of("secured", name, tmp_path / name).kafka
+        assert (kafka.sasl_mechanism, kafka.sasl_username) == ("SCRAM-SHA-512", f"{secret}/username")
+        assert kafka.sasl_password == SecretStr(f"{secret}/password")
+        assert str(kafka.ssl_ca_location) == "/etc/streamward/ca/ca.crt"
+        assert (tmp_path / name / "etc/streamward/client/tls.key").exists()
+        assert str(kafka.ssl_key_location) == "/etc/streamward/client/tls.key"
+
+
+@needs_helm
+def test_any_setting_may_come_from_a_secret(tmp_path: Path) -> None:
+    assert settings_of("secured", "scoring", tmp_path).scoring.judge_key == SecretStr("judge/api-key")
+
+
+@needs_helm
+def test_settings_reach_the_processes_as_they_were_written(tmp_path: Path) -> None:
+    settings = settings_of("settings", "policy", tmp_path)
+    assert settings.kafka.client["client.rack"] == SecretStr('a "b" <c>')
+    assert (settings.kafka.outage_s, settings.trainer.learning_rate, settings.trainer.off_policy) == (30, 1e-7, True)
+    assert (settings.topics.partitions, settings.policy.engine, settings.policy.name) == (16, "scripted", "other")
+    assert settings_of("settings", "trainer", tmp_path).policy.name == "default"
+
+
+@needs_helm
+def test_a_component_with_a_gpu_has_its_image_and_its_device(tmp_path: Path) -> None:
+    (trainer,) = [one for one in of_kind("secured", "Deployment") if one["metadata"]["name"].endswith("-trainer")]
+    (container,) = spec_of(trainer)["containers"]
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == 1
+    assert container["image"].endswith("-cuda")
+    assert settings_of("secured", "trainer", tmp_path).model.device == "cuda"
+    assert settings_of("secured", "policy", tmp_path).model.device == "cpu"
+
+
+@needs_helm
+def test_the_round_trip_of_helm_test_is_a_suite(tmp_path: Path) -> None:
+    (found,) = of_kind("least", "Pod")
+    mounted("least", spec_of(found), tmp_path)
+    (container,) = spec_of(found)["containers"]
+    suite = suites.load(tmp_path / container["args"][container["args"].index("--suite") + 1][1:], Topics())
+    assert len(suite.questions) == 4 and suite.name.startswith("one-revision-1@")
+
+
+# --- every object ----------------------------------------------------------------------------------------------------
+
+
+@needs_helm
+@each_case
+def test_every_pod_is_what_pod_security_calls_restricted(case: str) -> None:
+    for found in of_kind(case, *PODS):
+        spec = spec_of(found)
+        assert spec["automountServiceAccountToken"] is False
+        assert spec["securityContext"]["runAsNonRoot"] is True and spec["securityContext"]["runAsUser"] == 10001
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        for container in spec["containers"]:
+            assert container["securityContext"] == {
+                "allowPrivilegeEscalation": False,
+                "readOnlyRootFilesystem": True,
+                "capabilities": {"drop": ["ALL"]},
+            }
+        assert not any("hostPath" in volume for volume in spec["volumes"])
+
+
+@needs_helm
+@each_case
+def test_every_container_says_what_it_needs_and_which_image_exactly(case: str) -> None:
+    for found in of_kind(case, *PODS):
+        (container,) = spec_of(found)["containers"]
+        assert {"cpu", "memory"} <= set(container["resources"]["requests"]) and "memory" in container["resources"][
+            "limits"
+        ]
+        assert re.search(r":\d+\.\d+\.\d+(-cpu|-cuda)?$|@sha256:[0-9a-f]{64}$", container["image"])
+        probes = {"livenessProbe", "readinessProbe"} & set(container)
+        assert len(probes) == (2 if found["kind"] == "Deployment" and case != "bare" else 0)
+
+
+@needs_helm
+def test_probes_over_http_ask_the_port_that_is_named() -> None:
+    for found in of_kind("object store", "Deployment"):
+        (container,) = spec_of(found)["containers"]
+        assert container["ports"] == [{"name": "metrics", "containerPort": 9200}]
+        assert {container[probe]["httpGet"]["path"] for probe in ("livenessProbe", "startupProbe")} == {"/healthz"}
+        assert container["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": "metrics"}
+
+
+OUTSIDE = {"loop", "authority", "client", "for-trainer", "for-topics", "judge", "aws", "pull", "mine"}
+"""What the values of the matrix name and the chart does not make."""
+
+
+@needs_helm
+@each_case
+def test_every_reference_leads_to_an_object_of_the_chart_or_to_one_that_the_values_name(case: str) -> None:
+    there = {name_of(found) for found in objects(case)}
+    for found in of_kind(case, *PODS):
+        spec = spec_of(found)
+        wanted = {f"ServiceAccount/{spec['serviceAccountName']}"}
+        for volume in spec["volumes"]:
+            if "configMap" in volume:
+                wanted.add(f"ConfigMap/{volume['configMap']['name']}")
+            if "persistentVolumeClaim" in volume:
+                wanted.add(f"PersistentVolumeClaim/{volume['persistentVolumeClaim']['claimName']}")
+            if "secret" in volume:
+                wanted.add(f"Secret/{volume['secret']['secretName']}")
+        assert {one for one in wanted - there if one.partition("/")[2] not in OUTSIDE} == set()
+        (container,) = spec["containers"]
+        assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in spec["volumes"]}
+
+
+@needs_helm
+@each_case
+def test_a_hook_needs_nothing_that_comes_after_it(case: str) -> None:
+    hooks = {
+        name_of(found)
+        for found in objects(case)
+        if "pre-install" in found["metadata"].get("annotations", {}).get("helm.sh/hook", "")
+    }
+    for found in of_kind(case, "Job"):
+        spec = spec_of(found)
+        configs = {f"ConfigMap/{one['configMap']['name']}" for one in spec["volumes"] if "configMap" in one}
+        assert configs | {f"ServiceAccount/{spec['serviceAccountName']}"} <= hooks
+
+
+@needs_helm
+@each_case
+def test_selectors_find_the_pods_of_their_own_component_and_no_others(case: str) -> None:
+    pods = {name_of(found): found["spec"]["template"]["metadata"]["labels"] for found in of_kind(case, "Deployment")}
+    for found in of_kind(case, "Deployment", "PodDisruptionBudget"):
+        wanted = found["spec"]["selector"]["matchLabels"].items()
+        chosen = [name for name, labels in pods.items() if wanted <= labels.items()]
+        assert chosen == [f"Deployment/{found['metadata']['name']}"]
+    for found in of_kind(case, "NetworkPolicy"):
+        assert all(found["spec"]["podSelector"]["matchLabels"].items() <= labels.items() for labels in pods.values())
+
+
+@needs_helm
+@each_case
+def test_there_is_one_trainer_and_never_two_at_once(case: str) -> None:
+    (trainer,) = [found for found in of_kind(case, "Deployment") if found["metadata"]["name"].endswith("-trainer")]
+    assert trainer["spec"]["replicas"] == 1 and trainer["spec"]["strategy"] == {"type": "Recreate"}
+
+
+@needs_helm
+@each_case
+def test_no_two_objects_have_one_name_and_none_holds_a_secret(case: str) -> None:
+    names = [name_of(found) for found in objects(case)]
+    assert len(names) == len(set(names)) and not any(name.startswith("Secret/") for name in names)
+    for found in of_kind(case, *PODS):
+        (container,) = spec_of(found)["containers"]
+        assert not any(re.search(r"PASSWORD$|_KEY$|SECRET$", variable["name"]) for variable in container["env"])
+
+
+@needs_helm
+def test_the_network_policy_lets_every_port_of_the_brokers_out() -> None:
+    (found,) = of_kind("least", "NetworkPolicy")
+    assert found["spec"]["ingress"] == []
+    ports = {(port["protocol"], port["port"]) for rule in found["spec"]["egress"] for port in rule["ports"]}
+    assert ports == {("UDP", 53), ("TCP", 53), ("TCP", 443), ("TCP", 9093), ("TCP", 9094)}
+
+
+# --- values ----------------------------------------------------------------------------------------------------------
+
+
+@needs_helm
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({}, "kafka.bootstrap is not set"),
+        ({**BOOTSTRAP, "replicas": 3}, "replicas"),
+        ({**BOOTSTRAP, "trainer": {"replicas": 2}}, "replicas"),
+        ({**BOOTSTRAP, "trainer": {"gpus": 2}}, "gpus"),
+        ({**BOOTSTRAP, "images": {"model": {"tag": "latest"}}}, "tag"),
+        ({"kafka": {"bootstrap": "kafka"}}, "bootstrap"),
+        ({**BOOTSTRAP, "settings": {"kafka": {"bootstrap": "other:9092"}}}, "kafka.bootstrap is what kafka"),
+        ({"kafka": {**BOOTSTRAP["kafka"], "securityProtocol": "SASL_SSL"}}, "kafka.sasl.mechanism is not set"),
+        ({"kafka": {**BOOTSTRAP["kafka"], "sasl": {"secret": "loop"}}}, "kafka.sasl has no effect"),
+        ({"kafka": {**BOOTSTRAP["kafka"], "tls": {"caSecret": "ca"}}}, "kafka.tls has no effect"),
+        (
+            {"kafka": {**SECURED["kafka"], "sasl": {"mechanism": "PLAIN"}}, "streams": {"saslSecret": "a"}},
+            "set kafka.sasl.secret or",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_values_that_make_no_sense_are_refused_with_the_way_out(values: Object, says: str) -> None:
+    done = helm(values)
+    assert done.returncode != 0 and says in done.stderr
+
+
+@needs_helm
+def test_helm_finds_nothing_to_mend() -> None:
+    assert HELM is not None
+    done = subprocess.run(
+        [HELM, "lint", "--strict", str(CHART), "--set", "kafka.bootstrap=kafka:9092"], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_values_and_their_schema_name_the_same_keys_and_refuse_all_others() -> None:
+    schema = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
+    values = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
+
+    def compare(given: Object, rule: Object, where: str) -> Iterator[str]:
+        rule = schema["definitions"][rule["$ref"].rpartition("/")[2]] if "$ref" in rule else rule
+        if "properties" not in rule:
+            return
+        if rule["additionalProperties"] is not False:
+            yield f"{where} is open"
+        for key in set(given) ^ (set(rule["properties"]) - {"global"}):
+            yield f"{where}.{key} is in one of the two"
+        for key in set(given) & set(rule["properties"]):
+            if isinstance(given[key], dict):
+                yield from compare(given[key], rule["properties"][key], f"{where}.{key}")
+
+    assert list(compare(values, schema, "values")) == []
+
+
+def test_the_values_are_few_enough_to_read() -> None:
+    assert len((CHART / "values.yaml").read_text(encoding="utf-8").splitlines()) < 250
+
+
+def test_chart_and_program_have_one_version() -> None:
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text(encoding="utf-8"))
+    assert f'version = "{chart["appVersion"]}"' in (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+
+
+def test_compose_and_chart_run_the_same_commands_from_the_same_images() -> None:
+    compose = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))["services"]
+    values = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
+    repositories = {image["repository"] for key, image in values["images"].items() if key in ("streams", "model")}
+    assert repositories == {
+        name for name in (service["image"].partition(":")[0] for service in compose.values()) if "streamward" in name
+    }
+    assert set(itertools.chain(["topics"], ("streams", "scoring", "policy", "trainer"))) <= set(compose)
