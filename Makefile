@@ -7,13 +7,17 @@ ARGS ?=
 ENGINE ?=
 BENCH ?=
 
-.PHONY: demo test check bench chaos soak setup setup-test setup-gym setup-vllm docs lock clean
+.PHONY: demo test test-deploy check bench chaos soak setup setup-test setup-gym setup-vllm docs lock clean
 
 demo: .venv/ready
 	@$(BIN)/streamward demo $(if $(ENGINE),--engine $(ENGINE)) $(ARGS)
 
 test: .venv/ready-test check
 	$(BIN)/python -m pytest $(ARGS)
+
+# the chart on the cluster of KUBECONFIG, in namespaces of its own, with the helm and kubectl on PATH
+test-deploy: .venv/ready-test
+	TEST_CLUSTER=1 $(BIN)/python -m pytest tests/deploy $(ARGS)
 
 check: .venv/ready-test
 	$(BIN)/ruff format --check .

@@ -22,7 +22,7 @@ import yaml
 from deployed import loaded, parsed
 from pydantic import SecretStr
 
-from streams import suites, topics
+from streams import evaluate, suites, topics
 from streams.settings import Settings, Topics
 
 ROOT = Path(__file__).parents[2]
@@ -228,6 +228,18 @@ def test_the_round_trip_of_helm_test_is_a_suite(tmp_path: Path) -> None:
     assert len(suite.questions) == 4 and suite.name.startswith("one-revision-1@")
 
 
+@needs_helm
+def test_helm_test_asks_each_revision_anew(tmp_path: Path) -> None:
+    (found,) = [one for one in of_kind("least", "ConfigMap") if one["metadata"]["name"].endswith("-test")]
+    asked = []
+    for revision in (1, 2):
+        file = tmp_path / f"{revision}.yaml"
+        file.write_text(found["data"]["suite.yaml"].replace("revision-1", f"revision-{revision}"))
+        questions = evaluate.in_turns(suites.load(file, Topics()), policy="default", versions=[0], now_ms=0)
+        asked.append({task.task_id for task in questions})
+    assert asked[0].isdisjoint(asked[1])
+
+
 # --- every object ----------------------------------------------------------------------------------------------------
 
 
@@ -299,7 +311,7 @@ def test_a_hook_needs_nothing_that_comes_after_it(case: str) -> None:
     hooks = {
         name_of(found)
         for found in objects(case)
-        if "pre-install" in found["metadata"].get("annotations", {}).get("helm.sh/hook", "")
+        if "pre-install" in (found["metadata"].get("annotations") or {}).get("helm.sh/hook", "")
     }
     for found in of_kind(case, "Job"):
         spec = spec_of(found)

@@ -1,0 +1,202 @@
+"""The chart on a real API server: what is accepted, and what install, test, upgrade, roll-back and uninstall do.
+
+    KUBECONFIG, helm, kubectl ──► a namespace of the test's own, Pod Security restricted ──► gone again
+
+Runs with `make test-deploy` only, since KUBECONFIG may name a cluster that is somebody's. The life of a release is for
+clusters whose kubelets are fake (kwok: no image is started, the tag says what becomes of a Pod); what the API server
+accepts is asked of any.
+
+Not covered: containers, so neither probes nor mounts nor the network policy; those commands, environments and files are
+held to the program in test_chart.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import yaml
+from deploy.test_chart import CHART, OUTSIDE, VALUES, Object, helm as rendered
+
+pytestmark = pytest.mark.cluster
+
+OPT_IN = "TEST_CLUSTER"
+SHORT = "--timeout=15s"
+
+
+def _why_not() -> str | None:
+    if os.environ.get(OPT_IN) != "1":
+        return f"NOT RUN: {OPT_IN}=1 is not set; `make test-deploy` does"
+    if lost := [name for name in ("helm", "kubectl") if shutil.which(name) is None]:
+        return f"NOT RUN: not on PATH: {', '.join(lost)}"
+    if subprocess.run(["kubectl", "get", "--raw", "/readyz"], capture_output=True).returncode != 0:
+        return "NOT RUN: no cluster answers at KUBECONFIG"
+    return None
+
+
+def run(*command: str, text: str | None = None, fails: bool = False) -> subprocess.CompletedProcess[str]:
+    """Run a command, and hold it to its exit code."""
+    done = subprocess.run(command, input=text, capture_output=True, text=True, check=False, timeout=300)
+    assert (done.returncode != 0) is fails, f"{' '.join(command)}\n{done.stdout}{done.stderr}"
+    return done
+
+
+def listed(namespace: str, kinds: str, *arguments: str) -> list[Object]:
+    """Return the objects of these kinds."""
+    found: list[Object] = json.loads(run("kubectl", "-n", namespace, "get", kinds, "-o", "json", *arguments).stdout)[
+        "items"
+    ]
+    return found
+
+
+@pytest.fixture(scope="module")
+def nodes() -> list[Object]:
+    """The cluster's nodes."""
+    if why := _why_not():
+        pytest.skip(why)
+    items: list[Object] = json.loads(run("kubectl", "get", "nodes", "-o", "json").stdout)["items"]
+    return items
+
+
+@pytest.fixture
+def fake(nodes: list[Object]) -> None:
+    """A cluster whose kubelets start nothing."""
+    if not all(node["status"]["nodeInfo"]["kubeletVersion"] in ("fake", "kwok") for node in nodes):
+        pytest.skip("NOT RUN: the cluster has real kubelets, and the life of a release is for fake ones (kwok)")
+
+
+@pytest.fixture
+def namespace(nodes: list[Object]) -> Iterator[str]:
+    """A namespace of the test's own that admits restricted Pods only."""
+    name = f"streamward-test-{uuid.uuid4().hex[:8]}"
+    labels = {f"pod-security.kubernetes.io/{mode}": "restricted" for mode in ("enforce", "warn")}
+    made = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}}
+    run("kubectl", "apply", "-f", "-", text=json.dumps(made))
+    yield name
+    run("kubectl", "delete", "namespace", name, "--wait=false")
+
+
+def release(verb: str, namespace: str, *arguments: str, values: Any = None, fails: bool = False) -> str:
+    """Run a verb of helm on release `one` and return what it said, warnings included."""
+    chart = [str(CHART), "--values", "-"] if verb in ("install", "upgrade") else []
+    text = json.dumps(values or VALUES["least"]) if chart else None
+    done = run("helm", verb, "one", *chart, "--namespace", namespace, *arguments, text=text, fails=fails)
+    return done.stdout + done.stderr
+
+
+def templates(namespace: str) -> dict[str, Object]:
+    """Return the Pod template of each component."""
+    return {
+        found["metadata"]["name"].rpartition("-")[2]: found["spec"]["template"]
+        for found in listed(namespace, "deployments")
+    }
+
+
+def with_accounts(namespace: str, text: str) -> list[Object]:
+    """Return the rendered objects; the accounts, without which no Pod is admitted, are made."""
+    found = [one for one in yaml.safe_load_all(text) if one is not None]
+    accounts = {"apiVersion": "v1", "kind": "List", "items": [one for one in found if one["kind"] == "ServiceAccount"]}
+    run("kubectl", "-n", namespace, "apply", "-f", "-", text=json.dumps(accounts))
+    return found
+
+
+@pytest.mark.parametrize("case", VALUES)
+def test_the_api_server_takes_every_object_as_it_is(case: str, namespace: str) -> None:
+    wanted = with_accounts(namespace, rendered(VALUES[case]).stdout)
+    everything = json.dumps({"apiVersion": "v1", "kind": "List", "items": wanted})
+    done = run(
+        *("kubectl", "-n", namespace, "apply", "--dry-run=server", "--validate=strict", "-f", "-"), text=everything
+    )
+    assert len(done.stdout.splitlines()) == len(wanted)
+    assert "would violate PodSecurity" not in done.stderr
+
+
+def test_a_pod_that_is_not_restricted_would_be_refused(namespace: str) -> None:
+    found = with_accounts(namespace, rendered(VALUES["least"]).stdout)
+    (pod,) = [one for one in found if one["kind"] == "Pod"]
+    pod["spec"]["containers"][0]["securityContext"]["allowPrivilegeEscalation"] = True
+    done = run("kubectl", "-n", namespace, "apply", "--dry-run=server", "-f", "-", text=json.dumps(pod), fails=True)
+    assert "violates PodSecurity" in done.stderr
+
+
+@pytest.mark.usefixtures("fake")
+def test_a_release_is_installed_tested_upgraded_rolled_back_and_uninstalled(namespace: str) -> None:
+    said = release("install", namespace, "--wait", SHORT)
+    assert "violate" not in said
+    before = templates(namespace)
+    assert set(before) == {"streams", "scoring", "policy", "trainer"}
+    assert all(
+        found["status"]["readyReplicas"] == found["spec"]["replicas"] for found in listed(namespace, "deployments")
+    )
+    assert listed(namespace, "jobs") == [], "the hook's Job goes when it is done"
+    assert "Phase:          Succeeded" in release("test", namespace, SHORT)
+
+    values = {**VALUES["least"], "scoring": {"settings": {"scoring": {"timeout_s": 20}}}}
+    release("upgrade", namespace, "--wait", SHORT, values=values)
+    after = templates(namespace)
+    assert {name for name in after if after[name] != before[name]} == {"scoring"}, "only what changed starts again"
+
+    release("rollback", namespace, "--wait", SHORT)
+    assert templates(namespace) == before
+
+    release("uninstall", namespace, "--wait", SHORT)
+    kept = {found["metadata"]["name"] for found in listed(namespace, "deployments,pvc,networkpolicies,pdb")}
+    assert kept == {"one-streamward-adapters", "one-streamward-checkpoints"}
+    release("install", namespace, "--wait", SHORT)
+    assert templates(namespace) == before, "a release of the same name finds its volumes again"
+
+
+@pytest.mark.usefixtures("fake")
+def test_an_upgrade_whose_topics_fail_changes_no_process(namespace: str) -> None:
+    release("install", namespace, "--wait", SHORT)
+    before = templates(namespace)
+    values = {**VALUES["least"], "images": {"streams": {"tag": "fail"}}}
+    said = release("upgrade", namespace, "--wait", "--timeout=5s", values=values, fails=True)
+    assert "pre-upgrade hooks failed" in said
+    assert templates(namespace) == before
+    release("upgrade", namespace, "--wait", SHORT)
+
+
+@pytest.mark.usefixtures("fake")
+def test_an_upgrade_that_does_not_get_ready_can_roll_itself_back(namespace: str) -> None:
+    release("install", namespace, "--wait", SHORT)
+    before = templates(namespace)
+    values = {**VALUES["least"], "images": {"model": {"tag": "unready"}}}
+    release("upgrade", namespace, "--rollback-on-failure", "--wait", "--timeout=8s", values=values, fails=True)
+    assert templates(namespace) == before
+    last = json.loads(release("history", namespace, "--output", "json"))[-1]
+    assert last["status"] == "deployed" and last["description"].startswith("Rollback")
+
+
+@pytest.mark.usefixtures("fake")
+def test_a_trainer_with_a_gpu_is_put_where_there_is_one(namespace: str, nodes: list[Object]) -> None:
+    having = {node["metadata"]["name"] for node in nodes if int(node["status"]["allocatable"].get("nvidia.com/gpu", 0))}
+    if not having:
+        pytest.skip("NOT RUN: no node of the cluster has nvidia.com/gpu")
+    release("install", namespace, "--wait", SHORT, values={**VALUES["least"], "trainer": {"gpus": 1}})
+    (trainer,) = listed(namespace, "pods", "-l", "app.kubernetes.io/component=trainer")
+    assert trainer["spec"]["nodeName"] in having
+    assert trainer["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "1"
+
+
+@pytest.mark.usefixtures("fake")
+def test_a_service_account_may_do_nothing_in_the_cluster(namespace: str) -> None:
+    release("install", namespace, "--wait", SHORT)
+    for account in listed(namespace, "serviceaccounts"):
+        who = f"system:serviceaccount:{namespace}:{account['metadata']['name']}"
+        for verb, kind in (("get", "secrets"), ("list", "pods"), ("create", "pods"), ("patch", "deployments")):
+            done = run("kubectl", "-n", namespace, "auth", "can-i", verb, kind, f"--as={who}", fails=True)
+            assert done.stdout.strip() == "no"
+
+
+@pytest.mark.usefixtures("fake")
+def test_a_secured_release_names_secrets_that_it_does_not_make(namespace: str) -> None:
+    release("install", namespace, "--wait", SHORT, values=VALUES["secured"])
+    made = {found["metadata"]["name"] for found in listed(namespace, "secrets", "--field-selector", "type=Opaque")}
+    assert made & OUTSIDE == set()
