@@ -111,9 +111,12 @@ class LogGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             self.plain_because = "its experts' load-balancing loss is part of TRL's plain pass"
         self._step_state: _Step | None = None
 
-    def train_batch(self, groups: Sequence[AdvantagedGroup]) -> dict[str, float]:
+    def train_batch(
+        self, groups: Sequence[AdvantagedGroup], beat: Callable[[], None] = lambda: None
+    ) -> dict[str, float]:
         """Take one optimizer step on `groups`, which `collate.check_group` has passed; return its metrics.
 
+        `beat` is called after each micro-batch.
         A gradient that is not finite changes nothing, and shows as skipped = 1. No groups, no step.
         """
         if not groups:
@@ -132,6 +135,7 @@ class LogGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             loss.backward()
             step.backward_s += time.perf_counter() - mark
             step.close(loss.item(), self._metrics["train"])
+            beat()
         self._step_state = None
         for parameter in self.parameters:
             if parameter.grad is None:  # no group moves anything: a gradient of 0, which AdamW takes in like any other
@@ -235,7 +239,7 @@ class _Step:
         self.rewards = [response.reward for response in responses]
         self.forward_s = self.backward_s = 0.0
         self.loss = self.clipped = self.reference_kl = 0.0
-        self.sums = torch.zeros(4, dtype=torch.float64)  # ratio, k3, |difference|, entropy
+        self.sums = torch.zeros(5, dtype=torch.float64)  # ratio, k3, |difference|, entropy, ratio²
         self.largest = 0.0
         self.run = self.given = 0
         self.seen_tokens = 0.0
@@ -263,6 +267,7 @@ class _Step:
             ratio - 1 - difference,
             difference.abs(),
             torch.zeros_like(mask) if entropies is None else entropies,
+            ratio.square(),
         )
         self.sums += torch.stack([(row.double() * mask).sum() for row in rows]).cpu()
         self.seen_tokens += micro.loss_tokens
@@ -278,12 +283,17 @@ class _Step:
             self.reference_kl += share * metrics["kl"][-1]
 
     def metrics(self) -> dict[str, float]:
-        """Return the step in numbers. `kl` is the k3 estimate of KL(sampler || trainer), nats per token."""
-        ratio, k3, difference, entropy = (self.sums / max(1.0, self.seen_tokens)).tolist()
+        """Return the step in numbers. `kl` is the k3 estimate of KL(sampler || trainer), nats per token.
+
+        `effective` is the share of the tokens that would count as much with equal weights: Kish's effective sample
+        size over n, (Σw)² / (n Σw²), of the ratios w; 1 where no token was run.
+        """
+        ratio, k3, difference, entropy, squared = (self.sums / max(1.0, self.seen_tokens)).tolist()
         return {
             "loss": self.loss,
             "reward": sum(self.rewards) / self.responses,
             "ratio": ratio,
+            "effective": ratio**2 / squared if squared else 1.0,
             "kl": k3,
             "kl_reference": self.reference_kl,
             "mismatch": difference,

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -124,13 +124,19 @@ class Learner:
         return chosen
 
     def step(
-        self, at: Coordinates, batch: Batch, chosen: Chosen, timings: Mapping[str, float]
+        self,
+        at: Coordinates,
+        batch: Batch,
+        chosen: Chosen,
+        timings: Mapping[str, float],
+        beat: Callable[[], None] = lambda: None,
     ) -> tuple[State, dict[str, float]]:
         """Turn version `batch.sequence` into the next; return what its checkpoint says, and every metric.
 
-        The state has the finite metrics only. `timings`, in seconds, are put among them.
+        The state has the finite metrics only. `timings`, in seconds, are put among them. `beat` is called as the step
+        comes on.
         """
-        metrics = self._trainer.train_batch(chosen.good)
+        metrics = self._trainer.train_batch(chosen.good, beat)
         metrics |= {"groups_refused": float(len(chosen.refused)), **timings}
         self.version, self.next_offset = batch.sequence + 1, at.offset + 1
         state = State(
