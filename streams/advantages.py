@@ -24,11 +24,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from schemas.events import AdvantagedGroup, Coordinates, DeadLetter, GroupControl, Response, Reward, Task, derive_id
 from schemas.serde import Poison, encode
+from streams import metric_names as names
 from streams.errors import EventError
 from streams.group_rows import Rows, load
 from streams.groups import Close, Closed, Effect, Open, Reject, State, assemble, without_responses
 from streams.join import GroupEvent, Join
 from streams.log import Record, check_size, dead_letter, key_of, partition_of
+from streams.metrics import Meter
 from streams.reading import fetch
 from streams.settings import Settings
 from streams.topics import KEYED_BY_TASK, Topic, topics
@@ -190,8 +192,8 @@ def register(app: App) -> None:
     from streams.app import Outlet, owned_partitions, record_of, table
 
     settings = app.settings
-    names = {label: topic for label, topic in topics(settings.topics).items() if label in KEYED_BY_TASK}
-    stage, rows, outlet, timers = Stage(settings), Rows(), Outlet(app), Timers(settings)
+    sources = {label: topic for label, topic in topics(settings.topics).items() if label in KEYED_BY_TASK}
+    stage, rows, outlet, timers = Stage(settings), Rows(), Outlet(app, STAGE), Timers(settings)
     states = table(app, "open-groups", settings.topics.partitions)
     turns = [asyncio.Lock() for _ in range(settings.topics.partitions)]
     generation = app.consumer_generation_id
@@ -215,6 +217,8 @@ def register(app: App) -> None:
                 fetched = await asyncio.to_thread(fetch, settings, elsewhere) if elsewhere else {}
                 for output in stage.outputs(effects, record, fetched):
                     await outlet.emit(output)
+                    if isinstance(output, AdvantagedGroup):
+                        _report(app.meter, output, before)
             if after is before:
                 return
             if after is None:
@@ -223,15 +227,15 @@ def register(app: App) -> None:
                 states[key] = rows.dump(key, after)
             timers.note(event.task_id, after, stage.join)
 
-    for topic in names.values():
+    for topic in sources.values():
         # time acts when everything that was written before it is read
-        after = [other for other in names.values() if other is not topic] if topic.label == "group-control" else ()
-        agent(app, topic, handle, outlet.dead_letters(STAGE), name=f"{STAGE}.{topic.label}", after=after)
+        after = [other for other in sources.values() if other is not topic] if topic.label == "group-control" else ()
+        agent(app, topic, handle, outlet.dead_letters(), name=f"{STAGE}.{topic.label}", after=after)
 
     @app.timer(1.0)  # type: ignore[untyped-decorator]  # faust is not typed
     async def tick() -> None:
         nonlocal generation
-        owned = owned_partitions(app, names["tasks"].name)
+        owned = owned_partitions(app, sources["tasks"].name)
         if generation != app.consumer_generation_id and not app.rebalancing:
             generation = app.consumer_generation_id
             rows.let_go(states)
@@ -241,6 +245,14 @@ def register(app: App) -> None:
             timers.rebuild(owned, known, stage.join, _now_ms())
         for control in timers.due(_now_ms()):
             await outlet.emit(control)
+
+
+def _report(meter: Meter, group: AdvantagedGroup, before: State) -> None:
+    """Count a group that left."""
+    flat = not any(response.advantage for response in group.responses)
+    meter.add(names.GROUPS, group.policy, group.dropped_reason or ("flat" if flat else "varied"))
+    if isinstance(before, Open) and before.first_seen_ms:
+        meter.observe(names.GROUP_SECONDS, max(0, group.created_at - before.first_seen_ms) / 1000, group.policy)
 
 
 def _now_ms() -> int:

@@ -11,13 +11,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 from faust.types import TP
 
+from streams import metric_names as names
 from streams.app import App, DeadLetter, source
 from streams.errors import EventError
+from streams.intake import Intake
 from streams.lease import lease
 from streams.tables import stale
 from streams.topics import Topic
@@ -46,15 +49,35 @@ def agent(
     their ends: in a log that is read again, nothing else would keep it behind what was written before it.
     """
     before = [earlier.name for earlier in after]
+    name = name or f"{topic.label}.{handle.__qualname__}"
+    stage = name.removesuffix(f".{topic.label}")
+    intake = Intake(app.meter, stage, app.settings.topics, lambda: _stands(app, topic.name))
+    app.intakes.append(intake)
 
     async def work(stream: Any) -> None:
         async for event in stream.events():
             if await _its_turn(app, event, before):
+                message, started = event.message, time.perf_counter()
+                intake.took((message.topic, message.partition), message.offset, round(message.timestamp * 1000))
                 await _work_on(app, event, handle, dead_letter)
+                intake.done((message.topic, message.partition), message.offset + 1)
+                app.meter.observe(names.PROCESSING, time.perf_counter() - started, stage)
             else:
                 _withhold(event)
 
-    return app.agent(source(app, topic), name=name or f"{topic.label}.{handle.__qualname__}", concurrency=1)(work)
+    return app.agent(source(app, topic), name=name, concurrency=1)(work)
+
+
+def _stands(app: App, topic: str) -> dict[tuple[str, int], tuple[int, int]]:
+    """Return the next offset that is not done and the end of each partition owned, as far as known."""
+    found = {}
+    for tp in app.consumer.assignment():
+        if tp.topic == topic and (end := app.consumer.highwater(tp)) is not None:
+            generation, offset, _ = app.reached.get(tp, (None, 0, 0))
+            if generation != app.consumer_generation_id:
+                offset = app.consumer._committed_offset.get(tp) or 0
+            found[tp.topic, tp.partition] = (offset, end)
+    return found
 
 
 async def _its_turn(app: App, event: Any, before: list[str]) -> bool:

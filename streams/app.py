@@ -31,11 +31,13 @@ from confluent_kafka import admin
 from faust.auth import SASLCredentials, SSLCredentials
 from faust.types import TP
 
-from schemas.events import Coordinates, Event
+from schemas.events import AdapterEvent, Coordinates, DeadLetter as Letter, Event
 from schemas.serde import encode
-from streams import cluster, faust_fixes, quiet
+from streams import cluster, faust_fixes, metric_names as names, quiet
 from streams.errors import EXIT_RESTART, EventError, LogError, SettingsError
+from streams.intake import Intake
 from streams.log import Record, check_size, dead_letter, key_of, unreachable
+from streams.metrics import OFF, Meter
 from streams.settings import Kafka, Settings
 from streams.tables import Table
 from streams.topics import FRAMING_BYTES, Topic, topics
@@ -59,6 +61,7 @@ class App(faust.App):  # type: ignore[misc]  # faust is not typed
     settings: Settings
     working: int = 0
     """Events inside a handler now."""
+    meter: Meter = OFF
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -66,6 +69,8 @@ class App(faust.App):  # type: ignore[misc]  # faust is not typed
         """By partition: generation, offset behind the last event that is done, and that one's timestamp in ms."""
         self.holding: set[str] = set()
         """Topics whose next event waits for other topics to be read."""
+        self.intakes: list[Intake] = []
+        """Of the agents, for the meter."""
 
     async def _consumer_wait_empty(self, consumer: Any, logger: Any) -> None:
         """Wait for the events at work, and commit: what a rebalance and a stop do once the queues are cleared.
@@ -81,10 +86,11 @@ class App(faust.App):  # type: ignore[misc]  # faust is not typed
 # --- the app ---------------------------------------------------------------------------------------------------------
 
 
-def build_app(settings: Settings, *, worker_name: str, data_dir: Path | None = None) -> App:
+def build_app(settings: Settings, *, worker_name: str, data_dir: Path | None = None, meter: Meter = OFF) -> App:
     """Return the app of a stream worker, with the fixes installed; `worker_name` is its client id in the broker's logs.
 
     `data_dir` is Faust's folder (nothing of worth lies there); one under the system's temporary folder if not given.
+    `meter` counts what the stages do.
     Raises SettingsError if the installed Faust is not the one that was fixed, or a TLS file cannot be read.
     """
     kafka, session_s = settings.kafka, settings.kafka.session_timeout_s
@@ -123,7 +129,7 @@ def build_app(settings: Settings, *, worker_name: str, data_dir: Path | None = N
         autodiscover=False,
         datadir=data_dir or Path(tempfile.gettempdir()) / quote(f"faust-{os.getuid()}-{name}", safe=""),
     )
-    app.settings = settings
+    app.settings, app.meter = settings, meter
     faust_fixes.install(app)
     return app
 
@@ -203,7 +209,9 @@ def record_of(event: Any) -> Record:
 class Outlet:
     """Writes events where they belong, and returns once they are acknowledged."""
 
-    def __init__(self, app: App) -> None:
+    def __init__(self, app: App, stage: str) -> None:
+        """`stage` is who writes, for the meter."""
+        self._meter, self._stage = app.meter, stage
         self._topics = {topic.event: topic for topic in topics(app.settings.topics).values()}
         self._sources = {event: source(app, topic) for event, topic in self._topics.items()}
 
@@ -213,12 +221,17 @@ class Outlet:
         key, payload = key_of(event, self._topics[kind]), encode(event)
         check_size(self._topics[kind], key, payload)
         await emit(self._sources[kind], key, payload)
+        self._meter.add(names.EVENTS_OUT, self._stage, self._topics[kind].label)
+        if isinstance(event, Letter):
+            self._meter.add(names.DEAD_LETTERS, self._stage, event.reason)
+        elif isinstance(event, AdapterEvent):
+            self._meter.add(names.DECISIONS, event.policy, event.kind)
 
-    def dead_letters(self, stage: str) -> DeadLetter:
-        """Return what `agent` calls with an event that `stage` cannot use."""
+    def dead_letters(self) -> DeadLetter:
+        """Return what `agent` calls with an event that the stage cannot use."""
 
         async def write(event: Any, error: EventError) -> None:
-            letter = dead_letter(record_of(event), stage=stage, reason=error.reason, error=str(error))
+            letter = dead_letter(record_of(event), stage=self._stage, reason=error.reason, error=str(error))
             await self.emit(letter)
 
         return write

@@ -20,8 +20,10 @@ from typing import TYPE_CHECKING, Any
 
 from schemas.events import AdvantagedGroup, Batch, Coordinates, DroppedGroup, LagCount, derive_id
 from schemas.serde import Poison
+from streams import metric_names as names
 from streams.errors import EventError
 from streams.groups import POLICY_LAG
+from streams.metrics import Meter
 from streams.rows import pack, unpack
 from streams.settings import Batches
 from streams.topics import topics
@@ -138,6 +140,18 @@ class Cutter:
         )
 
 
+def _report(meter: Meter, policy: str, before: Window, after: Window, made: Sequence[Batch]) -> None:
+    """Count what was dropped, and how old the groups of a batch are."""
+    if len(after.dropped) > len(before.dropped):
+        meter.add(names.DROPS, STAGE, after.dropped[-1].reason)
+    elif after.unnamed > before.unnamed:
+        meter.add(names.DROPS, STAGE, "unnamed")
+    for batch in made:
+        for lag in batch.lags:
+            for _ in range(lag.groups):
+                meter.observe(names.POLICY_LAG, lag.lag, policy)
+
+
 # --- the table row ---------------------------------------------------------------------------------------------------
 
 ROW_VERSION = 1
@@ -191,7 +205,7 @@ def register(app: App) -> None:
     from streams.app import Outlet, record_of, table
 
     settings = app.settings
-    cutter, outlet = Cutter(settings.batches, settings.trainer.off_policy), Outlet(app)
+    cutter, outlet = Cutter(settings.batches, settings.trainer.off_policy), Outlet(app, STAGE)
     windows = table(app, "batch-windows", settings.topics.policy_partitions)
     seen = table(app, "batched-groups", settings.topics.policy_partitions)
 
@@ -202,13 +216,13 @@ def register(app: App) -> None:
             raise EventError(group.error, reason=group.reason)
         key, group_key = group.policy.encode(), group.group_id.encode()
         first_at = seen.get(group_key)
-        window, made = cutter.reduce(
-            load(windows.get(key)), group, record.at, doubled=is_double(first_at, record.at.offset)
-        )
+        before = load(windows.get(key))
+        window, made = cutter.reduce(before, group, record.at, doubled=is_double(first_at, record.at.offset))
         for batch in made:
             await outlet.emit(batch)
+        _report(app.meter, group.policy, before, window, made)
         windows[key] = dump(window)
         if first_at is None:  # a double must not take its place: read again after a kill, it would be the first
             seen[group_key] = dump_offset(record.at.offset)
 
-    agent(app, topics(settings.topics)["groups"], handle, outlet.dead_letters(STAGE), name=STAGE)
+    agent(app, topics(settings.topics)["groups"], handle, outlet.dead_letters(), name=STAGE)

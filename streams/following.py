@@ -15,12 +15,15 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Self, TypeVar
+from typing import Self, TypeVar
 
 import confluent_kafka as ck
 
+from streams import metric_names as names
 from streams.errors import LogError
+from streams.intake import Intake
 from streams.log import POLL_S, Record, TopicPartition, client_config, unreachable
+from streams.metrics import OFF, Meter
 from streams.patience import ANSWER_S, TRANSIENT, Patience
 from streams.reading import Reader, consume, record_of, trouble_of
 from streams.settings import Settings
@@ -42,7 +45,8 @@ class Consumer(Reader):
     state per partition drops it there. A first start begins at the first record there is. A commit that lies below it,
     or beyond the end of the log, is a LogError from `poll`.
 
-    With `patience` every call waits while the broker is away. Without, it fails within kafka.request_timeout_s.
+    With `patience` every call waits while the broker is away. Without, it fails within kafka.request_timeout_s. What is
+    read is counted by `meter`, as of `stage`, and its condition `kafka` holds once partitions were assigned.
     """
 
     def __init__(
@@ -54,10 +58,16 @@ class Consumer(Reader):
         on_assigned: Callable[[list[TopicPartition]], None] | None = None,
         on_revoked: Callable[[list[TopicPartition]], None] | None = None,
         patience: Patience | None = None,
+        meter: Meter = OFF,
+        stage: str = "",
     ) -> None:
         self._settings = settings
         self._group = group
-        self._on_assigned = on_assigned
+        self._on_assigned, self._on_revoked = on_assigned, on_revoked
+        self._meter, self._stage = meter, stage
+        self._next: dict[TopicPartition, int] = {}
+        """Of each partition owned, the next offset that is not done."""
+        self._intake = Intake(meter, stage, settings.topics, self._stands)
         self._missing: tuple[float, str, LogError] | None = None  # since when, which topic, and what that would mean
         names = [topics(settings.topics)[label].name for label in labels]
         super().__init__(
@@ -80,8 +90,8 @@ class Consumer(Reader):
         self._consumer.subscribe(
             names,
             on_assign=self._begin,
-            on_revoke=_rebalance(on_revoked),
-            on_lost=_rebalance(on_revoked),
+            on_revoke=self._end,
+            on_lost=self._end,
         )
 
     def __enter__(self) -> Self:
@@ -97,6 +107,7 @@ class Consumer(Reader):
         comes next, and if the broker was away longer than the patience lasts.
         """
         self._raise_trouble()
+        self._meter.beat()
         records = []
         for message in consume(self._consumer, count, timeout_s):
             if (error := trouble_of(message)) is None:
@@ -108,6 +119,9 @@ class Consumer(Reader):
             else:
                 self._trouble = error
         self._look_for_missing()
+        for record in records:
+            self._intake.took((record.at.topic, record.at.partition), record.at.offset, record.timestamp_ms)
+        self._intake.look()
         return self._told(records)
 
     def _look_for_missing(self) -> None:
@@ -147,6 +161,10 @@ class Consumer(Reader):
                 raise LogError(
                     f"committing {dict(next_offsets)} failed: {error.str()}. Nothing is lost: it comes again"
                 )
+        for tp, offset in next_offsets.items():
+            if tp in self._next:
+                self._next[tp] = offset
+                self._intake.done(tp, offset)
 
     def assignment(self) -> list[TopicPartition]:
         """Return the partitions this member owns now."""
@@ -190,10 +208,30 @@ class Consumer(Reader):
             self._trouble = exc
         else:
             self._consumer.assign(starts)
+            self._next |= {(tp.topic, tp.partition): max(tp.offset, 0) for tp in starts}
+            self._meter.add(names.REBALANCES, self._stage)
+            self._meter.ready("kafka")
             if self._on_assigned is not None:
                 self._on_assigned(tps)
             return
         self._consumer.assign([])
+
+    def _end(self, _: ck.Consumer, partitions: list[ck.TopicPartition]) -> None:
+        tps = [(tp.topic, tp.partition) for tp in partitions]
+        for tp in tps:
+            self._next.pop(tp, None)
+        self._intake.revoked(tps)
+        if self._on_revoked is not None:
+            self._on_revoked(tps)
+
+    def _stands(self) -> dict[TopicPartition, tuple[int, int]]:
+        """Return the next offset and the end of each partition, as far as known. Asks no broker."""
+        found = {}
+        for tp, offset in self._next.items():
+            bounds = self._consumer.get_watermark_offsets(ck.TopicPartition(*tp), cached=True)
+            if bounds is not None and bounds[1] >= 0:
+                found[tp] = (max(offset, bounds[0]), bounds[1])
+        return found
 
     def _start(self, committed: ck.TopicPartition) -> ck.TopicPartition:
         tp, offset = (committed.topic, committed.partition), committed.offset
@@ -246,14 +284,6 @@ _LOST_MEMBERSHIP = {
     ck.KafkaError.REBALANCE_IN_PROGRESS,
     ck.KafkaError._ASSIGNMENT_LOST,
 }
-
-
-def _rebalance(callback: Callable[[list[TopicPartition]], None] | None) -> Callable[[Any, Any], None]:
-    def on_rebalance(_: ck.Consumer, partitions: list[ck.TopicPartition]) -> None:
-        if callback is not None:
-            callback([(tp.topic, tp.partition) for tp in partitions])
-
-    return on_rebalance
 
 
 def _bounds(consumer: ck.Consumer, tp: TopicPartition, timeout_s: float) -> tuple[int, int]:

@@ -23,7 +23,9 @@ import confluent_kafka as ck
 
 from schemas import serde
 from schemas.events import Coordinates, DeadLetter, Event, derive_id
+from streams import metric_names as names
 from streams.errors import EventError, LogError
+from streams.metrics import OFF, Meter
 from streams.patience import Patience, Unreachable
 from streams.settings import Kafka, Settings
 from streams.topics import FRAMING_BYTES, Topic, topics
@@ -174,11 +176,21 @@ class Producer:
     """Writes events. Use as a context manager: leaving it flushes, and raises what failed.
 
     With `patience` it waits while the broker is away. What is sent meanwhile stays in a queue of QUEUE_KIB at most.
+    What is sent is counted by `meter`, as of `stage`.
     """
 
-    def __init__(self, settings: Settings, *, linger_ms: float = 5, patience: Patience | None = None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        linger_ms: float = 5,
+        patience: Patience | None = None,
+        meter: Meter = OFF,
+        stage: str = "",
+    ) -> None:
         self._settings = settings
         self._patience = patience
+        self._meter, self._stage = meter, stage
         self._topics = {topic.event: topic for topic in topics(settings.topics).values()}
         self._by_name = {topic.name: topic for topic in self._topics.values()}
         self._failed: list[str] = []
@@ -226,6 +238,8 @@ class Producer:
         LogError if an earlier delivery failed.
         """
         topic = self._topics[type(event)]
+        if isinstance(event, DeadLetter):
+            self._meter.add(names.DEAD_LETTERS, self._stage, event.reason)
         self.send_bytes(topic.name, key_of(event, topic), serde.encode(event), on_ack=on_ack, headers=headers)
 
     def send_bytes(
@@ -242,6 +256,7 @@ class Producer:
         """Hand raw bytes to the log, to the partition of `key` unless another is named. Raises as `send` does."""
         if (known := self._by_name.get(topic)) is not None:
             check_size(known, key, payload)
+            self._meter.add(names.EVENTS_OUT, self._stage, known.label)
 
         def delivered(error: ck.KafkaError | None, message: Any) -> None:
             if error is not None:

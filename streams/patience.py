@@ -24,6 +24,7 @@ from typing import TypeVar
 import confluent_kafka as ck
 
 from streams.errors import LogError
+from streams.metrics import OFF, Meter
 from streams.settings import Kafka
 
 NOTICE_S = 5.0
@@ -78,8 +79,9 @@ class StoppedWaiting(LogError):
 class Patience:
     """How long the clients of one thread wait for their broker: kafka.outage_s, or until `stop` is set."""
 
-    def __init__(self, kafka: Kafka, stop: threading.Event) -> None:
-        self._kafka, self._stop = kafka, stop
+    def __init__(self, kafka: Kafka, stop: threading.Event, meter: Meter = OFF) -> None:
+        """Waiting is a sign of life for `meter`; while the broker is away its condition `kafka` does not hold."""
+        self._kafka, self._stop, self._meter = kafka, stop, meter
         self._heard_at = self._asked_at = time.monotonic()
         self._away_s: float | None = None  # None: it answers
         self._told = False
@@ -89,6 +91,7 @@ class Patience:
         """Take note that the broker spoke."""
         if self._told:
             log.info("Kafka at %s answers again, after %.0f s", self._kafka.bootstrap, self._away_s)
+            self._meter.ready("kafka")
         self._away_s, self._told, self._heard_at = None, False, time.monotonic()
 
     def silent(self, wanted: str) -> None:
@@ -96,6 +99,7 @@ class Patience:
 
         Raises StoppedWaiting once the process should stop, LogError once the broker was away for kafka.outage_s.
         """
+        self._meter.beat()
         now = time.monotonic()
         step_s, self._asked_at = now - self._asked_at, now
         if self._away_s is None or (step_s > NOTICE_S and not self._told):
@@ -114,6 +118,7 @@ class Patience:
             )
         if not self._told:
             log.warning("%s: waiting, %g s at most", said_nothing, self._kafka.outage_s)
+            self._meter.ready("kafka", said_nothing)
             self._told = True
 
     def probe(self, ask: Callable[[], object]) -> None:

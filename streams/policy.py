@@ -34,17 +34,17 @@ from typing import Self
 
 from schemas import serde
 from schemas.events import Response, Task, derive_id
-from streams import adapter_signing
+from streams import adapter_signing, metric_names as names, metrics, sampling
 from streams.arms import BASE, route
-from streams.deadline import at_most
-from streams.engines import Completion, Engine, SamplingRequest
-from streams.errors import EventError, StreamwardError
+from streams.engines import Engine, SamplingRequest
+from streams.errors import EventError
 from streams.following import Consumer, Contiguous
 from streams.groups import deadline_ms
 from streams.log import POLL_S, Producer, Record, TopicPartition, dead_letter
+from streams.metrics import OFF, Meter
 from streams.patience import Patience, StoppedWaiting
 from streams.reading import fetch
-from streams.rounds import Round, Served, Waiting, all_failed, choose, malformed, response, unusable
+from streams.rounds import Round, Served, Waiting, all_failed, choose, response, unusable
 from streams.settings import Settings
 from streams.shelf import Shelf
 from streams.standing import Standing, answered, give_up_ms
@@ -58,6 +58,8 @@ LINGER_S = 0.2
 """How long a train round that is not full waits for more: places come free one by one, and large rounds are cheaper."""
 AWAY_S = 30.0
 """How long a candidate that the store does not give gives its tasks to the primary before it is tried again."""
+START_S = 3600.0
+"""How long an engine may take to start without being taken for stuck: it may have a model to fetch."""
 SWEEP_S = 1.0
 """How often all waiting tasks are asked whether their time is over."""
 
@@ -71,22 +73,25 @@ def run(settings: Settings, *, stop: threading.Event, engine: Engine | None = No
     NotFoundError if it cannot start, LogError if the log refuses, EventError (store_unreachable) if an adapter cannot
     be fetched now, StreamwardError if the engine serves another version than it was told to.
     """
-    if engine is not None:
-        _run(settings, stop, engine)
-        return
-    from streams import engines
+    with metrics.served(settings, "policy", waits_for=("kafka", "engine")) as meter:
+        if engine is not None:
+            _run(settings, stop, engine, meter)
+            return
+        from streams import engines
 
-    built = engines.build(settings)
-    try:
-        _run(settings, stop, built)
-    finally:
-        built.close()
+        meter.at("building the engine", within_s=START_S)
+        built = engines.build(settings)
+        try:
+            _run(settings, stop, built, meter)
+        finally:
+            built.close()
 
 
-def _run(settings: Settings, stop: threading.Event, engine: Engine) -> None:
+def _run(settings: Settings, stop: threading.Event, engine: Engine, meter: Meter) -> None:
     adapter_signing.check_verify_key(settings.adapters)
+    meter.ready("engine")
     try:
-        with Agent(settings, engine, Patience(settings.kafka, stop)) as agent:
+        with Agent(settings, engine, Patience(settings.kafka, stop, meter), meter) as agent:
             while not stop.is_set():
                 agent.step()
     except StoppedWaiting as exc:
@@ -96,10 +101,12 @@ def _run(settings: Settings, stop: threading.Event, engine: Engine) -> None:
 class Agent:
     """One policy agent. Use as a context manager, and call `step` from one thread."""
 
-    def __init__(self, settings: Settings, engine: Engine, patience: Patience) -> None:
+    def __init__(self, settings: Settings, engine: Engine, patience: Patience, meter: Meter = OFF) -> None:
         self._settings = settings
+        self._meter = meter
         self._patience = patience
         self._engine = engine
+        self._sampler = sampling.Sampler(engine, settings.policy, meter)
         self._nonce = uuid.uuid4().hex
         self._attempts, self._arrivals = count(), count()
         self._response_topic = topics(settings.topics)["responses"].name
@@ -114,7 +121,7 @@ class Agent:
         self._standing = Standing(settings)
         self._shelf = Shelf(settings, engine, self._standing.arms)
         self._back_at = 0.0
-        self._producer = Producer(settings, patience=patience)
+        self._producer = Producer(settings, patience=patience, meter=meter, stage=STAGE)
         self._consumer = Consumer(
             settings,
             f"{STAGE}-{settings.policy.name}",
@@ -122,7 +129,10 @@ class Agent:
             on_assigned=self._on_assigned,
             on_revoked=self._on_revoked,
             patience=patience,
+            meter=meter,
+            stage=STAGE,
         )
+        meter.collect(self._report)
 
     def __enter__(self) -> Self:
         return self
@@ -135,6 +145,7 @@ class Agent:
 
     def step(self) -> bool:
         """Read what came, answer one round if there is one, commit. Return whether a round was answered."""
+        self._meter.at("looks for tasks")
         self._standing.follow(self._patience)
         self._read(POLL_S if not any(self._waiting.values()) else 0.0 if self._next_round() else HELD_POLL_S)
         self._sweep()
@@ -224,6 +235,7 @@ class Agent:
             if is_over or self._standing.admission.is_out(waiting.task.task_id):
                 why = "its deadline has passed" if is_over else "its group is out already"
                 log.info("%s: task %s is not sampled: %s", waiting.at, waiting.task.task_id, why)
+                self._meter.add(names.DROPS, STAGE, "too_late" if is_over else "group_is_out")
                 self._done(waiting)
         return sum(map(len, self._waiting.values())) < before
 
@@ -260,7 +272,9 @@ class Agent:
 
     def _answer(self, chosen: Round) -> None:
         self._lingers_until = None
+        began = time.monotonic()
         refused = self._serve(chosen.version)
+        self._meter.ready("engine", refused or "")
         serving = self._standing.arms.serving
         if any(route(serving, waiting.task) != chosen.version for waiting in chosen.tasks):
             return  # another version answers them now: choose again
@@ -269,7 +283,7 @@ class Agent:
         ]
         started = time.monotonic()
         if refused is None:
-            answers = self._sample(requests, chosen.version)
+            answers = self._sampler.sample(requests, chosen.version)
         else:
             answers = [all_failed(request, refused) for request in requests]
         served = Served(
@@ -289,6 +303,7 @@ class Agent:
         self._producer.flush()
         for waiting in chosen.tasks:
             self._done(waiting)
+        self._meter.observe(names.PROCESSING, time.monotonic() - began, STAGE)
         log.info("version %d answered %d tasks in %.0f ms", chosen.version, len(chosen.tasks), served.latency_ms)
 
     def _sampling_id(self, waiting: Waiting, version: int) -> str:
@@ -327,40 +342,6 @@ class Agent:
         record = fetch(self._settings, [at], patience=self._patience)[at]
         self._producer.send(dead_letter(record, stage=STAGE, reason=error.reason, error=str(error)))
 
-    def _sample(self, requests: list[SamplingRequest], version: int) -> list[list[Completion]]:
-        """Return the engine's answers; if it fails on the round, of each task alone; if it fails on that, as failed."""
-        try:
-            return self._asked(requests, version)
-        except StreamwardError:
-            raise
-        except Exception as exc:  # an engine is a large thing, and raises whatever is inside it
-            log.warning("a round of %d tasks failed, each is tried alone: %r", len(requests), exc)
-        answers = []
-        for request in requests:
-            try:
-                answers += self._asked([request], version)
-            except StreamwardError:
-                raise
-            except Exception as exc:
-                log.error("task %s: every slot failed: %r", request.task.task_id, exc)
-                answers.append(all_failed(request, f"{type(exc).__name__}: {exc}"))
-        return answers
-
-    def _asked(self, requests: list[SamplingRequest], version: int) -> list[list[Completion]]:
-        with at_most(self._settings.policy.round_timeout_s, f"a round of {len(requests)} tasks"):
-            answers = self._engine.sample(requests)
-        if self._engine.served_version != version:
-            raise StreamwardError(
-                f"the engine {self._engine.name} was told to serve version {version} and says that it served "
-                f"{self._engine.served_version}. Nothing it answered was written; who else uses this engine?"
-            )
-        if len(answers) != len(requests):
-            raise ValueError(f"the engine answered {len(answers)} of {len(requests)} requests")
-        for request, completions in zip(requests, answers, strict=True):
-            if (wrong := malformed(request, completions)) is not None:
-                raise ValueError(wrong)
-        return answers
-
     def _write(self, slot: Response) -> None:
         """Hand one response to the log; one that cannot be written becomes one that failed."""
         try:
@@ -372,8 +353,19 @@ class Agent:
                 )
         except serde.EncodeError as exc:
             log.error("task %s: slot %d failed: %s", slot.task_id, slot.slot, exc)
-            payload = serde.encode(unusable(slot, str(exc)))
+            slot = unusable(slot, str(exc))
+            payload = serde.encode(slot)
+        sampling.count(self._meter, slot)
         self._producer.send_bytes(self._response_topic, slot.task_id.encode(), payload)
+
+    def _report(self) -> None:
+        """Tell what is asked for now and then; called in the thread of the server, so it only reads."""
+        policy, serving = self._settings.policy.name, self._standing.arms.serving
+        self._meter.set(names.WAITING, sum(map(len, list(self._waiting.values()))), policy)
+        self._meter.only(names.ADAPTER, 1, policy, "served", str(self._engine.served_version))
+        self._meter.only(names.PRIMARY, serving.primary, policy)
+        self._meter.only(names.CANDIDATE, serving.candidate, policy)
+        self._meter.only(names.SHARE, serving.share, policy)
 
     # --- done ---------------------------------------------------------------------------------------------------------
 

@@ -100,6 +100,11 @@ class Tail(Reader):
         """The next offset to be read, per partition."""
         return dict(self._position)
 
+    def end(self, tp: TopicPartition) -> int | None:
+        """Return where a partition ends, as the broker last said without being asked; None if it did not yet."""
+        bounds = self._consumer.get_watermark_offsets(ck.TopicPartition(*tp), cached=True)
+        return bounds[1] if bounds is not None and bounds[1] >= 0 else None
+
     def at_end(self) -> bool:
         """Whether every bound is reached; False when there are none."""
         return self._ends is not None and all(self._position[tp] >= end for tp, end in self._ends.items())

@@ -226,7 +226,7 @@ def register(app: App) -> None:
     from streams.app import Outlet, record_of, table
 
     settings, rule = app.settings, rule_of(app.settings)
-    named, outlet = topics(settings.topics), Outlet(app)
+    named, outlet = topics(settings.topics), Outlet(app, STAGE)
     partitions = settings.topics.policy_partitions
     lines, results = table(app, "rollouts-lines", partitions), table(app, "rollouts-results", partitions)
     suites = table(app, "rollouts-suites", partitions)
@@ -265,7 +265,7 @@ def register(app: App) -> None:
             await outlet.emit(result)
         suites[key] = outcomes.dump(suite)
 
-    dead_letters = outlet.dead_letters(STAGE)
+    dead_letters = outlet.dead_letters()
     agent(app, named["adapters"], on_adapter, dead_letters, name=STAGE)
     agent(app, named["groups"], on_group, dead_letters, name=f"{STAGE}.suites")
     if rule.mode == "canary":
@@ -300,5 +300,5 @@ def _weigh_canaries(app: App, lines: Any, outlet: Outlet, rule: Canary) -> None:
         evidence[key] = canary.dump(found)
         counted[group_key] = row
 
-    dead_letters = outlet.dead_letters(STAGE)
+    dead_letters = outlet.dead_letters()
     agent(app, named["groups"], on_evidence, dead_letters, name=f"{STAGE}.canary", after=[named["adapters"]])

@@ -19,16 +19,18 @@ import threading
 import time
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
 from typing import Self
 
 from schemas import serde
 from schemas.events import Response, Reward, RewardSource, Task, derive_id
+from streams import metric_names as names, metrics
 from streams.following import Consumer, Contiguous
 from streams.known_tasks import KnownTasks
 from streams.log import POLL_S, Producer, Record, TopicPartition, dead_letter
+from streams.metrics import OFF, Meter
 from streams.patience import Patience, StoppedWaiting
 from streams.scorers import Outcome, Scorers
 from streams.settings import Settings
@@ -55,7 +57,10 @@ def run(settings: Settings, *, stop: threading.Event) -> None:
     While the broker is away the agent waits (streams/patience.py). Raises LogError if the log refuses.
     """
     try:
-        with Agent(settings, Patience(settings.kafka, stop)) as agent:
+        with (
+            metrics.served(settings, "scoring") as meter,
+            Agent(settings, Patience(settings.kafka, stop, meter), meter) as agent,
+        ):
             while not stop.is_set():
                 agent.step()
             agent.drain()
@@ -72,6 +77,7 @@ class Item:
     progress: Contiguous
     sources_left: int = 0
     waits_until: float = 0.0
+    began: float = field(default_factory=time.monotonic)
 
     @property
     def partition(self) -> int:
@@ -82,7 +88,8 @@ class Item:
 class Agent:
     """One scoring agent. Use as a context manager, and call `step` from one thread."""
 
-    def __init__(self, settings: Settings, patience: Patience) -> None:
+    def __init__(self, settings: Settings, patience: Patience, meter: Meter = OFF) -> None:
+        self._meter = meter
         self._scorers = Scorers(settings.scoring)
         self._pool = ThreadPoolExecutor(settings.scoring.processes + JUDGE_THREADS, thread_name_prefix="scorer")
         self._finished: queue.SimpleQueue[tuple[Item, RewardSource, Future[Outcome]]] = queue.SimpleQueue()
@@ -94,8 +101,17 @@ class Agent:
         self._paused: list[TopicPartition] = []
         self._closing = False
         self._tasks = KnownTasks(settings, patience=patience)
-        self._producer = Producer(settings, patience=patience)
-        self._consumer = Consumer(settings, STAGE, ["responses"], on_revoked=self._on_revoked, patience=patience)
+        self._producer = Producer(settings, patience=patience, meter=meter, stage=STAGE)
+        self._consumer = Consumer(
+            settings,
+            STAGE,
+            ["responses"],
+            on_revoked=self._on_revoked,
+            patience=patience,
+            meter=meter,
+            stage=STAGE,
+        )
+        meter.collect(lambda: meter.set(names.OPEN, self._open))
 
     def __enter__(self) -> Self:
         return self
@@ -112,6 +128,7 @@ class Agent:
 
     def step(self) -> None:
         """Read what came, score what is quick, hand out the rest, write what is finished, commit."""
+        self._meter.at("reads and scores")
         self._breathe()
         records = self._consumer.poll(timeout_s=BUSY_POLL_S if self._open else POLL_S)
         self._begin([item for record in records if (item := self._take(record)) is not None], time.monotonic())
@@ -228,7 +245,9 @@ class Agent:
                 self._write(item, source, outcome)
 
     def _write(self, item: Item, source: RewardSource, outcome: Outcome) -> None:
+        self._meter.observe(names.SCORE_SECONDS, outcome.latency_ms / 1000, source.name)
         if outcome.error is not None:
+            self._meter.add(names.SCORE_FAILURES, source.name)
             log.warning("response not scored by %s: %s", source.name, outcome.error, extra={"at": item.record.at})
         try:
             self._producer.send(reward_of(item.response, source, outcome, int(time.time() * 1000)))
@@ -252,6 +271,7 @@ class Agent:
     def _finish(self, item: Item) -> None:
         item.progress.done(item.record.at.offset)
         self._open -= 1
+        self._meter.observe(names.PROCESSING, time.monotonic() - item.began, STAGE)
 
     def _commit(self) -> None:
         """Commit what is done, once all that was written about it is acknowledged."""

@@ -337,6 +337,16 @@ class Archive(Section):
     follow_s: float = Field(60.0, gt=0, description="with --follow: seconds between two looks at the log")
 
 
+class Metrics(Section):
+    """What each process of the loop says of itself over HTTP: /metrics, /healthz, /readyz."""
+
+    host: str = Field("127.0.0.1", description="where to listen; 0.0.0.0 is every address, without any access check")
+    port: int = Field(0, ge=0, le=65535, description="one for each process of a machine; 0 serves nothing")
+    stuck_s: float = Field(
+        300.0, gt=0, description="a process that has not come on for so long is not healthy, seconds"
+    )
+
+
 class Broker(Section):
     """The embedded Kafka node."""
 

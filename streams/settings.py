@@ -31,6 +31,7 @@ from streams.sections import (
     Canary as Canary,
     Guard as Guard,
     Kafka as Kafka,
+    Metrics as Metrics,
     Model as Model,
     Policy as Policy,
     Rollouts as Rollouts,
@@ -63,6 +64,7 @@ class Settings(Section):
     trainer: Trainer = Trainer()
     adapters: Adapters = Adapters()
     archive: Archive = Archive()
+    metrics: Metrics = Metrics()
     broker: Broker = Broker()
 
 

@@ -7,12 +7,20 @@ Not covered: one stage a process. Add workers instead: they share the partitions
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
+from itertools import count
 
-from streams import advantages, batches, cluster, rollouts
-from streams.app import build_app, run_worker
+from aiokafka.errors import IllegalStateError
+
+from streams import advantages, batches, cluster, metric_names as names, metrics, rollouts
+from streams.app import App, build_app, run_worker
 from streams.settings import Settings
+from streams.watchdog import broker_answers
+
+ASK_EVERY = 5
+"""Looks of the meter between two questions whether the broker is there."""
 
 
 def run(settings: Settings) -> int:
@@ -22,7 +30,37 @@ def run(settings: Settings) -> int:
     SettingsError if the topics are not as they should.
     """
     cluster.check_topics(settings)
-    app = build_app(settings, worker_name=f"streams-{socket.gethostname()}-{os.getpid()}")
-    for stage in (advantages, batches, rollouts):
-        stage.register(app)
-    return run_worker(app)
+    with metrics.served(settings, "streams") as meter:
+        app = build_app(settings, worker_name=f"streams-{socket.gethostname()}-{os.getpid()}", meter=meter)
+        for stage in (advantages, batches, rollouts):
+            stage.register(app)
+        if meter.on:
+            _report(app)
+        return run_worker(app)
+
+
+def _report(app: App) -> None:
+    """Tell the meter each second what only the event loop may look at; that it does is the sign of life."""
+    meter, looks = app.meter, count()
+    meter.at("runs")
+    answers = False
+
+    @app.on_partitions_assigned.connect  # type: ignore[untyped-decorator]  # faust is not typed
+    async def assigned(_: object, *__: object, **___: object) -> None:
+        meter.add(names.REBALANCES, "streams")
+
+    @app.timer(1.0)  # type: ignore[untyped-decorator]
+    async def look() -> None:
+        nonlocal answers
+        meter.beat()
+        if not answers or next(looks) % ASK_EVERY == 0:
+            answers = await broker_answers(app)
+        if app.rebalancing or not app.tables.recovery.completed.is_set():
+            meter.ready("kafka", "a rebalance is under way, or tables are read from their changelogs")
+        elif not answers:
+            meter.ready("kafka", f"{app.settings.kafka.bootstrap} does not answer")
+        else:
+            meter.ready("kafka")
+            with contextlib.suppress(IllegalStateError):  # revoked meanwhile
+                for intake in app.intakes:
+                    intake.tell()

@@ -31,21 +31,25 @@ from safetensors import SafetensorError
 
 from schemas.events import AdapterEvent, Batch, Coordinates, derive_id
 from schemas.serde import Poison
-from streams import adapter_signing, adapter_store, cluster
+from streams import adapter_signing, adapter_store, cluster, metrics
 from streams.adapters import read_state
 from streams.engines.weights import Base, load_base
 from streams.errors import RefusedError, SettingsError, StreamwardError
+from streams.intake import Intake
 from streams.log import Producer, client_config, dead_letter, partition_of
+from streams.metrics import OFF, Meter
 from streams.patience import Patience, StoppedWaiting
 from streams.reading import Tail, fetch
 from streams.settings import Settings
 from streams.topics import topics
-from trainer import checkpoint
+from trainer import checkpoint, report
 from trainer.checkpoint import ADAPTER_FOLDER, State
 from trainer.model import pin
 from trainer.steps import Chosen, Learner, cut, due, out_of_turn, where
 
 STAGE = "trainer"
+START_S = 3600.0
+"""How long loading may take without being taken for stuck: there may be a model to fetch."""
 log = logging.getLogger(__name__)
 
 
@@ -73,13 +77,19 @@ def run(settings: Settings, *, steps: int | None = None, stop: threading.Event) 
 def _run(settings: Settings, steps: int | None, stop: threading.Event) -> None:
     adapter_signing.check_signing_key(settings.adapters)
     pin(settings)
-    patience = Patience(settings.kafka, stop)
+    with metrics.served(settings, "train") as meter:
+        _follow(settings, steps, stop, meter)
+
+
+def _follow(settings: Settings, steps: int | None, stop: threading.Event, meter: Meter) -> None:
+    patience = Patience(settings.kafka, stop, meter)
     try:
         with (
             checkpoint.hold(settings.trainer.checkpoints, settings.policy.name) as folder,
-            Producer(settings, patience=patience) as producer,
+            Producer(settings, patience=patience, meter=meter, stage=STAGE) as producer,
         ):
-            line = Line(settings, folder, load_base(settings.model), producer, patience)
+            meter.at("loading the base model", within_s=START_S)
+            line = Line(settings, folder, load_base(settings.model), producer, patience, meter)
             line.resume()
             for done, (at, batch) in enumerate(line.batches(stop), start=1):
                 line.train(at, batch)
@@ -92,13 +102,25 @@ def _run(settings: Settings, steps: int | None, stop: threading.Event) -> None:
 class Line:
     """The line of adapters of one policy, and the trainer that makes it longer."""
 
-    def __init__(self, settings: Settings, folder: Path, base: Base, producer: Producer, patience: Patience) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        folder: Path,
+        base: Base,
+        producer: Producer,
+        patience: Patience,
+        meter: Meter = OFF,
+    ) -> None:
         self._settings, self._folder, self._base = settings, folder, base
-        self._producer, self._patience = producer, patience
+        self._producer, self._patience, self._meter = producer, patience, meter
         self._learner = Learner(settings, base)
         self._known = dict(read_state(settings, settings.policy.name).versions)
         partition = partition_of(settings.policy.name, settings.topics.policy_partitions)
         self._source = (topics(settings.topics)["batches"].name, partition)
+        self._tail: Tail | None = None
+        self._handled = 0
+        self._intake = Intake(meter, STAGE, settings.topics, self._stands)
+        self._waited_since = time.perf_counter()
 
     def resume(self) -> None:
         """Go on from the newest whole checkpoint, and announce its version if that was not done.
@@ -142,9 +164,14 @@ class Line:
                 "%s[%d]: the next batch is looked for from %d, and the first record is %d: retention has cut %d, which "
                 "does no harm if they were of other policies", *self._source, begin, first, first - begin,
             )  # fmt: skip
-        with Tail(self._settings, {self._source: max(first, begin)}, patience=self._patience) as tail:
+        self._handled = max(first, begin)
+        with Tail(self._settings, {self._source: self._handled}, patience=self._patience) as self._tail:
+            self._meter.ready("kafka")
             while not stop.is_set():
-                for record in tail.poll(count=1):
+                self._meter.at("waits for a batch")
+                self._intake.look()
+                for record in self._tail.poll(count=1):
+                    self._intake.took(self._source, record.at.offset, record.timestamp_ms)
                     batch = record.decode(Batch)
                     if isinstance(batch, Poison):
                         log.error("%s: passed over, not a batch: %s", record.at, batch.error)
@@ -157,20 +184,34 @@ class Line:
                                 "them longer (topics.retention_days) than a trainer may be down"
                             )
                         yield record.at, batch
+                    self._handled = record.at.offset + 1
+                    self._intake.done(self._source, self._handled)
 
     def train(self, at: Coordinates, batch: Batch) -> None:
         """Turn version `batch.sequence` into the next: step, checkpoint, publish, announce, commit."""
-        started = time.perf_counter()
+        self._meter.at(f"trains version {batch.sequence + 1}")
+        marks = [self._waited_since, started := time.perf_counter()]
         chosen = self._chosen(batch)
-        state, metrics = self._learner.step(at, batch, chosen, {"fetch_s": time.perf_counter() - started})
+        marks.append(time.perf_counter())
+        state, metrics = self._learner.step(at, batch, chosen, {"fetch_s": marks[2] - started}, self._meter.beat)
+        marks.append(time.perf_counter())
         path = self._learner.save(self._folder, state, self._settings.trainer.keep_checkpoints)
+        marks.append(time.perf_counter())
         self._announce(path, state)
+        marks.append(time.perf_counter())
+        report.step(self._meter, state, metrics, chosen.good, marks)
+        self._waited_since = time.perf_counter()
         log.info(
             "version %d: reward %.3f, loss %.4f, %d groups, %d tokens, %.1f s",
             state.version, metrics.get("reward", 0.0), metrics.get("loss", 0.0), len(chosen.good), metrics["tokens"],
             time.perf_counter() - started,
             extra={"at": at},
         )  # fmt: skip
+
+    def _stands(self) -> dict[tuple[str, int], tuple[int, int]]:
+        """Return the next offset and the end of the batches' partition, as far as known. Asks no broker."""
+        end = None if self._tail is None else self._tail.end(self._source)
+        return {} if end is None else {self._source: (min(self._handled, end), end)}
 
     def _chosen(self, batch: Batch) -> Chosen:
         """Return the groups of `batch`; those refused are dead-lettered."""

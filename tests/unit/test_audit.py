@@ -41,7 +41,19 @@ from streams.log import Record, dead_letter
 
 ROOT = Path(__file__).parents[2]
 MODULES = sorted((ROOT / "streams").glob("audit*.py"))
-MAY_IMPORT = {"errors", "settings", "topics", "log", "reading", "positions", "cluster", "shell", "show"}
+MAY_IMPORT = {
+    "errors",
+    "settings",
+    "topics",
+    "log",
+    "reading",
+    "positions",
+    "cluster",
+    "shell",
+    "show",
+    "metrics",
+    "metric_names",
+}
 
 
 @cache

@@ -19,12 +19,14 @@ LAYERS = [
         # L0
         "schemas errors sections settings",
         # L1, the log, the broker, and how things look on a terminal
-        "topics log patience reading following cluster positions observe quiet schema_server delivery changelogs "
+        "topics metric_names metrics intake log patience reading following cluster positions observe quiet "
+        "schema_server delivery changelogs "
         "config_file broker deadline node jvm show shell supervisor",
         # L2, what stages are made of
         "app agents faust_fixes faust_start faust_guard lease tables watchdog engines scorers formulas rows groups "
         "group_rows refusals latecomers join serving adapters adapter_signing adapter_store generators "
-        "intervals outcomes pairing guard sequential canary admission arms shelf standing rounds known_tasks tail "
+        "intervals outcomes pairing guard sequential canary admission arms shelf standing rounds sampling "
+        "known_tasks tail "
         # L2, what looks back
         "columns columns_rules columns_types bulk archive archive_store archive_sync archive_verify archive_restore "
         "history",

@@ -1,0 +1,285 @@
+"""What a process counts, how it is told, and when it is healthy and ready."""
+
+from __future__ import annotations
+
+import math
+import re
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from scraped import get, parse
+
+from streams import metric_names as names, metrics, patience
+from streams.errors import SettingsError
+from streams.intake import Intake
+from streams.metric_names import Metric
+from streams.metrics import OFF, OTHER, Meter, serve, served
+from streams.settings import Kafka, Metrics, Settings, Topics
+
+ROOT = Path(__file__).parents[2]
+UNITS = ("seconds", "records", "tokens", "nats", "ratio", "versions", "version", "info", "total", "timestamp_seconds")
+BARE = ("streamward_ready", "streamward_tasks_waiting", "streamward_responses_open")
+OF_STEP = ("reward_mean", "reward_std", "loss", "gradient_norm")
+"""What has no unit: counts of things that the name says, and numbers of the user's own scale."""
+
+
+# --- the table --------------------------------------------------------------------------------------------------------
+
+
+def test_the_page_is_what_the_table_says() -> None:
+    assert names.PAGE.read_text(encoding="utf-8") == names.markdown(), (
+        "run `python -m streams.metric_names`, and commit docs/metrics.md"
+    )
+
+
+def test_the_page_has_every_metric_once() -> None:
+    page = names.markdown()
+    assert [metric.name for metric in names.every() if page.count(f"| `{metric.name}` |") != 1] == []
+    assert len(names.every()) == len({metric.name for metric in names.every()}) > 40
+
+
+@pytest.mark.parametrize("metric", names.every(), ids=lambda metric: metric.name)
+def test_a_metric_is_named_for_what_it_is(metric: Metric) -> None:
+    assert re.fullmatch(r"streamward_[a-z_]+", metric.name)
+    assert metric.name.endswith((*UNITS, *OF_STEP)) or metric.name in BARE
+    assert metric.name.endswith("_total") is (metric.kind == "counter")
+    assert bool(metric.buckets) is (metric.kind == "histogram")
+    assert list(metric.buckets) == sorted(metric.buckets)
+    assert not {"task_id", "response_id", "group_id", "le"} & set(metric.labels)
+    assert "version" not in metric.labels or metric.name.endswith("_info")
+
+
+def test_every_metric_of_the_table_is_counted_somewhere() -> None:
+    code = "\n".join(
+        file.read_text(encoding="utf-8")
+        for package in ("streams", "trainer")
+        for file in (ROOT / package).rglob("*.py")
+        if file.name != "metric_names.py"
+    )
+    used = set(re.findall(r"\bnames\.([A-Z_]+)\b", code))
+    constants = {name for name, value in vars(names).items() if isinstance(value, Metric) or value is names.OF_STEP}
+    assert used & constants == constants
+
+
+def test_no_metric_is_named_outside_the_table() -> None:
+    like_one = re.compile(rf'"(streamward_\w+_(?:{"|".join(UNITS)}))"')
+    files = [file for package in ("streams", "trainer") for file in (ROOT / package).rglob("*.py")]
+    named = {file.name: found for file in files if (found := like_one.findall(file.read_text(encoding="utf-8")))}
+    assert set(named) == {"metric_names.py"}
+
+
+# --- numbers ----------------------------------------------------------------------------------------------------------
+
+
+def test_counters_add_up_by_their_labels() -> None:
+    meter = Meter("policy")
+    meter.add(names.EVENTS_IN, "policy", "tasks")
+    meter.add(names.EVENTS_IN, "policy", "tasks", by=2)
+    meter.add(names.EVENTS_IN, "policy", "responses")
+    told = parse(meter.text())
+    assert told.kinds["streamward_events_in_total"] == "counter"
+    assert [(one.labels["topic"], one.value) for one in told.samples] == [("tasks", 3), ("responses", 1)]
+
+
+def test_buckets_are_cumulative_and_take_in_their_bound() -> None:
+    meter = Meter("streams")
+    for lag in (0, 1, 1, 3, 99):
+        meter.observe(names.POLICY_LAG, lag, "default")
+    told = parse(meter.text())
+    buckets = [one for one in told.samples if one.name.endswith("_bucket")]
+    assert [(one.labels["le"], one.value) for one in buckets] == [
+        ("0", 1), ("1", 3), ("2", 3), ("4", 4), ("8", 4), ("16", 4), ("+Inf", 5),
+    ]  # fmt: skip
+    assert [one.value for one in told.samples if not one.name.endswith("_bucket")] == [104, 5]
+
+
+def test_a_label_may_be_any_text() -> None:
+    meter = Meter("streams")
+    meter.add(names.DEAD_LETTERS, "batches", 'a "b"\\c\nd')
+    assert '\nstreamward_dead_letters_total{stage="batches",reason="a \\"b\\"\\\\c\\nd"} 1\n' in meter.text()
+    assert parse(meter.text()).samples[0].value == 1
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(math.nan, "NaN"), (math.inf, "+Inf"), (0.25, "0.25"), (1e20, "1" + "0" * 20)]
+)
+def test_a_number_is_written_as_the_format_wants_it(value: float, text: str) -> None:
+    meter = Meter("train")
+    meter.set(names.OF_STEP["loss"], value, "default")
+    assert meter.text().endswith(f'{{policy="default"}} {text}\n')
+
+
+def test_what_goes_beyond_the_most_series_is_counted_as_other() -> None:
+    meter = Meter("streams")
+    for number in range(metrics.MOST_SERIES + 5):
+        meter.add(names.GROUPS, f"policy-{number}", "varied")
+    told = parse(meter.text())
+    assert len(told.samples) == metrics.MOST_SERIES + 1
+    assert told.total("streamward_groups_total", policy=OTHER) == 5
+    assert told.total("streamward_groups_total") == metrics.MOST_SERIES + 5
+
+
+def test_an_info_metric_has_one_series_at_a_time() -> None:
+    meter = Meter("policy")
+    for version in ("1", "2"):
+        meter.only(names.ADAPTER, 1, "default", "served", version)
+    assert [one.labels["version"] for one in parse(meter.text()).samples] == ["2"]
+    meter.only(names.ADAPTER, None)
+    assert parse(meter.text()).samples == []
+
+
+def test_labels_that_do_not_fit_are_an_error() -> None:
+    with pytest.raises(ValueError, match=r"streamward_events_in_total: got the labels \('policy',\)"):
+        Meter("policy").add(names.EVENTS_IN, "policy")
+
+
+def test_a_value_that_cannot_be_told_hides_no_other() -> None:
+    meter = Meter("policy")
+
+    def closed() -> None:
+        raise RuntimeError("Consumer closed")
+
+    meter.collect(closed)
+    meter.collect(lambda: meter.set(names.WAITING, 3, "default"))
+    told = parse(meter.text())
+    assert told.total("streamward_tasks_waiting") == 3
+    assert told.total("streamward_scrape_errors_total") == 1
+
+
+def test_numbers_of_several_threads_add_up() -> None:
+    meter = Meter("scoring")
+
+    def work() -> None:
+        for _ in range(500):
+            meter.add(names.SCORE_FAILURES, "exact")
+            meter.observe(names.SCORE_SECONDS, 0.1, "exact")
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    told = parse(meter.text())
+    assert told.total("streamward_score_failures_total") == told.total("streamward_score_seconds") == 2000
+
+
+# --- progress and readiness -------------------------------------------------------------------------------------------
+
+
+def test_a_process_that_comes_on_is_healthy() -> None:
+    meter = Meter("policy", stuck_s=60)
+    meter.at("a round of 16 tasks")
+    assert meter.answer("/healthz") == (200, "ok: a round of 16 tasks, for 0 s\n")
+
+
+def test_a_process_that_is_stuck_says_at_what() -> None:
+    meter = Meter("train", stuck_s=0)
+    meter.at("trains version 3")
+    time.sleep(0.01)
+    status, why = meter.answer("/healthz")
+    assert status == 503 and why.startswith("stuck: trains version 3, for 0 s")
+    assert "0 s are allowed" in why
+
+
+def test_what_says_that_it_takes_longer_may_and_what_comes_next_may_not() -> None:
+    meter = Meter("policy", stuck_s=0)
+    meter.at("building the engine", within_s=60)
+    time.sleep(0.01)
+    assert meter.answer("/healthz")[0] == 200
+    meter.at("looks for tasks")
+    time.sleep(0.01)
+    assert meter.answer("/healthz")[0] == 503
+
+
+def test_waiting_for_a_broker_is_a_sign_of_life_and_no_readiness(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patience, "NOTICE_S", 0.0)
+    meter = Meter("scoring", waits_for=("kafka",))
+    waits = patience.Patience(Kafka(), threading.Event(), meter)
+    meter.ready("kafka")
+    assert meter.answer("/readyz") == (200, "ok\n")
+    waits.silent("to a commit")
+    status, why = meter.answer("/readyz")
+    assert status == 503 and why.startswith("kafka: Kafka at 127.0.0.1:9092 has not answered")
+    assert meter.answer("/healthz")[0] == 200
+    waits.answered()
+    assert meter.answer("/readyz")[0] == 200
+
+
+def test_a_process_is_ready_once_every_condition_holds() -> None:
+    meter = Meter("policy", waits_for=("kafka", "engine"))
+    assert meter.answer("/readyz") == (503, "kafka: not yet\nengine: not yet\n")
+    meter.ready("kafka")
+    meter.ready("engine", "version 3 cannot be loaded")
+    assert meter.answer("/readyz") == (503, "engine: version 3 cannot be loaded\n")
+    meter.ready("engine")
+    assert meter.answer("/readyz") == (200, "ok\n")
+    assert parse(meter.text()).total("streamward_ready") == 2
+
+
+# --- lag --------------------------------------------------------------------------------------------------------------
+
+TASKS = ("streamward.tasks", 0)
+
+
+def intake(meter: Meter, standing: dict[tuple[str, int], tuple[int, int]]) -> Intake:
+    return Intake(meter, "policy", Topics(), lambda: standing)
+
+
+def test_lag_is_the_sum_of_the_partitions_and_the_age_of_the_oldest_record() -> None:
+    meter, standing = Meter("policy"), {TASKS: (3, 7), ("streamward.tasks", 1): (0, 2)}
+    reading, now_ms = intake(meter, standing), int(time.time() * 1000)
+    reading.took(TASKS, 2, now_ms - 900_000)
+    reading.took(TASKS, 3, now_ms - 600_000)
+    reading.done(TASKS, 3)
+    reading.tell()
+    told = parse(meter.text())
+    assert told.total("streamward_consumer_lag_records", topic="tasks") == 6
+    assert 600 <= told.total("streamward_consumer_lag_seconds", topic="tasks") < 900
+    assert told.total("streamward_events_in_total") == 2
+
+
+def test_there_is_no_lag_where_all_is_done_or_somebody_else_reads() -> None:
+    meter, standing = Meter("policy"), {TASKS: (4, 7)}
+    reading = intake(meter, standing)
+    reading.took(TASKS, 3, 0)
+    reading.tell()
+    assert parse(meter.text()).total("streamward_consumer_lag_records") == 3
+    standing[TASKS] = (7, 7)
+    reading.done(TASKS, 7)
+    reading.tell()
+    assert parse(meter.text()).total("streamward_consumer_lag_seconds") == 0
+    standing.clear()
+    reading.revoked([TASKS])
+    reading.tell()
+    assert parse(meter.text()).total("streamward_consumer_lag_records") == 0
+
+
+# --- the server -------------------------------------------------------------------------------------------------------
+
+
+def test_without_a_port_nothing_is_served_and_nothing_counted() -> None:
+    with served(Settings(), "policy") as meter:
+        assert meter is OFF and not meter.on
+        meter.add(names.EVENTS_IN, "policy", "tasks")
+        meter.ready("kafka")
+        assert not any(thread.name == "metrics" for thread in threading.enumerate())
+    assert OFF.text() == ""
+
+
+def test_a_port_that_is_taken_is_refused_with_the_way_out() -> None:
+    with serve(Meter("policy").answer, "127.0.0.1", 0) as url:
+        port = int(url.rpartition(":")[2])
+        taken = Settings(metrics=Metrics(port=port))
+        with pytest.raises(SettingsError, match=rf"metrics\.port {port}: .*each process"), served(taken, "policy"):
+            pass
+
+
+def test_it_is_served_while_the_block_runs() -> None:
+    meter = Meter("policy")
+    with serve(meter.answer, "127.0.0.1", 0) as url:
+        assert get(f"{url}/healthz?verbose=1")[0] == 200
+        assert get(f"{url}/metrics")[0] == 200
+        assert get(f"{url}/") == (404, "there are /metrics, /healthz and /readyz\n")
+    assert get(f"{url}/healthz") == (0, "")
