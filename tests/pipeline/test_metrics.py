@@ -1,0 +1,165 @@
+"""What the four processes say of themselves while the loop runs, compared with the table and with the log.
+
+tasks, one too late, a record that is none ──► streams, scoring, policy, train ──► a version ──► /metrics of each
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections import Counter
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import pytest
+from factories import task
+from running import read, running, until
+from scraped import Scraped, get, parse
+from tiny import save_tiny
+
+from schemas.events import AdapterEvent, AdvantagedGroup, Batch, Message, Response, Reward, RewardSource, Sampling, Task
+from streams import cluster, metric_names as names
+from streams.log import Producer
+from streams.metric_names import LOOP, Metric
+from streams.settings import Metrics, Settings
+from tests.chaos.proxy import free_ports
+
+pytestmark = pytest.mark.kafka
+
+GROUPS = 4
+LENGTH = RewardSource(name="length", settings=json.dumps({"unit": "characters", "limit": 60}))
+"""Random words differ in it, so that there is something to train on."""
+
+
+@dataclass
+class Seen:
+    """One run of the loop."""
+
+    settings: Settings
+    answers: dict[str, dict[str, tuple[int, str]]]
+    """By process and path."""
+    metrics: dict[str, Scraped]
+
+
+def asked(number: int, **changes: object) -> Task:
+    now_ms = int(time.time() * 1000)
+    whole: dict[str, object] = {
+        "task_id": f"t{number}",
+        "created_at": now_ms,
+        "messages": (Message(role="user", content=f"{number} 7"),),
+        "reward_sources": (LENGTH,),
+        "sampling": Sampling(max_tokens=8),
+    }
+    return task(**whole | changes)
+
+
+@pytest.fixture(scope="module")
+def seen(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> Seen:
+    folder = tmp_path_factory.mktemp("metrics")
+    settings = Settings.model_validate(
+        {
+            "kafka": {"bootstrap": kafka_bootstrap},
+            "topics": {"prefix": f"{folder.name}.", "partitions": 2, "policy_partitions": 1},
+            "model": {"base": str(save_tiny(folder / "model"))},
+            "batches": {"groups": GROUPS},
+            "trainer": {"checkpoints": folder / "checkpoints"},
+            "adapters": {"store": str(folder / "adapters")},
+        }
+    )
+    cluster.apply_topics(settings)
+    with Producer(settings) as producer:
+        producer.send_bytes(f"{folder.name}.tasks", b"t0", b"no task")
+        producer.send(asked(0, deadline_at=1))
+        for number in range(1, GROUPS + 3):
+            producer.send(asked(number))
+    urls = {name: f"http://127.0.0.1:{port}" for name, port in zip(LOOP, free_ports(len(LOOP)), strict=True)}
+    with ExitStack() as stack:
+        for name in LOOP:
+            port = int(urls[name].rpartition(":")[2])
+            own = settings.model_copy(update={"metrics": Metrics(port=port)})
+            stack.enter_context(running(own, folder, name))
+
+        def counted(name: str, metric: Metric) -> float:
+            status, text = get(f"{urls[name]}/metrics")
+            return parse(text).total(metric.name) if status == 200 else 0
+
+        def done(name: str) -> bool:
+            found = parse(get(f"{urls[name]}/metrics")[1]).family(names.LAG_RECORDS.name)
+            return bool(found) and not any(sample.value for sample in found)
+
+        until(lambda: counted("train", names.VERSION) >= 1, "a version", folder=folder)
+        until(lambda: "trained" in {event.kind for _, event in read(settings, AdapterEvent)}, "its event")
+        until(lambda: counted("streams", names.DECISIONS) >= 1, "its promotion", folder=folder)
+        until(lambda: all(map(done, LOOP)), "no lag", folder=folder)
+        answers = {
+            name: {path: get(url + path) for path in ("/metrics", "/healthz", "/readyz")} for name, url in urls.items()
+        }
+    return Seen(settings, answers, {name: parse(found["/metrics"][1]) for name, found in answers.items()})
+
+
+PAIRS = [(process, metric) for metric in names.every() for process in metric.processes if process in LOOP]
+
+
+@pytest.mark.parametrize(("process", "metric"), PAIRS, ids=lambda one: getattr(one, "name", one))
+def test_a_process_has_every_metric_that_the_table_gives_it(seen: Seen, process: str, metric: Metric) -> None:
+    found = seen.metrics[process]
+    if metric.needs and metric.name not in found.kinds:
+        return
+    assert found.kinds.get(metric.name) == metric.kind
+    assert found.family(metric.name)
+    for sample in found.family(metric.name):
+        assert tuple(sample.labels) == metric.labels
+
+
+@pytest.mark.parametrize("process", LOOP)
+def test_a_process_has_no_metric_that_the_table_does_not_give_it(seen: Seen, process: str) -> None:
+    assert set(seen.metrics[process].kinds) <= {metric.name for metric in names.every() if process in metric.processes}
+
+
+@pytest.mark.parametrize("process", LOOP)
+def test_a_process_at_work_is_healthy_and_ready(seen: Seen, process: str) -> None:
+    status, text = seen.answers[process]["/healthz"]
+    assert status == 200 and text.startswith("ok: ")
+    assert seen.answers[process]["/readyz"] == (200, "ok\n")
+
+
+def test_no_label_holds_an_id(seen: Seen) -> None:
+    values = {value for told in seen.metrics.values() for one in told.samples for value in one.labels.values()}
+    assert [value for value in values if re.search(r"[0-9a-f]{8}-|^t\d+$", value) or len(value) > 40] == []
+
+
+def test_what_the_agents_count_is_what_lies_in_the_log(seen: Seen) -> None:
+    policy, scoring = seen.metrics["policy"], seen.metrics["scoring"]
+    responses = [event for _, event in read(seen.settings, Response)]
+    assert policy.total("streamward_events_out_total", topic="responses") == len(responses)
+    assert policy.total("streamward_tokens_sampled_total") == sum(one.completion_tokens for one in responses)
+    by_reason = {
+        one.labels["finish_reason"]: one.value for one in policy.family("streamward_responses_total") if one.value
+    }
+    assert by_reason == Counter(one.finish_reason for one in responses)
+    assert (
+        policy.total("streamward_dead_letters_total") == policy.total("streamward_drops_total", reason="too_late") == 1
+    )
+    rewards = len(read(seen.settings, Reward))
+    assert scoring.total("streamward_score_seconds", source="length") == rewards
+    assert scoring.total("streamward_events_in_total", topic="responses") == len(responses)
+
+
+def test_what_streams_and_trainer_count_is_what_lies_in_the_log(seen: Seen) -> None:
+    streams, train = seen.metrics["streams"], seen.metrics["train"]
+    groups = [event for _, event in read(seen.settings, AdvantagedGroup)]
+    assert (
+        streams.total("streamward_groups_total") == streams.total("streamward_group_completion_seconds") == len(groups)
+    )
+    batches = [event for _, event in read(seen.settings, Batch)]
+    assert streams.total("streamward_policy_lag_versions") == sum(batch.groups for batch in batches)
+    (trained,) = (event for _, event in read(seen.settings, AdapterEvent) if event.kind == "trained")
+    assert train.total("streamward_trainer_tokens_total") == trained.metrics["tokens"]
+    for name, metric in names.OF_STEP.items():
+        assert train.total(metric.name) == pytest.approx(trained.metrics[name])
+    phases = {one.labels["phase"]: one.value for one in train.family("streamward_trainer_phase_seconds")}
+    assert phases == dict.fromkeys(names.PHASES, 1)
+    assert [one.labels for one in train.family("streamward_adapter_info")] == [
+        {"policy": "default", "role": "trained", "version": "1"}
+    ]
