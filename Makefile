@@ -13,7 +13,7 @@ demo: .venv/ready
 	@$(BIN)/streamward demo $(if $(ENGINE),--engine $(ENGINE)) $(ARGS)
 
 test: .venv/ready-test check
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
 
 # the chart on the cluster of KUBECONFIG, in namespaces of its own, with the helm and kubectl on PATH
 test-deploy: .venv/ready-test
