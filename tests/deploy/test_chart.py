@@ -110,12 +110,16 @@ def name_of(found: Object) -> str:
     return f"{found['kind']}/{found['metadata']['name']}"
 
 
-def mounted(case: str, spec: Object, folder: Path) -> dict[str, str]:
+def configs_of(case: str) -> Object:
+    """Return the files of each ConfigMap."""
+    return {found["metadata"]["name"]: found["data"] for found in of_kind(case, "ConfigMap")}
+
+
+def mounted(spec: Object, configs: Object, folder: Path) -> dict[str, str]:
     """Lay a Pod's mounted files out under `folder`, and return its environment with every path led there.
 
     A Secret's value is `NAME/KEY`, so that a test sees which one was read.
     """
-    configs = {found["metadata"]["name"]: found["data"] for found in of_kind(case, "ConfigMap")}
     (container,) = spec["containers"]
     at = {mount["name"]: PurePosixPath(mount["mountPath"]) for mount in container["volumeMounts"]}
     for volume in spec["volumes"]:
@@ -142,7 +146,7 @@ def mounted(case: str, spec: Object, folder: Path) -> dict[str, str]:
 def settings_of(case: str, name: str, folder: Path) -> Settings:
     """Return the settings that the process of a Pod would load."""
     (found,) = [one for one in of_kind(case, *PODS) if one["metadata"]["name"].endswith(f"-{name}")]
-    return loaded(mounted(case, spec_of(found), folder))
+    return loaded(mounted(spec_of(found), configs_of(case), folder))
 
 
 each_case = pytest.mark.parametrize("case", VALUES)
@@ -170,7 +174,7 @@ def test_the_program_takes_every_command_line(case: str) -> None:
 def test_the_settings_know_all_that_a_pod_is_given(case: str, tmp_path: Path) -> None:
     for found in of_kind(case, *PODS):
         folder = tmp_path / found["metadata"]["name"]
-        settings = loaded(mounted(case, spec_of(found), folder))
+        settings = loaded(mounted(spec_of(found), configs_of(case), folder))
         assert settings.kafka.bootstrap == BOOTSTRAP["kafka"]["bootstrap"]
 
 
@@ -222,7 +226,7 @@ def test_a_component_with_a_gpu_has_its_image_and_its_device(tmp_path: Path) -> 
 @needs_helm
 def test_the_round_trip_of_helm_test_is_a_suite(tmp_path: Path) -> None:
     (found,) = of_kind("least", "Pod")
-    mounted("least", spec_of(found), tmp_path)
+    mounted(spec_of(found), configs_of("least"), tmp_path)
     (container,) = spec_of(found)["containers"]
     suite = suites.load(tmp_path / container["args"][container["args"].index("--suite") + 1][1:], Topics())
     assert len(suite.questions) == 4 and suite.name.startswith("one-revision-1@")
