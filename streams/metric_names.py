@@ -314,9 +314,11 @@ Each process serves them at `/metrics`, once it has a port (0, the default, serv
     streamward --set metrics.port=9464 policy
 
 `/healthz` is about progress: 200 while the process comes on, and 503 with what it has been at once that takes longer
-than `metrics.stuck_s`. A broker that is away is no reason. `/readyz` is 200 while every condition holds: `kafka`
-(reached, and partitions assigned), and of a policy agent `engine` (it serves the version it was asked for). The 503
-says what is missing. `streamward audit --follow` has an address of its own (`--listen`) and no `/readyz`.
+than `metrics.stuck_s`; a round may take `policy.round_timeout_s`, and loading a model an hour. A broker that is away is
+no reason. A stream worker is healthy while its event loop turns: its own watchdog ends it when nothing is committed.
+`/readyz` is 200 while every condition holds: `kafka` (reached, and partitions assigned), and of a policy agent `engine`
+(loaded, and it did not fail on what it was asked last). The 503 says what is missing. `streamward audit --follow` has
+an address of its own (`--listen`) and no `/readyz`.
 
 A histogram is three families: its name with `_bucket`, `_sum` and `_count`. A metric has at most 200 series; what goes
 beyond has `other` in each label.

@@ -274,7 +274,6 @@ class Agent:
         self._lingers_until = None
         began = time.monotonic()
         refused = self._serve(chosen.version)
-        self._meter.ready("engine", refused or "")
         serving = self._standing.arms.serving
         if any(route(serving, waiting.task) != chosen.version for waiting in chosen.tasks):
             return  # another version answers them now: choose again

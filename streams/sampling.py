@@ -28,7 +28,7 @@ class Sampler:
     """An engine that is checked."""
 
     def __init__(self, engine: Engine, policy: Policy, meter: Meter) -> None:
-        """`meter` is told how long each round took."""
+        """`meter` is told how long each round took, and whether the engine answers: its condition `engine`."""
         self._engine, self._policy, self._meter = engine, policy, meter
 
     def sample(self, requests: list[SamplingRequest], version: int) -> list[list[Completion]]:
@@ -50,6 +50,7 @@ class Sampler:
                 raise
             except Exception as exc:
                 log.error("task %s: every slot failed: %r", request.task.task_id, exc)
+                self._meter.ready("engine", f"it failed on the last task it was asked: {exc!r}")
                 answers.append(all_failed(request, f"{type(exc).__name__}: {exc}"))
         return answers
 
@@ -70,6 +71,7 @@ class Sampler:
         for request, completions in zip(requests, answers, strict=True):
             if (wrong := malformed(request, completions)) is not None:
                 raise ValueError(wrong)
+        self._meter.ready("engine")
         return answers
 
 

@@ -130,6 +130,7 @@ class Line:
         found = checkpoint.latest(self._folder)
         newest = max(self._known)
         if found is None:
+            report.version(self._meter, self._settings.policy.name, 0)
             log.info("policy %s: no checkpoint, so from batch 0", self._settings.policy.name)
             return
         path, state = found
@@ -148,6 +149,7 @@ class Line:
         for name in sorted(self._learner.recipe.keys() | state.recipe.keys()):
             if (now := self._learner.recipe.get(name)) != (then := state.recipe.get(name)):
                 log.warning("%s is %s from version %d on; it was %s", name, now, state.version + 1, then)
+        report.version(self._meter, state.policy, state.version)
         log.info("policy %s: version %d, next batch at offset %d", state.policy, state.version, state.next_offset)
         if state.version not in self._known:
             self._announce(path, state)

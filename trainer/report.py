@@ -17,6 +17,12 @@ from streams.metrics import Meter
 from trainer.checkpoint import State
 
 
+def version(meter: Meter, policy: str, number: int) -> None:
+    """Tell which version was made last."""
+    meter.set(names.VERSION, number, policy)
+    meter.only(names.ADAPTER, 1, policy, "trained", str(number))
+
+
 def step(
     meter: Meter,
     state: State,
@@ -34,8 +40,7 @@ def step(
     for phase, seconds in phases.items():
         meter.observe(names.PHASE, seconds, policy, phase)
     meter.observe(names.PROCESSING, load_s + step_s + checkpoint_s + publish_s, "trainer")
-    meter.set(names.VERSION, state.version, policy)
-    meter.only(names.ADAPTER, 1, policy, "trained", str(state.version))
+    version(meter, policy, state.version)
     meter.add(names.TRAINED_TOKENS, policy, by=metrics["tokens"])
     if metrics.get("skipped"):
         meter.add(names.SKIPPED, policy)

@@ -6,17 +6,22 @@ import math
 import re
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from factories import task
 from scraped import get, parse
 
 from streams import metric_names as names, metrics, patience
+from streams.engines import Completion, SamplingRequest
+from streams.engines.scripted import ScriptedEngine
 from streams.errors import SettingsError
 from streams.intake import Intake
 from streams.metric_names import Metric
 from streams.metrics import OFF, OTHER, Meter, serve, served
-from streams.settings import Kafka, Metrics, Settings, Topics
+from streams.sampling import Sampler
+from streams.settings import Kafka, Metrics, Policy, Settings, Topics
 
 ROOT = Path(__file__).parents[2]
 UNITS = ("seconds", "records", "tokens", "nats", "ratio", "versions", "version", "info", "total", "timestamp_seconds")
@@ -216,6 +221,28 @@ def test_a_process_is_ready_once_every_condition_holds() -> None:
     meter.ready("engine")
     assert meter.answer("/readyz") == (200, "ok\n")
     assert parse(meter.text()).total("streamward_ready") == 2
+
+
+class Failing(ScriptedEngine):
+    """An engine that fails while `fails`."""
+
+    fails = True
+
+    def sample(self, requests: Sequence[SamplingRequest]) -> list[list[Completion]]:
+        if self.fails:
+            raise OSError("no device")
+        return super().sample(requests)
+
+
+def test_an_engine_that_fails_is_not_ready_until_it_answers_again() -> None:
+    meter, engine = Meter("policy", waits_for=("engine",)), Failing()
+    sampler, request = Sampler(engine, Policy(engine="scripted"), meter), SamplingRequest(sampling_id="s1", task=task())
+    (answer,) = sampler.sample([request], 0)
+    assert {completion.error for completion in answer} == {"OSError: no device"}
+    assert meter.answer("/readyz") == (503, "engine: it failed on the last task it was asked: OSError('no device')\n")
+    engine.fails = False
+    sampler.sample([request], 0)
+    assert meter.answer("/readyz") == (200, "ok\n")
 
 
 # --- lag --------------------------------------------------------------------------------------------------------------
