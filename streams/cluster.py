@@ -11,6 +11,7 @@ Not covered: changing a topic that exists. Partitions added later would move key
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterable, Iterator, Mapping
 
@@ -19,6 +20,7 @@ from confluent_kafka import admin
 
 from streams.errors import LogError, NotFoundError, SettingsError
 from streams.log import Record, TopicPartition, client_config, unreachable
+from streams.patience import ANSWER_S
 from streams.reading import read
 from streams.settings import Settings
 from streams.topics import KEYED_BY_TASK, Topic, topics
@@ -71,6 +73,13 @@ def _list_offsets(
             if error.code() not in _NO_LEADER_YET or time.monotonic() > deadline:
                 raise unreachable(settings.kafka, error.str()) from exc
             time.sleep(0.1)
+            _look_again(client)
+
+
+def _look_again(client: admin.AdminClient) -> None:
+    """Let the client forget what it knew of leaders: it would ask on with the epoch of before."""
+    with contextlib.suppress(ck.KafkaException):  # then the next question says so
+        client.list_topics(timeout=ANSWER_S)
 
 
 _NO_LEADER_YET = {

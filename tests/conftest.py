@@ -14,6 +14,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+from streams.observe import StderrLog
 from streams.settings import Adapters, Archive, Broker, Kafka, Settings, Topics, Trainer
 
 hypothesis.settings.register_profile("streamward", deadline=None)  # a busy machine is no failure
@@ -61,7 +62,8 @@ def nowhere() -> Settings:
 def log_as_before() -> Iterator[None]:
     """Put the log set-up back that a command replaces, so that no line it held back comes out in a later test."""
     root = logging.getLogger()
-    level, handlers = root.level, list(root.handlers)
+    level, handlers = root.level, [handler for handler in root.handlers if not isinstance(handler, StderrLog)]
+    root.handlers[:] = handlers
     yield
     root.setLevel(level)
     root.handlers[:] = handlers

@@ -207,7 +207,7 @@ def test_the_canary_rejects_a_version_that_only_live_tasks_show(
 ) -> None:
     fate = fates[version]
     assert fate.judged.verdict == "promote"
-    assert fate.kinds == ("judged", "canary_started", "rejected")
+    assert (fate.kinds[:2], fate.kinds[-1]) == (("judged", "canary_started"), "rejected")  # it may ask meanwhile
     assert fate.last.reason.startswith(reason)
     assert fate.last.gate["canary.step_groups"] == "10"
 
@@ -217,6 +217,6 @@ def test_the_canary_rejects_a_version_that_only_live_tasks_show(
 
 def test_a_version_that_is_better_passes_both(fates: dict[int, Fate]) -> None:
     fate = fates[7]
-    assert fate.kinds == ("judged", "canary_started", "promoted")
+    assert (fate.kinds[:2], fate.kinds[-1]) == (("judged", "canary_started"), "promoted")  # it may ask meanwhile
     assert (fate.judged.verdict, fate.last.expected_version) == ("promote", 0)
     assert fate.last.metrics["low"] > 0
