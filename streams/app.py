@@ -51,6 +51,10 @@ record that is larger is read all the same (KIP-74)."""
 COMMIT_EVERY_S = 1.0
 """What is worked on twice after a kill -9 is at most this much."""
 
+CHANGELOG_SEGMENT_BYTES = 16 * 2**20
+"""Kafka compacts no segment that it still writes to, and a worker that starts reads all there is: with Kafka's own
+1 GiB, every version of every row for days."""
+
 DeadLetter = Callable[[Any, EventError], Awaitable[None]]
 """Writes the dead letter of one faust event."""
 
@@ -266,7 +270,11 @@ def create_changelogs(app: App) -> None:
             name,
             num_partitions=t.partitions,
             replication_factor=settings.topics.replication,
-            config={"cleanup.policy": "compact", "max.message.bytes": str(settings.topics.max_record_bytes)},
+            config={
+                "cleanup.policy": "compact",
+                "segment.bytes": str(max(CHANGELOG_SEGMENT_BYTES, settings.topics.max_record_bytes)),
+                "max.message.bytes": str(settings.topics.max_record_bytes),
+            },
         )
         for name, t in wanted.items()
         if name not in existing

@@ -130,18 +130,18 @@ def _show(settings: Settings, state: AdapterState, suite: Suite, versions: tuple
 def _tables(rows: list[dict[str, Any]], gains: list[dict[str, Any]]) -> None:
     from streams import show
 
-    show.rows(
-        rows,
-        [
-            show.Column("version", "version", right=True),
-            show.Column("status", "status"),
-            show.Column("scenario", "scenario"),
-            *(show.Column(title, partial(_span, key=key)) for title, key in _FIGURES),
-            show.Column("n", "n", right=True),
-            show.Column("failed", "failed", right=True),
-        ],
-        "table",
-    )
+    who = [
+        show.Column("version", "version", right=True),
+        show.Column("status", "status"),
+        show.Column("scenario", "scenario"),
+    ]
+    for figures in (
+        {"success": "success", "mean reward": "mean_reward"},
+        {"tokens": "tokens", "latency, ms": "latency_ms"},
+    ):
+        spans = [show.Column(title, partial(_span, key=key)) for title, key in figures.items()]
+        counts = [show.Column("n", "n", right=True), show.Column("failed", "failed", right=True)]
+        show.rows(rows, [*who, *spans, *counts], "table")
     if gains:
         print()
         show.rows(

@@ -58,6 +58,8 @@ class Fault:
     """Whether the log is cut: what it no longer holds cannot be recomputed."""
     no_repeats: bool = False
     """Whether not even a harmless copy may be written."""
+    only_named: bool = False
+    """Whether it is too long for the matrix and for chance."""
     run: Callable[[Fault, int, int, Path], Line] | None = None
     """A run of another shape: the trainer's are judged by their bytes."""
 
