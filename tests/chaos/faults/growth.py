@@ -60,7 +60,7 @@ def growth(world: World, load: Load, draw: random.Random) -> None:
 @fault(
     15,
     "an hour, and what grows in it",
-    "the same every minute, and the bytes of the changelogs on the node's disk; a second worker comes and goes every five "
+    "the same every minute, and the bytes of the changelogs on the disk; a second worker comes and goes every five "
     "minutes, and what is closed is forgotten after five. Takes an hour, so it runs only when it is named",
     rate=5.0,
     settings={"advantages": {"deadline_s": 0.0, "evict_after_s": 300.0}},
