@@ -128,22 +128,25 @@ def _show(settings: Settings, state: AdapterState, suite: Suite, versions: tuple
 
 
 def _tables(rows: list[dict[str, Any]], gains: list[dict[str, Any]]) -> None:
+    """Print how good, at what cost, and against whom: together they would be too wide for a terminal."""
     from streams import show
 
-    who = [
-        show.Column("version", "version", right=True),
-        show.Column("status", "status"),
-        show.Column("scenario", "scenario"),
-    ]
-    for figures in (
-        {"success": "success", "mean reward": "mean_reward"},
-        {"tokens": "tokens", "latency, ms": "latency_ms"},
-    ):
-        spans = [show.Column(title, partial(_span, key=key)) for title, key in figures.items()]
-        counts = [show.Column("n", "n", right=True), show.Column("failed", "failed", right=True)]
-        show.rows(rows, [*who, *spans, *counts], "table")
-    if gains:
+    for first, second in (("success", "mean_reward"), ("tokens", "latency_ms")):
+        figures = [show.Column(_TITLES[key], partial(_span, key=key)) for key in (first, second)]
+        show.rows(
+            rows,
+            [
+                show.Column("version", "version", right=True),
+                show.Column("status", "status"),
+                show.Column("scenario", "scenario"),
+                *figures,
+                show.Column("n", "n", right=True),
+                show.Column("failed", "failed", right=True),
+            ],
+            "table",
+        )
         print()
+    if gains:
         show.rows(
             gains,
             [
@@ -159,7 +162,7 @@ def _tables(rows: list[dict[str, Any]], gains: list[dict[str, Any]]) -> None:
         )
 
 
-_FIGURES = (("success", "success"), ("mean reward", "mean_reward"), ("tokens", "tokens"), ("latency, ms", "latency_ms"))
+_TITLES = {"success": "success", "mean_reward": "mean reward", "tokens": "tokens", "latency_ms": "latency, ms"}
 
 
 def _span(row: Mapping[str, Any], key: str) -> str:
