@@ -10,6 +10,8 @@ from __future__ import annotations
 import dataclasses
 import io
 import struct
+from collections.abc import Iterable
+from functools import reduce
 from typing import Any
 
 import fastavro
@@ -33,6 +35,7 @@ from schemas.events import (
     Task,
     derive_id,
 )
+from streams.adapters import AdapterState, empty, fold
 
 T0 = 1_800_000_000_000
 """When everything happens, ms since the epoch."""
@@ -131,26 +134,35 @@ def group(**changes: Any) -> AdvantagedGroup:
         "reward_mean": 0.5,
         "reward_std": 0.5,
         "prompt_token_ids": (1, 2, 3),
-        "responses": tuple(_member(slot, advantage) for slot, advantage in enumerate((-0.7, 0.7))),
+        "responses": tuple(
+            member(slot, reward=float(slot), advantage=advantage) for slot, advantage in enumerate((-0.7, 0.7))
+        ),
     }
     whole |= changes
     whole.setdefault("group_id", derive_id(whole["task_id"], "group", whole["formula_version"]))
     return AdvantagedGroup(**whole)
 
 
-def _member(slot: int, advantage: float) -> GroupResponse:
-    return GroupResponse(
-        slot=slot,
-        response_id=derive_id("s1", slot),
-        partition=0,
-        offset=slot,
-        finish_reason="stop",
-        reward=float(slot),
-        advantage=advantage,
-        completion_token_ids=(4, 5),
-        logprobs=(-0.5, -0.25),
-        loss_mask=(True, True),
-    )
+def member(slot: int = 0, **changes: Any) -> GroupResponse:
+    """Return a response of a group: two tokens, no reward and no advantage."""
+    whole: dict[str, Any] = {
+        "slot": slot,
+        "response_id": derive_id("s1", slot),
+        "partition": 0,
+        "offset": slot,
+        "finish_reason": "stop",
+        "reward": 0.0,
+        "advantage": 0.0,
+        "completion_token_ids": (4, 5),
+        "logprobs": (-0.5, -0.25),
+        "loss_mask": (True, True),
+    }
+    return GroupResponse(**whole | changes)
+
+
+def state_after(events: Iterable[AdapterEvent], policy: str = "p") -> AdapterState:
+    """Return what these events of `policy` come to."""
+    return reduce(fold, events, empty(policy))
 
 
 def one_of_each() -> list[Event]:

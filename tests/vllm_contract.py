@@ -73,6 +73,14 @@ def save_adapter(folder: Path, version: int) -> Path:
     return folder
 
 
+def save_all(folder: Path) -> Path:
+    """Write the model and every adapter of it: `model`, `1`, `2`, …"""
+    save_model(folder / "model")
+    for version in SCALES:
+        save_adapter(folder / str(version), version)
+    return folder
+
+
 def request(name: str, content: str = "5 6 7", *, slots: int = 4, **sampling: Any) -> SamplingRequest:
     task = Task(
         task_id=f"task-{name}",

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from factories import group, member
 from running import read
 
-from schemas.events import AdapterEvent, AdvantagedGroup, GroupResponse, Task, derive_id
+from schemas.events import AdapterEvent, AdvantagedGroup, Task, derive_id
 from streams import asking, cluster, outcomes, suites
 from streams.cli import cli
 from streams.log import Producer
@@ -84,16 +85,11 @@ def result_of(settings: Settings, version: int, right: int) -> AdapterEvent:
 
 
 def answered(task: Task, right: bool) -> AdvantagedGroup:
-    response = GroupResponse(
-        slot=0, response_id="r", partition=0, offset=0, finish_reason="stop", reward=float(right), advantage=0.0,
-        components={"exact": float(right)}, completion_token_ids=(1, 2), latency_ms=10.0,
-    )  # fmt: skip
-    return AdvantagedGroup(
-        group_id=derive_id(task.task_id, "group"), task_id=task.task_id, created_at=task.created_at, policy="p",
-        metadata=task.metadata | {"pinned_version": str(task.adapter_version)}, purpose="eval", scenario=task.scenario,
-        group_size=1, adapter_version=task.adapter_version or 0, base_digest="b", tokenizer_digest="t", complete=True,
-        formula="grpo", formula_version=1, formula_eps=0.0, formula_ddof=1, reward_mean=0.0, reward_std=0.0,
-        responses=(response,),
+    response = member(reward=float(right), components={"exact": float(right)}, latency_ms=10.0)
+    return group(
+        task_id=task.task_id, created_at=task.created_at, policy="p", purpose="eval", scenario=task.scenario,
+        metadata=task.metadata | {"pinned_version": str(task.adapter_version)}, group_size=1,
+        adapter_version=task.adapter_version or 0, responses=(response,),
     )  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import confluent_kafka as ck
 import pytest
 from confluent_kafka import admin
+from factories import group, member
 
 from schemas.events import (
     AdapterEvent,
@@ -21,7 +22,6 @@ from schemas.events import (
     Batch,
     DeadLetter,
     Event,
-    GroupResponse,
     Message,
     Response,
     RewardSource,
@@ -68,38 +68,8 @@ def task(name: str, **changed: object) -> Task:
 
 
 def group_of(number: str, *, teaches: bool) -> AdvantagedGroup:
-    responses = tuple(
-        GroupResponse(
-            slot=s,
-            response_id=f"r{s}",
-            partition=0,
-            offset=s,
-            finish_reason="stop",
-            reward=0.0,
-            advantage=(s - 0.5) * teaches,
-        )
-        for s in (0, 1)
-    )
-    return AdvantagedGroup(
-        group_id=f"g-{number}",
-        task_id=number,
-        created_at=1,
-        policy="p",
-        purpose="train",
-        scenario="s",
-        group_size=3,
-        adapter_version=0,
-        base_digest="b",
-        tokenizer_digest="t",
-        complete=True,
-        formula="grpo",
-        formula_version=1,
-        formula_eps=0.0,
-        formula_ddof=1,
-        reward_mean=0.0,
-        reward_std=0.0,
-        responses=responses,
-    )
+    responses = tuple(member(slot, advantage=(slot - 0.5) * teaches) for slot in (0, 1))
+    return group(task_id=number, policy="p", group_size=3, responses=responses)
 
 
 def trained(settings: Settings, version: int, folder: Path) -> AdapterEvent:

@@ -9,9 +9,11 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import factories
 import pytest
+from factories import member
 
-from schemas.events import AdapterEvent, AdvantagedGroup, DeadLetter, GroupResponse, LeftOut, derive_id
+from schemas.events import AdapterEvent, AdvantagedGroup, DeadLetter, LeftOut, derive_id
 from schemas.serde import Poison
 from streams import cluster
 from streams.adapters import read_state
@@ -38,37 +40,18 @@ def trained(version: int) -> AdapterEvent:
 
 
 def group(name: str, *, answered: bool = True, metadata: dict[str, str] | None = None) -> AdvantagedGroup:
-    response = GroupResponse(
-        slot=0,
-        response_id="r",
-        partition=0,
-        offset=0,
-        finish_reason="stop",
-        reward=1.0,
-        advantage=0.0,
-        components={"exact": 1.0},
-    )
-    return AdvantagedGroup(
+    return factories.group(
         group_id=f"g-{name}",
         task_id=derive_id(name),
         created_at=7,
         metadata=SUITE if metadata is None else metadata,
         policy="p",
         purpose="eval",
-        scenario="s",
         group_size=1,
         adapter_version=1 if answered else -1,
-        base_digest="b",
-        tokenizer_digest="t",
         complete=answered,
         dropped_reason=None if answered else "unanswered",
-        formula="grpo",
-        formula_version=1,
-        formula_eps=0.0,
-        formula_ddof=1,
-        reward_mean=0.0,
-        reward_std=0.0,
-        responses=(response,) if answered else (),
+        responses=(member(reward=1.0, components={"exact": 1.0}),) if answered else (),
         left_out=() if answered else (LeftOut(slot=0, reason="unanswered"),),
     )
 

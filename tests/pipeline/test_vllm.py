@@ -21,7 +21,7 @@ from streams.engines import Completion
 from streams.engines.vllm_engine import VllmEngine
 from streams.engines.vllm_start import free_port
 from streams.errors import EventError
-from tests.vllm_contract import CONTEXT, REQUESTS, SCALES, save_adapter, save_model, settings_for
+from tests.vllm_contract import CONTEXT, REQUESTS, save_all, settings_for
 from tests.vllm_running import vllm_or_skip, vllm_server
 
 pytestmark = pytest.mark.vllm
@@ -32,11 +32,7 @@ OPTIONS = ("--max-model-len", str(CONTEXT), "--max-num-seqs", "16")
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("vllm")
-    save_model(folder / "model")
-    for version in SCALES:
-        save_adapter(folder / str(version), version)
-    return folder
+    return save_all(tmp_path_factory.mktemp("vllm"))
 
 
 @pytest.fixture(scope="module")

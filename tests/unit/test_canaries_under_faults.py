@@ -11,13 +11,13 @@ import random
 from dataclasses import replace
 from typing import Any
 
-from factories import T0, group
+from factories import T0, group, state_after
 from hypothesis import given, settings, strategies as st
 
 from schemas.events import AdapterEvent, AdvantagedGroup, derive_id
 from schemas.serde import encode
 from streams import canary, rollouts
-from streams.adapters import AdapterState, empty, fold
+from streams.adapters import empty, fold
 from streams.line import Rule
 from streams.serving import answers
 from streams.settings import Canary
@@ -159,19 +159,12 @@ def rolled_out(seed: int, *, kills: int, person: AdapterEvent | None = None) -> 
     raise AssertionError(f"no end: {line}")
 
 
-def state_of(events: list[AdapterEvent]) -> AdapterState:
-    state = empty("default")
-    for event in events:
-        state = fold(state, event)
-    return state
-
-
 @settings(max_examples=25)
 @given(st.integers(0, 2**16))
 def test_the_best_version_is_primary_in_the_end_however_often_the_stage_is_killed(seed: int) -> None:
     world = rolled_out(seed, kills=8)
     events = [event for _, event in world.topics["adapters"]]
-    state = state_of(events)
+    state = state_after(events, "default")
     assert (state.primary, state.versions[2].status in ("rejected", "trained")) == (3, True)
     assert rollouts.load_line(world.tables["line"]["default"]).serving == state.serving
     written = [event for event in events if event.actor == "rollouts"]
@@ -187,5 +180,5 @@ def test_a_person_who_decides_meanwhile_and_copies_of_what_was_written_change_no
     world = rolled_out(seed, kills=4, person=person)
     events = [event for _, event in world.topics["adapters"]]
     once = list({event.event_id: event for event in reversed(events)}.values())[::-1]
-    assert state_of(events).serving == state_of(sorted(once, key=events.index)).serving
-    assert rollouts.load_line(world.tables["line"]["default"]).serving == state_of(events).serving
+    assert state_after(events, "default").serving == state_after(sorted(once, key=events.index), "default").serving
+    assert rollouts.load_line(world.tables["line"]["default"]).serving == state_after(events, "default").serving

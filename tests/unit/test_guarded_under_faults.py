@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import random
 
+from factories import state_after
 from hypothesis import given, settings, strategies as st
 
 from schemas.events import AdapterEvent, Outcome, Task, derive_id
 from schemas.serde import decode, encode
 from streams import rollouts
-from streams.adapters import AdapterState, empty, fold
 from streams.line import Rule
 from streams.settings import Guard
 from streams.suites import Suite, generated
@@ -113,18 +113,11 @@ def followed(seed: int, *, kills: int) -> Stage:
             return stage
 
 
-def state_of(events: list[AdapterEvent]) -> AdapterState:
-    state = empty("default")
-    for one in events:
-        state = fold(state, one)
-    return state
-
-
 @settings(max_examples=60)
 @given(st.integers(0, 2**16))
 def test_after_any_crashes_what_was_good_is_primary_and_nothing_was_said_in_two_ways(seed: int) -> None:
     stage = followed(seed, kills=6)
-    state = state_of(stage.log)
+    state = state_after(stage.log, "default")
     assert state.primary == 3
     assert {task.adapter_version for task in stage.asked} == set(QUALITY)
     assert len({encode(task) for task in stage.asked}) == len({task.task_id for task in stage.asked})

@@ -7,7 +7,9 @@ import json
 import random
 from collections.abc import Iterable
 
+import factories
 import pytest
+from factories import member
 from hypothesis import given, strategies as st
 
 from schemas.events import AdapterEvent, AdvantagedGroup, GroupResponse, LeftOut, Outcome, derive_id
@@ -18,17 +20,9 @@ from streams.errors import ContradictoryEvent
 def group(
     task: int, *, exact: float | None = 1.0, version: int = 3, size: int = 3, **changed: object
 ) -> AdvantagedGroup:
-    response = GroupResponse(
-        slot=0,
-        response_id=f"r{task}",
-        partition=0,
-        offset=task,
-        finish_reason="stop",
-        reward=0.5 + (exact or 0.0) / 2,
-        advantage=0.0,
-        components={"exact": exact or 0.0, "exact.match": 1.0},
-    )
-    fields: dict[str, object] = {
+    components = {"exact": exact or 0.0, "exact.match": 1.0}
+    response = member(response_id=f"r{task}", offset=task, reward=0.5 + (exact or 0.0) / 2, components=components)
+    whole: dict[str, object] = {
         "group_id": f"g{task}",
         "task_id": derive_id("task", task),
         "created_at": 100 + task,
@@ -38,19 +32,10 @@ def group(
         "scenario": "sums",
         "group_size": 1,
         "adapter_version": version,
-        "base_digest": "b",
-        "tokenizer_digest": "t",
-        "complete": True,
-        "formula": "grpo",
-        "formula_version": 1,
-        "formula_eps": 0.0,
-        "formula_ddof": 1,
-        "reward_mean": 0.0,
-        "reward_std": 0.0,
         "responses": (response,) if exact is not None else (),
         "left_out": () if exact is not None else (LeftOut(slot=0, reason="response_failed"),),
     }
-    return AdvantagedGroup(**fields | changed)  # type: ignore[arg-type]
+    return factories.group(**whole | changed)
 
 
 def results(groups: Iterable[AdvantagedGroup]) -> list[AdapterEvent]:

@@ -10,7 +10,7 @@ import dataclasses
 import random
 from collections.abc import Sequence
 
-from factories import T0, group
+from factories import T0, group, state_after
 from hypothesis import given, settings, strategies as st
 
 from schemas.events import AdapterEvent, AdvantagedGroup, Batch, Coordinates, derive_id
@@ -206,12 +206,8 @@ def test_after_any_crashes_of_rollouts_the_newest_version_is_primary_and_was_pro
     versions: int, seed: int
 ) -> None:
     stage = followed(versions, seed, faults=True, person=False)
-    state = empty("default")
-    for one in stage.log:
-        state = fold(state, one)
-    undisturbed = empty("default")
-    for one in followed(versions, seed, faults=False, person=False).log:
-        undisturbed = fold(undisturbed, one)
+    state = state_after(stage.log, "default")
+    undisturbed = state_after(followed(versions, seed, faults=False, person=False).log, "default")
     assert (state.primary, state.newest) == (undisturbed.primary, undisturbed.newest) == (versions, versions)
 
 

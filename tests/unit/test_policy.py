@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
+import factories
 import pytest
+from factories import member
 from hypothesis import given, settings, strategies as st
 
 from schemas.events import (
@@ -16,7 +18,6 @@ from schemas.events import (
     AdvantagedGroup,
     Batch,
     Coordinates,
-    GroupResponse,
     Message,
     Response,
     RewardSource,
@@ -51,39 +52,9 @@ def waiting(number: int = 0, **changed: object) -> Waiting:
 
 
 def group(number: int, *, version: int = 0, teaches: bool = True, **changed: object) -> AdvantagedGroup:
-    responses = tuple(
-        GroupResponse(
-            slot=slot,
-            response_id=f"r{slot}",
-            partition=0,
-            offset=slot,
-            finish_reason="stop",
-            reward=0.0,
-            advantage=(slot - 0.5) * teaches,
-        )
-        for slot in (0, 1)
-    )
-    fields: dict[str, object] = {
-        "group_id": f"g{number}",
-        "task_id": derive_id("task", number),
-        "created_at": 1,
-        "policy": "p",
-        "purpose": "train",
-        "scenario": "s",
-        "group_size": 2,
-        "adapter_version": version,
-        "base_digest": "b",
-        "tokenizer_digest": "t",
-        "complete": True,
-        "formula": "grpo",
-        "formula_version": 1,
-        "formula_eps": 0.0,
-        "formula_ddof": 1,
-        "reward_mean": 0.0,
-        "reward_std": 0.0,
-        "responses": responses,
-    }
-    return AdvantagedGroup(**fields | changed)  # type: ignore[arg-type]
+    responses = tuple(member(slot, advantage=(slot - 0.5) * teaches) for slot in (0, 1))
+    named = {"task_id": derive_id("task", number), "policy": "p", "adapter_version": version, "responses": responses}
+    return factories.group(**named | changed)
 
 
 class Stage:

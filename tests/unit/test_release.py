@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from factories import state_after
 
 from schemas.events import AdapterEvent, AdapterFile, AdapterKind, Coordinates, derive_id
-from streams import adapters
 from streams.adapters import AdapterState
 from streams.decisions import Life, rolls_back_to
 from streams.errors import NotFoundError, RefusedError, SettingsError
@@ -40,9 +40,7 @@ def evaluated(version: int, exact: float, suite: str = SUITE) -> AdapterEvent:
 
 
 def life_of(*events: AdapterEvent) -> Life:
-    state = adapters.empty("p")
-    for one in events:
-        state = adapters.fold(state, one)
+    state = state_after(events)
     assert state.refused == ()
     written = tuple((Coordinates("adapters", 0, offset), one) for offset, one in enumerate(events))
     return Life(state, ("adapters", 0), len(events), written)

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from factories import state_after
 
 from schemas.events import AdapterEvent, AdapterKind, Outcome, Task, derive_id
 from streams import adapters, rollouts, serving
@@ -80,9 +81,7 @@ class Log:
 
     @property
     def state(self) -> adapters.AdapterState:
-        state = adapters.empty("p")
-        for one in self.events:
-            state = adapters.fold(state, one)
+        state = state_after(self.events)
         assert state.serving == self.line.serving
         return state
 

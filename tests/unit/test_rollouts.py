@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
+from factories import state_after
 from hypothesis import given, settings, strategies as st
 
 from schemas.events import AdapterEvent, AdapterFile, AdapterKind, derive_id
@@ -29,13 +29,6 @@ def event(kind: AdapterKind, version: int, **changed: object) -> AdapterEvent:
         "reason": "because",
     }
     return AdapterEvent(**fields | changed)  # type: ignore[arg-type]
-
-
-def state_after(events: Iterable[AdapterEvent]) -> adapters.AdapterState:
-    state = adapters.empty("p")
-    for one in events:
-        state = adapters.fold(state, one)
-    return state
 
 
 class Log:

@@ -28,12 +28,12 @@ from streams.errors import EventError, SettingsError, StreamwardError
 from tests.vllm_contract import (
     CONTEXT,
     REQUESTS,
-    SCALES,
     Replay,
     Said,
     replay,
     request,
     save_adapter,
+    save_all,
     save_model,
     settings_for as settings_of,
 )
@@ -47,11 +47,7 @@ PLAIN = BY_NAME["plain"]
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder with the model and the adapters that were recorded."""
-    folder = tmp_path_factory.mktemp("contract")
-    save_model(folder / "model")
-    for version in SCALES:
-        save_adapter(folder / str(version), version)
-    return folder
+    return save_all(tmp_path_factory.mktemp("contract"))
 
 
 @pytest.fixture(autouse=True)
