@@ -18,6 +18,7 @@ import confluent_kafka as ck
 from confluent_kafka import admin
 
 from streams import broker, cluster
+from streams.audit_read import commits
 from streams.log import client_config
 from streams.reading import read
 from streams.settings import Settings, to_env
@@ -41,6 +42,11 @@ def retention(world: World, load: Load, draw: random.Random) -> None:
     world.stop("policy")
     world.wait_for("tasks", 300)
     ends = {tp: high for tp, (_, high) in cluster.offsets(world.direct, ["tasks"]).items()}
+    deadline = time.monotonic() + 30
+    while not read_by("streams", world, ends):  # else the worker has lost something too, and refuses as rightly
+        if time.monotonic() > deadline:
+            raise TimeoutError("the worker did not read the tasks")
+        time.sleep(0.1)
     delete_records(world.direct, ends)
     world.start("policy")
     deadline = time.monotonic() + 30
@@ -55,6 +61,12 @@ def retention(world: World, load: Load, draw: random.Random) -> None:
     streamward(world.direct, "offsets", "skip", "--group", f"policy-{world.direct.policy.name}")
     world.start("policy")
     load.until(1)
+
+
+def read_by(group: str, world: World, ends: dict[tuple[str, int], int]) -> bool:
+    """Whether a group has committed up to these offsets."""
+    done = commits(world.direct)
+    return all(done.get((group, *tp), 0) >= end for tp, end in ends.items())
 
 
 def delete_records(settings: Settings, before: dict[tuple[str, int], int]) -> None:
