@@ -16,6 +16,7 @@ import inspect
 import json
 import os
 import signal
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -157,6 +158,10 @@ def main(process: str, *arguments: str) -> None:
         without_fixes()
     if "kill" in wanted:
         arm(process, *wanted["kill"])
+    if "step_s" in wanted:
+        from trainer import checkpoint
+
+        wrap(checkpoint, "save", before=lambda: time.sleep(wanted["step_s"]))
     if "engine" in wanted:
         from tests.chaos import bad_peers
 

@@ -35,6 +35,8 @@ BATCHES = 24
 PER_BATCH = 2
 MOST_PASSED = 3
 TIMEOUT_S = 120.0
+STEP_S = 0.5
+"""What a step is made to take where it must not have ended before the fault has begun."""
 
 Trouble = Callable[[World, random.Random], None]
 
@@ -112,8 +114,9 @@ def _preload(settings: Settings, base: Base, seed: int) -> None:
 
 
 def _until_trained(world: World) -> None:
+    """Return once every version was announced, by whomever, and the last checkpoint lies in the folder of this run."""
     deadline = time.monotonic() + TIMEOUT_S
-    while _announced(world.direct) < BATCHES or len(_manifests(world.direct)) < BATCHES:
+    while len(_manifests(world.direct)) < BATCHES or _checkpoint(world.direct) < BATCHES:
         if time.monotonic() > deadline:
             said = "; ".join(world.said(name)[-400:] for name in world.names())
             raise TimeoutError(f"{len(_manifests(world.direct))} of {BATCHES} versions: {said}")
@@ -134,6 +137,12 @@ def _manifests(settings: Settings) -> dict[int, set[Any]]:
     for event in _trained(settings):
         found[event.version].add(event.files)
     return dict(found)
+
+
+def _checkpoint(settings: Settings) -> int:
+    """Return the version of the newest checkpoint; 0 without one."""
+    found = (settings.trainer.checkpoints / settings.policy.name).glob("v[0-9]*")
+    return max((int(folder.name[1:]) for folder in found), default=0)
 
 
 def _optimizer(settings: Settings) -> str:
@@ -194,7 +203,7 @@ def _disk(world: World, draw: random.Random) -> None:
         full = world.settings.trainer.model_copy(update={"checkpoints": disk / "checkpoints"})
         world.settings = world.settings.model_copy(update={"trainer": full})
         world.direct = world.direct.model_copy(update={"trainer": full})
-        world.start("train")
+        world.start("train", step_s=STEP_S)
         _versions(world, draw.randint(2, 6))
         for spoil, mend in ((fill, free), (read_only, writable)):
             ended = len(world.exits)
@@ -206,7 +215,7 @@ def _disk(world: World, draw: random.Random) -> None:
                 world.stop("train")  # a disk is mended while nobody uses it
             if not any(end.code for end in world.exits[ended:]):
                 raise TimeoutError(f"the trainer did not notice its disk: {world.said('train')[-400:]}")
-            world.start("train")
+            world.start("train", step_s=STEP_S)
             _versions(world, _announced(world.direct) + 1)
         _until_trained(world)
         world.stop("train")
