@@ -1,4 +1,11 @@
-{{/* What the templates share. A component is one of streams, scoring, policy, trainer, topics. */}}
+{{/* What the templates share. A component is one of streams, scoring, policy, trainer, audit, topics, and vllm, which
+     has no settings. */}}
+
+{{- define "streamward.components" -}}
+{{- $found := list "streams" "scoring" "policy" "trainer" -}}
+{{- if .Values.audit.enabled -}}{{- $found = append $found "audit" -}}{{- end -}}
+{{- join " " $found -}}
+{{- end -}}
 
 {{- define "streamward.fullname" -}}
 {{- if .Values.fullnameOverride -}}
@@ -25,6 +32,10 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- end -}}
 
 {{- define "streamward.image" -}}
+{{- $pinned := .root.Values.vllm.image -}}
+{{- if eq .component "vllm" -}}
+{{- ternary (printf "%s@%s" $pinned.repository $pinned.digest) (printf "%s:%s" $pinned.repository $pinned.tag) (ne $pinned.digest "") -}}
+{{- else -}}
 {{- $kind := ternary "model" "streams" (has .component (list "policy" "trainer")) -}}
 {{- $image := index .root.Values.images $kind -}}
 {{- $suffix := "" -}}
@@ -36,6 +47,32 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- else -}}
 {{- printf "%s:%s" $image.repository (default (printf "%s%s" .root.Chart.AppVersion $suffix) $image.tag) -}}
 {{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "streamward.autoscaled" -}}
+{{- with (index .root.Values .component).autoscaling }}{{ ternary "" "yes" (eq .kind "none") }}{{ end -}}
+{{- end -}}
+
+{{/* Whether the policy asks vLLM servers, of the chart's own or others. */}}
+{{- define "streamward.asksServers" -}}
+{{- if and .Values.vllm.enabled .Values.vllm.servers -}}
+{{- fail "vllm.enabled and vllm.servers exclude each other: leave one out" -}}
+{{- end -}}
+{{- if and .Values.vllm.servers (not .Values.vllm.shared.existingClaim) -}}
+{{- fail "vllm.servers needs vllm.shared.existingClaim: the volume that these servers mount too" -}}
+{{- end -}}
+{{- if or .Values.vllm.enabled .Values.vllm.servers -}}yes{{- end -}}
+{{- end -}}
+
+{{/* URLs of the servers: each has its own, since an adapter is loaded into one server and not into a set of them. */}}
+{{- define "streamward.servers" -}}
+{{- $urls := list -}}
+{{- $name := printf "%s-vllm" (include "streamward.fullname" .) -}}
+{{- range $number := until (int .Values.vllm.replicas) -}}
+{{- $urls = append $urls (printf "http://%s-%d.%s:%d" $name $number $name (int $.Values.vllm.port)) -}}
+{{- end -}}
+{{- default (join "," $urls) .Values.vllm.servers -}}
 {{- end -}}
 
 {{- define "streamward.saslSecret" -}}
@@ -69,10 +106,24 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- $derived := dict "kafka" $kafka
     "adapters" (dict "store" (default "/var/lib/streamward/adapters" $values.adapterStore.url))
     "trainer" (dict "checkpoints" "/var/lib/streamward/checkpoints") -}}
+{{- if and .root.Values.signing.privateSecret (eq .component "trainer") -}}
+{{- $_ := set $derived.adapters "signing_key" "/etc/streamward/signing/adapters.key" -}}
+{{- end -}}
+{{- if eq .component "policy" -}}
+{{- if .root.Values.signing.publicSecret -}}
+{{- $_ := set $derived.adapters "verify_key" "/etc/streamward/signing/adapters.pub" -}}
+{{- end -}}
+{{- if include "streamward.asksServers" .root -}}
+{{- $_ := set $derived "policy" (dict "engine" "vllm" "servers" (include "streamward.servers" .root) "server_folder" "/var/lib/streamward/served") -}}
+{{- end -}}
+{{- end -}}
+{{- if and $values.metrics.port (has .component (list "streams" "scoring" "policy" "trainer")) -}}
+{{- $_ := set $derived "metrics" (dict "host" "0.0.0.0" "port" (int $values.metrics.port)) -}}
+{{- end -}}
 {{- range $section, $keys := $derived -}}
 {{- range $key, $_ := $keys -}}
 {{- if hasKey (default dict (get $said $section)) $key -}}
-{{- fail (printf "settings: %s.%s is what kafka, adapterStore or trainer say; leave it out of settings" $section $key) -}}
+{{- fail (printf "settings: %s.%s is what other values say (kafka, adapterStore, signing, metrics, vllm); leave it out of settings" $section $key) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
@@ -84,6 +135,11 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{ $key }} = {{ if kindIs "map" $value }}{ {{- $first := true }}{{ range $name, $text := $value }}{{ if not $first }},{{ end }} {{ toJson $name }} = {{ toJson $text }}{{ $first = false }}{{ end }} }{{ else }}{{ toJson $value }}{{ end }}
 {{- end }}
 {{ end }}
+{{- end -}}
+
+{{- define "streamward.signingSecret" -}}
+{{- if eq .component "trainer" }}{{ .root.Values.signing.privateSecret }}{{ end -}}
+{{- if eq .component "policy" }}{{ .root.Values.signing.publicSecret }}{{ end -}}
 {{- end -}}
 
 {{- define "streamward.podSecurity" -}}
@@ -149,6 +205,12 @@ capabilities:
 {{- if eq .component "trainer" }}
 - {name: checkpoints, mountPath: /var/lib/streamward/checkpoints}
 {{- end }}
+{{- if include "streamward.signingSecret" . }}
+- {name: signing, mountPath: /etc/streamward/signing, readOnly: true}
+{{- end }}
+{{- if and (eq .component "policy") (include "streamward.asksServers" .root) }}
+- {name: served, mountPath: /var/lib/streamward/served}
+{{- end }}
 {{- end -}}
 
 {{- define "streamward.volumes" -}}
@@ -211,22 +273,52 @@ capabilities:
   persistentVolumeClaim:
     claimName: {{ default (printf "%s-checkpoints" $name) .root.Values.trainer.checkpoints.existingClaim }}
 {{- end }}
+{{- with include "streamward.signingSecret" . }}
+{{- $key := ternary "adapters.key" "adapters.pub" (eq $.component "trainer") }}
+- name: signing
+  secret:
+    secretName: {{ . }}
+    defaultMode: 0440
+    items: [{key: {{ $key }}, path: {{ $key }}}]
+{{- end }}
+{{- if and (eq .component "policy") (include "streamward.asksServers" .root) }}
+- name: served
+  persistentVolumeClaim:
+    claimName: {{ default (printf "%s-served" $name) .root.Values.vllm.shared.existingClaim }}
+{{- end }}
 {{- end -}}
 
+{{/* Alive is: it comes on, whatever the broker does. Ready is: the broker is reached, and a policy's engine loaded. The
+     audit's /healthz is about the broker too, so that it is asked for readiness only. */}}
 {{- define "streamward.probes" -}}
-{{- if eq .root.Values.probes.mode "http" }}
+{{- $mode := .root.Values.probes.mode -}}
+{{- if and (eq $mode "http") (not .root.Values.metrics.port) -}}
+{{- fail "probes.mode is http and metrics.port 0: nothing would answer; set metrics.port, or probes.mode=exec" -}}
+{{- end -}}
+{{- if and (eq $mode "http") (eq .component "audit") }}
+livenessProbe:
+  tcpSocket: {port: metrics}
+  periodSeconds: 30
+readinessProbe:
+  httpGet: {path: /healthz, port: metrics}
+  periodSeconds: 15
+  timeoutSeconds: 5
+{{- else if eq $mode "http" }}
 startupProbe:
   httpGet: {path: /healthz, port: metrics}
   periodSeconds: 10
+  timeoutSeconds: 5
   failureThreshold: 90
 livenessProbe:
   httpGet: {path: /healthz, port: metrics}
   periodSeconds: 30
+  timeoutSeconds: 5
   failureThreshold: 4
 readinessProbe:
   httpGet: {path: /readyz, port: metrics}
   periodSeconds: 15
-{{- else if eq .root.Values.probes.mode "exec" }}
+  timeoutSeconds: 5
+{{- else if eq $mode "exec" }}
 livenessProbe:
   exec:
     command: [sh, -c, kill -0 1]
@@ -247,4 +339,18 @@ readinessProbe:
 {{- $_ := set $gpus "limits" (dict $own.gpuResource (int $own.gpus)) -}}
 {{- end -}}
 {{- toYaml (mustMergeOverwrite (deepCopy $own.resources) $gpus) -}}
+{{- end -}}
+
+
+{{- define "streamward.placement" -}}
+{{- $own := index .root.Values .component -}}
+{{- with $own.nodeSelector }}
+nodeSelector: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with $own.tolerations }}
+tolerations: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with $own.affinity }}
+affinity: {{- toYaml . | nindent 2 }}
+{{- end }}
 {{- end -}}

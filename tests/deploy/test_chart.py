@@ -10,146 +10,40 @@ from __future__ import annotations
 import itertools
 import json
 import re
-import shutil
 import subprocess
 from collections.abc import Iterator
-from functools import cache
-from pathlib import Path, PurePosixPath
-from typing import Any
+from pathlib import Path
 
+import chart_files
 import pytest
 import yaml
+from charted import (
+    BOOTSTRAP,
+    CHART,
+    EVERY_POD,
+    HELM,
+    OUTSIDE,
+    PODS,
+    ROOT,
+    SECURED,
+    VALUES,
+    Object,
+    configs_of,
+    each_case,
+    helm,
+    mounted,
+    name_of,
+    needs_helm,
+    objects,
+    of_kind,
+    settings_of,
+    spec_of,
+)
 from deployed import loaded, parsed
 from pydantic import SecretStr
 
 from streams import evaluate, suites, topics
-from streams.settings import Settings, Topics
-
-ROOT = Path(__file__).parents[2]
-CHART = ROOT / "helm"
-HELM = shutil.which("helm")
-needs_helm = pytest.mark.skipif(HELM is None, reason="NOT RUN: there is no helm on PATH, so the chart was not rendered")
-
-Object = dict[str, Any]
-BOOTSTRAP = {"kafka": {"bootstrap": "kafka-0.example.com:9093,kafka-1.example.com:9094"}}
-SECURED: Object = {
-    "kafka": {
-        **BOOTSTRAP["kafka"],
-        "securityProtocol": "SASL_SSL",
-        "sasl": {"mechanism": "SCRAM-SHA-512", "secret": "loop"},
-        "tls": {"caSecret": "authority", "clientSecret": "client"},
-    },
-    "trainer": {"saslSecret": "for-trainer", "gpus": 1},
-    "topics": {"saslSecret": "for-topics"},
-    "scoring": {
-        "settings": {"scoring": {"judge_url": "http://judge/v1", "judge_model": "judge"}},
-        "secretSettings": {"scoring.judge_key": {"secret": "judge", "key": "api-key"}},
-    },
-}
-VALUES: dict[str, Object] = {
-    "least": BOOTSTRAP,
-    "secured": SECURED,
-    "object store": {
-        **BOOTSTRAP,
-        "adapterStore": {"url": "s3://bucket/path", "credentialsSecret": "aws"},
-        "trainer": {"checkpoints": {"existingClaim": "mine"}},
-        "probes": {"mode": "http", "port": 9200},
-    },
-    "settings": {
-        **BOOTSTRAP,
-        "nameOverride": "rl",
-        "settings": {
-            "kafka": {"client": {"debug": "broker", "client.rack": 'a "b" <c>'}, "outage_s": 30},
-            "topics": {"prefix": "rl.", "replication": 3, "partitions": 16},
-            "trainer": {"learning_rate": 1e-7, "off_policy": True},
-        },
-        "policy": {"replicas": 3, "settings": {"policy": {"engine": "scripted", "name": "other"}}},
-    },
-    "bare": {
-        **BOOTSTRAP,
-        "topics": {"create": False},
-        "probes": {"mode": "none"},
-        "podDisruptionBudget": {"enabled": False},
-        "networkPolicy": {"enabled": False},
-        "images": {"model": {"digest": "sha256:" + "0" * 64}, "pullSecrets": ["pull"]},
-    },
-}
-PODS = ("Deployment", "Job", "Pod")
-
-
-def helm(values: Object, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Render the chart with these values."""
-    assert HELM is not None
-    return subprocess.run(
-        [HELM, "template", "one", str(CHART), "--namespace", "ns", "--values", "-", *arguments],
-        input=json.dumps(values), capture_output=True, text=True, check=False,
-    )  # fmt: skip
-
-
-@cache
-def objects(case: str) -> tuple[Object, ...]:
-    """Return every object of a case."""
-    done = helm(VALUES[case])
-    assert done.returncode == 0, done.stderr
-    return tuple(found for found in yaml.safe_load_all(done.stdout) if found is not None)
-
-
-def of_kind(case: str, *kinds: str) -> Iterator[Object]:
-    """Yield the objects of these kinds."""
-    yield from (found for found in objects(case) if found["kind"] in kinds)
-
-
-def spec_of(found: Object) -> Object:
-    """Return the Pod that an object is or makes."""
-    spec: Object = found["spec"] if found["kind"] == "Pod" else found["spec"]["template"]["spec"]
-    return spec
-
-
-def name_of(found: Object) -> str:
-    """Return kind and name."""
-    return f"{found['kind']}/{found['metadata']['name']}"
-
-
-def configs_of(case: str) -> Object:
-    """Return the files of each ConfigMap."""
-    return {found["metadata"]["name"]: found["data"] for found in of_kind(case, "ConfigMap")}
-
-
-def mounted(spec: Object, configs: Object, folder: Path) -> dict[str, str]:
-    """Lay a Pod's mounted files out under `folder`, and return its environment with every path led there.
-
-    A Secret's value is `NAME/KEY`, so that a test sees which one was read.
-    """
-    (container,) = spec["containers"]
-    at = {mount["name"]: PurePosixPath(mount["mountPath"]) for mount in container["volumeMounts"]}
-    for volume in spec["volumes"]:
-        files: dict[str, str] = {}
-        if "configMap" in volume:
-            files = configs[volume["configMap"]["name"]]
-        secrets = [volume["secret"]] if "secret" in volume else []
-        secrets += [source["secret"] for source in volume.get("projected", {}).get("sources", [])]
-        for secret in secrets:
-            name = secret.get("secretName") or secret["name"]
-            files |= {item["path"]: f"{name}/{item['key']}" for item in secret["items"]}
-        for path, text in files.items():
-            file = folder / at[volume["name"]].relative_to("/") / path
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(text)
-    return {
-        variable["name"]: str(folder / variable["value"][1:])
-        if variable["value"].startswith("/")
-        else variable["value"]
-        for variable in container["env"]
-    }
-
-
-def settings_of(case: str, name: str, folder: Path) -> Settings:
-    """Return the settings that the process of a Pod would load."""
-    (found,) = [one for one in of_kind(case, *PODS) if one["metadata"]["name"].endswith(f"-{name}")]
-    return loaded(mounted(spec_of(found), configs_of(case), folder))
-
-
-each_case = pytest.mark.parametrize("case", VALUES)
+from streams.settings import Topics
 
 # --- what runs is what the program takes -----------------------------------------------------------------------------
 
@@ -166,7 +60,11 @@ def test_the_program_takes_every_command_line(case: str) -> None:
             probed = container.get(probe, {}).get("exec", {}).get("command", [])
             assert probed[:1] != ["streamward"] or parsed(probed[1:])
     expected = {"streams": "streams", "scoring": "scoring", "policy": "policy", "trainer": "train", "test": "evaluate"}
-    assert commands == (expected if case == "bare" else expected | {"topics": "topics apply"})
+    if VALUES[case].get("topics", {}).get("kind", "job") == "job":
+        expected["topics"] = "topics apply"
+    if "audit" in VALUES[case]:
+        expected["audit"] = "audit"
+    assert commands == expected
 
 
 @needs_helm
@@ -250,9 +148,9 @@ def test_helm_test_asks_each_revision_anew(tmp_path: Path) -> None:
 @needs_helm
 @each_case
 def test_every_pod_is_what_pod_security_calls_restricted(case: str) -> None:
-    for found in of_kind(case, *PODS):
+    for found in of_kind(case, *EVERY_POD):
         spec = spec_of(found)
-        assert spec["automountServiceAccountToken"] is False
+        assert spec["automountServiceAccountToken"] is False and spec["enableServiceLinks"] is False
         assert spec["securityContext"]["runAsNonRoot"] is True and spec["securityContext"]["runAsUser"] == 10001
         assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
         for container in spec["containers"]:
@@ -267,14 +165,14 @@ def test_every_pod_is_what_pod_security_calls_restricted(case: str) -> None:
 @needs_helm
 @each_case
 def test_every_container_says_what_it_needs_and_which_image_exactly(case: str) -> None:
-    for found in of_kind(case, *PODS):
+    for found in of_kind(case, *EVERY_POD):
         (container,) = spec_of(found)["containers"]
         assert {"cpu", "memory"} <= set(container["resources"]["requests"]) and "memory" in container["resources"][
             "limits"
         ]
-        assert re.search(r":\d+\.\d+\.\d+(-cpu|-cuda)?$|@sha256:[0-9a-f]{64}$", container["image"])
+        assert re.search(r":v?\d+\.\d+\.\d+(-cpu|-cuda)?$|@sha256:[0-9a-f]{64}$", container["image"])
         probes = {"livenessProbe", "readinessProbe"} & set(container)
-        assert len(probes) == (2 if found["kind"] == "Deployment" and case != "bare" else 0)
+        assert len(probes) == (2 if found["kind"] in ("Deployment", "StatefulSet") and case != "bare" else 0)
 
 
 @needs_helm
@@ -286,15 +184,11 @@ def test_probes_over_http_ask_the_port_that_is_named() -> None:
         assert container["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": "metrics"}
 
 
-OUTSIDE = {"loop", "authority", "client", "for-trainer", "for-topics", "judge", "aws", "pull", "mine"}
-"""What the values of the matrix name and the chart does not make."""
-
-
 @needs_helm
 @each_case
 def test_every_reference_leads_to_an_object_of_the_chart_or_to_one_that_the_values_name(case: str) -> None:
     there = {name_of(found) for found in objects(case)}
-    for found in of_kind(case, *PODS):
+    for found in of_kind(case, *EVERY_POD):
         spec = spec_of(found)
         wanted = {f"ServiceAccount/{spec['serviceAccountName']}"}
         for volume in spec["volumes"]:
@@ -326,13 +220,18 @@ def test_a_hook_needs_nothing_that_comes_after_it(case: str) -> None:
 @needs_helm
 @each_case
 def test_selectors_find_the_pods_of_their_own_component_and_no_others(case: str) -> None:
-    pods = {name_of(found): found["spec"]["template"]["metadata"]["labels"] for found in of_kind(case, "Deployment")}
-    for found in of_kind(case, "Deployment", "PodDisruptionBudget"):
+    sets = ("Deployment", "StatefulSet")
+    pods = {name_of(found): found["spec"]["template"]["metadata"]["labels"] for found in of_kind(case, *sets)}
+    for found in of_kind(case, *sets, "PodDisruptionBudget"):
         wanted = found["spec"]["selector"]["matchLabels"].items()
-        chosen = [name for name, labels in pods.items() if wanted <= labels.items()]
-        assert chosen == [f"Deployment/{found['metadata']['name']}"]
+        chosen = [name.partition("/")[2] for name, labels in pods.items() if wanted <= labels.items()]
+        assert chosen == [found["metadata"]["name"]]
     for found in of_kind(case, "NetworkPolicy"):
-        assert all(found["spec"]["podSelector"]["matchLabels"].items() <= labels.items() for labels in pods.values())
+        wanted = found["spec"]["podSelector"]["matchLabels"].items()
+        chosen = [name for name, labels in pods.items() if wanted <= labels.items()]
+        assert chosen == (
+            ["StatefulSet/one-streamward-vllm"] if found["metadata"]["name"].endswith("-vllm") else [*pods]
+        )
 
 
 @needs_helm
@@ -347,7 +246,7 @@ def test_there_is_one_trainer_and_never_two_at_once(case: str) -> None:
 def test_no_two_objects_have_one_name_and_none_holds_a_secret(case: str) -> None:
     names = [name_of(found) for found in objects(case)]
     assert len(names) == len(set(names)) and not any(name.startswith("Secret/") for name in names)
-    for found in of_kind(case, *PODS):
+    for found in of_kind(case, *EVERY_POD):
         (container,) = spec_of(found)["containers"]
         assert not any(re.search(r"PASSWORD$|_KEY$|SECRET$", variable["name"]) for variable in container["env"])
 
@@ -355,7 +254,7 @@ def test_no_two_objects_have_one_name_and_none_holds_a_secret(case: str) -> None
 @needs_helm
 def test_the_network_policy_lets_every_port_of_the_brokers_out() -> None:
     (found,) = of_kind("least", "NetworkPolicy")
-    assert found["spec"]["ingress"] == []
+    assert found["spec"]["ingress"] == [{"ports": [{"protocol": "TCP", "port": 9464}]}]
     ports = {(port["protocol"], port["port"]) for rule in found["spec"]["egress"] for port in rule["ports"]}
     assert ports == {("UDP", 53), ("TCP", 53), ("TCP", 443), ("TCP", 9093), ("TCP", 9094)}
 
@@ -372,8 +271,31 @@ def test_the_network_policy_lets_every_port_of_the_brokers_out() -> None:
         ({**BOOTSTRAP, "trainer": {"replicas": 2}}, "replicas"),
         ({**BOOTSTRAP, "trainer": {"gpus": 2}}, "gpus"),
         ({**BOOTSTRAP, "images": {"model": {"tag": "latest"}}}, "tag"),
+        ({**BOOTSTRAP, "trainer": {"autoscaling": {"kind": "hpa"}}}, "autoscaling"),
+        ({**BOOTSTRAP, "scoring": {"autoscaling": {"kind": "hpa", "max": 9}}}, "the rest would idle; lower max"),
+        ({**BOOTSTRAP, "policy": {"autoscaling": {"kind": "hpa", "min": 4, "max": 2}}}, "lower min"),
+        ({**BOOTSTRAP, "streams": {"autoscaling": {"kind": "keda"}}}, "autoscaling.prometheusUrl is not set"),
+        (
+            {
+                **BOOTSTRAP,
+                "streams": {"autoscaling": {"kind": "hpa"}},
+                "metrics": {"port": 0},
+                "probes": {"mode": "exec"},
+            },
+            "needs the processes' metrics",
+        ),
+        ({**BOOTSTRAP, "metrics": {"port": 0}}, "nothing would answer"),
+        ({**BOOTSTRAP, "settings": {"metrics": {"port": 9000}}}, "metrics.port is what other values say"),
+        ({**BOOTSTRAP, "topics": {"kind": "strimzi"}}, "topics.strimzi.cluster is not set"),
+        ({**BOOTSTRAP, "vllm": {"enabled": True, "servers": "http://a:8000"}}, "exclude each other"),
+        ({**BOOTSTRAP, "vllm": {"servers": "http://a:8000"}}, "needs vllm.shared.existingClaim"),
+        ({**BOOTSTRAP, "vllm": {"image": {"tag": "latest"}}}, "tag"),
+        ({**BOOTSTRAP, "vllm": {"enabled": True}}, "settings.model.base is not set"),
         ({"kafka": {"bootstrap": "kafka"}}, "bootstrap"),
-        ({**BOOTSTRAP, "settings": {"kafka": {"bootstrap": "other:9092"}}}, "kafka.bootstrap is what kafka"),
+        (
+            {**BOOTSTRAP, "settings": {"kafka": {"bootstrap": "other:9092"}}},
+            "kafka.bootstrap is what other values say (kafka,",
+        ),
         ({"kafka": {**BOOTSTRAP["kafka"], "securityProtocol": "SASL_SSL"}}, "kafka.sasl.mechanism is not set"),
         ({"kafka": {**BOOTSTRAP["kafka"], "sasl": {"secret": "loop"}}}, "kafka.sasl has no effect"),
         ({"kafka": {**BOOTSTRAP["kafka"], "tls": {"caSecret": "ca"}}}, "kafka.tls has no effect"),
@@ -415,6 +337,28 @@ def test_the_values_and_their_schema_name_the_same_keys_and_refuse_all_others() 
                 yield from compare(given[key], rule["properties"][key], f"{where}.{key}")
 
     assert list(compare(values, schema, "values")) == []
+
+
+def test_the_page_and_the_topics_of_the_chart_are_what_they_are_written_from() -> None:
+    values = chart_files.VALUES.read_text(encoding="utf-8")
+    advice = "run `python -m tests.chart_files`, and commit helm/"
+    assert chart_files.PAGE.read_text(encoding="utf-8") == chart_files.page(values), advice
+    assert chart_files.TOPICS.read_text(encoding="utf-8") == chart_files.topics_file(), advice
+
+
+def test_the_page_tells_every_value() -> None:
+    def leaves(given: Object, at: str = "") -> Iterator[str]:
+        for key, value in given.items():
+            yield from leaves(value, f"{at}{key}.") if isinstance(value, dict) and value else [f"{at}{key}"]
+
+    text = chart_files.VALUES.read_text(encoding="utf-8")
+    told = [row for part in chart_files.parts(text) for row in part.rows]
+    missing = {
+        path for path in leaves(yaml.safe_load(text)) if not any(f"{path}.".startswith(f"{row.path}.") for row in told)
+    }
+    assert missing == set() and [row.path for row in told if not row.says] == []
+    paths = {row.path for row in told}
+    assert [row.path for row in told if row.says.startswith("as `streams.") and row.says[4:-1] not in paths] == []
 
 
 def test_the_values_are_few_enough_to_read() -> None:

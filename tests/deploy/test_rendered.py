@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 import yaml
-from deploy.test_chart import Object, helm, mounted, needs_helm, spec_of
+from charted import Object, helm, mounted, needs_helm, spec_of
 from running import said
 
 pytestmark = [pytest.mark.kafka, needs_helm]
@@ -43,6 +43,8 @@ def test_the_hook_makes_the_topics_and_helm_test_comes_back_with_scores(kafka_bo
         "kafka": {"bootstrap": kafka_bootstrap},
         "settings": {"topics": {"prefix": "rendered.", "partitions": 2, "policy_partitions": 1}},
         "policy": {"settings": {"policy": {"engine": "scripted"}}},
+        "metrics": {"port": 0},  # all are on one machine here
+        "probes": {"mode": "exec"},
     }
     done = helm(values)
     assert done.returncode == 0, done.stderr

@@ -1,0 +1,194 @@
+"""The chart, rendered by the real helm for a matrix of values, and what its Pods would find on their disks.
+
+    VALUES[case] ──► helm template ──► objects(case)     each case is rendered once
+    a Pod's volumes, the ConfigMaps ──► mounted ──► files in a folder, and the environment that leads there
+
+Not covered: helm's own functions for a cluster (lookup, capabilities); it renders without one here.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import pytest
+import yaml
+from deployed import loaded
+
+from streams.settings import Settings
+
+ROOT = Path(__file__).parents[1]
+CHART = ROOT / "helm"
+HELM = shutil.which("helm")
+needs_helm = pytest.mark.skipif(HELM is None, reason="NOT RUN: there is no helm on PATH, so the chart was not rendered")
+
+Object = dict[str, Any]
+BOOTSTRAP = {"kafka": {"bootstrap": "kafka-0.example.com:9093,kafka-1.example.com:9094"}}
+SECURED: Object = {
+    "kafka": {
+        **BOOTSTRAP["kafka"],
+        "securityProtocol": "SASL_SSL",
+        "sasl": {"mechanism": "SCRAM-SHA-512", "secret": "loop"},
+        "tls": {"caSecret": "authority", "clientSecret": "client"},
+    },
+    "trainer": {"saslSecret": "for-trainer", "gpus": 1},
+    "topics": {"saslSecret": "for-topics"},
+    "scoring": {
+        "settings": {"scoring": {"judge_url": "http://judge/v1", "judge_model": "judge"}},
+        "secretSettings": {"scoring.judge_key": {"secret": "judge", "key": "api-key"}},
+    },
+}
+VALUES: dict[str, Object] = {
+    "least": BOOTSTRAP,
+    "secured": SECURED,
+    "object store": {
+        **BOOTSTRAP,
+        "adapterStore": {"url": "s3://bucket/path", "credentialsSecret": "aws"},
+        "trainer": {"checkpoints": {"existingClaim": "mine"}},
+        "metrics": {"port": 9200},
+    },
+    "settings": {
+        **BOOTSTRAP,
+        "nameOverride": "rl",
+        "settings": {
+            "kafka": {"client": {"debug": "broker", "client.rack": 'a "b" <c>'}, "outage_s": 30},
+            "topics": {"prefix": "rl.", "replication": 3, "partitions": 16},
+            "trainer": {"learning_rate": 1e-7, "off_policy": True},
+        },
+        "policy": {"replicas": 3, "settings": {"policy": {"engine": "scripted", "name": "other"}}},
+        "probes": {"mode": "exec"},
+    },
+    "scaled": {
+        **BOOTSTRAP,
+        "streams": {"autoscaling": {"kind": "hpa", "max": 6}},
+        "policy": {"autoscaling": {"kind": "hpa", "min": 2, "lag": 50}},
+        "scoring": {"autoscaling": {"kind": "keda", "max": 12}},
+        "autoscaling": {"prometheusUrl": "http://prometheus.monitoring.svc:9090"},
+        "metrics": {"monitor": "PodMonitor", "labels": {"release": "prometheus"}},
+        "settings": {
+            "topics": {"partitions": 12, "replication": 3, "retention_days": 0.5, "max_record_bytes": 1000001}
+        },
+        "topics": {"kind": "strimzi", "strimzi": {"cluster": "events", "namespace": "kafka"}},
+        "signing": {"privateSecret": "private", "publicSecret": "public"},
+        "audit": {"enabled": True},
+    },
+    "vllm": {
+        **BOOTSTRAP,
+        "vllm": {"enabled": True, "replicas": 2, "gpus": 2, "args": ["--max-model-len=2048"]},
+        "trainer": {"settings": {"trainer": {"lora_rank": 16}}},
+        "metrics": {"monitor": "ServiceMonitor"},
+        "settings": {"model": {"base": "example/model", "dtype": "bfloat16"}, "topics": {"retention_days": 0}},
+        "topics": {"kind": "strimzi", "strimzi": {"cluster": "events"}},
+    },
+    "other servers": {
+        **BOOTSTRAP,
+        "vllm": {"servers": "https://one.example.com,http://two:8001", "shared": {"existingClaim": "served"}},
+    },
+    "bare": {
+        **BOOTSTRAP,
+        "topics": {"kind": "none"},
+        "metrics": {"port": 0},
+        "probes": {"mode": "none"},
+        "podDisruptionBudget": {"enabled": False},
+        "networkPolicy": {"enabled": False},
+        "images": {"model": {"digest": "sha256:" + "0" * 64}, "pullSecrets": ["pull"]},
+    },
+}
+PODS = ("Deployment", "Job", "Pod")
+"""What runs the program."""
+EVERY_POD = (*PODS, "StatefulSet")
+
+
+def helm(values: Object, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Render the chart with these values."""
+    assert HELM is not None
+    return subprocess.run(
+        [HELM, "template", "one", str(CHART), "--namespace", "ns", "--values", "-", *arguments],
+        input=json.dumps(values), capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+@cache
+def objects(case: str) -> tuple[Object, ...]:
+    """Return every object of a case."""
+    done = helm(VALUES[case])
+    assert done.returncode == 0, done.stderr
+    return tuple(found for found in yaml.safe_load_all(done.stdout) if found is not None)
+
+
+def of_kind(case: str, *kinds: str) -> Iterator[Object]:
+    """Yield the objects of these kinds."""
+    yield from (found for found in objects(case) if found["kind"] in kinds)
+
+
+def spec_of(found: Object) -> Object:
+    """Return the Pod that an object is or makes."""
+    spec: Object = found["spec"] if found["kind"] == "Pod" else found["spec"]["template"]["spec"]
+    return spec
+
+
+def name_of(found: Object) -> str:
+    """Return kind and name."""
+    return f"{found['kind']}/{found['metadata']['name']}"
+
+
+def configs_of(case: str) -> Object:
+    """Return the files of each ConfigMap."""
+    return {found["metadata"]["name"]: found["data"] for found in of_kind(case, "ConfigMap")}
+
+
+def mounted(spec: Object, configs: Object, folder: Path) -> dict[str, str]:
+    """Lay a Pod's mounted files out under `folder`, and return its environment with every path led there.
+
+    A Secret's value is `NAME/KEY`, so that a test sees which one was read.
+    """
+    (container,) = spec["containers"]
+    at = {mount["name"]: PurePosixPath(mount["mountPath"]) for mount in container["volumeMounts"]}
+    for volume in spec["volumes"]:
+        files: dict[str, str] = {}
+        if "configMap" in volume:
+            files = configs[volume["configMap"]["name"]]
+        secrets = [volume["secret"]] if "secret" in volume else []
+        secrets += [source["secret"] for source in volume.get("projected", {}).get("sources", [])]
+        for secret in secrets:
+            name = secret.get("secretName") or secret["name"]
+            files |= {item["path"]: f"{name}/{item['key']}" for item in secret["items"]}
+        for path, text in files.items():
+            file = folder / at[volume["name"]].relative_to("/") / path
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text)
+    return {
+        variable["name"]: str(folder / variable["value"][1:])
+        if variable["value"].startswith("/")
+        else variable["value"]
+        for variable in container["env"]
+    }
+
+
+def settings_of(case: str, name: str, folder: Path) -> Settings:
+    """Return the settings that the process of a Pod would load."""
+    (found,) = [one for one in of_kind(case, *PODS) if one["metadata"]["name"].endswith(f"-{name}")]
+    return loaded(mounted(spec_of(found), configs_of(case), folder))
+
+
+each_case = pytest.mark.parametrize("case", VALUES)
+OUTSIDE = {
+    "loop",
+    "authority",
+    "client",
+    "for-trainer",
+    "for-topics",
+    "judge",
+    "aws",
+    "pull",
+    "mine",
+    "private",
+    "public",
+    "served",
+}
+"""What the values of the matrix name and the chart does not make."""

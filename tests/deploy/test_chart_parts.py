@@ -1,0 +1,283 @@
+"""What a deployment may switch on: replicas by lag, topics by Strimzi, monitors, vLLM, signed adapters, the audit.
+
+    helm template ──► objects, held to streams/topics.py, the settings and the table of metrics
+
+Not covered: what an operator (KEDA, Strimzi, Prometheus) does with its resources; whether their definitions take them
+is asked in test_cluster.py.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from charted import (
+    BOOTSTRAP,
+    VALUES,
+    Object,
+    each_case,
+    helm,
+    name_of,
+    needs_helm,
+    objects,
+    of_kind,
+    settings_of,
+    spec_of,
+)
+from hypothesis import HealthCheck, given, settings as examples, strategies as st
+from yaml import safe_load_all
+
+from streams import metric_names, topics
+from streams.settings import Topics
+
+pytestmark = needs_helm
+
+
+def component(case: str, kind: str, name: str) -> Object:
+    """Return the one object of a kind that belongs to a component."""
+    (found,) = [
+        one for one in of_kind(case, kind) if one["metadata"]["labels"].get("app.kubernetes.io/component") == name
+    ]
+    return found
+
+
+# --- replicas by lag -------------------------------------------------------------------------------------------------
+
+
+def test_what_scales_has_no_replicas_of_its_own_and_the_rest_has() -> None:
+    replicas = {name_of(one): one["spec"].get("replicas") for one in of_kind("scaled", "Deployment")}
+    assert {name for name, count in replicas.items() if count is None} == {
+        f"Deployment/one-streamward-{name}" for name in ("streams", "scoring", "policy")
+    }
+    scaled = {
+        one["spec"]["scaleTargetRef"]["name"] for one in of_kind("scaled", "HorizontalPodAutoscaler", "ScaledObject")
+    }
+    assert scaled == {f"one-streamward-{name}" for name in ("streams", "scoring", "policy")}
+
+
+@each_case
+def test_a_trainer_never_scales(case: str) -> None:
+    targets = [
+        one["spec"]["scaleTargetRef"]["name"] for one in of_kind(case, "HorizontalPodAutoscaler", "ScaledObject")
+    ]
+    assert not [name for name in targets if name.endswith(("-trainer", "-audit", "-vllm"))]
+
+
+def test_an_hpa_goes_by_the_lag_of_each_pod() -> None:
+    spec = component("scaled", "HorizontalPodAutoscaler", "policy")["spec"]
+    assert (spec["minReplicas"], spec["maxReplicas"]) == (2, 8)
+    (metric,) = spec["metrics"]
+    assert metric["pods"]["metric"]["name"] == metric_names.LAG_RECORDS.name
+    assert metric["pods"]["target"] == {"type": "AverageValue", "averageValue": "50"}
+    assert spec["behavior"]["scaleDown"]["stabilizationWindowSeconds"] == 600
+
+
+def test_keda_asks_prometheus_for_the_lag_of_that_component() -> None:
+    spec = component("scaled", "ScaledObject", "scoring")["spec"]
+    assert (spec["minReplicaCount"], spec["maxReplicaCount"]) == (1, 12)
+    (trigger,) = spec["triggers"]
+    assert trigger["type"] == "prometheus" and trigger["metadata"]["serverAddress"].endswith("svc:9090")
+    wanted = f'sum({metric_names.LAG_RECORDS.name}{{namespace="ns",pod=~"one-streamward-scoring-.+"}})'
+    assert trigger["metadata"]["query"] == wanted
+    assert trigger["metadata"]["threshold"] == "1000" and trigger["metadata"]["ignoreNullValues"] == "false"
+
+
+def test_a_budget_goes_by_the_most_replicas() -> None:
+    budgets = {name_of(one).rpartition("-")[2] for one in of_kind("scaled", "PodDisruptionBudget")}
+    assert budgets == {"streams", "scoring", "policy"}
+    assert {name_of(one).rpartition("-")[2] for one in of_kind("least", "PodDisruptionBudget")} == {
+        "streams",
+        "scoring",
+    }
+
+
+# --- topics ----------------------------------------------------------------------------------------------------------
+
+
+def rendered_topics(found: Any) -> dict[str, tuple[int, int, dict[str, str]]]:
+    """Return partitions, replicas and config of each KafkaTopic, by its name in Kafka."""
+    specs = [one["spec"] for one in found if one is not None and one["kind"] == "KafkaTopic"]
+    return {
+        spec["topicName"]: (
+            spec["partitions"],
+            spec["replicas"],
+            {key: str(value) for key, value in spec["config"].items()},
+        )
+        for spec in specs
+    }
+
+
+def wanted_topics(said: Topics) -> dict[str, tuple[int, int, dict[str, str]]]:
+    """Return the same of what every process wants."""
+    return {topic.name: (topic.partitions, said.replication, topic.config) for topic in topics.topics(said).values()}
+
+
+@pytest.mark.parametrize("case", ["scaled", "vllm"])
+def test_kafka_topics_are_those_of_the_program(case: str) -> None:
+    said = Topics(**VALUES[case]["settings"]["topics"])
+    assert rendered_topics(objects(case)) == wanted_topics(said)
+    for one in of_kind(case, "KafkaTopic"):
+        assert one["metadata"]["labels"]["strimzi.io/cluster"] == "events"
+        assert one["metadata"].get("namespace") == ("kafka" if case == "scaled" else None)
+
+
+@examples(max_examples=15, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    said=st.fixed_dictionaries(
+        {},
+        optional={
+            "prefix": st.from_regex(r"\A[a-z_.A-Z0-9-]{0,8}\Z"),
+            "partitions": st.integers(1, 200),
+            "policy_partitions": st.integers(1, 200),
+            "replication": st.integers(1, 9),
+            "retention_days": st.integers(0, 4000) | st.sampled_from([0.25, 1.5, 365.25]),
+            "max_record_bytes": st.integers(1 << 16, 1 << 28),
+        },
+    )
+)
+def test_kafka_topics_are_those_of_the_program_for_any_settings(said: Object) -> None:
+    values = {
+        **BOOTSTRAP,
+        "settings": {"topics": said},
+        "topics": {"kind": "strimzi", "strimzi": {"cluster": "events"}},
+    }
+    done = helm(values, "--show-only", "templates/kafkatopics.yaml")
+    assert done.returncode == 0, done.stderr
+    assert rendered_topics(safe_load_all(done.stdout)) == wanted_topics(Topics(**said))
+
+
+@each_case
+def test_topics_are_made_in_one_way(case: str) -> None:
+    kind = VALUES[case].get("topics", {}).get("kind", "job")
+    assert bool([*of_kind(case, "Job")]) is (kind == "job")
+    assert bool([*of_kind(case, "KafkaTopic")]) is (kind == "strimzi")
+
+
+@each_case
+def test_what_cannot_be_made_again_outlives_the_release(case: str) -> None:
+    for one in of_kind(case, "KafkaTopic", "PersistentVolumeClaim"):
+        is_kept = one["metadata"].get("annotations", {}).get("helm.sh/resource-policy") == "keep"
+        assert is_kept is not one["metadata"]["name"].endswith("-served")
+
+
+@pytest.mark.parametrize(
+    ("there", "version"),
+    [([], "v1"), (["v1beta2"], "v1beta2"), (["v1beta2", "v1"], "v1"), (["v1"], "v1")],
+    ids=["unknown", "old", "both", "new"],
+)
+def test_kafka_topics_have_the_newest_version_that_the_cluster_knows(there: list[str], version: str) -> None:
+    values = {**BOOTSTRAP, "topics": {"kind": "strimzi", "strimzi": {"cluster": "events"}}}
+    known = [argument for one in there for argument in ("--api-versions", f"kafka.strimzi.io/{one}")]
+    found = [one for one in safe_load_all(helm(values, *known).stdout) if one is not None]
+    assert {one["apiVersion"] for one in found if one["kind"] == "KafkaTopic"} == {f"kafka.strimzi.io/{version}"}
+
+
+# --- who is looked at ------------------------------------------------------------------------------------------------
+
+
+@each_case
+def test_every_process_listens_where_its_pod_says(case: str, tmp_path: Path) -> None:
+    for one in of_kind(case, "Deployment"):
+        name = one["metadata"]["labels"]["app.kubernetes.io/component"]
+        (container,) = spec_of(one)["containers"]
+        ports = [port["containerPort"] for port in container.get("ports", [])]
+        if name == "audit":
+            assert container["args"][container["args"].index("--listen") + 1] == f"0.0.0.0:{ports[0]}"
+            continue
+        metrics = settings_of(case, name, tmp_path / name).metrics
+        assert ports == ([] if case == "bare" else [metrics.port])
+        assert metrics.host == ("127.0.0.1" if case == "bare" else "0.0.0.0")  # noqa: S104
+
+
+def test_a_pod_monitor_finds_every_process_by_its_port() -> None:
+    (monitor,) = of_kind("scaled", "PodMonitor")
+    assert monitor["metadata"]["labels"]["release"] == "prometheus"
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    wanted = monitor["spec"]["selector"]["matchLabels"].items()
+    for one in of_kind("scaled", "Deployment"):
+        template = one["spec"]["template"]
+        assert wanted <= template["metadata"]["labels"].items()
+        assert [port["name"] for port in template["spec"]["containers"][0]["ports"]] == [endpoint["port"]]
+
+
+def test_a_service_monitor_finds_one_service_and_that_every_process() -> None:
+    (monitor,) = of_kind("vllm", "ServiceMonitor")
+    wanted = monitor["spec"]["selector"]["matchLabels"].items()
+    (service,) = [one for one in of_kind("vllm", "Service") if wanted <= one["metadata"]["labels"].items()]
+    assert [port["name"] for port in service["spec"]["ports"]] == [monitor["spec"]["endpoints"][0]["port"]]
+    assert service["spec"]["clusterIP"] == "None"
+    for one in of_kind("vllm", "Deployment"):
+        assert service["spec"]["selector"].items() <= one["spec"]["template"]["metadata"]["labels"].items()
+
+
+@each_case
+def test_liveness_does_not_ask_for_the_broker(case: str) -> None:
+    for one in of_kind(case, "Deployment"):
+        (container,) = spec_of(one)["containers"]
+        for probe in ("livenessProbe", "startupProbe"):
+            assert "readyz" not in str(container.get(probe)) and "topics" not in str(container.get(probe))
+
+
+# --- vLLM, signatures ------------------------------------------------------------------------------------------------
+
+
+def test_the_policy_asks_each_server_by_its_own_name(tmp_path: Path) -> None:
+    policy = settings_of("vllm", "policy", tmp_path).policy
+    (servers,) = of_kind("vllm", "StatefulSet")
+    service = servers["spec"]["serviceName"]
+    assert policy.engine == "vllm" and servers["spec"]["replicas"] == 2
+    assert policy.server_urls == tuple(f"http://{servers['metadata']['name']}-{i}.{service}:8000" for i in range(2))
+    assert settings_of("vllm", "trainer", tmp_path).policy.engine == "transformers"
+
+
+def test_a_server_serves_the_base_of_the_settings_and_adapters_of_the_trainer(tmp_path: Path) -> None:
+    (servers,) = of_kind("vllm", "StatefulSet")
+    (container,) = spec_of(servers)["containers"]
+    settings = settings_of("vllm", "trainer", tmp_path)
+    said = dict(argument.removeprefix("--").partition("=")[::2] for argument in container["args"])
+    assert (said["model"], said["dtype"]) == (settings.model.base, settings.model.dtype)
+    assert int(said["max-lora-rank"]) == settings.trainer.lora_rank == 16
+    assert said["tensor-parallel-size"] == "2" and container["resources"]["limits"]["nvidia.com/gpu"] == 2
+    assert said["max-model-len"] == "2048" and "enable-lora" in said
+    assert {"name": "VLLM_ALLOW_RUNTIME_LORA_UPDATING", "value": "1"} in container["env"]
+
+
+def test_without_more_settings_a_server_is_as_the_trainer_is_by_default(tmp_path: Path) -> None:
+    values = {**BOOTSTRAP, "vllm": {"enabled": True}, "settings": {"model": {"base": "example/model"}}}
+    done = helm(values, "--show-only", "templates/vllm.yaml")
+    (servers,) = [one for one in safe_load_all(done.stdout) if one is not None and one["kind"] == "StatefulSet"]
+    (container,) = spec_of(servers)["containers"]
+    settings = settings_of("least", "trainer", tmp_path)
+    wanted = {f"--dtype={settings.model.dtype}", f"--max-lora-rank={settings.trainer.lora_rank}"}
+    assert wanted <= set(container["args"])
+
+
+@pytest.mark.parametrize("case", ["vllm", "other servers"])
+def test_policy_and_servers_share_the_folder_of_adapters(case: str, tmp_path: Path) -> None:
+    folder = settings_of(case, "policy", tmp_path).policy.server_folder
+    found = [component(case, "Deployment", "policy"), *of_kind(case, "StatefulSet")]
+    claims = set()
+    for one in found:
+        spec = spec_of(one)
+        (mount,) = [one for one in spec["containers"][0]["volumeMounts"] if one["mountPath"] == str(folder)]
+        (volume,) = [one for one in spec["volumes"] if one["name"] == mount["name"]]
+        claims.add(volume["persistentVolumeClaim"]["claimName"])
+    assert claims == {"served" if case == "other servers" else "one-streamward-served"}
+
+
+def test_ports_of_servers_elsewhere_are_let_out() -> None:
+    (found,) = of_kind("other servers", "NetworkPolicy")
+    assert {443, 8001} <= {port["port"] for rule in found["spec"]["egress"] for port in rule["ports"]}
+
+
+def test_the_trainer_has_the_private_key_and_agents_the_public_one(tmp_path: Path) -> None:
+    trainer, policy = (settings_of("scaled", name, tmp_path / name).adapters for name in ("trainer", "policy"))
+    assert trainer.verify_key is None and policy.signing_key is None
+    assert str(trainer.signing_key) == "/etc/streamward/signing/adapters.key"
+    assert str(policy.verify_key) == "/etc/streamward/signing/adapters.pub"
+    assert (tmp_path / "trainer/etc/streamward/signing/adapters.key").read_text() == "private/adapters.key"
+    assert (tmp_path / "policy/etc/streamward/signing/adapters.pub").read_text() == "public/adapters.pub"
+    for name in ("streams", "scoring", "audit"):
+        volumes = {volume["name"] for volume in spec_of(component("scaled", "Deployment", name))["volumes"]}
+        assert "signing" not in volumes
