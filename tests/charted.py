@@ -1,6 +1,6 @@
 """The chart, rendered by the real helm for a matrix of values, and what its Pods would find on their disks.
 
-    VALUES[case] ──► helm template ──► objects(case)     each case is rendered once
+    CASES[case] ──► helm template ──► objects(case)     each case is rendered once
     a Pod's volumes, the ConfigMaps ──► mounted ──► files in a folder, and the environment that leads there
 
 Not covered: helm's own functions for a cluster (lookup, capabilities); it renders without one here.
@@ -8,6 +8,7 @@ Not covered: helm's own functions for a cluster (lookup, capabilities); it rende
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 import subprocess
@@ -99,6 +100,67 @@ VALUES: dict[str, Object] = {
         "images": {"model": {"digest": "sha256:" + "0" * 64}, "pullSecrets": ["pull"]},
     },
 }
+FACTORS: dict[str, tuple[Object, ...]] = {
+    "kafka": (
+        {},
+        {"kafka": SECURED["kafka"]},
+        {"kafka": {**BOOTSTRAP["kafka"], "securityProtocol": "SSL", "tls": {"caSecret": "authority"}}},
+    ),
+    "store": ({}, {"adapterStore": {"url": "s3://bucket/path", "credentialsSecret": "aws"}}),
+    "checkpoints": ({}, {"trainer": {"checkpoints": {"existingClaim": "mine"}}}),
+    "topics": ({}, {"topics": {"kind": "strimzi", "strimzi": {"cluster": "events"}}}, {"topics": {"kind": "none"}}),
+    "scaling": (
+        {},
+        {name: {"autoscaling": {"kind": "hpa"}} for name in ("streams", "scoring", "policy")},
+        {"scoring": {"autoscaling": {"kind": "keda"}}, "autoscaling": {"prometheusUrl": "http://prometheus:9090"}},
+    ),
+    "metrics": ({}, {"metrics": {"monitor": "PodMonitor"}}, {"metrics": {"monitor": "ServiceMonitor"}}),
+    "vllm": (
+        {},
+        {"vllm": {"enabled": True, "gpus": 0}, "settings": {"model": {"base": "example/model"}}},
+        {"vllm": {"servers": "http://one:8000", "shared": {"existingClaim": "served"}}},
+    ),
+    "signing": ({}, {"signing": {"privateSecret": "private", "publicSecret": "public"}}),
+    "audit": ({}, {"audit": {"enabled": True}}),
+    "probes": ({}, {"probes": {"mode": "exec"}}),
+    "gpus": ({}, {"trainer": {"gpus": 1}, "policy": {"gpus": 1, "replicas": 2}}),
+    "network": ({}, {"networkPolicy": {"enabled": False}, "podDisruptionBudget": {"enabled": False}}),
+    "images": ({}, {"images": {"streams": {"tag": "1.2.3"}, "pullSecrets": ["pull"]}}),
+    "name": ({}, {"fullnameOverride": "loop"}),
+}
+"""What may be chosen independently of the rest, each with its choices."""
+
+
+def merged(values: Object, more: Object) -> Object:
+    """Return `values` with `more` laid over them, mappings key by key."""
+    both = {**values, **more}
+    for key in values.keys() & more.keys():
+        if isinstance(values[key], dict):
+            both[key] = merged(values[key], more[key])
+    return both
+
+
+def every_pair() -> Iterator[Object]:
+    """Yield values in which any two choices of two factors come together at least once."""
+    choices = [(factor, place) for factor, options in FACTORS.items() for place in range(len(options))]
+    left = {frozenset(two) for two in itertools.combinations(choices, 2) if two[0][0] != two[1][0]}
+    while left:
+        chosen = dict(min(left, key=sorted))
+        for factor in FACTORS:
+            if factor not in chosen:
+                new = [
+                    sum(frozenset({(factor, place), one}) in left for one in chosen.items())
+                    for place in range(len(FACTORS[factor]))
+                ]
+                chosen[factor] = new.index(max(new))
+        left -= {frozenset(two) for two in itertools.combinations(chosen.items(), 2)}
+        values = BOOTSTRAP
+        for factor, place in chosen.items():
+            values = merged(values, FACTORS[factor][place])
+        yield values
+
+
+CASES = {**VALUES, **{f"pairs {number}": values for number, values in enumerate(every_pair(), start=1)}}
 PODS = ("Deployment", "Job", "Pod")
 """What runs the program."""
 EVERY_POD = (*PODS, "StatefulSet")
@@ -116,7 +178,7 @@ def helm(values: Object, *arguments: str) -> subprocess.CompletedProcess[str]:
 @cache
 def objects(case: str) -> tuple[Object, ...]:
     """Return every object of a case."""
-    done = helm(VALUES[case])
+    done = helm(CASES[case])
     assert done.returncode == 0, done.stderr
     return tuple(found for found in yaml.safe_load_all(done.stdout) if found is not None)
 
@@ -177,6 +239,8 @@ def settings_of(case: str, name: str, folder: Path) -> Settings:
 
 
 each_case = pytest.mark.parametrize("case", VALUES)
+each_pair = pytest.mark.parametrize("case", CASES)
+"""The cases, and any two choices together."""
 OUTSIDE = {
     "loop",
     "authority",

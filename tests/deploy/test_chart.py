@@ -19,8 +19,10 @@ import pytest
 import yaml
 from charted import (
     BOOTSTRAP,
+    CASES,
     CHART,
     EVERY_POD,
+    FACTORS,
     HELM,
     OUTSIDE,
     PODS,
@@ -30,7 +32,9 @@ from charted import (
     Object,
     configs_of,
     each_case,
+    each_pair,
     helm,
+    merged,
     mounted,
     name_of,
     needs_helm,
@@ -42,7 +46,7 @@ from charted import (
 from deployed import loaded, parsed
 from pydantic import SecretStr
 
-from streams import evaluate, suites, topics
+from streams import topics
 from streams.settings import Topics
 
 # --- what runs is what the program takes -----------------------------------------------------------------------------
@@ -68,12 +72,21 @@ def test_the_program_takes_every_command_line(case: str) -> None:
 
 
 @needs_helm
-@each_case
+@each_pair
 def test_the_settings_know_all_that_a_pod_is_given(case: str, tmp_path: Path) -> None:
     for found in of_kind(case, *PODS):
         folder = tmp_path / found["metadata"]["name"]
         settings = loaded(mounted(spec_of(found), configs_of(case), folder))
         assert settings.kafka.bootstrap == BOOTSTRAP["kafka"]["bootstrap"]
+
+
+def test_any_two_choices_are_tried_together() -> None:
+    tried = [values for name, values in CASES.items() if name.startswith("pairs ")]
+    for one, other in itertools.combinations(FACTORS, 2):
+        for first, second in itertools.product(FACTORS[one], FACTORS[other]):
+            wanted = merged(first, second)
+            assert any(merged(values, wanted) == values for values in tried), wanted
+    assert len(tried) < 25
 
 
 @needs_helm
@@ -121,32 +134,11 @@ def test_a_component_with_a_gpu_has_its_image_and_its_device(tmp_path: Path) -> 
     assert settings_of("secured", "policy", tmp_path).model.device == "cpu"
 
 
-@needs_helm
-def test_the_round_trip_of_helm_test_is_a_suite(tmp_path: Path) -> None:
-    (found,) = of_kind("least", "Pod")
-    mounted(spec_of(found), configs_of("least"), tmp_path)
-    (container,) = spec_of(found)["containers"]
-    suite = suites.load(tmp_path / container["args"][container["args"].index("--suite") + 1][1:], Topics())
-    assert len(suite.questions) == 4 and suite.name.startswith("one-revision-1@")
-
-
-@needs_helm
-def test_helm_test_asks_each_revision_anew(tmp_path: Path) -> None:
-    (found,) = [one for one in of_kind("least", "ConfigMap") if one["metadata"]["name"].endswith("-test")]
-    asked = []
-    for revision in (1, 2):
-        file = tmp_path / f"{revision}.yaml"
-        file.write_text(found["data"]["suite.yaml"].replace("revision-1", f"revision-{revision}"))
-        questions = evaluate.in_turns(suites.load(file, Topics()), policy="default", versions=[0], now_ms=0)
-        asked.append({task.task_id for task in questions})
-    assert asked[0].isdisjoint(asked[1])
-
-
 # --- every object ----------------------------------------------------------------------------------------------------
 
 
 @needs_helm
-@each_case
+@each_pair
 def test_every_pod_is_what_pod_security_calls_restricted(case: str) -> None:
     for found in of_kind(case, *EVERY_POD):
         spec = spec_of(found)
@@ -163,7 +155,7 @@ def test_every_pod_is_what_pod_security_calls_restricted(case: str) -> None:
 
 
 @needs_helm
-@each_case
+@each_pair
 def test_every_container_says_what_it_needs_and_which_image_exactly(case: str) -> None:
     for found in of_kind(case, *EVERY_POD):
         (container,) = spec_of(found)["containers"]
@@ -185,7 +177,7 @@ def test_probes_over_http_ask_the_port_that_is_named() -> None:
 
 
 @needs_helm
-@each_case
+@each_pair
 def test_every_reference_leads_to_an_object_of_the_chart_or_to_one_that_the_values_name(case: str) -> None:
     there = {name_of(found) for found in objects(case)}
     for found in of_kind(case, *EVERY_POD):
@@ -201,10 +193,24 @@ def test_every_reference_leads_to_an_object_of_the_chart_or_to_one_that_the_valu
         assert {one for one in wanted - there if one.partition("/")[2] not in OUTSIDE} == set()
         (container,) = spec["containers"]
         assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in spec["volumes"]}
+        assert {one["name"] for one in spec.get("imagePullSecrets", [])} <= OUTSIDE
+    for found in of_kind(case, "HorizontalPodAutoscaler", "ScaledObject"):
+        assert f"Deployment/{found['spec']['scaleTargetRef']['name']}" in there
+    for found in of_kind(case, "StatefulSet"):
+        assert f"Service/{found['spec']['serviceName']}" in there
+    for found in of_kind(case, "Service"):
+        (port,) = found["spec"]["ports"]
+        chosen = [one for one in of_kind(case, "Deployment", "StatefulSet") if serves(one, found["spec"]["selector"])]
+        named = [{port["name"] for port in spec_of(one)["containers"][0].get("ports", [])} for one in chosen]
+        assert any(port["targetPort"] in names for names in named), name_of(found)
+
+
+def serves(found: Object, selector: Object) -> bool:
+    return selector.items() <= found["spec"]["template"]["metadata"]["labels"].items()
 
 
 @needs_helm
-@each_case
+@each_pair
 def test_a_hook_needs_nothing_that_comes_after_it(case: str) -> None:
     hooks = {
         name_of(found)
@@ -218,7 +224,7 @@ def test_a_hook_needs_nothing_that_comes_after_it(case: str) -> None:
 
 
 @needs_helm
-@each_case
+@each_pair
 def test_selectors_find_the_pods_of_their_own_component_and_no_others(case: str) -> None:
     sets = ("Deployment", "StatefulSet")
     pods = {name_of(found): found["spec"]["template"]["metadata"]["labels"] for found in of_kind(case, *sets)}
@@ -229,20 +235,19 @@ def test_selectors_find_the_pods_of_their_own_component_and_no_others(case: str)
     for found in of_kind(case, "NetworkPolicy"):
         wanted = found["spec"]["podSelector"]["matchLabels"].items()
         chosen = [name for name, labels in pods.items() if wanted <= labels.items()]
-        assert chosen == (
-            ["StatefulSet/one-streamward-vllm"] if found["metadata"]["name"].endswith("-vllm") else [*pods]
-        )
+        of_servers = [name for name in pods if name.startswith("StatefulSet/")]
+        assert chosen == (of_servers if found["metadata"]["name"].endswith("-vllm") else [*pods])
 
 
 @needs_helm
-@each_case
+@each_pair
 def test_there_is_one_trainer_and_never_two_at_once(case: str) -> None:
     (trainer,) = [found for found in of_kind(case, "Deployment") if found["metadata"]["name"].endswith("-trainer")]
     assert trainer["spec"]["replicas"] == 1 and trainer["spec"]["strategy"] == {"type": "Recreate"}
 
 
 @needs_helm
-@each_case
+@each_pair
 def test_no_two_objects_have_one_name_and_none_holds_a_secret(case: str) -> None:
     names = [name_of(found) for found in objects(case)]
     assert len(names) == len(set(names)) and not any(name.startswith("Secret/") for name in names)

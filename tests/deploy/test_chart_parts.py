@@ -1,4 +1,4 @@
-"""What a deployment may switch on: replicas by lag, topics by Strimzi, monitors, vLLM, signed adapters, the audit.
+"""The parts of the chart: replicas by lag, topics by Strimzi, monitors, GPUs, helm test, vLLM, signed adapters.
 
     helm template ──► objects, held to streams/topics.py, the settings and the table of metrics
 
@@ -16,6 +16,7 @@ from charted import (
     BOOTSTRAP,
     VALUES,
     Object,
+    configs_of,
     each_case,
     helm,
     mounted,
@@ -30,7 +31,7 @@ from deployed import loaded
 from hypothesis import HealthCheck, given, settings as examples, strategies as st
 from yaml import safe_load_all
 
-from streams import metric_names, topics
+from streams import evaluate, metric_names, suites, topics
 from streams.settings import Topics, Trainer
 
 pytestmark = needs_helm
@@ -237,6 +238,28 @@ def test_a_trainer_with_several_gpus_is_as_many_processes(tmp_path: Path) -> Non
     }
     assert processes == {"streams": 1, "scoring": 1, "policy": 1, "trainer": 4}
     assert pods["trainer"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == 4
+
+
+# --- helm test ------------------------------------------------------------------------------------------------------
+
+
+def test_the_round_trip_of_helm_test_is_a_suite(tmp_path: Path) -> None:
+    (found,) = of_kind("least", "Pod")
+    mounted(spec_of(found), configs_of("least"), tmp_path)
+    (container,) = spec_of(found)["containers"]
+    suite = suites.load(tmp_path / container["args"][container["args"].index("--suite") + 1][1:], Topics())
+    assert len(suite.questions) == 4 and suite.name.startswith("one-revision-1@")
+
+
+def test_helm_test_asks_each_revision_anew(tmp_path: Path) -> None:
+    (found,) = [one for one in of_kind("least", "ConfigMap") if one["metadata"]["name"].endswith("-test")]
+    asked = []
+    for revision in (1, 2):
+        file = tmp_path / f"{revision}.yaml"
+        file.write_text(found["data"]["suite.yaml"].replace("revision-1", f"revision-{revision}"))
+        questions = evaluate.in_turns(suites.load(file, Topics()), policy="default", versions=[0], now_ms=0)
+        asked.append({task.task_id for task in questions})
+    assert asked[0].isdisjoint(asked[1])
 
 
 # --- vLLM, signatures ------------------------------------------------------------------------------------------------
