@@ -309,6 +309,19 @@ def test_policy_and_servers_share_the_folder_of_adapters(case: str, tmp_path: Pa
     assert claims == {"served" if case == "other servers" else "one-streamward-served"}
 
 
+def test_only_agents_get_through_to_the_servers() -> None:
+    (found,) = [one for one in of_kind("vllm", "NetworkPolicy") if one["metadata"]["name"].endswith("-vllm")]
+    (rule,) = found["spec"]["ingress"]
+    (source,) = rule["from"]
+    selector = source["podSelector"]["matchLabels"].items()
+    let_in = [
+        name_of(one)
+        for one in of_kind("vllm", "Deployment")
+        if selector <= one["spec"]["template"]["metadata"]["labels"].items()
+    ]
+    assert let_in == ["Deployment/one-streamward-policy"] and rule["ports"] == [{"protocol": "TCP", "port": 8000}]
+
+
 def test_ports_of_servers_elsewhere_are_let_out() -> None:
     (found,) = of_kind("other servers", "NetworkPolicy")
     assert {443, 8001} <= {port["port"] for rule in found["spec"]["egress"] for port in rule["ports"]}
