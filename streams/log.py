@@ -23,7 +23,7 @@ import confluent_kafka as ck
 
 from schemas import serde
 from schemas.events import Coordinates, DeadLetter, Event, derive_id
-from streams import metric_names as names
+from streams import metric_names as names, trace_context
 from streams.errors import EventError, LogError
 from streams.metrics import OFF, Meter
 from streams.patience import Patience, Unreachable
@@ -73,6 +73,11 @@ def dead_letter(record: Record, *, stage: str, reason: str, error: str) -> DeadL
     )
 
 
+def trace_of(letter: DeadLetter) -> dict[str, bytes]:
+    """Return the headers of a dead letter's record: the trace of the record that it is about."""
+    return trace_context.headers_of(trace_context.parse(_bytes(letter.headers.get(trace_context.HEADER))))
+
+
 def key_of(event: Event, topic: Topic) -> bytes | None:
     """Return the record key of `event`: a field of it, or for a dead letter the key of its source."""
     if isinstance(event, DeadLetter):
@@ -95,6 +100,14 @@ def check_size(topic: Topic, key: bytes | None, payload: bytes | None) -> None:
 
 def _base64(data: bytes | None) -> str | None:
     return None if data is None else base64.b64encode(data).decode()
+
+
+def _bytes(text: str | None) -> bytes | None:
+    """Return what `text` is in base64, or None if it is not: anybody may write a dead letter."""
+    try:
+        return None if text is None else base64.b64decode(text, validate=True)
+    except ValueError:  # binascii.Error is one
+        return None
 
 
 # --- connections ------------------------------------------------------------------------------------------------------
@@ -240,6 +253,7 @@ class Producer:
         topic = self._topics[type(event)]
         if isinstance(event, DeadLetter):
             self._meter.add(names.DEAD_LETTERS, self._stage, event.reason)
+            headers = headers or trace_of(event)
         self.send_bytes(topic.name, key_of(event, topic), serde.encode(event), on_ack=on_ack, headers=headers)
 
     def send_bytes(

@@ -107,6 +107,15 @@ REBALANCES = Metric(
     "streamward_rebalances_total", "counter", ("stage",), "Assignments of partitions.", ("streams", "policy", "scoring")
 )
 
+SPANS_DROPPED = Metric(
+    "streamward_spans_dropped_total",
+    "counter",
+    ("reason",),
+    "Spans that were not sent: queue_full, refused (or the receiver did not answer), unsent (the process ended).",
+    LOOP,
+    "a receiver of traces that fails",
+)
+
 # --- streams ----------------------------------------------------------------------------------------------------------
 
 GROUPS = Metric(

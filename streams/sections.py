@@ -347,6 +347,29 @@ class Metrics(Section):
     )
 
 
+class Tracing(Section):
+    """Where each process sends its spans. What came with a trace keeps it, whether or not anything is sent."""
+
+    otlp_endpoint: str = Field(
+        "", description="URL of an OTLP/HTTP receiver, e.g. http://127.0.0.1:4318; empty: nothing is sent, none begins"
+    )
+    sample_ratio: float = Field(
+        1.0, ge=0, le=1, description="share of the tasks without a trace that begin one; the same for every process"
+    )
+    queue_spans: int = Field(4096, ge=1, description="most spans that wait to be sent; more are dropped, and counted")
+    timeout_s: float = Field(10.0, gt=0, description="how long the receiver may take, tries included, seconds")
+
+    @model_validator(mode="after")
+    def _has_a_receiver(self) -> Tracing:
+        url, fields = self.otlp_endpoint, type(self).model_fields
+        if url and not url.startswith(("http://", "https://")):
+            raise ValueError(f"otlp_endpoint: {url!r} is no URL; write it as http://host:4318")
+        changed = [name for name in fields if not url and getattr(self, name) != fields[name].default]
+        if changed:
+            raise ValueError(f"{changed[0]} has no effect without otlp_endpoint; set it, or leave {changed[0]} out")
+        return self
+
+
 class Broker(Section):
     """The embedded Kafka node."""
 

@@ -38,6 +38,7 @@ from streams.sections import (
     Scoring as Scoring,
     Section as Section,
     Topics as Topics,
+    Tracing as Tracing,
     Trainer as Trainer,
     is_secret_name as is_secret_name,
 )
@@ -65,6 +66,7 @@ class Settings(Section):
     adapters: Adapters = Adapters()
     archive: Archive = Archive()
     metrics: Metrics = Metrics()
+    tracing: Tracing = Tracing()
     broker: Broker = Broker()
 
 

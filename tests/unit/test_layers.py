@@ -17,10 +17,10 @@ LAYERS = [
     {name if name in ("schemas", "trainer") else f"streams.{name}" for name in line.split()}
     for line in (
         # L0
-        "schemas errors sections settings",
+        "schemas errors sections settings trace_context",
         # L1, the log, the broker, and how things look on a terminal
         "topics metric_names metrics intake log patience reading following cluster positions observe quiet "
-        "schema_server delivery changelogs "
+        "schema_server delivery changelogs spans tracing otlp "
         "config_file broker deadline node jvm show shell supervisor",
         # L2, what stages are made of
         "app agents faust_fixes faust_start faust_guard lease tables watchdog engines scorers formulas rows groups "

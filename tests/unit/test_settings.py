@@ -20,6 +20,7 @@ from streams.settings import (
     Scoring,
     Settings,
     Topics,
+    Tracing,
     Trainer,
     described,
     dotted,
@@ -280,6 +281,7 @@ def test_a_child_loads_the_same_settings(tmp_path: Path, monkeypatch: pytest.Mon
         ),
         scoring=Scoring(judge_url="http://j/v1", judge_model="m", judge_key=SecretStr("k")),
         trainer=Trainer(loss="cispo", epsilon_high=5.0, importance="mask", importance_cap=3.5),
+        tracing=Tracing(otlp_endpoint="https://c:4318", sample_ratio=0.25, queue_spans=7, timeout_s=2.5),
     )
     assert load(env=to_env(settings)) == settings
 
@@ -298,6 +300,7 @@ OTHER: dict[str, Any] = {
     "canary.max_truncated": 0.5,
     "adapters.signing_key": Path("adapters.key"),
     "adapters.verify_key": Path("adapters.pub"),
+    "tracing.otlp_endpoint": "http://127.0.0.1:4318",
 }
 """How to change a setting whose rules do not leave every value free."""
 ALONE = {"kafka.sasl_mechanism", "kafka.sasl_username", "kafka.sasl_password", "trainer.importance_cap"}
@@ -305,6 +308,7 @@ ALONE |= {f"kafka.ssl_{what}_location" for what in ("ca", "certificate", "key")}
 ALONE |= {f"scoring.judge_{what}" for what in ("url", "model", "key")}
 ALONE |= {key for key, _ in dotted(Settings()) if key.startswith("policy.server")}
 ALONE |= {"policy.max_concurrent", "policy.verify"}
+ALONE |= {"tracing.sample_ratio", "tracing.queue_spans", "tracing.timeout_s"}
 """These mean nothing without others; the test above has them together."""
 
 

@@ -1,0 +1,100 @@
+"""Which trace a record belongs to: W3C Trace Context, in the record header `traceparent`.
+
+    traceparent: 00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01
+                 version  trace id (16 bytes)        span id (8)      flags: 01 is sampled
+
+The span of a record has an id that follows from the id of its event, and a trace that begins here one that follows from
+the event that began it. So whoever writes the same event again, after a crash, writes the same header, and nothing
+needs to be remembered for it.
+
+What is not well-formed is no trace, and never an error (W3C Trace Context, sections 3.2 and 4.3). A header of a version
+later than 00 is read as far as 00 goes, and goes on as 00.
+
+Not covered: `tracestate` and `baggage`. They are not passed on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable
+from typing import NamedTuple
+
+HEADER = "traceparent"
+SAMPLED = 0x01
+KNOWN_FLAGS = 0x03
+"""Sampled, and (level 2) random: the others must be 0 in version 00."""
+
+_FORM = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?", re.ASCII | re.DOTALL)
+_LONGEST = 512
+"""Longer ones are of no version that anybody knows."""
+
+
+class Context(NamedTuple):
+    """A place in a trace: a span, and whether anybody records it."""
+
+    trace_id: str
+    """32 hexadecimal digits, not all 0."""
+    span_id: str
+    """16 hexadecimal digits, not all 0."""
+    flags: int = SAMPLED
+
+    @property
+    def sampled(self) -> bool:
+        """Whether its spans are told of."""
+        return bool(self.flags & SAMPLED)
+
+    @property
+    def traceparent(self) -> str:
+        """As it stands in a header."""
+        return f"00-{self.trace_id}-{self.span_id}-{self.flags & KNOWN_FLAGS:02x}"
+
+
+def parse(traceparent: str | bytes | None) -> Context | None:
+    """Return the context that a header says, or None if it is not well-formed."""
+    if traceparent is None or len(traceparent) > _LONGEST:
+        return None
+    text = traceparent.decode("latin-1") if isinstance(traceparent, bytes) else traceparent
+    found = _FORM.fullmatch(text)
+    if found is None:
+        return None
+    version, trace_id, span_id, flags, more = found.groups()
+    if version == "ff" or (version == "00" and more is not None) or not (int(trace_id, 16) and int(span_id, 16)):
+        return None
+    return Context(trace_id, span_id, int(flags, 16) & KNOWN_FLAGS)
+
+
+def of_headers(headers: Iterable[tuple[str, bytes | None]]) -> Context | None:
+    """Return the context in the headers of a record; None without one, and if there are two that differ."""
+    found = {value for name, value in headers if name == HEADER}
+    return parse(found.pop()) if len(found) == 1 else None
+
+
+def headers_of(context: Context | None) -> dict[str, bytes]:
+    """Return the headers that a record of this context has."""
+    return {} if context is None else {HEADER: context.traceparent.encode()}
+
+
+def child(parent: Context, event_id: str) -> Context:
+    """Return the context of an event that follows from what `parent` is about: in its trace, sampled if that is."""
+    return parent._replace(span_id=span_id_of(event_id))
+
+
+def beginning(log: str, event_id: str, created_at: int, *, sampled: bool = True) -> Context:
+    """Return the context of an event that begins a trace.
+
+    Ids are the same in every log in which the same is asked, so `log` (the prefix of its topics) and the time of the
+    event tell its trace from theirs.
+    """
+    digest = hashlib.sha256("\x1f".join((log, event_id, str(created_at))).encode()).hexdigest()
+    return Context(digest[:32], span_id_of(event_id), SAMPLED if sampled else 0)
+
+
+def span_id_of(event_id: str) -> str:
+    """Return the id of the span of an event: the first 8 bytes of the SHA-256 of the event's id."""
+    return hashlib.sha256(event_id.encode()).hexdigest()[:16]
+
+
+def is_within(context: Context, ratio: float) -> bool:
+    """Whether a trace is among the share `ratio` that is sampled: the rule of OpenTelemetry's TraceIdRatioBased."""
+    return int(context.trace_id[16:], 16) < round(ratio * 2**64)
