@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from schemas.events import AdvantagedGroup, Coordinates, DeadLetter, GroupControl, Response, Reward, Task, derive_id
 from schemas.serde import Poison, encode
-from streams import metric_names as names
+from streams import metric_names as names, trace_context
 from streams.errors import EventError
 from streams.group_rows import Rows, load
 from streams.groups import Close, Closed, Effect, Open, Reject, State, assemble, without_responses
@@ -34,6 +34,7 @@ from streams.metrics import Meter
 from streams.reading import fetch
 from streams.settings import Settings
 from streams.topics import KEYED_BY_TASK, Topic, topics
+from streams.tracing import OFF as NO_TRACER, Trace, Tracer
 
 if TYPE_CHECKING:
     from streams.app import App
@@ -53,7 +54,8 @@ class Stage:
 
     KEPT_BYTES = 256 * 1024 * 1024
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, tracer: Tracer = NO_TRACER) -> None:
+        self._tracer = tracer
         self._topics = {topic.name: topic for topic in topics(settings.topics).values() if topic.label in KEYED_BY_TASK}
         self._responses = topics(settings.topics)["responses"].name
         self._groups = topics(settings.topics)["groups"]
@@ -78,7 +80,11 @@ class Stage:
         """Return the reducer's answer, and keep a response at hand for when its group leaves."""
         if isinstance(event, Response) and event.error is None and not isinstance(state, Closed):
             self._keep(record, event)
-        return self.join.reduce(state, event, record.at, record.timestamp_ms)
+        trace = None
+        if isinstance(event, Task):
+            trace = self._tracer.of_task(event, trace_context.of_headers(record.headers))
+        header = "" if trace is None else trace.context.traceparent
+        return self.join.reduce(state, event, record.at, record.timestamp_ms, trace=header)
 
     def missing(self, effects: Sequence[Effect], record: Record) -> list[Coordinates]:
         """Return the coordinates of every record that `effects` refer to and that is not at hand.
@@ -193,7 +199,7 @@ def register(app: App) -> None:
 
     settings = app.settings
     sources = {label: topic for label, topic in topics(settings.topics).items() if label in KEYED_BY_TASK}
-    stage, rows, outlet, timers = Stage(settings), Rows(), Outlet(app, STAGE), Timers(settings)
+    stage, rows, outlet, timers = Stage(settings, app.traces), Rows(), Outlet(app, STAGE), Timers(settings)
     states = table(app, "open-groups", settings.topics.partitions)
     turns = [asyncio.Lock() for _ in range(settings.topics.partitions)]
     generation = app.consumer_generation_id
@@ -215,10 +221,12 @@ def register(app: App) -> None:
             if effects:
                 elsewhere = stage.missing(effects, record)
                 fetched = await asyncio.to_thread(fetch, settings, elsewhere) if elsewhere else {}
-                for output in stage.outputs(effects, record, fetched):
-                    await outlet.emit(output)
+                for effect, output in zip(effects, stage.outputs(effects, record, fetched), strict=True):
                     if isinstance(output, AdvantagedGroup):
+                        await outlet.emit_traced(output, _trace(app.traces, effect, output), began_ms=_first_ms(before))
                         _report(app.meter, output, before)
+                    else:
+                        await outlet.emit(output)
             if after is before:
                 return
             if after is None:
@@ -245,6 +253,25 @@ def register(app: App) -> None:
             timers.rebuild(owned, known, stage.join, _now_ms())
         for control in timers.due(_now_ms()):
             await outlet.emit(control)
+
+
+def _trace(tracer: Tracer, effect: Effect, group: AdvantagedGroup) -> Trace | None:
+    """Return the trace of a group: its task's, with links to the rewards that it was made of."""
+    if not isinstance(effect, Close) or not effect.trace:
+        return None
+    trace = tracer.follows(trace_context.parse(effect.trace), group.group_id)
+    if trace is None or not tracer.on:
+        return trace
+    ids = [
+        derive_id(member.response_id, source) if source else member.response_id
+        for member in effect.members
+        for source in [name for name, _ in effect.task.sources] or [""]
+    ]
+    return trace._replace(links=tuple(trace_context.child(trace.context, one) for one in ids))
+
+
+def _first_ms(state: State) -> int | None:
+    return state.first_seen_ms or None if isinstance(state, Open) else None
 
 
 def _report(meter: Meter, group: AdvantagedGroup, before: State) -> None:

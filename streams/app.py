@@ -20,7 +20,7 @@ import signal
 import ssl
 import tempfile
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -36,11 +36,12 @@ from schemas.serde import encode
 from streams import cluster, faust_fixes, metric_names as names, quiet
 from streams.errors import EXIT_RESTART, EventError, LogError, SettingsError
 from streams.intake import Intake
-from streams.log import Record, check_size, dead_letter, key_of, unreachable
+from streams.log import Record, check_size, dead_letter, key_of, trace_of, unreachable
 from streams.metrics import OFF, Meter
 from streams.settings import Kafka, Settings
 from streams.tables import Table
 from streams.topics import FRAMING_BYTES, Topic, topics
+from streams.tracing import OFF as NO_TRACER, Trace, Traced, Tracer, headers_of
 
 log = logging.getLogger("streamward.app")
 
@@ -66,6 +67,8 @@ class App(faust.App):  # type: ignore[misc]  # faust is not typed
     working: int = 0
     """Events inside a handler now."""
     meter: Meter = OFF
+    traces: Tracer = NO_TRACER
+    """Not `tracer`: that is Faust's own, of another kind."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -90,11 +93,18 @@ class App(faust.App):  # type: ignore[misc]  # faust is not typed
 # --- the app ---------------------------------------------------------------------------------------------------------
 
 
-def build_app(settings: Settings, *, worker_name: str, data_dir: Path | None = None, meter: Meter = OFF) -> App:
+def build_app(
+    settings: Settings,
+    *,
+    worker_name: str,
+    data_dir: Path | None = None,
+    meter: Meter = OFF,
+    tracer: Tracer = NO_TRACER,
+) -> App:
     """Return the app of a stream worker, with the fixes installed; `worker_name` is its client id in the broker's logs.
 
     `data_dir` is Faust's folder (nothing of worth lies there); one under the system's temporary folder if not given.
-    `meter` counts what the stages do.
+    `meter` counts what the stages do, `tracer` tells of it.
     Raises SettingsError if the installed Faust is not the one that was fixed, or a TLS file cannot be read.
     """
     kafka, session_s = settings.kafka, settings.kafka.session_timeout_s
@@ -133,7 +143,7 @@ def build_app(settings: Settings, *, worker_name: str, data_dir: Path | None = N
         autodiscover=False,
         datadir=data_dir or Path(tempfile.gettempdir()) / quote(f"faust-{os.getuid()}-{name}", safe=""),
     )
-    app.settings, app.meter = settings, meter
+    app.settings, app.meter, app.traces = settings, meter, tracer
     faust_fixes.install(app)
     return app
 
@@ -193,9 +203,9 @@ def table(app: App, name: str, partitions: int) -> Any:
     )
 
 
-async def emit(topic: Any, key: bytes | None, value: bytes) -> Any:
+async def emit(topic: Any, key: bytes | None, value: bytes, headers: Mapping[str, bytes] | None = None) -> Any:
     """Write a record to `topic` (of `source`) and return its metadata once all replicas have it."""
-    return await (await topic.send(key=key, value=value))
+    return await (await topic.send(key=key, value=value, headers=list(headers.items()) if headers else None))
 
 
 def record_of(event: Any) -> Record:
@@ -215,21 +225,30 @@ class Outlet:
 
     def __init__(self, app: App, stage: str) -> None:
         """`stage` is who writes, for the meter."""
-        self._meter, self._stage = app.meter, stage
+        self._meter, self._tracer, self._stage = app.meter, app.traces, stage
         self._topics = {topic.event: topic for topic in topics(app.settings.topics).values()}
         self._sources = {event: source(app, topic) for event, topic in self._topics.items()}
 
     async def emit(self, event: Event) -> None:
         """Write one event to its topic. Raises EventError if it is larger than that takes."""
+        await self._write(event, trace_of(event) if isinstance(event, Letter) else {})
+
+    async def emit_traced(self, event: Traced, trace: Trace | None, *, began_ms: float | None = None) -> None:
+        """Write one event under its trace, and tell of it: the work on it began at `began_ms`. Raises as `emit`."""
+        lies = await self._write(event, headers_of(trace))
+        self._tracer.told(event, trace, Coordinates(lies.topic, lies.partition, lies.offset), began_ms=began_ms)
+
+    async def _write(self, event: Event, headers: Mapping[str, bytes]) -> Any:
         kind = type(event)
         key, payload = key_of(event, self._topics[kind]), encode(event)
         check_size(self._topics[kind], key, payload)
-        await emit(self._sources[kind], key, payload)
+        written = await emit(self._sources[kind], key, payload, headers)
         self._meter.add(names.EVENTS_OUT, self._stage, self._topics[kind].label)
         if isinstance(event, Letter):
             self._meter.add(names.DEAD_LETTERS, self._stage, event.reason)
         elif isinstance(event, AdapterEvent):
             self._meter.add(names.DECISIONS, event.policy, event.kind)
+        return written
 
     def dead_letters(self) -> DeadLetter:
         """Return what `agent` calls with an event that the stage cannot use."""

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from schemas.events import AdvantagedGroup, Batch, Coordinates, DroppedGroup, LagCount, derive_id
 from schemas.serde import Poison
-from streams import metric_names as names
+from streams import metric_names as names, trace_context
 from streams.errors import EventError
 from streams.groups import POLICY_LAG
 from streams.metrics import Meter
@@ -48,6 +48,8 @@ class Entry:
     responses: int
     loss_tokens: int
     created_at: int
+    trace: str = ""
+    """As the header of its record says; "" without one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +74,12 @@ class Cutter:
     """Whether another line of adapters sampled the groups; their lag is then the one recorded in their metadata."""
 
     def reduce(
-        self, window: Window, group: AdvantagedGroup, at: Coordinates, *, doubled: bool
+        self, window: Window, group: AdvantagedGroup, at: Coordinates, *, doubled: bool, trace: str = ""
     ) -> tuple[Window, Sequence[Batch]]:
         """Return the window after `group`, and the batch if that filled it.
 
-        `doubled` says that this group_id was read before; the driver remembers them, since there are many.
+        `doubled` says that this group_id was read before; the driver remembers them, since there are many. `trace` is
+        that of the group's record, kept for the batch's; nothing is decided by it.
         """
         if at.offset < window.next_offset:
             return window, ()
@@ -95,6 +98,7 @@ class Cutter:
             responses=len(group.responses),
             loss_tokens=sum(sum(response.loss_mask) for response in group.responses),
             created_at=group.created_at,
+            trace=trace,
         )
         window = replace(window, entries=(*window.entries, entry))
         if len(window.entries) < self.rule.groups:
@@ -155,6 +159,8 @@ def _report(meter: Meter, policy: str, before: Window, after: Window, made: Sequ
 # --- the table row ---------------------------------------------------------------------------------------------------
 
 ROW_VERSION = 1
+FIELDS = ("offset", "lag", "responses", "loss_tokens", "created_at")
+"""Of an entry, in the order in which a row holds them."""
 
 
 def dump(window: Window) -> bytes:
@@ -162,10 +168,12 @@ def dump(window: Window) -> bytes:
     row = {
         "sequence": window.sequence,
         "next_offset": window.next_offset,
-        "entries": [[getattr(entry, name) for name in Entry.__slots__] for entry in window.entries],
+        "entries": [[getattr(entry, name) for name in FIELDS] for entry in window.entries],
         "dropped": [asdict(dropped) for dropped in window.dropped],
         "unnamed": window.unnamed,
     }
+    if traces := {entry.offset: entry.trace for entry in window.entries if entry.trace}:
+        row["traces"] = traces  # beside the entries: a worker of an older release passes over it
     return pack(ROW_VERSION, row)
 
 
@@ -174,10 +182,11 @@ def load(row: bytes | None) -> Window:
     if row is None:
         return Window()
     data = unpack(row, ROW_VERSION)
+    traces = data.get("traces", {})
     return Window(
         sequence=data["sequence"],
         next_offset=data["next_offset"],
-        entries=tuple(Entry(*entry) for entry in data["entries"]),
+        entries=tuple(Entry(*(*entry, traces.get(str(entry[0]), ""))) for entry in data["entries"]),
         dropped=tuple(DroppedGroup(**dropped) for dropped in data["dropped"]),
         unnamed=data["unnamed"],
     )
@@ -217,9 +226,14 @@ def register(app: App) -> None:
         key, group_key = group.policy.encode(), group.group_id.encode()
         first_at = seen.get(group_key)
         before = load(windows.get(key))
-        window, made = cutter.reduce(before, group, record.at, doubled=is_double(first_at, record.at.offset))
+        came, doubled = trace_context.of_headers(record.headers), is_double(first_at, record.at.offset)
+        trace = "" if came is None else came.traceparent
+        window, made = cutter.reduce(before, group, record.at, doubled=doubled, trace=trace)
         for batch in made:
-            await outlet.emit(batch)
+            causes = [*(trace_context.parse(entry.trace) for entry in before.entries), came]
+            began_ms = min([group.created_at, *(entry.created_at for entry in before.entries)])
+            joined = app.traces.joins(came, batch.batch_id, batch.created_at, causes)
+            await outlet.emit_traced(batch, joined, began_ms=began_ms)
         _report(app.meter, group.policy, before, window, made)
         windows[key] = dump(window)
         if first_at is None:  # a double must not take its place: read again after a kill, it would be the first

@@ -9,6 +9,7 @@ Not covered: writing anything but tasks by hand.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ from streams.shell import Call, output_option, pass_call
 if TYPE_CHECKING:
     from schemas.events import Purpose
     from streams.show import Output
+    from streams.trace_context import Context
 
 # --- tasks ------------------------------------------------------------------------------------------------------------
 
@@ -40,7 +42,8 @@ def tasks_submit(call: Call, file: Path, skip_bad: bool, policy: str | None, out
     """Submit the tasks in a file of JSON lines; - is stdin.
 
     A line is {"prompt": "...", "answer": "..."}, or a whole task as schemas/README.md describes it. Every line is
-    checked first, and nothing is sent if one is bad. A file submitted again adds nothing.
+    checked first, and nothing is sent if one is bad. A file submitted again adds nothing. Tasks belong to the trace in
+    the environment variable TRACEPARENT, unless a line names its own.
     """
     from streams import show, tasks as stage
 
@@ -58,7 +61,7 @@ def tasks_submit(call: Call, file: Path, skip_bad: bool, policy: str | None, out
         all_lines = bad + good + checked.repeated
         way_out = f", or submit the {good} good ones with --skip-bad" if good else ""
         raise EventError(f"nothing was submitted: {bad} of {all_lines} lines cannot be used. Correct them{way_out}")
-    sent, known = stage.submit(call.settings, checked.tasks)
+    sent, known = stage.submit(call.settings, checked.tasks, under=_trace())
     show.record({"sent": sent, "known": known, "repeated": checked.repeated, "bad": len(checked.problems)}, output)
 
 
@@ -111,7 +114,7 @@ def tasks_generate(
         config=_json_object(options, "--options"),
     )
     if submit:
-        sent, known = stage.submit(call.settings, made)
+        sent, known = stage.submit(call.settings, made, under=_trace())
         show.record({"sent": sent, "known": known}, output)
     elif output == "jsonl":
         for task in made:
@@ -135,6 +138,13 @@ def _lines(file: Path) -> Iterator[bytes]:
             yield from lines
     except OSError as exc:
         raise NotFoundError(f"{file}: {exc.strerror}; give a file of JSON lines, or - for stdin") from exc
+
+
+def _trace() -> Context | None:
+    """Return the trace that this command is part of, as its caller said in TRACEPARENT."""
+    from streams import trace_context
+
+    return trace_context.parse(os.environ.get("TRACEPARENT"))
 
 
 def _now_ms() -> int:

@@ -43,6 +43,7 @@ def dump(state: Open | Closed) -> bytes:
             "attempts": state.attempts,
             "scores": state.scores,
             **refused,
+            **({"trace": state.trace} if state.trace else {}),
         },
     )
 
@@ -70,6 +71,7 @@ def load(row: bytes | None) -> State:
         },
         first_seen_ms=data["first"],
         refused=refused,
+        trace=data.get("trace", ""),
     )
 
 

@@ -146,6 +146,7 @@ class Open:
     first_seen_ms: int = 0
     refused: frozenset[str] = frozenset()
     """Digests of what was refused: the same again, under other coordinates, is a repetition as any other."""
+    trace: str = ""  # of its task, as a header says it; "" without one
 
 
 class Said(NamedTuple):
@@ -221,6 +222,7 @@ class Close:
     reward_std: float
     members: tuple[Member, ...]
     left_out: tuple[LeftOut, ...]
+    trace: str = ""
 
 
 @dataclass(frozen=True, slots=True)

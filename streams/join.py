@@ -76,9 +76,12 @@ class Join:
     rewards_topic: str
 
     def reduce(
-        self, state: State, event: GroupEvent, at: Coordinates, timestamp_ms: int
+        self, state: State, event: GroupEvent, at: Coordinates, timestamp_ms: int, *, trace: str = ""
     ) -> tuple[State, Sequence[Effect]]:
-        """Return the state after `event`, which lies at `at` with this record timestamp, and what must be done."""
+        """Return the state after `event`, which lies at `at` with this record timestamp, and what must be done.
+
+        `trace` is that of a task; its group gets it, and nothing is decided by it.
+        """
         if isinstance(event, GroupControl):
             return self._control(state, event)
         effects: list[Effect] = []
@@ -86,7 +89,7 @@ class Join:
             return self._after_close(state, event, at, timestamp_ms, effects), effects
         state = state or Open(first_seen_ms=timestamp_ms)
         if isinstance(event, Task):
-            state = self._task(state, event, at, timestamp_ms, effects)
+            state = self._task(state, event, at, timestamp_ms, effects, trace)
         elif state.task is None:
             state = _wait(state, by_reference(event, at, timestamp_ms))
         else:
@@ -103,7 +106,9 @@ class Join:
         wait_ms = int(self.rule.deadline_s * 1000)
         return state.first_seen_ms + wait_ms if wait_ms else None
 
-    def _task(self, state: Open, task: Task, at: Coordinates, timestamp_ms: int, effects: list[Effect]) -> Open:
+    def _task(
+        self, state: Open, task: Task, at: Coordinates, timestamp_ms: int, effects: list[Effect], trace: str
+    ) -> Open:
         facts = facts_of(task, timestamp_ms, self.rule)
         if state.task is not None:
             known = state.task if state.task.asked else state.task._replace(asked=facts.asked)  # a row of old
@@ -111,7 +116,7 @@ class Join:
             if changed == content_digest(known):
                 return state
             return refuse(state, changed, Reject(at, *changed_task(task.task_id)), effects)
-        waiting, state = state.early, replace(state, task=facts, early=())
+        waiting, state = state.early, replace(state, task=facts, early=(), trace=trace)
         for early in waiting:
             state = self._enter(state, facts, early, effects)
         return state
@@ -149,7 +154,7 @@ class Join:
         slots = {**attempt.slots, answer.number: answer.slot}
         attempt = Attempt(attempt.adapter_version, attempt.group_size, attempt.shared or answer.shared, slots)
         attempts = {**state.attempts, answer.sampling_id: attempt}
-        return Open(state.task, state.early, attempts, state.scores, state.first_seen_ms, state.refused)
+        return Open(state.task, state.early, attempts, state.scores, state.first_seen_ms, state.refused, state.trace)
 
     def _verdict(self, state: Open, task: Facts, verdict: Verdict, effects: list[Effect]) -> Open:
         score, of_response = verdict.score, state.scores.get(verdict.response_id, {})
@@ -159,7 +164,7 @@ class Join:
         if (refusal := refusal_of_verdict(task, known, verdict, self.rewards_topic)) is not None:
             return refuse(state, said_digest(verdict), Reject(self._where(verdict), *refusal), effects)
         scores = {**state.scores, verdict.response_id: {**of_response, verdict.source: score}}
-        return Open(state.task, state.early, state.attempts, scores, state.first_seen_ms, state.refused)
+        return Open(state.task, state.early, state.attempts, scores, state.first_seen_ms, state.refused, state.trace)
 
     def _where(self, early: Answer | Verdict) -> Coordinates:
         """Return where the record of this event lies."""
@@ -219,6 +224,7 @@ class Join:
             reward_std=std,
             members=tuple(members),
             left_out=tuple(left_out),
+            trace=state.trace,
         )
         if dropped is not None:
             close = without_responses(close, dropped)

@@ -34,7 +34,7 @@ from typing import Self
 
 from schemas import serde
 from schemas.events import Response, Task, derive_id
-from streams import adapter_signing, metric_names as names, metrics, sampling
+from streams import adapter_signing, metric_names as names, metrics, sampling, tracing
 from streams.arms import BASE, route
 from streams.engines import Engine, SamplingRequest
 from streams.errors import EventError
@@ -49,6 +49,7 @@ from streams.settings import Settings
 from streams.shelf import Shelf
 from streams.standing import Standing, answered, give_up_ms
 from streams.topics import topics
+from streams.tracing import OFF as NO_TRACER, Tracer
 
 STAGE = "policy"
 HELD_POLL_S = 0.05
@@ -73,25 +74,28 @@ def run(settings: Settings, *, stop: threading.Event, engine: Engine | None = No
     NotFoundError if it cannot start, LogError if the log refuses, EventError (store_unreachable) if an adapter cannot
     be fetched now, StreamwardError if the engine serves another version than it was told to.
     """
-    with metrics.served(settings, "policy", waits_for=("kafka", "engine")) as meter:
+    with (
+        metrics.served(settings, "policy", waits_for=("kafka", "engine")) as meter,
+        tracing.opened(settings, "policy", meter) as tracer,
+    ):
         if engine is not None:
-            _run(settings, stop, engine, meter)
+            _run(settings, stop, engine, meter, tracer)
             return
         from streams import engines
 
         meter.at("building the engine", within_s=START_S)
         built = engines.build(settings)
         try:
-            _run(settings, stop, built, meter)
+            _run(settings, stop, built, meter, tracer)
         finally:
             built.close()
 
 
-def _run(settings: Settings, stop: threading.Event, engine: Engine, meter: Meter) -> None:
+def _run(settings: Settings, stop: threading.Event, engine: Engine, meter: Meter, tracer: Tracer) -> None:
     adapter_signing.check_verify_key(settings.adapters)
     meter.ready("engine")
     try:
-        with Agent(settings, engine, Patience(settings.kafka, stop, meter), meter) as agent:
+        with Agent(settings, engine, Patience(settings.kafka, stop, meter), meter, tracer) as agent:
             while not stop.is_set():
                 agent.step()
     except StoppedWaiting as exc:
@@ -101,9 +105,10 @@ def _run(settings: Settings, stop: threading.Event, engine: Engine, meter: Meter
 class Agent:
     """One policy agent. Use as a context manager, and call `step` from one thread."""
 
-    def __init__(self, settings: Settings, engine: Engine, patience: Patience, meter: Meter = OFF) -> None:
-        self._settings = settings
-        self._meter = meter
+    def __init__(
+        self, settings: Settings, engine: Engine, patience: Patience, meter: Meter = OFF, tracer: Tracer = NO_TRACER
+    ) -> None:
+        self._settings, self._meter, self._tracer = settings, meter, tracer
         self._patience = patience
         self._engine = engine
         self._sampler = sampling.Sampler(engine, settings.policy, meter)
@@ -212,7 +217,8 @@ class Agent:
             progress.done(offset)
         else:
             until_ms = deadline_ms(task, record.timestamp_ms, self._settings.advantages)
-            self._waiting[tp][offset] = Waiting(task, record.at, until_ms, next(self._arrivals))
+            trace = self._tracer.taken(task, record)
+            self._waiting[tp][offset] = Waiting(task, record.at, until_ms, next(self._arrivals), trace)
 
     def _sweep(self) -> None:
         """Now and then, let go of what time has overtaken."""
@@ -298,7 +304,7 @@ class Agent:
                 give_up = give_up_ms(self._settings, served.created_at, waiting.deadline_ms)
                 self._standing.admission.start(waiting.task.task_id, give_up_ms=give_up)
             for completion in completions:
-                self._write(response(request, completion, served))
+                self._write(response(request, completion, served), waiting)
         self._producer.flush()
         for waiting in chosen.tasks:
             self._done(waiting)
@@ -341,7 +347,7 @@ class Agent:
         record = fetch(self._settings, [at], patience=self._patience)[at]
         self._producer.send(dead_letter(record, stage=STAGE, reason=error.reason, error=str(error)))
 
-    def _write(self, slot: Response) -> None:
+    def _write(self, slot: Response, waiting: Waiting) -> None:
         """Hand one response to the log; one that cannot be written becomes one that failed."""
         try:
             payload = serde.encode(slot)
@@ -355,7 +361,9 @@ class Agent:
             slot = unusable(slot, str(exc))
             payload = serde.encode(slot)
         sampling.count(self._meter, slot)
-        self._producer.send_bytes(self._response_topic, slot.task_id.encode(), payload)
+        trace = self._tracer.follows(waiting.trace, slot.response_id)
+        told, headers = self._tracer.on_ack(slot, trace), tracing.headers_of(trace)
+        self._producer.send_bytes(self._response_topic, slot.task_id.encode(), payload, on_ack=told, headers=headers)
 
     def _report(self) -> None:
         """Tell what is asked for now and then; called in the thread of the server, so it only reads."""

@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from schemas.events import AdapterEvent, AdvantagedGroup, Task, derive_id
 from schemas.serde import Poison, decode, encode
-from streams import canary, evaluate, guard, outcomes
+from streams import canary, evaluate, guard, outcomes, trace_context
 from streams.adapters import Version
 from streams.errors import EventError
 from streams.line import DIRECT, Line, Rule, dump, load_line, rule_of, waiting
@@ -44,6 +44,8 @@ from streams.topics import topics
 
 if TYPE_CHECKING:
     from streams.app import App, Outlet
+    from streams.log import Record
+    from streams.tracing import Trace
 
 STAGE = "rollouts"
 Results = Callable[[int], AdapterEvent | None]
@@ -249,12 +251,18 @@ def register(app: App) -> None:
             if results.get(own) is None:  # the first result stands, as in every fold
                 results[own] = encode(event)
         line, made = reduce(load_line(lines.get(key)), event, rule, result, at_ms=record.timestamp_ms)
+        came = trace_context.of_headers(record.headers)
         for one in made:
-            await outlet.emit(one)
+            if isinstance(one, Task):  # many questions, each with a trace of its own
+                trace = app.traces.joins(came, one.task_id, one.created_at, [came])
+            else:
+                trace = app.traces.follows(came, one.event_id)
+            await outlet.emit_traced(one, trace, began_ms=record.timestamp_ms)
         lines[key] = dump(line)
 
     async def on_group(faust_event: Any) -> None:
-        group = record_of(faust_event).decode(AdvantagedGroup)
+        record = record_of(faust_event)
+        group = record.decode(AdvantagedGroup)
         if isinstance(group, Poison):
             return  # the batch stage reads the same record and writes its dead letter
         key = outcomes.suite_key(group)
@@ -262,7 +270,7 @@ def register(app: App) -> None:
             return
         suite, made = outcomes.count(outcomes.load(suites.get(key)), group)
         for result in made:
-            await outlet.emit(result)
+            await outlet.emit_traced(result, _of_many(app, result, record), began_ms=record.timestamp_ms)
         suites[key] = outcomes.dump(suite)
 
     dead_letters = outlet.dead_letters()
@@ -270,6 +278,12 @@ def register(app: App) -> None:
     agent(app, named["groups"], on_group, dead_letters, name=f"{STAGE}.suites")
     if rule.mode == "canary":
         _weigh_canaries(app, lines, outlet, rule.canary)
+
+
+def _of_many(app: App, event: AdapterEvent, last: Record) -> Trace | None:
+    """Return the trace of an event that many groups brought about, linked to the last of them."""
+    came = trace_context.of_headers(last.headers)
+    return app.traces.joins(came, event.event_id, event.created_at, [came])
 
 
 def _result_key(policy: str, suite: str | None, version: int) -> bytes:
@@ -296,7 +310,7 @@ def _weigh_canaries(app: App, lines: Any, outlet: Outlet, rule: Canary) -> None:
         found = canary.count(canary.load(evidence.get(key)), trial, group, record.at.offset)
         found, event = canary.decide(found, trial, rule, policy=group.policy, at_ms=group.created_at)
         if event is not None:
-            await outlet.emit(event)
+            await outlet.emit_traced(event, _of_many(app, event, record), began_ms=record.timestamp_ms)
         evidence[key] = canary.dump(found)
         counted[group_key] = row
 

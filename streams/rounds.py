@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 from schemas.events import Coordinates, Response, Task, derive_id
 from streams.engines import Completion, SamplingRequest, failed
+from streams.trace_context import Context
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,7 @@ class Waiting:
     """Answers recorded later do not count, ms since the epoch; None: they always do."""
     arrival: int = 0
     """Its place in the order in which this agent read tasks, over all partitions."""
+    trace: Context | None = None
 
     @property
     def urgent(self) -> bool:

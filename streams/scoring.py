@@ -26,7 +26,7 @@ from typing import Self
 
 from schemas import serde
 from schemas.events import Response, Reward, RewardSource, Task, derive_id
-from streams import metric_names as names, metrics
+from streams import metric_names as names, metrics, trace_context, tracing
 from streams.following import Consumer, Contiguous
 from streams.known_tasks import KnownTasks
 from streams.log import POLL_S, Producer, Record, TopicPartition, dead_letter
@@ -34,6 +34,7 @@ from streams.metrics import OFF, Meter
 from streams.patience import Patience, StoppedWaiting
 from streams.scorers import Outcome, Scorers
 from streams.settings import Settings
+from streams.tracing import OFF as NO_TRACER, Tracer
 
 STAGE = "scoring"
 TASK_WAIT_S = 5.0
@@ -59,7 +60,8 @@ def run(settings: Settings, *, stop: threading.Event) -> None:
     try:
         with (
             metrics.served(settings, "scoring") as meter,
-            Agent(settings, Patience(settings.kafka, stop, meter), meter) as agent,
+            tracing.opened(settings, "scoring", meter) as tracer,
+            Agent(settings, Patience(settings.kafka, stop, meter), meter, tracer) as agent,
         ):
             while not stop.is_set():
                 agent.step()
@@ -88,8 +90,8 @@ class Item:
 class Agent:
     """One scoring agent. Use as a context manager, and call `step` from one thread."""
 
-    def __init__(self, settings: Settings, patience: Patience, meter: Meter = OFF) -> None:
-        self._meter = meter
+    def __init__(self, settings: Settings, patience: Patience, meter: Meter = OFF, tracer: Tracer = NO_TRACER) -> None:
+        self._meter, self._tracer = meter, tracer
         self._scorers = Scorers(settings.scoring)
         self._pool = ThreadPoolExecutor(settings.scoring.processes + JUDGE_THREADS, thread_name_prefix="scorer")
         self._finished: queue.SimpleQueue[tuple[Item, RewardSource, Future[Outcome]]] = queue.SimpleQueue()
@@ -249,8 +251,10 @@ class Agent:
         if outcome.error is not None:
             self._meter.add(names.SCORE_FAILURES, source.name)
             log.warning("response not scored by %s: %s", source.name, outcome.error, extra={"at": item.record.at})
+        reward = reward_of(item.response, source, outcome, int(time.time() * 1000))
+        trace = self._tracer.follows(trace_context.of_headers(item.record.headers), reward.reward_id)
         try:
-            self._producer.send(reward_of(item.response, source, outcome, int(time.time() * 1000)))
+            self._producer.send(reward, on_ack=self._tracer.on_ack(reward, trace), headers=tracing.headers_of(trace))
         except serde.EncodeError as exc:
             error = f"the reward of {source.name} cannot be written: {exc}"
             self._bury(item.record, None, "malformed_reward", error)

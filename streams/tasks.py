@@ -23,6 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from schemas import serde
 from schemas.events import Message, Purpose, RewardSource, Sampling, Task, ToolCall, derive_id
+from streams import tracing
 from streams.cluster import offsets
 from streams.log import Producer, partition_of
 from streams.reading import read
@@ -30,6 +31,7 @@ from streams.scorers import source_problems
 from streams.scorers.verdict import nearest
 from streams.settings import Settings, Topics
 from streams.topics import topics
+from streams.trace_context import Context
 
 RECORD_OVERHEAD_BYTES = 512
 """What Kafka adds to a payload: batch header, key, headers."""
@@ -216,18 +218,21 @@ def task_problems(task: Task, topic_settings: Topics) -> Iterator[str]:
     yield from source_problems(task)
 
 
-def submit(settings: Settings, tasks: Iterable[Task]) -> Submitted:
+def submit(settings: Settings, tasks: Iterable[Task], *, under: Context | None = None) -> Submitted:
     """Send the tasks that are not in the log yet, and return once they are acknowledged.
+
+    Those that name no trace are submitted `under` this one, if given.
 
     What is there is found by reading the keys of `tasks`, in the partitions that matter. Raises NotFoundError if the
     topic is missing, LogError if the broker refuses, EncodeError for a malformed task.
     """
     wanted = {task.task_id: task for task in tasks}
     known = known_ids(settings, wanted)
-    with Producer(settings) as producer:
+    with tracing.opened(settings, "submit") as tracer, Producer(settings) as producer:
         for task_id, task in wanted.items():
             if task_id not in known:
-                producer.send(task)
+                trace = tracer.begins(task, under)
+                producer.send(task, on_ack=tracer.on_ack(task, trace), headers=tracing.headers_of(trace))
     return Submitted(sent=len(wanted) - len(known), known=len(known))
 
 

@@ -14,7 +14,7 @@ from itertools import count
 
 from aiokafka.errors import IllegalStateError
 
-from streams import advantages, batches, cluster, metric_names as names, metrics, rollouts
+from streams import advantages, batches, cluster, metric_names as names, metrics, rollouts, tracing
 from streams.app import App, build_app, run_worker
 from streams.settings import Settings
 from streams.watchdog import broker_answers
@@ -30,8 +30,9 @@ def run(settings: Settings) -> int:
     SettingsError if the topics are not as they should.
     """
     cluster.check_topics(settings)
-    with metrics.served(settings, "streams") as meter:
-        app = build_app(settings, worker_name=f"streams-{socket.gethostname()}-{os.getpid()}", meter=meter)
+    with metrics.served(settings, "streams") as meter, tracing.opened(settings, "streams", meter) as tracer:
+        name = f"streams-{socket.gethostname()}-{os.getpid()}"
+        app = build_app(settings, worker_name=name, meter=meter, tracer=tracer)
         for stage in (advantages, batches, rollouts):
             stage.register(app)
         if meter.on:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -51,9 +51,15 @@ def batch_of(sequence: int, offsets: list[Coordinates]) -> Batch:
 
 
 def write(
-    settings: Settings, base: Base, sequences: range, *, encoded: Callable[[Event], bytes] = encode, **changes: Any
+    settings: Settings,
+    base: Base,
+    sequences: range,
+    *,
+    encoded: Callable[[Event], bytes] = encode,
+    headers: Mapping[str, bytes] | None = None,
+    **changes: Any,
 ) -> None:
-    """Write batches and their groups; `changes` go into the first group of each batch."""
+    """Write batches, with `headers`, and their groups; `changes` go into the first group of each batch."""
     topic = topics(settings.topics)["groups"].name
     with Producer(settings) as producer:
         for sequence in sequences:
@@ -62,7 +68,7 @@ def write(
             for group in (replace(first, **changes), *rest):
                 producer.send_bytes(topic, group.policy.encode(), encoded(group), on_ack=offsets.append)
             producer.flush()
-            producer.send(batch_of(sequence, offsets))
+            producer.send(batch_of(sequence, offsets), headers=headers)
 
 
 def trained(settings: Settings) -> list[AdapterEvent]:

@@ -31,7 +31,7 @@ from safetensors import SafetensorError
 
 from schemas.events import AdapterEvent, Batch, Coordinates, derive_id
 from schemas.serde import Poison
-from streams import adapter_signing, adapter_store, cluster, metrics
+from streams import adapter_signing, adapter_store, cluster, metrics, trace_context, tracing
 from streams.adapters import read_state
 from streams.engines.weights import Base, load_base
 from streams.errors import RefusedError, SettingsError, StreamwardError
@@ -42,6 +42,8 @@ from streams.patience import Patience, StoppedWaiting
 from streams.reading import Tail, fetch
 from streams.settings import Settings
 from streams.topics import topics
+from streams.trace_context import Context
+from streams.tracing import OFF as NO_TRACER, Tracer
 from trainer import checkpoint, report
 from trainer.checkpoint import ADAPTER_FOLDER, State
 from trainer.model import pin
@@ -77,11 +79,11 @@ def run(settings: Settings, *, steps: int | None = None, stop: threading.Event) 
 def _run(settings: Settings, steps: int | None, stop: threading.Event) -> None:
     adapter_signing.check_signing_key(settings.adapters)
     pin(settings)
-    with metrics.served(settings, "train") as meter:
-        _follow(settings, steps, stop, meter)
+    with metrics.served(settings, "train") as meter, tracing.opened(settings, "train", meter) as tracer:
+        _follow(settings, steps, stop, meter, tracer)
 
 
-def _follow(settings: Settings, steps: int | None, stop: threading.Event, meter: Meter) -> None:
+def _follow(settings: Settings, steps: int | None, stop: threading.Event, meter: Meter, tracer: Tracer) -> None:
     patience = Patience(settings.kafka, stop, meter)
     try:
         with (
@@ -89,10 +91,10 @@ def _follow(settings: Settings, steps: int | None, stop: threading.Event, meter:
             Producer(settings, patience=patience, meter=meter, stage=STAGE) as producer,
         ):
             meter.at("loading the base model", within_s=START_S)
-            line = Line(settings, folder, load_base(settings.model), producer, patience, meter)
+            line = Line(settings, folder, load_base(settings.model), producer, patience, meter, tracer)
             line.resume()
-            for done, (at, batch) in enumerate(line.batches(stop), start=1):
-                line.train(at, batch)
+            for done, (at, batch, came) in enumerate(line.batches(stop), start=1):
+                line.train(at, batch, came)
                 if done == steps or stop.is_set():
                     return
     except StoppedWaiting as exc:
@@ -110,9 +112,10 @@ class Line:
         producer: Producer,
         patience: Patience,
         meter: Meter = OFF,
+        tracer: Tracer = NO_TRACER,
     ) -> None:
         self._settings, self._folder, self._base = settings, folder, base
-        self._producer, self._patience, self._meter = producer, patience, meter
+        self._producer, self._patience, self._meter, self._tracer = producer, patience, meter, tracer
         self._learner = Learner(settings, base)
         self._known = dict(read_state(settings, settings.policy.name).versions)
         partition = partition_of(settings.policy.name, settings.topics.policy_partitions)
@@ -152,10 +155,10 @@ class Line:
         report.version(self._meter, state.policy, state.version)
         log.info("policy %s: version %d, next batch at offset %d", state.policy, state.version, state.next_offset)
         if state.version not in self._known:
-            self._announce(path, state)
+            self._announce(path, state, self._came(state))
 
-    def batches(self, stop: threading.Event) -> Iterator[tuple[Coordinates, Batch]]:
-        """Yield the batches of this policy from the next one on, in sequence, as they come.
+    def batches(self, stop: threading.Event) -> Iterator[tuple[Coordinates, Batch, Context | None]]:
+        """Yield the batches of this policy from the next one on, in sequence, as they come, with where and which trace.
 
         Raises RefusedError if one is missing.
         """
@@ -185,12 +188,16 @@ class Line:
                                 f"{problem}. Restore the checkpoints that reach further, or the records; and keep "
                                 "them longer (topics.retention_days) than a trainer may be down"
                             )
-                        yield record.at, batch
+                        yield record.at, batch, trace_context.of_headers(record.headers)
                     self._handled = record.at.offset + 1
                     self._intake.done(self._source, self._handled)
 
-    def train(self, at: Coordinates, batch: Batch) -> None:
-        """Turn version `batch.sequence` into the next: step, checkpoint, publish, announce, commit."""
+    def train(self, at: Coordinates, batch: Batch, came: Context | None = None) -> None:
+        """Turn version `batch.sequence` into the next: step, checkpoint, publish, announce, commit.
+
+        `came` is the trace of the batch's record.
+        """
+        began_ms = time.time() * 1000
         self._meter.at(f"trains version {batch.sequence + 1}")
         marks = [self._waited_since, started := time.perf_counter()]
         chosen = self._chosen(batch)
@@ -199,7 +206,7 @@ class Line:
         marks.append(time.perf_counter())
         path = self._learner.save(self._folder, state, self._settings.trainer.keep_checkpoints)
         marks.append(time.perf_counter())
-        self._announce(path, state)
+        self._announce(path, state, came, began_ms)
         marks.append(time.perf_counter())
         report.step(self._meter, state, metrics, chosen.good, marks)
         self._waited_since = time.perf_counter()
@@ -234,7 +241,16 @@ class Line:
             self._producer.flush()  # before the checkpoint, after which this batch is not read again
         return chosen
 
-    def _announce(self, path: Path, state: State) -> None:
+    def _came(self, state: State) -> Context | None:
+        """Return the trace of the batch that a checkpoint was made of, if its record is still there."""
+        at = Coordinates(*self._source, state.next_offset - 1)
+        bounds = self._patience.ask(lambda: cluster.offsets(self._settings, ["batches"]), "to where batches begin")
+        first, end = bounds[self._source]
+        if not first <= at.offset < end:
+            return None
+        return trace_context.of_headers(fetch(self._settings, [at], patience=self._patience)[at].headers)
+
+    def _announce(self, path: Path, state: State, came: Context | None, began_ms: float | None = None) -> None:
         """Publish the adapter in checkpoint `path`, say so in the log, and commit. Each of it again is a no-op."""
         known = self._known.get(state.version)
         if known is not None and known.files != adapter_store.manifest_of(path / ADAPTER_FOLDER):
@@ -251,25 +267,26 @@ class Line:
             self._settings.adapters.signing_key,
         )
         if known is None:
-            self._producer.send(
-                AdapterEvent(
-                    event_id=derive_id(state.policy, state.version, "trained"),
-                    policy=state.policy,
-                    created_at=time.time_ns() // 1_000_000,
-                    version=state.version,
-                    kind="trained",
-                    actor=STAGE,
-                    reason=f"batch {state.next_sequence - 1}",
-                    parent_version=state.version - 1,
-                    uri=uri,
-                    base_digest=state.base_digest,
-                    first_batch=0,
-                    last_batch=state.next_sequence - 1,
-                    recipe=state.recipe,
-                    metrics=state.metrics,
-                    files=files,
-                )
+            event = AdapterEvent(
+                event_id=derive_id(state.policy, state.version, "trained"),
+                policy=state.policy,
+                created_at=time.time_ns() // 1_000_000,
+                version=state.version,
+                kind="trained",
+                actor=STAGE,
+                reason=f"batch {state.next_sequence - 1}",
+                parent_version=state.version - 1,
+                uri=uri,
+                base_digest=state.base_digest,
+                first_batch=0,
+                last_batch=state.next_sequence - 1,
+                recipe=state.recipe,
+                metrics=state.metrics,
+                files=files,
             )
+            trace = self._tracer.follows(came, event.event_id)
+            told = self._tracer.on_ack(event, trace, began_ms=began_ms)
+            self._producer.send(event, on_ack=told, headers=tracing.headers_of(trace))
         self._producer.flush()
         self._commit()
 

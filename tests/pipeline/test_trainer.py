@@ -128,6 +128,26 @@ def test_a_trainer_that_dies_after_any_part_of_a_step_ends_with_the_same_bytes(
     assert manifests(settings) == expected
 
 
+@pytest.mark.parametrize("dies", [False, True])
+def test_a_version_has_the_trace_of_its_batch_even_if_it_is_announced_only_after_a_crash(
+    settings: Settings, base: Base, dies: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    came = {"traceparent": b"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"}
+    write(settings, base, range(1), headers=came)
+
+    def dies_before_it_is_published(*_: Any) -> Any:
+        raise Crash
+
+    if dies:
+        with monkeypatch.context() as patch, pytest.raises(Crash):
+            patch.setattr(consumer.adapter_store, "publish", dies_before_it_is_published)
+            train(settings, 1)
+        write(settings, base, range(1, 2))
+    train(settings, 1)
+    first, *_ = cluster.read_topic(settings, "adapters")
+    assert dict(first.headers) == came
+
+
 def test_a_trainer_killed_with_9_and_started_again_ends_with_the_same_bytes(
     settings: Settings, base: Base, expected: list[tuple[int, Any]]
 ) -> None:
