@@ -257,19 +257,34 @@ def policy(call: Call) -> None:
 
 @cli.command()
 @click.option("--steps", type=click.IntRange(min=1), default=None, help="Train so many batches, then end.")
+@click.pass_context
 @pass_call
-def train(call: Call, steps: int | None) -> None:
+def train(call: Call, ctx: click.Context, steps: int | None) -> None:
     """Run the trainer: batches in, adapter versions out.
 
     It trains policy.name, and ends at SIGTERM or Ctrl-C, when the step in hand is done. It goes on where its newest
     checkpoint ends.
+
+    With trainer.processes above 1 so many processes share every batch, each on a device of its own if
+    model.device=cuda. If one of them dies all end, with exit code 75: start the command again.
     """
     call.working = True
+    from trainer import launch
+
+    place = launch.place(call.settings)
+    if place is None and (processes := call.settings.trainer.processes) > 1:
+        own = ["train"] if steps is None else ["train", "--steps", str(steps)]
+        ctx.exit(launch.run(call.again(*own), processes))
+    if place is not None and place.rank > 0:
+        from trainer import ranks
+
+        ranks.help_out(call.settings, place)
+        return
     with until_stopped() as stop:
         _begin(call, f"trainer of {call.settings.policy.name}", "batches")
         from trainer import consumer
 
-        consumer.run(call.settings, steps=steps, stop=stop)
+        consumer.run(call.settings, steps=steps, stop=stop, place=place)
 
 
 # --- how it is set up -------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@
     ├── NotFoundError        what was named does not exist                  exit 3
     ├── RefusedError         a rule forbids it: a lock, a stale expectation exit 4
     ├── LogError             the broker did not answer, or refused          retry, then stop: exit 5
+    ├── LostProcessError     a process that this one works with is gone     start all of them again: exit 75
     └── EventError           this one event cannot be used                  dead-letter, go on
         ├── UndecodableEvent     its bytes are not what they should be
         └── ContradictoryEvent   well formed, and at odds with a rule or a sibling
@@ -47,6 +48,12 @@ class LogError(StreamwardError):
     """The broker did not answer, or refused."""
 
     exit_code = 5
+
+
+class LostProcessError(StreamwardError):
+    """A process that this one works with is gone, or says nothing; together they can be started again."""
+
+    exit_code = EXIT_RESTART
 
 
 class EventError(StreamwardError):

@@ -279,7 +279,16 @@ class Trainer(Section):
     """The optimizer's step. Everything here is part of the recipe recorded with each adapter."""
 
     seed: int = 0
-    threads: int = Field(1, ge=0, description="torch threads; part of what makes bytes equal; 0: all cores")
+    processes: int = Field(
+        1,
+        ge=1,
+        le=64,
+        description="each computes a fixed share of every batch, on a device of its own if model.device=cuda; part of "
+        "what makes bytes equal",
+    )
+    threads: int = Field(
+        1, ge=0, description="torch threads of a process; part of what makes bytes equal; 0: all cores, shared equally"
+    )
     loss: Literal["grpo", "dapo", "dr_grpo", "bnpo", "cispo", "gspo"] = "dapo"
     learning_rate: float = Field(1e-3, gt=0)
     epsilon_low: float = Field(0.2, ge=0, description="clip below 1 - this")

@@ -58,6 +58,12 @@ class Call:
         """The settings. Raises SettingsError."""
         return self.loaded[0]
 
+    def again(self, *command: str) -> list[str]:
+        """Return the command line of a process with the same global options that runs `command`."""
+        config = [] if self.config is None else ["--config", str(self.config)]
+        overrides = [part for override in self.overrides for part in ("--set", override)]
+        return [sys.executable, "-m", "streams.cli", "--log-level", self.log_level, *config, *overrides, *command]
+
 
 pass_call = click.make_pass_decorator(Call, ensure=True)
 

@@ -44,9 +44,12 @@ from streams.settings import Settings
 from streams.topics import topics
 from streams.trace_context import Context
 from streams.tracing import OFF as NO_TRACER, Tracer
-from trainer import checkpoint, report
+from trainer import checkpoint, ranks, report
 from trainer.checkpoint import ADAPTER_FOLDER, State
+from trainer.launch import Place
 from trainer.model import pin
+from trainer.recipes import in_recipe
+from trainer.shares import Others
 from trainer.steps import Chosen, Learner, cut, due, out_of_turn, where
 
 STAGE = "trainer"
@@ -55,18 +58,20 @@ START_S = 3600.0
 log = logging.getLogger(__name__)
 
 
-def run(settings: Settings, *, steps: int | None = None, stop: threading.Event) -> None:
+def run(settings: Settings, *, steps: int | None = None, stop: threading.Event, place: Place | None = None) -> None:
     """Train batch after batch until `stop` is set, or `steps` batches were trained; a step that began is finished.
+
+    `place` says that this is rank 0 of several, which share the work; otherwise it computes all shares by itself.
 
     While the broker is away it waits (streams/patience.py); a version that is checkpointed by then is announced later,
     by the next process if need be.
 
     Raises RefusedError if another process trains this policy, if a batch is missing, or if a version comes out other
     than the log says; SettingsError if the checkpoint is of another model, or the signing key cannot be used; LogError
-    if the log fails; StreamwardError if a disk takes nothing more.
+    if the log fails; LostProcessError if another rank is gone; StreamwardError if a disk takes nothing more.
     """
     try:
-        _run(settings, steps, stop)
+        _run(settings, steps, stop, place)
     except (OSError, SafetensorError) as exc:
         if (what := checkpoint.disk_trouble(exc)) is None:
             raise
@@ -76,22 +81,25 @@ def run(settings: Settings, *, steps: int | None = None, stop: threading.Event) 
         ) from exc
 
 
-def _run(settings: Settings, steps: int | None, stop: threading.Event) -> None:
+def _run(settings: Settings, steps: int | None, stop: threading.Event, place: Place | None) -> None:
     adapter_signing.check_signing_key(settings.adapters)
     pin(settings)
     with metrics.served(settings, "train") as meter, tracing.opened(settings, "train", meter) as tracer:
-        _follow(settings, steps, stop, meter, tracer)
+        _follow(settings, steps, stop, meter, tracer, place)
 
 
-def _follow(settings: Settings, steps: int | None, stop: threading.Event, meter: Meter, tracer: Tracer) -> None:
+def _follow(
+    settings: Settings, steps: int | None, stop: threading.Event, meter: Meter, tracer: Tracer, place: Place | None
+) -> None:
     patience = Patience(settings.kafka, stop, meter)
     try:
         with (
             checkpoint.hold(settings.trainer.checkpoints, settings.policy.name) as folder,
             Producer(settings, patience=patience, meter=meter, stage=STAGE) as producer,
+            ranks.others(place, settings.metrics.stuck_s) as others,
         ):
             meter.at("loading the base model", within_s=START_S)
-            line = Line(settings, folder, load_base(settings.model), producer, patience, meter, tracer)
+            line = Line(settings, folder, load_base(settings.model), producer, patience, meter, tracer, others)
             line.resume()
             for done, (at, batch, came) in enumerate(line.batches(stop), start=1):
                 line.train(at, batch, came)
@@ -113,10 +121,11 @@ class Line:
         patience: Patience,
         meter: Meter = OFF,
         tracer: Tracer = NO_TRACER,
+        others: Others | None = None,
     ) -> None:
         self._settings, self._folder, self._base = settings, folder, base
         self._producer, self._patience, self._meter, self._tracer = producer, patience, meter, tracer
-        self._learner = Learner(settings, base)
+        self._learner = Learner(settings, base, others)
         self._known = dict(read_state(settings, settings.policy.name).versions)
         partition = partition_of(settings.policy.name, settings.topics.policy_partitions)
         self._source = (topics(settings.topics)["batches"].name, partition)
@@ -149,9 +158,8 @@ class Line:
                 f"{self._folder}"
             )
         self._learner.restore(path, state)
-        for name in sorted(self._learner.recipe.keys() | state.recipe.keys()):
-            if (now := self._learner.recipe.get(name)) != (then := state.recipe.get(name)):
-                log.warning("%s is %s from version %d on; it was %s", name, now, state.version + 1, then)
+        for one in in_recipe(state.version + 1, state.recipe, self._learner.recipe):
+            log.warning("%s is %s from version %d on; it was %s", one.name, one.reproduced, one.version, one.recorded)
         report.version(self._meter, state.policy, state.version)
         log.info("policy %s: version %d, next batch at offset %d", state.policy, state.version, state.next_offset)
         if state.version not in self._known:

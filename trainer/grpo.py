@@ -10,16 +10,19 @@ tokens were sampled, so the ratio covers both the age of the sampler and its ari
 A group whose advantages are all 0 adds nothing to the gradient (without KL term), so the model is not run on it; its
 tokens and responses count in the means as they do in TRL.
 
+With trainer.processes above 1 a batch is split into that many shares of whole groups (trainer/shares.py). Each gives a
+gradient, computed here or by another process, and the step is taken on their sum.
+
 Nothing is sampled, shuffled, or drawn: a step is a function of weights, optimizer state and groups.
 
-Not covered: more than one step per batch, gradient checkpointing, several devices.
+Not covered: more than one step per batch, gradient checkpointing, a model that does not fit one device.
 """
 
 from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -35,6 +38,7 @@ from streams.errors import SettingsError
 from streams.settings import Trainer
 from trainer import forest
 from trainer.collate import Micro, collate, micro_batches, scaled
+from trainer.shares import Others, Share, gradient_of, set_gradient, split, weights_of
 
 _LOSS = {"gspo": ("grpo", "sequence")}
 """Our name of a loss to TRL's loss type and level of importance sampling, where they differ (arXiv:2507.18071)."""
@@ -57,11 +61,26 @@ def check(settings: Trainer) -> None:
         )
 
 
+_ADDED = ("loss", "clipped", "reference_kl", "seen_tokens", "run", "given")
+_TIMES = ("forward_s", "backward_s")
+SUMS = len(_ADDED) + len(_TIMES) + 6
+"""How many numbers a share has besides its gradient: `_Step.sums`."""
+
+
 class LogGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
     """TRL's trainer fed from the log. Call `train_batch`; `train()` has no data to run on."""
 
-    def __init__(self, model: PeftModel, tokenizer: PreTrainedTokenizerBase, settings: Trainer) -> None:
-        """Take `model` as it is: its adapter is what gets trained. Raises SettingsError as `check` does."""
+    def __init__(
+        self,
+        model: PeftModel,
+        tokenizer: PreTrainedTokenizerBase,
+        settings: Trainer,
+        others: Others | None = None,
+    ) -> None:
+        """Take `model` as it is: its adapter is what gets trained. `others` compute all shares but the first.
+
+        Raises SettingsError as `check` does.
+        """
         check(settings)
         loss_type, level = _LOSS.get(settings.loss, (settings.loss, "token"))
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -104,6 +123,7 @@ class LogGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         self.args.steps_per_generation = 1
         self.settings = settings
         self.parameters = parameters
+        self.others = others
         self.model.train()
         self.plain_because = forest.unshareable(model.get_base_model())
         """Why TRL's plain pass is run instead of the shared one; None when prefixes are shared."""
@@ -122,21 +142,16 @@ class LogGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         if not groups:
             return {"groups": 0.0, "responses": 0.0, "tokens": 0.0, "skipped": 1.0}
         started = time.perf_counter()
-        weighed = scaled(groups)
-        moving = weighed if self.beta else [group for group in weighed if any(r.advantage for r in group.responses)]
-        step = self._step_state = _Step(groups)
-        self._metrics["train"].clear()
-        for part in micro_batches(moving, self.settings.micro_groups):
-            inputs = self._prepare_inputs(part)
-            mark = time.perf_counter()
-            loss = self.compute_loss(self.model, inputs) * step.weight(self.loss_type)
-            step.forward_s += time.perf_counter() - mark
-            mark = time.perf_counter()
-            loss.backward()
-            step.backward_s += time.perf_counter() - mark
-            step.close(loss.item(), self._metrics["train"])
-            beat()
-        self._step_state = None
+        step = _Step(groups)
+        if self.settings.processes == 1:
+            self._differentiate(groups, 0, step, beat)
+        else:
+            total: Tensor | None = None
+            for share in self._shares(groups, beat):
+                step.add(share.sums, meanwhile=self.others is not None)
+                total = share.gradient if total is None else total + share.gradient
+            assert total is not None  # noqa: S101 - there is a first share
+            set_gradient(self.parameters, total)
         for parameter in self.parameters:
             if parameter.grad is None:  # no group moves anything: a gradient of 0, which AdamW takes in like any other
                 parameter.grad = torch.zeros_like(parameter)
@@ -155,6 +170,46 @@ class LogGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             "optimizer_s": ended - mark,
             "step_s": ended - started,
         }
+
+    def share(self, groups: Sequence[AdvantagedGroup], number: int, beat: Callable[[], None] = lambda: None) -> Share:
+        """Return share `number` of the step on the batch `groups`. Nothing is changed by it."""
+        step = _Step(groups)
+        self._differentiate(groups, number, step, beat)
+        gradient = gradient_of(self.parameters)
+        self.optimizer.zero_grad(set_to_none=True)
+        return Share(gradient, step.sums())
+
+    def _shares(self, groups: Sequence[AdvantagedGroup], beat: Callable[[], None]) -> Iterator[Share]:
+        """Yield every share of the batch, in order."""
+        if self.others is None:
+            for number in range(self.settings.processes):
+                yield self.share(groups, number, beat)
+            return
+        started = time.perf_counter()
+        self.others.begin(weights_of(self.parameters), groups)
+        yield self.share(groups, 0, beat)
+        yield from self.others.shares(time.perf_counter() - started)
+
+    def _differentiate(
+        self, groups: Sequence[AdvantagedGroup], number: int, step: _Step, beat: Callable[[], None]
+    ) -> None:
+        """Add the gradient of share `number` of the batch `groups` to the parameters', and what it saw to `step`."""
+        weighed = scaled(groups)
+        moving = weighed if self.beta else [group for group in weighed if any(r.advantage for r in group.responses)]
+        self._step_state = step
+        self._metrics["train"].clear()
+        mine = split(moving, self.settings.processes)[number]
+        for part in micro_batches(mine, self.settings.micro_groups):
+            inputs = self._prepare_inputs(part)
+            mark = time.perf_counter()
+            loss = self.compute_loss(self.model, inputs) * step.weight(self.loss_type)
+            step.forward_s += time.perf_counter() - mark
+            mark = time.perf_counter()
+            loss.backward()
+            step.backward_s += time.perf_counter() - mark
+            step.close(loss.item(), self._metrics["train"])
+            beat()
+        self._step_state = None
 
     def _prepare_inputs(self, generation_batch: list[AdvantagedGroup]) -> dict[str, Any]:
         """Return what TRL's `_compute_loss` reads, for the groups of one micro-batch."""
@@ -239,9 +294,9 @@ class _Step:
         self.rewards = [response.reward for response in responses]
         self.forward_s = self.backward_s = 0.0
         self.loss = self.clipped = self.reference_kl = 0.0
-        self.sums = torch.zeros(5, dtype=torch.float64)  # ratio, k3, |difference|, entropy, ratio²
+        self.ratios = torch.zeros(5, dtype=torch.float64)  # ratio, k3, |difference|, entropy, ratio²
         self.largest = 0.0
-        self.run = self.given = 0
+        self.run = self.given = 0.0
         self.seen_tokens = 0.0
 
     def open(self, micro: Micro, advantages: Tensor, importance: Callable[[Tensor], Tensor] | None) -> None:
@@ -269,7 +324,7 @@ class _Step:
             torch.zeros_like(mask) if entropies is None else entropies,
             ratio.square(),
         )
-        self.sums += torch.stack([(row.double() * mask).sum() for row in rows]).cpu()
+        self.ratios += torch.stack([(row.double() * mask).sum() for row in rows]).cpu()
         self.seen_tokens += micro.loss_tokens
         self.largest = max(self.largest, difference.abs().max().item())
         self.run += run
@@ -282,13 +337,27 @@ class _Step:
         if "kl" in metrics:
             self.reference_kl += share * metrics["kl"][-1]
 
+    def sums(self) -> Tensor:
+        """Return what was added up, [SUMS] float64, for `add`."""
+        plain = [float(getattr(self, name)) for name in (*_ADDED, *_TIMES)]
+        return torch.tensor([*plain, self.largest, *self.ratios.tolist()], dtype=torch.float64)
+
+    def add(self, sums: Tensor, *, meanwhile: bool) -> None:
+        """Add what another share of the same batch saw; it took no time of its own if computed `meanwhile`."""
+        values = dict(zip((*_ADDED, *_TIMES, "largest"), sums.tolist(), strict=False))
+        for name, value in values.items():
+            ours = getattr(self, name)
+            largest = name == "largest" or (name in _TIMES and meanwhile)
+            setattr(self, name, max(ours, value) if largest else ours + value)
+        self.ratios += sums[len(values) :]
+
     def metrics(self) -> dict[str, float]:
         """Return the step in numbers. `kl` is the k3 estimate of KL(sampler || trainer), nats per token.
 
         `effective` is the share of the tokens that would count as much with equal weights: Kish's effective sample
         size over n, (Σw)² / (n Σw²), of the ratios w; 1 where no token was run.
         """
-        ratio, k3, difference, entropy, squared = (self.sums / max(1.0, self.seen_tokens)).tolist()
+        ratio, k3, difference, entropy, squared = (self.ratios / max(1.0, self.seen_tokens)).tolist()
         return {
             "loss": self.loss,
             "reward": sum(self.rewards) / self.responses,

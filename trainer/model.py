@@ -35,7 +35,8 @@ _NOT_RECIPE = {"trainer.checkpoints", "trainer.keep_checkpoints"}
 
 def pin(settings: Settings) -> None:
     """Make this process compute the same bytes each time: thread count, deterministic kernels, no TF32."""
-    torch.set_num_threads(settings.trainer.threads or os.cpu_count() or 1)
+    cores = max(1, (os.cpu_count() or 1) // settings.trainer.processes)
+    torch.set_num_threads(settings.trainer.threads or cores)
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read by cuBLAS when it first runs
     torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = False  # a check that costs a pass over every new tensor

@@ -14,9 +14,11 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
+
+from torch import Tensor
 
 from schemas.events import AdvantagedGroup, Batch, Coordinates
 from schemas.serde import Poison
@@ -29,6 +31,7 @@ from trainer.checkpoint import State
 from trainer.collate import Expected, check_group
 from trainer.grpo import LogGRPOTrainer
 from trainer.model import recipe, wrap
+from trainer.shares import Others, Share, set_weights
 
 log = logging.getLogger(__name__)
 
@@ -86,11 +89,15 @@ def cut(batch: Batch, topic: str, first: int) -> str | None:
 class Learner:
     """An adapter on its way from version to version, with the optimizer's state. Call `pin` first."""
 
-    def __init__(self, settings: Settings, base: Base) -> None:
-        """Start at version 0. Raises SettingsError as `wrap` and `LogGRPOTrainer` do."""
+    def __init__(self, settings: Settings, base: Base, others: Others | None = None) -> None:
+        """Start at version 0. Without `others` every share of a batch is computed here, in turn.
+
+        Raises SettingsError as `wrap` and `LogGRPOTrainer` do, LostProcessError if one of the others is gone.
+        """
         self._settings, self._base = settings, base
         self._off_policy = settings.trainer.off_policy
-        self._trainer = LogGRPOTrainer(wrap(base.model, settings.trainer), base.tokenizer, settings.trainer)
+        model = wrap(base.model, settings.trainer)
+        self._trainer = LogGRPOTrainer(model, base.tokenizer, settings.trainer, others)
         if self._trainer.plain_because:
             log.warning("prompts are run once per response, which is slow: %s", self._trainer.plain_because)
         self.recipe = recipe(settings) | {
@@ -99,6 +106,10 @@ class Learner:
         }
         self.version = 0
         self.next_offset = 0
+        self.numbers = sum(parameter.numel() for parameter in self._trainer.parameters)
+        """How many are trained."""
+        if others is not None:
+            others.meet(self.recipe)
 
     def restore(self, path: Path, state: State) -> None:
         """Go on from a checkpoint that is whole. Raises SettingsError if it is of another shape."""
@@ -150,6 +161,11 @@ class Learner:
             metrics={name: value for name, value in metrics.items() if math.isfinite(value)},
         )
         return state, metrics
+
+    def share(self, number: int, weights: Tensor, groups: Sequence[AdvantagedGroup]) -> Share:
+        """Return share `number` of a step that is taken elsewhere, on the batch `groups` with these weights [P]."""
+        set_weights(self._trainer.parameters, weights)
+        return self._trainer.share(groups, number)
 
     def save(self, folder: Path, state: State, keep: int) -> Path:
         """Write the checkpoint of `state` and drop all but the newest `keep`; return its folder."""

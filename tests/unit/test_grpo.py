@@ -141,6 +141,26 @@ def test_each_loss_is_the_papers_over_the_whole_batch_however_it_is_cut(
     assert_as_reference(trainer, batch())
 
 
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("processes", [2, 3, 7])
+def test_each_loss_is_the_papers_over_the_whole_batch_in_however_many_shares(
+    tmp_path: Path, loss: str, processes: int
+) -> None:
+    trainer = trainer_for(tmp_path, loss=loss, processes=processes, max_grad_norm=0)
+    assert_as_reference(trainer, batch())
+
+
+def test_a_step_in_shares_measures_what_a_whole_one_does(tmp_path: Path) -> None:
+    """But for the tokens run: prefixes are shared within a micro-batch only."""
+    whole, shared = (
+        trainer_for(tmp_path, beta=0.5, importance="truncate", processes=processes).train_batch(batch())
+        for processes in (1, 3)
+    )
+    assert shared.keys() == whole.keys()
+    same = [name for name in whole if not name.endswith("_s") and name != "tokens_run"]
+    assert {name: shared[name] for name in same} == pytest.approx({name: whole[name] for name in same}, rel=1e-4)
+
+
 @pytest.mark.parametrize("importance", ["truncate", "mask"])
 def test_importance_weights_reach_the_loss_without_a_second_pass(tmp_path: Path, importance: str) -> None:
     trainer = trainer_for(tmp_path, importance=importance, importance_cap=1.1, max_grad_norm=0)

@@ -1,0 +1,124 @@
+"""A trainer in two processes against a real log: the same bytes, whoever of them dies."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from running import command, environment, running, until
+from tiny import save_tiny
+from tiny_log import manifests, trained, write
+
+from streams import cluster, history
+from streams.engines.weights import Base, load_base
+from streams.errors import EXIT_RESTART
+from streams.settings import Adapters, Metrics, Model, Settings, Topics, Trainer
+from trainer import consumer, reproduce
+
+pytestmark = pytest.mark.kafka
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Base:
+    return load_base(Model(base=str(save_tiny(tmp_path_factory.mktemp("tiny")))))
+
+
+@pytest.fixture(autouse=True)
+def torch_as_before() -> Iterator[None]:
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture(autouse=True)
+def importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+
+
+def in_two(settings: Settings, base: Base) -> Settings:
+    """The settings of a trainer in two processes, of which neither may be silent for long; its topics exist."""
+    changes = {
+        "model": Model(base=base.model.config._name_or_path),
+        "trainer": settings.trainer.model_copy(update={"processes": 2}),
+        "metrics": Metrics(stuck_s=2.0),
+    }
+    two = settings.model_copy(update=changes)
+    cluster.apply_topics(two)
+    return two
+
+
+@pytest.fixture(scope="module")
+def expected(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory, base: Base) -> list[tuple[int, Any]]:
+    """The manifests of versions 1 and 2, by one process that computes both shares."""
+    folder = tmp_path_factory.mktemp("alone")
+    alone = Settings.model_validate(
+        {
+            "kafka": {"bootstrap": kafka_bootstrap},
+            "topics": Topics(prefix=f"{folder.name}."),
+            "trainer": Trainer(checkpoints=folder / "checkpoints"),
+            "adapters": Adapters(store=str(folder / "adapters")),
+        }
+    )
+    alone = in_two(alone, base)
+    write(alone, base, range(2))
+    consumer.run(alone, steps=2, stop=threading.Event())
+    return manifests(alone)
+
+
+def test_two_processes_train_what_one_reproduces_and_end_when_they_are_told_to(
+    settings: Settings, base: Base, expected: list[tuple[int, Any]], tmp_path: Path
+) -> None:
+    two = in_two(settings, base)
+    write(two, base, range(2))
+    with running(two, tmp_path, "train"):
+        until(lambda: len(trained(two)) == 2, "two versions", folder=tmp_path)
+    assert manifests(two) == expected
+    assert {event.recipe["trainer.processes"] for event in trained(two)} == {"2"}
+    kept = history.of(two, "log")
+    made = list(reproduce.run(reproduce.plan(two, "default", None, kept), two, kept))
+    assert [(one.version, one.equal, one.other_recipe) for one in made] == [(1, True, ()), (2, True, ())]
+
+
+def ends_when_rank_1_gets(sign: signal.Signals, settings: Settings, base: Base, folder: Path) -> int:
+    """Train version 1, send `sign` to rank 1, write the next batch, and return the exit code; no rank is left."""
+    write(settings, base, range(1))
+    with (folder / "first.log").open("wb") as log:
+        process = subprocess.Popen(command("train"), env=environment(settings), cwd=folder, stdout=log, stderr=log)
+    try:
+        until(lambda: len(trained(settings)) == 1, "the first version", folder=folder)
+        ranks = psutil.Process(process.pid).children()
+        (other,) = [rank for rank in ranks if rank.environ()["RANK"] == "1"]
+        other.send_signal(sign)
+        write(settings, base, range(1, 2))
+        code = process.wait(60)
+        assert psutil.wait_procs(ranks, timeout=10)[1] == []
+        return code
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_rank_that_dies_ends_all_and_those_started_again_go_on_where_they_were(
+    settings: Settings, base: Base, expected: list[tuple[int, Any]], tmp_path: Path
+) -> None:
+    two = in_two(settings, base)
+    assert ends_when_rank_1_gets(signal.SIGKILL, two, base, tmp_path) == EXIT_RESTART
+    with running(two, tmp_path, "train"):
+        until(lambda: len(trained(two)) == 2, "the second version", folder=tmp_path)
+    assert manifests(two) == expected
+
+
+def test_a_rank_that_says_nothing_more_is_not_waited_for_for_ever(
+    settings: Settings, base: Base, expected: list[tuple[int, Any]], tmp_path: Path
+) -> None:
+    two = in_two(settings, base)
+    assert ends_when_rank_1_gets(signal.SIGSTOP, two, base, tmp_path) == EXIT_RESTART
+    assert manifests(two) == expected[:1]
+    assert "rank 1 is gone, or says nothing" in (tmp_path / "first.log").read_text()

@@ -1,0 +1,88 @@
+"""A batch in shares gives the gradient of the whole batch, and the same bytes whoever computes them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import rank_program
+import torch
+from hypothesis import given, strategies as st
+from tiny import save_tiny, tiny_group, tiny_model
+
+from streams.errors import EXIT_RESTART
+from trainer import launch
+from trainer.shares import split
+
+TESTS = Path(__file__).parents[1]
+
+
+@pytest.fixture
+def torch_as_before() -> Iterator[None]:
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+# --- what a share is --------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.integers(1, 9), max_size=8), st.integers(1, 5))
+def test_shares_are_runs_of_neighbours_that_leave_no_group_out(lengths: list[int], count: int) -> None:
+    model = tiny_model()
+    groups = [tiny_group(model, seed, prompt=2 + length, slots=1) for seed, length in enumerate(lengths)]
+    shares = split(groups, count)
+    assert len(shares) == count
+    assert [group for share in shares for group in share] == groups
+
+
+def test_equal_groups_are_shared_equally() -> None:
+    groups = [tiny_group(tiny_model(), 1, slots=2)] * 8
+    assert [len(share) for share in split(groups, 4)] == [2, 2, 2, 2]
+    assert [len(share) for share in split(groups, 1)] == [8]
+
+
+# --- several processes ------------------------------------------------------------------------------------------------
+
+
+def run(folder: Path, *seeds: str) -> int:
+    return launch.run([sys.executable, str(TESTS / "rank_program.py"), str(folder), *seeds], 2)
+
+
+def digests(folder: Path) -> dict[str, str]:
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted((folder / "adapter").iterdir())}
+
+
+@pytest.fixture
+def importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let children import the tests' modules, and ours."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(TESTS), str(TESTS.parent)]))
+
+
+@pytest.mark.usefixtures("importable", "torch_as_before")
+def test_two_processes_give_the_bytes_that_one_gives_which_computes_both_shares(tmp_path: Path) -> None:
+    folders = [tmp_path / name for name in ("one", "two")]
+    for folder in folders:
+        save_tiny(folder / "model")
+    one, two = folders
+    measured = rank_program.steps(rank_program.settings_of(one))
+    assert run(two) == 0
+    assert digests(two) == digests(one)
+    assert json.loads((two / "metrics.json").read_text()) == measured
+
+
+@pytest.mark.usefixtures("importable")
+def test_a_rank_that_would_compute_otherwise_is_refused_by_name(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    save_tiny(tmp_path / "model")
+    assert run(tmp_path, "5", "6") == EXIT_RESTART  # 2 where the command line turns errors into codes
+    assert (
+        "rank 1 of 2: trainer.seed is 6 here and 5 at rank 0; all ranks need the same settings"
+        in capfd.readouterr().err
+    )
+    assert not (tmp_path / "adapter").exists()

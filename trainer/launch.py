@@ -1,0 +1,184 @@
+"""The trainer as several processes of one machine: who is which, and how they end.
+
+    streamward train, trainer.processes = N ──► rank 0   the trainer: Kafka, checkpoints, metrics   ──► its exit code
+                                            ├─► rank 1   its share of every batch (trainer/ranks.py)
+                                            └─► …        one dies: all end, exit code 75
+
+What starts them is this file, in the environment that `accelerate launch` gives to the processes that it starts (RANK,
+LOCAL_RANK, WORLD_SIZE); so they may also be started by that: `accelerate launch --multi_gpu --num_processes N -m
+streams.cli train`. The difference is in how they end. SIGTERM or Ctrl-C here reaches rank 0 alone, which finishes its
+step and sends the others home, however long that takes, and the exit code is rank 0's.
+
+With model.device=cuda rank n sees the n-th device alone, as its only one.
+
+Not covered: ranks on several machines.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, MutableMapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from streams.errors import EXIT_RESTART, SettingsError
+from streams.settings import Settings
+
+MEET = "RANKS_MEET"
+"""Variable of a rank that this file started: where it meets the others, as torch.distributed's init_method."""
+HOME_S = 10.0
+"""How long the others may take to end once rank 0 has."""
+LOOK_EVERY_S = 0.1
+
+log = logging.getLogger(__name__)
+
+
+class Place(NamedTuple):
+    """Which of the processes this one is."""
+
+    rank: int
+    size: int
+    meet: str
+
+
+def place(settings: Settings, env: MutableMapping[str, str] = os.environ) -> Place | None:
+    """Return which rank a launcher made of this process, or None if none did. Call it before torch is loaded.
+
+    The variables are taken out of `env`: the step is the same for any number of processes, so no library below may
+    begin to share it by itself. With model.device=cuda only this rank's device is left to be seen.
+
+    Raises SettingsError if the launcher and the settings do not agree.
+    """
+    size = int(env.get("WORLD_SIZE", "1"))
+    if settings.trainer.processes > 1 and settings.model.device.startswith("cuda:"):
+        raise SettingsError(
+            f"model.device={settings.model.device} names one device, and trainer.processes is "
+            f"{settings.trainer.processes}; set model.device=cuda, and each process takes its own"
+        )
+    if size == 1:
+        return None
+    if size != settings.trainer.processes:
+        raise SettingsError(
+            f"WORLD_SIZE is {size}, so a launcher started {size} processes, but trainer.processes is "
+            f"{settings.trainer.processes}; set the same number, since it is part of the recipe"
+        )
+    rank = int(env["RANK"])
+    local = int(env.get("LOCAL_RANK", rank))
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK"):
+        env.pop(name, None)
+    if settings.model.device == "cuda":
+        seen = [name for name in env.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+        if seen and local >= len(seen):
+            raise SettingsError(
+                f"CUDA_VISIBLE_DEVICES has {len(seen)} devices, and trainer.processes is {size}; each needs its own"
+            )
+        env["CUDA_VISIBLE_DEVICES"] = seen[local] if seen else str(local)
+    meet = env.pop(MEET, None)
+    if meet is not None:
+        threading.Thread(target=_end_with_launcher, name="launcher", daemon=True).start()
+    return Place(rank, size, meet or "env://")
+
+
+def _end_with_launcher() -> None:
+    """End this process when the one that started it is gone, however it went: stdin is a pipe that it holds."""
+    while os.read(0, 1):  # not sys.stdin, whose lock this thread would still hold at exit
+        pass
+    os._exit(EXIT_RESTART)
+
+
+def run(command: Sequence[str], processes: int) -> int:
+    """Run `command` as that many ranks, and return the exit code of all when none is left.
+
+    It is rank 0's. If another rank fails, or rank 0 is killed, all are ended at once: 75, to be started again, or 2 if
+    a rank refuses its settings.
+    """
+    with (
+        tempfile.TemporaryDirectory(prefix="streamward-ranks-") as folder,
+        _started(command, processes, Path(folder)) as ranks,
+    ):
+        with _passed_on(ranks[0]) as asked:
+            while ranks[0].poll() is None and not any(rank.poll() for rank in ranks):
+                time.sleep(LOOK_EVERY_S)
+        if ranks[0].poll() is not None:
+            _wait(ranks, HOME_S)
+        codes = [rank.poll() for rank in ranks]
+    for number, code in enumerate(codes):
+        if code is not None and (code < 0 or (number and code)):
+            log.error("rank %d of %d ended with %s; all end with it", number, processes, _told(code))
+    return _code_of_all(codes, asked.is_set())
+
+
+def _code_of_all(codes: Sequence[int | None], asked: bool) -> int:
+    """Return one exit code for those of all ranks: below 0 a signal's number, None had to be ended."""
+    first, *others = codes
+    if first == -signal.SIGTERM and asked:  # it was told to stop before it had begun with anything
+        return 0
+    if first is not None and first >= 0 and first != EXIT_RESTART:
+        return first
+    return SettingsError.exit_code if SettingsError.exit_code in others else EXIT_RESTART
+
+
+@contextmanager
+def _started(command: Sequence[str], processes: int, folder: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Yield the ranks; none is left when the block ends."""
+    shared = {
+        **os.environ,
+        "WORLD_SIZE": str(processes),
+        "LOCAL_WORLD_SIZE": str(processes),
+        MEET: f"file://{folder / 'meet'}",
+        "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo"),
+    }
+    children: list[subprocess.Popen[bytes]] = []
+    try:
+        for rank in range(processes):
+            env = {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+            # a session of its own: the terminal's Ctrl-C is for the launcher
+            children.append(subprocess.Popen(command, env=env, stdin=subprocess.PIPE, start_new_session=True))
+        yield children
+    finally:
+        for child in children:
+            child.kill()
+            child.wait()
+            if child.stdin is not None:
+                child.stdin.close()
+
+
+@contextmanager
+def _passed_on(first: subprocess.Popen[bytes]) -> Iterator[threading.Event]:
+    """Pass SIGTERM and Ctrl-C on to rank 0 as SIGTERM; a second Ctrl-C ends this process, and with it all ranks.
+
+    Yields an event that the first of them sets.
+    """
+    asked = threading.Event()
+
+    def ask(number: int, _: object) -> None:
+        asked.set()
+        if number == signal.SIGINT:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+        with suppress(OSError):
+            first.send_signal(signal.SIGTERM)
+
+    before = {sign: signal.signal(sign, ask) for sign in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield asked
+    finally:
+        for sign, handler in before.items():
+            signal.signal(sign, handler)
+
+
+def _wait(children: Sequence[subprocess.Popen[bytes]], seconds: float) -> None:
+    until = time.monotonic() + seconds
+    while time.monotonic() < until and any(child.poll() is None for child in children):
+        time.sleep(LOOK_EVERY_S)
+
+
+def _told(code: int) -> str:
+    return f"exit code {code}" if code >= 0 else signal.Signals(-code).name
