@@ -15,7 +15,8 @@ demo: .venv/ready
 test: .venv/ready-test check
 	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
 
-# the chart on the cluster of KUBECONFIG, in namespaces of its own, with the helm and kubectl on PATH
+# the chart on the cluster of KUBECONFIG, in namespaces of its own, with the helm and kubectl on PATH; dashboards and
+# alerts with the prometheus and promtool on PATH or in PROMETHEUS_HOME
 test-deploy: .venv/ready-test
 	PATH="$(CURDIR)/.venv-deploy/bin:$$PATH" TEST_CLUSTER=1 $(BIN)/python -m pytest tests/deploy $(ARGS)
 
@@ -57,12 +58,14 @@ setup-deploy:
 	@test -x .venv-deploy/bin/python || $(PYTHON) -m venv .venv-deploy
 	.venv-deploy/bin/python -m pip --disable-pip-version-check install --quiet kubernetes-validate==1.37.0 checkov==3.3.30
 
-# what is derived: schema files, schemas/README.md, docs/cli.md, docs/metrics.md, helm/README.md, helm/files
+# what is derived: schema files, schemas/README.md, docs/cli.md, docs/metrics.md, helm/README.md, files, dashboards, alerts
 docs: .venv/ready-test
 	$(BIN)/python -m schemas.generate
 	$(BIN)/python -m streams.cli_docs
 	$(BIN)/python -m streams.metric_names
 	$(BIN)/python -m tests.chart_files
+	$(BIN)/python -m streams.dashboards
+	$(BIN)/python -m streams.alerts
 
 # needs uv; the lock holds names and versions, no addresses
 lock:

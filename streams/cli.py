@@ -11,6 +11,7 @@
                 ├─ query                             SQL over all that happened             cli_query.py
                 ├─ audit                             whether anything is lost or doubled    cli_audit.py
                 ├─ archive                           topics in files, beyond their retention  cli_archive.py
+                ├─ dashboards                        what Grafana shows                     cli_dashboards.py
                 ├─ export                            data sets for other trainers           cli_export.py
                 ├─ dlq                               what could not be used                 cli_dlq.py
                 ├─ replay  experiments               the log again, under other settings    cli_replay.py
@@ -32,6 +33,7 @@ import click
 
 from streams.cli_archive import archive
 from streams.cli_audit import audit
+from streams.cli_dashboards import dashboards
 from streams.cli_demo import demo
 from streams.cli_dlq import dlq
 from streams.cli_evaluate import evaluate
@@ -110,6 +112,7 @@ for command in (
     dlq,
     archive,
     audit,
+    dashboards,
     offsets,
     reproduce,
     query,

@@ -329,6 +329,8 @@ no reason. A stream worker is healthy while its event loop turns: its own watchd
 (loaded, and it did not fail on what it was asked last). The 503 says what is missing. `streamward audit --follow` has
 an address of its own (`--listen`) and no `/readyz`.
 
+What they look like on dashboards, when Prometheus tells somebody, and what to do then: [operations.md](operations.md).
+
 A histogram is three families: its name with `_bucket`, `_sum` and `_count`. A metric has at most 200 series; what goes
 beyond has `other` in each label.
 """

@@ -46,13 +46,16 @@ def command(*arguments: str) -> list[str]:
 
 @contextmanager
 def running(settings: Settings, folder: Path, *names: str) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
-    """Run `streamward NAME` for each name while the block runs. Each must end with 0 when it is told to."""
+    """Run `streamward NAME` for each name while the block runs. Each must end with 0 when it is told to.
+
+    A name may have options behind it.
+    """
     processes: dict[str, subprocess.Popen[bytes]] = {}
     try:
         for name in names:
-            with (folder / f"{name}.log").open("ab") as log:
+            with (folder / f"{name.split()[0]}.log").open("ab") as log:
                 processes[name] = subprocess.Popen(
-                    command(name), env=environment(settings), cwd=folder, stdout=log, stderr=log
+                    command(*name.split()), env=environment(settings), cwd=folder, stdout=log, stderr=log
                 )
         yield processes
         for process in processes.values():

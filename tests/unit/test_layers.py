@@ -37,12 +37,13 @@ LAYERS = [
         "selection recorded_lag experiments comparison replay_copy rescoring "
         "query query_statement query_views query_live query_pull query_source query_archive query_options query_show "
         "query_shell "
-        "export",
+        "export promql alerts dashboard_json dashboards grafana",
         # L4, what drives stages
         "trainer drive replay replay_join replay_plan replay_evaluate",
         # L5, composition roots
         "worker demo cli cli_log cli_work cli_dlq cli_archive cli_audit cli_offsets cli_reproduce cli_replay cli_demo "
-        "cli_query cli_export cli_docs cli_evaluate cli_adapters cli_release cli_rollout",
+        "cli_query cli_export cli_docs cli_evaluate cli_adapters cli_release cli_rollout "
+        "cli_dashboards",
     )
 ]
 STAGES = {f"streams.{name}" for name in ("tasks", "policy", "scoring", "advantages", "batches", "rollouts")}
