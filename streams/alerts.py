@@ -229,7 +229,8 @@ def text() -> str:
     import yaml
 
     head = "# Written by `python -m streams.alerts` from the table in streams/alerts.py; do not edit.\n"
-    return head + yaml.safe_dump(rules(), sort_keys=False, allow_unicode=True, width=4000)
+    body: str = yaml.safe_dump(rules(), sort_keys=False, allow_unicode=True, width=4000)
+    return head + body
 
 
 if __name__ == "__main__":

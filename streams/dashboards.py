@@ -18,9 +18,11 @@ from streams import alerts, metric_names as names
 from streams.alerts import FAILED_SCORES, FLAT, LAG_SECONDS, PREFIX, REASONS
 from streams.dashboard_json import Dashboard, Panel, Query, Row, text
 from streams.metric_names import Metric, every
-from streams.promql import average, grown, largest, metrics_of, or_zero, per_second, quantile, select, total
+from streams.promql import STEP, average, grown, largest, metrics_of, or_zero, per_second, quantile, select, total
 
 FOLDER = Path(__file__).parent.parent / "helm" / "dashboards"
+RARELY = "10m"
+"""The window for what a batch or a group brings, which may be minutes apart."""
 _ABOUT = {metric.name: metric.about for metric in every()}
 
 
@@ -37,13 +39,13 @@ def _speed(title: str, unit: str, metric: Metric, *labels: str) -> Panel:
     return _panel(title, unit, (per_second(metric, *labels), _legend(*labels)), kind="areas")
 
 
-def _spread(title: str, metric: Metric, *labels: str, unit: str = "s") -> Panel:
+def _spread(title: str, metric: Metric, *labels: str, window: str = STEP) -> Panel:
     """Half of them, and most of them."""
     return _panel(
         title,
-        unit,
-        (quantile(0.5, metric, *labels), f"half: {_legend(*labels)}"),
-        (quantile(0.95, metric, *labels), f"95 of 100: {_legend(*labels)}"),
+        "s",
+        (quantile(0.5, metric, *labels, window=window), f"half: {_legend(*labels)}"),
+        (quantile(0.95, metric, *labels, window=window), f"95 of 100: {_legend(*labels)}"),
     )
 
 
@@ -91,15 +93,18 @@ REWARD = _panel(
 POLICY_LAG = _panel(
     "Versions behind",
     "short",
-    (average(names.POLICY_LAG, "policy"), "{{policy}} mean"),
-    (quantile(0.95, names.POLICY_LAG, "policy"), "{{policy}} 95 of 100"),
+    (average(names.POLICY_LAG, "policy", window=RARELY), "{{policy}} mean"),
+    (quantile(0.95, names.POLICY_LAG, "policy", window=RARELY), "{{policy}} 95 of 100"),
 )
 VERSIONS = _panel(
     "Versions",
     "none",
     (largest(select(names.VERSION), "policy"), "{{policy}} trained"),
     (largest(select(names.PRIMARY), "policy"), "{{policy}} in force"),
-    (or_zero(largest(select(names.CANDIDATE), "policy")), "{{policy}} on trial"),
+    (
+        f"{largest(select(names.CANDIDATE), 'policy')} or 0 * {largest(select(names.PRIMARY), 'policy')}",
+        "{{policy}} on trial",
+    ),
 )
 SERVED = _panel(
     "Served and trained",
@@ -234,12 +239,16 @@ TRAINING = Dashboard(
                     "Share of the time, by phase",
                     "percentunit",
                     (
-                        total(f"rate({select(names.PHASE, '_sum')}[$__rate_interval])", "policy", "phase"),
+                        total(f"rate({select(names.PHASE, '_sum')}[{RARELY}])", "policy", "phase"),
                         "{{policy}} {{phase}}",
                     ),
                     kind="areas",
                 ),
-                _panel("Time of a phase", "s", (average(names.PHASE, "policy", "phase"), "{{policy}} {{phase}}")),
+                _panel(
+                    "Time of a phase",
+                    "s",
+                    (average(names.PHASE, "policy", "phase", window=RARELY), "{{policy}} {{phase}}"),
+                ),
                 TOKENS,
             ),
         ),
@@ -317,7 +326,7 @@ STREAMS = Dashboard(
             "Groups",
             (
                 _speed("Groups a second, by what became of them", "ops", names.GROUPS, "policy", "outcome"),
-                _spread("From a task to its group", names.GROUP_SECONDS, "policy"),
+                _spread("From a task to its group", names.GROUP_SECONDS, "policy", window=RARELY),
                 POLICY_LAG,
             ),
         ),
@@ -332,7 +341,7 @@ STREAMS = Dashboard(
         Row(
             "The audit, and the processes",
             (
-                _gauge("Ledger imbalance", "short", names.IMBALANCE, label="namespace"),
+                _panel("Ledger imbalance", "short", (largest(select(names.IMBALANCE)), "records")),
                 _panel(
                     "Findings",
                     "short",
