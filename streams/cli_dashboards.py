@@ -34,7 +34,7 @@ TOKEN = click.option(
 
 @click.group()
 def dashboards() -> None:
-    """Put the dashboards into a Grafana of your own."""
+    """Put dashboards into a Grafana."""
 
 
 @dashboards.command("apply")
@@ -42,9 +42,9 @@ def dashboards() -> None:
 @TOKEN
 @output_option
 def apply(url: str, token_file: Path | None, output: Output) -> None:
-    """Create or update each dashboard, in the folder Streamward, and read it back.
+    """Create or update each dashboard, and read it back.
 
-    What somebody changed there by hand is replaced; `check` says what that is.
+    They lie in the folder Streamward. What somebody changed there by hand is replaced; `check` says what that is.
     """
     from streams.dashboards import DASHBOARDS
 
@@ -57,9 +57,9 @@ def apply(url: str, token_file: Path | None, output: Output) -> None:
 @output_option
 @click.pass_context
 def check(ctx: click.Context, url: str, token_file: Path | None, output: Output) -> None:
-    """Say whether each dashboard is there as it should be, and what differs. Nothing is written.
+    """Say whether each is there as it should be.
 
-    The exit code is 0 only if all are the same.
+    What differs is named, and nothing is written. The exit code is 0 only if all are the same.
     """
     from streams.dashboards import DASHBOARDS
 

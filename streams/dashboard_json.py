@@ -14,6 +14,7 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
+from streams import metric_names as names
 from streams.promql import scoped
 
 SCHEMA_VERSION = 39
@@ -102,7 +103,7 @@ def _variables() -> Iterator[dict[str, Any]]:
         "name": "datasource", "label": "Data source", "type": "datasource", "query": "prometheus", "refresh": 1,
         "hide": 0, "includeAll": False, "multi": False, "options": [], "current": {},
     }  # fmt: skip
-    labels = {"namespace": "streamward_process_info", "policy": "streamward_rollout_primary_version"}
+    labels = {"namespace": names.PROCESS.name, "policy": names.PRIMARY.name}
     for label, metric in labels.items():
         yield {
             "name": label, "label": label.capitalize(), "type": "query", "datasource": SOURCE,

@@ -61,7 +61,7 @@ def test_every_metric_of_the_table_is_counted_somewhere() -> None:
         file.read_text(encoding="utf-8")
         for package in ("streams", "trainer")
         for file in (ROOT / package).rglob("*.py")
-        if file.name != "metric_names.py"
+        if file.name not in ("metric_names.py", "dashboards.py", "dashboard_json.py", "alerts.py")  # which only ask
     )
     used = set(re.findall(r"\bnames\.([A-Z_]+)\b", code))
     constants = {name for name, value in vars(names).items() if isinstance(value, Metric) or value is names.OF_STEP}
