@@ -356,7 +356,12 @@ STREAMS = Dashboard(
                     "short",
                     (total(select(names.PROCESS), "process", "version"), "{{process}} {{version}}"),
                 ),
-                _panel("Values that could not be told, a second", "ops", (per_second(names.SCRAPE_ERRORS), "values")),
+                _panel(
+                    "Values and spans that could not be told, a second",
+                    "ops",
+                    (per_second(names.SCRAPE_ERRORS), "values"),
+                    (per_second(names.SPANS_DROPPED, "reason"), "spans: {{reason}}"),
+                ),
             ),
         ),
     ),

@@ -226,15 +226,12 @@ def test_liveness_does_not_ask_for_the_broker(case: str) -> None:
 
 
 def test_a_trainer_with_several_gpus_is_as_many_processes(tmp_path: Path) -> None:
-    if "processes" not in Trainer.model_fields:
-        pytest.skip("NOT RUN: this program has no trainer.processes yet")
     done = helm({**BOOTSTRAP, "trainer": {"gpus": 4}})
     found = [one for one in safe_load_all(done.stdout) if one is not None]
     configs = {one["metadata"]["name"]: one["data"] for one in found if one["kind"] == "ConfigMap"}
     pods = {one["metadata"]["name"].rpartition("-")[2]: spec_of(one) for one in found if one["kind"] == "Deployment"}
     processes = {
-        name: getattr(loaded(mounted(spec, configs, tmp_path / name)).trainer, "processes")  # noqa: B009
-        for name, spec in pods.items()
+        name: loaded(mounted(spec, configs, tmp_path / name)).trainer.processes for name, spec in pods.items()
     }
     assert processes == {"streams": 1, "scoring": 1, "policy": 1, "trainer": 4}
     assert pods["trainer"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == 4
