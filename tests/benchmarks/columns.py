@@ -27,6 +27,7 @@ from streams.columns import decode_rows
 from streams.log import client_config
 from streams.settings import Archive, Settings
 from streams.topics import topics
+from tests.benchmarks.join import PEER
 from tests.benchmarks.loop import node
 from tests.benchmarks.side_by_side import by_turns, line, median_s, say
 from tests.benchmarks.whole_groups import preload
@@ -90,7 +91,7 @@ def _arrow(settings: Settings, labels: Sequence[str]) -> int:
 
 def _consumed(settings: Settings, labels: Sequence[str], use: Callable[[list[Any]], object]) -> int:
     bounds = cluster.offsets(settings, labels)
-    consumer = ck.Consumer({**client_config(settings.kafka), "group.id": "bench", "enable.auto.commit": False})
+    consumer = ck.Consumer({**client_config(settings.kafka), **PEER})
     consumer.assign([ck.TopicPartition(topic, partition, low) for (topic, partition), (low, _) in bounds.items()])
     left = count = sum(high - low for low, high in bounds.values())
     while left:
