@@ -16,9 +16,9 @@ test: .venv/ready-test check
 	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
 
 # the chart on the cluster of KUBECONFIG, in namespaces of its own, with the helm and kubectl on PATH; dashboards and
-# alerts with the prometheus and promtool on PATH or in PROMETHEUS_HOME
+# alerts with the prometheus and promtool on PATH or in PROMETHEUS_HOME; a real Schema Registry, which is fetched once
 test-deploy: .venv/ready-test
-	PATH="$(CURDIR)/.venv-deploy/bin:$$PATH" TEST_CLUSTER=1 $(BIN)/python -m pytest tests/deploy $(ARGS)
+	PATH="$(CURDIR)/.venv-deploy/bin:$$PATH" TEST_CLUSTER=1 TEST_REGISTRY=1 $(BIN)/python -m pytest tests/deploy $(ARGS)
 
 check: .venv/ready-test
 	$(BIN)/ruff format --check .

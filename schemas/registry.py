@@ -108,21 +108,31 @@ def files() -> Registry:
 
 def check(registry: Registry) -> Iterator[str]:
     """Yield one sentence for each pair of versions of an event in which one cannot read what the other wrote."""
-    import avro.compatibility
-    import avro.schema
-
-    checker = avro.compatibility.ReaderWriterCompatibilityChecker()
     for event in dict.fromkeys(schema.event for schema in registry.schemas.values()):
         versions = registry.versions(event)
         for reader in versions:
             for writer in versions:
-                result = checker.get_compatibility(avro.schema.parse(reader.text), avro.schema.parse(writer.text))
-                if result.compatibility is not avro.compatibility.SchemaCompatibilityType.compatible:
+                if (why := cannot_read(reader.text, writer.text)) is not None:
                     yield (
-                        f"{event}: version {reader.version} cannot read version {writer.version}: "
-                        f"{'; '.join(sorted(result.messages))} at {', '.join(sorted(result.locations))}. "
+                        f"{event}: version {reader.version} cannot read version {writer.version}: {why}. "
                         "Give new fields a default, and never rename, retype or take one away"
                     )
+
+
+def cannot_read(reader: str, writer: str) -> str | None:
+    """Return why records written with one schema cannot be read as another, both as text; None if they can."""
+    import avro.compatibility
+    import avro.errors
+    import avro.schema
+
+    try:
+        schemas = [avro.schema.parse(text) for text in (reader, writer)]
+    except (avro.errors.AvroException, ValueError) as exc:  # it is JSON Schema or Protobuf
+        return f"one of them is no Avro schema: {exc}"
+    result = avro.compatibility.ReaderWriterCompatibilityChecker().get_compatibility(*schemas)
+    if result.compatibility is avro.compatibility.SchemaCompatibilityType.compatible:
+        return None
+    return f"{'; '.join(sorted(result.messages))} at {', '.join(sorted(result.locations))}"
 
 
 def _without_logical_types(node: Any) -> Any:

@@ -6,7 +6,8 @@ Writing is strict: a wrong type, an integer out of range, a NaN reward or a bool
 the producer. Reading never raises: bytes that cannot be used come back as `Poison`, with a short reason and a sentence,
 and the reader decides (Streamward sends them to `dead-letters`).
 
-What is just as it should be takes the quick way (`schemas.wire`), and comes out as on the other.
+What is just as it should be takes the quick way (`schemas.wire`), and comes out as on the other. What the id in a frame
+means is `schemas.numbering`; with a Schema Registry it may have to be asked, and then what cannot be asked is raised.
 
 Not covered: compression and encryption, which are Kafka's.
 """
@@ -15,15 +16,15 @@ from __future__ import annotations
 
 import io
 import re
-import struct
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import fastavro
 
-from schemas import events, registry, wire, wire_read, wire_write
+from schemas import events, numbering, registry, wire, wire_read, wire_write
 from schemas.avsc import record_schema
+from schemas.numbering import FRAME as FRAME, MAGIC as MAGIC, Numbering
 from schemas.plain import (
     EncodeError as EncodeError,  # part of what writing promises
     checked,
@@ -31,8 +32,6 @@ from schemas.plain import (
     raised,
 )
 
-MAGIC = 0
-_HEADER = struct.Struct(">bI")
 E = TypeVar("E", bound=events.Event)
 
 
@@ -60,7 +59,7 @@ def encode(event: events.Event) -> bytes:
         return payload
     schema = registry.files().newest(type(event))
     out = io.BytesIO()
-    out.write(_HEADER.pack(MAGIC, schema.id))
+    out.write(FRAME.pack(MAGIC, numbering.current().id_of(schema)))
     fastavro.schemaless_writer(out, schema.parsed, plain)
     return out.getvalue()
 
@@ -74,25 +73,34 @@ def decode(payload: bytes | None, expected: type[E]) -> E | Poison:
     return event if broken is None else Poison("contradictory", f"{expected.__name__}: {broken}")
 
 
+class _Quick(NamedTuple):
+    frame: bytes
+    """Written with the newest schema of an event."""
+    frames: frozenset[bytes]
+    """Those that are known to mean the same."""
+    read: wire_read.Read
+    write: wire_write.Write
+
+
 @cache
-def _quick(kind: Any) -> tuple[bytes, wire_read.Read, wire_write.Write] | None:
-    """Return the frame of the newest schema of this event, and what reads and writes its body in one pass."""
+def _quick(kind: Any, ids: Numbering) -> _Quick | None:
+    """Return what reads and writes the newest schema of this event in one pass, with its frames."""
     newest = registry.files().newest(kind)
     if newest.definition != record_schema(kind):
         return None  # the dataclass was changed, and its schema is not generated yet
-    return _HEADER.pack(MAGIC, newest.id), wire_read.reader(kind), wire_write.writer(kind)
+    frames = frozenset(FRAME.pack(MAGIC, each) for each in ids.ids_meaning(newest))
+    return _Quick(FRAME.pack(MAGIC, ids.id_of(newest)), frames, wire_read.reader(kind), wire_write.writer(kind))
 
 
 def _quickly_written(event: Any) -> bytes | None:
     """Return the framed bytes of an event, or None if something about it is odd."""
     kind: Any = type(event)
-    quick = _quick(kind) if kind in events.EVENTS else None
+    quick = _quick(kind, numbering.current()) if kind in events.EVENTS else None
     if quick is None:
         return None
-    frame, _, write = quick
-    out = bytearray(frame)
+    out = bytearray(quick.frame)
     try:
-        write(event, out)
+        quick.write(event, out)
     except wire.ODD:
         return None
     return bytes(out)
@@ -101,13 +109,12 @@ def _quickly_written(event: Any) -> bytes | None:
 def _quickly_read(payload: bytes | None, expected: type[E]) -> E | None:
     """Return the event in `payload`, or None if something about it is odd."""
     kind: Any = expected
-    quick = _quick(kind)
-    if quick is None or payload is None or not payload.startswith(quick[0]):
+    quick = _quick(kind, numbering.current())
+    if quick is None or payload is None or payload[: FRAME.size] not in quick.frames:
         return None
-    frame, read, _ = quick
     try:
         event: E
-        event, end = read(payload, len(frame))
+        event, end = quick.read(payload, FRAME.size)
     except wire.ODD:
         return None
     return event if end == len(payload) else None
@@ -121,7 +128,8 @@ def _decode(payload: bytes | None, expected: type[E]) -> E | Poison:
     assert payload is not None  # noqa: S101 - _writer_schema gave a Poison for None
     newest = registry.files().newest(expected)
     body = io.BytesIO(payload)
-    body.seek(_HEADER.size)
+    _, schema_id = FRAME.unpack_from(payload)
+    body.seek(FRAME.size)
     try:
         reader_schema = None if schema.id == newest.id else newest.parsed
         plain: Any = fastavro.schemaless_reader(body, schema.parsed, reader_schema)
@@ -129,7 +137,7 @@ def _decode(payload: bytes | None, expected: type[E]) -> E | Poison:
         # fastavro raises whatever its C code meets: EOFError, IndexError, UnicodeDecodeError, MemoryError...
         return Poison(
             "undecodable",
-            f"expected a {expected.__name__} in {len(payload)} bytes under schema id {schema.id}, and reading failed: "
+            f"expected a {expected.__name__} in {len(payload)} bytes under schema id {schema_id}, and reading failed: "
             f"{type(exc).__name__}: {_without_addresses(str(exc))}. "
             "Check what wrote it: the record is cut short or not of this schema",
         )
@@ -137,7 +145,7 @@ def _decode(payload: bytes | None, expected: type[E]) -> E | Poison:
         return Poison(
             "undecodable",
             f"{left} bytes follow the {expected.__name__}; expected none. Check what wrote it: the body does not "
-            f"match schema id {schema.id}",
+            f"match schema id {schema_id}",
         )
     kind: Any = expected
     # Avro's own decoders pass integers beyond 32 bits, NaN and any text: what could not be written is not read
@@ -158,7 +166,7 @@ def _without_addresses(text: str) -> str:
 
 
 def _writer_schema(payload: bytes | None, expected: type[Any]) -> registry.Schema | Poison:
-    if payload is None or len(payload) < _HEADER.size or payload[0] != MAGIC:
+    if payload is None or len(payload) < FRAME.size or payload[0] != MAGIC:
         got = (
             "no value"
             if payload is None
@@ -169,13 +177,14 @@ def _writer_schema(payload: bytes | None, expected: type[Any]) -> registry.Schem
             f"expected a {expected.__name__} in Confluent framing (00, schema id in 4 bytes, Avro body), got {got}. "
             "Write with an Avro serializer and the schema files of this repository",
         )
-    _, schema_id = _HEADER.unpack_from(payload)
-    schema = registry.files().by_id(schema_id)
+    _, schema_id = FRAME.unpack_from(payload)
+    ids = numbering.current()
+    schema = ids.schema_of(expected.__name__, schema_id)
     if schema is None:
         return Poison(
             "unknown_schema",
-            f"schema id {schema_id} is not in schemas/lock.json (known: 1 to {len(registry.files().schemas)}). "
-            "Update this reader, or register the schema before writing with it",
+            f"schema id {schema_id} is not {ids.known()}. Update this reader, or register the schema before writing "
+            "with it",
         )
     if schema.event != expected.__name__:
         return Poison(

@@ -17,6 +17,7 @@ from typing import Any
 
 from faust.types import TP
 
+from schemas import numbering
 from streams import metric_names as names
 from streams.app import App, DeadLetter, source
 from streams.errors import EventError
@@ -54,18 +55,29 @@ def agent(
     intake = Intake(app.meter, stage, app.settings.topics, lambda: _stands(app, topic.name))
     app.intakes.append(intake)
 
+    async def learned(event: Any) -> None:
+        await _learn(topic, event.value)
+        await handle(event)
+
     async def work(stream: Any) -> None:
         async for event in stream.events():
             if await _its_turn(app, event, before):
                 message, started = event.message, time.perf_counter()
                 intake.took((message.topic, message.partition), message.offset, round(message.timestamp * 1000))
-                await _work_on(app, event, handle, dead_letter)
+                await _work_on(app, event, learned, dead_letter)
                 intake.done((message.topic, message.partition), message.offset + 1)
                 app.meter.observe(names.PROCESSING, time.perf_counter() - started, stage)
             else:
                 _withhold(event)
 
     return app.agent(source(app, topic), name=name, concurrency=1)(work)
+
+
+async def _learn(topic: Topic, payload: bytes | None) -> None:
+    """Have a Schema Registry asked about an id that nobody has met, beside the event loop: it may be away."""
+    ids, kind = numbering.current(), topic.event.__name__
+    if (schema_id := ids.undecided(kind, payload)) is not None:
+        await asyncio.to_thread(ids.schema_of, kind, schema_id)
 
 
 def _stands(app: App, topic: str) -> dict[tuple[str, int], tuple[int, int]]:

@@ -1,6 +1,6 @@
 """The commands that look at the log itself: topics, schemas, events.
 
-    topics apply, list, describe     schemas list, check, serve     events tail
+    topics apply, list, describe     schemas list, check, register, serve     events tail
 
 As thin as those in cli.py, and as careful not to import anything before a command runs.
 
@@ -131,7 +131,7 @@ def topics_describe(call: Call, names: tuple[str, ...], output: Output) -> None:
 
 @click.group()
 def schemas() -> None:
-    """Look at the Avro schemas of the events, and serve them."""
+    """Look at the Avro schemas of the events, register and serve them."""
 
 
 @schemas.command("list")
@@ -174,6 +174,33 @@ def schemas_check(ctx: click.Context) -> None:
     if problems:
         ctx.exit(1)
     click.echo(f"{len(registry.schemas)} schemas are as locked, and every version reads every other.", err=True)
+
+
+@schemas.command("register")
+@click.option("--dry-run", is_flag=True, help="Check everything, and change nothing.")
+@output_option
+@pass_call
+def schemas_register(call: Call, dry_run: bool, output: Output) -> None:
+    """Put every schema version into the Schema Registry.
+
+    Into that of schemas.registry_url, under <topic>-value, each subject FULL_TRANSITIVE. All versions of all subjects
+    are checked first: if one cannot read another, nothing is changed and the exit code is 4. What is there already
+    stays, so it may be run again.
+    """
+    from streams import schema_register, show
+
+    done, other_level = schema_register.register(call.settings, dry_run=dry_run)
+    columns = [
+        show.Column("subject", "subject"),
+        show.Column("version", "version", right=True),
+        show.Column("id", lambda row: "" if row["id"] is None else row["id"], right=True),
+        show.Column("result", "result"),
+    ]
+    show.rows([one._asdict() for one in done], columns, output)
+    for subject, before in other_level.items():
+        change = "would be set to" if dry_run else "is now"
+        was = f" (was {before})" if before else ""
+        click.echo(f"compatibility of {subject} {change} {schema_register.LEVEL}{was}", err=True)
 
 
 @schemas.command("serve")

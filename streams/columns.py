@@ -27,7 +27,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyruhvro
 
-from schemas import registry, serde
+from schemas import numbering, registry, serde
 from schemas.events import Coordinates, Event
 from streams import columns_rules, columns_types
 from streams.columns_types import TIME
@@ -212,7 +212,7 @@ class Judged(NamedTuple):
 
 def judge(event: type[Event], payloads: list[bytes | None]) -> Judged:
     """Return which of the payloads are events, as columns, and what is wrong with the others."""
-    first = _writer_schema(event, payloads[0][:_FRAME_BYTES] if payloads and payloads[0] else None)
+    first = _written_with(event, payloads[0][:_FRAME_BYTES] if payloads and payloads[0] else None)
     events = None if first is None else _sound(event, first, payloads)
     if first is not None and events is not None:  # all of one schema, and not one is odd
         return Judged([(range(len(payloads)), events)], {}, [first.id])
@@ -221,7 +221,7 @@ def judge(event: type[Event], payloads: list[bytes | None]) -> Judged:
     judged = Judged([], {}, [ids[head] for head in heads])
     for head in ids:
         which = [i for i, each in enumerate(heads) if each == head]
-        schema = _writer_schema(event, head)
+        schema = _written_with(event, head)
         if schema is None:
             _one_by_one(event, which, payloads, judged)
         else:
@@ -229,10 +229,21 @@ def judge(event: type[Event], payloads: list[bytes | None]) -> Judged:
     return judged
 
 
-def _writer_schema(event: type[Event], head: bytes | None) -> registry.Schema | None:
+class _Written(NamedTuple):
+    """What payloads were written with."""
+
+    id: int
+    """In the frame."""
+    schema: registry.Schema
+
+
+def _written_with(event: type[Event], head: bytes | None) -> _Written | None:
     """Return the schema of this event with which a payload of this beginning was written, if there is one."""
-    schema = registry.files().by_id(_schema_id(head) or 0)
-    return schema if schema is not None and schema.event == event.__name__ else None
+    schema_id = _schema_id(head)
+    if schema_id is None:
+        return None
+    schema = numbering.current().schema_of(event.__name__, schema_id)
+    return _Written(schema_id, schema) if schema is not None and schema.event == event.__name__ else None
 
 
 def _schema_id(head: bytes | None) -> int | None:
@@ -243,7 +254,7 @@ def _schema_id(head: bytes | None) -> int | None:
 
 
 def _halving(
-    event: type[Event], schema: registry.Schema, which: list[int], payloads: list[bytes | None], judged: Judged
+    event: type[Event], schema: _Written, which: list[int], payloads: list[bytes | None], judged: Judged
 ) -> None:
     """Decode what is sound in the largest pieces there are, and the rest one by one."""
     waiting = [which]
@@ -269,26 +280,27 @@ def _one_by_one(event: type[Event], which: list[int], payloads: list[bytes | Non
             good.append(i)
             written.append(serde.encode(read))  # as we write it, whatever the other writer's habits are
     if good:
-        events = _read(event, registry.files().newest(event), written)
+        newest = registry.files().newest(event)
+        events = _read(event, _Written(numbering.current().id_of(newest), newest), written)
         assert events is not None  # noqa: S101 - what we wrote ourselves can be read
         judged.found.append((good, events))
 
 
-def _sound(event: type[Event], schema: registry.Schema, payloads: Sequence[bytes | None]) -> pa.StructArray | None:
+def _sound(event: type[Event], schema: _Written, payloads: Sequence[bytes | None]) -> pa.StructArray | None:
     """Return the events in these payloads if every one certainly is an event, written with this schema; else None."""
     events = _read(event, schema, payloads)
     return events if events is not None and columns_rules.hold(event, events) else None
 
 
-def _read(event: type[Event], schema: registry.Schema, payloads: Sequence[bytes | None]) -> pa.StructArray | None:
+def _read(event: type[Event], written: _Written, payloads: Sequence[bytes | None]) -> pa.StructArray | None:
     """Return the events in these payloads under the newest schema; None if anything about their bytes is odd."""
     try:
         first, *others = payloads
         first = _varint(len(payloads)) + first  # type: ignore[operator]
         whole = _MARK_BYTES.join([first, *others, b"\0"])  # type: ignore[list-item]
-        items = pyruhvro.deserialize_array([whole], _array_of(schema)).column(0).values
+        items = pyruhvro.deserialize_array([whole], _array_of(written.schema)).column(0).values
         as_should_be = pc.and_(
-            pc.equal(items.field("id").view(pa.uint32()), int.from_bytes(schema.id.to_bytes(4, "big"), "little")),
+            pc.equal(items.field("id").view(pa.uint32()), int.from_bytes(written.id.to_bytes(4, "big"), "little")),
             pc.and_(pc.equal(items.field("magic"), serde.MAGIC != 0), pc.equal(items.field("mark"), _MARK)),
         )
         if pc.all(as_should_be).as_py() is False:

@@ -63,7 +63,7 @@ def examine(load: Callable[[], Settings]) -> list[Finding]:
     broker = _broker(settings)
     reached = broker.state == "ok"
     topics = list(_topics(settings)) if reached else [Finding("topics", "skipped", "needs a broker that answers")]
-    return [broker, *topics, *_schemas(), *_model(settings), *_disk(settings)]
+    return [broker, *topics, *_schemas(), *_registry(settings), *_model(settings), *_disk(settings)]
 
 
 # --- the log ----------------------------------------------------------------------------------------------------------
@@ -159,6 +159,19 @@ def _schemas() -> Iterator[Finding]:
         yield Finding("schemas", "failed", problem, exit_code=1)
     if not problems:
         yield Finding("schemas", "ok", f"{len(registry.schemas)} as locked, every version reads every other")
+
+
+def _registry(settings: Settings) -> Iterator[Finding]:
+    if not settings.schemas.registry_url:
+        return
+    from streams import schema_registry
+
+    try:
+        schema_registry.connect(settings)
+    except StreamwardError as exc:
+        yield Finding("schemas", "failed", str(exc), exit_code=exc.exit_code)
+    else:
+        yield Finding("schemas", "ok", f"{settings.schemas.registry_url} holds every version")
 
 
 # --- the machine ------------------------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from multiprocessing import get_context
 from operator import attrgetter
 from typing import NamedTuple
 
+from schemas import numbering
 from schemas.events import AdvantagedGroup, Batch, Coordinates, DeadLetter
 from schemas.serde import Poison, encode
 from streams import advantages, batches, cluster
@@ -65,7 +66,10 @@ def join_encoded(settings: Settings, *, processes: int | None = None) -> Iterato
     bounds, partitions = cluster.offsets(settings, KEYED_BY_TASK), range(settings.topics.partitions)
     wanted = min(processes or os.cpu_count() or 1, len(partitions))
     # what waits for its group is plain values without cycles: looking for some among them only takes time
-    with ProcessPoolExecutor(wanted, mp_context=get_context("spawn")) as pool:
+    ids = numbering.current()
+    with ProcessPoolExecutor(
+        wanted, mp_context=get_context("spawn"), initializer=numbering.use, initargs=(ids,)
+    ) as pool:
         for encoded in pool.map(partial(_encode_partition, settings, bounds), partitions):
             yield from encoded
 

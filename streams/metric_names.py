@@ -325,9 +325,10 @@ Each process serves them at `/metrics`, once it has a port (0, the default, serv
 `/healthz` is about progress: 200 while the process comes on, and 503 with what it has been at once that takes longer
 than `metrics.stuck_s`; a round may take `policy.round_timeout_s`, and loading a model an hour. A broker that is away is
 no reason. A stream worker is healthy while its event loop turns: its own watchdog ends it when nothing is committed.
-`/readyz` is 200 while every condition holds: `kafka` (reached, and partitions assigned), and of a policy agent `engine`
-(loaded, and it did not fail on what it was asked last). The 503 says what is missing. `streamward audit --follow` has
-an address of its own (`--listen`) and no `/readyz`.
+`/readyz` is 200 while every condition holds: `kafka` (reached, and partitions assigned), of a policy agent `engine`
+(loaded, and it did not fail on what it was asked last), and with `schemas.registry_url` everywhere `schema_registry`
+(its ids are known; [schemas.md](schemas.md)). The 503 says what is missing. `streamward audit --follow` has an address
+of its own (`--listen`) and no `/readyz`.
 
 What they look like on dashboards, when Prometheus tells somebody, and what to do then: [operations.md](operations.md).
 

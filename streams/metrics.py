@@ -34,6 +34,8 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 MOST_SERIES = 200
 """Of one metric. Names of policies, sources and reasons come from events, which anybody may write."""
 OTHER = "other"
+SCHEMA_REGISTRY = "schema_registry"
+"""The condition of every process where schemas.registry_url is set."""
 SLOW_CLIENT_S = 10.0
 """A client that says nothing for so long is let go."""
 
@@ -236,6 +238,8 @@ def served(settings: Settings, process: Process, *, waits_for: tuple[str, ...] =
     if not rule.port:
         yield OFF
         return
+    if settings.schemas.registry_url:
+        waits_for = (*waits_for, SCHEMA_REGISTRY)
     meter = Meter(process, stuck_s=rule.stuck_s, waits_for=waits_for)
     meter.set(names.PROCESS, 1, process, _version())
     with contextlib.ExitStack() as stack:

@@ -34,7 +34,7 @@ from typing import Self
 
 from schemas import serde
 from schemas.events import Response, Task, derive_id
-from streams import adapter_signing, metric_names as names, metrics, sampling, tracing
+from streams import adapter_signing, metric_names as names, metrics, sampling, schema_registry, tracing
 from streams.arms import BASE, route
 from streams.engines import Engine, SamplingRequest
 from streams.errors import EventError
@@ -95,6 +95,7 @@ def _run(settings: Settings, stop: threading.Event, engine: Engine, meter: Meter
     adapter_signing.check_verify_key(settings.adapters)
     meter.ready("engine")
     try:
+        schema_registry.wait(settings, meter, stop)
         with Agent(settings, engine, Patience(settings.kafka, stop, meter), meter, tracer) as agent:
             while not stop.is_set():
                 agent.step()

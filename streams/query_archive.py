@@ -17,7 +17,7 @@ import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from schemas import registry
+from schemas import numbering, registry
 from schemas.events import Coordinates, Event
 from streams import columns
 from streams.archive import Archive, Segment
@@ -40,8 +40,9 @@ def sort(archive: Archive, event: type[Event], segments: Iterable[Segment]) -> S
     """Return the segments by how they must be read. Only those without a record of the newest schema are opened."""
     found = Sorted([], [], [])
     newest = registry.files().newest(event)
+    ids = numbering.current().ids_meaning(newest) if newest.version > 1 else frozenset()
     for segment in segments:
-        if newest.version > 1 and newest.id not in segment.schema_ids and not _has_columns(archive, event, segment):
+        if newest.version > 1 and ids.isdisjoint(segment.schema_ids) and not _has_columns(archive, event, segment):
             found.older.append(segment)
         else:
             (found.with_bad if segment.bad else found.clean).append(segment)

@@ -26,6 +26,7 @@ from multiprocessing import get_context
 from operator import attrgetter, itemgetter
 from pathlib import Path
 
+from schemas import numbering
 from schemas.events import AdvantagedGroup, Batch, DeadLetter, SourceRange
 from schemas.serde import encode
 from streams import drive
@@ -109,7 +110,8 @@ def _spooled(
             yield _spool(settings, ranges, trained, folder, watch.stop.is_set, partition)
         return
     halt = folder / "stop"
-    with ProcessPoolExecutor(wanted, mp_context=get_context("spawn"), initializer=_leave_signals) as pool:
+    begin = partial(_begin, numbering.current())
+    with ProcessPoolExecutor(wanted, mp_context=get_context("spawn"), initializer=begin) as pool:
         spool = partial(_spool, settings, ranges, trained, folder, halt.exists)
         waiting = {pool.submit(spool, partition) for partition in partitions}
         try:
@@ -124,8 +126,9 @@ def _spooled(
                 pool.shutdown(cancel_futures=True)
 
 
-def _leave_signals() -> None:
-    """Let a Ctrl-C that the terminal sends to all end the run, which tells its processes."""
+def _begin(ids: numbering.Numbering) -> None:
+    """Let a Ctrl-C that the terminal sends to all end the run, which tells its processes; take over the schema ids."""
+    numbering.use(ids)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 

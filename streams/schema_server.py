@@ -70,7 +70,7 @@ def _subjects(settings: Settings) -> dict[str, list[Schema]]:
 def answer(path: str, subjects: dict[str, list[Schema]]) -> Answer:
     """Return what a GET of `path` (without its query) gives."""
     match [part for part in path.split("/") if part]:
-        case [] | ["mode"] | ["config"]:
+        case [] | ["mode"] | ["config"] | ["config", _]:
             return 200, {"mode": "READONLY", "compatibilityLevel": "FULL_TRANSITIVE"}
         case ["schemas", "types"]:
             return 200, ["AVRO"]

@@ -26,7 +26,7 @@ from typing import Self
 
 from schemas import serde
 from schemas.events import Response, Reward, RewardSource, Task, derive_id
-from streams import metric_names as names, metrics, trace_context, tracing
+from streams import metric_names as names, metrics, schema_registry, trace_context, tracing
 from streams.following import Consumer, Contiguous
 from streams.known_tasks import KnownTasks
 from streams.log import POLL_S, Producer, Record, TopicPartition, dead_letter
@@ -61,11 +61,12 @@ def run(settings: Settings, *, stop: threading.Event) -> None:
         with (
             metrics.served(settings, "scoring") as meter,
             tracing.opened(settings, "scoring", meter) as tracer,
-            Agent(settings, Patience(settings.kafka, stop, meter), meter, tracer) as agent,
         ):
-            while not stop.is_set():
-                agent.step()
-            agent.drain()
+            schema_registry.wait(settings, meter, stop)
+            with Agent(settings, Patience(settings.kafka, stop, meter), meter, tracer) as agent:
+                while not stop.is_set():
+                    agent.step()
+                agent.drain()
     except StoppedWaiting as exc:
         log.warning("%s", exc)
 

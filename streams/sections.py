@@ -346,6 +346,43 @@ class Archive(Section):
     follow_s: float = Field(60.0, gt=0, description="with --follow: seconds between two looks at the log")
 
 
+class Schemas(Section):
+    """Who gives the schema ids that records carry."""
+
+    registry_url: str | None = Field(
+        None,
+        description="of a Schema Registry with Confluent's API, or several with commas between; empty: the ids are "
+        "those of schemas/lock.json",
+    )
+    registry_username: str | None = None
+    registry_password: SecretStr | None = None
+    registry_ca_location: Path | None = Field(None, description="PEM file; empty: the authorities that certifi knows")
+    own_ids: bool = Field(
+        True,
+        description="with a registry: older records may carry ids of schemas/lock.json. false: they may not, and every "
+        "id is the registry's",
+    )
+
+    @model_validator(mode="after")
+    def _registry_is_whole(self) -> Schemas:
+        urls = [url.strip() for url in (self.registry_url or "").split(",") if url.strip()]
+        beside = (self.registry_username, self.registry_password, self.registry_ca_location)
+        if not urls and (any(value is not None for value in beside) or not self.own_ids):
+            raise ValueError(
+                "settings of a Schema Registry have no effect without registry_url; set it, or leave them out"
+            )
+        if any(re.match(r"https?://[^@/]+", url) is None or "@" in url for url in urls):
+            raise ValueError(
+                "registry_url must begin with http:// or https:// and hold no user; a user goes into registry_username "
+                "and registry_password"
+            )
+        if (self.registry_username is None) != (self.registry_password is None):
+            raise ValueError("registry_username and registry_password go together; set both or neither")
+        if self.registry_ca_location is not None and not any(url.startswith("https://") for url in urls):
+            raise ValueError("registry_ca_location has no effect on a registry_url that begins with http://")
+        return self
+
+
 class Metrics(Section):
     """What each process of the loop says of itself over HTTP: /metrics, /healthz, /readyz."""
 

@@ -35,6 +35,7 @@ from streams.sections import (
     Model as Model,
     Policy as Policy,
     Rollouts as Rollouts,
+    Schemas as Schemas,
     Scoring as Scoring,
     Section as Section,
     Topics as Topics,
@@ -65,6 +66,7 @@ class Settings(Section):
     trainer: Trainer = Trainer()
     adapters: Adapters = Adapters()
     archive: Archive = Archive()
+    schemas: Schemas = Schemas()
     metrics: Metrics = Metrics()
     tracing: Tracing = Tracing()
     broker: Broker = Broker()

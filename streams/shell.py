@@ -51,7 +51,12 @@ class Call:
         """The settings, and where each that is not a default came from. Raises SettingsError."""
         from streams.settings import load_with_origins
 
-        return load_with_origins(file=self.config, overrides=self.overrides)
+        settings, origins = load_with_origins(file=self.config, overrides=self.overrides)
+        if settings.schemas.registry_url:
+            from streams import schema_registry
+
+            schema_registry.use(settings)
+        return settings, origins
 
     @property
     def settings(self) -> Settings:

@@ -14,7 +14,7 @@ from itertools import count
 
 from aiokafka.errors import IllegalStateError
 
-from streams import advantages, batches, cluster, metric_names as names, metrics, rollouts, tracing
+from streams import advantages, batches, cluster, metric_names as names, metrics, rollouts, schema_registry, tracing
 from streams.app import App, build_app, run_worker
 from streams.settings import Settings
 from streams.watchdog import broker_answers
@@ -31,6 +31,7 @@ def run(settings: Settings) -> int:
     """
     cluster.check_topics(settings)
     with metrics.served(settings, "streams") as meter, tracing.opened(settings, "streams", meter) as tracer:
+        schema_registry.wait(settings, meter)
         name = f"streams-{socket.gethostname()}-{os.getpid()}"
         app = build_app(settings, worker_name=name, meter=meter, tracer=tracer)
         for stage in (advantages, batches, rollouts):

@@ -31,7 +31,7 @@ from safetensors import SafetensorError
 
 from schemas.events import AdapterEvent, Batch, Coordinates, derive_id
 from schemas.serde import Poison
-from streams import adapter_signing, adapter_store, cluster, metrics, trace_context, tracing
+from streams import adapter_signing, adapter_store, cluster, metrics, schema_registry, trace_context, tracing
 from streams.adapters import read_state
 from streams.engines.weights import Base, load_base
 from streams.errors import RefusedError, SettingsError, StreamwardError
@@ -93,6 +93,7 @@ def _follow(
 ) -> None:
     patience = Patience(settings.kafka, stop, meter)
     try:
+        schema_registry.wait(settings, meter, stop)
         with (
             checkpoint.hold(settings.trainer.checkpoints, settings.policy.name) as folder,
             Producer(settings, patience=patience, meter=meter, stage=STAGE) as producer,

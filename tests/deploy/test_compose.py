@@ -249,7 +249,9 @@ def _listed() -> list[str]:
 def test_what_the_small_image_installs_is_locked_and_a_requirement_of_ours() -> None:
     locked = {line.partition("==")[0] for line in (ROOT / "requirements.lock").read_text(encoding="utf-8").splitlines()}
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    assert [name for name in _listed() if name not in locked or not re.search(rf'"{name}[=<>\[]', project)] == []
+    names = [line.partition("[")[0] for line in _listed()]
+    assert [name for name in names if name not in locked or not re.search(rf'"{name}[=<>\[]', project)] == []
+    assert [line for line in _listed() if "[" in line and f'"{line}' not in project] == []
 
 
 SMALL = """
@@ -259,15 +261,21 @@ from packaging.requirements import Requirement
 
 wanted, seen = sys.argv[1:], set()
 while wanted:  # what is listed, and what that requires
-    name = wanted.pop().lower().replace("_", "-")
-    if name in seen:
+    asked = Requirement(wanted.pop())
+    name, extras = asked.name.lower().replace("_", "-"), ["", *sorted(asked.extras)]
+    if {(name, extra) for extra in extras} <= seen:
         continue
-    seen.add(name)
+    seen |= {(name, extra) for extra in extras}
     try:
         needs = [Requirement(line) for line in requires(name) or []]
     except PackageNotFoundError:
         continue
-    wanted += [need.name for need in needs if need.marker is None or need.marker.evaluate({"extra": ""})]
+    wanted += [
+        f"{need.name}[{','.join(need.extras)}]"
+        for need in needs
+        if need.marker is None or any(need.marker.evaluate({"extra": extra}) for extra in extras)
+    ]
+seen = {name for name, _ in seen}
 of = {module: {name.lower().replace("_", "-") for name in names} for module, names in packages_distributions().items()}
 
 class Elsewhere:
@@ -280,6 +288,7 @@ sys.meta_path.insert(0, Elsewhere())
 import streams.cli, streams.worker, streams.scoring, streams.cluster, streams.audit, streams.audit_read
 import streams.audit_metrics, streams.schema_server, streams.asking, streams.tasks, streams.positions, streams.show
 import streams.scorers.registry, streams.generators, streams.adapter_store, streams.guard, streams.canary
+import streams.schema_register, streams.schema_registry, avro.compatibility, confluent_kafka.schema_registry
 """
 
 

@@ -20,7 +20,7 @@ LAYERS = [
         "schemas errors sections settings trace_context",
         # L1, the log, the broker, and how things look on a terminal
         "topics metric_names metrics intake log patience reading following cluster positions observe quiet "
-        "schema_server delivery changelogs spans tracing otlp "
+        "schema_server schema_registry schema_register delivery changelogs spans tracing otlp "
         "config_file broker deadline node jvm show shell supervisor",
         # L2, what stages are made of
         "app agents faust_fixes faust_start faust_guard lease tables watchdog engines scorers formulas rows groups "

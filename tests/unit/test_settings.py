@@ -17,6 +17,7 @@ from streams.settings import (
     Batches,
     Kafka,
     Policy,
+    Schemas,
     Scoring,
     Settings,
     Topics,
@@ -178,6 +179,14 @@ def test_a_bad_value_inside_a_mapping_names_its_file(file: Path) -> None:
         (["kafka.sasl_username=anna"], "set it to SASL_SSL (or SASL_PLAINTEXT on a trusted network)"),
         (["kafka.ssl_ca_location=ca.pem"], "set it to SSL or SASL_SSL"),
         (["kafka.security_protocol=SSL", "kafka.ssl_key_location=k.pem"], "go together; set both or neither"),
+        (["schemas.own_ids=false"], "have no effect without registry_url; set it, or leave them out"),
+        (["schemas.registry_url=registry:8081"], "must begin with http:// or https:// and hold no user"),
+        (["schemas.registry_url=http://u:p@registry"], "must begin with http:// or https:// and hold no user"),
+        (["schemas.registry_url=http://r", "schemas.registry_username=u"], "go together; set both or neither"),
+        (
+            ["schemas.registry_url=http://r", "schemas.registry_ca_location=c"],
+            "no effect on a registry_url that begins",
+        ),
         (["scoring.judge_model=m"], "no effect without judge_url; set it, up to /v1"),
         (["scoring.judge_url=http://j/v1"], "name the model the judge should ask for"),
         (["policy.engine=vllm"], "name the servers, e.g. http://127.0.0.1:8000"),
@@ -280,6 +289,13 @@ def test_a_child_loads_the_same_settings(tmp_path: Path, monkeypatch: pytest.Mon
             verify="listed",
         ),
         scoring=Scoring(judge_url="http://j/v1", judge_model="m", judge_key=SecretStr("k")),
+        schemas=Schemas(
+            registry_url="https://a:8081,https://b",
+            registry_username="u",
+            registry_password=SecretStr("p"),
+            registry_ca_location=Path("ca.pem"),
+            own_ids=False,
+        ),
         trainer=Trainer(loss="cispo", epsilon_high=5.0, importance="mask", importance_cap=3.5),
         tracing=Tracing(otlp_endpoint="https://c:4318", sample_ratio=0.25, queue_spans=7, timeout_s=2.5),
     )
@@ -298,6 +314,7 @@ OTHER: dict[str, Any] = {
     "canary.alpha": 0.1,
     "canary.max_failed": 0.5,
     "canary.max_truncated": 0.5,
+    "schemas.registry_url": "https://registry:8081",
     "adapters.signing_key": Path("adapters.key"),
     "adapters.verify_key": Path("adapters.pub"),
     "tracing.otlp_endpoint": "http://127.0.0.1:4318",
@@ -307,8 +324,9 @@ ALONE = {"kafka.sasl_mechanism", "kafka.sasl_username", "kafka.sasl_password", "
 ALONE |= {f"kafka.ssl_{what}_location" for what in ("ca", "certificate", "key")}
 ALONE |= {f"scoring.judge_{what}" for what in ("url", "model", "key")}
 ALONE |= {key for key, _ in dotted(Settings()) if key.startswith("policy.server")}
-ALONE |= {"policy.max_concurrent", "policy.verify"}
+ALONE |= {"policy.max_concurrent", "policy.verify", "schemas.own_ids"}
 ALONE |= {"tracing.sample_ratio", "tracing.queue_spans", "tracing.timeout_s"}
+ALONE |= {f"schemas.registry_{what}" for what in ("username", "password", "ca_location")}
 """These mean nothing without others; the test above has them together."""
 
 

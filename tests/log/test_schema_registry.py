@@ -1,0 +1,164 @@
+"""A Schema Registry over HTTP: ours, which is read only, and none at all."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Iterator
+
+import pytest
+from click.testing import CliRunner, Result
+from factories import one_of_each
+
+from schemas import numbering, registry
+from schemas.serde import encode
+from streams import schema_register, schema_registry, schema_server
+from streams.cli import cli
+from streams.errors import NotFoundError, SettingsError
+from streams.experiments import settings_of
+from streams.metrics import Meter
+from streams.patience import StoppedWaiting
+from streams.schema_registry import Away
+from streams.settings import Kafka, Schemas, Settings, Topics, to_env
+from tests.chaos.proxy import free_ports
+
+NOBODY = Settings(schemas=Schemas(registry_url="http://127.0.0.1:1"), kafka=Kafka(bootstrap="127.0.0.1:1"))
+
+
+@pytest.fixture(autouse=True)
+def own_ids_again() -> Iterator[None]:
+    yield
+    numbering.use(numbering.OWN)
+
+
+@pytest.fixture(scope="module")
+def ours() -> Iterator[Settings]:
+    """Settings of the registry that this package serves."""
+    with schema_server.serve() as url:
+        yield Settings(schemas=Schemas(registry_url=url))
+
+
+def run(settings: Settings, *arguments: str) -> Result:
+    return CliRunner().invoke(cli, arguments, env=to_env(settings))
+
+
+def test_our_own_registry_gives_our_own_ids(ours: Settings) -> None:
+    before = [encode(event) for event in one_of_each()]
+    numbering.use(schema_registry.connect(ours))
+    assert [encode(event) for event in one_of_each()] == before
+
+
+def test_an_experiments_records_have_the_ids_of_its_sources_subjects(
+    ours: Settings, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    own = settings_of(ours, "dry", tmp_path_factory.mktemp("dry"), {}, "test")
+    assert own.topics.prefix == "streamward.experiment.dry."
+    assert schema_registry.connect(own).lacking() == []
+
+
+def test_registering_what_is_there_changes_nothing(ours: Settings) -> None:
+    for arguments in (["--dry-run"], []):
+        result = run(ours, "schemas", "register", *arguments, "--output", "jsonl")
+        assert (result.exit_code, result.stderr) == (0, "")
+        rows = [json.loads(line) for line in result.stdout.splitlines()]
+        assert [(row["id"], row["result"]) for row in rows] == [(id_, "there") for id_ in registry.files().schemas]
+        assert rows[0]["subject"] == "streamward.tasks-value"
+
+
+def test_other_topics_have_other_subjects_which_are_not_there(ours: Settings) -> None:
+    lab = ours.model_copy(update={"topics": Topics(prefix="lab.")})
+    with pytest.raises(NotFoundError, match=r"does not hold Task version 1, .*`streamward schemas register`"):
+        schema_registry.connect(lab)
+
+
+def test_a_registry_that_registers_nothing_is_a_refusal(ours: Settings) -> None:
+    lab = ours.model_copy(update={"topics": Topics(prefix="lab.")})
+    dry = run(lab, "schemas", "register", "--dry-run", "--output", "jsonl")
+    assert dry.exit_code == 0
+    assert {json.loads(line)["result"] for line in dry.stdout.splitlines()} == {"missing"}
+    result = run(lab, "schemas", "register")
+    assert result.exit_code == 4 and "this registry is read only" in result.stderr
+
+
+def test_a_registry_that_is_away_is_unreachable_and_none_at_all_a_setting() -> None:
+    result = run(NOBODY, "schemas", "register")
+    assert result.exit_code == 5
+    assert "the Schema Registry at http://127.0.0.1:1 does not answer" in result.stderr
+    result = run(Settings(), "schemas", "register")
+    assert result.exit_code == 2 and "schemas.registry_url is not set" in result.stderr
+
+
+def test_a_command_that_needs_no_ids_asks_nobody() -> None:
+    assert run(NOBODY, "config", "show", "schemas.registry_url").exit_code == 0
+    with pytest.raises(Away):
+        encode(one_of_each()[0])
+
+
+def test_doctor_says_what_becomes_of_the_registry(ours: Settings) -> None:
+    def findings(settings: Settings) -> list[str]:
+        rows = [json.loads(line) for line in run(settings, "doctor", "--output", "jsonl").stdout.splitlines()]
+        return [f"{row['state']}: {row['what']}" for row in rows if row["check"] == "schemas"]
+
+    kafka = NOBODY.kafka.model_copy(update={"request_timeout_s": 0.5})
+    assert findings(ours.model_copy(update={"kafka": kafka}))[1].endswith(" holds every version")
+    assert findings(NOBODY.model_copy(update={"kafka": kafka}))[1].startswith("failed: the Schema Registry at")
+
+
+def test_a_process_waits_for_its_registry_unready_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+    (port,) = free_ports(1)
+    settings = Settings(schemas=Schemas(registry_url=f"http://127.0.0.1:{port}"))
+    meter, told = Meter("scoring", waits_for=("schema_registry",)), threading.Event()
+    monkey = meter.ready
+
+    def ready(condition: str, why_not: str = "") -> None:
+        monkey(condition, why_not)
+        seen.append(meter.answer("/readyz"))
+        if len(seen) == 3:
+            told.set()
+
+    seen: list[tuple[int, str]] = []
+    meter.ready = ready  # type: ignore[method-assign]
+    with caplog.at_level(logging.INFO, "streamward.schemas"):
+        thread = threading.Thread(target=schema_registry.wait, args=(settings, meter))
+        thread.start()
+        assert told.wait(60)
+        with schema_server.serve(port=port):
+            thread.join(60)
+    assert not thread.is_alive()
+    assert {status for status, _ in seen[:-1]} == {503} and seen[-1] == (200, "ok\n")
+    assert seen[0][1].startswith(f"schema_registry: the Schema Registry at http://127.0.0.1:{port} does not answer")
+    assert meter.answer("/healthz")[0] == 200
+    said = [record.getMessage() for record in caplog.records if record.name == "streamward.schemas"]
+    assert len(said) == 2 and said[0].endswith("Waiting") and "answers, after" in said[1]
+    assert numbering.current().id_of(registry.files().schemas[1]) == 1  # and goes on without it: it has ended by now
+
+
+def test_a_process_that_waits_can_be_stopped() -> None:
+    stop = threading.Event()
+    stop.set()
+    with pytest.raises(StoppedWaiting, match="stopping all the same"):
+        schema_registry.wait(NOBODY, stop=stop)
+
+
+def test_an_id_is_unknown_only_if_the_registry_knows_what_it_gave(ours: Settings) -> None:
+    assert schema_registry.text_of(ours, 1, 3) == registry.files().schemas[3].text
+    assert schema_registry.text_of(ours, 1, 4242) is None
+    with pytest.raises(Away, match="does not know schema id 77, which it gave"):
+        schema_registry.text_of(ours, 77, 4242)
+
+
+def test_a_version_that_reads_nothing_of_ours_is_named_before_anything_is_changed(ours: Settings) -> None:
+    with schema_registry.asking(ours) as client:
+        plan = schema_register._planned(client, ours)
+    strange = numbering.Held("Reward", 2, 17, json.dumps({"type": "record", "name": "Reward", "fields": []}))
+    problems = list(schema_register.incompatible(plan._replace(held=[*plan.held, strange])))
+    assert problems and all(
+        problem.startswith("streamward.rewards-value: version") and "(id 17)" in problem for problem in problems
+    )
+
+
+def test_a_certificate_file_that_is_not_there_is_a_setting() -> None:
+    schemas = Schemas.model_validate({"registry_url": "https://127.0.0.1:1", "registry_ca_location": "nowhere.pem"})
+    with pytest.raises(SettingsError, match=r"registry_ca_location=nowhere\.pem"):
+        schema_registry.connect(Settings(schemas=schemas))
