@@ -65,7 +65,10 @@ def encode(event: events.Event) -> bytes:
 
 
 def decode(payload: bytes | None, expected: type[E]) -> E | Poison:
-    """Return the event in `payload`, read as the newest version of `expected`, or a Poison. Never raises."""
+    """Return the event in `payload`, read as the newest version of `expected`, or a Poison.
+
+    Never raises for what a payload holds; only what asking a Schema Registry for an id raises.
+    """
     event = _quickly_read(payload, expected)
     if event is None:
         return _decode(payload, expected)

@@ -76,7 +76,7 @@ def register(settings: Settings, *, dry_run: bool = False) -> tuple[list[Registe
         held = plan.held if dry_run else _planned(client, settings).held
     ids = Given(held, lambda _: None, where=str(settings.schemas.registry_url), own_ids=settings.schemas.own_ids)
     if clash := next(ids.clashes(), None):
-        raise RefusedError(clashing(clash))
+        raise RefusedError(f"{clashing(clash)}. {'Nothing was changed' if dry_run else 'Every version is registered'}")
     return done, plan.other_level
 
 

@@ -120,9 +120,10 @@ def connect(settings: Settings, ask: Callable[[int, int], str | None] | None = N
     )
     if lacking := ids.lacking():
         names = ", ".join(f"{schema.event} version {schema.version}" for schema in lacking)
+        address = "" if held else ", or name the address of Confluent's API (Apicurio's ends in /apis/ccompat/v7)"
         raise NotFoundError(
             f"the Schema Registry at {settings.schemas.registry_url} does not hold {names}; register every version "
-            "with `streamward schemas register`"
+            f"with `streamward schemas register`{address}"
         )
     if clash := next(ids.clashes(), None):
         raise SettingsError(clashing(clash))

@@ -28,7 +28,7 @@ from running import read, records, running, said, until
 from scraped import get
 
 from schemas import numbering, registry
-from schemas.events import AdvantagedGroup, Event, Message, Response, Reward, RewardSource, Sampling, Task
+from schemas.events import AdvantagedGroup, DeadLetter, Event, Message, Response, Reward, RewardSource, Sampling, Task
 from schemas.serde import decode, encode
 from streams import cluster, schema_registry
 from streams.cli import cli
@@ -67,15 +67,20 @@ def client(apicurio: Apicurio) -> Iterator[SchemaRegistryClient]:
         yield client
 
 
+@pytest.fixture(autouse=True)
+def own_ids_again() -> Iterator[None]:
+    yield
+    numbering.use(numbering.OWN)
+
+
 @pytest.fixture
-def registered(apicurio: Apicurio, settings: Settings) -> Iterator[Settings]:
+def registered(apicurio: Apicurio, settings: Settings) -> Settings:
     """Settings whose topics exist and whose schemas are registered; this process uses the ids of lock.json."""
     with_registry = settings.model_copy(update={"schemas": Schemas(registry_url=apicurio.url)})
     cluster.apply_topics(with_registry)
     assert run(with_registry, "schemas", "register").exit_code == 0
     numbering.use(numbering.OWN)
-    yield with_registry
-    numbering.use(numbering.OWN)
+    return with_registry
 
 
 def run(settings: Settings, *arguments: str) -> Result:
@@ -244,17 +249,26 @@ def test_processes_wait_for_a_cold_registry_and_go_on_through_its_outage_once_wa
         apicurio.pause()
         answer(2)
         assert all(ready(name)[0] == 200 for name in LOOP)
-        apicurio.resume()
+        waited = said(tmp_path)
+        assert waited.count("Waiting") == len(LOOP), waited
 
-    waited = said(tmp_path)
-    assert waited.count("Waiting") == len(LOOP), waited
+        with Producer(settings) as producer:  # nobody has met this id: what it means waits for the registry
+            producer.send_bytes(topics(settings.topics)["tasks"].name, b"odd", b"\0" + (10**6).to_bytes(4, "big") + b"?")
+        until(lambda: "schema_registry" in ready("streams")[1], "streams to wait", folder=tmp_path)
+        assert get(f"{urls['streams']}/healthz")[0] == 200
+        assert not records(settings, "dead-letters")
+        apicurio.resume()
+        until(lambda: bool(records(settings, "dead-letters")), "a dead letter", folder=tmp_path)
+        answer(3)
+        until(lambda: all(ready(name)[0] == 200 for name in LOOP), "all to be ready", folder=tmp_path)
+
     assert written_with(settings, "tasks", "t0") == {1}
     ids = {type_: numbering.current().id_of(registry.files().newest(type_)) for type_ in (Task, Response, Reward)}
-    for number in (1, 2):
+    for number in (1, 2, 3):
         assert written_with(settings, "tasks", f"t{number}") == {ids[Task]}
         assert written_with(settings, "responses", f"t{number}") == {ids[Response]}
         assert written_with(settings, "rewards", f"t{number}") == {ids[Reward]}
-    assert not records(settings, "dead-letters")
+    assert {letter.reason for _, letter in read(settings, DeadLetter)} == {"unknown_schema"}
 
 
 def test_a_command_reads_a_log_of_both_numberings(registered: Settings, tmp_path: Path) -> None:
