@@ -253,7 +253,8 @@ def test_processes_wait_for_a_cold_registry_and_go_on_through_its_outage_once_wa
         assert waited.count("Waiting") == len(LOOP), waited
 
         with Producer(settings) as producer:  # nobody has met this id: what it means waits for the registry
-            producer.send_bytes(topics(settings.topics)["tasks"].name, b"odd", b"\0" + (10**6).to_bytes(4, "big") + b"?")
+            frame = b"\0" + (10**6).to_bytes(4, "big")
+            producer.send_bytes(topics(settings.topics)["tasks"].name, b"odd", frame + b"?")
         until(lambda: "schema_registry" in ready("streams")[1], "streams to wait", folder=tmp_path)
         assert get(f"{urls['streams']}/healthz")[0] == 200
         assert not records(settings, "dead-letters")
