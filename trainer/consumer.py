@@ -93,12 +93,12 @@ def _follow(
 ) -> None:
     patience = Patience(settings.kafka, stop, meter)
     try:
-        schema_registry.wait(settings, meter, stop)
         with (
             checkpoint.hold(settings.trainer.checkpoints, settings.policy.name) as folder,
             Producer(settings, patience=patience, meter=meter, stage=STAGE) as producer,
             ranks.others(place, settings.metrics.stuck_s) as others,
         ):
+            schema_registry.wait(settings, meter, stop)
             meter.at("loading the base model", within_s=START_S)
             line = Line(settings, folder, load_base(settings.model), producer, patience, meter, tracer, others)
             line.resume()
