@@ -32,7 +32,7 @@ from hypothesis import HealthCheck, given, settings as examples, strategies as s
 from yaml import safe_load_all
 
 from streams import evaluate, metric_names, suites, topics
-from streams.settings import Topics, Trainer
+from streams.settings import Topics
 
 pytestmark = needs_helm
 
@@ -230,9 +230,7 @@ def test_a_trainer_with_several_gpus_is_as_many_processes(tmp_path: Path) -> Non
     found = [one for one in safe_load_all(done.stdout) if one is not None]
     configs = {one["metadata"]["name"]: one["data"] for one in found if one["kind"] == "ConfigMap"}
     pods = {one["metadata"]["name"].rpartition("-")[2]: spec_of(one) for one in found if one["kind"] == "Deployment"}
-    processes = {
-        name: loaded(mounted(spec, configs, tmp_path / name)).trainer.processes for name, spec in pods.items()
-    }
+    processes = {name: loaded(mounted(spec, configs, tmp_path / name)).trainer.processes for name, spec in pods.items()}
     assert processes == {"streams": 1, "scoring": 1, "policy": 1, "trainer": 4}
     assert pods["trainer"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == 4
 
