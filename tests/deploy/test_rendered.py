@@ -1,84 +1,214 @@
 """The processes of the chart, started as it renders them, on a real log: command, environment and mounted files.
 
-    helm template ──► each Pod's files under a folder of the test ──► its command, with its environment and no other
+    helm template ──► hook: the topics ──► streams, scoring, policy, trainer, audit, with all their replicas
+                      ──► their probes say ready ──► tasks ──► a version, trained and served ──► helm test, audit
 
-The container's root is that folder: /etc/streamward and /var/lib/streamward lie there. The policy answers with the
-engine `scripted`. Not covered: the image, the trainer, passwords.
+The log is behind TLS and a password for each principal; both come from Secrets as mounted files. The model is the tiny
+one and lies in the image. That runs with `make test-deploy`, in about a minute.
+
+Not covered: what tests/contained.py does not do for a container; SCRAM.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
-from contextlib import ExitStack
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from charted import Object, helm, mounted, needs_helm, spec_of
-from running import said
+from charted import Object, helm, needs_helm, spec_of
+from contained import Container, Host, Process, of_pod
+from deploy.test_cluster import OPT_IN
+from factories import task
+from running import said, until
+from scraped import parse
+from secured import running_node
+from tiny import save_tiny
+
+from schemas.events import Message, RewardSource, Sampling
+from streams import metric_names as names, show
+from streams.settings import Topics
+from streams.topics import topics
 
 pytestmark = [pytest.mark.kafka, needs_helm]
 
-
-def started(
-    pod: Object, configs: Object, folder: Path, arguments: list[str], **options: Any
-) -> subprocess.Popen[bytes]:
-    """Start what a Pod's container would, in a root of its own."""
-    environment = mounted(pod, configs, folder)
-    for file in (folder / "etc/streamward").rglob("*.toml"):
-        file.write_text(file.read_text().replace('"/var/lib/', f'"{folder}/var/lib/'))
-    home = folder / "var/lib/streamward"
-    home.mkdir(parents=True, exist_ok=True)
-    plain = {name: value for name, value in os.environ.items() if not name.startswith("STREAMWARD_")}
-    led = [str(folder) + part if part.startswith("/etc/") else part for part in arguments]
-    return subprocess.Popen([sys.executable, "-m", "streams.cli", *led], env=plain | environment, cwd=home, **options)
+COMPONENTS = ("streams", "scoring", "policy", "trainer", "audit")
+USERS = {"loop": 'one "for" all; ü', "maker": "of topics", "learner": "a = b\\\\c"}
+"""Passwords by user. None is like another, and each has something that a format might stumble over."""
+LENGTH = RewardSource(name="length", settings=json.dumps({"unit": "characters", "limit": 60}))
+"""Random words differ in it, so that there is something to train on."""
 
 
-def test_the_hook_makes_the_topics_and_helm_test_comes_back_with_scores(kafka_bootstrap: str, tmp_path: Path) -> None:
-    values = {
-        "kafka": {"bootstrap": kafka_bootstrap},
-        "settings": {"topics": {"prefix": "rendered.", "partitions": 2, "policy_partitions": 1}},
-        "policy": {"settings": {"policy": {"engine": "scripted"}}},
-        "metrics": {"port": 0},  # all are on one machine here
-        "probes": {"mode": "exec"},
-    }
+def containers(values: Object, secrets: Object) -> dict[str, list[Container]]:
+    """Return the containers by component, each as often as it has replicas."""
     done = helm(values)
     assert done.returncode == 0, done.stderr
     found = [one for one in yaml.safe_load_all(done.stdout) if one is not None]
     configs = {one["metadata"]["name"]: one["data"] for one in found if one["kind"] == "ConfigMap"}
-    pods = {
-        one["metadata"]["labels"]["app.kubernetes.io/component"]: spec_of(one)
-        for one in found
-        if one["kind"] in ("Deployment", "Job", "Pod")
+    pods = {one["metadata"]["labels"]["app.kubernetes.io/component"]: one for one in found if has_pod(one)}
+    return {
+        name: [of_pod(name, spec_of(one), configs, secrets)] * one["spec"].get("replicas", 1)
+        for name, one in pods.items()
     }
 
-    def ends(name: str, arguments: list[str]) -> str:
-        """Return what a process prints that has to end with 0."""
-        with (tmp_path / f"{name}-once.log").open("ab") as log:
-            process = started(pods[name], configs, tmp_path / name, arguments, stdout=subprocess.PIPE, stderr=log)
-        out = process.communicate(timeout=120)[0].decode()
-        assert process.returncode == 0, f"{name}: {out}\n{said(tmp_path)}"
-        return out
 
-    containers = {name: spec["containers"][0] for name, spec in pods.items()}
-    assert "created" in ends("topics", containers["topics"]["args"])
-    ends("streams", containers["streams"]["readinessProbe"]["exec"]["command"][1:])
-    with ExitStack() as stack:
-        processes = []
-        for name in ("streams", "scoring", "policy"):
-            log = stack.enter_context((tmp_path / f"{name}.log").open("ab"))
-            process = started(pods[name], configs, tmp_path / name, containers[name]["args"], stdout=log, stderr=log)
-            stack.callback(process.wait)
-            stack.callback(process.kill)
-            processes.append(process)
-        answer = json.loads(ends("test", containers["test"]["args"]))
-        assert answer["waiting"] == [] and answer["suite"].startswith("one-revision-1@")
-        (score,) = answer["scores"]
-        assert (score["version"], score["n"]) == (0, 4)
-        for process in processes:
-            process.terminate()
-        assert [process.wait(60) for process in processes] == [0, 0, 0], said(tmp_path)
+def has_pod(found: Object) -> bool:
+    return found["kind"] in ("Deployment", "Job", "Pod")
+
+
+def asked(count: int) -> str:
+    """Return tasks as `tasks submit` takes them, one a line."""
+    now_ms = int(time.time() * 1000)
+    tasks = (
+        task(
+            task_id=f"t{number}",
+            created_at=now_ms,
+            messages=(Message(role="user", content=f"{number} 7"),),
+            reward_sources=(LENGTH,),
+            sampling=Sampling(max_tokens=8),
+        )
+        for number in range(count)
+    )
+    return "".join(f"{show.json_line(one)}\n" for one in tasks)
+
+
+def test_the_hook_makes_the_topics_and_helm_test_comes_back_with_scores(kafka_bootstrap: str, tmp_path: Path) -> None:
+    values = {
+        "kafka": {"bootstrap": "kafka.test:9092"},
+        "settings": {"topics": {"prefix": "rendered.", "partitions": 2, "policy_partitions": 1}},
+        "policy": {"settings": {"policy": {"engine": "scripted"}}},
+        "streams": {"replicas": 1},
+        "scoring": {"replicas": 1},
+    }
+    found = containers(values, {})
+    host = Host(tmp_path, {"kafka.test:9092": kafka_bootstrap})
+    assert "created" in host.put(found["topics"][0]).ends()
+    loop = [host.put(found[name][0]) for name in ("streams", "scoring", "policy")]
+    with host.running(*loop):
+        host.until_ready(*loop)
+        assert scores(host.put(found["test"][0]).ends()) == [(0, 4)]
+
+
+def scores(printed: str) -> list[tuple[int, int]]:
+    """Return (version, answers) of what `helm test` prints, in which nothing may be missing."""
+    answer = json.loads(printed)
+    assert answer["waiting"] == [] and answer["suite"].startswith("one-revision-1@")
+    return [(score["version"], score["n"]) for score in answer["scores"]]
+
+
+# --- behind TLS and passwords ----------------------------------------------------------------------------------------
+
+SECURED: Object = {
+    "kafka": {
+        "bootstrap": "kafka.test:9093",
+        "securityProtocol": "SASL_SSL",
+        "sasl": {"mechanism": "PLAIN", "secret": "for-all"},
+        "tls": {"caSecret": "authority"},
+    },
+    "topics": {"saslSecret": "for-topics"},
+    "trainer": {"saslSecret": "for-trainer"},
+    "audit": {"enabled": True, "everySeconds": 2},
+    "settings": {
+        "topics": {"prefix": "secured.", "partitions": 2, "policy_partitions": 1},
+        "model": {"base": "/models/tiny"},
+        "batches": {"groups": 4},
+    },
+}
+
+
+def login(user: str) -> dict[str, str]:
+    return {"username": user, "password": USERS[user]}
+
+
+class Release:
+    """What runs, by component, and what is asked of it."""
+
+    def __init__(self, host: Host, found: dict[str, list[Container]]) -> None:
+        self.host, self.found = host, found
+        self.by_name: dict[str, list[Process]] = {name: [host.put(one) for one in found[name]] for name in COMPONENTS}
+        self.every = [process for processes in self.by_name.values() for process in processes]
+
+    def told(self, *command: str, stdin: str = "") -> list[Any]:
+        """Return the JSON lines of a command of the program in a Pod of `streams`, as the chart's NOTES have it."""
+        done = self.by_name["streams"][0].execute("streamward", *command, stdin=stdin)
+        assert done.returncode == 0, f"{command}: {done.stderr}\n{said(self.host.folder)}"
+        return [json.loads(line) for line in done.stdout.splitlines()]
+
+    def total(self, name: str, metric: names.Metric, **labels: str) -> float:
+        """Return the sum of a metric over the replicas, from the port that their Pods name."""
+        return sum(
+            parse(process.get(process.container.ports["metrics"], "/metrics")[1]).total(metric.name, **labels)
+            for process in self.by_name[name]
+        )
+
+
+@pytest.fixture(scope="module")
+def release(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Release]:
+    """A release that is ready."""
+    if os.environ.get(OPT_IN) != "1":
+        pytest.skip(f"NOT RUN: {OPT_IN}=1 is not set; `make test-deploy` does")
+    with running_node(tmp_path_factory.mktemp("kafka"), USERS) as node:
+        secrets = {
+            "for-all": login("loop"),
+            "for-topics": login("maker"),
+            "for-trainer": login("learner"),
+            "authority": {"ca.crt": node.authority.read_text()},
+        }
+        folder = tmp_path_factory.mktemp("release")
+        model = {"/models/tiny": save_tiny(folder / "tiny")}
+        host = Host(folder, {"kafka.test:9093": node.bootstrap["SASL_SSL"]}, model)
+        found = containers(SECURED, secrets)
+        host.put(found["topics"][0]).ends()
+        running = Release(host, found)
+        with host.running(*running.every):
+            host.until_ready(*running.every)
+            yield running
+        assert [process.written_elsewhere() for process in running.every] == [[]] * len(running.every)
+
+
+def test_a_version_is_trained_and_served_by_what_the_chart_renders(release: Release) -> None:
+    assert release.told("tasks", "submit", "-", stdin=asked(16)) == [{"sent": 16, "known": 0, "repeated": 0, "bad": 0}]
+    until(lambda: release.total("trainer", names.VERSION) >= 1, "a version", folder=release.host.folder)
+    until(
+        lambda: (
+            not release.total("policy", names.ADAPTER, role="served", version="0")
+            and release.total("policy", names.ADAPTER, role="served") == 1
+        ),
+        "a version that is served",
+        folder=release.host.folder,
+    )
+    assert release.total("trainer", names.TRAINED_TOKENS) > 0
+    versions = {row["version"]: row["status"] for row in release.told("adapters", "list")}
+    assert set(versions) >= {0, 1} and versions[0] == "superseded"
+    for process in release.every:
+        assert all(process.passes(kind) for kind in process.container.probes)
+
+
+def test_helm_test_comes_back_with_scores(release: Release) -> None:
+    assert scores(release.host.put(release.found["test"][0]).ends()) == [(0, 4)]
+
+
+def test_the_ledger_balances_and_prometheus_could_read_that(release: Release) -> None:
+    release.told("audit", "--output", "json")
+    until(lambda: release.total("audit", names.RECOUNTED) > 0, "a recount", folder=release.host.folder)
+    assert release.total("audit", names.IMBALANCE) == 0
+
+
+def test_the_topics_are_those_of_the_program(release: Release) -> None:
+    wanted = topics(Topics(**SECURED["settings"]["topics"]))
+    made = {row["label"]: row["partitions"] for row in release.told("topics", "list")}
+    assert made == {label: topic.partitions for label, topic in wanted.items()}
+
+
+def test_a_password_is_in_its_file_and_nowhere_else(release: Release) -> None:
+    for process in release.every:
+        user = {"trainer": "learner"}.get(process.container.name, "loop")
+        (file,) = process.root.rglob("password")
+        assert file.read_text(encoding="utf-8") == USERS[user]
+        told = [Path(f"/proc/{process.child.pid}/{what}").read_bytes() for what in ("environ", "cmdline")]
+        told.append((release.host.folder / f"{process.root.name}.log").read_bytes())
+        assert not any(password.encode() in text for password in USERS.values() for text in told)

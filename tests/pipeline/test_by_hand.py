@@ -7,11 +7,7 @@ Not covered: SCRAM and client certificates. The node here is given neither; thei
 
 from __future__ import annotations
 
-import datetime
-import ipaddress
 import json
-import random
-import socket
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -19,15 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 from running import command, ended, environment, read, running, until
+from secured import Secured, running_node
 from tiny import save_tiny
 
 from schemas.events import AdapterEvent, AdvantagedGroup, Batch
-from streams import broker, node, settings as configuration
+from streams import settings as configuration
 from streams.settings import Settings
 
 pytestmark = pytest.mark.kafka
@@ -155,90 +148,21 @@ def test_once_the_node_is_stopped_commands_say_so_with_their_exit_codes(session:
 MANY = ("tasks", "generate", "sums", "--count", "8", "--group-size", "4", "--submit")
 """Of so many groups, one at least has answers that differ, and makes a batch."""
 USER, PASSWORD = "alice", 'qu"ote\\d; = ü'
-PLAIN = "org.apache.kafka.common.security.plain.PlainLoginModule"
-
-
-@dataclass(frozen=True)
-class Secured:
-    """A node with two doors, and what opens them."""
-
-    bootstrap: dict[str, str]
-    """host:port by security protocol."""
-    authority: Path
-
-    def kafka(self, protocol: str, **changes: Any) -> dict[str, Any]:
-        """Return the settings of a client that may come in."""
-        login = {"sasl_mechanism": "PLAIN", "sasl_username": USER, "sasl_password": PASSWORD}
-        door = {"bootstrap": self.bootstrap[protocol], "security_protocol": protocol, "request_timeout_s": 5.0}
-        tls = {"ssl_ca_location": str(self.authority)} if protocol == "SASL_SSL" else {}
-        return {**door, **login, **tls, **changes}
-
-
-def free_ports(count: int) -> list[int]:
-    """Return ports to listen on, all different; see node.PORTS for why not just any."""
-    found: list[int] = []
-    for port in random.sample(node.PORTS, len(node.PORTS)):
-        with socket.socket() as probe:
-            try:
-                probe.bind((node.HOST, port))
-            except OSError:
-                continue
-        found.append(port)
-        if len(found) == count:
-            break
-    return found
-
-
-def self_signed() -> tuple[str, str]:
-    """Return (certificate, private key) for 127.0.0.1, as PEM."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "streamward test")])
-    now = datetime.datetime.now(datetime.UTC)
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(node.HOST))]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    private = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
-    return certificate.public_bytes(serialization.Encoding.PEM).decode(), private.decode()
 
 
 @pytest.fixture(scope="module")
 def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
-    """A node that lets nobody in without a password, at one port in plain text and at another in TLS."""
-    folder = tmp_path_factory.mktemp("secured")
-    certificate, private = self_signed()
-    (folder / "authority.pem").write_text(certificate)
-    plain, tls, controller = free_ports(3)
-    doors = {"CLIENT": plain, "TLS": tls}
-    listeners = ",".join(f"{name}://{node.HOST}:{port}" for name, port in doors.items())
-    quoted = PASSWORD.replace("\\", "\\\\").replace('"', '\\"')
-    properties = {
-        "controller.quorum.voters": f"1@{node.HOST}:{controller}",
-        "listeners": f"{listeners},CONTROLLER://{node.HOST}:{controller}",
-        "advertised.listeners": listeners,
-        "listener.security.protocol.map": "CLIENT:SASL_PLAINTEXT,TLS:SASL_SSL,CONTROLLER:PLAINTEXT",
-        "listener.name.tls.plain.sasl.jaas.config": f'{PLAIN} required user_{USER}="{quoted}";',
-        "listener.name.tls.ssl.keystore.type": "PEM",
-        "listener.name.tls.ssl.keystore.certificate.chain": certificate,
-        "listener.name.tls.ssl.keystore.key": private,
-    }
-    where = configuration.Broker(data_dir=folder / "node")
-    try:
-        broker.start(where, port=plain, sasl_users={USER: PASSWORD}, properties=properties)
-        bootstrap = {"SASL_PLAINTEXT": f"{node.HOST}:{plain}", "SASL_SSL": f"{node.HOST}:{tls}"}
-        yield Secured(bootstrap, folder / "authority.pem")
-    finally:
-        broker.stop(where)
+    """A node that lets nobody in without a password."""
+    with running_node(tmp_path_factory.mktemp("secured"), {USER: PASSWORD}) as node:
+        yield node
+
+
+def kafka_of(node: Secured, protocol: str, **changes: Any) -> dict[str, Any]:
+    """Return the settings of a client that may come in."""
+    login = {"sasl_mechanism": "PLAIN", "sasl_username": USER, "sasl_password": PASSWORD}
+    door = {"bootstrap": node.bootstrap[protocol], "security_protocol": protocol, "request_timeout_s": 5.0}
+    tls = {"ssl_ca_location": str(node.authority)} if protocol == "SASL_SSL" else {}
+    return {**door, **login, **tls, **changes}
 
 
 def settings_of(kafka: dict[str, Any], folder: Path) -> Settings:
@@ -258,7 +182,7 @@ def test_a_password_in_plain_text_opens_the_door_for_every_stage(
     secured: Secured, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("password")
-    settings = settings_of(secured.kafka("SASL_PLAINTEXT"), folder)
+    settings = settings_of(kafka_of(secured, "SASL_PLAINTEXT"), folder)
     typed = Terminal(folder, environment(settings))
     assert typed.run("topics", "apply").returncode == 0
     assert typed.run(*MANY).returncode == 0
@@ -273,7 +197,7 @@ def test_tls_and_a_password_open_the_door_for_every_process(
     # The scripted engine has no weights to train, so each version equals the one before. What counts is that it is
     # announced and promoted.
     folder = tmp_path_factory.mktemp("tls")
-    plain = settings_of(secured.kafka("SASL_SSL"), folder)
+    plain = settings_of(kafka_of(secured, "SASL_SSL"), folder)
     settings = plain.model_copy(update={"model": configuration.Model(base=str(save_tiny(folder / "model")))})
     typed = Terminal(folder, environment(settings))
     assert typed.run("topics", "apply").returncode == 0
@@ -291,14 +215,14 @@ def test_tls_and_a_password_open_the_door_for_every_process(
 
 
 def test_with_a_wrong_password_every_process_ends_with_5_and_says_why(secured: Secured, tmp_path: Path) -> None:
-    kafka = secured.kafka("SASL_PLAINTEXT", sasl_password="a wrong one", request_timeout_s=2.0)
+    kafka = kafka_of(secured, "SASL_PLAINTEXT", sasl_password="a wrong one", request_timeout_s=2.0)
     for code, said in ended(settings_of(kafka, tmp_path), tmp_path, *LOOP, "train").values():
         assert code == 5
         assert "Authentication failed" in said and "a wrong one" not in said
 
 
 def test_a_node_whose_certificate_nobody_vouches_for_is_not_talked_to(secured: Secured, tmp_path: Path) -> None:
-    kafka = secured.kafka("SASL_SSL", ssl_ca_location=None, request_timeout_s=2.0)
+    kafka = kafka_of(secured, "SASL_SSL", ssl_ca_location=None, request_timeout_s=2.0)
     ended = Terminal(tmp_path, environment(settings_of(kafka, tmp_path))).run("topics", "list")
     assert ended.returncode == 5
     assert "certificate" in ended.stderr

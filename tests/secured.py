@@ -1,0 +1,108 @@
+"""A Kafka node that lets nobody in without a password, for tests: one port in plain text, another in TLS.
+
+    users ──► an embedded node with two doors, SASL_PLAINTEXT and SASL_SSL, both with PLAIN ──► stopped with the block
+
+Not covered: SCRAM, certificates of clients, rights. Who is in may do everything.
+"""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import random
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from streams import broker, node
+from streams.settings import Broker
+
+PLAIN = "org.apache.kafka.common.security.plain.PlainLoginModule"
+
+
+@dataclass(frozen=True)
+class Secured:
+    """A node with two doors."""
+
+    bootstrap: dict[str, str]
+    """host:port by security protocol."""
+    authority: Path
+    """PEM file of who vouches for the node's certificate."""
+
+
+@contextmanager
+def running_node(folder: Path, users: Mapping[str, str]) -> Iterator[Secured]:
+    """Run a node for these users (password by name) while the block runs; its files lie in `folder`."""
+    certificate, private = self_signed()
+    (folder / "authority.pem").write_text(certificate)
+    plain, tls, controller = free_ports(3)
+    doors = {"CLIENT": plain, "TLS": tls}
+    listeners = ",".join(f"{name}://{node.HOST}:{port}" for name, port in doors.items())
+    properties = {
+        "controller.quorum.voters": f"1@{node.HOST}:{controller}",
+        "listeners": f"{listeners},CONTROLLER://{node.HOST}:{controller}",
+        "advertised.listeners": listeners,
+        "listener.security.protocol.map": "CLIENT:SASL_PLAINTEXT,TLS:SASL_SSL,CONTROLLER:PLAINTEXT",
+        "listener.name.tls.plain.sasl.jaas.config": f"{PLAIN} required {_known(users)};",
+        "listener.name.tls.ssl.keystore.type": "PEM",
+        "listener.name.tls.ssl.keystore.certificate.chain": certificate,
+        "listener.name.tls.ssl.keystore.key": private,
+    }
+    where = Broker(data_dir=folder / "node")
+    try:
+        broker.start(where, port=plain, sasl_users=users, properties=properties)
+        bootstrap = {"SASL_PLAINTEXT": f"{node.HOST}:{plain}", "SASL_SSL": f"{node.HOST}:{tls}"}
+        yield Secured(bootstrap, folder / "authority.pem")
+    finally:
+        broker.stop(where)
+
+
+def _known(users: Mapping[str, str]) -> str:
+    """Return the options that make Kafka's login module know these users."""
+    quoted = {name: password.replace("\\", "\\\\").replace('"', '\\"') for name, password in users.items()}
+    return " ".join(f'user_{name}="{password}"' for name, password in quoted.items())
+
+
+def free_ports(count: int) -> list[int]:
+    """Return ports to listen on, all different; see node.PORTS for why not just any."""
+    found: list[int] = []
+    for port in random.sample(node.PORTS, len(node.PORTS)):
+        with socket.socket() as probe:
+            try:
+                probe.bind((node.HOST, port))
+            except OSError:
+                continue
+        found.append(port)
+        if len(found) == count:
+            break
+    return found
+
+
+def self_signed() -> tuple[str, str]:
+    """Return (certificate, private key) for 127.0.0.1, as PEM."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "streamward test")])
+    now = datetime.datetime.now(datetime.UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(node.HOST))]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    private = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    return certificate.public_bytes(serialization.Encoding.PEM).decode(), private.decode()
