@@ -291,7 +291,7 @@ class Producer:
             except ck.KafkaException as exc:  # refused on the spot: a topic that is missing, a producer that is dead
                 self._failed.append(f"{topic}, key {key!r}: {_why(exc.args[0])}")
                 break
-        self._producer.poll(0)
+        self._served(self._producer.poll, 0)
         self._raise_failures()
 
     def flush(self, timeout_s: float | None = None) -> None:
@@ -302,12 +302,12 @@ class Producer:
         if self._patience is not None and timeout_s is None:
             left = len(self._producer)
             while left:
-                before, left = left, self._producer.flush(POLL_S)
+                before, left = left, self._served(self._producer.flush, POLL_S)
                 self._raise_failures()
                 self._report(before, left)
             return
         timeout_s = GIVE_UP_S if timeout_s is None else timeout_s
-        left = self._producer.flush(timeout_s)
+        left = self._served(self._producer.flush, timeout_s)
         self._raise_failures()
         if left:
             raise LogError(
@@ -317,9 +317,25 @@ class Producer:
 
     def _wait_for_room(self) -> None:
         before = len(self._producer)
-        self._producer.poll(POLL_S)
+        self._served(self._producer.poll, POLL_S)
         self._raise_failures()
         self._report(before, len(self._producer))
+
+    def _served(self, call: Callable[[float], int], timeout_s: float) -> int:
+        """Call poll or flush. Raises LogError if this producer is dead, which the client says out of either of them.
+
+        As a SystemError, when a callback was under way.
+        """
+        try:
+            return call(timeout_s)
+        except (ck.KafkaException, SystemError) as exc:
+            cause = exc.__cause__ if isinstance(exc, SystemError) else exc
+            if not isinstance(cause, ck.KafkaException):
+                raise
+            raise LogError(
+                f"the log takes nothing more from this process: {_why(cause.args[0])}. Check that it may write "
+                "(kafka.sasl_username, and the access control of the cluster), and start it again"
+            ) from exc
 
     def _report(self, before: int, left: int) -> None:
         """Tell the patience whether anything was acknowledged."""
