@@ -1,7 +1,7 @@
 """A container as a deployment describes it, run as a process of this machine.
 
     a Pod of the chart, a service of compose ──► Container ──┐
-    the Dockerfile's environment                           ──┼──► the program in a root folder of its own, at an
+    the Dockerfile: environment, packages without torch    ──┼──► the program in a root folder of its own, at an
     what has another address here, files of the image      ──┘    address of its own, with that environment and no other
 
 Paths of the container lie under its root, 0.0.0.0 is the container's own address, and names of others are theirs:
@@ -30,12 +30,13 @@ from typing import Any
 
 from running import said, until
 from scraped import get
+from small_image import hide
 
 REPOSITORY = Path(__file__).parents[1]
 PROGRAMS = {"streamward": [sys.executable, "-m", "streams.cli"], "python": [sys.executable]}
 EVERYWHERE = "0.0.0.0"  # noqa: S104, to be replaced
 LOOPBACK = ("127.0.0.1", "localhost")
-KEPT = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH")
+KEPT = ("PATH", "LD_LIBRARY_PATH")
 """Variables of this machine without which nothing starts here."""
 
 Described = Mapping[str, Any]
@@ -60,6 +61,8 @@ class Container:
     """What a deployment says about one container."""
 
     name: str
+    image: str
+    """The target of the Dockerfile."""
     command: Sequence[str]
     environment: Mapping[str, str]
     mounts: Sequence[Mount]
@@ -86,6 +89,7 @@ def of_pod(name: str, spec: Described, configs: Described, secrets: Described) -
             probes[kind] = probe["exec"]["command"]
     return Container(
         name,
+        target_of(container["image"]),
         [*container["command"], *container["args"]],
         {variable["name"]: _value(variable, configs, secrets) for variable in container["env"]},
         [_mount(mount["mountPath"], volumes[mount["name"]], configs, secrets) for mount in container["volumeMounts"]],
@@ -141,7 +145,8 @@ def of_service(name: str, service: Described) -> Container:
     assert test[:1] in ([], ["CMD"]), f"{name}: a health check without a shell is a list that begins with CMD"
     return Container(
         name,
-        [*image("streams", "ENTRYPOINT"), *service["command"]],
+        target_of(service["image"]),
+        [*image(target_of(service["image"]), "ENTRYPOINT"), *service["command"]],
         service["environment"],
         mounts,
         {"readiness": test[1:]} if test else {},
@@ -149,6 +154,13 @@ def of_service(name: str, service: Described) -> Container:
 
 
 # --- the image -------------------------------------------------------------------------------------------------------
+
+
+def target_of(name: str) -> str:
+    """Return the target of the Dockerfile from which an image of this name is built."""
+    found = re.search(r"streamward-(\w+)[:@]", name)
+    assert found is not None, f"{name} is no image of the Dockerfile"
+    return found[1]
 
 
 def image(stage: str, instruction: str) -> list[str]:
@@ -258,6 +270,8 @@ class Process:
         given = {**said_by_image, **self.container.environment, "TMPDIR": "/tmp"}  # noqa: S108, the container's own
         environment = {name: self.led(value) for name, value in given.items() if name not in KEPT}
         environment |= {name: os.environ[name] for name in KEPT if name in os.environ}
+        hiding = [str(hide(self.host.folder / "small-image"))] if self.container.image == "streams" else []
+        environment["PYTHONPATH"] = os.pathsep.join([*hiding, str(REPOSITORY)])
         return subprocess.Popen([*program, *map(self.led, command[1:])], env=environment, cwd=self._home, **options)
 
     def start(self) -> None:

@@ -1,23 +1,26 @@
-"""docker-compose.yml and Dockerfile, as far as they can be held to it without a container engine.
+"""docker-compose.yml, as far as it can be held to what it says without a container engine.
 
-The file is read by our own model of what we use of the compose specification: a key that is not in it is refused here,
-also where an engine would take it. Not covered: what an engine does with it; building is asked of one where it runs.
+The file is what the schema of the compose specification lets through, and no more of it than our own model knows: a key
+that is not in it is refused here, also where an engine would take it. What it runs is started in test_composed.py.
+
+Not covered: what an engine does with it.
 """
 
 from __future__ import annotations
 
 import base64
-import os
+import importlib.util
+import json
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import click
 import pytest
 import yaml
+from charted import BOOTSTRAP, helm, needs_helm, spec_of
 from deployed import loaded, parsed
 
 from streams.engines import vllm_start
@@ -43,14 +46,6 @@ def _closure(name: str) -> set[str]:
     """Return everything that has to be there before a service starts."""
     before = set(SERVICES[name].get("depends_on", {}))
     return before.union(*(_closure(one) for one in before))
-
-
-def _lines(stage: str) -> str:
-    """Return the lines of one stage of the Dockerfile."""
-    dockerfile = (ROOT / "Dockerfile").read_text(encoding="utf-8")
-    found = re.search(rf"^FROM \S+ AS {stage}$(.*?)(?=^FROM |\Z)", dockerfile, re.MULTILINE | re.DOTALL)
-    assert found is not None, f"no stage {stage}"
-    return found[1]
 
 
 # --- the file as a whole ---------------------------------------------------------------------------------------------
@@ -130,6 +125,49 @@ def test_kafka_listens_where_it_says_that_it_does() -> None:
     assert f"127.0.0.1:{ports['HOST']}:{ports['HOST']}" in SERVICES["kafka"]["ports"]
 
 
+def _schema() -> Any:
+    """Return what checks a file against the schema of the compose specification, which check-jsonschema brings."""
+    package = importlib.util.find_spec("check_jsonschema")
+    if package is None or package.origin is None:
+        pytest.skip(
+            "NOT RUN: check-jsonschema is not installed, so docker-compose.yml was not held to the specification"
+        )
+    file = Path(package.origin).parent / "builtin_schemas" / "vendor" / "compose-spec.json"
+    jsonschema = pytest.importorskip("jsonschema")
+    schema = json.loads(file.read_text(encoding="utf-8"))
+    return jsonschema.validators.validator_for(schema, default=jsonschema.Draft7Validator)(schema)
+
+
+def test_the_specification_of_compose_lets_the_file_through() -> None:
+    assert [error.message for error in _schema().iter_errors(COMPOSE)] == []
+
+
+@pytest.mark.parametrize(
+    ("service", "wrong"),
+    [
+        ("streams", {"healthchek": {}}),
+        ("kafka", {"ports": "9092"}),
+        ("policy", {"depends_on": {"topics": {"condition": "service_done"}}}),
+        ("trainer", {"restart": True}),
+    ],
+)
+def test_the_specification_would_refuse_a_file_that_is_wrong(service: str, wrong: dict[str, Any]) -> None:
+    services = {**SERVICES, service: {**SERVICES[service], **wrong}}
+    assert list(_schema().iter_errors({**COMPOSE, "services": services})) != []
+
+
+@pytest.mark.docker
+@pytest.mark.parametrize("profile", ["cpu", "gpu", "observability", "ui"])
+def test_docker_compose_takes_the_file(profile: str) -> None:
+    compose = ["docker", "compose", "--file", str(ROOT / "docker-compose.yml"), "--profile", profile]
+    if shutil.which("docker") is None or subprocess.run([*compose[:2], "version"], capture_output=True).returncode != 0:
+        pytest.skip("NOT RUN: there is no docker compose, which needs no engine for this")
+    done = subprocess.run([*compose, "config", "--services"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    wanted = {name for name, service in SERVICES.items() if profile in service.get("profiles", [profile])}
+    assert set(done.stdout.split()) == wanted
+
+
 # --- our own services ------------------------------------------------------------------------------------------------
 
 
@@ -205,120 +243,59 @@ def test_a_service_is_built_from_the_target_its_image_is_named_after(name: str) 
     assert version is not None and tag.partition("-")[0] == version[1]
 
 
-def test_prometheus_asks_services_that_are_there_where_they_listen() -> None:
-    config = yaml.safe_load((ROOT / "deploy" / "prometheus.yml").read_text(encoding="utf-8"))
-    targets = [
-        target for job in config["scrape_configs"] for part in job["static_configs"] for target in part["targets"]
-    ]
-    assert targets
-    for target in targets:
-        name, _, port = target.partition(":")
-        assert f"0.0.0.0:{port}" in SERVICES[name]["command"]
+# --- who talks to whom -----------------------------------------------------------------------------------------------
+
+ELSEWHERE = re.compile(r"(?<![\w.-])([a-z][a-z0-9-]*):(\d{2,5})(?!\d)")
+"""NAME:PORT, of which localhost is one."""
 
 
-# --- the images ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("target", ["streams", "model"])
-def test_an_image_runs_as_nobody_in_particular(target: str) -> None:
-    assert re.search(r"^USER 10001:10001$", _lines(target), re.MULTILINE)
-
-
-def test_an_image_is_built_from_files_that_are_there_and_let_in() -> None:
-    let_in = {line[1:] for line in (ROOT / ".dockerignore").read_text(encoding="utf-8").split() if line.startswith("!")}
-    copied = {
-        source
-        for stage in ("build", "build-streams", "build-model")
-        for sources in re.findall(r"^COPY (?!--from)(.*) \S+$", _lines(stage), re.MULTILINE)
-        for source in sources.split()
+def _named() -> list[tuple[str, str, str]]:
+    """Return (where it is named, service, port) of every address of a service in this file and in deploy/."""
+    texts = {
+        name: " ".join(map(_filled, (*service.get("environment", {}).values(), *service.get("command", []))))
+        for name, service in SERVICES.items()
     }
-    assert copied == let_in
-    assert [name for name in copied if not (ROOT / name).exists()] == []
+    texts |= {file.name: file.read_text(encoding="utf-8") for file in (ROOT / "deploy").iterdir()}
+    found = [(where, *pair) for where, text in texts.items() for pair in ELSEWHERE.findall(text)]
+    config = yaml.safe_load((ROOT / "deploy" / "prometheus.yml").read_text(encoding="utf-8"))
+    for job in config["scrape_configs"]:
+        found += [
+            (job["job_name"], name, str(part["port"])) for part in job["dns_sd_configs"] for name in part["names"]
+        ]
+    return [one for one in found if one[1] != "localhost"]
 
 
-def test_the_base_image_is_pinned() -> None:
-    found = re.search(r"^ARG PYTHON=(\S+)$", (ROOT / "Dockerfile").read_text(encoding="utf-8"), re.MULTILINE)
-    assert found is not None and re.fullmatch(r"python:\d+\.\d+\.\d+-[a-z-]+", found[1])
+def test_who_is_named_is_a_service_that_listens_at_that_port() -> None:
+    assert {"kafka", "vllm", "schemas", "prometheus", "streams", "audit"} <= {name for _, name, _ in _named()}
+    for where, name, port in _named():
+        assert name in SERVICES, f"{where} names {name}"
+        assert re.search(rf"[:\"]{port}\b", json.dumps(SERVICES[name])), f"{where}: does {name} listen at {port}?"
 
 
-def _listed() -> list[str]:
-    lines = (ROOT / "requirements.streams").read_text(encoding="utf-8").splitlines()
-    return [line for line in lines if line and not line.startswith("#")]
+def test_prometheus_asks_every_process_that_has_metrics() -> None:
+    asked = {(name, port) for _, name, port in _named()}
+    for name in OURS:
+        environment = {key: _filled(value) for key, value in SERVICES[name]["environment"].items()}
+        if port := loaded(environment).metrics.port:
+            assert loaded(environment).metrics.host == "0.0.0.0"  # noqa: S104, of a container
+            assert (name, str(port)) in asked
 
 
-def test_what_the_small_image_installs_is_locked_and_a_requirement_of_ours() -> None:
-    locked = {line.partition("==")[0] for line in (ROOT / "requirements.lock").read_text(encoding="utf-8").splitlines()}
-    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    names = [line.partition("[")[0] for line in _listed()]
-    assert [name for name in names if name not in locked or not re.search(rf'"{name}[=<>\[]', project)] == []
-    assert [line for line in _listed() if "[" in line and f'"{line}' not in project] == []
+@pytest.mark.parametrize("name", [name for name in OURS if SERVICES[name]["restart"] != "no"])
+def test_every_process_that_stays_says_whether_it_is_healthy(name: str) -> None:
+    test = SERVICES[name]["healthcheck"]["test"]
+    assert test[:3] == ["CMD", "python", "-c"]
+    (port,) = re.findall(r"http://127\.0\.0\.1:(\d+)/\w+", test[3])
+    assert port in json.dumps([SERVICES[name]["environment"], SERVICES[name]["command"]])
+    compile(test[3], name, "exec")
 
 
-SMALL = """
-import sys
-from importlib.metadata import packages_distributions, requires, PackageNotFoundError
-from packaging.requirements import Requirement
-
-wanted, seen = sys.argv[1:], set()
-while wanted:  # what is listed, and what that requires
-    asked = Requirement(wanted.pop())
-    name, extras = asked.name.lower().replace("_", "-"), ["", *sorted(asked.extras)]
-    if {(name, extra) for extra in extras} <= seen:
-        continue
-    seen |= {(name, extra) for extra in extras}
-    try:
-        needs = [Requirement(line) for line in requires(name) or []]
-    except PackageNotFoundError:
-        continue
-    wanted += [
-        f"{need.name}[{','.join(need.extras)}]"
-        for need in needs
-        if need.marker is None or any(need.marker.evaluate({"extra": extra}) for extra in extras)
-    ]
-seen = {name for name, _ in seen}
-of = {module: {name.lower().replace("_", "-") for name in names} for module, names in packages_distributions().items()}
-
-class Elsewhere:
-    def find_spec(self, name, path=None, target=None):
-        owners = of.get(name.partition(".")[0])
-        if owners and "streamward" not in owners and not owners & seen:
-            raise ModuleNotFoundError(f"{name} is not in the image: {sorted(owners)}", name=name)
-
-sys.meta_path.insert(0, Elsewhere())
-import streams.cli, streams.worker, streams.scoring, streams.cluster, streams.audit, streams.audit_read
-import streams.audit_metrics, streams.schema_server, streams.asking, streams.tasks, streams.positions, streams.show
-import streams.scorers.registry, streams.generators, streams.adapter_store, streams.guard, streams.canary
-import streams.schema_register, streams.schema_registry, avro.compatibility, confluent_kafka.schema_registry
-"""
-
-
-def test_the_small_image_has_all_that_its_processes_import() -> None:
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", SMALL, *_listed()], cwd=ROOT, capture_output=True, text=True
-    )
+@needs_helm
+def test_the_chart_runs_the_same_commands() -> None:
+    done = helm({**BOOTSTRAP, "audit": {"enabled": True, "everySeconds": 30}, "metrics": {"port": 9465}})
     assert done.returncode == 0, done.stderr
-
-
-def _engine() -> str | None:
-    """Return why no container engine answers; None if one does."""
-    docker = shutil.which("docker")
-    if docker is None:
-        return "there is no docker"
-    done = subprocess.run([docker, "version", "--format", "{{.Server.Version}}"], capture_output=True, text=True)
-    return None if done.returncode == 0 else f"docker has no engine: {done.stderr.strip()}"
-
-
-@pytest.mark.docker
-@pytest.mark.parametrize("target", ["streams", "model"])
-def test_an_image_builds_and_its_program_starts(target: str) -> None:
-    if why := _engine():
-        pytest.skip(f"NOT RUN: image {target} was not built: {why}")
-    tag = f"streamward-{target}:test-{os.getpid()}"
-    subprocess.run(
-        ["docker", "build", "--quiet", "--target", target, "--tag", tag, str(ROOT)], check=True, timeout=3000
-    )
-    try:
-        run = ["docker", "run", "--rm", "--read-only", "--cap-drop", "ALL", "--tmpfs", "/tmp", tag, "--version"]  # noqa: S108
-        assert "streamward" in subprocess.run(run, check=True, capture_output=True, text=True).stdout
-    finally:
-        subprocess.run(["docker", "image", "rm", "--force", tag], check=False)
+    found = [one for one in yaml.safe_load_all(done.stdout) if one and one["kind"] in ("Deployment", "Job")]
+    commands = {
+        one["metadata"]["labels"]["app.kubernetes.io/component"]: spec_of(one)["containers"][0]["args"] for one in found
+    }
+    assert commands == {name: SERVICES[name]["command"] for name in commands} and len(commands) == 6

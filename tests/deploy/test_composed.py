@@ -1,0 +1,121 @@
+"""The services of docker-compose.yml, profile cpu, started as it says, on a Kafka that is set up as its service is.
+
+    kafka, with its listeners ──► topics (ends) ──► streams, scoring, schemas, policy, trainer, audit
+                              ──► their health checks pass ──► tasks from the host ──► a version, trained and served
+
+The base model is the tiny one, as BASE_MODEL names another. It runs with `make test-deploy`, in about a minute.
+Not covered: what tests/contained.py does not do for a container; Prometheus, Grafana, the topics in a browser.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import yaml
+from contained import Host, Process, of_service
+from deploy.test_cluster import OPT_IN
+from deploy.test_compose import COMPOSE, ROOT
+from deploy.test_rendered import asked
+from running import command, environment, until
+from scraped import parse
+from secured import free_ports
+from tiny import save_tiny
+
+from streams import broker, metric_names as names
+from streams.settings import Broker
+
+pytestmark = pytest.mark.kafka
+
+SERVICES = ("streams", "scoring", "schemas", "policy", "trainer", "audit")
+MODEL = "/models/tiny"
+INSIDE, HOST, CONTROLLER = "19092", "9092", "29093"
+VARIABLE = re.compile(r"\$\{(\w+):-([^}]*)\}")
+
+
+def filled(told: Any) -> Any:
+    """Return what YAML says with its variables as a user has them who names another model."""
+    text = VARIABLE.sub(lambda found: {"BASE_MODEL": MODEL}.get(found[1], found[2]), json.dumps(told))
+    return json.loads(text)
+
+
+def properties(told: dict[str, str], ports: dict[str, str]) -> dict[str, str]:
+    """Return Kafka's properties from the variables of its image, with ports that are free here."""
+    found = {
+        name.removeprefix("KAFKA_").lower().replace("_", "."): re.sub(
+            r"(?<=:)\d+\b", lambda port: ports.get(port[0], port[0]), value.replace("://:", "://127.0.0.1:")
+        ).replace("kafka:", "127.0.0.1:")
+        for name, value in told.items()
+        if name.startswith("KAFKA_") and name not in ("KAFKA_HEAP_OPTS", "KAFKA_LOG_DIRS")
+    }
+    assert found["advertised.listeners"].count("127.0.0.1") == 2
+    return found
+
+
+class Project:
+    """What runs, and what is asked of it."""
+
+    def __init__(self, host: Host, bootstrap: str) -> None:
+        self.host, self.bootstrap = host, bootstrap
+        self.services: dict[str, Process] = {
+            name: host.put(of_service(name, filled(COMPOSE["services"][name]))) for name in ("topics", *SERVICES)
+        }
+
+    def total(self, name: str, metric: names.Metric, **labels: str) -> float:
+        """Return the sum of a metric, from where Prometheus would read it."""
+        config = yaml.safe_load((ROOT / "deploy" / "prometheus.yml").read_text(encoding="utf-8"))
+        (port,) = {
+            part["port"] for job in config["scrape_configs"] for part in job["dns_sd_configs"] if name in part["names"]
+        }
+        return parse(self.services[name].get(port, "/metrics")[1]).total(metric.name, **labels)
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
+    """A project that is up."""
+    if os.environ.get(OPT_IN) != "1":
+        pytest.skip(f"NOT RUN: {OPT_IN}=1 is not set; `make test-deploy` does")
+    folder = tmp_path_factory.mktemp("project")
+    free = dict(zip((INSIDE, HOST, CONTROLLER), map(str, free_ports(3)), strict=True))
+    kafka = properties(filled(COMPOSE["services"]["kafka"])["environment"], free)
+    node = Broker(data_dir=tmp_path_factory.mktemp("kafka"))
+    try:
+        broker.start(node, port=int(free[HOST]), properties=kafka)
+        addresses = {f"kafka:{INSIDE}": f"127.0.0.1:{free[INSIDE]}"}
+        running = Project(Host(folder, addresses, {MODEL: save_tiny(folder / "tiny")}), f"127.0.0.1:{free[HOST]}")
+        running.services["topics"].ends()
+        stay = [running.services[name] for name in SERVICES]
+        with running.host.running(*stay):
+            running.host.until_ready(*stay)
+            yield running
+        assert [process.written_elsewhere() for process in stay] == [[]] * len(stay)
+    finally:
+        broker.stop(node)
+
+
+def test_a_version_is_trained_and_served_by_what_compose_starts(project: Project) -> None:
+    outside = {**environment(), "STREAMWARD_KAFKA__BOOTSTRAP": project.bootstrap}
+    submit = command("tasks", "submit", "-")
+    subprocess.run(submit, input=asked(48), env=outside, cwd=project.host.folder, check=True, text=True)
+    until(lambda: project.total("trainer", names.VERSION) >= 1, "a version", folder=project.host.folder)
+    until(
+        lambda: (
+            project.total("policy", names.ADAPTER, role="served") == 1
+            and not project.total("policy", names.ADAPTER, role="served", version="0")
+        ),
+        "a version that is served",
+        folder=project.host.folder,
+    )
+    until(lambda: project.total("audit", names.RECOUNTED) > 0, "a recount", folder=project.host.folder)
+    assert all(project.services[name].passes("readiness") for name in SERVICES)
+
+
+def test_the_schemas_are_served_where_the_host_asks_for_them(project: Project) -> None:
+    (published,) = COMPOSE["services"]["schemas"]["ports"]
+    status, answer = project.services["schemas"].get(int(published.rpartition(":")[2]), "/subjects")
+    assert status == 200 and "streamward.tasks-value" in json.loads(answer)

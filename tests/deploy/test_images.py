@@ -1,0 +1,99 @@
+"""The Dockerfile, as far as it can be held to what it says without a container engine; where one answers, its images.
+
+Not covered: pushing them, scanning them, a GPU in them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from small_image import hidden, hide, listed
+
+ROOT = Path(__file__).parents[2]
+
+
+def _lines(stage: str) -> str:
+    """Return the lines of one stage of the Dockerfile."""
+    dockerfile = (ROOT / "Dockerfile").read_text(encoding="utf-8")
+    found = re.search(rf"^FROM \S+ AS {stage}$(.*?)(?=^FROM |\Z)", dockerfile, re.MULTILINE | re.DOTALL)
+    assert found is not None, f"no stage {stage}"
+    return found[1]
+
+
+@pytest.mark.parametrize("target", ["streams", "model"])
+def test_an_image_runs_as_nobody_in_particular(target: str) -> None:
+    assert re.search(r"^USER 10001:10001$", _lines(target), re.MULTILINE)
+
+
+def test_an_image_is_built_from_files_that_are_there_and_let_in() -> None:
+    let_in = {line[1:] for line in (ROOT / ".dockerignore").read_text(encoding="utf-8").split() if line.startswith("!")}
+    copied = {
+        source
+        for stage in ("build", "build-streams", "build-model")
+        for sources in re.findall(r"^COPY (?!--from)(.*) \S+$", _lines(stage), re.MULTILINE)
+        for source in sources.split()
+    }
+    assert copied == let_in
+    assert [name for name in copied if not (ROOT / name).exists()] == []
+
+
+def test_the_base_image_is_pinned() -> None:
+    found = re.search(r"^ARG PYTHON=(\S+)$", (ROOT / "Dockerfile").read_text(encoding="utf-8"), re.MULTILINE)
+    assert found is not None and re.fullmatch(r"python:\d+\.\d+\.\d+-[a-z-]+", found[1])
+
+
+def test_what_the_small_image_installs_is_locked_and_a_requirement_of_ours() -> None:
+    locked = {line.partition("==")[0] for line in (ROOT / "requirements.lock").read_text(encoding="utf-8").splitlines()}
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    names = [line.partition("[")[0] for line in listed()]
+    assert [name for name in names if name not in locked or not re.search(rf'"{name}[=<>\[]', project)] == []
+    assert [line for line in listed() if "[" in line and f'"{line}' not in project] == []
+
+
+SMALL = """
+import streams.cli, streams.worker, streams.scoring, streams.cluster, streams.audit, streams.audit_read
+import streams.audit_metrics, streams.schema_server, streams.asking, streams.tasks, streams.positions, streams.show
+import streams.scorers.registry, streams.generators, streams.adapter_store, streams.guard, streams.canary
+import streams.schema_register, streams.schema_registry, avro.compatibility, confluent_kafka.schema_registry
+"""
+
+
+def test_the_small_image_has_all_that_its_processes_import(tmp_path: Path) -> None:
+    seen = {**os.environ, "PYTHONPATH": f"{hide(tmp_path)}{os.pathsep}{ROOT}"}
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", SMALL], env=seen, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_what_the_small_image_does_not_install_is_hidden() -> None:
+    assert hidden() & {"faust", "yaml", "torch", "duckdb", "pytest"} == {"torch", "duckdb", "pytest"}
+
+
+def _engine() -> str | None:
+    """Return why no container engine answers; None if one does."""
+    docker = shutil.which("docker")
+    if docker is None:
+        return "there is no docker"
+    done = subprocess.run([docker, "version", "--format", "{{.Server.Version}}"], capture_output=True, text=True)
+    return None if done.returncode == 0 else f"docker has no engine: {done.stderr.strip()}"
+
+
+@pytest.mark.docker
+@pytest.mark.parametrize("target", ["streams", "model"])
+def test_an_image_builds_and_its_program_starts(target: str) -> None:
+    if why := _engine():
+        pytest.skip(f"NOT RUN: image {target} was not built: {why}")
+    tag = f"streamward-{target}:test-{os.getpid()}"
+    subprocess.run(
+        ["docker", "build", "--quiet", "--target", target, "--tag", tag, str(ROOT)], check=True, timeout=3000
+    )
+    try:
+        run = ["docker", "run", "--rm", "--read-only", "--cap-drop", "ALL", "--tmpfs", "/tmp", tag, "--version"]  # noqa: S108
+        assert "streamward" in subprocess.run(run, check=True, capture_output=True, text=True).stdout
+    finally:
+        subprocess.run(["docker", "image", "rm", "--force", tag], check=False)
