@@ -1,8 +1,9 @@
 """A Kafka node that lets nobody in without a password, for tests: one port in plain text, another in TLS.
 
     users ──► an embedded node with two doors, SASL_PLAINTEXT and SASL_SSL, both with PLAIN ──► stopped with the block
+    rights ─► what each of them may do; without rights, who is in may do everything
 
-Not covered: SCRAM, certificates of clients, rights. Who is in may do everything.
+Not covered: SCRAM, certificates of clients.
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ import datetime
 import ipaddress
 import random
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
+from confluent_kafka import admin
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -25,6 +28,23 @@ from streams import broker, node
 from streams.settings import Broker
 
 PLAIN = "org.apache.kafka.common.security.plain.PlainLoginModule"
+
+
+AUTHORIZER = {
+    "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+    "super.users": f"User:{node.NODE_USER};User:ANONYMOUS",  # the controller's own door, where nobody logs in
+}
+
+
+class Right(NamedTuple):
+    """What somebody may do with topics or consumer groups."""
+
+    operations: tuple[str, ...]
+    """As Kafka names them: READ, WRITE, CREATE, DESCRIBE, DESCRIBE_CONFIGS. The first two bring DESCRIBE."""
+    kind: str
+    """TOPIC or GROUP."""
+    names: str
+    """One name, or with * at its end all that begin so."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +58,9 @@ class Secured:
 
 
 @contextmanager
-def running_node(folder: Path, users: Mapping[str, str]) -> Iterator[Secured]:
+def running_node(
+    folder: Path, users: Mapping[str, str], rights: Mapping[str, Iterable[Right]] | None = None
+) -> Iterator[Secured]:
     """Run a node for these users (password by name) while the block runs; its files lie in `folder`."""
     certificate, private = self_signed()
     (folder / "authority.pem").write_text(certificate)
@@ -54,14 +76,39 @@ def running_node(folder: Path, users: Mapping[str, str]) -> Iterator[Secured]:
         "listener.name.tls.ssl.keystore.type": "PEM",
         "listener.name.tls.ssl.keystore.certificate.chain": certificate,
         "listener.name.tls.ssl.keystore.key": private,
+        **({} if rights is None else AUTHORIZER),
     }
     where = Broker(data_dir=folder / "node")
     try:
         broker.start(where, port=plain, sasl_users=users, properties=properties)
+        _grant(where.data_dir, rights or {})
         bootstrap = {"SASL_PLAINTEXT": f"{node.HOST}:{plain}", "SASL_SSL": f"{node.HOST}:{tls}"}
         yield Secured(bootstrap, folder / "authority.pem")
     finally:
         broker.stop(where)
+
+
+def _grant(data_dir: Path, rights: Mapping[str, Iterable[Right]]) -> None:
+    """Give users their rights, as the node's own user."""
+    known = node.remembered(data_dir)
+    assert known is not None
+    client = admin.AdminClient({"bootstrap.servers": known.bootstrap, **known.client})
+    acls = [
+        admin.AclBinding(
+            admin.ResourceType[right.kind],
+            right.names.removesuffix("*"),
+            admin.ResourcePatternType.PREFIXED if right.names.endswith("*") else admin.ResourcePatternType.LITERAL,
+            f"User:{user}",
+            "*",
+            admin.AclOperation[operation],
+            admin.AclPermissionType.ALLOW,
+        )
+        for user, own in rights.items()
+        for right in own
+        for operation in right.operations
+    ]
+    for made in client.create_acls(acls).values() if acls else ():
+        made.result()
 
 
 def _known(users: Mapping[str, str]) -> str:

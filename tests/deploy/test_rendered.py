@@ -3,8 +3,9 @@
     helm template ──► hook: the topics ──► streams, scoring, policy, trainer, audit, with all their replicas
                       ──► their probes say ready ──► tasks ──► a version, trained and served ──► helm test, audit
 
-The log is behind TLS and a password for each principal; both come from Secrets as mounted files. The model is the tiny
-one and lies in the image. That runs with `make test-deploy`, in about a minute.
+The log is behind TLS and a password for each principal; both come from Secrets as mounted files. Each may do what
+docs/install.md says, and no more. The model is the tiny one and lies in the image. That runs with `make test-deploy`,
+in one to three minutes.
 
 Not covered: what tests/contained.py does not do for a container; SCRAM.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,13 +22,13 @@ from typing import Any
 
 import pytest
 import yaml
-from charted import Object, helm, needs_helm, spec_of
+from charted import ROOT, Object, helm, needs_helm, spec_of
 from contained import Container, Host, Process, of_pod
 from deploy.test_cluster import OPT_IN
 from factories import task
 from running import said, until
 from scraped import parse
-from secured import running_node
+from secured import Right, running_node
 from tiny import save_tiny
 
 from schemas.events import Message, RewardSource, Sampling
@@ -37,8 +39,9 @@ from streams.topics import topics
 pytestmark = [pytest.mark.kafka, needs_helm]
 
 COMPONENTS = ("streams", "scoring", "policy", "trainer", "audit")
-USERS = {"loop": 'one "for" all; ü', "maker": "of topics", "learner": "a = b\\\\c"}
-"""Passwords by user. None is like another, and each has something that a format might stumble over."""
+PREFIX = "secured."
+USERS = {name: f'{name} "and"; = \\\\ü' for name in ("topics", *COMPONENTS)}
+"""Passwords by user; no two are alike, and each has what a format might stumble over."""
 LENGTH = RewardSource(name="length", settings=json.dumps({"unit": "characters", "limit": 60}))
 """Random words differ in it, so that there is something to train on."""
 
@@ -102,26 +105,36 @@ def scores(printed: str) -> list[tuple[int, int]]:
 
 # --- behind TLS and passwords ----------------------------------------------------------------------------------------
 
+
+def rights(name: str) -> list[Right]:
+    """Return what a principal may do, and no more: its row of the table in docs/install.md."""
+    page = (ROOT / "docs" / "install.md").read_text(encoding="utf-8")
+    row = re.search(rf"^\| `{name}` \|(.*)\|(.*)\|(.*)\|$", page, re.MULTILINE)
+    assert row is not None, f"docs/install.md has no row for {name}"
+    creates, reads, writes = ([f"{PREFIX}{label}" for label in re.findall(r"`([^`]+)`", cell)] for cell in row.groups())
+    return [
+        *(Right(("CREATE", "DESCRIBE", "DESCRIBE_CONFIGS"), "TOPIC", names) for names in creates),
+        *(Right(("READ", "DESCRIBE_CONFIGS"), "TOPIC", names) for names in reads),
+        *(Right(("READ",), "GROUP", names) for names in reads),
+        *(Right(("WRITE",), "TOPIC", names) for names in writes),
+    ]
+
+
 SECURED: Object = {
     "kafka": {
         "bootstrap": "kafka.test:9093",
         "securityProtocol": "SASL_SSL",
-        "sasl": {"mechanism": "PLAIN", "secret": "for-all"},
+        "sasl": {"mechanism": "PLAIN"},
         "tls": {"caSecret": "authority"},
     },
-    "topics": {"saslSecret": "for-topics"},
-    "trainer": {"saslSecret": "for-trainer"},
-    "audit": {"enabled": True, "everySeconds": 2},
+    **{name: {"saslSecret": f"for-{name}"} for name in USERS},
+    "audit": {"saslSecret": "for-audit", "enabled": True, "everySeconds": 2},
     "settings": {
-        "topics": {"prefix": "secured.", "partitions": 2, "policy_partitions": 1},
+        "topics": {"prefix": PREFIX, "partitions": 2, "policy_partitions": 1},
         "model": {"base": "/models/tiny"},
         "batches": {"groups": 4},
     },
 }
-
-
-def login(user: str) -> dict[str, str]:
-    return {"username": user, "password": USERS[user]}
 
 
 class Release:
@@ -151,13 +164,9 @@ def release(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Release]:
     """A release that is ready."""
     if os.environ.get(OPT_IN) != "1":
         pytest.skip(f"NOT RUN: {OPT_IN}=1 is not set; `make test-deploy` does")
-    with running_node(tmp_path_factory.mktemp("kafka"), USERS) as node:
-        secrets = {
-            "for-all": login("loop"),
-            "for-topics": login("maker"),
-            "for-trainer": login("learner"),
-            "authority": {"ca.crt": node.authority.read_text()},
-        }
+    with running_node(tmp_path_factory.mktemp("kafka"), USERS, {name: rights(name) for name in USERS}) as node:
+        secrets: Object = {f"for-{name}": {"username": name, "password": USERS[name]} for name in USERS}
+        secrets["authority"] = {"ca.crt": node.authority.read_text()}
         folder = tmp_path_factory.mktemp("release")
         model = {"/models/tiny": save_tiny(folder / "tiny")}
         host = Host(folder, {"kafka.test:9093": node.bootstrap["SASL_SSL"]}, model)
@@ -204,11 +213,16 @@ def test_the_topics_are_those_of_the_program(release: Release) -> None:
     assert made == {label: topic.partitions for label, topic in wanted.items()}
 
 
+def test_a_principal_may_not_write_what_is_not_its_own(release: Release) -> None:
+    for name in ("scoring", "policy", "trainer", "audit"):
+        done = release.by_name[name][0].execute("streamward", "tasks", "submit", "-", stdin=asked(17))
+        assert done.returncode == 5 and "authorization failed" in done.stderr
+
+
 def test_a_password_is_in_its_file_and_nowhere_else(release: Release) -> None:
     for process in release.every:
-        user = {"trainer": "learner"}.get(process.container.name, "loop")
         (file,) = process.root.rglob("password")
-        assert file.read_text(encoding="utf-8") == USERS[user]
+        assert file.read_text(encoding="utf-8") == USERS[process.container.name]
         told = [Path(f"/proc/{process.child.pid}/{what}").read_bytes() for what in ("environ", "cmdline")]
         told.append((release.host.folder / f"{process.root.name}.log").read_bytes())
         assert not any(password.encode() in text for password in USERS.values() for text in told)
