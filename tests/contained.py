@@ -28,6 +28,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import pytest
 from running import said, until
 from scraped import get
 from small_image import hide
@@ -180,6 +181,8 @@ class Host:
 
     def __init__(self, folder: Path, names: Mapping[str, str], files: Mapping[str, Path] | None = None) -> None:
         """`names` are what stands for an address, e.g. `kafka:9092`; `files` are folders of the image, by path."""
+        if sys.platform != "linux":
+            pytest.skip("NOT RUN: only Linux gives every process an address of its own on the loopback device")
         self.folder, self.names, self.files = folder, dict(names), dict(files or {})
         self._network = f"127.{random.randint(64, 254)}.{random.randint(0, 254)}"
         self._count = 0

@@ -40,7 +40,7 @@ class Right(NamedTuple):
     """What somebody may do with topics or consumer groups."""
 
     operations: tuple[str, ...]
-    """As Kafka names them: READ, WRITE, CREATE, DESCRIBE, DESCRIBE_CONFIGS. The first two bring DESCRIBE."""
+    """As Kafka names them: ALL, READ, WRITE, CREATE, DESCRIBE, DESCRIBE_CONFIGS. READ and WRITE bring DESCRIBE."""
     kind: str
     """TOPIC or GROUP."""
     names: str
@@ -96,8 +96,8 @@ def _grant(data_dir: Path, rights: Mapping[str, Iterable[Right]]) -> None:
     acls = [
         admin.AclBinding(
             admin.ResourceType[right.kind],
-            right.names.removesuffix("*"),
-            admin.ResourcePatternType.PREFIXED if right.names.endswith("*") else admin.ResourcePatternType.LITERAL,
+            right.names if right.names == "*" else right.names.removesuffix("*"),
+            admin.ResourcePatternType.PREFIXED if right.names[1:].endswith("*") else admin.ResourcePatternType.LITERAL,
             f"User:{user}",
             "*",
             admin.AclOperation[operation],

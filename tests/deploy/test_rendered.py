@@ -3,9 +3,9 @@
     helm template ──► hook: the topics ──► streams, scoring, policy, trainer, audit, with all their replicas
                       ──► their probes say ready ──► tasks ──► a version, trained and served ──► helm test, audit
 
-The log is behind TLS and a password for each principal; both come from Secrets as mounted files. Each may do what
-docs/install.md says, and no more. The model is the tiny one and lies in the image. That runs with `make test-deploy`,
-in one to three minutes.
+The log is behind TLS and a password for each principal. Both come from Secrets as mounted files, as do the keys that
+adapters are signed with. Each principal may do what docs/install.md says, and no more. The model is the tiny one and
+lies in the image. That runs with `make test-deploy`, in one to three minutes.
 
 Not covered: what tests/contained.py does not do for a container; SCRAM.
 """
@@ -30,6 +30,7 @@ from running import said, until
 from scraped import parse
 from secured import Right, running_node
 from tiny import save_tiny
+from unit.test_adapter_signing import key_pair
 
 from schemas.events import Message, RewardSource, Sampling
 from streams import metric_names as names, show
@@ -129,6 +130,7 @@ SECURED: Object = {
     },
     **{name: {"saslSecret": f"for-{name}"} for name in USERS},
     "audit": {"saslSecret": "for-audit", "enabled": True, "everySeconds": 2},
+    "signing": {"privateSecret": "signs", "publicSecret": "verifies"},
     "settings": {
         "topics": {"prefix": PREFIX, "partitions": 2, "policy_partitions": 1},
         "model": {"base": "/models/tiny"},
@@ -166,8 +168,11 @@ def release(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Release]:
         pytest.skip(f"NOT RUN: {OPT_IN}=1 is not set; `make test-deploy` does")
     with running_node(tmp_path_factory.mktemp("kafka"), USERS, {name: rights(name) for name in USERS}) as node:
         secrets: Object = {f"for-{name}": {"username": name, "password": USERS[name]} for name in USERS}
-        secrets["authority"] = {"ca.crt": node.authority.read_text()}
         folder = tmp_path_factory.mktemp("release")
+        private, public = key_pair(tmp_path_factory.mktemp("keys"))
+        secrets["authority"] = {"ca.crt": node.authority.read_text()}
+        secrets["signs"] = {"adapters.key": private.read_text()}
+        secrets["verifies"] = {"adapters.pub": public.read_text()}
         model = {"/models/tiny": save_tiny(folder / "tiny")}
         host = Host(folder, {"kafka.test:9093": node.bootstrap["SASL_SSL"]}, model)
         found = containers(SECURED, secrets)
@@ -217,6 +222,12 @@ def test_a_principal_may_not_write_what_is_not_its_own(release: Release) -> None
     for name in ("scoring", "policy", "trainer", "audit"):
         done = release.by_name[name][0].execute("streamward", "tasks", "submit", "-", stdin=asked(17))
         assert done.returncode == 5 and "authorization failed" in done.stderr
+
+
+def test_only_the_trainer_can_sign_and_only_agents_have_what_they_verify_with(release: Release) -> None:
+    for file, who in {"adapters.key": {"trainer"}, "adapters.pub": {"policy"}}.items():
+        having = {process.container.name for process in release.every if list(process.root.rglob(f"signing/{file}"))}
+        assert having == who
 
 
 def test_a_password_is_in_its_file_and_nowhere_else(release: Release) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from running import command, ended, environment, read, running, until
-from secured import Secured, running_node
+from secured import Right, Secured, running_node
 from tiny import save_tiny
 
 from schemas.events import AdapterEvent, AdvantagedGroup, Batch
@@ -147,13 +147,17 @@ def test_once_the_node_is_stopped_commands_say_so_with_their_exit_codes(session:
 
 MANY = ("tasks", "generate", "sums", "--count", "8", "--group-size", "4", "--submit")
 """Of so many groups, one at least has answers that differ, and makes a batch."""
-USER, PASSWORD = "alice", 'qu"ote\\d; = ü'
+USER, PASSWORD, READER = "alice", 'qu"ote\\d; = ü', "bob"
+RIGHTS = {
+    USER: [Right(("ALL",), kind, "*") for kind in ("TOPIC", "GROUP")],
+    READER: [Right(("READ", "DESCRIBE_CONFIGS"), "TOPIC", "*"), Right(("READ",), "GROUP", "*")],
+}
 
 
 @pytest.fixture(scope="module")
 def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
-    """A node that lets nobody in without a password."""
-    with running_node(tmp_path_factory.mktemp("secured"), {USER: PASSWORD}) as node:
+    """A node that lets nobody in without a password, and lets one of two only read."""
+    with running_node(tmp_path_factory.mktemp("secured"), {USER: PASSWORD, READER: PASSWORD}, RIGHTS) as node:
         yield node
 
 
@@ -219,6 +223,20 @@ def test_with_a_wrong_password_every_process_ends_with_5_and_says_why(secured: S
     for code, said in ended(settings_of(kafka, tmp_path), tmp_path, *LOOP, "train").values():
         assert code == 5
         assert "Authentication failed" in said and "a wrong one" not in said
+
+
+def test_who_may_only_read_reads_and_is_told_why_nothing_was_written(secured: Secured, tmp_path: Path) -> None:
+    owner, reader = (
+        Terminal(tmp_path, environment(settings_of(kafka_of(secured, "SASL_PLAINTEXT", sasl_username=name), tmp_path)))
+        for name in (USER, READER)
+    )
+    assert owner.run("topics", "apply").returncode == 0
+    submitted = reader.run(*MANY)
+    assert submitted.returncode == 5
+    assert "the log takes nothing more from this process" in submitted.stderr
+    assert "authorization failed" in submitted.stderr
+    assert reader.run("topics", "list").returncode == 0
+    assert {row["records"] for row in reader.rows("topics", "list")} == {0}
 
 
 def test_a_node_whose_certificate_nobody_vouches_for_is_not_talked_to(secured: Secured, tmp_path: Path) -> None:
