@@ -131,7 +131,7 @@ def topics_describe(call: Call, names: tuple[str, ...], output: Output) -> None:
 
 @click.group()
 def schemas() -> None:
-    """Look at the Avro schemas of the events, register and serve them."""
+    """Look at the Avro schemas, register and serve them."""
 
 
 @schemas.command("list")
