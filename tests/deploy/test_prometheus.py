@@ -19,17 +19,15 @@ from contextlib import ExitStack, suppress
 from typing import NamedTuple
 
 import pytest
-from pipeline.test_metrics import GROUPS, asked
+from pipeline.test_metrics import GROUPS, asked, tiny_loop
 from prometheus import Answer, Prometheus, needs, running as scraping
 from running import running, until
-from tiny import save_tiny
 
-from streams import cluster
 from streams.alerts import ALERTS, FILE, PREFIX, Alert
 from streams.dashboards import DASHBOARDS, FOLDER
 from streams.log import Producer
 from streams.metric_names import LOOP
-from streams.settings import Metrics, Settings
+from streams.settings import Metrics
 from tests.chaos.proxy import free_ports
 
 OPT_IN = "TEST_CLUSTER"
@@ -93,17 +91,7 @@ def ask_all(server: Prometheus) -> dict[str, Answer]:
 @pytest.fixture(scope="module")
 def seen(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> Seen:
     folder = tmp_path_factory.mktemp("watched")
-    settings = Settings.model_validate(
-        {
-            "kafka": {"bootstrap": kafka_bootstrap},
-            "topics": {"prefix": f"{folder.name}.", "partitions": 2, "policy_partitions": 1},
-            "model": {"base": str(save_tiny(folder / "model"))},
-            "batches": {"groups": GROUPS},
-            "trainer": {"checkpoints": folder / "checkpoints"},
-            "adapters": {"store": str(folder / "adapters")},
-        }
-    )
-    cluster.apply_topics(settings)
+    settings = tiny_loop(folder, kafka_bootstrap)
     *ports, audit_port = free_ports(len(LOOP) + 1)
     targets = {name: f"127.0.0.1:{port}" for name, port in zip(LOOP, ports, strict=True)}
     targets["audit"] = f"127.0.0.1:{audit_port}"

@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 from factories import task
@@ -54,12 +55,11 @@ def asked(number: int, **changes: object) -> Task:
     return task(**whole | changes)
 
 
-@pytest.fixture(scope="module")
-def seen(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> Seen:
-    folder = tmp_path_factory.mktemp("metrics")
+def tiny_loop(folder: Path, bootstrap: str) -> Settings:
+    """Settings of a loop with the tiny model, everything under `folder`; its topics exist."""
     settings = Settings.model_validate(
         {
-            "kafka": {"bootstrap": kafka_bootstrap},
+            "kafka": {"bootstrap": bootstrap},
             "topics": {"prefix": f"{folder.name}.", "partitions": 2, "policy_partitions": 1},
             "model": {"base": str(save_tiny(folder / "model"))},
             "batches": {"groups": GROUPS},
@@ -68,6 +68,13 @@ def seen(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> Seen
         }
     )
     cluster.apply_topics(settings)
+    return settings
+
+
+@pytest.fixture(scope="module")
+def seen(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> Seen:
+    folder = tmp_path_factory.mktemp("metrics")
+    settings = tiny_loop(folder, kafka_bootstrap)
     with Producer(settings) as producer:
         producer.send_bytes(f"{folder.name}.tasks", b"t0", b"no task")
         producer.send(asked(0, deadline_at=1))
