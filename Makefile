@@ -61,11 +61,11 @@ setup-deploy:
 # what is derived: schema files, schemas/README.md, docs/cli.md, docs/metrics.md, helm/README.md, files, dashboards, alerts
 docs: .venv/ready-test
 	$(BIN)/python -m schemas.generate
-	$(BIN)/python -m streams.cli_docs
-	$(BIN)/python -m streams.metric_names
+	$(BIN)/python -m streams.cli.docs
+	$(BIN)/python -m streams.monitoring.names
 	$(BIN)/python -m tests.chart_files
-	$(BIN)/python -m streams.dashboards
-	$(BIN)/python -m streams.alerts
+	$(BIN)/python -m streams.monitoring.dashboards
+	$(BIN)/python -m streams.monitoring.alerts
 
 # needs uv; the lock holds names and versions, no addresses
 lock:

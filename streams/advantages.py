@@ -24,17 +24,18 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from schemas.events import AdvantagedGroup, Coordinates, DeadLetter, GroupControl, Response, Reward, Task, derive_id
 from schemas.serde import Poison, encode
-from streams import metric_names as names, trace_context
 from streams.errors import EventError
 from streams.group_rows import Rows, load
 from streams.groups import Close, Closed, Effect, Open, Reject, State, assemble, without_responses
 from streams.join import GroupEvent, Join
 from streams.log import Record, check_size, dead_letter, key_of, partition_of
-from streams.metrics import Meter
+from streams.monitoring import names
+from streams.monitoring.metrics import Meter
 from streams.reading import fetch
 from streams.settings import Settings
 from streams.topics import KEYED_BY_TASK, Topic, topics
-from streams.tracing import OFF as NO_TRACER, Trace, Tracer
+from streams.tracing import context
+from streams.tracing.tracer import OFF as NO_TRACER, Trace, Tracer
 
 if TYPE_CHECKING:
     from streams.app import App
@@ -82,7 +83,7 @@ class Stage:
             self._keep(record, event)
         trace = None
         if isinstance(event, Task):
-            trace = self._tracer.of_task(event, trace_context.of_headers(record.headers))
+            trace = self._tracer.of_task(event, context.of_headers(record.headers))
         header = "" if trace is None else trace.context.traceparent
         return self.join.reduce(state, event, record.at, record.timestamp_ms, trace=header)
 
@@ -259,7 +260,7 @@ def _trace(tracer: Tracer, effect: Effect, group: AdvantagedGroup) -> Trace | No
     """Return the trace of a group: its task's, with links to the rewards that it was made of."""
     if not isinstance(effect, Close) or not effect.trace:
         return None
-    trace = tracer.follows(trace_context.parse(effect.trace), group.group_id)
+    trace = tracer.follows(context.parse(effect.trace), group.group_id)
     if trace is None or not tracer.on:
         return trace
     ids = [
@@ -267,7 +268,7 @@ def _trace(tracer: Tracer, effect: Effect, group: AdvantagedGroup) -> Trace | No
         for member in effect.members
         for source in [name for name, _ in effect.task.sources] or [""]
     ]
-    return trace._replace(links=tuple(trace_context.child(trace.context, one) for one in ids))
+    return trace._replace(links=tuple(context.child(trace.context, one) for one in ids))
 
 
 def _first_ms(state: State) -> int | None:

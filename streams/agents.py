@@ -18,11 +18,11 @@ from typing import Any
 from faust.types import TP
 
 from schemas import numbering
-from streams import metric_names as names
 from streams.app import App, DeadLetter, source
 from streams.errors import EventError
 from streams.intake import Intake
 from streams.lease import lease
+from streams.monitoring import names
 from streams.tables import stale
 from streams.topics import Topic
 

@@ -33,15 +33,16 @@ from faust.types import TP
 
 from schemas.events import AdapterEvent, Coordinates, DeadLetter as Letter, Event
 from schemas.serde import encode
-from streams import cluster, faust_fixes, metric_names as names, quiet
+from streams import cluster, faust_fixes, quiet
 from streams.errors import EXIT_RESTART, EventError, LogError, SettingsError
 from streams.intake import Intake
 from streams.log import Record, check_size, dead_letter, key_of, trace_of, unreachable
-from streams.metrics import OFF, Meter
+from streams.monitoring import names
+from streams.monitoring.metrics import OFF, Meter
 from streams.settings import Kafka, Settings
 from streams.tables import Table
 from streams.topics import FRAMING_BYTES, Topic, topics
-from streams.tracing import OFF as NO_TRACER, Trace, Traced, Tracer, headers_of
+from streams.tracing.tracer import OFF as NO_TRACER, Trace, Traced, Tracer, headers_of
 
 log = logging.getLogger("streamward.app")
 

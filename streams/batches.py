@@ -20,13 +20,14 @@ from typing import TYPE_CHECKING, Any
 
 from schemas.events import AdvantagedGroup, Batch, Coordinates, DroppedGroup, LagCount, derive_id
 from schemas.serde import Poison
-from streams import metric_names as names, trace_context
 from streams.errors import EventError
 from streams.groups import POLICY_LAG
-from streams.metrics import Meter
+from streams.monitoring import names
+from streams.monitoring.metrics import Meter
 from streams.rows import pack, unpack
 from streams.settings import Batches
 from streams.topics import topics
+from streams.tracing import context
 
 if TYPE_CHECKING:
     from streams.app import App
@@ -226,11 +227,11 @@ def register(app: App) -> None:
         key, group_key = group.policy.encode(), group.group_id.encode()
         first_at = seen.get(group_key)
         before = load(windows.get(key))
-        came, doubled = trace_context.of_headers(record.headers), is_double(first_at, record.at.offset)
+        came, doubled = context.of_headers(record.headers), is_double(first_at, record.at.offset)
         trace = "" if came is None else came.traceparent
         window, made = cutter.reduce(before, group, record.at, doubled=doubled, trace=trace)
         for batch in made:
-            causes = [*(trace_context.parse(entry.trace) for entry in before.entries), came]
+            causes = [*(context.parse(entry.trace) for entry in before.entries), came]
             began_ms = min([group.created_at, *(entry.created_at for entry in before.entries)])
             joined = app.traces.joins(came, batch.batch_id, batch.created_at, causes)
             await outlet.emit_traced(batch, joined, began_ms=began_ms)

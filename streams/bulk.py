@@ -1,6 +1,6 @@
 """Read ranges of the log at the speed of librdkafka: records side by side, never one by one.
 
-    starts, ends ──► read ──► Rows of one topic, as many as are decoded at once ──► streams/columns.py
+    starts, ends ──► read ──► Rows of one topic, as many as are decoded at once ──► streams/columns/decode.py
 
 A Record for each message costs more than to decode it, and so does Python's garbage collector where it finds thousands
 of messages to look through: a few hundred are taken apart at a time. The rest is as in streams/reading.py: no group, no
@@ -19,7 +19,7 @@ from typing import Any
 
 import confluent_kafka as ck
 
-from streams.columns import CHUNK_BYTES, CHUNK_RECORDS, Rows
+from streams.columns.decode import CHUNK_BYTES, CHUNK_RECORDS, Rows
 from streams.log import POLL_S, TopicPartition, unreachable
 from streams.reading import Tail, consume
 from streams.settings import Settings

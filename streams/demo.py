@@ -27,11 +27,12 @@ from typing import Any
 from rich.console import Console
 
 from schemas.events import Task
-from streams import broker, cluster, config_file, evaluate, generators, report, suites
+from streams import broker, cluster, config_file, generators, report
 from streams.display import Display
 from streams.engines import vllm_start
 from streams.engines.weights import folder_of
 from streams.errors import SettingsError
+from streams.evaluation import evaluate, suites
 from streams.log import Producer
 from streams.progress import Progress
 from streams.reading import Tail

@@ -35,7 +35,7 @@ Bounds = Mapping[tuple[str, int], tuple[int, int]]
 """By topic and partition: the first offset, and the one behind the last."""
 LookUp = Callable[[Iterable[Coordinates]], Mapping[Coordinates, Record]]
 Note = Callable[[Close], Close]
-"""Adds to a group that leaves what its own log does not tell; see streams/recorded_lag.py."""
+"""Adds to a group that leaves what its own log does not tell; see streams/replay/recorded_lag.py."""
 
 
 class Encoded(NamedTuple):

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from streams.errors import NotFoundError, RefusedError, SettingsError
-from streams.query_views import literal
+from streams.query.views import literal
 from streams.settings import Settings
 from streams.topics import topics
 
@@ -119,7 +119,7 @@ def check(options: Options) -> None:
 
 
 def statement(options: Options) -> str:
-    """Return the SQL, over the views of streams/query.py, whose rows `write` takes."""
+    """Return the SQL, over the views of streams/query/session.py, whose rows `write` takes."""
     return ROWS.format(policy=literal(options.policy), purpose=literal(options.purpose))
 
 

@@ -19,11 +19,11 @@ from typing import Self, TypeVar
 
 import confluent_kafka as ck
 
-from streams import metric_names as names
 from streams.errors import LogError
 from streams.intake import Intake
 from streams.log import POLL_S, Record, TopicPartition, client_config, unreachable
-from streams.metrics import OFF, Meter
+from streams.monitoring import names
+from streams.monitoring.metrics import OFF, Meter
 from streams.patience import ANSWER_S, TRANSIENT, Patience
 from streams.reading import Reader, consume, record_of, trouble_of
 from streams.settings import Settings

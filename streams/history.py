@@ -1,6 +1,6 @@
 """Read what happened, wherever it lies now.
 
-    topics, coordinates ──► History ─┬─ archive, where it has the records    streams/archive.py
+    topics, coordinates ──► History ─┬─ archive, where it has the records    streams/archive/segments.py
                                      └─ log, behind the archive's end        streams/reading.py
                             ──► bounds, read, fetch ──► Record
 
@@ -18,7 +18,7 @@ from typing import Literal, Protocol
 
 from schemas.events import Coordinates
 from streams import cluster, reading
-from streams.archive import Archive, fingerprint
+from streams.archive.segments import Archive, fingerprint
 from streams.errors import LogError, NotFoundError
 from streams.log import Record, TopicPartition
 from streams.settings import Settings

@@ -18,8 +18,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 
-from streams import metric_names as names
-from streams.metrics import Meter
+from streams.monitoring import names
+from streams.monitoring.metrics import Meter
 from streams.settings import Topics
 from streams.topics import topics
 

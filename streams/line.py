@@ -15,14 +15,14 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from schemas.events import Verdict
-from streams.canary import Trial
 from streams.errors import SettingsError
+from streams.evaluation.canary import Trial
 from streams.rows import pack, unpack
 from streams.serving import Serving, Status
 from streams.settings import Canary, Guard, Settings
 
 if TYPE_CHECKING:
-    from streams.suites import Suite
+    from streams.evaluation.suites import Suite
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ def rule_of(settings: Settings) -> Rule:
         )
     suite = None
     if file is not None:
-        from streams import suites
+        from streams.evaluation import suites
 
         suite = suites.load(file, settings.topics)
     return Rule(mode, settings.guard, suite, settings.canary)

@@ -23,12 +23,13 @@ import confluent_kafka as ck
 
 from schemas import serde
 from schemas.events import Coordinates, DeadLetter, Event, derive_id
-from streams import metric_names as names, trace_context
 from streams.errors import EventError, LogError
-from streams.metrics import OFF, Meter
+from streams.monitoring import names
+from streams.monitoring.metrics import OFF, Meter
 from streams.patience import Patience, Unreachable
 from streams.settings import Kafka, Settings
 from streams.topics import FRAMING_BYTES, Topic, topics
+from streams.tracing import context
 
 PARTITIONER = "murmur2_random"
 POLL_S = 0.2
@@ -75,7 +76,7 @@ def dead_letter(record: Record, *, stage: str, reason: str, error: str) -> DeadL
 
 def trace_of(letter: DeadLetter) -> dict[str, bytes]:
     """Return the headers of a dead letter's record: the trace of the record that it is about."""
-    return trace_context.headers_of(trace_context.parse(_bytes(letter.headers.get(trace_context.HEADER))))
+    return context.headers_of(context.parse(_bytes(letter.headers.get(context.HEADER))))
 
 
 def key_of(event: Event, topic: Topic) -> bytes | None:

@@ -24,7 +24,7 @@ from typing import TypeVar
 import confluent_kafka as ck
 
 from streams.errors import LogError
-from streams.metrics import OFF, Meter
+from streams.monitoring.metrics import OFF, Meter
 from streams.settings import Kafka
 
 NOTICE_S = 5.0

@@ -34,14 +34,15 @@ from typing import Self
 
 from schemas import serde
 from schemas.events import Response, Task, derive_id
-from streams import adapter_signing, metric_names as names, metrics, sampling, schema_registry, tracing
+from streams import adapter_signing, sampling, schema_registry
 from streams.arms import BASE, route
 from streams.engines import Engine, SamplingRequest
 from streams.errors import EventError
 from streams.following import Consumer, Contiguous
 from streams.groups import deadline_ms
 from streams.log import POLL_S, Producer, Record, TopicPartition, dead_letter
-from streams.metrics import OFF, Meter
+from streams.monitoring import metrics, names
+from streams.monitoring.metrics import OFF, Meter
 from streams.patience import Patience, StoppedWaiting
 from streams.reading import fetch
 from streams.rounds import Round, Served, Waiting, all_failed, choose, response, unusable
@@ -49,7 +50,8 @@ from streams.settings import Settings
 from streams.shelf import Shelf
 from streams.standing import Standing, answered, give_up_ms
 from streams.topics import topics
-from streams.tracing import OFF as NO_TRACER, Tracer
+from streams.tracing import tracer as tracing
+from streams.tracing.tracer import OFF as NO_TRACER, Tracer
 
 STAGE = "policy"
 HELD_POLL_S = 0.05

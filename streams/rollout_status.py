@@ -16,11 +16,12 @@ from typing import Any, NamedTuple
 
 from schemas.events import AdapterEvent, AdvantagedGroup
 from schemas.serde import Poison
-from streams import adapters, canary, cluster, sequential
+from streams import adapters, cluster
 from streams.adapters import AdapterState, Version
-from streams.canary import Evidence, Trial
+from streams.evaluation import canary, sequential
+from streams.evaluation.canary import Evidence, Trial
+from streams.evaluation.outcomes import short
 from streams.log import TopicPartition, partition_of
-from streams.outcomes import short
 from streams.reading import read
 from streams.serving import DECISIONS
 from streams.settings import Canary, Settings

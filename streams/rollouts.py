@@ -10,7 +10,7 @@
     guarded  each version is asked guard.suite; once it and the primary have a result, the guard judges, and its verdict
              is carried out (guard.decide)
     canary   a version that the guard lets pass, or any without a suite, answers a growing share of the tasks, one
-             version at a time, the newest next; what follows is decided by streams/canary.py
+             version at a time, the newest next; what follows is decided by streams/evaluation/canary.py
     manual   nothing, but for the suite that is asked
 
 A promotion names the primary it replaces (compare and swap). So this stage has at most one event of its own on the way:
@@ -33,19 +33,20 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from schemas.events import AdapterEvent, AdvantagedGroup, Task, derive_id
 from schemas.serde import Poison, decode, encode
-from streams import canary, evaluate, guard, outcomes, trace_context
 from streams.adapters import Version
 from streams.errors import EventError
+from streams.evaluation import canary, evaluate, guard, outcomes
+from streams.evaluation.outcomes import short
 from streams.line import DIRECT, Line, Rule, dump, load_line, rule_of, waiting
-from streams.outcomes import short
 from streams.serving import DECISIONS, SWAPS, refusal, step
 from streams.settings import Canary
 from streams.topics import topics
+from streams.tracing import context
 
 if TYPE_CHECKING:
     from streams.app import App, Outlet
     from streams.log import Record
-    from streams.tracing import Trace
+    from streams.tracing.tracer import Trace
 
 STAGE = "rollouts"
 Results = Callable[[int], AdapterEvent | None]
@@ -251,7 +252,7 @@ def register(app: App) -> None:
             if results.get(own) is None:  # the first result stands, as in every fold
                 results[own] = encode(event)
         line, made = reduce(load_line(lines.get(key)), event, rule, result, at_ms=record.timestamp_ms)
-        came = trace_context.of_headers(record.headers)
+        came = context.of_headers(record.headers)
         for one in made:
             if isinstance(one, Task):  # many questions, each with a trace of its own
                 trace = app.traces.joins(came, one.task_id, one.created_at, [came])
@@ -282,7 +283,7 @@ def register(app: App) -> None:
 
 def _of_many(app: App, event: AdapterEvent, last: Record) -> Trace | None:
     """Return the trace of an event that many groups brought about, linked to the last of them."""
-    came = trace_context.of_headers(last.headers)
+    came = context.of_headers(last.headers)
     return app.traces.joins(came, event.event_id, event.created_at, [came])
 
 

@@ -13,11 +13,11 @@ import math
 import time
 
 from schemas.events import Response
-from streams import metric_names as names
 from streams.deadline import at_most
 from streams.engines import Completion, Engine, SamplingRequest
 from streams.errors import StreamwardError
-from streams.metrics import Meter
+from streams.monitoring import names
+from streams.monitoring.metrics import Meter
 from streams.rounds import all_failed, malformed
 from streams.settings import Policy
 

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from schemas import numbering
 from schemas.numbering import Given, Held
 from streams.errors import LogError, NotFoundError, RefusedError, SettingsError
-from streams.metrics import OFF, SCHEMA_REGISTRY, Meter
+from streams.monitoring.metrics import OFF, SCHEMA_REGISTRY, Meter
 from streams.patience import StoppedWaiting
 from streams.settings import Settings
 from streams.topics import Topic, topics
@@ -39,7 +39,7 @@ ANSWER_S = 10.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 10.0
 """Between two looks whether the registry is back; each is twice as long as the one before."""
 _EXPERIMENT = re.compile(r"experiment\.[^.]+\.$")
-"""What streams/experiments.py puts behind the prefix of the log that an experiment replays."""
+"""What streams/replay/experiments.py puts behind the prefix of the log that an experiment replays."""
 
 log = logging.getLogger("streamward.schemas")
 

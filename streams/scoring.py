@@ -26,15 +26,17 @@ from typing import Self
 
 from schemas import serde
 from schemas.events import Response, Reward, RewardSource, Task, derive_id
-from streams import metric_names as names, metrics, schema_registry, trace_context, tracing
+from streams import schema_registry
 from streams.following import Consumer, Contiguous
 from streams.known_tasks import KnownTasks
 from streams.log import POLL_S, Producer, Record, TopicPartition, dead_letter
-from streams.metrics import OFF, Meter
+from streams.monitoring import metrics, names
+from streams.monitoring.metrics import OFF, Meter
 from streams.patience import Patience, StoppedWaiting
 from streams.scorers import Outcome, Scorers
 from streams.settings import Settings
-from streams.tracing import OFF as NO_TRACER, Tracer
+from streams.tracing import context, tracer as tracing
+from streams.tracing.tracer import OFF as NO_TRACER, Tracer
 
 STAGE = "scoring"
 TASK_WAIT_S = 5.0
@@ -253,7 +255,7 @@ class Agent:
             self._meter.add(names.SCORE_FAILURES, source.name)
             log.warning("response not scored by %s: %s", source.name, outcome.error, extra={"at": item.record.at})
         reward = reward_of(item.response, source, outcome, int(time.time() * 1000))
-        trace = self._tracer.follows(trace_context.of_headers(item.record.headers), reward.reward_id)
+        trace = self._tracer.follows(context.of_headers(item.record.headers), reward.reward_id)
         try:
             self._producer.send(reward, on_ack=self._tracer.on_ack(reward, trace), headers=tracing.headers_of(trace))
         except serde.EncodeError as exc:

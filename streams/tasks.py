@@ -23,7 +23,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from schemas import serde
 from schemas.events import Message, Purpose, RewardSource, Sampling, Task, ToolCall, derive_id
-from streams import tracing
 from streams.cluster import offsets
 from streams.log import Producer, partition_of
 from streams.reading import read
@@ -31,7 +30,8 @@ from streams.scorers import source_problems
 from streams.scorers.verdict import nearest
 from streams.settings import Settings, Topics
 from streams.topics import topics
-from streams.trace_context import Context
+from streams.tracing import tracer as tracing
+from streams.tracing.context import Context
 
 RECORD_OVERHEAD_BYTES = 512
 """What Kafka adds to a payload: batch header, key, headers."""

@@ -14,9 +14,11 @@ from itertools import count
 
 from aiokafka.errors import IllegalStateError
 
-from streams import advantages, batches, cluster, metric_names as names, metrics, rollouts, schema_registry, tracing
+from streams import advantages, batches, cluster, rollouts, schema_registry
 from streams.app import App, build_app, run_worker
+from streams.monitoring import metrics, names
 from streams.settings import Settings
+from streams.tracing import tracer as tracing
 from streams.watchdog import broker_answers
 
 ASK_EVERY = 5

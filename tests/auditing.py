@@ -35,8 +35,8 @@ from schemas.events import (
 from schemas.serde import decode, encode
 from streams import drive
 from streams.advantages import Stage
-from streams.audit import Report, recount
-from streams.audit_facts import Reach
+from streams.audit.facts import Reach
+from streams.audit.recount import Report, recount
 from streams.groups import State
 from streams.log import Record, TopicPartition, key_of, partition_of
 from streams.settings import Batches, Settings, Topics

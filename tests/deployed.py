@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import click
 
-from streams.cli import cli
+from streams.cli.root import cli
 from streams.settings import Settings, load
 
 

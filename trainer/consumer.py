@@ -31,19 +31,21 @@ from safetensors import SafetensorError
 
 from schemas.events import AdapterEvent, Batch, Coordinates, derive_id
 from schemas.serde import Poison
-from streams import adapter_signing, adapter_store, cluster, metrics, schema_registry, trace_context, tracing
+from streams import adapter_signing, adapter_store, cluster, schema_registry
 from streams.adapters import read_state
 from streams.engines.weights import Base, load_base
 from streams.errors import RefusedError, SettingsError, StreamwardError
 from streams.intake import Intake
 from streams.log import Producer, client_config, dead_letter, partition_of
-from streams.metrics import OFF, Meter
+from streams.monitoring import metrics
+from streams.monitoring.metrics import OFF, Meter
 from streams.patience import Patience, StoppedWaiting
 from streams.reading import Tail, fetch
 from streams.settings import Settings
 from streams.topics import topics
-from streams.trace_context import Context
-from streams.tracing import OFF as NO_TRACER, Tracer
+from streams.tracing import context, tracer as tracing
+from streams.tracing.context import Context
+from streams.tracing.tracer import OFF as NO_TRACER, Tracer
 from trainer import checkpoint, ranks, report
 from trainer.checkpoint import ADAPTER_FOLDER, State
 from trainer.launch import Place
@@ -197,7 +199,7 @@ class Line:
                                 f"{problem}. Restore the checkpoints that reach further, or the records; and keep "
                                 "them longer (topics.retention_days) than a trainer may be down"
                             )
-                        yield record.at, batch, trace_context.of_headers(record.headers)
+                        yield record.at, batch, context.of_headers(record.headers)
                     self._handled = record.at.offset + 1
                     self._intake.done(self._source, self._handled)
 
@@ -257,7 +259,7 @@ class Line:
         first, end = bounds[self._source]
         if not first <= at.offset < end:
             return None
-        return trace_context.of_headers(fetch(self._settings, [at], patience=self._patience)[at].headers)
+        return context.of_headers(fetch(self._settings, [at], patience=self._patience)[at].headers)
 
     def _announce(self, path: Path, state: State, came: Context | None, began_ms: float | None = None) -> None:
         """Publish the adapter in checkpoint `path`, say so in the log, and commit. Each of it again is a no-op."""

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 from schemas.events import AdvantagedGroup
-from streams import metric_names as names
-from streams.metrics import Meter
+from streams.monitoring import names
+from streams.monitoring.metrics import Meter
 from trainer.checkpoint import State
 
 

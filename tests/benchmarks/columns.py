@@ -2,7 +2,7 @@
 
 All on one core, by turns, over the same records: `streams.bulk` and `streams.columns` (every rule of serde checked);
 confluent-kafka alone, looking at nothing; confluent-kafka and a fastavro dictionary for each record, nothing checked.
-Then the archive: records a second through `streams.archive_sync`, and the bytes of its files against those of the
+Then the archive: records a second through `streams.archive.sync`, and the bytes of its files against those of the
 topic's, which hold lz4 batches. A segment holds each record twice, as columns and as the payload that restoring needs.
 
 Not covered: how fast an archive is read (the benchmark of the queries).
@@ -22,8 +22,8 @@ import fastavro
 
 from schemas import registry
 from streams import bulk, cluster
-from streams.archive_sync import sync
-from streams.columns import decode_rows
+from streams.archive.sync import sync
+from streams.columns.decode import decode_rows
 from streams.log import client_config
 from streams.settings import Archive, Settings
 from streams.topics import topics

@@ -23,9 +23,9 @@ import duckdb
 
 from schemas.events import AdapterEvent, AdvantagedGroup, Batch, Event, GroupResponse, RewardSource, derive_id
 from schemas.serde import encode
-from streams import archive_sync
+from streams.archive import sync
 from streams.log import Producer, key_of, partition_of
-from streams.query import Session
+from streams.query.session import Session
 from streams.settings import Archive, Settings
 from streams.topics import topics
 from tests.benchmarks.loop import node
@@ -55,7 +55,7 @@ def run() -> Iterator[dict[str, Any]]:
         settings = settings.model_copy(update={"archive": Archive(store=folder)})
         say(f"queries: {RESPONSES} responses are written and archived")
         _Log(settings).write(RESPONSES // SLOTS)
-        archive_sync.sync(settings)
+        sync.sync(settings)
         yield from _questions(settings)
         yield from _against_plain(settings)
 
@@ -104,7 +104,7 @@ def _against_plain(settings: Settings) -> Iterator[dict[str, Any]]:
 
 
 def _segments(settings: Settings, partition: int) -> list[Any]:
-    from streams.archive import Archive as Kept
+    from streams.archive.segments import Archive as Kept
 
     return Kept(settings).segments("responses", partition)
 

@@ -19,9 +19,10 @@ from pathlib import Path
 
 import psutil
 
-from streams import replay, settings
-from streams.replay import Request
-from streams.selection import Selection
+from streams import settings
+from streams.replay import run as replay
+from streams.replay.run import Request
+from streams.replay.selection import Selection
 
 TICK_S = 0.1
 

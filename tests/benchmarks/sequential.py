@@ -5,7 +5,7 @@
     rewards of two arms, drawn ──► look after every group ──► how often the verdict is false, and how late a true one is
 
 Beside it a t-test (Welch's, 5%) that looks as often, after the same minimum of groups. The runs of a case go side by
-side in numpy, with the formula of streams/sequential.py written down a second time; tests/unit/test_sequential.py
+side in numpy, with the formula of sequential.py written down a second time; tests/unit/test_sequential.py
 compares the two. `--write` puts the tables into docs/rollout.md and draws docs/canary.png.
 
 Not covered: rewards that depend on each other from group to group.
@@ -22,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from streams.sequential import BURN_IN, NO_SPREAD, boundary
+from streams.evaluation.sequential import BURN_IN, NO_SPREAD, boundary
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE, PLOT = DOCS / "rollout.md", DOCS / "canary.png"
@@ -71,7 +71,7 @@ class Arms:
 
 
 def always_valid(arms: Arms, alpha: float) -> tuple[Floats, Floats]:
-    """Return low and high by run: streams.sequential.interval, a second time."""
+    """Return low and high by run: streams.evaluation.sequential.interval, a second time."""
     with np.errstate(divide="ignore", invalid="ignore"):
         both = (arms.n > 0).all(axis=1)
         n = np.where(both[:, None], arms.n, 0.0)

@@ -1,7 +1,7 @@
 """A process of the fault matrix: `streamward NAME`, with a fault wired into it.
 
     CHAOS='{"kill": ["after produce", 17]}' python -m tests.chaos.child streams
-        ──► streams.cli, whose functions kill the process at the 17th time they get there
+        ──► streams.cli.root, whose functions kill the process at the 17th time they get there
 
 The product knows nothing of this: its functions are wrapped here, before it starts. A kill is SIGKILL to oneself, so
 nothing is flushed, closed or said.
@@ -166,7 +166,7 @@ def main(process: str, *arguments: str) -> None:
         from tests.chaos import bad_peers
 
         bad_peers.wire_in()
-    from streams.cli import cli
+    from streams.cli.root import cli
 
     cli([process, *arguments], prog_name="streamward")
 

@@ -1,7 +1,7 @@
 """What a run came to: every task accounted for, and the log recomputed.
 
     ledger, log ──► acknowledged tasks without their group: lost        groups that nobody asked for: phantom
-    log ──► audit (streams/audit.py), settled ──► lost, doubled, phantom, out of order
+    log ──► audit (streams/audit/recount.py), settled ──► lost, doubled, phantom, out of order
     log ──► batch driver (streams/drive.py) ──► the same groups, dead letters and batches, byte for byte
 
 Not covered: what the audit and the batch driver both misread. They share the decoder, and nothing else.
@@ -23,7 +23,7 @@ from schemas.events import AdvantagedGroup, Batch, DeadLetter
 from schemas.serde import Poison, decode, encode
 from streams import cluster, drive
 from streams.advantages import STAGE
-from streams.audit_read import Audit
+from streams.audit.reading import Audit
 from streams.settings import Settings, load, to_env
 from streams.topics import topic_of
 from tests.chaos.load import Ledger

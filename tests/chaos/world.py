@@ -28,7 +28,7 @@ from typing import Any, NamedTuple, Self
 import confluent_kafka as ck
 
 from streams import broker, cluster
-from streams.audit_read import commits
+from streams.audit.reading import commits
 from streams.errors import LogError
 from streams.log import TopicPartition
 from streams.settings import Broker, Settings, to_env

@@ -31,7 +31,9 @@ from deployed import loaded
 from hypothesis import HealthCheck, given, settings as examples, strategies as st
 from yaml import safe_load_all
 
-from streams import evaluate, metric_names, suites, topics
+from streams import topics
+from streams.evaluation import evaluate, suites
+from streams.monitoring import names
 from streams.settings import Topics
 
 pytestmark = needs_helm
@@ -71,7 +73,7 @@ def test_an_hpa_goes_by_the_lag_of_each_pod() -> None:
     spec = component("scaled", "HorizontalPodAutoscaler", "policy")["spec"]
     assert (spec["minReplicas"], spec["maxReplicas"]) == (2, 8)
     (metric,) = spec["metrics"]
-    assert metric["pods"]["metric"]["name"] == metric_names.LAG_RECORDS.name
+    assert metric["pods"]["metric"]["name"] == names.LAG_RECORDS.name
     assert metric["pods"]["target"] == {"type": "AverageValue", "averageValue": "50"}
     assert spec["behavior"]["scaleDown"]["stabilizationWindowSeconds"] == 600
 
@@ -81,7 +83,7 @@ def test_keda_asks_prometheus_for_the_lag_of_that_component() -> None:
     assert (spec["minReplicaCount"], spec["maxReplicaCount"]) == (1, 12)
     (trigger,) = spec["triggers"]
     assert trigger["type"] == "prometheus" and trigger["metadata"]["serverAddress"].endswith("svc:9090")
-    wanted = f'sum({metric_names.LAG_RECORDS.name}{{namespace="ns",pod=~"one-streamward-scoring-.+"}})'
+    wanted = f'sum({names.LAG_RECORDS.name}{{namespace="ns",pod=~"one-streamward-scoring-.+"}})'
     assert trigger["metadata"]["query"] == wanted
     assert trigger["metadata"]["threshold"] == "1000" and trigger["metadata"]["ignoreNullValues"] == "false"
 

@@ -27,7 +27,8 @@ from scraped import parse
 from secured import free_ports
 from tiny import save_tiny
 
-from streams import broker, metric_names as names
+from streams import broker
+from streams.monitoring import names
 from streams.settings import Broker
 
 pytestmark = pytest.mark.kafka

@@ -57,9 +57,10 @@ def test_what_the_small_image_installs_is_locked_and_a_requirement_of_ours() -> 
 
 
 SMALL = """
-import streams.cli, streams.worker, streams.scoring, streams.cluster, streams.audit, streams.audit_read
-import streams.audit_metrics, streams.schema_server, streams.asking, streams.tasks, streams.positions, streams.show
-import streams.scorers.registry, streams.generators, streams.adapter_store, streams.guard, streams.canary
+import streams.cli.root, streams.worker, streams.scoring, streams.cluster, streams.audit.recount, streams.audit.reading
+import streams.audit.metrics, streams.schema_server, streams.tasks, streams.positions, streams.show
+import streams.scorers.registry, streams.generators, streams.adapter_store
+import streams.evaluation.asking, streams.evaluation.guard, streams.evaluation.canary
 import streams.schema_register, streams.schema_registry, avro.compatibility, confluent_kafka.schema_registry
 """
 

@@ -23,10 +23,10 @@ from pipeline.test_metrics import GROUPS, asked, tiny_loop
 from prometheus import Answer, Prometheus, needs, running as scraping
 from running import running, until
 
-from streams.alerts import ALERTS, FILE, PREFIX, Alert
-from streams.dashboards import DASHBOARDS, FOLDER
 from streams.log import Producer
-from streams.metric_names import LOOP
+from streams.monitoring.alerts import ALERTS, FILE, PREFIX, Alert
+from streams.monitoring.dashboards import DASHBOARDS, FOLDER
+from streams.monitoring.names import LOOP
 from streams.settings import Metrics
 from tests.chaos.proxy import free_ports
 

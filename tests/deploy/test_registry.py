@@ -31,7 +31,7 @@ from schemas import numbering, registry
 from schemas.events import AdvantagedGroup, DeadLetter, Event, Message, Response, Reward, RewardSource, Sampling, Task
 from schemas.serde import decode, encode
 from streams import cluster, schema_registry
-from streams.cli import cli
+from streams.cli.root import cli
 from streams.log import Producer
 from streams.settings import Kafka, Metrics, Policy, Schemas, Settings, Topics, to_env
 from streams.topics import topic_of, topics

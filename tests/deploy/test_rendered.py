@@ -33,7 +33,8 @@ from tiny import save_tiny
 from unit.test_adapter_signing import key_pair
 
 from schemas.events import Message, RewardSource, Sampling
-from streams import metric_names as names, show
+from streams import show
+from streams.monitoring import names
 from streams.settings import Topics
 from streams.topics import topics
 

@@ -26,13 +26,14 @@ from running import command, environment, until
 
 from schemas.events import Coordinates, Reward
 from schemas.serde import encode
-from streams import archive_sync, cluster, history
-from streams.archive import Archive, manifest_numbers
-from streams.archive_restore import PLACEHOLDER, restore
-from streams.archive_sync import segment_schema, sync
-from streams.archive_verify import verify
-from streams.cli import cli
-from streams.columns import decode
+from streams import cluster, history
+from streams.archive import sync as archive_sync
+from streams.archive.restore import PLACEHOLDER, restore
+from streams.archive.segments import Archive, manifest_numbers
+from streams.archive.sync import segment_schema, sync
+from streams.archive.verify import verify
+from streams.cli.root import cli
+from streams.columns.decode import decode
 from streams.errors import LogError, NotFoundError, RefusedError, StreamwardError
 from streams.log import Producer, Record, client_config
 from streams.settings import Settings, to_env

@@ -8,7 +8,8 @@ from confluent_kafka import admin
 from factories import response, reward
 
 from schemas.events import Reward
-from streams import bulk, cluster, columns, reading
+from streams import bulk, cluster, reading
+from streams.columns import decode
 from streams.errors import LogError
 from streams.log import Producer, Record, TopicPartition, client_config
 from streams.settings import Settings
@@ -30,7 +31,7 @@ def bounds(settings: Settings, *labels: str) -> tuple[dict[TopicPartition, int],
     return {tp: low for tp, (low, _) in found.items()}, {tp: high for tp, (_, high) in found.items()}
 
 
-def records(rows: columns.Rows) -> list[Record]:
+def records(rows: decode.Rows) -> list[Record]:
     every = zip(rows.timestamps, rows.keys, rows.payloads, rows.headers, strict=True)
     return [Record(rows.at(number), *each) for number, each in enumerate(every)]
 
@@ -69,7 +70,7 @@ def test_more_than_fits_into_one_piece_comes_in_several_whole_and_in_order(
 def test_what_is_decoded_from_it_is_what_the_records_hold(made: Settings) -> None:
     write(made, 40)
     starts, ends = bounds(made, "rewards")
-    tables = [columns.decode_rows(Reward, rows).table for rows in bulk.read(made, starts, ends)]
+    tables = [decode.decode_rows(Reward, rows).table for rows in bulk.read(made, starts, ends)]
     found = {row["task_id"]: row["value"] for table in tables for row in table.select(["task_id", "value"]).to_pylist()}
     assert found == {f"t{number}": float(number) for number in range(40)}
 

@@ -24,7 +24,7 @@ from schemas.events import AdapterEvent, AdvantagedGroup, Task, derive_id
 from schemas.serde import Poison
 from streams import cluster
 from streams.adapters import read_state
-from streams.cli import cli
+from streams.cli.root import cli
 from streams.log import Producer
 from streams.settings import Canary, Guard, Rollouts, Settings, to_env
 

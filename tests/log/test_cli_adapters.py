@@ -17,7 +17,7 @@ from running import command, environment
 from schemas.events import AdapterEvent, AdvantagedGroup, Reward, derive_id
 from streams import adapter_store, cluster, decisions
 from streams.adapters import read_state
-from streams.cli import cli
+from streams.cli.root import cli
 from streams.errors import RefusedError
 from streams.log import Producer, Record
 from streams.settings import Settings, to_env

@@ -22,9 +22,9 @@ from running import command, environment, until
 from schemas.events import DeadLetter, derive_id
 from schemas.serde import encode
 from streams import cluster
-from streams.audit_metrics import IMBALANCE
-from streams.audit_read import commits
-from streams.cli import cli
+from streams.audit.metrics import IMBALANCE
+from streams.audit.reading import commits
+from streams.cli.root import cli
 from streams.log import Producer, Record, client_config
 from streams.settings import Settings, to_env
 from streams.show import moment

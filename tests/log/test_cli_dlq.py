@@ -18,7 +18,7 @@ from factories import response, task
 from schemas import serde
 from schemas.events import Coordinates, Event, derive_id
 from streams import cluster
-from streams.cli import cli
+from streams.cli.root import cli
 from streams.dead_letters import decision, load
 from streams.log import Producer, Record, dead_letter, key_of
 from streams.put_back import RETRY_HEADER, STALE_S, Order, decide

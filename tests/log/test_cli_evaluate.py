@@ -15,8 +15,9 @@ from factories import group, member
 from running import read
 
 from schemas.events import AdapterEvent, AdvantagedGroup, Task, derive_id
-from streams import asking, cluster, outcomes, suites
-from streams.cli import cli
+from streams import cluster
+from streams.cli.root import cli
+from streams.evaluation import asking, outcomes, suites
 from streams.log import Producer
 from streams.settings import Kafka, Settings, Topics, to_env
 

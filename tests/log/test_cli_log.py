@@ -24,7 +24,7 @@ from schemas.events import (
     derive_id,
 )
 from streams import cluster
-from streams.cli import cli
+from streams.cli.root import cli
 from streams.log import Producer
 from streams.settings import Broker, Settings, to_env
 from streams.topics import LABELS, topics

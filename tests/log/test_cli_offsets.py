@@ -13,7 +13,7 @@ from confluent_kafka import admin
 from factories import reward
 
 from schemas.events import Coordinates
-from streams.cli import cli
+from streams.cli.root import cli
 from streams.following import Consumer
 from streams.log import Producer, client_config
 from streams.positions import positions

@@ -17,9 +17,10 @@ from replaying import NUMBER, SIZE, append, shaped, trained, write
 from running import command, environment, read
 
 from schemas.events import AdapterEvent, Reward, derive_id
-from streams import cluster, experiments
-from streams.cli import cli
+from streams import cluster
+from streams.cli.root import cli
 from streams.log import Producer, partition_of
+from streams.replay import experiments
 from streams.settings import Settings, load, to_env
 from streams.topics import topics
 

@@ -16,9 +16,11 @@ import pytest
 from auditing import Written, event_of
 
 from schemas.events import AdvantagedGroup, Batch, Response, Reward, Task
-from streams import adapters, archive_sync, query_show
+from streams import adapters
+from streams.archive import sync
 from streams.log import Record
-from streams.query import Session
+from streams.query import show
+from streams.query.session import Session
 from streams.settings import Kafka, Settings
 
 pytestmark = pytest.mark.kafka
@@ -38,7 +40,7 @@ def told(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> tupl
     written = asked.log()
     half = len(written.records) // 2
     asked.put(settings, written.records[:half])
-    archive_sync.sync(settings)
+    sync.sync(settings)
     asked.put(settings, written.records[half:])
     return settings, written
 
@@ -53,7 +55,7 @@ def session(told: tuple[Settings, Written]) -> Any:
 def test_the_page_shows_what_the_question_gives(number: int, session: Session) -> None:
     _, sql, shown = ASKED[number]
     out = io.StringIO()
-    query_show.write(session.run(sql), "table", out)
+    show.write(session.run(sql), "table", out)
     assert out.getvalue() == shown
 
 
@@ -237,7 +239,7 @@ RECOUNTS: dict[int, Callable[[Facts], list[list[Any]]]] = {
 
 @pytest.mark.parametrize("number", RECOUNTS)
 def test_a_recount_of_the_events_gives_the_same(number: int, session: Session, told: tuple[Settings, Written]) -> None:
-    found = list(query_show.rows(session.run(ASKED[number][1])))
+    found = list(show.rows(session.run(ASKED[number][1])))
     expected = RECOUNTS[number](Facts(told[1]))
     assert expected, "the log has nothing that answers this"
     assert found == expected

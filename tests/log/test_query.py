@@ -27,13 +27,16 @@ from running import command, environment, until
 
 from schemas import registry, serde
 from schemas.events import Response, Task
-from streams import archive_sync, cluster, columns_rules, query_show
-from streams.archive import Archive
-from streams.cli import cli
+from streams import cluster
+from streams.archive import sync
+from streams.archive.segments import Archive
+from streams.cli.root import cli
+from streams.columns import rules
 from streams.errors import LogError, RefusedError
 from streams.log import Producer, Record, client_config
-from streams.query import Session, connect
-from streams.query_source import Scope
+from streams.query import show
+from streams.query.session import Session, connect
+from streams.query.source import Scope
 from streams.settings import Kafka, Settings, to_env
 
 pytestmark = pytest.mark.kafka
@@ -55,7 +58,7 @@ def told(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> tupl
     written = asked.log()
     end = 1 + next(number for number, record in enumerate(written.records) if record.payload == b"{}")
     asked.put(settings, written.records[:end])
-    archive_sync.sync(settings)
+    sync.sync(settings)
     asked.put(settings, written.records[end:])
     return settings, written
 
@@ -75,7 +78,7 @@ def session(told: tuple[Settings, Written]) -> Iterator[Session]:
 
 
 def answer(session: Session, sql: str) -> list[list[Any]]:
-    return list(query_show.rows(session.run(sql)))
+    return list(show.rows(session.run(sql)))
 
 
 def write(settings: Settings, *ids: str) -> None:
@@ -125,7 +128,7 @@ def test_archived_and_live_rows_hold_what_the_events_hold(session: Session, told
 
 def test_what_the_log_has_lost_is_read_from_the_archive(own: Settings) -> None:
     write(own, "a", "b", "c")
-    archive_sync.sync(own)
+    sync.sync(own)
     cut(own, "tasks")
     write(own, "d")
     with Session(own) as session:
@@ -137,7 +140,7 @@ def test_what_the_log_has_lost_is_read_from_the_archive(own: Settings) -> None:
 
 def test_what_is_neither_in_the_archive_nor_in_the_log_is_named(own: Settings) -> None:
     write(own, "a", "b")
-    archive_sync.sync(own)
+    sync.sync(own)
     write(own, "a", "a")
     cut(own, "tasks")
     done = run(own, "tasks", "--output", "csv")
@@ -159,7 +162,7 @@ def test_segments_in_an_object_store_are_read_from_there_and_nothing_else_is(own
     store = own.archive.model_copy(update={"store": f"memory://{own.topics.prefix}archive"})
     own = own.model_copy(update={"archive": store})
     write(own, "a", "b")
-    archive_sync.sync(own)
+    sync.sync(own)
     cut(own, "tasks")
     with Session(own) as session:
         assert answer(session, "SELECT task_id FROM tasks ORDER BY 1") == [["a"], ["b"]]
@@ -221,13 +224,13 @@ def test_a_segment_from_before_a_field_was_there_has_its_default(
         with Producer(own) as producer:
             producer.send_bytes(own.topics.prefix + "tasks", b"old", old.getvalue())
         with monkeypatch.context() as then:  # the release that wrote this segment had no rule about tenants
-            then.setattr(columns_rules, "hold", lambda event, events: True)
-            archive_sync.sync(own)
+            then.setattr(rules, "hold", lambda event, events: True)
+            sync.sync(own)
         monkeypatch.setattr(registry, "files", lambda: after)
         serde._quick.cache_clear()
         with Producer(own) as producer:
             producer.send(task(task_id="new", tenant="us"))
-        archive_sync.sync(own)
+        sync.sync(own)
         with Session(own) as session:
             found = answer(session, "SELECT task_id, tenant, policy, _schema_id FROM tasks ORDER BY task_id")
         assert found == [["new", "us", "default", after.newest(Task).id], ["old", None, "default", 1]]
@@ -315,7 +318,7 @@ def label_of(record: Record) -> str:
 
 def test_a_segment_that_is_gone_or_changed_is_named(own: Settings) -> None:
     write(own, "a")
-    archive_sync.sync(own)
+    sync.sync(own)
     (segment,) = [s for p in (0, 1) for s in Archive(own).segments("tasks", p)]
     data = Path(segment.path).read_bytes()
     Path(segment.path).write_bytes(data[:-9] + b"x" + data[-8:])

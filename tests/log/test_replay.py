@@ -16,13 +16,15 @@ from replaying import BEGUN_MS, FRESH, HALF, NUMBER, SIZE, append, contents, nam
 from running import read
 
 from schemas.events import AdvantagedGroup, Batch, Response, Reward, RewardSource, Task
-from streams import archive_sync, cluster, drive, experiments, history, replay, replay_plan as planning, selection
-from streams.audit_read import Audit
+from streams import cluster, drive, history
+from streams.archive import sync
+from streams.audit.reading import Audit
 from streams.errors import NotFoundError, RefusedError, SettingsError, StreamwardError
 from streams.history import Log
 from streams.log import client_config
-from streams.replay import Request, Result
-from streams.selection import Selection
+from streams.replay import experiments, plan as planning, run as replay, selection
+from streams.replay.run import Request, Result
+from streams.replay.selection import Selection
 from streams.settings import Archive, Settings
 
 pytestmark = pytest.mark.kafka
@@ -153,7 +155,7 @@ def consumer_groups(settings: Settings) -> list[str]:
 def test_a_run_that_is_stopped_in_every_stage_and_asked_to_go_on_ends_with_the_same_topics(
     source: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("streams.replay_copy.TOLD_EVERY", 1)
+    monkeypatch.setattr("streams.replay.copying.TOLD_EVERY", 1)
     stages = ["copying responses", "scoring", "joining", "writing groups", "cutting batches"]
     for stage in stages:
         stop = threading.Event()
@@ -167,7 +169,7 @@ def test_a_run_that_is_stopped_in_every_stage_and_asked_to_go_on_ends_with_the_s
     result = run(source, request("cut", tmp_path, scorers=SHORT))
     kinds = [event.kind for event in experiments.find(source, "cut").events]
     assert kinds == ["started", "stopped"] * len(stages) + ["started", "finished"]
-    monkeypatch.setattr("streams.replay_join.ALONE_RECORDS", 0)  # partitions side by side, as those of a large log
+    monkeypatch.setattr("streams.replay.join.ALONE_RECORDS", 0)  # partitions side by side, as those of a large log
     whole = run(source, request("whole", tmp_path, scorers=SHORT))
     assert alike(result.settings) == alike(whole.settings)
 
@@ -327,7 +329,7 @@ def test_an_archive_gives_the_same_experiment_when_the_topics_are_emptied(
 ) -> None:
     source = shaped(settings).model_copy(update={"archive": Archive(store=str(tmp_path / "archive"))})
     write(source)
-    archive_sync.sync(source, selection.SOURCES)
+    sync.sync(source, selection.SOURCES)
     delete(source, selection.SOURCES)
     with pytest.raises(NotFoundError, match="no train task of policy default"):
         replay.run(source, request("log", tmp_path), Log(source), stop=threading.Event())

@@ -14,11 +14,11 @@ from factories import one_of_each
 from schemas import numbering, registry
 from schemas.serde import encode
 from streams import schema_register, schema_registry, schema_server
-from streams.cli import cli
+from streams.cli.root import cli
 from streams.errors import NotFoundError, SettingsError
-from streams.experiments import settings_of
-from streams.metrics import Meter
+from streams.monitoring.metrics import Meter
 from streams.patience import StoppedWaiting
+from streams.replay.experiments import settings_of
 from streams.schema_registry import Away
 from streams.settings import Kafka, Schemas, Settings, Topics, to_env
 from tests.chaos.proxy import free_ports

@@ -13,8 +13,9 @@ import pytest
 from running import read, until
 
 from schemas.events import AdapterEvent, DeadLetter, Message, Response, RewardSource, Task, derive_id
-from streams import adapter_store, audit_metrics, cluster, policy
-from streams.audit_read import Audit
+from streams import adapter_store, cluster, policy
+from streams.audit import metrics as audit_metrics
+from streams.audit.reading import Audit
 from streams.engines.scripted import ScriptedEngine
 from streams.errors import SettingsError
 from streams.log import Producer

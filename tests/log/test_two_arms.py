@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from schemas.events import AdapterEvent, AdapterKind, Batch, DeadLetter, Response, derive_id
-from streams import audit, cluster
+from streams import cluster
 from streams.adapters import read_state
-from streams.audit_facts import Finding, Reach
+from streams.audit import recount
+from streams.audit.facts import Finding, Reach
 from streams.engines import Completion, SamplingRequest
 from streams.engines.scripted import ScriptedEngine
 from streams.errors import EventError
@@ -60,7 +61,7 @@ def wrong_versions(settings: Settings) -> list[Finding]:
     for record in records:
         tp = (record.at.topic, record.at.partition)
         ends[tp] = max(ends.get(tp, 0), record.at.offset + 1)
-    found = audit.recount(records, settings, Reach(ends=ends, settled=True)).findings
+    found = recount.recount(records, settings, Reach(ends=ends, settled=True)).findings
     return [one for one in found if " answered" in one.what and " was live" in one.what]
 
 

@@ -20,9 +20,10 @@ from scraped import Scraped, get, parse
 from tiny import save_tiny
 
 from schemas.events import AdapterEvent, AdvantagedGroup, Batch, Message, Response, Reward, RewardSource, Sampling, Task
-from streams import cluster, metric_names as names
+from streams import cluster
 from streams.log import Producer
-from streams.metric_names import LOOP, Metric
+from streams.monitoring import names
+from streams.monitoring.names import LOOP, Metric
 from streams.settings import Metrics, Settings
 from tests.chaos.proxy import free_ports
 

@@ -21,12 +21,14 @@ from tiny import save_tiny
 from tiny_log import batch_of, cut, groups_of, manifests, trained, write
 
 from schemas.events import Coordinates, Sampling
-from streams import archive_sync, cluster, history, query
-from streams.cli import cli
-from streams.cli_reproduce import digest
+from streams import cluster, history
+from streams.archive import sync
+from streams.cli.reproduce import digest
+from streams.cli.root import cli
 from streams.engines.weights import Base, load_base
 from streams.errors import NotFoundError, RefusedError, SettingsError
 from streams.log import Producer
+from streams.query import session
 from streams.settings import Adapters, Archive, Model, Settings, Topics, Trainer
 from streams.topics import LABELS
 from trainer import checkpoint, consumer, reproduce
@@ -206,7 +208,7 @@ def test_with_the_copy_in_kafka_gone_the_archive_alone_gives_the_same_bytes(
     settings = settings.model_copy(update={"archive": Archive(store=str(tmp_path / "archive"))})
     write(settings, base, range(2))
     train(settings, 2)
-    archive_sync.sync(settings)
+    sync.sync(settings)
     for label, records in {"groups": 4, "batches": 2, "adapters": 2}.items():
         cut(settings, label, records)
     with pytest.raises(NotFoundError):
@@ -221,13 +223,13 @@ def test_a_log_that_began_with_an_older_schema_trains_reproduces_and_is_queried_
 ) -> None:
     write(settings, base, range(1), encoded=in_version_1)
     train(settings, 1)
-    archive_sync.sync(settings)
+    sync.sync(settings)
     write(settings, base, range(1, 2))
     train(settings, 1)
     assert verdicts(again(settings)) == [(1, True), (2, True)]
     cut(settings, "groups", 2)  # the older half lies in the archive alone
     assert verdicts(again(settings, source="auto")) == [(1, True), (2, True)]
-    con = query.connect(settings)
+    con = session.connect(settings)
     latencies = "SELECT _schema_id, responses[1].latency_ms, count(*) FROM groups GROUP BY ALL ORDER BY 1"
     assert con.sql(latencies).fetchall() == [(5, None, 2), (10, 7.5, 2)]
     assert con.sql("SELECT version, count(*) FROM lineage GROUP BY ALL ORDER BY 1").fetchall() == [(1, 8), (2, 8)]

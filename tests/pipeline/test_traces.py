@@ -18,10 +18,11 @@ from running import command, environment, read, running, until
 from tiny import save_tiny
 
 from schemas.events import AdapterEvent, AdvantagedGroup, Batch, Event, Message, Response, Reward, RewardSource, Task
-from streams import cluster, trace_context
+from streams import cluster
 from streams.log import Producer
 from streams.settings import Settings
-from streams.trace_context import Context, child, of_headers, span_id_of
+from streams.tracing import context
+from streams.tracing.context import Context, child, of_headers, span_id_of
 
 pytestmark = pytest.mark.kafka
 
@@ -68,7 +69,7 @@ def test_without_a_receiver_every_record_that_follows_from_a_traced_one_has_its_
             producer.send(asked("plain"))
             producer.flush()
             until(lambda: bool(read(settings, AdvantagedGroup)), "the first group", folder=tmp_path)
-            producer.send(asked("traced"), headers=trace_context.headers_of(CAME))
+            producer.send(asked("traced"), headers=context.headers_of(CAME))
         until(lambda: bool(read(settings, Batch)), "a batch", folder=tmp_path)
     by_task = {"plain": None, "traced": CAME}
     for kind, count in ((Task, 1), (Response, SLOTS), (Reward, SLOTS), (AdvantagedGroup, 1)):

@@ -33,10 +33,10 @@ from hypothesis import given, strategies as st
 
 from schemas.events import Batch, derive_id
 from streams import formulas
-from streams.audit import Ledger, recount
-from streams.audit_facts import Reach
-from streams.audit_groups import expected_numbers
-from streams.audit_metrics import text
+from streams.audit.facts import Reach
+from streams.audit.groups import expected_numbers
+from streams.audit.metrics import text
+from streams.audit.recount import Ledger, recount
 from streams.log import Record, dead_letter
 
 ROOT = Path(__file__).parents[2]

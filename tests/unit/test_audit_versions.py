@@ -10,8 +10,8 @@ from auditing import SETTINGS, TOPICS, Written, ends, trained
 from factories import T0, response, task
 
 from schemas.events import AdapterEvent, AdapterKind, Coordinates, DeadLetter, derive_id
-from streams.audit import recount
-from streams.audit_facts import Finding, Reach
+from streams.audit.facts import Finding, Reach
+from streams.audit.recount import recount
 from streams.settings import Settings
 
 SECOND = 1000

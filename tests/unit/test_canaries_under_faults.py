@@ -16,8 +16,9 @@ from hypothesis import given, settings, strategies as st
 
 from schemas.events import AdapterEvent, AdvantagedGroup, derive_id
 from schemas.serde import encode
-from streams import canary, rollouts
+from streams import rollouts
 from streams.adapters import empty, fold
+from streams.evaluation import canary
 from streams.line import Rule
 from streams.serving import answers
 from streams.settings import Canary

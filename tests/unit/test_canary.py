@@ -11,8 +11,8 @@ import pytest
 from factories import T0, group
 
 from schemas.events import AdapterEvent, AdvantagedGroup, LeftOut
-from streams import canary
-from streams.canary import Evidence, Trial
+from streams.evaluation import canary
+from streams.evaluation.canary import Evidence, Trial
 from streams.settings import Canary
 
 RULE = Canary(step_groups=10, max_groups=200)

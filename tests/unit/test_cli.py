@@ -21,7 +21,7 @@ from click.testing import CliRunner, Result
 
 from schemas.events import Coordinates
 from streams import doctor, show
-from streams.cli import cli
+from streams.cli.root import cli
 from streams.errors import EventError, LogError, NotFoundError, RefusedError, SettingsError, StreamwardError
 from streams.log import Record
 from streams.settings import Broker, Kafka, Model, Settings
@@ -62,8 +62,8 @@ def process(*args: str, code: str | None = None) -> subprocess.CompletedProcess[
 def test_help_of_every_command_imports_nothing_heavy() -> None:
     code = (
         "import sys\n"
-        "from streams.cli import cli\n"
-        "from streams.cli_docs import markdown\n"
+        "from streams.cli.root import cli\n"
+        "from streams.cli.docs import markdown\n"
         "cli.main(['--help'], standalone_mode=False)\n"
         "cli.main(['topics', 'list', '--help'], standalone_mode=False)\n"
         "markdown(cli)\n"

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from streams.cli import cli
-from streams.cli_docs import PAGE, markdown
+from streams.cli.docs import PAGE, markdown
+from streams.cli.root import cli
 
 
 def test_the_page_is_what_the_commands_say() -> None:
-    assert PAGE.read_text() == markdown(cli), "run `python -m streams.cli_docs`, and commit docs/cli.md"
+    assert PAGE.read_text() == markdown(cli), "run `python -m streams.cli.docs`, and commit docs/cli.md"
 
 
 def test_the_page_has_every_command() -> None:

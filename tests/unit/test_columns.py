@@ -21,7 +21,7 @@ from schemas import registry, serde
 from schemas.avsc import shapes
 from schemas.events import EVENTS, Coordinates, Event, Message, Response, Reward, RewardSource, Sampling, Task, ToolCall
 from schemas.serde import Poison, encode
-from streams.columns import CHUNK_RECORDS, Bad, arrow_schema, decode
+from streams.columns.decode import CHUNK_RECORDS, Bad, arrow_schema, decode
 from streams.log import Record
 
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from streams import alerts, dashboards, metric_names as names
-from streams.alerts import ALERTS, PREFIX, Alert
-from streams.dashboard_json import Dashboard, model, text
-from streams.dashboards import DASHBOARDS
-from streams.promql import grown, metrics_of, scoped, select
+from streams.monitoring import alerts, dashboards, names
+from streams.monitoring.alerts import ALERTS, PREFIX, Alert
+from streams.monitoring.dashboard_json import Dashboard, model, text
+from streams.monitoring.dashboards import DASHBOARDS
+from streams.monitoring.promql import grown, metrics_of, scoped, select
 
 ROOT = Path(__file__).parents[2]
 OPERATIONS = (ROOT / alerts.PAGE).read_text(encoding="utf-8")

@@ -12,7 +12,7 @@ from hypothesis import given, strategies as st
 from schemas import serde
 from schemas.events import Coordinates, DeadLetter
 from schemas.serde import Poison
-from streams.cli_dlq import hex_dump
+from streams.cli.dlq import hex_dump
 from streams.dead_letters import Decision, Letter, Letters, Matching, Original, decision, hopeless, parse
 from streams.errors import NotFoundError, SettingsError
 from streams.log import GIVE_UP_S, Record, dead_letter, murmur2, partition_of

@@ -7,8 +7,8 @@ import itertools
 import pytest
 
 from schemas.events import AdapterEvent, AdapterKind, Task, derive_id, problems
-from streams import suites
-from streams.evaluate import evaluation, in_turns, is_due, tasks_for
+from streams.evaluation import suites
+from streams.evaluation.evaluate import evaluation, in_turns, is_due, tasks_for
 from streams.settings import Guard
 
 

@@ -15,7 +15,8 @@ from factories import group, response, task
 
 from schemas.events import AdvantagedGroup, Coordinates, Event, GroupResponse, Message, Response, Task, ToolCall
 from schemas.serde import encode
-from streams import columns, export
+from streams import export
+from streams.columns import decode
 from streams.errors import NotFoundError, RefusedError, SettingsError
 from streams.export import MANIFEST, Counts, Options, check, split_of, statement
 from streams.log import Record
@@ -51,7 +52,7 @@ def _connected(events: dict[type[Event], list[Any]]) -> duckdb.DuckDBPyConnectio
         records = [
             Record(Coordinates(name, 0, offset), 0, b"k", encode(event)) for offset, event in enumerate(events[kind])
         ]
-        con.register(f"{name} here", columns.decode(kind, records).table)
+        con.register(f"{name} here", decode.decode(kind, records).table)
         con.execute(f'CREATE VIEW {"main" if name == "groups" else "whole"}.{name} AS FROM "{name} here"')
     return con
 

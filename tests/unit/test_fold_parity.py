@@ -22,11 +22,11 @@ from hypothesis import given, settings, strategies as st
 from schemas.events import AdapterEvent, AdapterKind, Coordinates, derive_id
 from streams import adapters, rollouts
 from streams.arms import Arms
-from streams.audit_records import fact_of
-from streams.audit_versions import reigns
+from streams.audit.records import fact_of
+from streams.audit.versions import reigns
 from streams.line import Line
 from streams.log import Record
-from streams.query_views import ROLLOUT
+from streams.query.views import ROLLOUT
 from streams.serving import DECISIONS, TRANSITIONS, Serving, refusal, step
 
 KINDS: tuple[AdapterKind, ...] = tuple(TRANSITIONS)

@@ -10,10 +10,10 @@ import grafana
 import pytest
 from click.testing import CliRunner, Result
 
-from streams.cli import cli
-from streams.dashboard_json import TAG
-from streams.dashboards import DASHBOARDS
-from streams.grafana import differences
+from streams.cli.root import cli
+from streams.monitoring.dashboard_json import TAG
+from streams.monitoring.dashboards import DASHBOARDS
+from streams.monitoring.grafana import differences
 
 UIDS = {dashboard.uid for dashboard in DASHBOARDS}
 

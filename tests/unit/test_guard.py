@@ -10,9 +10,9 @@ from hypothesis import given, strategies as st
 
 from schemas.events import AdapterEvent, Outcome, problems
 from schemas.serde import decode, encode
-from streams import guard
 from streams.adapters import Version
-from streams.guard import Judgement, Thresholds
+from streams.evaluation import guard
+from streams.evaluation.guard import Judgement, Thresholds
 from streams.settings import Guard
 
 SUITE = "sums@1f3c9a2b"

@@ -8,7 +8,7 @@ import random
 import pytest
 from hypothesis import given, strategies as st
 
-from streams import intervals
+from streams.evaluation import intervals
 
 
 @pytest.mark.parametrize(

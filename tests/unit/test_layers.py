@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -17,33 +18,28 @@ LAYERS = [
     {name if name in ("schemas", "trainer") else f"streams.{name}" for name in line.split()}
     for line in (
         # L0
-        "schemas errors sections settings trace_context",
+        "schemas errors sections settings tracing tracing.context",
         # L1, the log, the broker, and how things look on a terminal
-        "topics metric_names metrics intake log patience reading following cluster positions observe quiet "
-        "schema_server schema_registry schema_register delivery changelogs spans tracing otlp "
-        "config_file broker deadline node jvm show shell supervisor",
+        "topics monitoring monitoring.names monitoring.metrics intake log patience reading following cluster positions "
+        "observe quiet schema_server schema_registry schema_register delivery changelogs tracing.spans tracing.tracer "
+        "tracing.otlp config_file broker deadline node jvm show shell supervisor",
         # L2, what stages are made of
         "app agents faust_fixes faust_start faust_guard lease tables watchdog engines scorers formulas rows groups "
-        "group_rows refusals latecomers join serving adapters adapter_signing adapter_store generators "
-        "intervals outcomes pairing guard sequential canary admission arms shelf standing rounds sampling "
-        "known_tasks tail "
+        "group_rows refusals latecomers join serving adapters adapter_signing adapter_store generators admission arms "
+        "shelf standing rounds sampling known_tasks tail evaluation evaluation.intervals evaluation.outcomes "
+        "evaluation.pairing evaluation.guard evaluation.sequential evaluation.canary "
         # L2, what looks back
-        "columns columns_rules columns_types bulk archive archive_store archive_sync archive_verify archive_restore "
-        "history",
+        "columns bulk archive history",
         # L3, stages, and tools beside them
         "tasks policy scoring advantages batches line rollouts rollout_status progress display report doctor "
-        "show_events dead_letters put_back audit audit_facts audit_records audit_tasks audit_groups audit_policies "
-        "audit_versions audit_read audit_metrics decisions keeping lineage suites evaluate asking "
-        "selection recorded_lag experiments comparison replay_copy rescoring "
-        "query query_statement query_views query_live query_pull query_source query_archive query_options query_show "
-        "query_shell "
-        "export promql alerts dashboard_json dashboards grafana",
+        "show_events dead_letters put_back audit decisions keeping lineage evaluation.suites evaluation.evaluate "
+        "evaluation.asking query replay replay.selection replay.recorded_lag replay.experiments replay.comparison "
+        "replay.copying replay.rescoring export monitoring.promql monitoring.alerts monitoring.dashboard_json "
+        "monitoring.dashboards monitoring.grafana",
         # L4, what drives stages
-        "trainer drive replay replay_join replay_plan replay_evaluate",
+        "trainer drive replay.run replay.join replay.plan replay.evaluate",
         # L5, composition roots
-        "worker demo cli cli_log cli_work cli_dlq cli_archive cli_audit cli_offsets cli_reproduce cli_replay cli_demo "
-        "cli_query cli_export cli_docs cli_evaluate cli_adapters cli_release cli_rollout "
-        "cli_dashboards",
+        "worker demo cli",
     )
 ]
 STAGES = {f"streams.{name}" for name in ("tasks", "policy", "scoring", "advantages", "batches", "rollouts")}
@@ -52,7 +48,9 @@ KNOW_FAUST = {
     for name in ("app", "agents", "drive", "faust_fixes", "faust_start", "faust_guard", "tables", "watchdog")
 }
 KNOW_TORCH = {"trainer", "streams.engines"}
-PACKAGES = {"schemas", "trainer", "streams.engines", "streams.scorers"}
+PACKAGES = {"schemas", "trainer"} | {
+    f"streams.{name}" for name in ("engines", "scorers", "columns", "archive", "audit", "query", "cli")
+}
 """Each of these is one place; inside, its modules arrange themselves."""
 
 
@@ -66,6 +64,7 @@ def place(module: str) -> str:
     return next((package for package in PACKAGES if module == package or module.startswith(package + ".")), module)
 
 
+@cache
 def modules() -> dict[str, Path]:
     paths = (path for package in ("schemas", "streams", "trainer") for path in (ROOT / package).rglob("*.py"))
     return {module_name(path): path for path in paths if module_name(path) != "streams"}

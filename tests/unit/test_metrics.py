@@ -13,13 +13,14 @@ import pytest
 from factories import task
 from scraped import get, parse
 
-from streams import metric_names as names, metrics, patience
+from streams import patience
 from streams.engines import Completion, SamplingRequest
 from streams.engines.scripted import ScriptedEngine
 from streams.errors import SettingsError
 from streams.intake import Intake
-from streams.metric_names import Metric
-from streams.metrics import OFF, OTHER, Meter, serve, served
+from streams.monitoring import metrics, names
+from streams.monitoring.metrics import OFF, OTHER, Meter, serve, served
+from streams.monitoring.names import Metric
 from streams.sampling import Sampler
 from streams.settings import Kafka, Metrics, Policy, Settings, Topics
 
@@ -35,7 +36,7 @@ OF_STEP = ("reward_mean", "reward_std", "loss", "gradient_norm")
 
 def test_the_page_is_what_the_table_says() -> None:
     assert names.PAGE.read_text(encoding="utf-8") == names.markdown(), (
-        "run `python -m streams.metric_names`, and commit docs/metrics.md"
+        "run `python -m streams.monitoring.names`, and commit docs/metrics.md"
     )
 
 
@@ -72,7 +73,7 @@ def test_no_metric_is_named_outside_the_table() -> None:
     like_one = re.compile(rf'"(streamward_\w+_(?:{"|".join(UNITS)}))"')
     files = [file for package in ("streams", "trainer") for file in (ROOT / package).rglob("*.py")]
     named = {file.name: found for file in files if (found := like_one.findall(file.read_text(encoding="utf-8")))}
-    assert set(named) == {"metric_names.py"}
+    assert set(named) == {"names.py"}
 
 
 # --- numbers ----------------------------------------------------------------------------------------------------------

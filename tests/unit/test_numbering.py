@@ -13,7 +13,7 @@ from schemas import numbering, registry
 from schemas.events import AdapterEvent, AdvantagedGroup, Coordinates, Event, Reward
 from schemas.numbering import Given, Held
 from schemas.serde import Poison, decode, encode
-from streams import columns
+from streams.columns import decode as columns
 from streams.log import Record
 
 OFFSET = 100

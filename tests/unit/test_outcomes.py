@@ -13,8 +13,8 @@ from factories import member
 from hypothesis import given, strategies as st
 
 from schemas.events import AdapterEvent, AdvantagedGroup, GroupResponse, LeftOut, Outcome, derive_id
-from streams import intervals, outcomes
 from streams.errors import ContradictoryEvent
+from streams.evaluation import intervals, outcomes
 
 
 def group(

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 from pyarrow import parquet
 
-from streams import query_options, query_show
 from streams.errors import NotFoundError, RefusedError, SettingsError
-from streams.query import Session, connect
-from streams.query_shell import Shell, feed_all, is_whole, words
+from streams.query import options as query_options, show
+from streams.query.prompt import Shell, feed_all, is_whole, words
+from streams.query.session import Session, connect
 from streams.settings import Archive, Settings
 from streams.topics import LABELS
 
@@ -45,12 +45,12 @@ def session(settings: Settings) -> Iterator[Session]:
 
 
 def answer(session: Session, sql: str) -> list[list[Any]]:
-    return list(query_show.rows(session.run(sql)))
+    return list(show.rows(session.run(sql)))
 
 
 def shown(session: Session, sql: str, output: str = "table") -> str:
     out = io.StringIO()
-    query_show.write(session.run(sql), output, out)
+    show.write(session.run(sql), output, out)
     return out.getvalue()
 
 
@@ -365,14 +365,12 @@ def test_a_table_that_the_terminal_has_no_room_for_is_printed_a_column_a_line(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "40")
     out = Terminal()
-    query_show.write(session.run("SELECT 'one' AS first_column, repeat('x', 30) AS second_column"), "table", out)
+    show.write(session.run("SELECT 'one' AS first_column, repeat('x', 30) AS second_column"), "table", out)
     assert out.getvalue().splitlines()[1:] == ["first_column   one", "second_column  " + "x" * 30]
 
 
 def test_parquet_holds_the_types_as_they_are(session: Session, tmp_path: Path) -> None:
-    count = query_show.write_file(
-        session.run("SELECT range AS a, [range] AS l FROM range(3)"), "parquet", tmp_path / "x"
-    )
+    count = show.write_file(session.run("SELECT range AS a, [range] AS l FROM range(3)"), "parquet", tmp_path / "x")
     assert count == 3
     assert parquet.read_table(tmp_path / "x").to_pylist()[2] == {"a": 2, "l": [2]}
 

@@ -12,13 +12,15 @@ from hypothesis import given, strategies as st
 from pydantic import SecretStr
 
 from schemas.events import Coordinates, ExperimentEvent
-from streams import comparison, config_file, evaluate, experiments, rescoring, suites
+from streams import config_file
 from streams.batches import Cutter, Window
-from streams.comparison import Line
 from streams.errors import SettingsError
-from streams.recorded_lag import Trained
-from streams.replay_evaluate import Suite
-from streams.selection import Selection, from_plain, parse_time
+from streams.evaluation import evaluate, suites
+from streams.replay import comparison, experiments, rescoring
+from streams.replay.comparison import Line
+from streams.replay.evaluate import Suite
+from streams.replay.recorded_lag import Trained
+from streams.replay.selection import Selection, from_plain, parse_time
 from streams.settings import Batches, Kafka, Settings, load
 
 HOUR_MS = 3_600_000

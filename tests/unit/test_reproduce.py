@@ -13,7 +13,7 @@ import pytest
 from schemas.events import AdapterEvent, AdapterFile, Batch, Coordinates, Event, derive_id
 from schemas.serde import encode
 from streams.adapter_store import manifest_of
-from streams.cli_reproduce import digest, row
+from streams.cli.reproduce import digest, row
 from streams.errors import RefusedError
 from streams.log import Record, TopicPartition, partition_of
 from streams.settings import Settings, Trainer

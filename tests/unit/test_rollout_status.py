@@ -9,7 +9,9 @@ import pytest
 from factories import T0, group
 
 from schemas.events import AdapterEvent, AdapterKind, derive_id
-from streams import adapters, canary, cli_rollout
+from streams import adapters
+from streams.cli import rollout as cli_rollout
+from streams.evaluation import canary
 from streams.rollout_status import Rollout
 from streams.settings import Canary, Guard, Rollouts, Settings
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from streams.sequential import BURN_IN, TIGHTEST, Arm, Interval, Pair, boundary, estimate, interval, level
+from streams.evaluation.sequential import BURN_IN, TIGHTEST, Arm, Interval, Pair, boundary, estimate, interval, level
 from tests.benchmarks import sequential as simulation
 from tests.benchmarks.sequential import always_valid, hits, normal, peeking_t, simulate
 

@@ -17,17 +17,19 @@ from receiver import Receiver, receiving
 
 from schemas.events import AdapterEvent, Batch, Coordinates, DeadLetter, GroupControl, Response
 from schemas.serde import encode
-from streams import batches, group_rows, metric_names as names, trace_context, tracing
+from streams import batches, group_rows
 from streams.advantages import Stage, _trace
 from streams.batches import Cutter, Entry, Window
 from streams.errors import SettingsError
 from streams.groups import Close
 from streams.log import Record, dead_letter, trace_of
-from streams.metrics import Meter
+from streams.monitoring import names
+from streams.monitoring.metrics import Meter
 from streams.settings import Batches, Settings, Topics, Tracing
-from streams.spans import Span
-from streams.trace_context import Context, child, of_headers, parse
-from streams.tracing import OFF, Trace, Traced, Tracer
+from streams.tracing import context, tracer as tracing
+from streams.tracing.context import Context, child, of_headers, parse
+from streams.tracing.spans import Span
+from streams.tracing.tracer import OFF, Trace, Traced, Tracer
 
 CAME = Context("4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7")
 AT = Coordinates("streamward.tasks", 3, 41)
@@ -86,7 +88,7 @@ def test_a_task_that_is_not_sampled_has_no_trace_and_one_that_came_with_a_trace_
 
 
 def test_what_joins_many_traces_begins_its_own_and_links_to_each_once() -> None:
-    other = trace_context.beginning("p.", "t2", T0, sampled=False)
+    other = context.beginning("p.", "t2", T0, sampled=False)
     joined = tracer().joins(CAME, "b1", T0, [other, None, CAME, other])
     assert joined is not None and joined.parent is None
     assert joined.links == (other, CAME) and joined.context.sampled
@@ -113,7 +115,7 @@ def test_a_group_has_the_trace_of_its_task_in_whatever_order_its_events_are_read
     for kind in order:
         for offset, event in enumerate(kinds[kind]):
             topic = f"streamward.{('tasks', 'responses', 'rewards')[kind]}"
-            headers = tuple(trace_context.headers_of(CAME).items()) if kind == 0 else ()
+            headers = tuple(context.headers_of(CAME).items()) if kind == 0 else ()
             record = Record(Coordinates(topic, 0, offset), event.created_at, b"t1", encode(event), headers)
             state, effects = stage.reduce(state and group_rows.load(group_rows.dump(state)), event, record)
             closes += [effect for effect in effects if isinstance(effect, Close)]
@@ -123,7 +125,7 @@ def test_a_group_has_the_trace_of_its_task_in_whatever_order_its_events_are_read
     trace = _trace(tracer(), close, left)
     assert trace is not None and (trace.context, trace.parent) == (child(CAME, left.group_id), CAME)
     ids = [reward(slot).reward_id for slot in slots]
-    assert [link.span_id for link in trace.links] == [trace_context.span_id_of(one) for one in ids]
+    assert [link.span_id for link in trace.links] == [context.span_id_of(one) for one in ids]
     assert _trace(OFF, close, left) == Trace(CAME)
 
 
@@ -241,7 +243,7 @@ def test_what_failed_is_said_to_have_failed() -> None:
 
 def test_a_batch_comes_as_a_root_with_its_links_in_order() -> None:
     (batch,) = (event for event in TRACED if isinstance(event, Batch))
-    other = trace_context.beginning("p.", "t2", T0)
+    other = context.beginning("p.", "t2", T0)
     with receiving() as receiver, sending(receiver) as one:
         one.told(batch, one.joins(CAME, batch.batch_id, T0, [other, CAME]), AT)
     (span,) = receiver.spans
@@ -286,7 +288,7 @@ def test_a_receiver_that_hangs_holds_up_nobody_and_what_no_longer_fits_is_counte
 
 
 def test_a_process_that_ends_waits_for_a_receiver_only_so_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("streams.otlp.CLOSE_S", 0.2)
+    monkeypatch.setattr("streams.tracing.otlp.CLOSE_S", 0.2)
     meter = Meter("policy")
     with receiving() as receiver:
         receiver.open.clear()
@@ -328,10 +330,11 @@ def test_without_the_packages_an_endpoint_is_refused_with_the_way_out(monkeypatc
 def test_without_an_endpoint_nothing_of_it_is_imported() -> None:
     code = (
         "import sys\n"
-        "from streams import policy, scoring, tasks, tracing\n"
+        "from streams import policy, scoring, tasks\n"
+        "from streams.tracing import tracer as tracing\n"
         "from streams.settings import Settings\n"
         "with tracing.opened(Settings(), 'policy') as tracer: assert not tracer.on\n"
-        "assert not [name for name in sys.modules if name.startswith(('opentelemetry', 'streams.otlp'))]\n"
+        "assert not [name for name in sys.modules if name.startswith(('opentelemetry', 'streams.tracing.otlp'))]\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 

@@ -18,7 +18,7 @@ import confluent_kafka as ck
 from confluent_kafka import admin
 
 from streams import broker, cluster
-from streams.audit_read import commits
+from streams.audit.reading import commits
 from streams.log import client_config
 from streams.reading import read
 from streams.settings import Settings, to_env

@@ -1,0 +1,205 @@
+"""The commands that keep the log beyond its retention.
+
+    archive sync ──► what is new, into files      archive verify ──► each byte of them, exit code 1 if one is wrong
+    archive list ──► what there is                archive restore ──► back into empty topics, offsets and all
+
+As thin as those in cli.py, and as careful not to import anything before a command runs.
+
+Not covered: reading an archive. Queries, replay and reproduce look there by themselves.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from streams.shell import Call, output_option, pass_call, until_stopped
+
+if TYPE_CHECKING:
+    from streams.show import Output
+
+
+def _complete_topic(_: click.Context, __: click.Parameter, incomplete: str) -> list[str]:
+    from streams.topics import LABELS
+
+    return [label for label in LABELS if label.startswith(incomplete)]
+
+
+names_argument = click.argument("names", metavar="[TOPIC]...", nargs=-1, shell_complete=_complete_topic)
+
+
+def _labels(call: Call, names: tuple[str, ...]) -> list[str]:
+    from streams import tail
+    from streams.topics import LABELS
+
+    return [topic.label for topic in tail.named(call.settings, names or LABELS)]
+
+
+@click.group()
+def archive() -> None:
+    """Keep topics in files, beyond their retention.
+
+    The archive lies in archive.store: Parquet segments named by offset range, and a manifest per partition. Of each
+    TOPIC, by label (tasks) or full name; of all, if none is named.
+    """
+
+
+@archive.command("sync")
+@names_argument
+@click.option("--follow", is_flag=True, help="Go on, every archive.follow_s seconds, until Ctrl-C.")
+@output_option
+@pass_call
+def archive_sync(call: Call, names: tuple[str, ...], follow: bool, output: Output) -> None:
+    """Archive what is new in the log.
+
+    Prints what each partition has in the archive now. It may be killed at any moment, and two may run at once. What
+    retention has cut before it was archived is an error: nothing is archived behind a gap.
+    """
+    from streams import show
+    from streams.archive import sync as syncing
+
+    labels = _labels(call, names)
+    with until_stopped() as stop:
+        call.working = follow
+        done = syncing.sync(call.settings, labels, stop=stop, follow=follow)
+    columns = [
+        show.Column("partition", lambda row: f"{row['topic']}[{row['partition']}]"),
+        show.Column("first", "first", right=True),
+        show.Column("next", "next", right=True),
+        show.Column("new records", "records", right=True),
+        show.Column("no event", "bad", right=True),
+        show.Column("new segments", "segments", right=True),
+    ]
+    rows = [{"topic": each.label, **each._asdict()} for each in done]
+    show.rows([{name: row[name] for name in row if name != "label"} for row in rows], columns, output)
+    records, bad = sum(each.records for each in done), sum(each.bad for each in done)
+    click.echo(
+        f"{records} records archived in {call.settings.archive.store}"
+        + (f"; {bad} of them are no event: they are kept as they are" if bad else ""),
+        err=True,
+    )
+
+
+@archive.command("list")
+@names_argument
+@output_option
+@pass_call
+def archive_list(call: Call, names: tuple[str, ...], output: Output) -> None:
+    """Print what is archived of each partition. No broker is asked."""
+    from streams import show
+    from streams.archive.segments import Archive
+
+    kept = Archive(call.settings)
+    rows = []
+    for label in _labels(call, names):
+        for partition in kept.partitions(label):
+            segments = kept.segments(label, partition)
+            rows.append(
+                {
+                    "topic": label,
+                    "partition": partition,
+                    "first": segments[0].first if segments else None,
+                    "next": kept.next_offset(label, partition),
+                    "records": sum(each.records for each in segments),
+                    "bad": sum(each.bad for each in segments),
+                    "segments": len(segments),
+                    "bytes": sum(each.bytes for each in segments),
+                    "from": min((each.from_ms for each in segments), default=None),
+                    "to": max((each.to_ms for each in segments), default=None),
+                    "schema_ids": sorted({number for each in segments for number in each.schema_ids}),
+                }
+            )
+    columns = [
+        show.Column("partition", lambda row: f"{row['topic']}[{row['partition']}]"),
+        show.Column("first", "first", right=True),
+        show.Column("next", "next", right=True),
+        show.Column("records", "records", right=True),
+        show.Column("no event", "bad", right=True),
+        show.Column("segments", "segments", right=True),
+        show.Column("bytes", "bytes", right=True),
+        show.Column("from", lambda row: "" if row["from"] is None else show.moment(row["from"])),
+        show.Column("to", lambda row: "" if row["to"] is None else show.moment(row["to"])),
+    ]
+    show.rows(rows, columns, output)
+    if not rows:
+        click.echo(
+            f"{call.settings.archive.store} holds nothing; `streamward archive sync` archives the log.", err=True
+        )
+
+
+@archive.command("verify")
+@names_argument
+@output_option
+@click.pass_context
+@pass_call
+def archive_verify(call: Call, ctx: click.Context, names: tuple[str, ...], output: Output) -> None:
+    """Name each file that is missing or changed.
+
+    Reads every byte of the archive. The exit code is 0 only if nothing is wrong. No broker is asked.
+    """
+    from streams import show
+    from streams.archive import verify as verifying
+
+    found = verifying.verify(call.settings, _labels(call, names))
+    columns = [
+        show.Column("partition", lambda row: f"{row['label']}[{row['partition']}]"),
+        show.Column("file", "file"),
+        show.Column("what", "what"),
+    ]
+    if found.findings or output == "jsonl":
+        show.rows([finding._asdict() for finding in found.findings], columns, output)
+    wrong = len({(each.label, each.partition, each.file) for each in found.findings})
+    click.echo(
+        f"{found.segments} segments with {found.records} records, of which {found.bad} are no event: "
+        + (f"{wrong} files are missing or damaged" if wrong else "each byte is as it was written"),
+        err=True,
+    )
+    ctx.exit(1 if found.findings else 0)
+
+
+@archive.command("restore")
+@names_argument
+@click.option(
+    "--into-prefix", metavar="PREFIX", default=None, help="Into the topics of this prefix, not topics.prefix."
+)
+@output_option
+@pass_call
+def archive_restore(call: Call, names: tuple[str, ...], into_prefix: str | None, output: Output) -> None:
+    """Put the archive back into empty topics.
+
+    Each record comes back at its partition and offset, with its key, timestamp and headers. Missing topics are made;
+    one that holds anything else is refused. Their retention is switched off (retention.ms=-1), since the old
+    timestamps would be cut at once: set it again when you have what you need. An interrupted restore goes on where it
+    was.
+    """
+    from streams import show
+    from streams.archive import restore as restoring
+
+    settings = call.settings
+    into = settings
+    if into_prefix is not None:
+        into = settings.model_copy(update={"topics": settings.topics.model_copy(update={"prefix": into_prefix})})
+    done = restoring.restore(settings, _labels(call, names), into=into)
+    columns = [
+        show.Column("partition", lambda row: f"{row['topic']}[{row['partition']}]"),
+        show.Column("first", "first", right=True),
+        show.Column("next", "next", right=True),
+        show.Column("records", "records", right=True),
+    ]
+    rows = [
+        {
+            "topic": each.label,
+            "partition": each.partition,
+            "first": each.first,
+            "next": each.next,
+            "records": each.records,
+        }
+        for each in done
+    ]
+    show.rows(rows, columns, output)
+    click.echo(
+        f"{sum(each.records for each in done)} records are back in {into.topics.prefix}*, whose retention is off now "
+        "(retention.ms=-1).",
+        err=True,
+    )

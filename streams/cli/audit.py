@@ -1,0 +1,160 @@
+"""The command that recounts the log.
+
+    audit ──► one report, exit code 0 if it balances      audit --follow ──► /metrics, until it is told to stop
+
+As thin as those in cli.py, and as careful not to import anything before a command runs.
+
+Not covered: mending what was found. `streamward dlq` puts records back.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from streams.shell import Call, pass_call, until_stopped
+
+if TYPE_CHECKING:
+    from streams.audit.reading import Audit
+    from streams.audit.recount import Report
+
+SHOWN = 20
+"""Findings of a category in the table; JSON has all."""
+COUNTED = ("tasks", "responses", "rewards", "groups", "batches", "adapters")
+
+
+def _output(_: click.Context, __: click.Parameter, value: str | None) -> str:
+    import sys
+
+    return value or ("table" if sys.stdout.isatty() else "json")
+
+
+@click.command()
+@click.option("--since", metavar="TIME", default=None, help="Only tasks recorded from this ISO 8601 time on (UTC).")
+@click.option("--policy", metavar="NAME", default=None, help="Only this policy.")
+@click.option(
+    "--settled",
+    is_flag=True,
+    help="Nothing is in flight any more: what is missing is lost, whatever the commits say. After draining.",
+)
+@click.option("--follow", is_flag=True, help="Recount again and again, and serve the result as metrics, until Ctrl-C.")
+@click.option(
+    "--listen", metavar="HOST:PORT", default="127.0.0.1:9465", show_default=True, help="With --follow: for /metrics."
+)
+@click.option(
+    "--every", type=click.FloatRange(min=0.1), default=10.0, show_default=True, help="With --follow: seconds between."
+)
+@click.option(
+    "--output",
+    type=click.Choice(["table", "json"]),
+    callback=_output,
+    help="How to print; a table on a terminal and one JSON object in a pipe unless said.",
+)
+@click.pass_context
+@pass_call
+def audit(
+    call: Call,
+    ctx: click.Context,
+    since: str | None,
+    policy: str | None,
+    settled: bool,
+    follow: bool,
+    listen: str,
+    every: float,
+    output: str,
+) -> None:
+    """Recount the log: is anything lost, doubled or made up?
+
+    From the topics alone, and without the code of those who wrote them. Every record that does not add up is named by
+    topic[partition]@offset. The exit code is 0 only if all balances. Nothing is committed: looking changes nothing.
+    """
+    from streams.audit.reading import Audit
+
+    look = Audit(call.settings, policy=policy, since_ms=None if since is None else _time(since), settled=settled)
+    if follow:
+        call.working = True
+        _follow(look, listen, every)
+        return
+    report = look.look()
+    if output == "json":
+        from streams import show
+
+        print(show.json_line(report.plain()))
+    else:
+        _table(report)
+    ctx.exit(0 if report.balanced else 1)
+
+
+def _time(text: str) -> int:
+    from streams import tail
+    from streams.errors import SettingsError
+
+    try:
+        begin = tail.parse_begin(text)
+    except SettingsError:
+        begin = tail.Begin("none")
+    if begin.kind != "time":
+        raise SettingsError(
+            f"--since {text}: expected a time as ISO 8601 (UTC unless it says otherwise), e.g. 2026-01-31T12:00"
+        )
+    return begin.number
+
+
+def _table(report: Report) -> None:
+    from streams import show
+    from streams.audit.recount import CATEGORIES
+
+    plain = report.plain()
+    show.record({name: plain[name] for name in COUNTED}, "table")
+    print()
+    for what, text, holds in report.equations():
+        print(f"{what}: {text}{'' if holds else '   does not add up'}")
+    for name in ("in_flight", "dead_letters"):
+        print(f"{name.replace('_', ' ')}: {show.cell(plain[name]) or 'none'}")
+    for category in CATEGORIES:
+        found = report.of(category)
+        if not found:
+            continue
+        wrong = sum(not one.accounted for one in found)
+        print(f"\n{category.replace('_', ' ')}: {len(found)}" + (f", {wrong} not accounted for" if wrong else ""))
+        for one in found[:SHOWN]:
+            print(f"  {'  ' if one.accounted else '! '}{one.at}  {show.printable(one.what)}")
+        if len(found) > SHOWN:
+            print(f"    and {len(found) - SHOWN} more; --output json has them all")
+    print(f"\n{'balanced' if report.balanced else f'NOT balanced: {report.imbalance} records do not add up'}")
+
+
+def _follow(look: Audit, listen: str, every_s: float) -> None:
+    """Recount every `every_s` seconds and serve the newest result, until a signal; wait for a broker that is away."""
+    import contextlib
+    import logging
+
+    from streams import show
+    from streams.audit import metrics
+    from streams.errors import LogError, SettingsError
+
+    log = logging.getLogger("streamward.audit")
+    host, _, port = listen.rpartition(":")
+    if not host or not port.isdecimal():
+        raise SettingsError(f"--listen {listen}: expected HOST:PORT, e.g. 127.0.0.1:9465")
+    board = metrics.Board(fresh_s=max(60.0, 5 * every_s))
+    before = 0
+    with until_stopped() as stop, contextlib.ExitStack() as stack:
+        try:
+            url = stack.enter_context(metrics.serve(board.answer, host.strip("[]"), int(port)))
+        except (OSError, OverflowError) as exc:
+            raise SettingsError(f"--listen {listen}: {exc}. Name another address, or port 0 for any free one") from exc
+        print(show.json_line({"url": url}), flush=True)
+        while not stop.is_set():
+            try:
+                report = look.look()
+            except LogError as exc:
+                log.warning("not recounted: %s", exc)
+            else:
+                board.put(report)
+                if report.imbalance != before:
+                    before = report.imbalance
+                    first = f", first {report.wrong[0].at}: {report.wrong[0].what}" if before else ""
+                    log.log(logging.WARNING if before else logging.INFO, "%d do not add up%s", before, first)
+            stop.wait(every_s)

@@ -1,0 +1,94 @@
+"""The commands that put dashboards into a Grafana.
+
+    dashboards apply ──► created or updated, and read back      dashboards check ──► exit code 0 if they are the same
+
+As thin as those in cli.py, and as careful not to import anything before a command runs.
+
+Not covered: a Grafana that reads the files itself, as those of docker compose and of the chart do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from streams.shell import output_option
+
+if TYPE_CHECKING:
+    from streams.monitoring.grafana import Grafana, Standing
+    from streams.show import Output
+
+URL = click.option(
+    "--grafana", "url", metavar="URL", required=True, help="Where Grafana is, e.g. http://localhost:3000."
+)
+TOKEN = click.option(
+    "--token-file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="A file that holds the token of a service account; without it nobody logs in.",
+)
+
+
+@click.group()
+def dashboards() -> None:
+    """Put dashboards into a Grafana."""
+
+
+@dashboards.command("apply")
+@URL
+@TOKEN
+@output_option
+def apply(url: str, token_file: Path | None, output: Output) -> None:
+    """Create or update each dashboard, and read it back.
+
+    They lie in the folder Streamward. What somebody changed there by hand is replaced; `check` says what that is.
+    """
+    from streams.monitoring.dashboards import DASHBOARDS
+
+    _show(_grafana(url, token_file).apply(DASHBOARDS), output)
+
+
+@dashboards.command("check")
+@URL
+@TOKEN
+@output_option
+@click.pass_context
+def check(ctx: click.Context, url: str, token_file: Path | None, output: Output) -> None:
+    """Say whether each is there as it should be.
+
+    What differs is named, and nothing is written. The exit code is 0 only if all are the same.
+    """
+    from streams.monitoring.dashboards import DASHBOARDS
+
+    found = _grafana(url, token_file).check(DASHBOARDS)
+    _show(found, output)
+    ctx.exit(0 if all(one.state == "same" for one in found) else 1)
+
+
+def _grafana(url: str, token_file: Path | None) -> Grafana:
+    from streams.errors import SettingsError
+    from streams.monitoring.grafana import Grafana
+
+    if token_file is None:
+        return Grafana(url)
+    try:
+        token = token_file.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as exc:
+        raise SettingsError(f"--token-file {token_file}: {exc}") from exc
+    if not token:
+        raise SettingsError(f"--token-file {token_file} is empty; it should hold the token of a service account")
+    return Grafana(url, token)
+
+
+def _show(found: Sequence[Standing], output: Output) -> None:
+    from streams import show
+
+    columns = [
+        show.Column("dashboard", "dashboard"),
+        show.Column("state", "state"),
+        show.Column("differences", lambda row: "; ".join(row["differences"])),
+    ]
+    show.rows((one._asdict() for one in found), columns, output)

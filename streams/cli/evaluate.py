@@ -1,0 +1,179 @@
+"""The command that asks a version a suite.
+
+    evaluate ──► tasks pinned to it, to the primary and to the base ──► (the loop) ──► scores, side by side
+
+As thin as those in cli.py, and as careful not to import anything before a command runs.
+
+Not covered: deciding by it. The guard does, or a person with `streamward adapters promote`.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from streams.shell import INTERRUPTED, Call, output_option, pass_call, until_stopped
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from streams.adapters import AdapterState
+    from streams.evaluation.suites import Suite
+    from streams.settings import Settings
+    from streams.show import Output
+
+
+@click.command()
+@click.option("--policy", default=None, metavar="NAME", help="Whose version, instead of policy.name.")
+@click.option("--version", type=click.IntRange(min=0), default=None, help="Who is asked.  [default: the newest]")
+@click.option("--against", type=click.IntRange(min=0), multiple=True, help="Compare with this one. May be given again.")
+@click.option(
+    "--suite",
+    "file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    default=None,
+    metavar="FILE",
+    help="What is asked, as docs/examples/suite.yaml.  [default: guard.suite]",
+)
+@click.option("--no-compare", is_flag=True, help="Do not ask the primary and the base model too.")
+@click.option("--wait/--no-wait", default=True, help="Wait until all is answered and scored.  [default: wait]")
+@output_option
+@click.pass_context
+@pass_call
+def evaluate(
+    call: Call,
+    ctx: click.Context,
+    policy: str | None,
+    version: int | None,
+    against: tuple[int, ...],
+    file: Path | None,
+    no_compare: bool,
+    wait: bool,
+    output: Output,
+) -> None:
+    """Ask a version a suite of held-out tasks.
+
+    The tasks are pinned to it and go through the agents that run. So do those for the primary and the base model,
+    which it is compared with on the same tasks. Every figure has its interval, at guard.confidence. Asking again adds
+    nothing, and shows what is there.
+    """
+    from streams import adapters
+    from streams.errors import SettingsError
+    from streams.evaluation import asking, suites
+
+    settings = call.settings
+    source = file or settings.guard.suite
+    if source is None:
+        raise SettingsError(
+            "no suite: name its file with --suite, or set guard.suite (docs/examples/suite.yaml is one)"
+        )
+    suite, name = suites.load(source, settings.topics), policy or settings.policy.name
+    state = adapters.read_state(settings, name)
+    versions = asking.choose(state, version, against, compare=not no_compare)
+    missing = asking.open_versions(state, suite.name, versions)
+    if missing:
+        sent, known = asking.ask(settings, suite, name, missing)
+        who = f"suite {suite.name} of {len(suite.questions)} tasks, version {', '.join(map(str, missing))} of {name}"
+        _say(f"{who}: {sent} tasks sent, {known} were there.")
+    if missing and wait:
+        with until_stopped() as stop:
+            state = asking.wait(settings, suite.name, name, versions, stop=stop, told=_say)
+    _show(settings, state, suite, versions, output)
+    if missing and wait and asking.open_versions(state, suite.name, versions):
+        click.echo("Stopped. Ask the same again and it goes on.", err=True)
+        ctx.exit(INTERRUPTED)
+
+
+def _say(text: str) -> None:
+    click.echo(text, err=True)
+
+
+def _show(settings: Settings, state: AdapterState, suite: Suite, versions: tuple[int, ...], output: Output) -> None:
+    """Print the scores of each version that has some, and the first one against the others."""
+    from streams import show
+    from streams.evaluation import asking, guard
+
+    confidence = settings.guard.confidence
+    asked = [state.versions[version] for version in versions]
+    first = asked[0]
+    others = dict.fromkeys((*versions[1:], state.primary, 0))
+    rows = [
+        {"version": one.version, "status": one.status, **score}
+        for one in asked
+        for score in asking.scores(one, suite.name, confidence)
+    ]
+    gains = [
+        gain
+        for other in others
+        if other != first.version
+        for gain in asking.gains(first, state.versions[other], suite.name, confidence)
+    ]
+    judged = None
+    if first.version != state.primary and any(gain["against"] == state.primary for gain in gains):
+        found = guard.judge(
+            first, state.versions[state.primary], settings.guard, suite.name, thresholds=suite.thresholds
+        )
+        judged = {"verdict": found.verdict, "against": state.primary, "reasons": list(found.reasons)}
+    if output == "jsonl":
+        waiting = asking.open_versions(state, suite.name, versions)
+        whole = {"policy": state.policy, "version": first.version, "suite": suite.name, "waiting": waiting}
+        print(show.json_line({**whole, "scores": rows, "gains": gains, "guard": judged}))
+        return
+    _tables(rows, gains)
+    if judged is not None:
+        print(f"\nby the rule in [guard], against version {judged['against']}: {judged['verdict']}")
+        for reason in found.reasons:
+            print(f"  {show.printable(reason)}")
+
+
+def _tables(rows: list[dict[str, Any]], gains: list[dict[str, Any]]) -> None:
+    """Print how good, at what cost, and against whom: together they would be too wide for a terminal."""
+    from streams import show
+
+    for first, second in (("success", "mean_reward"), ("tokens", "latency_ms")):
+        figures = [show.Column(_TITLES[key], partial(_span, key=key)) for key in (first, second)]
+        show.rows(
+            rows,
+            [
+                show.Column("version", "version", right=True),
+                show.Column("status", "status"),
+                show.Column("scenario", "scenario"),
+                *figures,
+                show.Column("n", "n", right=True),
+                show.Column("failed", "failed", right=True),
+            ],
+            "table",
+        )
+        print()
+    if gains:
+        show.rows(
+            gains,
+            [
+                show.Column("against", "against", right=True),
+                show.Column("scenario", "scenario"),
+                show.Column("gain in reward", lambda row: _span(row, "gain")),
+                show.Column("gain in success", lambda row: _span(row, "success_gain")),
+                show.Column("tokens", lambda row: _ratio(row, "tokens_ratio"), right=True),
+                show.Column("latency", lambda row: _ratio(row, "latency_ratio"), right=True),
+                show.Column("tasks", lambda row: int(row["n"]), right=True),
+            ],
+            "table",
+        )
+
+
+_TITLES = {"success": "success", "mean_reward": "mean reward", "tokens": "tokens", "latency_ms": "latency, ms"}
+
+
+def _span(row: Mapping[str, Any], key: str) -> str:
+    """Return a figure and its interval, as far as they are known."""
+    if row.get(key) is None:
+        return ""
+    low, high = row.get(f"{key}_low"), row.get(f"{key}_high")
+    return f"{row[key]:.3g}" + ("" if low is None or high is None else f" ({low:.3g} to {high:.3g})")
+
+
+def _ratio(row: Mapping[str, Any], key: str) -> str:
+    return "" if row.get(key) is None else f"x {row[key]:.3g}"

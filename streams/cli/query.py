@@ -1,0 +1,138 @@
+"""The command that asks the log with SQL.
+
+    query SQL | TOPIC | -  ──► one answer, or what comes with --follow          query ──► a shell
+
+As thin as those in cli.py, and as careful not to import anything before the command runs.
+
+Not covered: writing. `streamward replay` makes new data from old.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from streams.shell import Call, pass_call, source_option, until_stopped
+
+if TYPE_CHECKING:
+    from streams.query.options import Asked
+    from streams.query.session import Session
+    from streams.query.statement import Statement
+
+FOLLOW_S = 0.5
+"""Between two looks for what is new."""
+FORMATS = ("table", "json", "jsonl", "csv", "parquet", "markdown")
+
+
+@click.command()
+@click.argument("sql", metavar="[SQL|TOPIC|-]", required=False)
+@click.option(
+    "--since", metavar="TIME", help="Only records from this time on: ISO 8601 (UTC), or an age (90s, 2h, 7d)."
+)
+@click.option("--until", metavar="TIME", help="Only records before this time.")
+@click.option("--from", "first", type=click.IntRange(min=0), metavar="OFFSET", help="Only records from this offset on.")
+@click.option("--to", "end", type=click.IntRange(min=0), metavar="OFFSET", help="Only records before this offset.")
+@click.option("--partition", type=click.IntRange(min=0), help="Only this partition.")
+@click.option("--key", metavar="KEY", help="Only records with this key.")
+@click.option("--where", metavar="SQL", help="Only rows of TOPIC for which this holds.")
+@click.option("--limit", type=click.IntRange(min=0), metavar="N", help="At most so many rows.")
+@click.option("--follow", is_flag=True, help="Then print what comes, until Ctrl-C or --limit.")
+@click.option(
+    "--output",
+    type=click.Choice(FORMATS),
+    help="How to print; a table on a terminal and jsonl in a pipe unless said. Parquet needs --out.",
+)
+@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Write to a file.")
+@source_option
+@click.option("--skip-bad", is_flag=True, help="Exit code 0 although records could not be read or are gone.")
+@click.option("--allow-files", is_flag=True, help="Let the statement read and write files; else only the log is read.")
+@click.pass_context
+@pass_call
+def query(call: Call, ctx: click.Context, /, **given: Any) -> None:
+    """Ask the log with SQL, archive and all. Without SQL: a shell.
+
+    SQL is one statement of DuckDB's dialect that only reads. Its tables are the topics, with _ for -: tasks, responses,
+    rewards, group_control, groups, batches, adapters, dead_letters, experiments; and made of these group_responses,
+    lineage and rollout. A TOPIC stands for all of it, and - reads SQL from stdin. What is read is fixed at the start,
+    and nothing is committed. Records that cannot be read are counted on stderr, and make the exit code 1.
+    """
+    import sys
+
+    from streams.query import options
+
+    asked = options.asked(call.settings, given, sys.stdin.read)
+    if asked.statement is None:
+        _shell(call, asked)
+        return
+    with asked.open(call.settings) as session:
+        run = _follow if asked.follow else _answer
+        if not run(session, asked, asked.statement) and not asked.skip_bad:
+            ctx.exit(1)
+
+
+def _answer(session: Session, asked: Asked, statement: Statement) -> bool:
+    """Print the answer; return whether nothing was left out of it."""
+    import sys
+
+    from streams.query import options, show
+
+    session.check(session.labels(statement))
+    result = session.run(statement.sql, limit=asked.limit)
+    if asked.out is not None:
+        with options.half(asked.out) as half:
+            count = show.write_file(result, asked.output, half)
+    else:
+        count = show.write(result, asked.output, sys.stdout)
+        sys.stdout.flush()
+    if not count and sys.stderr.isatty():
+        click.echo("no rows", err=True)
+    return _tell(session, statement)
+
+
+def _follow(session: Session, asked: Asked, statement: Statement) -> bool:
+    """Print what there is and then what comes; return whether nothing was left out of it."""
+    import sys
+
+    from streams.query import show
+
+    printed, complete = 0, True
+    (name,) = statement.tables
+    lines = show.Following(asked.output, sys.stdout)
+    with until_stopped() as stop:
+        new = True
+        while True:
+            if new:
+                left = None if asked.limit is None else asked.limit - printed
+                printed += lines.add(session.run(statement.sql, limit=left))
+                complete = _tell(session, statement) and complete
+            if stop.is_set() or (asked.limit is not None and printed >= asked.limit) or stop.wait(FOLLOW_S):
+                return complete
+            new = session.only_new(name)
+
+
+def _tell(session: Session, statement: Statement) -> bool:
+    """Say on stderr what was left out; return whether nothing was."""
+    from streams.query import prompt
+
+    found = prompt.left_out(session, session.labels(statement))
+    for text in found:
+        click.echo(text, err=True)
+    return not found
+
+
+def _shell(call: Call, asked: Asked) -> None:
+    import sys
+
+    from streams.query import prompt
+
+    session = asked.open(call.settings)
+    shell = prompt.Shell(session, output=asked.output, out=sys.stdout, err=sys.stderr)
+    try:
+        if sys.stdin.isatty() and sys.stdout.isatty():
+            prompt.interact(shell)
+        else:
+            prompt.feed_all(shell, sys.stdin)
+    finally:
+        shell.session.close()

@@ -1,0 +1,393 @@
+"""The commands that replay a part of the log under other settings, and compare what comes of it.
+
+    replay plan, run, evaluate ──► an experiment: a log of its own ──► experiments list, show, compare
+
+As thin as those in cli.py, and as careful not to import anything before a command runs.
+
+Not covered: deleting an experiment. Its topics begin with the prefix that `experiments show` prints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from streams.shell import INTERRUPTED, Call, output_option, pass_call, source_option, until_stopped
+
+if TYPE_CHECKING:
+    from streams.history import History, Source
+    from streams.replay.run import Request
+    from streams.settings import Settings
+    from streams.show import Output
+
+F = TypeVar("F", bound=Callable[..., Any])
+FORMULAS = ("grpo", "dr_grpo", "rloo", "batch_std")
+OPTIONS = (
+    click.argument("name"),
+    click.option("--policy", default=None, metavar="NAME", help="Whose tasks; policy.name unless said."),
+    click.option(
+        "--since", default=None, metavar="TIME|AGE", help="Tasks recorded from then on: 2026-01-31T12:00, 2h."
+    ),
+    click.option("--until", default=None, metavar="TIME|AGE", help="Tasks recorded before then."),
+    click.option("--from", "first", type=click.IntRange(min=0), default=None, help="First offset, of every partition."),
+    click.option("--to", "next_", type=click.IntRange(min=0), default=None, help="Offset behind the last one."),
+    click.option("--key", default=None, metavar="TASK_ID", help="This task alone."),
+    click.option("--scenario", default=None, metavar="NAME", help="Tasks of this family."),
+    click.option("--where", default=None, metavar="SQL", help="Tasks for which this condition on their columns holds."),
+    click.option("--advantage", type=click.Choice(FORMULAS), default=None, help="Another advantages.formula."),
+    click.option("--max-policy-lag", type=click.IntRange(min=0), default=None, help="Another batches.max_policy_lag."),
+    click.option("--min-group", type=click.IntRange(min=2), default=None, help="Another advantages.min_group."),
+    click.option("--groups", type=click.IntRange(min=1), default=None, help="Groups in a batch."),
+    click.option(
+        "--scorer",
+        "scorers",
+        multiple=True,
+        metavar="NAME[=JSON]",
+        help="Score the recorded responses with this instead. May be given again; the rewards are added.",
+    ),
+    click.option(
+        "--recipe",
+        type=click.Path(path_type=Path),
+        default=None,
+        metavar="FILE.toml",
+        help="Other settings of the trainer, in its section [trainer].",
+    ),
+    click.option("--steps", type=click.IntRange(min=1), default=None, help="Train at most so many versions."),
+    click.option("--no-train", is_flag=True, help="End with the batches."),
+    click.option(
+        "--folder",
+        type=click.Path(path_type=Path),
+        default=None,
+        help="Where its settings, adapters and checkpoints lie.  [default: .streamward/experiments/NAME]",
+    ),
+    source_option,
+)
+
+
+def _asked(command: F) -> F:
+    """Add what `plan` and `run` both take."""
+    for option in reversed(OPTIONS):
+        command = option(command)
+    return command
+
+
+@click.group()
+def replay() -> None:
+    """Do it again with other settings, beside what runs."""
+
+
+@replay.command("plan")
+@_asked
+@output_option
+@pass_call
+def replay_plan(call: Call, /, output: Output, source: Source, **given: Any) -> None:
+    """Say what a replay would come to.
+
+    Counts tasks, responses, rewards, groups, batches and steps, and says about how long it takes. Writes nothing.
+    """
+    from streams import show
+    from streams.replay import plan as planning
+
+    made = planning.plan(call.settings, _request(call.settings, given, source), _history(call.settings, source)).plain()
+    if output == "table":
+        made = {key: value for key, value in made.items() if value not in (None, {}, [])}
+    show.record(made, output)
+
+
+@replay.command("run")
+@_asked
+@click.option("--skip-bad", is_flag=True, help="Exit with 0 although records could not be read.")
+@output_option
+@click.pass_context
+@pass_call
+def replay_run(call: Call, ctx: click.Context, /, output: Output, source: Source, skip_bad: bool, **given: Any) -> None:
+    """Replay tasks into an experiment: a log of its own.
+
+    Copies the tasks that are meant, what was answered and how it was scored; scores again with --scorer; joins, cuts
+    and trains under the other settings. No live process sees any of it. Ctrl-C stops it cleanly, and the same command
+    goes on; its steps are told in the topic `experiments`.
+    """
+    from streams import show
+    from streams.replay import run as replaying
+
+    request = _request(call.settings, given, source)
+    with until_stopped() as stop, _progress() as told:
+        result = replaying.run(call.settings, request, _history(call.settings, source), stop=stop, told=told)
+    config = request.place / "streamward.toml"
+    show.record({"experiment": result.experiment, "state": result.kind, **result.counts, "config": str(config)}, output)
+    if result.kind == "stopped":
+        click.echo("Stopped. Run the same command again and it goes on.", err=True)
+        ctx.exit(INTERRUPTED)
+    if bad := result.counts.get("unreadable", 0):
+        click.echo(
+            f"{bad} records could not be read and were left behind{'' if skip_bad else ' (--skip-bad)'}.", err=True
+        )
+        ctx.exit(0 if skip_bad else 1)
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str, int, int | None], None]]:
+    """Show on stderr how far each stage came."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bars:
+        known: dict[str, Any] = {}
+
+        def told(stage: str, done: int, of: int | None) -> None:
+            if stage and stage not in known:
+                known[stage] = bars.add_task(stage, total=of)
+            if stage:
+                bars.update(known[stage], completed=done, total=of)
+
+        yield told
+
+
+def _request(settings: Settings, given: dict[str, Any], source: Source) -> Request:
+    """Return what the options ask for. Raises SettingsError."""
+    from streams.replay import rescoring
+    from streams.replay.run import Request
+    from streams.replay.selection import Selection, parse_time
+
+    policy = given["policy"] or settings.policy.name
+    limits = {"since": given["since"], "until": given["until"], "from": given["first"], "to": given["next_"]}
+    limits |= {name: given[name] for name in ("key", "scenario", "where")}
+    selected = Selection(
+        policy=policy,
+        since_ms=None if given["since"] is None else parse_time(given["since"], "--since"),
+        until_ms=None if given["until"] is None else parse_time(given["until"], "--until"),
+        first=given["first"],
+        next=given["next_"],
+        key=given["key"],
+        scenario=given["scenario"],
+        where=given["where"],
+        asked=tuple((name, str(text)) for name, text in limits.items() if text is not None),
+    )
+    changes = {
+        "advantages.formula": given["advantage"],
+        "advantages.min_group": given["min_group"],
+        "batches.max_policy_lag": given["max_policy_lag"],
+        "batches.groups": given["groups"],
+    }
+    return Request(
+        name=given["name"],
+        selection=selected,
+        changes={key: value for key, value in changes.items() if value is not None} | _recipe(given["recipe"]),
+        origin="the options" if given["recipe"] is None else str(given["recipe"]),
+        scorers=rescoring.parse(given["scorers"]),
+        steps=given["steps"],
+        train=not given["no_train"],
+        folder=given["folder"],
+        where=partial(_where, source=source) if given["where"] is not None else None,
+    )
+
+
+def _recipe(file: Path | None) -> dict[str, Any]:
+    """Return the settings in a recipe, by dotted key. Raises NotFoundError, SettingsError."""
+    import tomllib
+
+    from streams.errors import NotFoundError, SettingsError
+
+    if file is None:
+        return {}
+    try:
+        data = tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as exc:
+        raise NotFoundError(f"{file}: {exc.strerror}; give a TOML file with a section [trainer]") from exc
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
+        raise SettingsError(f"{file}: not TOML: {exc}") from exc
+    if other := sorted(data.keys() - {"trainer"}):
+        raise SettingsError(f"{file}: {other[0]} is no part of a recipe, which is the section [trainer] alone")
+    section = data.get("trainer", {})
+    if not isinstance(section, dict):
+        raise SettingsError(f"{file}: trainer stands alone; write its settings below [trainer]")
+    return {f"trainer.{name}": value for name, value in section.items()}
+
+
+def _history(settings: Settings, source: Source) -> History:
+    """Return where to read what happened."""
+    from streams import history
+
+    return history.of(settings, source)
+
+
+def _where(settings: Settings, condition: str, *, source: Source) -> set[str]:
+    """Return the ids of the tasks for which an SQL condition holds. Raises as `query.Session` does."""
+    from streams.query.session import Session
+
+    with Session(settings, source=source) as session:
+        sql = f"SELECT DISTINCT task_id FROM tasks WHERE ({condition}\n)"  # noqa: S608 - parsed below; that \n ends a comment
+        session.parse(sql)
+        return {row for batch in session.run(sql).batches for row in batch.column(0).to_pylist()}
+
+
+@replay.command("evaluate")
+@click.argument("name")
+@click.option("--suite", "generator", default="sums", show_default=True, metavar="GENERATOR", help="Who asks.")
+@click.option("--count", type=click.IntRange(min=1), default=100, show_default=True, help="Questions for each version.")
+@click.option("--seed", type=int, default=0, show_default=True, help="The same seed asks the same questions.")
+@click.option("--versions", default="0,last", show_default=True, metavar="N,N,last", help="Which versions answer.")
+@click.option(
+    "--scorer",
+    "scorers",
+    multiple=True,
+    metavar="NAME[=JSON]",
+    help="Who judges the answers, instead of the suite's own scorer. May be given again.",
+)
+@output_option
+@click.pass_context
+@pass_call
+def replay_evaluate(
+    call: Call,
+    ctx: click.Context,
+    name: str,
+    generator: str,
+    count: int,
+    seed: int,
+    versions: str,
+    scorers: tuple[str, ...],
+    output: Output,
+) -> None:
+    """Ask held-out questions of an experiment's versions.
+
+    A policy agent and a scoring agent run in this process until all are answered. `experiments compare` shows the
+    scores. Asking again adds nothing.
+    """
+    from streams import show
+    from streams.replay import evaluate as asking, rescoring
+    from streams.replay.copying import Stopped
+
+    suite = asking.Suite(
+        generator=generator,
+        count=count,
+        seed=seed,
+        versions=tuple(versions.split(",")),
+        scorers=rescoring.parse(scorers),
+    )
+    try:
+        with until_stopped() as stop, _progress() as told:
+            results = asking.run(call.settings, name, suite, stop=stop, told=told)
+    except Stopped:
+        click.echo("Stopped. Ask the same again and it goes on.", err=True)
+        ctx.exit(INTERRUPTED)
+    found = [{"version": number, "suite": event.suite, **event.metrics} for number, event in results.items()]
+    columns = [show.Column(title, title) for title in ("version", "exact", "mean_reward", "n", "failed", "suite")]
+    show.rows([{"exact": None, "mean_reward": None, **row} for row in found], columns, output)
+
+
+# --- experiments ------------------------------------------------------------------------------------------------------
+
+
+@click.group()
+def experiments() -> None:
+    """Look at what was replayed, and at what came of it."""
+
+
+@experiments.command("list")
+@output_option
+@pass_call
+def experiments_list(call: Call, output: Output) -> None:
+    """Print every experiment of this log."""
+    from streams import show
+    from streams.replay import comparison, experiments as records
+
+    rows, every = [], records.read(call.settings)
+    for name, one in every.items():
+        made = comparison.line(call.settings, name, every)
+        counts = {key: one.counts.get(key, 0) for key in ("tasks", "groups", "batches", "steps")}
+        rows.append(
+            {"experiment": name, "policy": one.policy, "state": one.kind, "created_at": one.created_at, **counts,
+             "newest": made.newest, "changed": list(one.changed), "reason": one.reason}
+        )  # fmt: skip
+    columns = [
+        show.Column("experiment", "experiment"),
+        show.Column("of", "policy"),
+        show.Column("state", "state"),
+        show.Column("created", lambda row: show.moment(row["created_at"])),
+        *(show.Column(title, title, right=True) for title in ("tasks", "groups", "steps", "newest")),
+        show.Column("changed", "changed", optional=True),
+    ]
+    show.rows(rows, columns, output)
+
+
+@experiments.command("show")
+@click.argument("name")
+@output_option
+@pass_call
+def experiments_show(call: Call, name: str, output: Output) -> None:
+    """Print where an experiment came from.
+
+    Which offsets of which topics, under which settings and code, and each event of its life.
+    """
+    from streams import show
+    from streams.replay import experiments as records
+    from streams.topics import topics
+
+    one = records.find(call.settings, name)
+    own = records.of(call.settings, one)
+    row: dict[str, Any] = {
+        "experiment": name,
+        "policy": one.policy,
+        "state": one.kind,
+        "reason": one.reason,
+        "topics": own.topics.prefix,
+        "config": str(one.folder / "streamward.toml"),
+        "code_version": one.code_version,
+        "selection": dict(one.selection),
+        "changed": {key: one.settings.get(key, "") for key in one.changed},
+        "counts": dict(one.counts),
+        "ranges": [f"{r.topic}[{r.partition}]@{r.first}-{r.next - 1}" for r in one.ranges if r.first < r.next],
+        "events": [
+            {"created_at": e.created_at, "kind": e.kind, "actor": e.actor, "reason": e.reason} for e in one.events
+        ],
+    }
+    if output == "jsonl":
+        print(show.json_line(row | {"settings": dict(one.settings), "labels": list(topics(own.topics))}))
+        return
+    events = row.pop("events")
+    show.record({key: value for key, value in row.items() if value not in ("", {}, [])}, "table")
+    print("\nevents")
+    columns = [
+        show.Column("created", lambda e: show.moment(e["created_at"])),
+        *(show.Column(title, title) for title in ("kind", "actor", "reason")),
+    ]
+    show.rows(events, columns, "table")
+
+
+@experiments.command("compare")
+@click.argument("first", metavar="A")
+@click.argument("second", metavar="B")
+@output_option
+@pass_call
+def experiments_compare(call: Call, first: str, second: str, output: Output) -> None:
+    """Print held-out scores side by side.
+
+    A and B are experiments, or policies of this log. The exit code is 3 if neither has a score.
+    """
+    from streams import show
+    from streams.errors import NotFoundError
+    from streams.replay import comparison
+
+    lines = [comparison.line(call.settings, name) for name in (first, second)]
+    for one in lines:
+        if not one.scores:
+            how = f"`streamward replay evaluate {one.name}`" if one.is_experiment else "eval tasks for its versions"
+            click.echo(f"{one.name} has no held-out score; ask it with {how}.", err=True)
+    if not any(one.scores for one in lines):
+        raise NotFoundError(f"neither {first} nor {second} has a held-out score, so there is nothing to compare")
+    rows = comparison.rows(*lines)
+    names = list(rows[0])[2:4]
+    columns = [
+        show.Column("suite", "suite"),
+        show.Column("version", "version", right=True),
+        *(show.Column(name, name, right=True) for name in (*names, "difference", "within")),
+        show.Column("n", lambda row: "/".join(map(str, row["n"])), right=True),
+    ]
+    show.rows(rows, columns, output)

@@ -1,0 +1,100 @@
+"""The command that shows how a rollout stands.
+
+    rollout status ──► who answers, what the canary has shown, what is waited for     --watch ──► again when it changes
+
+As thin as those in cli.py, and as careful not to import anything before a command runs.
+
+Not covered: deciding. `streamward adapters promote`, `reject` and `rollback` do.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from streams.cli.adapters import policy_option
+from streams.shell import Call, pass_call, until_stopped
+
+EVERY_S = 2.0
+
+
+def _output(_: click.Context, __: click.Parameter, value: str | None) -> str:
+    import sys
+
+    return value or ("table" if sys.stdout.isatty() else "json")
+
+
+@click.group()
+def rollout() -> None:
+    """Look at how new versions come into service."""
+
+
+@rollout.command("status")
+@policy_option
+@click.option("--watch", is_flag=True, help="Print it again whenever it changes, until Ctrl-C.")
+@click.option(
+    "--output",
+    type=click.Choice(["table", "json"]),
+    callback=_output,
+    help="How to print; a table on a terminal and one JSON object in a pipe unless said.",
+)
+@pass_call
+def rollout_status(call: Call, policy: str | None, watch: bool, output: str) -> None:
+    """Show who answers, what a canary found, and what is waited for.
+
+    Primary, candidate and its share; groups, mean reward and guardrail figures of each arm; the gain with its interval,
+    which holds however often you look; and the last decisions with their reasons. It reads the log and changes nothing.
+    """
+    from streams.rollout_status import Watch
+
+    look = Watch(call.settings, policy or call.settings.policy.name)
+    before = look.look().plain(call.settings)
+    _show(before, output)
+    if not watch:
+        return
+    call.working = True
+    with until_stopped() as stop:
+        while not stop.wait(EVERY_S):
+            now = look.look().plain(call.settings)
+            if now != before:
+                _show(now, output, again=True)
+                before = now
+
+
+def _show(found: dict[str, Any], output: str, *, again: bool = False) -> None:
+    import sys
+
+    from streams import show
+
+    if output == "json":
+        print(show.json_line(found), flush=True)
+        return
+    if again:
+        print("\x1b[2J\x1b[H" if sys.stdout.isatty() else "", end="\n")
+    arms, decisions, gain = found["arms"], found["decisions"], found["gain"]
+    head = {name: found[name] for name in ("policy", "mode", "primary")}
+    if found["candidate"] is not None:
+        head |= {"candidate": f"{found['candidate']}, at share {found['share']:g}"}
+        head |= {"gain": _gain(gain), "guardrails": "; ".join(found["guardrails"]) or "hold"}
+    show.record(head | {"waits for": found["waits_for"]}, "table")
+    if arms:
+        print()
+        show.rows(arms, [show.Column(name.replace("_", " "), name) for name in arms[0]], "table")
+    if decisions:
+        print()
+        columns = [
+            show.Column("at", lambda row: show.moment(row["at"])),
+            *(show.Column(name, name) for name in ("kind", "version", "by", "reason")),
+        ]
+        show.rows(decisions, columns, "table")
+    sys.stdout.flush()
+
+
+def _gain(gain: dict[str, float | None]) -> str:
+    guess, low, high = gain["estimate"], gain["low"], gain["high"]
+    if guess is None:
+        return "nothing to compare yet"
+    if low is None or high is None:
+        return f"{guess:+.4g}, and too few groups for an interval"
+    return f"{guess:+.4g}, between {low:+.4g} and {high:+.4g}"

@@ -1,0 +1,357 @@
+"""The command line: starts everything, is imported by nothing.
+
+    streamward ─┬─ demo                              everything at once                     demo.py
+                ├─ broker                            a log of one's own
+                ├─ topics  schemas  events           the log                                log.py
+                ├─ offsets                           where the consumer groups stand        offsets.py
+                ├─ tasks                             what goes in                           work.py
+                ├─ adapters                          what comes out          adapters.py, release.py
+                ├─ evaluate                          a version, asked what it was not trained on  evaluate.py
+                ├─ rollout                           how a new version comes into service   rollout.py
+                ├─ query                             SQL over all that happened             query.py
+                ├─ audit                             whether anything is lost or doubled    audit.py
+                ├─ archive                           topics in files, beyond their retention  archive.py
+                ├─ dashboards                        what Grafana shows                     dashboards.py
+                ├─ export                            data sets for other trainers           export.py
+                ├─ dlq                               what could not be used                 dlq.py
+                ├─ replay  experiments               the log again, under other settings    replay.py
+                ├─ reproduce                         versions trained again, byte for byte  reproduce.py
+                ├─ streams  scoring  policy  train   the loop, until it is told to stop
+                └─ config  doctor                    how it is set up
+
+Commands are thin: each loads what it needs inside its body, so that `streamward --help` imports click and no more.
+
+Not covered: anything that another module could do; what a command does is a function there.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from streams.cli.archive import archive
+from streams.cli.audit import audit
+from streams.cli.dashboards import dashboards
+from streams.cli.demo import demo
+from streams.cli.dlq import dlq
+from streams.cli.evaluate import evaluate
+from streams.cli.export import export
+from streams.cli.log import events, schemas, topics
+from streams.cli.offsets import offsets
+from streams.cli.query import query
+from streams.cli.release import adapters
+from streams.cli.replay import experiments, replay
+from streams.cli.reproduce import reproduce
+from streams.cli.rollout import rollout
+from streams.cli.work import tasks
+from streams.errors import NotFoundError
+from streams.shell import Call, Guarded, end_at_signals, output_option, pass_call, until_stopped
+
+if TYPE_CHECKING:
+    from streams.broker import RunningBroker
+    from streams.show import Output
+
+COMPLETION = """\b
+Shell completion, for this shell and for every later one:
+  eval "$(_STREAMWARD_COMPLETE=bash_source streamward)"     in ~/.bashrc
+  eval "$(_STREAMWARD_COMPLETE=zsh_source streamward)"      in ~/.zshrc
+  _STREAMWARD_COMPLETE=fish_source streamward | source      in ~/.config/fish/config.fish
+
+\b
+Exit codes: 0 ok, 1 failed, 2 usage or settings, 3 not found, 4 refused, 5 unreachable,
+75 stopped by a watchdog (start it again), 130 interrupted."""
+
+
+@click.group(cls=Guarded, epilog=COMPLETION, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--config",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Read settings from this TOML file instead of ./streamward.toml.",
+)
+@click.option(
+    "--set",
+    "overrides",
+    multiple=True,
+    metavar="SECTION.KEY=VALUE",
+    help="Set one value; wins over file and environment. May be given again.",
+)
+@click.option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    default="info",
+    show_default=True,
+    help="The least that is worth a line on stderr.",
+)
+@click.version_option(package_name="streamward", prog_name="streamward")
+@click.pass_context
+def cli(ctx: click.Context, config: Path | None, overrides: tuple[str, ...], log_level: str) -> None:
+    """GRPO from a Kafka log: tasks, responses, rewards and adapters are records, and the log is the only truth.
+
+    Settings come from defaults, then streamward.toml, then STREAMWARD_SECTION__KEY in the environment, then --set;
+    `streamward config show` says which won. Data goes to stdout and everything else to stderr.
+    """
+    from streams import observe
+
+    ctx.obj = Call(config=config, overrides=overrides, log_level=log_level)
+    observe.set_up(log_level)
+
+
+for command in (
+    demo,
+    evaluate,
+    export,
+    topics,
+    schemas,
+    tasks,
+    events,
+    adapters,
+    rollout,
+    dlq,
+    archive,
+    audit,
+    dashboards,
+    offsets,
+    reproduce,
+    query,
+    replay,
+    experiments,
+):
+    cli.add_command(command)
+
+
+# --- the embedded broker ----------------------------------------------------------------------------------------------
+
+
+@cli.group()
+def broker() -> None:
+    """Run a real Apache Kafka node on this machine.
+
+    It lives in a folder of its own (broker.data_dir), one node a folder, and listens on the loopback address only.
+    """
+
+
+@broker.command("start")
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=None, help="Where clients connect; 0 takes any free one."
+)
+@output_option
+@pass_call
+def broker_start(call: Call, port: int | None, output: Output) -> None:
+    """Start the node and return when it answers.
+
+    It goes on running until `streamward broker stop`. Without --port the node takes the port it had before, else
+    the default one if that is free.
+    """
+    from streams import broker as node
+
+    running = node.start(call.settings.broker) if port is None else node.start(call.settings.broker, port=port)
+    _show_node(running, output)
+    if running.bootstrap != call.settings.kafka.bootstrap:
+        click.echo(f"To use it: export STREAMWARD_KAFKA__BOOTSTRAP={running.bootstrap}", err=True)
+    click.echo("Next: streamward topics apply", err=True)
+
+
+@broker.command("stop")
+@pass_call
+def broker_stop(call: Call) -> None:
+    """Stop the node. Its data stays."""
+    from streams import broker as node
+
+    folder = call.settings.broker.data_dir
+    stopped = node.stop(call.settings.broker)
+    click.echo(f"The node in {folder} has stopped." if stopped else f"No node runs in {folder}.", err=True)
+
+
+@broker.command("status")
+@output_option
+@pass_call
+def broker_status(call: Call, output: Output) -> None:
+    """Say where the node runs; exit code 3 if it does not."""
+    from streams import broker as node
+
+    running = node.status(call.settings.broker)
+    if running is None:
+        raise NotFoundError(
+            f"no node runs in {call.settings.broker.data_dir}; start it with `streamward broker start`, "
+            "or name another folder with --set broker.data_dir=..."
+        )
+    _show_node(running, output)
+
+
+def _show_node(running: RunningBroker, output: Output) -> None:
+    from streams import show
+
+    show.record(
+        {
+            "bootstrap": running.bootstrap,
+            "pid": running.pid,
+            "data_dir": str(running.data_dir),
+            "log_file": str(running.log_file),
+        },
+        output,
+    )
+
+
+# --- the processes of the loop ----------------------------------------------------------------------------------------
+
+
+def _begin(call: Call, what: str, reads: str) -> None:
+    """Refuse to run without topics, and say what starts, so that silence afterwards means waiting."""
+    import logging
+
+    from streams import cluster
+
+    settings = call.settings
+    cluster.check_topics(settings)
+    where = f"{settings.topics.prefix}* at {settings.kafka.bootstrap}"
+    logging.getLogger("streams.cli.root").info("%s starts, reads %s of %s", what, reads, where)
+
+
+@cli.command()
+@click.pass_context
+@pass_call
+def streams(call: Call, ctx: click.Context) -> None:
+    """Run the stream worker: advantages, batches, rollouts.
+
+    It ends at SIGTERM or Ctrl-C, when what is in hand is done. Several workers share the partitions. Exit code 75
+    means that a watchdog stopped it: start it again.
+    """
+    call.working = True
+    end_at_signals()
+    _begin(call, "stream worker", "tasks, responses, rewards, groups and adapters")
+    from streams import worker  # takes the signals itself, and drains
+
+    ctx.exit(worker.run(call.settings))
+
+
+@cli.command()
+@pass_call
+def scoring(call: Call) -> None:
+    """Run a scoring agent: responses in, rewards out.
+
+    It ends at SIGTERM or Ctrl-C, when what is in hand is done. Several agents share the partitions.
+    """
+    call.working = True
+    with until_stopped() as stop:
+        _begin(call, "scoring agent", "responses")
+        from streams import scoring as agent
+
+        agent.run(call.settings, stop=stop)
+
+
+@cli.command()
+@pass_call
+def policy(call: Call) -> None:
+    """Run a policy agent: tasks in, responses out.
+
+    It answers the tasks of policy.name with the engine in policy.engine, and ends at SIGTERM or Ctrl-C, when what is in
+    hand is done. Several agents share the partitions.
+    """
+    call.working = True
+    with until_stopped() as stop:
+        _begin(call, f"policy agent of {call.settings.policy.name} ({call.settings.policy.engine})", "tasks")
+        from streams import policy as agent
+
+        agent.run(call.settings, stop=stop)
+
+
+@cli.command()
+@click.option("--steps", type=click.IntRange(min=1), default=None, help="Train so many batches, then end.")
+@click.pass_context
+@pass_call
+def train(call: Call, ctx: click.Context, steps: int | None) -> None:
+    """Run the trainer: batches in, adapter versions out.
+
+    It trains policy.name, and ends at SIGTERM or Ctrl-C, when the step in hand is done. It goes on where its newest
+    checkpoint ends.
+
+    With trainer.processes above 1 so many processes share every batch, each on a device of its own if
+    model.device=cuda. If one of them dies all end, with exit code 75: start the command again.
+    """
+    call.working = True
+    from trainer import launch
+
+    place = launch.place(call.settings)
+    if place is None and (processes := call.settings.trainer.processes) > 1:
+        own = ["train"] if steps is None else ["train", "--steps", str(steps)]
+        ctx.exit(launch.run(call.again(*own), processes))
+    if place is not None and place.rank > 0:
+        from trainer import ranks
+
+        ranks.help_out(call.settings, place)
+        return
+    with until_stopped() as stop:
+        _begin(call, f"trainer of {call.settings.policy.name}", "batches")
+        from trainer import consumer
+
+        consumer.run(call.settings, steps=steps, stop=stop, place=place)
+
+
+# --- how it is set up -------------------------------------------------------------------------------------------------
+
+
+@cli.group()
+def config() -> None:
+    """Look at the settings."""
+
+
+@config.command("show")
+@click.argument("only", metavar="[SECTION|SECTION.KEY]", required=False)
+@output_option
+@pass_call
+def config_show(call: Call, only: str | None, output: Output) -> None:
+    """Print each setting and where its value came from.
+
+    Secrets are stars.
+    """
+    from streams import show
+    from streams.settings import described
+
+    settings, origins = call.loaded
+    found = [row for row in described(settings, origins) if only in (None, row["key"], row["key"].partition(".")[0])]
+    if not found:
+        raise NotFoundError(f"no setting or section is called {only!r}; `streamward config show` lists them all")
+    columns = [
+        show.Column("key", "key"),
+        show.Column("value", "value"),
+        show.Column("from", "from"),
+        show.Column("about", "about", optional=True),
+    ]
+    if len(found) == 1:
+        show.record(found[0], output)
+    else:
+        show.rows(found, columns, output)
+
+
+@cli.command()
+@output_option
+@click.pass_context
+@pass_call
+def doctor(call: Call, ctx: click.Context, output: Output) -> None:
+    """Say what is wrong with this set-up, and what to do.
+
+    Looks at broker, topics, schemas, model and disk, and changes nothing. The exit code is that of the worst
+    finding; warnings are 0.
+    """
+    from streams import show
+    from streams.doctor import examine
+
+    findings = examine(lambda: call.settings)
+    columns = [
+        show.Column("check", "check"),
+        show.Column("state", "state"),
+        show.Column("what", lambda row: f"{row['what']}. {row['do']}" if row["do"] else row["what"]),
+    ]
+    show.rows([finding.row() for finding in findings], columns, output)
+    ctx.exit(max(finding.exit_code for finding in findings))
+
+
+@cli.command("docs", hidden=True)
+def docs() -> None:
+    """Print docs/cli.md."""
+    from streams.cli.docs import markdown
+
+    click.echo(markdown(cli), nl=False)

@@ -1,0 +1,1 @@
+"""How good a version is, how sure that is, and what follows from it."""

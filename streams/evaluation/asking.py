@@ -1,0 +1,191 @@
+"""Ask versions a suite, wait for the results, and put them side by side.
+
+    versions, suite ──► tasks that are not in the log yet ──► the loop ──► evaluated ──► scores, gains
+                                                                │
+                          who does not move for a while is named ┘
+
+Nothing is computed here: the agents answer, score and count, and the log holds the results. So a wait that was cut off
+goes on when the same is asked again.
+
+Not covered: giving up. Tasks have a day, after which what was not answered counts as failed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from threading import Event
+from typing import Any
+
+from schemas.events import AdapterEvent, AdvantagedGroup, Outcome
+from schemas.serde import Poison
+from streams import adapters, cluster, tasks
+from streams.adapters import AdapterState, Version
+from streams.errors import NotFoundError, RefusedError
+from streams.evaluation import intervals, pairing
+from streams.evaluation.evaluate import in_turns
+from streams.evaluation.suites import Suite
+from streams.log import TopicPartition, partition_of
+from streams.reading import Tail
+from streams.settings import Settings
+from streams.topics import topics
+
+DEADLINE_MS = 24 * 3600 * 1000
+"""For an answer: somebody waits for all of them."""
+QUIET_S = 15.0
+"""So long without anything new, and it is said who does not move."""
+MOVING = {
+    "responses": "no response has come: run `streamward policy` with policy.name={policy}",
+    "rewards": "responses come and no rewards: run `streamward scoring`",
+    "groups": "rewards come and no groups: run `streamward streams`",
+}
+ALL = "all"
+"""The name of all scenarios together."""
+
+
+def choose(state: AdapterState, version: int | None, against: Sequence[int], *, compare: bool) -> tuple[int, ...]:
+    """Return the versions to ask: `version` (else the newest that is not retired), `against`; primary and base.
+
+    Raises NotFoundError for a version that nobody trained, RefusedError for a retired one that was named.
+    """
+    newest = max(number for number, one in state.versions.items() if one.status != "retired")
+    first = newest if version is None else version
+    for one in (first, *against):
+        if one not in state.versions:
+            raise NotFoundError(
+                f"policy {state.policy} has no version {one}; the newest is {state.newest} (`streamward adapters list`)"
+            )
+        if state.versions[one].status == "retired":
+            raise RefusedError(f"version {one} of policy {state.policy} is retired, so its files may be gone")
+    return tuple(dict.fromkeys((first, *against, *((state.primary, 0) if compare else ()))))
+
+
+def ask(settings: Settings, suite: Suite, policy: str, versions: Sequence[int]) -> tasks.Submitted:
+    """Send the tasks that are not in the log yet; the versions take turns. Raises as `tasks.submit`."""
+    now_ms = time.time_ns() // 1_000_000
+    return tasks.submit(
+        settings,
+        in_turns(suite, policy=policy, versions=versions, now_ms=now_ms, deadline_ms=now_ms + DEADLINE_MS),
+    )
+
+
+def open_versions(state: AdapterState, suite: str, versions: Sequence[int]) -> list[int]:
+    """Return those of `versions` that have no result of the suite yet."""
+    return [version for version in versions if suite not in state.versions[version].evaluated]
+
+
+def wait(
+    settings: Settings,
+    suite: str,
+    policy: str,
+    versions: Sequence[int],
+    *,
+    stop: Event,
+    told: Callable[[str], None],
+    quiet_s: float = QUIET_S,
+) -> AdapterState:
+    """Return the state of the policy once every version has its result, or once `stop` is set.
+
+    `told` gets a sentence whenever nothing has come for `quiet_s`: how far it is, and who does not move. Raises as
+    `adapters.read_state`.
+    """
+    state = adapters.empty(policy)
+    kinds = {topics(settings.topics)[label].name: label for label in ("adapters", "groups")}
+    before = _ends(settings)
+    done: dict[int, set[str]] = {version: set() for version in versions}
+    moved = time.monotonic()
+    with Tail(settings, _starts(settings, policy)) as tail:
+        while not stop.is_set():
+            for record in tail.poll():
+                if kinds[record.at.topic] == "adapters":
+                    event = record.decode(AdapterEvent)
+                    state = state if isinstance(event, Poison) else adapters.fold(state, event)
+                elif (found := _answered(record.decode(AdvantagedGroup), suite, policy)) is not None:
+                    moved = time.monotonic()
+                    done.get(found[0], set()).add(found[1])
+            known = [version for version in versions if version in state.versions]
+            if len(known) == len(versions) and not open_versions(state, suite, versions):
+                break
+            if time.monotonic() - moved > quiet_s:
+                told(_silence(settings, policy, before, {one: done[one] for one in open_versions(state, suite, known)}))
+                moved = time.monotonic()
+    return state
+
+
+def _answered(group: AdvantagedGroup | Poison, suite: str, policy: str) -> tuple[int, str] | None:
+    """Return version and task of a group that counts for the suite."""
+    if isinstance(group, Poison) or (group.policy, group.metadata.get("suite")) != (policy, suite):
+        return None
+    pinned = group.metadata.get("pinned_version", "")
+    return (int(pinned), group.task_id) if pinned.isdecimal() else None
+
+
+def _starts(settings: Settings, policy: str) -> dict[TopicPartition, int]:
+    """Return where to read: the policy's adapters from their beginning, its groups from here on."""
+    partition = partition_of(policy, settings.topics.policy_partitions)
+    first = topics(settings.topics)["adapters"].name
+    bounds = cluster.offsets(settings, ["adapters", "groups"])
+    return {tp: low if tp[0] == first else high for tp, (low, high) in bounds.items() if tp[1] == partition}
+
+
+def _ends(settings: Settings) -> dict[str, int]:
+    """Return how many records each topic of the loop has seen."""
+    return {label: sum(end for _, end in cluster.offsets(settings, [label]).values()) for label in MOVING}
+
+
+def _silence(settings: Settings, policy: str, before: Mapping[str, int], done: Mapping[int, set[str]]) -> str:
+    now = _ends(settings)
+    still = next((text for label, text in MOVING.items() if now[label] <= before[label]), None)
+    which = ", ".join(f"{version} ({len(tasks)} tasks since)" for version, tasks in sorted(done.items()))
+    why = (still or "responses, rewards and groups all come: these tasks wait for their turn").format(policy=policy)
+    return f"waiting for version {which}; {why}"
+
+
+# --- side by side -----------------------------------------------------------------------------------------------------
+
+
+def scores(version: Version, suite: str, confidence: float) -> list[dict[str, Any]]:
+    """Return a row for all scenarios together and one for each: mean, low and high of what was measured.
+
+    Empty if the version has no result of this suite; one row without intervals if its tasks were not told apart.
+    Answers that were sampled together share their latency, so its interval is narrower than it should be.
+    """
+    if suite not in version.evaluated:
+        return []
+    metrics, outcomes = version.evaluated[suite], version.outcomes.get(suite, ())
+    names = sorted({outcome.scenario for outcome in outcomes})
+    rows = [{"scenario": ALL, **_measured(outcomes, confidence)}]
+    if not outcomes:
+        rows[0] |= {name: metrics.get(key) for name, key in (("success", "exact"), ("mean_reward", "mean_reward"))}
+    rows[0] |= {"n": int(metrics.get("n", 0)), "failed": int(metrics.get("failed", 0))}
+    for name in names if len(names) > 1 else ():
+        inside = [outcome for outcome in outcomes if outcome.scenario == name]
+        n = metrics.get(f"scenario.{name}.n", 0)
+        failed = sum(outcome.failed for outcome in inside)
+        rows.append({"scenario": name, **_measured(inside, confidence), "n": int(n), "failed": failed})
+    return rows
+
+
+def gains(first: Version, second: Version, suite: str, confidence: float) -> Iterator[dict[str, Any]]:
+    """Yield a row for all scenarios and one for each: first against second, on the tasks both were scored on."""
+    found = pairing.pairs(first.outcomes.get(suite, ()), second.outcomes.get(suite, ()))
+    if not found:
+        return
+    yield {"against": second.version, "scenario": ALL, **pairing.compare(found, confidence).metrics()}
+    parts = pairing.by_scenario(found)
+    for name, inside in parts.items() if len(parts) > 1 else ():
+        yield {"against": second.version, "scenario": name, **pairing.compare(inside, confidence).metrics()}
+
+
+def _measured(outcomes: Sequence[Outcome], confidence: float) -> dict[str, Any]:
+    row: dict[str, Any] = {}
+    for name, field in (("success", "success"), ("mean_reward", "reward"), ("tokens", "tokens"), ("latency_ms",) * 2):
+        values = [value for one in outcomes if (value := getattr(one, field)) is not None]
+        if not values:
+            row[name] = None
+            continue
+        value, low, high, n = intervals.mean(values, confidence)
+        if name == "success":
+            low, high = intervals.wilson(value, n, confidence)
+        row |= {name: value} | ({f"{name}_low": low, f"{name}_high": high} if n > 1 or name == "success" else {})
+    return row

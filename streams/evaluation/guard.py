@@ -1,0 +1,261 @@
+"""The promotion rule: whether a suite of held-out tasks speaks for a version.
+
+    outcomes of candidate and primary on one suite + settings [guard] ──► promote | reject | ask, and why
+
+Each gate has three answers, and the verdict is the hardest of them. It promotes only on a proof of gain, and rejects
+only on a proof of harm; a person is asked about all that lies between. Proof means that the whole interval, at
+`guard.confidence`, lies on one side of the limit; a two-sided interval of 95 % is passed by chance in 2.5 of 100 cases.
+
+    gate                       promotes if            rejects if             else asks
+    gain in mean reward        all of it above        all of it below        the rest; too few tasks differ
+    each scenario              its loss is allowed    all of it is too much  the best guess is too much
+    thresholds of the suite    the figure is reached  all of it is below     the best guess is below
+    tokens                     at most so many        all of it is above     the best guess is above
+    latency, failed slots      at most so much        never                  above
+
+So the gate of the scenarios errs on the side of letting through: a loss a little above the limit, on few tasks, is not
+seen. To err on the other side would stop every version whose suite has few tasks per scenario. Several scenarios share
+the error between them (Bonferroni), or one of twenty would be rejected for nothing. Latency and failures reject nobody,
+since they also tell of the hour in which each version was asked: a machine that was busy, an agent that was not there.
+Answers that were sampled together share their latency, so no interval of it would be honest; medians are compared, and
+differences below LATENCY_NOISE_MS are none.
+
+Not covered: what follows from the verdict (streams/rollouts.py). And many versions on one suite: a version is asked
+once, and its first result stands, but of a hundred that are no better two or three pass by chance.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from schemas.events import AdapterEvent, Outcome, Verdict, derive_id
+from streams.adapters import Version
+from streams.evaluation import intervals, pairing
+from streams.settings import Guard
+
+ACTOR = "rollouts"
+HARDEST: tuple[Verdict, ...] = ("reject", "ask", "promote")
+ROUNDING = 1e-9
+LATENCY_NOISE_MS = 50.0
+"""What a first round, a pause of the collector or a neighbour on the machine adds to any version's latency."""
+Thresholds = Mapping[str, Mapping[str, float]]
+"""By scenario: the least `success` and `mean_reward`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judgement:
+    """What the rule says of a version, and why."""
+
+    verdict: Verdict
+    reasons: tuple[str, ...]
+    """Sentences with figures; what decided stands first."""
+    metrics: Mapping[str, float]
+    """Of the comparison: `gain`, `gain_low`, …, `failed_share`, and `scenario.NAME.gain`, …; empty without one."""
+    gate: Mapping[str, str]
+    """The rule in force, setting by setting."""
+
+
+class _Finding(NamedTuple):
+    verdict: Verdict
+    says: str
+
+
+def judge(
+    candidate: Version, incumbent: Version, rule: Guard, suite: str, thresholds: Thresholds | None = None
+) -> Judgement:
+    """Return the verdict on `candidate` against the version in force, by what both showed on `suite`.
+
+    `suite` is its identity (`sums@1f3c9a2b`); results on another one are not looked at. Without a result of either
+    version, or with fewer than `rule.min_tasks` tasks that both were scored on, the verdict is to ask.
+    """
+    thresholds = thresholds or {}
+    gate = effective(rule, thresholds)
+    if missing := [text for one in (candidate, incumbent) if (text := _missing(one, suite)) is not None]:
+        return Judgement(verdict="ask", reasons=tuple(missing), metrics={}, gate=gate)
+    found = pairing.pairs(candidate.outcomes[suite], incumbent.outcomes[suite])
+    share, metrics = _failed_share(candidate, suite), {}
+    findings = list(_failed(share, rule))
+    metrics["failed_share"] = share
+    if not found:
+        findings.append(_Finding("ask", f"no task of suite {suite} was scored for both versions"))
+        return _judgement(findings, metrics, gate)
+    whole = pairing.compare(found, rule.confidence)
+    metrics |= whole.metrics()
+    gain = _gain(whole, found, rule)
+    if whole.n < rule.min_tasks:
+        few = f"{whole.n} tasks were scored for both versions, the rule asks for {rule.min_tasks}"
+        return _judgement([_Finding("ask", few), *findings, gain._replace(verdict="ask")], metrics, gate)
+    findings += _scenarios(candidate.outcomes[suite], found, rule, metrics)
+    findings += _below_thresholds(candidate.outcomes[suite], thresholds, rule)
+    findings += _tokens(found, rule)
+    findings += _latency(found, rule)
+    return _judgement([*findings, gain], metrics, gate)
+
+
+def event(
+    judgement: Judgement, *, policy: str, version: int, against: int, suite: str, created_at: int
+) -> AdapterEvent:
+    """Return the `judged` event; the same judgement under the same rule is the same event."""
+    rule = json.dumps(dict(judgement.gate), sort_keys=True)
+    return AdapterEvent(
+        event_id=derive_id(policy, version, "judged", suite, against, rule),
+        policy=policy,
+        created_at=created_at,
+        version=version,
+        kind="judged",
+        actor=ACTOR,
+        reason="; ".join(judgement.reasons),
+        expected_version=against,
+        suite=suite,
+        verdict=judgement.verdict,
+        gate=dict(judgement.gate),
+        metrics=dict(judgement.metrics),
+    )
+
+
+def effective(rule: Guard, thresholds: Thresholds) -> dict[str, str]:
+    """Return the rule as an event records it: the settings of [guard], and the thresholds of the suite."""
+    gate = {f"guard.{name}": str(getattr(rule, name)) for name in Guard.model_fields if name != "suite"}
+    least = {
+        f"scenario.{scenario}.{name}": f"{value:g}"
+        for scenario, one in sorted(thresholds.items())
+        for name, value in sorted(one.items())
+    }
+    return gate | least
+
+
+def _judgement(findings: Sequence[_Finding], metrics: Mapping[str, float], gate: Mapping[str, str]) -> Judgement:
+    ordered = sorted(findings, key=lambda finding: HARDEST.index(finding.verdict))
+    return Judgement(
+        verdict=ordered[0].verdict, reasons=tuple(finding.says for finding in ordered), metrics=metrics, gate=gate
+    )
+
+
+# --- the gates --------------------------------------------------------------------------------------------------------
+
+
+def _missing(version: Version, suite: str) -> str | None:
+    """Return why there is nothing to compare, and what to do about it."""
+    if version.outcomes.get(suite):
+        return None
+    if suite in version.evaluated:
+        return (
+            f"version {version.version} was asked suite {suite} without telling its tasks apart; give the suite "
+            "another seed, and ask both versions with `streamward evaluate`"
+        )
+    family = suite.partition("@")[0] + "@"
+    other = sorted(name for name in version.evaluated if name.startswith(family))
+    but = f" (it was asked {', '.join(other)}, which are other questions)" if other else ""
+    return (
+        f"version {version.version} has no result of suite {suite}{but}; ask it with "
+        f"`streamward evaluate --version {version.version} --suite FILE`"
+    )
+
+
+def _failed_share(version: Version, suite: str) -> float:
+    metrics = version.evaluated.get(suite, {})
+    scored, failed = metrics.get("n", 0.0), metrics.get("failed", 0.0)
+    return failed / (scored + failed) if scored + failed else 0.0
+
+
+def _failed(share: float, rule: Guard) -> Iterator[_Finding]:
+    if share > rule.max_failed:
+        yield _Finding("ask", f"{share:.1%} of the slots have no score, the rule allows {rule.max_failed:.1%}")
+
+
+def _gain(whole: pairing.Comparison, found: Sequence[pairing.Pair], rule: Guard) -> _Finding:
+    gain, least = whole.gain, rule.min_improvement
+    says = (
+        f"mean reward {whole.reward:.3g} against {whole.reward_against:.3g} on {whole.n} tasks: gain "
+        f"{_span(gain)}, the rule asks for more than {least:g}"
+    )
+    needed = intervals.fewest_unequal(rule.confidence)
+    unequal = sum(abs(one - other - least) > ROUNDING for one, other in zip(*pairing.rewards(found), strict=True))
+    if unequal < needed:
+        return _Finding("ask", f"{says}; {unequal} tasks came out differently, and {needed} could first prove anything")
+    if gain.low > least + ROUNDING:
+        return _Finding("promote", says)
+    return _Finding("reject" if gain.high < least - ROUNDING else "ask", says)
+
+
+def _scenarios(
+    outcomes: Sequence[Outcome], found: Sequence[pairing.Pair], rule: Guard, metrics: dict[str, float]
+) -> Iterator[_Finding]:
+    """Yield what the scenarios have against the version, and note the figures of each in `metrics`."""
+    every = sorted({outcome.scenario for outcome in outcomes})
+    paired = pairing.by_scenario(found)
+    confidence = 1 - (1 - rule.confidence) / len(every)
+    for name in every:
+        if name not in paired:
+            yield _Finding("ask", f"scenario {name} has no task that was scored for both versions")
+            continue
+        one = pairing.compare(paired[name], confidence)
+        metrics |= {
+            f"scenario.{name}.{key}": value
+            for key, value in one.metrics().items()
+            if key in ("n", "gain", "gain_low", "gain_high")
+        }
+        if one.gain.value >= -rule.max_scenario_loss - ROUNDING:
+            continue
+        proven = one.gain.high < -rule.max_scenario_loss - ROUNDING
+        yield _Finding(
+            "reject" if proven else "ask",
+            f"scenario {name}: mean reward {one.reward:.3g} against {one.reward_against:.3g} on {one.n} tasks, a "
+            f"change of {_span(one.gain)}, the rule allows a loss of {rule.max_scenario_loss:g}",
+        )
+
+
+def _below_thresholds(outcomes: Sequence[Outcome], thresholds: Thresholds, rule: Guard) -> Iterator[_Finding]:
+    for scenario, least in sorted(thresholds.items()):
+        scored = [one for one in outcomes if one.scenario == scenario and one.reward is not None]
+        if not scored:
+            yield _Finding("ask", f"scenario {scenario} has a threshold and no task with a score")
+            continue
+        for name, value in sorted(least.items()):
+            values = [(one.success if name == "success" else one.reward) or 0.0 for one in scored]
+            got = intervals.mean(values, rule.confidence)
+            high = intervals.wilson(got.value, got.n, rule.confidence).high if name == "success" else got.high
+            if got.value < value - ROUNDING:
+                says = f"scenario {scenario}: {name} {got.value:.3g} on {got.n} tasks, the suite asks for {value:g}"
+                yield _Finding("reject" if high < value - ROUNDING else "ask", says)
+
+
+def _tokens(found: Sequence[pairing.Pair], rule: Guard) -> Iterator[_Finding]:
+    """Yield what the length of the answers has against the version.
+
+    first - allowed · second has, per pair, a mean above 0 exactly if the ratio of the means is too large, and needs no
+    interval of a ratio (Fieller, JRSS B 16 (1954), pp. 175-185).
+    """
+    every = pairing.costs(found, "tokens")
+    if every is None:
+        return
+    excess = intervals.mean([one - rule.max_tokens_ratio * other for one, other in every], rule.confidence)
+    if excess.value > ROUNDING:
+        first, second = (math.fsum(side) / len(every) for side in zip(*every, strict=True))
+        says = f"{first:.3g} tokens against {second:.3g} per response"
+        yield _Finding(
+            "reject" if excess.low > 0 else "ask", f"{says}, the rule allows {rule.max_tokens_ratio:g} times as many"
+        )
+
+
+def _latency(found: Sequence[pairing.Pair], rule: Guard) -> Iterator[_Finding]:
+    medians = pairing.medians(found, "latency_ms")
+    if medians is None:
+        return
+    first, second = medians
+    if first > rule.max_latency_ratio * second and first - second > LATENCY_NOISE_MS:
+        says = f"median of {first:.3g} ms against {second:.3g} per response"
+        yield _Finding("ask", f"{says}, the rule allows {rule.max_latency_ratio:g} times as long")
+
+
+def _span(gain: intervals.Difference) -> str:
+    return f"{_number(gain.value)} ({_number(gain.low)} to {_number(gain.high)})"
+
+
+def _number(value: float) -> str:
+    """Return a figure for a sentence; what rounds to nothing is 0 and not -0."""
+    return f"{value:.2g}" if abs(value) >= ROUNDING else "0"

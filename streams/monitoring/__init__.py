@@ -1,0 +1,1 @@
+"""What processes say of themselves as numbers, and what Prometheus and Grafana make of it."""

@@ -1,0 +1,1 @@
+"""Part of a log again, under other settings, in a log of its own: an experiment."""
