@@ -18,6 +18,7 @@ from functools import cache
 from typing import Any, Literal
 
 from schemas.avsc import Shape, shapes
+from schemas.wire import Numbers
 
 _FLOAT32_MAX = 3.4028234663852886e38
 
@@ -158,7 +159,7 @@ def _lower_array(shape: Shape) -> Callable[[Any], list[Any]]:
     quick = _all_good(shape.item)
 
     def lower(value: Any) -> list[Any]:
-        if type(value) is not tuple:
+        if type(value) is not tuple and type(value) is not Numbers:
             raise _Wrong(f"expected tuple, got {type(value).__name__} {value!r:.60}")
         if quick(value):
             return list(value)

@@ -18,7 +18,7 @@ from functools import cache, lru_cache
 from typing import Any, Literal
 
 from schemas.avsc import Shape, shapes
-from schemas.wire import DOUBLE, FLOAT, FLOAT32_SURE, FLOAT64_SURE, Odd
+from schemas.wire import DOUBLE, FLOAT, FLOAT32_SURE, FLOAT64_SURE, Numbers, Odd, code_of, numbers
 
 Read = Callable[[bytes, int], tuple[Any, int]]
 
@@ -84,6 +84,8 @@ def _read_varint(body: bytes, at: int) -> tuple[int, int]:
         value |= (byte & 127) << shift
         shift += 7
         if byte < 128:
+            if not byte:
+                raise Odd  # longer than it need be
             return (value >> 1) ^ -(value & 1), at + shift // 7
     raise Odd
 
@@ -179,7 +181,7 @@ def _reader_array(shape: Shape) -> Read:
         if shape.item.base is bool:
             return _read_bools
         if shape.item.base is int:
-            return _again(_reader_ints(_reader(shape.item)))
+            return _again(_reader_ints(_reader(shape.item), code_of(int, shape.item.narrow)))
     item = _reader(shape.item)
 
     def read(body: bytes, at: int) -> tuple[tuple[Any, ...], int]:
@@ -208,31 +210,33 @@ def _one_block(body: bytes, at: int, item_bytes: int) -> tuple[int, int, int]:
 def _reader_floats(item: Shape) -> Read:
     code, size = ("f", 4) if item.narrow else ("d", 8)
 
-    def read(body: bytes, at: int) -> tuple[tuple[float, ...], int]:
+    def read(body: bytes, at: int) -> tuple[Numbers, int]:
         at, count, end = _one_block(body, at, size)
-        values = struct.unpack_from(f"<{count}{code}", body, at)
+        items = body[at : at + count * size]
+        values = struct.unpack(f"<{count}{code}", items)
         if not math.isfinite(sum(values)):  # what came out of these bytes is in range unless it is no number at all
             raise Odd
-        return values, end
+        return numbers(values, code, items), end
 
     return read
 
 
-def _read_bools(body: bytes, at: int) -> tuple[tuple[bool, ...], int]:
+def _read_bools(body: bytes, at: int) -> tuple[Numbers, int]:
     at, count, end = _one_block(body, at, 1)
     return _bools(body[at : at + count]), end
 
 
 @lru_cache(maxsize=256)  # a mask of nothing but true is the rule, and one object stands for all that are equal
-def _bools(data: bytes) -> tuple[bool, ...]:
-    return tuple(map((False, True).__getitem__, data))
+def _bools(data: bytes) -> Numbers:
+    return numbers(map((False, True).__getitem__, data), code_of(bool, False), data)
 
 
-def _reader_ints(item: Read) -> Read:
-    def read(body: bytes, at: int) -> tuple[tuple[int, ...], int]:
+def _reader_ints(item: Read, code: str) -> Read:
+    def read(body: bytes, at: int) -> tuple[Numbers, int]:
         values: list[int] = []
         add = values.append
         count, at = _read_size(body, at)
+        first = at
         for _ in range(count):
             low = body[at]
             if low < 128 and not low & 1:
@@ -243,20 +247,21 @@ def _reader_ints(item: Read) -> Read:
             if low & 1 or low < 128:
                 value, at = item(body, at)
                 add(value)
-            elif middle < 128:
+            elif 0 < middle < 128:
                 add((low & 127 | middle << 7) >> 1)
                 at += 2
-            elif (high := body[at + 2]) < 128:
+            elif middle and 0 < (high := body[at + 2]) < 128:
                 add((low & 127 | (middle & 127) << 7 | high << 14) >> 1)
                 at += 3
             else:
                 value, at = item(body, at)
                 add(value)
+        items = body[first:at]
         if count:
             if body[at]:
                 raise Odd
             at += 1
-        return tuple(values), at
+        return numbers(values, code, items), at
 
     return read
 

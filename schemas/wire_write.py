@@ -14,7 +14,7 @@ from functools import cache
 from typing import Any, Literal
 
 from schemas.avsc import Shape, shapes
-from schemas.wire import DOUBLE, FLOAT, FLOAT32_SURE, FLOAT64_SURE, Odd
+from schemas.wire import DOUBLE, FLOAT, FLOAT32_SURE, FLOAT64_SURE, Numbers, Odd, code_of
 
 Write = Callable[[Any, bytearray], None]
 
@@ -167,7 +167,7 @@ def _writer_array(shape: Shape) -> Write:
     items = _writer_items(shape.item)
 
     def write(value: Any, out: bytearray) -> None:
-        if type(value) is not tuple:
+        if type(value) is not tuple and type(value) is not Numbers:
             raise Odd
         if value:
             out += _varints[len(value)]
@@ -188,12 +188,14 @@ def _writer_items(item: Shape) -> Write:
 
         return write
     varint = (_varints32 if item.narrow else _varints).__getitem__
-    code, sure = ("f", FLOAT32_SURE) if item.narrow else ("d", FLOAT64_SURE)
+    code, sure = code_of(item.base, item.narrow), FLOAT32_SURE if item.narrow else FLOAT64_SURE
 
     def write_numbers(values: Any, out: bytearray) -> None:
-        if set(map(type, values)) != {item.base}:
+        if type(values) is Numbers and values.code == code:
+            out += values.items
+        elif set(map(type, values)) != {item.base}:
             raise Odd
-        if item.base is bool:
+        elif item.base is bool:
             out += bytes(values)
         elif item.base is float:
             if not math.hypot(*values) <= sure:  # then none is larger; and a NaN is not

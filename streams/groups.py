@@ -255,8 +255,11 @@ def _by_slot(left: LeftOut) -> tuple[int, str]:
 def winner(state: Open) -> str | None:
     """Return the sampling whose last slot stands first in the partition, among those that are whole."""
     attempts = state.attempts
+    if len(attempts) == 1:  # the usual case, asked at every event
+        ((sampling_id, attempt),) = attempts.items()
+        return sampling_id if len(attempt.slots) == attempt.group_size else None
     whole = [sampling_id for sampling_id, attempt in attempts.items() if len(attempt.slots) == attempt.group_size]
-    if len(whole) < 2:  # asked at every event
+    if len(whole) < 2:
         return whole[0] if whole else None
     return min(whole, key=lambda sampling_id: attempts[sampling_id].last_at)
 

@@ -47,16 +47,22 @@ def by_reference(event: Response | Reward, at: Coordinates, timestamp_ms: int) -
 
 def answer_of(event: Response, at: Coordinates, timestamp_ms: int) -> Answer:
     """Return what the state keeps of a response."""
-    failed = event.error is not None
+    failed, shared = event.error is not None, shared_digest(event)
     return Answer(
         sampling_id=event.sampling_id,
         number=event.slot,
         adapter_version=event.adapter_version,
         group_size=event.group_size,
         policy=event.policy,
-        shared=shared_digest(event),
+        shared=shared,
         slot=Slot(
-            event.response_id, at.partition, at.offset, timestamp_ms, failed, event.finish_reason, answer_digest(event)
+            event.response_id,
+            at.partition,
+            at.offset,
+            timestamp_ms,
+            failed,
+            event.finish_reason,
+            answer_digest(event, shared),
         ),
     )
 
@@ -167,15 +173,34 @@ def already_left(task_id: str) -> Refusal:
 # --- digests: the same for what is the same, in any process and any year ----------------------------------------------
 
 
-def answer_digest(response: Response) -> str:
-    """Return a digest of what a response says: another time, latency or trace makes no other answer of it."""
+def answer_digest(response: Response, shared: str) -> str:
+    """Return a digest of what a response says: another time, latency or trace makes no other answer of it.
+
+    `shared` is its `shared_digest`.
+    """
     said = hashlib.blake2b(digest_size=4)
     said.update(array("q", response.completion_token_ids).tobytes())
     said.update(array("d", response.logprobs).tobytes())
     said.update(bytes(response.loss_mask))
-    texts = (response.text, response.engine, response.finish_reason, shared_digest(response), repr(response.sampling))
+    texts = (response.text, response.engine, response.finish_reason, shared, _text_of(response.sampling))
     said.update("\x1f".join(texts).encode())
     return said.hexdigest()
+
+
+class _Text:
+    """`repr`, and again for the same object: the responses of a sampling share how they were drawn."""
+
+    def __init__(self) -> None:
+        self._last: tuple[object, str] = (None, "")
+
+    def __call__(self, value: object) -> str:
+        known, text = self._last
+        if value is not known:
+            self._last = value, text = value, repr(value)
+        return text
+
+
+_text_of = _Text()
 
 
 def content_digest(task: Facts) -> str:
@@ -187,9 +212,14 @@ def content_digest(task: Facts) -> str:
 
 def components_digest(components: Mapping[str, float]) -> str:
     """Return a digest of what a reward is made of; "" for nothing."""
-    if not components:
-        return ""
-    return derive_id(*(f"{name!r} {value + 0.0!r}" for name, value in sorted(components.items())))[:8]
+    return (
+        _components_digest(*sorted([(name, value + 0.0) for name, value in components.items()])) if components else ""
+    )
+
+
+@lru_cache(maxsize=1024)  # most scorers know a few verdicts
+def _components_digest(*components: tuple[str, float]) -> str:
+    return derive_id(*(f"{name!r} {value!r}" for name, value in components))[:8]
 
 
 def shared_digest(response: Response) -> str:

@@ -127,8 +127,8 @@ def _spooled(
 
 
 def _begin(ids: numbering.Numbering) -> None:
-    """Let a Ctrl-C that the terminal sends to all end the run, which tells its processes; take over the schema ids."""
-    numbering.use(ids)
+    """Set up a process that joins; a Ctrl-C, which a terminal sends to all, is for the run, which tells the others."""
+    drive.begin(ids)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import struct
+from dataclasses import replace
 from typing import Any
 
 import fastavro
@@ -49,6 +50,14 @@ def quickly_read(body: bytes, kind: Any) -> Any:
     return event if end == len(body) else None
 
 
+def assert_as_fastavro_does(body: bytes, kind: Any) -> None:
+    """Whatever is read quickly is what fastavro reads, and is written again as fastavro writes it."""
+    if (quick := quickly_read(body, kind)) is not None:
+        assert quick == slowly_read(body, kind)
+        with contextlib.suppress(*wire.ODD):
+            assert quickly_written(quick) == slowly_written(quick)
+
+
 @pytest.mark.parametrize("event", one_of_each(), ids=lambda event: type(event).__name__)
 def test_an_ordinary_event_takes_the_quick_way_both_ways(event: Event) -> None:
     assert quickly_written(event) == slowly_written(event)
@@ -70,15 +79,13 @@ def test_bytes_that_were_tampered_with_are_read_as_fastavro_reads_them_or_not_at
     body = bytearray(slowly_written(event))
     for _ in range(data.draw(st.integers(1, 3))):
         body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
-    if (quick := quickly_read(bytes(body), type(event))) is not None:
-        assert quick == slowly_read(bytes(body), type(event))
+    assert_as_fastavro_does(bytes(body), type(event))
 
 
 @settings(max_examples=200)
 @given(st.binary(max_size=200), st.sampled_from(EVENTS))
 def test_any_body_is_read_as_fastavro_reads_it_or_not_at_all(body: bytes, kind: Any) -> None:
-    if (quick := quickly_read(body, kind)) is not None:
-        assert quick == slowly_read(body, kind)
+    assert_as_fastavro_does(body, kind)
 
 
 def test_token_arrays_of_any_width_survive() -> None:
@@ -88,6 +95,26 @@ def test_token_arrays_of_any_width_survive() -> None:
     )
     assert quickly_written(event) == slowly_written(event)
     assert quickly_read(quickly_written(event), Response) == event
+
+
+def test_numbers_that_were_read_are_passed_on_with_their_bytes() -> None:
+    read = quickly_read(slowly_written(response()), Response)
+    for name in ("prompt_token_ids", "completion_token_ids", "logprobs", "loss_mask"):
+        assert type(getattr(read, name)) is wire.Numbers
+    assert quickly_written(read) == slowly_written(read)
+    mixed = replace(read, logprobs=read.completion_token_ids)  # integers, where floats belong
+    with pytest.raises(wire.Odd):
+        quickly_written(mixed)
+
+
+def test_a_number_in_more_bytes_than_it_takes_is_left_to_fastavro_and_written_shorter() -> None:
+    event = response(completion_token_ids=(77,), logprobs=(-0.5,), loss_mask=(True,))
+    good = encode(event)
+    assert good.count(b"\x02\x9a\x01\x00") == 1
+    longer = good.replace(b"\x02\x9a\x01\x00", b"\x02\x9a\x81\x00\x00")
+    assert quickly_read(longer[5:], Response) is None
+    read = decode(longer, Response)
+    assert isinstance(read, Response) and read == event and encode(read) == good
 
 
 def test_a_prompt_like_the_last_one_but_longer_is_not_taken_for_it() -> None:
