@@ -347,11 +347,3 @@ def doctor(call: Call, ctx: click.Context, output: Output) -> None:
     ]
     show.rows([finding.row() for finding in findings], columns, output)
     ctx.exit(max(finding.exit_code for finding in findings))
-
-
-@cli.command("docs", hidden=True)
-def docs() -> None:
-    """Print docs/cli.md."""
-    from streams.cli.docs import markdown
-
-    click.echo(markdown(cli), nl=False)

@@ -30,7 +30,7 @@ from tests.benchmarks.loop import node, process
 from tests.benchmarks.side_by_side import line, say
 from tests.benchmarks.whole_groups import EVENTS, preload
 
-GROUPS = 12_000
+GROUPS = 24_000
 ROUNDS = 3
 WINDOW_S = 10.0
 TIMES_LIVE = 15.0
