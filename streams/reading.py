@@ -112,18 +112,19 @@ class Tail(Reader):
     def poll(self, count: int = 1000, timeout_s: float = POLL_S) -> list[Record]:
         """Return up to `count` records below the bounds. Raises LogError if an offset is gone or the broker refuses."""
         self._raise_trouble()
-        records = []
+        records, ends = [], self._ends
         for message in consume(self._consumer, count, timeout_s):
             if message.error() is not None:
                 self._note(message)
                 continue
             record = record_of(message)
-            tp = (record.at.topic, record.at.partition)
-            if self._ends is not None and record.at.offset >= self._ends[tp]:
-                self._position[tp] = max(self._position[tp], self._ends[tp])
+            topic, partition, offset = record.at
+            tp = (topic, partition)
+            if ends is not None and offset >= ends[tp]:
+                self._position[tp] = max(self._position[tp], ends[tp])
                 self._consumer.pause([ck.TopicPartition(*tp)])  # what comes behind the bound is not asked for
                 continue
-            self._position[tp] = record.at.offset + 1
+            self._position[tp] = offset + 1
             records.append(record)
         return self._told(records)
 
