@@ -12,14 +12,12 @@ Not covered: two machines on one network file system that does not honour flock.
 from __future__ import annotations
 
 import errno
-import fcntl
 import hashlib
 import json
 import logging
 import os
 import re
 import shutil
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -30,6 +28,7 @@ from peft import PeftModel
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from streams import holding
 from streams.errors import NotFoundError, RefusedError, SettingsError
 from trainer import model as adapters
 
@@ -66,19 +65,8 @@ def hold(root: Path, policy: str) -> Iterator[Path]:
     Raises RefusedError naming who holds it.
     """
     folder = root / policy
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("a+") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            lock.seek(0)
-            raise RefusedError(
-                f"{folder}: policy {policy} is already being trained by {lock.read().strip() or 'another process'}; "
-                "stop that trainer, or give this one another policy.name"
-            ) from None
-        lock.truncate(0)
-        lock.write(f"process {os.getpid()} on {socket.gethostname()}\n")
-        lock.flush()
+    refusal = f"policy {policy} is already being trained"
+    with holding.hold(folder, refusal=refusal, way_out="stop that trainer, or give this one another policy.name"):
         for half in folder.glob(".*.half"):
             shutil.rmtree(half)
         yield folder

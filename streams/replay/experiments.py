@@ -11,13 +11,11 @@ Not covered: two machines that run one experiment at the same time. On one machi
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
-import os
 import re
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -25,8 +23,9 @@ from typing import Any
 
 from schemas.events import ExperimentEvent, ExperimentKind, SourceRange, derive_id
 from schemas.serde import Poison
+from streams import holding
 from streams.cluster import read_topic
-from streams.errors import NotFoundError, RefusedError, SettingsError
+from streams.errors import NotFoundError, SettingsError
 from streams.log import Producer
 from streams.scorers.verdict import nearest
 from streams.settings import Settings, changed, dotted
@@ -111,21 +110,9 @@ def code_version() -> str:
     return f"{version('streamward')} {digest.hexdigest()[:12]}"
 
 
-@contextmanager
-def hold(folder: Path, name: str) -> Iterator[None]:
+def hold(folder: Path, name: str) -> AbstractContextManager[None]:
     """Be the one process on this machine that works on an experiment. Raises RefusedError naming who does."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("a+") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            lock.seek(0)
-            who = lock.read().strip() or "another process"
-            raise RefusedError(f"{folder}: experiment {name} is being worked on by {who}; wait, or stop it") from None
-        lock.truncate(0)
-        lock.write(f"process {os.getpid()}\n")
-        lock.flush()
-        yield
+    return holding.hold(folder, refusal=f"experiment {name} is being worked on", way_out="wait, or stop it")
 
 
 # --- events -----------------------------------------------------------------------------------------------------------

@@ -21,8 +21,8 @@ LAYERS = [
         "schemas errors sections settings tracing tracing.context",
         # L1, the log, the broker, and how things look on a terminal
         "topics monitoring monitoring.names monitoring.metrics intake log patience reading following cluster positions "
-        "observe quiet schema_server schema_registry schema_register delivery changelogs tracing.spans tracing.tracer "
-        "tracing.otlp config_file broker deadline node jvm show shell supervisor",
+        "observe quiet holding schema_server schema_registry schema_register delivery changelogs tracing.spans "
+        "tracing.tracer tracing.otlp config_file broker deadline node jvm show shell supervisor",
         # L2, what stages are made of
         "app agents faust_fixes faust_start faust_guard lease tables watchdog engines scorers formulas rows groups "
         "group_rows refusals latecomers join serving adapters adapter_signing adapter_store generators admission arms "
