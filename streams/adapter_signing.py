@@ -22,13 +22,13 @@ import contextlib
 import hashlib
 import json
 import shutil
-import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from schemas.events import AdapterFile
 from streams.errors import EventError, SettingsError
+from streams.holding import Scratch
 from streams.settings import Adapters
 
 if TYPE_CHECKING:
@@ -79,8 +79,8 @@ def sign(local: Path, names: Iterable[str], manifest: bytes, *, label: str, key:
     `label` is what the signature calls them; nobody compares it. Raises SettingsError if the key cannot be used.
     """
     signer = _signer(key)
-    with tempfile.TemporaryDirectory(prefix="streamward-signing-") as scratch:
-        folder, signature = Path(scratch) / label, Path(scratch) / SIGNATURE
+    with Scratch("signing") as scratch:
+        folder, signature = scratch / label, scratch / SIGNATURE
         folder.mkdir()
         for name in names:
             shutil.copyfile(local / name, folder / name)
@@ -96,11 +96,11 @@ def verify(folder: Path, files: Iterable[AdapterFile], manifest: bytes, signatur
     """
     verifier = _verifier(wanted.key)
     path = folder / MANIFEST
-    with tempfile.TemporaryDirectory(prefix="streamward-signing-") as scratch:
-        (Path(scratch) / SIGNATURE).write_bytes(signature)
+    with Scratch("signing") as scratch:
+        (scratch / SIGNATURE).write_bytes(signature)
         path.write_bytes(manifest)
         try:
-            verifier.verify(folder, Path(scratch) / SIGNATURE)
+            verifier.verify(folder, scratch / SIGNATURE)
         except Exception as exc:  # what a stranger wrote is parsed first, and that raises whatever it likes
             raise refused(wanted, f"its signature does not hold: {type(exc).__name__}: {exc}") from exc
         finally:

@@ -18,12 +18,9 @@ import logging
 import os
 import signal
 import ssl
-import tempfile
 import threading
 from collections.abc import Awaitable, Callable, Mapping
-from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import faust
 from aiokafka.errors import KafkaConnectionError
@@ -80,6 +77,9 @@ class App(faust.App):  # type: ignore[misc]  # faust is not typed
         self.intakes: list[Intake] = []
         """Of the agents, for the meter."""
 
+    def _create_directories(self) -> None:
+        """Make none: the tables are in memory, and Faust's folders would stay empty."""
+
     async def _consumer_wait_empty(self, consumer: Any, logger: Any) -> None:
         """Wait for the events at work, and commit: what a rebalance and a stop do once the queues are cleared.
 
@@ -98,13 +98,11 @@ def build_app(
     settings: Settings,
     *,
     worker_name: str,
-    data_dir: Path | None = None,
     meter: Meter = OFF,
     tracer: Tracer = NO_TRACER,
 ) -> App:
     """Return the app of a stream worker, with the fixes installed; `worker_name` is its client id in the broker's logs.
 
-    `data_dir` is Faust's folder (nothing of worth lies there); one under the system's temporary folder if not given.
     `meter` counts what the stages do, `tracer` tells of it.
     Raises SettingsError if the installed Faust is not the one that was fixed, or a TLS file cannot be read.
     """
@@ -142,7 +140,6 @@ def build_app(
         web_enabled=False,
         worker_redirect_stdouts=False,
         autodiscover=False,
-        datadir=data_dir or Path(tempfile.gettempdir()) / quote(f"faust-{os.getuid()}-{name}", safe=""),
     )
     app.settings, app.meter, app.traces = settings, meter, tracer
     faust_fixes.install(app)

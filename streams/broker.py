@@ -3,10 +3,10 @@
     settings.broker ──► start ──► the node (broker and controller, loopback only) ──► RunningBroker: where clients go
                         status, ensure, stop ──► the same node, found again through its folder
 
-The folder is all there is: `log/` (the data), `server.properties`, `server.log`, `node.json` (pid and ports), and
-`node.lock`. The node holds the lock itself: it inherits the locked file from the process that starts it, so the lock
-lives exactly as long as the node, and two nodes never share a folder. A node killed at any moment starts again on the
-same data, at the same port if that is free.
+The folder is all there is: `log/` (the data), `server.properties`, `server.log`, `node.json` (pid and ports), `tmp/`
+(what Java unpacks), and `node.lock`. The node holds the lock itself: it inherits the locked file from the process that
+starts it, so the lock lives exactly as long as the node, and two nodes never share a folder. A node killed at any
+moment starts again on the same data, at the same port if that is free.
 
 Not covered: Windows; a folder on a network file system whose locks do not work; moving a folder between Kafka
 versions. `kill -9` keeps the page cache: the loss of power was not tested. Clients on other machines: nothing but
@@ -20,6 +20,7 @@ import fcntl
 import logging
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -260,10 +261,18 @@ def _java_command(data_dir: Path, heap_mb: int) -> list[str]:
         "-XX:+ExitOnOutOfMemoryError",
         f"-XX:ErrorFile={data_dir}/hs_err_%p.log",
         "-Djava.awt.headless=true",
+        f"-Djava.io.tmpdir={_emptied(data_dir / 'tmp')}",
         f"-Dlog4j2.configurationFile={data_dir}/log4j2.properties",
         "-cp",
         jvm.kafka_classpath(),
     ]
+
+
+def _emptied(folder: Path) -> Path:
+    """Return a folder with nothing in it: a node that was killed leaves its native libraries there."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(exist_ok=True)
+    return folder
 
 
 def _launch(command: list[str], data_dir: Path, chosen: Node, config: Mapping[str, str], lock: int) -> RunningBroker:

@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import logging
 import shutil
-import tempfile
 from pathlib import Path
 
 from streams import adapter_signing, adapter_store
 from streams.arms import BASE, Arms
 from streams.engines import Engine
 from streams.errors import EventError
+from streams.holding import Scratch
 from streams.settings import Settings
 
 KEPT = 4
@@ -34,13 +34,14 @@ class Shelf:
     def __init__(self, settings: Settings, engine: Engine, arms: Arms) -> None:
         """Begin with an empty folder of its own."""
         self._settings, self._engine, self._arms = settings, engine, arms
-        self._root = Path(tempfile.mkdtemp(prefix="streamward-policy-"))
+        self._scratch = Scratch("adapters")
+        self._root = self._scratch.folder
         self._folders: dict[int, Path] = {}
         """The one served last is last."""
 
     def close(self) -> None:
         """Remove the folders."""
-        shutil.rmtree(self._root, ignore_errors=True)
+        self._scratch.close()
 
     def serve(self, version: int) -> None:
         """Return once the engine serves `version`. Raises EventError if it cannot; then it serves what it did before.

@@ -7,6 +7,7 @@ to that). Tests never clean up topics: their prefix is theirs alone.
 from __future__ import annotations
 
 import logging
+import tempfile
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,15 @@ from streams.settings import Adapters, Archive, Broker, Kafka, Settings, Topics,
 
 hypothesis.settings.register_profile("streamward", deadline=None)  # a busy machine is no failure
 hypothesis.settings.load_profile("streamward")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def temporary(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Give this run a temporary folder of its own: what processes leave there that a test kills goes with the run."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", str(tmp_path_factory.mktemp("tmp")))
+        patch.setattr(tempfile, "tempdir", None)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -21,7 +21,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterator, MutableMapping, Sequence
@@ -30,6 +29,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from streams.errors import EXIT_RESTART, SettingsError
+from streams.holding import Scratch
 from streams.settings import Settings
 
 MEET = "RANKS_MEET"
@@ -100,10 +100,7 @@ def run(command: Sequence[str], processes: int) -> int:
     It is rank 0's. If another rank fails, or rank 0 is killed, all are ended at once: 75, to be started again, or 2 if
     a rank refuses its settings.
     """
-    with (
-        tempfile.TemporaryDirectory(prefix="streamward-ranks-") as folder,
-        _started(command, processes, Path(folder)) as ranks,
-    ):
+    with Scratch("ranks") as folder, _started(command, processes, folder) as ranks:
         with _passed_on(ranks[0]) as asked:
             while ranks[0].poll() is None and not any(rank.poll() for rank in ranks):
                 time.sleep(LOOK_EVERY_S)

@@ -18,7 +18,6 @@ Not covered: sampling again. Responses are read as recorded, and so are rewards.
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -34,6 +33,7 @@ from streams.adapters import empty, fold
 from streams.engines.weights import Base, check_device, load_base
 from streams.errors import NotFoundError, RefusedError, SettingsError, StreamwardError
 from streams.history import History
+from streams.holding import Scratch
 from streams.log import partition_of
 from streams.settings import Settings
 from streams.topics import topics
@@ -243,8 +243,8 @@ def run(
 @contextmanager
 def _folder(into: Path | None, policy: str) -> Iterator[Path]:
     if into is None:
-        with tempfile.TemporaryDirectory(prefix="streamward-reproduce-") as name:
-            yield Path(name)
+        with Scratch("reproduce") as folder:
+            yield folder
         return
     if into.exists() and (not into.is_dir() or any(into.iterdir())):
         raise RefusedError(f"{into}: holds something already; name a folder that is empty, or that is not there yet")

@@ -15,13 +15,13 @@ import errno
 import fcntl
 import hashlib
 import os
-import tempfile
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
 from streams.errors import LogError, SettingsError
+from streams.holding import Scratch
 
 HALF = ".half-"
 """How files begin that are being written; who writes one holds a lock on it."""
@@ -77,8 +77,15 @@ class Store:
     @contextlib.contextmanager
     def half(self, folder: str) -> Iterator[Path]:
         """Yield the path of a new local file, which is gone afterwards unless `put` has taken it."""
+        if self.local is None:
+            with self._told("the temporary folder cannot be written"):
+                scratch = Scratch("archive")
+            with scratch as place:
+                (place / HALF).touch()
+                yield place / HALF
+            return
         with self._told(f"{folder} cannot be written"):
-            place = Path(tempfile.gettempdir()) if self.local is None else self.local / folder
+            place = self.local / folder
             place.mkdir(parents=True, exist_ok=True)
             path, lock = _locked(place)
         try:

@@ -10,7 +10,6 @@ Not covered: answers of a version; `streamward query` has them.
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -205,13 +204,12 @@ def _digest(files: tuple[AdapterFile, ...]) -> str | None:
 
 def _tensors(call: Call, versions: list[Version], policy: str) -> list[dict[str, Any]]:
     """Return how far two adapters are apart. Raises EventError if one is not what the log says, NotFoundError."""
-    import tempfile
-
     from streams import adapter_signing, adapter_store
     from streams.errors import NotFoundError
+    from streams.holding import Scratch
     from trainer.differences import relative_changes
 
-    with tempfile.TemporaryDirectory(prefix="streamward-diff-") as scratch:
+    with Scratch("diff") as scratch:
         folders = []
         for version in versions:
             if version.uri is None or version.status == "retired":
@@ -220,7 +218,7 @@ def _tensors(call: Call, versions: list[Version], policy: str) -> list[dict[str,
                     f"({'it is retired' if version.uri else 'it is the base model'}); leave --weights out"
                 )
             signed = adapter_signing.expected(call.settings.adapters, policy, version.version)
-            folders.append(adapter_store.fetch(version.uri, version.files, Path(scratch), signed))
+            folders.append(adapter_store.fetch(version.uri, version.files, scratch, signed))
         return [change._asdict() for change in relative_changes(*folders)]
 
 

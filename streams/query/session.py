@@ -19,10 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import re
-import tempfile
-import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -37,6 +34,7 @@ from streams.archive.segments import Archive, Segment
 from streams.columns import decode
 from streams.columns.decode import Bad, Rows
 from streams.errors import LogError, NotFoundError, StreamwardError
+from streams.holding import Scratch
 from streams.query import archived, statement as query_statement
 from streams.query.live import Chunks, Live, Troubles
 from streams.query.pull import Pull
@@ -107,8 +105,8 @@ class Session:
         self._archive = None if source == "log" else Archive(settings)
         self._looked_at: set[str] = set()
         self._parts = snapshot(settings, self._archive, log=source != "archive")
-        folder = os.path.join(tempfile.gettempdir(), f"streamward-query-{uuid.uuid4().hex}")  # made if memory runs out
-        self.con = duckdb.connect(config={"temp_directory": folder})
+        self._spill = Scratch("query")  # where rows go if memory runs out
+        self.con = duckdb.connect(config={"temp_directory": str(self._spill.folder)})
         self.con.execute("SET TimeZone = 'UTC'")
         if self._archive is not None and self._archive.store.local is None:
             self.con.register_filesystem(fsspec.core.url_to_fs(settings.archive.store)[0])
@@ -127,6 +125,7 @@ class Session:
         for chunks in self._every_chunks():
             chunks.close()
         self.con.close()
+        self._spill.close()
 
     def renewed(self) -> Session:
         """Return a session like this one that sees the log as it is now; this one is closed."""

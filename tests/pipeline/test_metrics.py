@@ -42,6 +42,10 @@ class Seen:
     answers: dict[str, dict[str, tuple[int, str]]]
     """By process and path."""
     metrics: dict[str, Scraped]
+    working: set[str]
+    """What lay in the temporary folder while they ran."""
+    left: set[str]
+    """And once they had ended."""
 
 
 def asked(number: int, **changes: object) -> Task:
@@ -82,7 +86,10 @@ def seen(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> Seen
         for number in range(1, GROUPS + 3):
             producer.send(asked(number))
     urls = {name: f"http://127.0.0.1:{port}" for name, port in zip(LOOP, free_ports(len(LOOP)), strict=True)}
-    with ExitStack() as stack:
+    temporary = folder / "tmp"
+    temporary.mkdir()
+    with ExitStack() as stack, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", str(temporary))
         for name in LOOP:
             port = int(urls[name].rpartition(":")[2])
             own = settings.model_copy(update={"metrics": Metrics(port=port)})
@@ -103,7 +110,9 @@ def seen(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> Seen
         answers = {
             name: {path: get(url + path) for path in ("/metrics", "/healthz", "/readyz")} for name, url in urls.items()
         }
-    return Seen(settings, answers, {name: parse(found["/metrics"][1]) for name, found in answers.items()})
+        working = {path.name for path in temporary.iterdir()}
+    metrics = {name: parse(found["/metrics"][1]) for name, found in answers.items()}
+    return Seen(settings, answers, metrics, working, {path.name for path in temporary.iterdir()})
 
 
 PAIRS = [(process, metric) for metric in names.every() for process in metric.processes if process in LOOP]
@@ -130,6 +139,12 @@ def test_a_process_at_work_is_healthy_and_ready(seen: Seen, process: str) -> Non
     status, text = seen.answers[process]["/healthz"]
     assert status == 200 and text.startswith("ok: ")
     assert seen.answers[process]["/readyz"] == (200, "ok\n")
+
+
+def test_a_run_leaves_nothing_in_the_temporary_folder(seen: Seen) -> None:
+    assert [name for name in seen.working if not name.startswith("streamward-adapters-")] == []
+    assert len(seen.working) == 1
+    assert seen.left == set()
 
 
 def test_no_label_holds_an_id(seen: Seen) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -107,8 +106,8 @@ def exits(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.fixture
-def app(tmp_path: Path) -> Iterator[App]:
-    app = build_app(Settings(), worker_name="unit", data_dir=tmp_path)
+def app() -> Iterator[App]:
+    app = build_app(Settings(), worker_name="unit")
     table(app, "open-groups", 1)
     yield app
 

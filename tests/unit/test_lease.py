@@ -26,9 +26,9 @@ OK, REBALANCE_IN_PROGRESS, UNKNOWN_MEMBER = 0, 27, 25
 
 
 @pytest.fixture
-def now(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
+def now(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
     """The seconds since boot, as the lease of a worker that just started sees them; its session lasts 6 s."""
-    build_app(Settings(), worker_name="unit", data_dir=tmp_path)
+    build_app(Settings(), worker_name="unit")
     now = [1000.0]
     monkeypatch.setattr(lease, "clock", lambda: now[0])
     yield now

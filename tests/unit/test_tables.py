@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,8 +19,8 @@ CHANGELOG = "streamward.streams-groups-changelog"
 
 
 @pytest.fixture
-def table(tmp_path: Path) -> Iterator[Any]:
-    app = apps.build_app(Settings(), worker_name="unit", data_dir=tmp_path)
+def table() -> Iterator[Any]:
+    app = apps.build_app(Settings(), worker_name="unit")
     table = apps.table(app, "groups", 4)
     assert isinstance(table, Table)
     yield table

@@ -24,16 +24,15 @@ from streams.quiet import RepeatLimit
 from streams.settings import Kafka, Settings, Topics
 
 
-def build(tmp_path: Path, **kafka: Any) -> apps.App:
+def build(**kafka: Any) -> apps.App:
     return apps.build_app(
         Settings(kafka=Kafka(**kafka), topics=Topics(prefix="p.", max_record_bytes=2048)),
         worker_name="worker-1",
-        data_dir=tmp_path,
     )
 
 
-def test_settings_that_lose_events_otherwise_are_set(tmp_path: Path) -> None:
-    conf = build(tmp_path, bootstrap="a:1,b:2", session_timeout_s=8).conf
+def test_settings_that_lose_events_otherwise_are_set() -> None:
+    conf = build(bootstrap="a:1,b:2", session_timeout_s=8).conf
     assert [str(url) for url in conf.broker] == ["kafka://a:1", "kafka://b:2"]
     assert conf.id == "p.streams"
     assert conf.broker_session_timeout == 8
@@ -56,10 +55,8 @@ def test_keys_land_where_librdkafka_and_java_put_them(key: str, partitions: int)
     assert DefaultPartitioner()(key.encode(), list(range(partitions)), []) == partition_of(key, partitions)
 
 
-def test_sasl_over_tls_reaches_faust_without_the_password_in_its_repr(tmp_path: Path) -> None:
-    app = build(
-        tmp_path, security_protocol="SASL_SSL", sasl_mechanism="SCRAM-SHA-512", sasl_username="u", sasl_password="hush"
-    )
+def test_sasl_over_tls_reaches_faust_without_the_password_in_its_repr() -> None:
+    app = build(security_protocol="SASL_SSL", sasl_mechanism="SCRAM-SHA-512", sasl_username="u", sasl_password="hush")
     credentials = app.conf.broker_credentials
     assert isinstance(credentials, SASLCredentials)
     assert (credentials.mechanism.value, credentials.username, credentials.password) == ("SCRAM-SHA-512", "u", "hush")
@@ -68,28 +65,26 @@ def test_sasl_over_tls_reaches_faust_without_the_password_in_its_repr(tmp_path: 
     assert "hush" not in repr(credentials)
 
 
-def test_tls_checks_the_name_and_the_certificate_of_the_broker(tmp_path: Path) -> None:
-    credentials = build(tmp_path, security_protocol="SSL").conf.broker_credentials
+def test_tls_checks_the_name_and_the_certificate_of_the_broker() -> None:
+    credentials = build(security_protocol="SSL").conf.broker_credentials
     assert isinstance(credentials, SSLCredentials)
     assert credentials.context.check_hostname and credentials.context.verify_mode == ssl.CERT_REQUIRED
 
 
 def test_tls_file_that_is_missing_is_named(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"kafka.ssl_ca_location=.*nowhere.pem"):
-        build(tmp_path, security_protocol="SSL", ssl_ca_location=tmp_path / "nowhere.pem")
+        build(security_protocol="SSL", ssl_ca_location=tmp_path / "nowhere.pem")
 
 
-def test_settings_that_do_not_reach_faust_are_named_in_a_warning(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    build(tmp_path, client={"socket.keepalive.enable": "true"})
+def test_settings_that_do_not_reach_faust_are_named_in_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    build(client={"socket.keepalive.enable": "true"})
     assert "socket.keepalive.enable" in caplog.text
 
 
-def test_event_of_an_earlier_generation_cannot_write_to_a_table(tmp_path: Path) -> None:
+def test_event_of_an_earlier_generation_cannot_write_to_a_table() -> None:
     # It waited for an acknowledgement while its partition went to another worker and came back with newer state.
     async def scene() -> None:
-        app = build(tmp_path)
+        app = build()
         table = apps.table(app, "groups", 4)
         table.data[b"k"] = b"newer"
         message = SimpleNamespace(topic="t", partition=0, offset=9, generation_id=3, headers=None)
