@@ -63,6 +63,16 @@ def made(settings: Settings) -> Settings:
 
 
 @pytest.fixture
+def torch_as_before() -> Iterator[None]:
+    """Take back what a trainer sets for the whole process."""
+    import torch
+
+    yield
+    torch.use_deterministic_algorithms(False)
+    torch.set_num_threads(1)  # as tests/tiny.py
+
+
+@pytest.fixture
 def nowhere() -> Settings:
     """Settings of a port where nothing listens."""
     return Settings(kafka=Kafka(bootstrap="127.0.0.1:1", request_timeout_s=0.5))

@@ -5,36 +5,22 @@ from __future__ import annotations
 import signal
 import subprocess
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-import torch
 from running import command, environment, running, until
-from tiny import save_tiny
 from tiny_log import manifests, trained, write
 
 from streams import cluster, history
-from streams.engines.weights import Base, load_base
+from streams.engines.weights import Base
 from streams.errors import EXIT_RESTART
 from streams.settings import Adapters, Metrics, Model, Settings, Topics, Trainer
 from trainer import consumer, reproduce
 
-pytestmark = pytest.mark.kafka
+pytestmark = [pytest.mark.kafka, pytest.mark.usefixtures("torch_as_before")]
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Base:
-    return load_base(Model(base=str(save_tiny(tmp_path_factory.mktemp("tiny")))))
-
-
-@pytest.fixture(autouse=True)
-def torch_as_before() -> Iterator[None]:
-    yield
-    torch.use_deterministic_algorithms(False)
 
 
 @pytest.fixture(autouse=True)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 from replaying import NUMBER, shaped, write
 from running import read
 from tiny import save_tiny
@@ -23,7 +21,7 @@ from streams.replay.selection import Selection
 from streams.settings import Model, Settings
 from trainer import reproduce
 
-pytestmark = pytest.mark.kafka
+pytestmark = [pytest.mark.kafka, pytest.mark.usefixtures("torch_as_before")]
 SAMPLED_BY = 7
 """A version that the experiment's own line never has when it trains on what that version sampled."""
 ASKED = Suite(generator="sums", count=2)
@@ -35,7 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def source(kafka_bootstrap: str, folder: Path) -> Iterator[Settings]:
+def source(kafka_bootstrap: str, folder: Path) -> Settings:
     """The settings of a log whose responses are of the tiny model's tokens."""
     model = {"base": str(save_tiny(folder / "tiny"))}
     base = load_base(Model(**model))
@@ -52,8 +50,7 @@ def source(kafka_bootstrap: str, folder: Path) -> Iterator[Settings]:
         prompt_token_ids=(1, 5, 6),
         completion_token_ids=(7, 2),
     )
-    yield settings
-    torch.use_deterministic_algorithms(False)
+    return settings
 
 
 def run(source: Settings, folder: Path, name: str, steps: int | None = None) -> Result:

@@ -7,17 +7,14 @@ import os
 import shutil
 import subprocess
 import threading
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from click.testing import CliRunner, Result
 from factories import in_version_1
 from running import command as process, environment
-from tiny import save_tiny
 from tiny_log import batch_of, cut, groups_of, manifests, trained, write
 
 from schemas.events import Coordinates, Sampling
@@ -25,7 +22,7 @@ from streams import cluster, history
 from streams.archive import sync
 from streams.cli.reproduce import digest
 from streams.cli.root import cli
-from streams.engines.weights import Base, load_base
+from streams.engines.weights import Base
 from streams.errors import NotFoundError, RefusedError, SettingsError
 from streams.log import Producer
 from streams.query import session
@@ -34,19 +31,7 @@ from streams.topics import LABELS
 from trainer import checkpoint, consumer, reproduce
 from trainer.reproduce import Made
 
-pytestmark = pytest.mark.kafka
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Base:
-    return load_base(Model(base=str(save_tiny(tmp_path_factory.mktemp("tiny")))))
-
-
-@pytest.fixture(autouse=True)
-def torch_as_before() -> Iterator[None]:
-    yield
-    torch.use_deterministic_algorithms(False)
-    torch.set_num_threads(1)
+pytestmark = [pytest.mark.kafka, pytest.mark.usefixtures("torch_as_before")]
 
 
 @pytest.fixture

@@ -8,13 +8,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from tiny import save_tiny, tiny_model
 from tiny_log import PER_BATCH, batch_of, cut, groups_of, manifests, trained, write
 
@@ -30,21 +28,15 @@ from trainer import checkpoint, consumer
 from trainer.grpo import LogGRPOTrainer
 from trainer.model import pin
 
-pytestmark = pytest.mark.kafka
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Base:
-    return load_base(Model(base=str(save_tiny(tmp_path_factory.mktemp("tiny")))))
+pytestmark = [pytest.mark.kafka, pytest.mark.usefixtures("torch_as_before")]
 
 
 @pytest.fixture
-def settings(settings: Settings, base: Base) -> Iterator[Settings]:
+def settings(settings: Settings, base: Base) -> Settings:
     """Settings of this test's own topics, which exist, with the tiny model as base."""
     tiny = settings.model_copy(update={"model": Model(base=base.model.config._name_or_path)})
     cluster.apply_topics(tiny)
-    yield tiny
-    torch.use_deterministic_algorithms(False)
+    return tiny
 
 
 def train(settings: Settings, steps: int) -> None:

@@ -6,12 +6,10 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import rank_program
-import torch
 from hypothesis import given, strategies as st
 from tiny import save_tiny, tiny_group, tiny_model
 
@@ -20,12 +18,6 @@ from trainer import launch
 from trainer.shares import split
 
 TESTS = Path(__file__).parents[1]
-
-
-@pytest.fixture
-def torch_as_before() -> Iterator[None]:
-    yield
-    torch.use_deterministic_algorithms(False)
 
 
 # --- what a share is --------------------------------------------------------------------------------------------------

@@ -1,0 +1,15 @@
+"""What several tests of the whole loop share."""
+
+from __future__ import annotations
+
+import pytest
+from tiny import save_tiny
+
+from streams.engines.weights import Base, load_base
+from streams.settings import Model
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Base:
+    """The tiny model."""
+    return load_base(Model(base=str(save_tiny(tmp_path_factory.mktemp("tiny")))))
