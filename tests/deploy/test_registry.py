@@ -8,7 +8,6 @@ ours, so that no id is that of lock.json.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import time
@@ -22,13 +21,13 @@ from apicurio import Apicurio, NotHere, running as apicurio_running
 from click.testing import CliRunner, Result
 from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
 from confluent_kafka.schema_registry.avro import AvroDeserializer, AvroSerializer
-from confluent_kafka.serialization import MessageField, SerializationContext
 from factories import one_of_each, task
 from running import read, records, running, said, until
 from scraped import get
+from theirs import plain, where, with_millis
 
 from schemas import numbering, registry
-from schemas.events import AdvantagedGroup, DeadLetter, Event, Message, Response, Reward, RewardSource, Sampling, Task
+from schemas.events import AdvantagedGroup, DeadLetter, Message, Response, Reward, RewardSource, Sampling, Task
 from schemas.serde import decode, encode
 from streams import cluster, schema_registry
 from streams.cli.root import cli
@@ -152,19 +151,6 @@ def test_the_registry_itself_refuses_what_is_not_compatible_from_then_on(
 # --- records ----------------------------------------------------------------------------------------------------------
 
 
-def context(event: Event, settings: Settings) -> SerializationContext:
-    return SerializationContext(topic_of(type(event), settings.topics).name, MessageField.VALUE)
-
-
-def with_millis(plain: Any) -> Any:
-    """Turn the datetimes that Confluent's deserializer makes of timestamp-millis back into what lies on the wire."""
-    if isinstance(plain, dict):
-        return {key: with_millis(value) for key, value in plain.items()}
-    if isinstance(plain, list):
-        return [with_millis(value) for value in plain]
-    return round(plain.timestamp() * 1000) if hasattr(plain, "timestamp") else plain
-
-
 def test_confluents_deserializer_reads_what_we_write_and_we_read_its_serializer(
     registered: Settings, client: SchemaRegistryClient
 ) -> None:
@@ -178,11 +164,10 @@ def test_confluents_deserializer_reads_what_we_write_and_we_read_its_serializer(
         label = topic_of(type(event), registered.topics).label
         payload = next(record.payload for record in lying[label] if record.decode(type(event)) == event)
         assert payload is not None and payload[5:] == before[5:] and payload[:5] != before[:5]
-        where = context(event, registered)
-        plain = json.loads(json.dumps(dataclasses.asdict(event)))
-        assert with_millis(AvroDeserializer(client)(payload, where)) == plain
+        place = where(event, registered.topics)
+        assert with_millis(AvroDeserializer(client)(payload, place)) == plain(event)
         rules = {"auto.register.schemas": False, "use.latest.version": True}
-        theirs = AvroSerializer(client, registry.files().newest(type(event)).text, conf=rules)(plain, where)
+        theirs = AvroSerializer(client, registry.files().newest(type(event)).text, conf=rules)(plain(event), place)
         assert decode(theirs, type(event)) == event == decode(before, type(event))
 
 

@@ -7,14 +7,13 @@ import json
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
 from confluent_kafka.schema_registry.avro import AvroDeserializer, AvroSerializer
 from confluent_kafka.schema_registry.error import SchemaRegistryError
-from confluent_kafka.serialization import MessageField, SerializationContext
 from factories import one_of_each, response, reward
+from theirs import plain, where, with_millis
 
 from schemas import registry
 from schemas.events import Event, Response
@@ -23,7 +22,6 @@ from streams import cluster, schema_server
 from streams.errors import SettingsError
 from streams.log import Producer
 from streams.settings import Settings, Topics
-from streams.topics import topic_of
 
 
 @pytest.fixture(scope="module")
@@ -38,26 +36,9 @@ def client(url: str) -> Iterator[SchemaRegistryClient]:
         yield client
 
 
-def context(event: Event) -> SerializationContext:
-    return SerializationContext(topic_of(type(event), Topics()).name, MessageField.VALUE)
-
-
-def with_millis(plain: Any) -> Any:
-    """Turn the datetimes that Confluent's deserializer makes of timestamp-millis back into what lies on the wire."""
-    if isinstance(plain, dict):
-        return {key: with_millis(value) for key, value in plain.items()}
-    if isinstance(plain, list):
-        return [with_millis(value) for value in plain]
-    return round(plain.timestamp() * 1000) if hasattr(plain, "timestamp") else plain
-
-
-def plain(event: Event) -> Any:
-    return json.loads(json.dumps(dataclasses.asdict(event)))
-
-
 @pytest.mark.parametrize("event", one_of_each(), ids=lambda event: type(event).__name__)
 def test_confluents_deserializer_reads_every_event(client: SchemaRegistryClient, event: Event) -> None:
-    assert with_millis(AvroDeserializer(client)(encode(event), context(event))) == plain(event)
+    assert with_millis(AvroDeserializer(client)(encode(event), where(event, Topics()))) == plain(event)
 
 
 def test_confluents_serializer_writes_what_we_read(client: SchemaRegistryClient) -> None:
@@ -65,7 +46,7 @@ def test_confluents_serializer_writes_what_we_read(client: SchemaRegistryClient)
     event = response()
     settings = {"auto.register.schemas": False, "use.latest.version": True}
     write = AvroSerializer(client, registry.files().newest(Response).text, conf=settings)
-    payload = write(dataclasses.asdict(event), context(event))
+    payload = write(dataclasses.asdict(event), where(event, Topics()))
     assert payload == encode(event)
     assert decode(payload, Response) == event
 
@@ -123,4 +104,4 @@ def test_a_record_that_went_through_the_broker_is_read_by_confluents_client(
     with Producer(settings) as producer:
         producer.send(event)
     (record,) = cluster.read_topic(settings, "rewards")
-    assert with_millis(AvroDeserializer(client)(record.payload, context(event))) == plain(event)
+    assert with_millis(AvroDeserializer(client)(record.payload, where(event, Topics()))) == plain(event)

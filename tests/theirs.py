@@ -1,0 +1,32 @@
+"""An event as Confluent's own serializers take it and give it back."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+from confluent_kafka.serialization import MessageField, SerializationContext
+
+from schemas.events import Event
+from streams.settings import Topics
+from streams.topics import topic_of
+
+
+def where(event: Event, topics: Topics) -> SerializationContext:
+    """Return what they are told of a record's place."""
+    return SerializationContext(topic_of(type(event), topics).name, MessageField.VALUE)
+
+
+def plain(event: Event) -> Any:
+    """Return the dict that they write."""
+    return json.loads(json.dumps(dataclasses.asdict(event)))
+
+
+def with_millis(read: Any) -> Any:
+    """Turn the datetimes that they make of timestamp-millis back into what lies on the wire."""
+    if isinstance(read, dict):
+        return {key: with_millis(value) for key, value in read.items()}
+    if isinstance(read, list):
+        return [with_millis(value) for value in read]
+    return round(read.timestamp() * 1000) if hasattr(read, "timestamp") else read
