@@ -60,6 +60,10 @@ def _spread(title: str, metric: Metric, *labels: str, window: str = STEP) -> Pan
     )
 
 
+def _counted(title: str, metric: Metric, *labels: str, window: str) -> Panel:
+    return _panel(title, "short", (or_zero(grown(metric, *labels, window=window)), ": ".join(map(_legend, labels))))
+
+
 def _gauge(title: str, unit: str, *metrics: Metric, label: str = "policy", zero: bool = False) -> Panel:
     """The gauges of one label, side by side; with `zero`, 0 for what nobody tells."""
     found = [(largest(select(metric), label), f"{_legend(label)} {_short(metric)}") for metric in metrics]
@@ -90,11 +94,7 @@ LAG = _panel(
     "Not done yet, records", "short", (total(select(names.LAG_RECORDS), "stage", "topic"), "{{stage}}: {{topic}}")
 )
 LAG_AGE = _panel("Behind, by time", "s", (LAG_SECONDS, "{{stage}}: {{topic}}"))
-DEAD = _panel(
-    "Dead letters in 10 minutes",
-    "short",
-    (or_zero(grown(names.DEAD_LETTERS, "stage", "reason", window="10m")), "{{stage}}: {{reason}}"),
-)
+DEAD = _counted("Dead letters in 10 minutes", names.DEAD_LETTERS, "stage", "reason", window="10m")
 REWARD = _panel(
     "Reward",
     "short",
@@ -123,11 +123,7 @@ SERVED = _panel(
     (total(select(names.ADAPTER), "policy", "role", "version"), "{{policy}} {{role}}: {{version}}"),
 )
 TRIAL = _panel("Share of the candidate", "percentunit", (largest(select(names.SHARE), "policy"), "{{policy}}"))
-DECISIONS = _panel(
-    "Decisions in an hour",
-    "short",
-    (or_zero(grown(names.DECISIONS, "policy", "kind", window="1h")), "{{policy}}: {{kind}}"),
-)
+DECISIONS = _counted("Decisions in an hour", names.DECISIONS, "policy", "kind", window="1h")
 TOKENS = _panel(
     "Tokens a second",
     "short",
@@ -142,11 +138,7 @@ WAITS = _panel(
     (total(select(names.OPEN)), "responses in work: scoring"),
     (or_zero(largest(select(names.IN_FLIGHT))), "on their way, by the audit"),
 )
-DROPS = _panel(
-    "Passed over in 10 minutes",
-    "short",
-    (or_zero(grown(names.DROPS, "stage", "reason", window="10m")), "{{stage}}: {{reason}}"),
-)
+DROPS = _counted("Passed over in 10 minutes", names.DROPS, "stage", "reason", window="10m")
 ENDS = _panel(
     "Truncated and failed",
     "percentunit",
@@ -235,11 +227,7 @@ TRAINING = Dashboard(
                 _of_step("Tokens that count", "percentunit", "effective"),
                 _of_step("Loss and gradient", "short", "loss", "grad_norm"),
                 POLICY_LAG,
-                _panel(
-                    "Steps without effect in an hour",
-                    "short",
-                    (or_zero(grown(names.SKIPPED, "policy", window="1h")), "{{policy}}"),
-                ),
+                _counted("Steps without effect in an hour", names.SKIPPED, "policy", window="1h"),
                 SERVED,
             ),
         ),
@@ -325,11 +313,7 @@ STREAMS = Dashboard(
                 LAG,
                 LAG_AGE,
                 WAITS,
-                _panel(
-                    "Assignments in 15 minutes",
-                    "short",
-                    (or_zero(grown(names.REBALANCES, "stage", window="15m")), "{{stage}}"),
-                ),
+                _counted("Assignments in 15 minutes", names.REBALANCES, "stage", window="15m"),
                 PROGRESS,
             ),
         ),
