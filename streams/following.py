@@ -25,7 +25,7 @@ from streams.log import POLL_S, Record, TopicPartition, client_config, unreachab
 from streams.monitoring import names
 from streams.monitoring.metrics import OFF, Meter
 from streams.patience import ANSWER_S, TRANSIENT, Patience
-from streams.reading import Reader, consume, record_of, trouble_of
+from streams.reading import Reader, consume, is_unknown_topic, record_of, trouble_of
 from streams.settings import Settings
 from streams.topics import topics
 
@@ -69,7 +69,8 @@ class Consumer(Reader):
         """Of each partition owned, the next offset that is not done."""
         self._intake = Intake(meter, stage, settings.topics, self._stands)
         self._missing: tuple[float, str, LogError] | None = None  # since when, which topic, and what that would mean
-        names = [topics(settings.topics)[label].name for label in labels]
+        self._stopped: set[TopicPartition] = set()  # librdkafka reads them no more: the broker did not know them
+        self._topics = [topics(settings.topics)[label].name for label in labels]
         super().__init__(
             {
                 **client_config(settings.kafka),
@@ -84,15 +85,10 @@ class Consumer(Reader):
                 "fetch.max.bytes": 32 * 1024 * 1024,
                 "partition.assignment.strategy": "range",  # the same numbers of co-partitioned topics go together
             },
-            names[0],
+            self._topics[0],
             patience,
         )
-        self._consumer.subscribe(
-            names,
-            on_assign=self._begin,
-            on_revoke=self._end,
-            on_lost=self._end,
-        )
+        self._subscribe()
 
     def __enter__(self) -> Self:
         return self
@@ -112,10 +108,12 @@ class Consumer(Reader):
         for message in consume(self._consumer, count, timeout_s):
             if (error := trouble_of(message)) is None:
                 records += [] if message.error() else [record_of(message)]
+            elif is_unknown_topic(message.error()):
+                self._missing = self._missing or (time.monotonic(), message.topic(), error)
+                if message.error().code() == ck.KafkaError._AUTO_OFFSET_RESET:
+                    self._stopped.add((message.topic(), message.partition()))
             elif message.error().code() == ck.KafkaError._AUTO_OFFSET_RESET:
                 self._trouble = self._lost(message.topic(), message.partition()) or error
-            elif message.error().code() == ck.KafkaError.UNKNOWN_TOPIC_OR_PART:
-                self._missing = self._missing or (time.monotonic(), message.topic(), error)
             else:
                 self._trouble = error
         self._look_for_missing()
@@ -125,16 +123,22 @@ class Consumer(Reader):
         return self._told(records)
 
     def _look_for_missing(self) -> None:
-        """Take a topic that was unknown for long enough for missing, unless the broker knows it by now."""
+        """Take a topic that was unknown for long enough for missing, or read on if the broker knows it by now."""
         if self._missing is None or time.monotonic() < self._missing[0] + MISSING_S:
             return
         (_, topic, error), self._missing = self._missing, None
         try:
             found = self._consumer.list_topics(topic, timeout=ANSWER_S).topics[topic]
         except ck.KafkaException:
+            if self._stopped:
+                self._missing = (time.monotonic(), topic, error)
             return  # nobody answers: whoever does says it again
         if found.error is not None:
             self._trouble = error
+        elif self._stopped:
+            self._stopped.clear()
+            self._consumer.unsubscribe()
+            self._subscribe()  # librdkafka begins with a partition when it is assigned, and seeks in none it has left
 
     def commit(self, next_offsets: Mapping[TopicPartition, int]) -> None:
         """Record that everything below `next_offsets` is done. A lost partition is not committed, and says nothing.
@@ -197,6 +201,9 @@ class Consumer(Reader):
 
     # --- where to begin -----------------------------------------------------------------------------------------------
 
+    def _subscribe(self) -> None:
+        self._consumer.subscribe(self._topics, on_assign=self._begin, on_revoke=self._end, on_lost=self._end)
+
     def _begin(self, _: ck.Consumer, partitions: list[ck.TopicPartition]) -> None:
         """Go to the commit, or where there is none to the first record; read nothing if that cannot be right."""
         tps = [(tp.topic, tp.partition) for tp in partitions]
@@ -220,6 +227,7 @@ class Consumer(Reader):
         tps = [(tp.topic, tp.partition) for tp in partitions]
         for tp in tps:
             self._next.pop(tp, None)
+        self._stopped.difference_update(tps)
         self._intake.revoked(tps)
         if self._on_revoked is not None:
             self._on_revoked(tps)

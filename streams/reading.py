@@ -214,12 +214,23 @@ def trouble_of(message: Any) -> LogError | None:
     if error.code() in _MENDS or error.code() in TRANSIENT:
         return None  # librdkafka reconnects, or joins again, by itself
     where = message.topic() or "the log"
-    if error.code() == ck.KafkaError._AUTO_OFFSET_RESET:
+    if error.code() == ck.KafkaError._AUTO_OFFSET_RESET and not is_unknown_topic(error):
         return LogError(
             f"{where}[{message.partition()}]: the offset asked for is gone: {error.str()}. Retention has cut it; read "
             "from a later offset (`streamward topics describe` shows the first), or restore it"
         )
     return LogError(f"{where}: {error.str()}. Check topics and access rights with `streamward doctor`")
+
+
+def is_unknown_topic(error: ck.KafkaError) -> bool:
+    """Whether the broker does not know a topic, or a partition of it; or not yet, if it was just started.
+
+    Where librdkafka does not find a place to begin at, the broker's reason is only in its words.
+    """
+    unknown = ck.KafkaError.UNKNOWN_TOPIC_OR_PART
+    if error.code() == ck.KafkaError._AUTO_OFFSET_RESET:
+        return ck.KafkaError(unknown).str() in error.str()
+    return bool(error.code() == unknown)
 
 
 def record_of(message: Any) -> Record:

@@ -55,6 +55,14 @@ def poll(reader: Consumer | Tail, count: int, *, within_s: float = 30) -> list[R
     return records
 
 
+def sees(settings: Settings, label: str, wanted: bool) -> None:
+    """Return once the broker knows the topic, or does not know it any more."""
+    deadline = time.monotonic() + 30
+    while (name(settings, label) in cluster.describe(settings)) != wanted:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
 # --- following -------------------------------------------------------------------------------------------------------
 
 
@@ -142,6 +150,45 @@ def test_a_topic_that_the_broker_does_not_know_for_a_moment_is_followed_again(
         assert topic not in cluster.describe(made)
         cluster.apply_topics(made)
         sees(True)
+
+
+class TooLate(Consumer):
+    """Is given partitions of a topic that the broker does not know any more when it begins to read them."""
+
+    is_first = True
+
+    def _begin(self, consumer: ck.Consumer, partitions: list[ck.TopicPartition]) -> None:
+        if self.is_first:
+            client, topic = admin.AdminClient(client_config(self._settings.kafka)), name(self._settings, "rewards")
+            client.delete_topics([topic])[topic].result()
+        self.is_first = False
+        super()._begin(consumer, partitions)
+
+
+@pytest.mark.parametrize("comes_back", [False, True])
+def test_a_topic_unknown_where_reading_begins_is_no_offset_that_retention_has_cut(
+    made: Settings, monkeypatch: pytest.MonkeyPatch, comes_back: bool
+) -> None:
+    """With nothing committed, librdkafka asks for the first offset, and calls it a reset that there is none.
+
+    Or it is quicker to hear that the topic is gone, and says that.
+    """
+    monkeypatch.setattr(following, "MISSING_S", 2.0)
+    with TooLate(made, "g", ["rewards"]) as consumer:
+        deadline = time.monotonic() + 30
+        while consumer.is_first:
+            assert time.monotonic() < deadline
+            assert consumer.poll() == []
+        if comes_back:
+            sees(made, "rewards", False)
+            cluster.apply_topics(made)
+            sees(made, "rewards", True)
+            monkeypatch.setattr(following, "MISSING_S", 0.0)
+            write(made, 2)
+            assert numbers(poll(consumer, 2)) == [0.0, 1.0]
+            return
+        with pytest.raises(LogError, match=r"Unknown topic or partition.*streamward doctor"):
+            poll(consumer, 1)
 
 
 def test_a_topic_that_is_missing_is_an_error_and_what_came_with_it_is_not_lost(
