@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 import time
@@ -18,7 +19,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from factories import group
-from running import until
+from running import command, environment, until
 
 from schemas.events import AdapterEvent, AdvantagedGroup, Task, derive_id
 from schemas.serde import Poison
@@ -176,3 +177,26 @@ def test_the_guards_suite_is_asked_judged_and_carried_out(made: Settings, tmp_pa
         ("judged", 2, "promote"),
         ("promoted", 2, None),
     ]
+
+
+def test_watching_shows_it_again_when_it_changes_and_ctrl_c_is_no_error(made: Settings) -> None:
+    watching = subprocess.Popen(
+        command("rollout", "status", "--watch", "--output", "json"),
+        env=environment(made),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert watching.stdout is not None
+        before = json.loads(watching.stdout.readline())
+        with Producer(made) as producer:
+            producer.send(trained(1))
+        after = json.loads(watching.stdout.readline())
+        watching.send_signal(signal.SIGINT)
+        more, said = watching.communicate(timeout=60)
+    finally:
+        watching.kill()
+        watching.communicate()
+    assert (before["newest"], after["newest"]) == (0, 1)
+    assert (watching.returncode, more) == (0, ""), said
