@@ -13,7 +13,6 @@ Not covered: librdkafka settings in `kafka.client` do not reach Faust, which spe
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import signal
@@ -109,7 +108,6 @@ def build_app(
     kafka, session_s = settings.kafka, settings.kafka.session_timeout_s
     if kafka.client:
         log.warning("kafka.client (%s) does not reach the Faust worker", ", ".join(kafka.client))
-    _use_uvloop()
     name = f"{settings.topics.prefix}streams"
     app = App(
         name,
@@ -144,13 +142,6 @@ def build_app(
     app.settings, app.meter, app.traces = settings, meter, tracer
     faust_fixes.install(app)
     return app
-
-
-def _use_uvloop() -> None:
-    with contextlib.suppress(ImportError):  # not on Windows; asyncio's own loop is slower, and does
-        import uvloop
-
-        asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
 
 
 def _credentials(kafka: Kafka) -> SASLCredentials | SSLCredentials | None:
@@ -308,7 +299,7 @@ def run_worker(app: App, *, grace_s: float = 25) -> int:
     """
     create_changelogs(app)
     quiet.quieten()
-    loop = asyncio.new_event_loop()
+    loop = faust_fixes.new_event_loop()
     asyncio.set_event_loop(loop)
     worker = _Worker(app, loop=loop, grace_s=grace_s)
     try:

@@ -28,7 +28,7 @@ from aiokafka.errors import IllegalStateError, KafkaError
 from faust.assignor.partition_assignor import PartitionAssignor
 from faust.tables.recovery import Recovery
 from faust.transport.consumer import Consumer, ThreadDelegateConsumer
-from faust.transport.drivers.aiokafka import AIOKafkaConsumerThread
+from faust.transport.drivers.aiokafka import AIOKafkaConsumerThread, Consumer as AIOKafkaDriver
 from faust.transport.producer import ProducerBuffer
 from faust.types import TP
 
@@ -330,13 +330,35 @@ def _perform_assignment(self: Any, cluster: Any, member_metadata: Mapping[str, A
     return STOCK[PartitionAssignor, "_perform_assignment"](self, cluster, member_metadata)
 
 
-# --- 9. Install ------------------------------------------------------------------------------------------------------
+# --- 9. uvloop for the consumer's thread too -------------------------------------------------------------------------
+# Faust makes that thread a loop of asyncio's own. A policy for the whole process would do, but is deprecated.
+
+
+def new_event_loop() -> asyncio.AbstractEventLoop:
+    """Return a loop of uvloop's; asyncio's own where there is none (Windows), which is slower and does."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+    return loop
+
+
+def _new_consumer_thread(self: Any) -> Any:
+    """In place of aiokafka's Consumer._new_consumer_thread."""
+    thread = AIOKafkaConsumerThread(self, loop=self.loop, thread_loop=new_event_loop(), beacon=self.beacon)
+    thread._close_thread_loop_on_stop = True
+    return thread
+
+
+# --- 10. Install -----------------------------------------------------------------------------------------------------
 
 FIXES: dict[type, tuple[Any, ...]] = {
     Consumer: (getmany, perform_seek, ack, _add_gap, _new_offset),
     ThreadDelegateConsumer: (seek_wait, _getmany),
     Recovery: (_resume_streams, on_recovery_completed, _seek_offsets),
     ProducerBuffer: (put, flush, _send_pending),
+    AIOKafkaDriver: (_new_consumer_thread,),
     AIOKafkaConsumerThread: (_create_worker_consumer, seek_to_committed, _commit),
     PartitionAssignor: (_perform_assignment,),
     **REPLACED,

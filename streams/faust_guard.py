@@ -27,7 +27,11 @@ from faust.tables.recovery import Recovery
 from faust.tables.table import Table as FaustTable
 from faust.topics import Topic
 from faust.transport.consumer import Consumer, ThreadDelegateConsumer
-from faust.transport.drivers.aiokafka import AIOKafkaConsumerThread, Producer as AIOKafkaProducer
+from faust.transport.drivers.aiokafka import (
+    AIOKafkaConsumerThread,
+    Consumer as AIOKafkaDriver,
+    Producer as AIOKafkaProducer,
+)
 from faust.transport.producer import ProducerBuffer
 
 from streams.errors import SettingsError
@@ -48,6 +52,7 @@ READ_AND_CHECKED: dict[tuple[type, str], str] = {
     (ProducerBuffer, "put"): "bf26dfbc01d9",
     (ProducerBuffer, "flush"): "26fbebb124ad",
     (ProducerBuffer, "_send_pending"): "4a9d5f932b56",
+    (AIOKafkaDriver, "_new_consumer_thread"): "0870ec53dea7",
     (AIOKafkaConsumerThread, "_create_worker_consumer"): "c2701bfc3e6f",
     (AIOKafkaConsumerThread, "seek_to_committed"): "775ab0adc4b0",
     (AIOKafkaConsumerThread, "_commit"): "932852ce7a23",
@@ -88,6 +93,7 @@ READ_AND_CHECKED: dict[tuple[type, str], str] = {
     (FaustTable, "on_key_set"): "a370e35ca55c",
     (FaustTable, "on_key_del"): "4f2900b2f9d2",
     (App, "_consumer_wait_empty"): "6bc313c48c06",
+    (App, "_create_directories"): "a9f571c3b04a",
     (App, "_on_partitions_revoked"): "d5c895bbe57d",
     (App, "_stop_consumer"): "55854a5de12c",
 }

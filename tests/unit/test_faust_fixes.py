@@ -13,6 +13,7 @@ from typing import Any
 
 import faust
 import pytest
+import uvloop
 from aiokafka.errors import MessageSizeTooLargeError
 from faust.types import TP
 from faust.types.tuples import FutureMessage, PendingMessage
@@ -656,3 +657,19 @@ def test_leader_that_misses_a_topic_ends_the_worker_instead_of_assigning_the_res
     with pytest.raises(SystemExit):
         faust_fixes._perform_assignment(None, Cluster(), {"a worker": Member()})
     assert said == ["at a rebalance the broker knows nothing of rewards, which the workers read"]
+
+
+# --- 9. uvloop for the consumer's thread too
+
+
+def test_the_worker_and_its_consumers_thread_have_loops_of_uvloop_and_nobody_else(app: faust.App) -> None:
+    async def consumers_thread() -> Any:
+        return app.consumer._new_consumer_thread()
+
+    loop = faust_fixes.new_event_loop()
+    thread = loop.run_until_complete(consumers_thread())
+    others = asyncio.new_event_loop()
+    assert isinstance(loop, uvloop.Loop) and isinstance(thread.thread_loop, uvloop.Loop)
+    assert not isinstance(others, uvloop.Loop)
+    for each in (loop, thread.thread_loop, others):
+        each.close()
