@@ -1,0 +1,153 @@
+"""An archive is read like the log, and with it; and where it is damaged, that is named before anything is read."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from archiving import ONE, cut, deleted, elsewhere, held, in_the_log, name, of, run, settings, small, write
+
+from schemas.events import Coordinates
+from streams import cluster
+from streams.archive.restore import restore
+from streams.archive.segments import Archive
+from streams.archive.sync import sync
+from streams.archive.verify import verify
+from streams.errors import LogError, NotFoundError
+from streams.settings import Settings
+
+__all__ = ["settings"]
+pytestmark = pytest.mark.kafka
+
+
+# --- damage -----------------------------------------------------------------------------------------------------------
+
+
+def damaged(path: Path, at: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+
+
+def first_segment(settings: Settings) -> Path:
+    return Path(Archive(settings).segments("rewards", ONE)[0].path)
+
+
+@pytest.mark.parametrize("place", [0.0, 0.5, 0.999])
+def test_a_changed_byte_is_named_by_verify_and_by_every_reader(made: Settings, place: float) -> None:
+    write(made, 20)
+    sync(small(made), ["rewards"])
+    path = first_segment(made)
+    damaged(path, int(place * path.stat().st_size))
+    (finding,) = verify(made).findings
+    assert finding.file == str(path) and "has sha256" in finding.what
+    for source in ("archive", "auto"):
+        with pytest.raises(LogError, match=rf"{path.name}: has sha256 .*a byte was changed.*offsets 0 to 9"):
+            held(of(made, source))
+        with pytest.raises(LogError, match=path.name):
+            of(made, source).fetch([Coordinates(name(made), ONE, 3)])
+    assert run(made, "verify").exit_code == 1
+
+
+def test_a_missing_segment_is_named_by_verify_and_by_every_reader(made: Settings) -> None:
+    write(made, 20)
+    sync(small(made), ["rewards"])
+    path = first_segment(made)
+    path.unlink()
+    result = run(made, "verify", "rewards")
+    assert (result.exit_code, json.loads(result.stdout)["file"]) == (1, str(path))
+    with pytest.raises(
+        LogError, match=rf"{path.name}: this segment is missing, and with it 10 records of rewards\[{ONE}\]"
+    ):
+        held(of(made))
+    with pytest.raises(LogError, match="this segment is missing"):
+        restore(made, ["rewards"], into=elsewhere(made))
+
+
+def test_a_partition_that_is_gone_is_named(made: Settings) -> None:
+    write(made, 3)
+    sync(made, ["rewards"])
+    folder = first_segment(made).parent
+    for path in folder.iterdir():
+        if path.suffix == ".json":
+            path.unlink()
+    assert [finding.what for finding in verify(made).findings] == ["holds 1 segments, and its manifest is gone"]
+    shutil.rmtree(folder)
+    (finding,) = verify(made).findings
+    assert (finding.file, finding.partition) == (str(folder), ONE)
+    with pytest.raises(LogError, match=r"holds 2 partitions of .*rewards, expected 3"):
+        of(made).bounds(["rewards"])
+
+
+def test_a_changed_manifest_is_named(made: Settings) -> None:
+    write(made, 3)
+    sync(made, ["rewards"])
+    (path,) = (first_segment(made).parent).glob("00000002.json")
+    path.write_text(path.read_text().replace('"records": 3', '"records": 2'))
+    assert [finding.what for finding in verify(made).findings if "not the manifest that was written" in finding.what]
+    with pytest.raises(LogError, match=r"00000002\.json: not the manifest that was written here: its sha256 is"):
+        held(of(made))
+
+
+def test_a_cut_off_footer_is_seen_by_the_quick_look_too(made: Settings) -> None:
+    write(made, 3)
+    sync(made, ["rewards"])
+    (segment,) = Archive(made).segments("rewards", ONE)
+    Archive(made).sound(segment)
+    damaged(Path(segment.path), segment.bytes - 20)
+    with pytest.raises(LogError, match="has another footer"):
+        Archive(made).sound(segment)
+
+
+# --- archive and log together -----------------------------------------------------------------------------------------
+
+
+def test_archive_and_log_are_read_as_one_nothing_twice_and_nothing_missing(made: Settings) -> None:
+    write(made, 30)
+    sync(small(made), ["rewards"])
+    write(made, 12, first=30)
+    whole = in_the_log(made)
+    cut(made, 21)
+    both = of(made, "auto")
+    tp = (name(made), ONE)
+    assert both.bounds(["rewards"])[tp] == (0, 42)
+    assert held(both) == whole
+    for start, end in ((0, 5), (25, 35), (30, 42), (29, 30), (33, 33), (35, 40)):
+        assert list(both.read({tp: start}, {tp: end})) == whole[start:end]
+    wanted = [whole[n].at for n in (41, 3, 29, 30, 3)]
+    assert both.fetch(wanted) == {at: whole[at.offset] for at in wanted}
+    assert both.fetch([]) == {}
+
+
+def test_without_an_archive_there_is_the_log_alone(made: Settings) -> None:
+    write(made, 4)
+    assert held(of(made, "auto")) == in_the_log(made) == held(of(made, "log"))
+    with pytest.raises(NotFoundError, match=r"does not hold .*rewards; run `streamward archive sync`"):
+        of(made, "archive").bounds(["rewards"])
+
+
+def test_the_archive_is_read_without_a_broker_and_says_what_it_does_not_have(made: Settings) -> None:
+    write(made, 4)
+    sync(made, ["rewards"])
+    there = in_the_log(made)
+    gone = made.model_copy(update={"kafka": made.kafka.model_copy(update={"bootstrap": "127.0.0.1:1"})})
+    assert held(of(gone)) == there
+    tp = (name(made), ONE)
+    with pytest.raises(
+        LogError, match=rf"rewards\[{ONE}\]: offsets 2 to 8 are wanted, and the archive .* holds 0 to 3"
+    ):
+        list(of(gone).read({tp: 2}, {tp: 9}))
+    with pytest.raises(LogError, match="offsets 4 to 4 are wanted"):
+        of(gone).fetch([Coordinates(*tp, 4)])
+
+
+def test_a_topic_that_was_deleted_is_read_from_the_archive(made: Settings) -> None:
+    write(made, 4)
+    sync(made, ["rewards"])
+    there = in_the_log(made)
+    deleted(made)
+    assert held(of(made, "auto")) == there
+    cluster.apply_topics(made)
+    assert held(of(made, "auto")) == there

@@ -1,0 +1,163 @@
+"""What was archived comes back into a log as it was; and the commands, and an archive in an object store."""
+
+from __future__ import annotations
+
+import json
+
+import fsspec
+import pytest
+from archiving import (
+    ONE,
+    cut,
+    deleted,
+    elsewhere,
+    held,
+    in_the_log,
+    name,
+    of,
+    renamed,
+    run,
+    settings,
+    small,
+    write,
+    write_odd,
+)
+
+from streams import cluster
+from streams.archive.restore import PLACEHOLDER, restore
+from streams.archive.segments import Archive
+from streams.archive.sync import sync
+from streams.archive.verify import verify
+from streams.errors import NotFoundError, RefusedError
+from streams.log import Producer
+from streams.settings import Settings
+
+__all__ = ["settings"]
+pytestmark = pytest.mark.kafka
+
+
+# --- back into the log ------------------------------------------------------------------------------------------------
+
+
+def test_what_is_restored_is_what_was_there_offsets_and_all(made: Settings) -> None:
+    write(made, 30)
+    write_odd(made)
+    write(made, 5, partition=0)
+    cut(made, 11)
+    sync(small(made), ["rewards"])
+    there = in_the_log(made)
+    deleted(made)
+    done = {each.partition: each for each in restore(made, ["rewards"])}
+    assert (done[ONE].first, done[ONE].records) == (11, 28)
+    assert cluster.offsets(made, ["rewards"])[name(made), ONE] == (11, 39)
+    assert in_the_log(made) == there
+    assert cluster.configs(made, [name(made)])[name(made)]["retention.ms"] == "-1"
+    assert {each.records for each in restore(made, ["rewards"])} == {0}
+    write(made, 1, first=99)  # and the archive goes on
+    assert {each.partition: each.records for each in sync(made, ["rewards"])}[ONE] == 1
+    assert held(of(made)) == in_the_log(made)
+
+
+def test_an_interrupted_restore_goes_on_where_it_was(made: Settings) -> None:
+    write(made, 30)
+    cut(made, 6)
+    sync(made, ["rewards"])
+    there = in_the_log(made)
+    into = elsewhere(made)
+    cluster.apply_topics(into)
+    with Producer(into) as producer:
+        for _ in range(4):
+            producer.send_bytes(name(into), None, PLACEHOLDER, partition=ONE)
+    assert {each.partition: each.records for each in restore(made, ["rewards"], into=into)}[ONE] == 24
+    third = elsewhere(into)
+    cluster.apply_topics(third)
+    with Producer(third) as producer:
+        for _ in range(6):
+            producer.send_bytes(name(third), None, PLACEHOLDER, partition=ONE)
+        for record in there[:9]:
+            producer.send_bytes(
+                name(third), record.key, record.payload, partition=ONE, timestamp_ms=record.timestamp_ms,
+                headers=record.headers,
+            )  # fmt: skip
+    assert {each.partition: each.records for each in restore(made, ["rewards"], into=third)}[ONE] == 15
+    for target in (into, third):
+        assert in_the_log(target) == renamed(there, target)
+
+
+def test_a_topic_that_is_not_empty_is_refused_and_left_as_it_was(made: Settings) -> None:
+    write(made, 5)
+    sync(made, ["rewards"])
+    into = elsewhere(made)
+    cluster.apply_topics(into)
+    write(into, 2, first=50, partition=0)
+    write(into, 2, first=50)
+    before = in_the_log(into)
+    with pytest.raises(RefusedError, match=r"rewards\[\d\]: holds offsets 0 to 1, expected an empty partition"):
+        restore(made, ["rewards"], into=into)
+    assert in_the_log(into) == before
+
+
+def test_a_topic_with_other_partitions_is_refused(made: Settings) -> None:
+    write(made, 5)
+    sync(made, ["rewards"])
+    shapes = made.topics.model_copy(update={"prefix": made.topics.prefix + "again.", "partitions": 4})
+    with pytest.raises(RefusedError, match="has 4 partitions, expected 3"):
+        restore(made, ["rewards"], into=made.model_copy(update={"topics": shapes}))
+
+
+def test_nothing_archived_is_nothing_to_restore(made: Settings) -> None:
+    with pytest.raises(NotFoundError, match="holds nothing of rewards"):
+        restore(made, ["rewards"])
+
+
+# --- the commands -----------------------------------------------------------------------------------------------------
+
+
+def test_the_commands_sync_list_verify_and_restore(made: Settings) -> None:
+    write(made, 12)
+    write_odd(made)
+    result = run(made, "sync", "rewards")
+    assert result.exit_code == 0, result.output
+    (row,) = (row for row in map(json.loads, result.stdout.splitlines()) if row["partition"] == ONE)
+    assert row == {"topic": "rewards", "partition": ONE, "first": 0, "next": 21, "records": 21, "bad": 6, "segments": 1}
+    assert "21 records archived" in result.stderr and "6 of them are no event" in result.stderr
+    (row,) = (row for row in map(json.loads, run(made, "list").stdout.splitlines()) if row["partition"] == ONE)
+    assert (row["records"], row["segments"], row["schema_ids"]) == (21, 1, [1, 3])
+    assert run(made, "verify").exit_code == 0
+    result = run(made, "restore", "rewards", "--into-prefix", elsewhere(made).topics.prefix)
+    assert result.exit_code == 0, result.output
+    assert "21 records are back" in result.stderr and "retention.ms=-1" in result.stderr
+    assert in_the_log(elsewhere(made)) == renamed(in_the_log(made), elsewhere(made))
+    cut(made, 21)
+    write(made, 3)
+    cut(made, 23)
+    assert run(made, "sync", "rewards").exit_code == 5
+
+
+def test_an_archive_that_holds_nothing_says_so(made: Settings) -> None:
+    result = run(made, "list")
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert "holds nothing" in result.stderr
+    assert run(made, "restore").exit_code == 3
+
+
+# --- an object store --------------------------------------------------------------------------------------------------
+
+
+def test_an_object_store_holds_an_archive_too(made: Settings) -> None:
+    store = f"memory://{made.topics.prefix}archive"
+    there = made.model_copy(update={"archive": made.archive.model_copy(update={"store": store, "segment_records": 10})})
+    write(there, 25)
+    sync(there, ["rewards"])
+    write(there, 4, first=25)
+    sync(there, ["rewards"])
+    segments = Archive(there).segments("rewards", ONE)
+    assert [each.next for each in segments] == [10, 20, 25, 29]
+    assert segments[0].path.startswith("memory://")
+    assert verify(there).findings == ()
+    assert held(of(there)) == held(of(there, "auto")) == in_the_log(there)
+    restore(there, ["rewards"], into=elsewhere(there))
+    assert in_the_log(elsewhere(there)) == renamed(in_the_log(there), elsewhere(there))
+    fsspec.filesystem("memory").rm_file(segments[1].path)
+    (finding,) = verify(there).findings
+    assert finding.file == segments[1].path
