@@ -174,6 +174,8 @@ def _converted(name: str, gguf: Path) -> Path:
             fcntl.flock(lock, fcntl.LOCK_EX)  # given back when the process ends, however it ends
             if not folder.is_dir():
                 log.info("converting %s once into %s", gguf.name, folder)
+                for left in folder.parent.glob(f"{folder.name}.tmp-*"):  # by one that was killed: the lock is ours
+                    shutil.rmtree(left, ignore_errors=True)
                 half = Path(tempfile.mkdtemp(prefix=f"{folder.name}.tmp-", dir=folder.parent))
                 try:
                     _convert_apart(gguf, half)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import heapq
 import os
+import shutil
 import signal
 import struct
 import tempfile
@@ -72,7 +73,8 @@ def write_groups(
 
     Partitions are joined side by side, in as many processes as there are cores unless said; a log of less than
     ALONE_RECORDS is not worth starting them. Processes are started by `spawn`, so a program that calls this must keep
-    its own start behind `if __name__ == "__main__"`. What waits is kept in `folder`.
+    its own start behind `if __name__ == "__main__"`. What waits is kept in `folder`, which the caller has for itself:
+    what an earlier run left there that was killed is removed.
 
     Raises Stopped, LogError if the log fails, OSError if the disk takes nothing more.
     """
@@ -81,6 +83,8 @@ def write_groups(
     partitions = sorted({one.partition for one in ranges})
     wanted = 1 if of < ALONE_RECORDS else min(processes or os.cpu_count() or 1, len(partitions))
     counts: Counter[str] = Counter()
+    for left in folder.glob(".joined-*"):
+        shutil.rmtree(left, ignore_errors=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix=".joined-") as kept:
         for done, made in enumerate(
             _spooled(settings, ranges, trained, Path(kept), partitions, wanted, watch), start=1

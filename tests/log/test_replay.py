@@ -166,7 +166,10 @@ def test_a_run_that_is_stopped_in_every_stage_and_asked_to_go_on_ends_with_the_s
 
         stopped = replay.run(source, request("cut", tmp_path, scorers=SHORT), stop=stop, told=told)
         assert (stage, stopped.kind) == (stage, "stopped")
+    spooled = tmp_path / "cut" / ".joined-killed"  # as a run that was killed leaves it
+    spooled.mkdir()
     result = run(source, request("cut", tmp_path, scorers=SHORT))
+    assert not spooled.exists()
     kinds = [event.kind for event in experiments.find(source, "cut").events]
     assert kinds == ["started", "stopped"] * len(stages) + ["started", "finished"]
     monkeypatch.setattr("streams.replay.join.ALONE_RECORDS", 0)  # partitions side by side, as those of a large log

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Callable, Iterator
@@ -17,7 +18,7 @@ from transformers import GPTNeoConfig, GPTNeoForCausalLM, Qwen2Config, Qwen2ForC
 
 from schemas.events import Message, RewardSource, Sampling, Task
 from streams import engines
-from streams.engines import Completion, SamplingRequest, transformers_engine, uniform
+from streams.engines import Completion, SamplingRequest, transformers_engine, uniform, weights
 from streams.engines.draw import draw
 from streams.engines.scripted import END_OF_TURN, ScriptedEngine
 from streams.engines.transformers_engine import KEPT, TransformersEngine
@@ -411,6 +412,21 @@ def test_a_device_that_is_not_there_is_refused_with_the_way_out() -> None:
 def test_converted_models_are_kept_where_the_user_keeps_caches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert cache_folder() == tmp_path / "streamward" / "models"
+
+
+def test_half_a_conversion_goes_with_the_next_whether_that_was_killed_or_fails(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    gguf = tmp_path / "broken.gguf"
+    gguf.write_bytes(b"no model")
+    sha = hashlib.sha256(b"no model").hexdigest()
+    killed = cache_folder() / f"broken-{sha[:16]}-{weights.LAYOUT}.tmp-killed"
+    killed.mkdir(parents=True)
+    (killed / "model.safetensors").write_bytes(b"half of it")
+    with pytest.raises(SettingsError, match=r"broken\.gguf: cannot be converted"):
+        weights._converted("broken", gguf)
+    assert [path.name for path in cache_folder().iterdir() if path.is_dir()] == []
 
 
 # --- the scripted engine ---------------------------------------------------------------------------------------------
