@@ -166,11 +166,11 @@ PODS = ("Deployment", "Job", "Pod")
 EVERY_POD = (*PODS, "StatefulSet")
 
 
-def helm(values: Object, *arguments: str) -> subprocess.CompletedProcess[str]:
+def helm(values: Object, *arguments: str, chart: Path = CHART) -> subprocess.CompletedProcess[str]:
     """Render the chart with these values."""
     assert HELM is not None
     return subprocess.run(
-        [HELM, "template", "one", str(CHART), "--namespace", "ns", "--values", "-", *arguments],
+        [HELM, "template", "one", str(chart), "--namespace", "ns", "--values", "-", *arguments],
         input=json.dumps(values), capture_output=True, text=True, check=False,
     )  # fmt: skip
 

@@ -70,12 +70,14 @@ class Container:
     probes: Mapping[str, Any] = field(default_factory=dict)
     """By kind: (port, path) for HTTP, else a command."""
     ports: Mapping[str, int] = field(default_factory=dict)
+    source: Path = REPOSITORY
+    """Where the Dockerfile is, and the program that its image holds."""
 
 
 # --- the chart -------------------------------------------------------------------------------------------------------
 
 
-def of_pod(name: str, spec: Described, configs: Described, secrets: Described) -> Container:
+def of_pod(name: str, spec: Described, configs: Described, secrets: Described, source: Path = REPOSITORY) -> Container:
     """Return the container of a Pod. ConfigMaps are what the chart renders, Secrets what the values name."""
     (container,) = spec["containers"]
     volumes = {volume["name"]: volume for volume in spec["volumes"]}
@@ -96,6 +98,7 @@ def of_pod(name: str, spec: Described, configs: Described, secrets: Described) -
         [_mount(mount["mountPath"], volumes[mount["name"]], configs, secrets) for mount in container["volumeMounts"]],
         probes,
         ports,
+        source,
     )
 
 
@@ -164,9 +167,9 @@ def target_of(name: str) -> str:
     return found[1]
 
 
-def image(stage: str, instruction: str) -> list[str]:
+def image(stage: str, instruction: str, source: Path = REPOSITORY) -> list[str]:
     """Return the words of an instruction in one stage of the Dockerfile; none if it is not there."""
-    dockerfile = re.sub(r"\\\n\s*", "", (REPOSITORY / "Dockerfile").read_text(encoding="utf-8"))
+    dockerfile = re.sub(r"\\\n\s*", "", (source / "Dockerfile").read_text(encoding="utf-8"))
     lines = re.search(rf"^FROM \S+ AS {stage}$(.*?)(?=^FROM |\Z)", dockerfile, re.MULTILINE | re.DOTALL)
     assert lines is not None, f"no stage {stage}"
     found = re.search(rf"^{instruction} (.*)$", lines[1], re.MULTILINE)
@@ -225,7 +228,7 @@ class Process:
         self.host, self.container, self.root, self.address = host, container, root, address
         self.started = False
         self.child: subprocess.Popen[bytes]
-        home = self._inside(image("base", "WORKDIR")[0])
+        home = self._inside(self._of_image("WORKDIR")[0])
         home.mkdir(parents=True)
         for mount in sorted(container.mounts, key=lambda mount: mount.path):
             self._lay(mount)
@@ -234,6 +237,9 @@ class Process:
             self._inside(path).symlink_to(folder)
         self._home = home
         self._before = set(self._files())
+
+    def _of_image(self, instruction: str) -> list[str]:
+        return image("base", instruction, self.container.source)
 
     def _inside(self, path: str) -> Path:
         return self.root / path.removeprefix("/")
@@ -249,9 +255,16 @@ class Process:
         for name, text in (mount.files or {}).items():
             (at / name).write_text(self.led(text) if mount.rewritten else text, encoding="utf-8")
 
+    def lay_again(self, mounts: Sequence[Mount]) -> None:
+        """Let mounted ConfigMaps say what they say in `mounts`, as a kubelet does while the container runs."""
+        paths = {mount.path for mount in self.container.mounts if mount.rewritten}
+        for mount in mounts:
+            if mount.rewritten and mount.path in paths:
+                self._lay(mount)
+
     @cached_property
     def _places(self) -> dict[str, str]:
-        paths = [mount.path for mount in self.container.mounts] + list(self.host.files) + image("base", "WORKDIR")
+        paths = [mount.path for mount in self.container.mounts] + list(self.host.files) + self._of_image("WORKDIR")
         return {
             **{path: str(self._inside(path)) for path in paths},
             EVERYWHERE: self.address,
@@ -269,12 +282,15 @@ class Process:
 
     def _popen(self, command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
         program = PROGRAMS[command[0]]
-        said_by_image = dict(pair.split("=", 1) for pair in image("base", "ENV"))
+        said_by_image = dict(pair.split("=", 1) for pair in self._of_image("ENV"))
         given = {**said_by_image, **self.container.environment, "TMPDIR": "/tmp"}  # noqa: S108, the container's own
         environment = {name: self.led(value) for name, value in given.items() if name not in KEPT}
         environment |= {name: os.environ[name] for name in KEPT if name in os.environ}
-        hiding = [str(hide(self.host.folder / "small-image"))] if self.container.image == "streams" else []
-        environment["PYTHONPATH"] = os.pathsep.join([*hiding, str(REPOSITORY)])
+        source = self.container.source
+        hiding = (
+            [hide(self.host.folder / f"image-of-{source.name}", source)] if self.container.image == "streams" else []
+        )
+        environment["PYTHONPATH"] = os.pathsep.join(map(str, [*hiding, source]))
         return subprocess.Popen([*program, *map(self.led, command[1:])], env=environment, cwd=self._home, **options)
 
     def start(self) -> None:

@@ -29,16 +29,16 @@ sys.meta_path.insert(0, Elsewhere())
 """
 
 
-def listed() -> list[str]:
-    """Return the packages that the image is told to install."""
-    lines = (ROOT / "requirements.streams").read_text(encoding="utf-8").splitlines()
+def listed(root: Path = ROOT) -> list[str]:
+    """Return the packages that the image is told to install, by the sources under `root`."""
+    lines = (root / "requirements.streams").read_text(encoding="utf-8").splitlines()
     return [line for line in lines if line and not line.startswith("#")]
 
 
 @cache
-def hidden() -> frozenset[str]:
+def hidden(root: Path = ROOT) -> frozenset[str]:
     """Return the modules that are installed here and not in the image."""
-    wanted, taken = listed(), {("streamward", "")}
+    wanted, taken = listed(root), {("streamward", "")}
     while wanted:
         asked = Requirement(wanted.pop())
         name, extras = canonicalize_name(asked.name), ["", *sorted(asked.extras)]
@@ -59,8 +59,8 @@ def hidden() -> frozenset[str]:
     return frozenset(module for module, names in owners.items() if not names & seen)
 
 
-def hide(folder: Path) -> Path:
+def hide(folder: Path, root: Path = ROOT) -> Path:
     """Write the folder that a process of the image has to have first on its PYTHONPATH, and return it."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "sitecustomize.py").write_text(HIDING.format(hidden=sorted(hidden())), encoding="utf-8")
+    (folder / "sitecustomize.py").write_text(HIDING.format(hidden=sorted(hidden(root))), encoding="utf-8")
     return folder

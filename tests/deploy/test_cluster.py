@@ -16,7 +16,6 @@ import json
 import os
 import shutil
 import subprocess
-import tarfile
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,7 +23,8 @@ from typing import Any
 
 import pytest
 import yaml
-from charted import CHART, OUTSIDE, ROOT, VALUES, Object, helm as rendered
+from charted import CHART, OUTSIDE, VALUES, Object, helm as rendered
+from earlier import first
 
 pytestmark = pytest.mark.cluster
 
@@ -235,24 +235,9 @@ def test_a_secured_release_names_secrets_that_it_does_not_make(namespace: str) -
     assert made & OUTSIDE == set()
 
 
-def first_chart(folder: Path) -> Path:
-    """Return the chart of the first commit that had one, put into `folder`; skip where the history is cut off."""
-    git = ("git", "-C", str(ROOT))
-    added = subprocess.run(
-        [*git, "log", "--diff-filter=A", "--format=%H", "--", "helm/Chart.yaml"], capture_output=True, text=True
-    )
-    if added.returncode != 0 or not added.stdout.strip():
-        pytest.skip("NOT RUN: this is no clone with the commit that brought the chart")
-    packed = folder / "chart.tar"
-    run(*git, "archive", "--output", str(packed), added.stdout.split()[-1], "helm")
-    with tarfile.open(packed) as files:
-        files.extractall(folder, filter="data")
-    return folder / "helm"
-
-
 @pytest.mark.usefixtures("fake")
 def test_the_first_chart_is_upgraded_to_this_one_and_rolled_back(namespace: str, tmp_path: Path) -> None:
-    release("install", namespace, "--wait", SHORT, chart_at=first_chart(tmp_path))
+    release("install", namespace, "--wait", SHORT, chart_at=first(tmp_path) / "helm")
     before, claims = templates(namespace), listed(namespace, "pvc")
     release("upgrade", namespace, "--wait", SHORT)
     assert templates(namespace) != before
