@@ -37,6 +37,7 @@ roll back, and what each part does.
 |---|---|
 | Deployments `streams`, `scoring`, `policy`, `trainer`, a ServiceAccount each, and their settings | always |
 | a Job that makes the topics before each install and upgrade | `topics.kind: job` |
+| a Job that registers the schemas, after that one | `schemas.registryUrl` |
 | KafkaTopic resources; they stay after `helm uninstall` | `topics.kind: strimzi` |
 | volume claims for adapters and checkpoints, which stay too | unless an object store or claims are named |
 | a HorizontalPodAutoscaler, or a ScaledObject of KEDA | `streams`, `scoring`, `policy`: `autoscaling.kind` |

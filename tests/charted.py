@@ -90,6 +90,22 @@ VALUES: dict[str, Object] = {
         **BOOTSTRAP,
         "vllm": {"servers": "https://one.example.com,http://two:8001", "shared": {"existingClaim": "served"}},
     },
+    "registry": {
+        **SECURED,
+        "schemas": {
+            "registryUrl": "https://schemas.example.com:8443,https://schemas-2.example.com",
+            "secret": "reads",
+            "registerSecret": "registers",
+            "caSecret": "registry-authority",
+        },
+        "settings": {"topics": {"prefix": "rl."}, "schemas": {"own_ids": False}},
+        "audit": {"enabled": True},
+    },
+    "registry by others": {
+        **BOOTSTRAP,
+        "schemas": {"registryUrl": "http://schemas:8081/apis/ccompat/v7", "register": False},
+        "topics": {"kind": "none"},
+    },
     "bare": {
         **BOOTSTRAP,
         "topics": {"kind": "none"},
@@ -119,6 +135,11 @@ FACTORS: dict[str, tuple[Object, ...]] = {
         {},
         {"vllm": {"enabled": True, "gpus": 0}, "settings": {"model": {"base": "example/model"}}},
         {"vllm": {"servers": "http://one:8000", "shared": {"existingClaim": "served"}}},
+    ),
+    "registry": (
+        {},
+        {"schemas": {"registryUrl": "http://schemas:8081", "secret": "reads"}},
+        {"schemas": {"registryUrl": "https://schemas:8081", "caSecret": "registry-authority", "register": False}},
     ),
     "signing": ({}, {"signing": {"privateSecret": "private", "publicSecret": "public"}}),
     "audit": ({}, {"audit": {"enabled": True}}),
@@ -254,5 +275,8 @@ OUTSIDE = {
     "private",
     "public",
     "served",
+    "reads",
+    "registers",
+    "registry-authority",
 }
 """What the values of the matrix name and the chart does not make."""

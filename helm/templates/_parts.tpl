@@ -1,5 +1,5 @@
-{{/* What the templates share. A component is one of streams, scoring, policy, trainer, audit, topics, and vllm, which
-     has no settings. */}}
+{{/* What the templates share. A component is one of streams, scoring, policy, trainer, audit, topics, schemas, and vllm,
+     which has no settings. */}}
 
 {{- define "streamward.components" -}}
 {{- $found := list "streams" "scoring" "policy" "trainer" -}}
@@ -89,7 +89,7 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- $sasl := hasPrefix "SASL" $values.kafka.securityProtocol -}}
 {{- if $sasl -}}
 {{- $_ := set $kafka "sasl_mechanism" (required "kafka.sasl.mechanism is not set, and kafka.securityProtocol wants one" $values.kafka.sasl.mechanism) -}}
-{{- $_ := required (printf "no Secret for %s: set kafka.sasl.secret or %s.saslSecret" .component .component) (include "streamward.saslSecret" .) -}}
+{{- $_ := ternary "-" (include "streamward.saslSecret" .) (eq .component "schemas") | required (printf "no Secret for %s: set kafka.sasl.secret or %s.saslSecret" .component .component) -}}
 {{- else if or $values.kafka.sasl.mechanism (include "streamward.saslSecret" .) -}}
 {{- fail (printf "kafka.sasl has no effect with kafka.securityProtocol %s; set SASL_SSL" $values.kafka.securityProtocol) -}}
 {{- end -}}
@@ -103,9 +103,21 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- fail (printf "kafka.tls has no effect with kafka.securityProtocol %s; set SSL or SASL_SSL" $values.kafka.securityProtocol) -}}
 {{- end -}}
 {{- $said := mustMergeOverwrite (deepCopy $values.settings) (deepCopy (default dict $own.settings)) -}}
+{{- $registry := $values.schemas -}}
+{{- if not $registry.registryUrl -}}
+{{- if or $registry.secret $registry.registerSecret $registry.caSecret $said.schemas -}}
+{{- fail "schemas: the Secrets and settings.schemas have no effect without schemas.registryUrl; set it, or leave them out" -}}
+{{- end -}}
+{{- else if and $registry.caSecret (not (contains "https://" $registry.registryUrl)) -}}
+{{- fail "schemas.caSecret has no effect on a schemas.registryUrl that begins with http://; leave it out, or use https://" -}}
+{{- end -}}
 {{- $derived := dict "kafka" $kafka
     "adapters" (dict "store" (default "/var/lib/streamward/adapters" $values.adapterStore.url))
     "trainer" (dict "checkpoints" "/var/lib/streamward/checkpoints") -}}
+{{- if $registry.registryUrl -}}
+{{- $_ := set $derived "schemas" (dict "registry_url" $registry.registryUrl) -}}
+{{- if $registry.caSecret -}}{{- $_ := set $derived.schemas "registry_ca_location" "/etc/streamward/registry/ca.crt" -}}{{- end -}}
+{{- end -}}
 {{- if and (eq .component "trainer") (gt (int $own.gpus) 1) -}}
 {{- $_ := set $derived.trainer "processes" (int $own.gpus) -}}
 {{- end -}}
@@ -126,12 +138,14 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- range $section, $keys := $derived -}}
 {{- range $key, $_ := $keys -}}
 {{- if hasKey (default dict (get $said $section)) $key -}}
-{{- fail (printf "settings: %s.%s is what other values say (kafka, adapterStore, signing, metrics, vllm, trainer); leave it out of settings" $section $key) -}}
+{{- fail (printf "settings: %s.%s is what other values say (kafka, schemas, adapterStore, signing, metrics, vllm, trainer); leave it out of settings" $section $key) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
 {{- $device := ternary (dict "model" (dict "device" "cuda")) dict (gt (int (default 0 $own.gpus)) 0) -}}
 {{- $tree := mustMergeOverwrite (dict) $device $said $derived -}}
+{{- if eq .component "schemas" -}}{{- $tree = pick $tree "topics" "schemas" -}}{{- end -}}
+{{- if eq .component "topics" -}}{{- $tree = omit $tree "schemas" -}}{{- end -}}
 {{- range $section, $keys := $tree }}
 [{{ $section }}]
 {{- range $key, $value := $keys }}
@@ -165,11 +179,17 @@ capabilities:
 {{- define "streamward.env" -}}
 - name: STREAMWARD_CONFIG
   value: /etc/streamward/settings/{{ .component }}.toml
-{{- if hasPrefix "SASL" .root.Values.kafka.securityProtocol }}
+{{- if and (include "streamward.asksKafka" .) (hasPrefix "SASL" .root.Values.kafka.securityProtocol) }}
 - name: STREAMWARD_KAFKA__SASL_USERNAME_FILE
   value: /etc/streamward/sasl/username
 - name: STREAMWARD_KAFKA__SASL_PASSWORD_FILE
   value: /etc/streamward/sasl/password
+{{- end }}
+{{- if include "streamward.registrySecret" . }}
+- name: STREAMWARD_SCHEMAS__REGISTRY_USERNAME_FILE
+  value: /etc/streamward/registry/username
+- name: STREAMWARD_SCHEMAS__REGISTRY_PASSWORD_FILE
+  value: /etc/streamward/registry/password
 {{- end }}
 {{- range $setting, $from := default dict (index .root.Values .component).secretSettings }}
 - name: STREAMWARD_{{ $setting | replace "." "__" | upper }}_FILE
@@ -185,6 +205,7 @@ capabilities:
 - {name: settings, mountPath: /etc/streamward/settings, readOnly: true}
 - {name: tmp, mountPath: /tmp}
 - {name: work, mountPath: /var/lib/streamward}
+{{- if include "streamward.asksKafka" . }}
 {{- if hasPrefix "SASL" .root.Values.kafka.securityProtocol }}
 - {name: sasl, mountPath: /etc/streamward/sasl, readOnly: true}
 {{- end }}
@@ -193,6 +214,10 @@ capabilities:
 {{- end }}
 {{- if .root.Values.kafka.tls.clientSecret }}
 - {name: client, mountPath: /etc/streamward/client, readOnly: true}
+{{- end }}
+{{- end }}
+{{- if include "streamward.registryFiles" . }}
+- {name: registry, mountPath: /etc/streamward/registry, readOnly: true}
 {{- end }}
 {{- if (index .root.Values .component).secretSettings }}
 - {name: secrets, mountPath: /etc/streamward/secrets, readOnly: true}
@@ -220,11 +245,12 @@ capabilities:
 {{- $name := include "streamward.fullname" .root -}}
 - name: settings
   configMap:
-    name: {{ $name }}-{{ ternary "topics" "settings" (eq .component "topics") }}
+    name: {{ $name }}-{{ ternary .component "settings" (has .component (list "topics" "schemas")) }}
 - name: tmp
   emptyDir: {sizeLimit: 1Gi}
 - name: work
   emptyDir: {sizeLimit: 1Gi}
+{{- if include "streamward.asksKafka" . }}
 {{- if hasPrefix "SASL" .root.Values.kafka.securityProtocol }}
 - name: sasl
   secret:
@@ -244,6 +270,23 @@ capabilities:
     secretName: {{ . }}
     defaultMode: 0440
     items: [{key: tls.crt, path: tls.crt}, {key: tls.key, path: tls.key}]
+{{- end }}
+{{- end }}
+{{- if include "streamward.registryFiles" . }}
+- name: registry
+  projected:
+    defaultMode: 0440
+    sources:
+    {{- with include "streamward.registrySecret" . }}
+      - secret:
+          name: {{ . }}
+          items: [{key: username, path: username}, {key: password, path: password}]
+    {{- end }}
+    {{- with .root.Values.schemas.caSecret }}
+      - secret:
+          name: {{ . }}
+          items: [{key: ca.crt, path: ca.crt}]
+    {{- end }}
 {{- end }}
 {{- with (index .root.Values .component).secretSettings }}
 - name: secrets

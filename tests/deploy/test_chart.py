@@ -68,6 +68,8 @@ def test_the_program_takes_every_command_line(case: str) -> None:
         expected["topics"] = "topics apply"
     if "audit" in VALUES[case]:
         expected["audit"] = "audit"
+    if case == "registry":
+        expected["schemas"] = "schemas register"
     assert commands == expected
 
 
@@ -77,7 +79,8 @@ def test_the_settings_know_all_that_a_pod_is_given(case: str, tmp_path: Path) ->
     for found in of_kind(case, *PODS):
         folder = tmp_path / found["metadata"]["name"]
         settings = loaded(mounted(spec_of(found), configs_of(case), folder))
-        assert settings.kafka.bootstrap == BOOTSTRAP["kafka"]["bootstrap"]
+        asks_kafka = found["metadata"]["labels"]["app.kubernetes.io/component"] != "schemas"
+        assert (settings.kafka.bootstrap == BOOTSTRAP["kafka"]["bootstrap"]) is asks_kafka
 
 
 def test_any_two_choices_are_tried_together() -> None:
@@ -184,6 +187,8 @@ def test_every_reference_leads_to_an_object_of_the_chart_or_to_one_that_the_valu
         spec = spec_of(found)
         wanted = {f"ServiceAccount/{spec['serviceAccountName']}"}
         for volume in spec["volumes"]:
+            for source in volume.get("projected", {}).get("sources", []):
+                wanted.add(f"Secret/{source['secret']['name']}")
             if "configMap" in volume:
                 wanted.add(f"ConfigMap/{volume['configMap']['name']}")
             if "persistentVolumeClaim" in volume:
@@ -221,6 +226,8 @@ def test_a_hook_needs_nothing_that_comes_after_it(case: str) -> None:
         spec = spec_of(found)
         configs = {f"ConfigMap/{one['configMap']['name']}" for one in spec["volumes"] if "configMap" in one}
         assert configs | {f"ServiceAccount/{spec['serviceAccountName']}"} <= hooks
+        if any(of_kind(case, "NetworkPolicy")):
+            assert f"NetworkPolicy/{found['metadata']['name']}" in hooks, "that of the release before has other ports"
 
 
 @needs_helm
@@ -236,7 +243,8 @@ def test_selectors_find_the_pods_of_their_own_component_and_no_others(case: str)
         wanted = found["spec"]["podSelector"]["matchLabels"].items()
         chosen = [name for name, labels in pods.items() if wanted <= labels.items()]
         of_servers = [name for name in pods if name.startswith("StatefulSet/")]
-        assert chosen == (of_servers if found["metadata"]["name"].endswith("-vllm") else [*pods])
+        others = {"vllm": of_servers, "topics": [], "schemas": []}
+        assert chosen == others.get(found["metadata"]["name"].rpartition("-")[2], [*pods])
 
 
 @needs_helm
@@ -258,10 +266,12 @@ def test_no_two_objects_have_one_name_and_none_holds_a_secret(case: str) -> None
 
 @needs_helm
 def test_the_network_policy_lets_every_port_of_the_brokers_out() -> None:
-    (found,) = of_kind("least", "NetworkPolicy")
-    assert found["spec"]["ingress"] == [{"ports": [{"protocol": "TCP", "port": 9464}]}]
-    ports = {(port["protocol"], port["port"]) for rule in found["spec"]["egress"] for port in rule["ports"]}
-    assert ports == {("UDP", 53), ("TCP", 53), ("TCP", 443), ("TCP", 9093), ("TCP", 9094)}
+    found = {one["metadata"]["name"]: one["spec"] for one in of_kind("least", "NetworkPolicy")}
+    assert found["one-streamward"]["ingress"] == [{"ports": [{"protocol": "TCP", "port": 9464}]}]
+    assert found["one-streamward-topics"]["ingress"] == []
+    for spec in found.values():
+        ports = {(port["protocol"], port["port"]) for rule in spec["egress"] for port in rule["ports"]}
+        assert ports == {("UDP", 53), ("TCP", 53), ("TCP", 443), ("TCP", 9093), ("TCP", 9094)}
 
 
 # --- values ----------------------------------------------------------------------------------------------------------
@@ -296,6 +306,18 @@ def test_the_network_policy_lets_every_port_of_the_brokers_out() -> None:
         ({**BOOTSTRAP, "metrics": {"port": 0}}, "nothing would answer"),
         ({**BOOTSTRAP, "settings": {"metrics": {"port": 9000}}}, "metrics.port is what other values say"),
         ({**BOOTSTRAP, "topics": {"kind": "strimzi"}}, "topics.strimzi.cluster is not set"),
+        ({**BOOTSTRAP, "schemas": {"secret": "a"}}, "no effect without schemas.registryUrl"),
+        ({**BOOTSTRAP, "settings": {"schemas": {"own_ids": False}}}, "no effect without schemas.registryUrl"),
+        ({**BOOTSTRAP, "schemas": {"registryUrl": "http://a:8081", "caSecret": "a"}}, "schemas.caSecret has no effect"),
+        ({**BOOTSTRAP, "schemas": {"registryUrl": "http://me:pass@a:8081"}}, "registryUrl"),
+        (
+            {
+                **BOOTSTRAP,
+                "schemas": {"registryUrl": "http://a:8081"},
+                "streams": {"settings": {"schemas": {"registry_url": "http://b:8081"}}},
+            },
+            "schemas.registry_url is what other values say",
+        ),
         ({**BOOTSTRAP, "vllm": {"enabled": True, "servers": "http://a:8000"}}, "exclude each other"),
         ({**BOOTSTRAP, "vllm": {"servers": "http://a:8000"}}, "needs vllm.shared.existingClaim"),
         ({**BOOTSTRAP, "vllm": {"image": {"tag": "latest"}}}, "tag"),

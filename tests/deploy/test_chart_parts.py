@@ -29,12 +29,14 @@ from charted import (
 )
 from deployed import loaded
 from hypothesis import HealthCheck, given, settings as examples, strategies as st
+from pydantic import SecretStr
 from yaml import safe_load_all
 
 from streams import topics
+from streams.errors import LogError, NotFoundError, RefusedError, SettingsError
 from streams.evaluation import evaluate, suites
 from streams.monitoring import names
-from streams.settings import Topics
+from streams.settings import Kafka, Schemas, Topics
 
 pytestmark = needs_helm
 
@@ -155,7 +157,7 @@ def test_kafka_topics_are_those_of_the_program_for_any_settings(said: Object) ->
 @each_case
 def test_topics_are_made_in_one_way(case: str) -> None:
     kind = VALUES[case].get("topics", {}).get("kind", "job")
-    assert bool([*of_kind(case, "Job")]) is (kind == "job")
+    assert any(name_of(one).endswith("-topics") for one in of_kind(case, "Job")) is (kind == "job")
     assert bool([*of_kind(case, "KafkaTopic")]) is (kind == "strimzi")
 
 
@@ -176,6 +178,52 @@ def test_kafka_topics_have_the_newest_version_that_the_cluster_knows(there: list
     known = [argument for one in there for argument in ("--api-versions", f"kafka.strimzi.io/{one}")]
     found = [one for one in safe_load_all(helm(values, *known).stdout) if one is not None]
     assert {one["apiVersion"] for one in found if one["kind"] == "KafkaTopic"} == {f"kafka.strimzi.io/{version}"}
+
+
+# --- a Schema Registry ------------------------------------------------------------------------------------------------
+
+
+def test_schemas_are_registered_before_any_process_and_after_the_topics() -> None:
+    jobs = {
+        one["metadata"]["name"].rpartition("-")[2]: one["metadata"]["annotations"] for one in of_kind("registry", "Job")
+    }
+    assert {jobs[name]["helm.sh/hook"] for name in ("topics", "schemas")} == {"pre-install,pre-upgrade"}
+    weights = [int(jobs[name]["helm.sh/hook-weight"]) for name in ("topics", "schemas")]
+    assert weights == sorted(weights) and weights[0] != weights[1]
+    assert not any(one["metadata"]["name"].endswith("-schemas") for one in objects("registry by others"))
+
+
+def test_what_no_other_try_can_change_ends_a_hook_at_once() -> None:
+    decisions = {error.exit_code for error in (SettingsError, NotFoundError, RefusedError)}
+    for job in of_kind("registry", "Job"):
+        (rule,) = job["spec"]["podFailurePolicy"]["rules"]
+        (container,) = spec_of(job)["containers"]
+        assert rule["action"] == "FailJob" and rule["onExitCodes"]["containerName"] == container["name"]
+        assert set(rule["onExitCodes"]["values"]) == decisions and LogError.exit_code not in decisions
+
+
+@pytest.mark.parametrize("name", ["streams", "scoring", "policy", "trainer", "audit", "test", "schemas"])
+def test_every_process_asks_the_registry_as_its_own_user_with_files(name: str, tmp_path: Path) -> None:
+    said = settings_of("registry", name, tmp_path).schemas
+    user = "registers" if name == "schemas" else "reads"
+    assert said.registry_url == VALUES["registry"]["schemas"]["registryUrl"] and said.own_ids is False
+    assert (said.registry_username, said.registry_password) == (f"{user}/username", SecretStr(f"{user}/password"))
+    assert said.registry_ca_location == Path("/etc/streamward/registry/ca.crt")
+    assert (tmp_path / "etc/streamward/registry/ca.crt").read_text() == "registry-authority/ca.crt"
+
+
+def test_who_registers_has_no_password_of_kafka_and_who_makes_topics_none_of_the_registry(tmp_path: Path) -> None:
+    schemas, made = (settings_of("registry", name, tmp_path / name) for name in ("schemas", "topics"))
+    assert schemas.kafka == Kafka() and schemas.topics == made.topics == Topics(prefix="rl.")
+    assert made.schemas == Schemas() and made.kafka.sasl_username == "for-topics/username"
+    files = {file.relative_to(tmp_path).as_posix() for file in tmp_path.rglob("*") if file.is_file()}
+    assert not any(file.startswith(("schemas/etc/streamward/sasl", "topics/etc/streamward/registry")) for file in files)
+
+
+def test_ports_of_the_registry_are_let_out() -> None:
+    for case, wanted in {"registry": {443, 8443}, "registry by others": {8081}}.items():
+        for one in of_kind(case, "NetworkPolicy"):
+            assert wanted <= {port["port"] for rule in one["spec"]["egress"] for port in rule["ports"]}
 
 
 # --- who is looked at ------------------------------------------------------------------------------------------------
@@ -320,7 +368,7 @@ def test_only_agents_get_through_to_the_servers() -> None:
 
 
 def test_ports_of_servers_elsewhere_are_let_out() -> None:
-    (found,) = of_kind("other servers", "NetworkPolicy")
+    (found,) = [one for one in of_kind("other servers", "NetworkPolicy") if one["metadata"]["name"] == "one-streamward"]
     assert {443, 8001} <= {port["port"] for rule in found["spec"]["egress"] for port in rule["ports"]}
 
 

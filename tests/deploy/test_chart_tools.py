@@ -82,7 +82,7 @@ def test_a_field_that_no_version_knows_would_be_found(tmp_path: Path) -> None:
 @needs_helm
 def test_checkov_finds_what_is_argued_and_nothing_else(tmp_path: Path) -> None:
     checkov = tool("checkov")
-    files = rendered(tmp_path, ["secured", "scaled", "vllm"])
+    files = rendered(tmp_path, ["secured", "scaled", "vllm", "registry"])
     command = [checkov, "--framework", "kubernetes", "--skip-download", "--output", "json", "--file", *files]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     report = json.loads(done.stdout)

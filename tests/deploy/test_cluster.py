@@ -197,6 +197,26 @@ def test_an_upgrade_whose_topics_fail_changes_no_process(namespace: str) -> None
 
 
 @pytest.mark.usefixtures("fake")
+def test_an_upgrade_whose_schemas_are_refused_changes_no_process(namespace: str) -> None:
+    """Topics are not made here, so that the Job that fails is the one that registers."""
+    values = {
+        **VALUES["least"],
+        "topics": {"kind": "none"},
+        "schemas": {"registryUrl": "http://schemas.example.com:8081", "secret": "reads"},
+    }
+    release("install", namespace, "--wait", SHORT, values=values)
+    assert listed(namespace, "jobs") == []
+    before = templates(namespace)
+    broken = {**values, "images": {"streams": {"tag": "fail"}}}
+    said = release("upgrade", namespace, "--wait", "--timeout=5s", values=broken, fails=True)
+    assert "pre-upgrade hooks failed" in said
+    assert {one["metadata"]["name"] for one in listed(namespace, "jobs")} == {"one-streamward-schemas"}
+    assert templates(namespace) == before
+    release("upgrade", namespace, "--wait", SHORT, values=values)
+    assert listed(namespace, "jobs") == []
+
+
+@pytest.mark.usefixtures("fake")
 def test_an_upgrade_that_does_not_get_ready_can_roll_itself_back(namespace: str) -> None:
     release("install", namespace, "--wait", SHORT)
     before = templates(namespace)

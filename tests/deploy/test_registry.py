@@ -18,9 +18,12 @@ from typing import Any
 
 import pytest
 from apicurio import Apicurio, NotHere, running as apicurio_running
+from charted import needs_helm
 from click.testing import CliRunner, Result
 from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
 from confluent_kafka.schema_registry.avro import AvroDeserializer, AvroSerializer
+from contained import Host, Process
+from deploy.test_rendered import containers
 from factories import one_of_each, task
 from running import read, records, running, said, until
 from scraped import get
@@ -146,6 +149,33 @@ def test_the_registry_itself_refuses_what_is_not_compatible_from_then_on(
     broken = definition | {"fields": definition["fields"][1:]}
     with pytest.raises(Exception, match="409"):
         client.register_schema("kept.rewards-value", Schema(json.dumps(broken), "AVRO"))
+
+
+@needs_helm
+def test_the_hook_of_the_chart_registers_and_a_schema_that_does_not_fit_ends_it_before_anything_changes(
+    apicurio: Apicurio, client: SchemaRegistryClient, tmp_path: Path
+) -> None:
+    """As tests/deploy/test_rendered.py starts it; 4 is one of the codes after which its Job is not tried again."""
+    host = Host(tmp_path, {"registry.test:8080": apicurio.url.split("/")[2]})
+
+    def hook(prefix: str) -> Process:
+        values = {
+            "kafka": {"bootstrap": "kafka.test:9092"},
+            "settings": {"topics": {"prefix": prefix}},
+            "schemas": {"registryUrl": "http://registry.test:8080/apis/ccompat/v7"},
+        }
+        return host.put(containers(values, {})["schemas"][0])
+
+    for result in ("registered", "there"):
+        rows = [json.loads(line) for line in hook("chart.").ends().splitlines()]
+        assert {row["result"] for row in rows} == {result} and len(rows) == len(registry.files().schemas)
+    strange = {"type": "record", "name": "Batch", "fields": [{"name": "size", "type": "int"}]}
+    client.register_schema("chart.strange.batches-value", Schema(json.dumps(strange), "AVRO"))
+    before = client.get_subjects()
+    done = hook("chart.strange.")
+    refused = done.execute(*done.container.command)
+    assert refused.returncode == 4 and "Nothing was changed" in refused.stderr
+    assert client.get_subjects() == before
 
 
 # --- records ----------------------------------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ from charted import ROOT, Object, helm, needs_helm, spec_of
 from contained import Container, Host, Process, of_pod
 from deploy.test_cluster import OPT_IN
 from factories import task
+from guarded import guarding
 from running import said, until
 from scraped import parse
 from secured import Right, running_node
@@ -35,7 +36,8 @@ from unit.test_adapter_signing import key_pair
 from schemas.events import Message, RewardSource, Sampling
 from streams import show
 from streams.monitoring import names
-from streams.settings import Topics
+from streams.schema_server import serve as serve_schemas
+from streams.settings import Settings, Topics
 from streams.topics import topics
 
 pytestmark = [pytest.mark.kafka, needs_helm]
@@ -96,6 +98,46 @@ def test_the_hook_makes_the_topics_and_helm_test_comes_back_with_scores(kafka_bo
     with host.running(*loop):
         host.until_ready(*loop)
         assert scores(host.put(found["test"][0]).ends()) == [(0, 4)]
+
+
+def test_hook_and_processes_ask_a_registry_behind_tls_each_as_its_own_user(
+    kafka_bootstrap: str, tmp_path: Path
+) -> None:
+    topics = {"prefix": "guarded.", "partitions": 2, "policy_partitions": 1}
+    users = {"reads": 'r "d"; ü', "registers": "w: \\ s"}
+    values = {
+        "kafka": {"bootstrap": "kafka.test:9092"},
+        "settings": {"topics": topics},
+        "schemas": {
+            "registryUrl": "https://registry.test:8443",
+            "secret": "reads",
+            "registerSecret": "registers",
+            "caSecret": "authority",
+        },
+        "policy": {"settings": {"policy": {"engine": "scripted"}}},
+        "streams": {"replicas": 1},
+        "scoring": {"replicas": 1},
+    }
+    secrets = {name: {"username": name, "password": password} for name, password in users.items()}
+    behind = serve_schemas(Settings(topics=Topics(**topics)))
+    with behind as url, guarding(url, users, tmp_path) as door:
+        found = containers(values, {**secrets, "authority": {"ca.crt": door.authority}})
+        host = Host(tmp_path, {"kafka.test:9092": kafka_bootstrap, "registry.test:8443": door.address})
+        host.put(found["topics"][0]).ends()
+        assert door.came == [], "who makes topics needs no ids"
+        for _ in range(2):
+            rows = [json.loads(line) for line in host.put(found["schemas"][0]).ends().splitlines()]
+            assert {row["result"] for row in rows} == {"there"}
+        assert {user for user, _ in door.came} == {"registers"}
+        door.came.clear()
+        loop = [host.put(found[name][0]) for name in ("streams", "scoring", "policy")]
+        with host.running(*loop):
+            host.until_ready(*loop)
+            for process in loop:
+                ready = process.get(process.container.ports["metrics"], "/metrics")[1]
+                assert parse(ready).total(names.READY.name, condition="schema_registry") == 1
+            assert scores(host.put(found["test"][0]).ends()) == [(0, 4)]
+        assert set(door.came) == {("reads", "GET")}, "nothing is registered by a process"
 
 
 def scores(printed: str) -> list[tuple[int, int]]:

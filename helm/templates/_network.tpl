@@ -1,0 +1,25 @@
+{{/* What the network policies let out: DNS, and the ports of all that the values name an address of. */}}
+
+{{- define "streamward.port" -}}
+{{- regexFind ":[0-9]+$" (urlParse .).host | default (ternary ":443" ":80" (hasPrefix "https" .)) | trimPrefix ":" -}}
+{{- end -}}
+
+{{- define "streamward.egress" -}}
+{{- $ports := .Values.networkPolicy.egressPorts }}
+{{- range splitList "," .Values.kafka.bootstrap }}
+{{- $ports = append $ports (. | trim | splitList ":" | last | int) }}
+{{- end }}
+{{- $urls := splitList "," .Values.schemas.registryUrl }}
+{{- if include "streamward.asksServers" . }}
+{{- $urls = concat $urls (splitList "," (include "streamward.servers" .)) }}
+{{- end }}
+{{- range compact $urls }}
+{{- $ports = append $ports (include "streamward.port" . | int) }}
+{{- end -}}
+- ports:
+    - {protocol: UDP, port: 53}
+    - {protocol: TCP, port: 53}
+    {{- range $ports | uniq }}
+    - {protocol: TCP, port: {{ int . }}}
+    {{- end }}
+{{- end -}}
