@@ -40,7 +40,7 @@ SECURED: Object = {
     "trainer": {"saslSecret": "for-trainer", "gpus": 1},
     "topics": {"saslSecret": "for-topics"},
     "scoring": {
-        "settings": {"scoring": {"judge_url": "http://judge/v1", "judge_model": "judge"}},
+        "settings": {"scoring": {"judge_url": "http://judge:8100/v1", "judge_model": "judge"}},
         "secretSettings": {"scoring.judge_key": {"secret": "judge", "key": "api-key"}},
     },
 }
@@ -60,8 +60,10 @@ VALUES: dict[str, Object] = {
             "kafka": {"client": {"debug": "broker", "client.rack": 'a "b" <c>'}, "outage_s": 30},
             "topics": {"prefix": "rl.", "replication": 3, "partitions": 16},
             "trainer": {"learning_rate": 1e-7, "off_policy": True},
+            "tracing": {"otlp_endpoint": "http://collector.observability:4318", "sample_ratio": 0.1},
         },
         "policy": {"replicas": 3, "settings": {"policy": {"engine": "scripted", "name": "other"}}},
+        "trainer": {"settings": {"tracing": {"otlp_endpoint": "http://near:14318/v1/traces"}}},
         "probes": {"mode": "exec"},
     },
     "scaled": {

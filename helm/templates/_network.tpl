@@ -13,6 +13,13 @@
 {{- if include "streamward.asksServers" . }}
 {{- $urls = concat $urls (splitList "," (include "streamward.servers" .)) }}
 {{- end }}
+{{- range $component := include "streamward.components" . | splitList " " }}
+{{- $own := default dict (index $.Values $component).settings }}
+{{- range $section, $key := dict "tracing" "otlp_endpoint" "scoring" "judge_url" }}
+{{- $urls = append $urls (get (default dict (get $.Values.settings $section)) $key) }}
+{{- $urls = append $urls (get (default dict (get $own $section)) $key) }}
+{{- end }}
+{{- end }}
 {{- range compact $urls }}
 {{- $ports = append $ports (include "streamward.port" . | int) }}
 {{- end -}}

@@ -220,8 +220,10 @@ def test_who_registers_has_no_password_of_kafka_and_who_makes_topics_none_of_the
     assert not any(file.startswith(("schemas/etc/streamward/sasl", "topics/etc/streamward/registry")) for file in files)
 
 
-def test_ports_of_the_registry_are_let_out() -> None:
-    for case, wanted in {"registry": {443, 8443}, "registry by others": {8081}}.items():
+def test_ports_of_what_the_values_name_are_let_out() -> None:
+    """The registry's, the judge's, those of collectors of traces, for all and for one component."""
+    named = {"registry": {443, 8443, 8100}, "registry by others": {8081}, "settings": {4318, 14318}, "secured": {8100}}
+    for case, wanted in named.items():
         for one in of_kind(case, "NetworkPolicy"):
             assert wanted <= {port["port"] for rule in one["spec"]["egress"] for port in rule["ports"]}
 
