@@ -17,6 +17,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import threading
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -27,7 +28,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from schemas.events import Event
-from streams import bulk, cluster
+from streams import bulk, cluster, schema_registry
+from streams.archive.behind import UNTOLD, Behind
 from streams.archive.segments import (
     Archive,
     Manifest,
@@ -40,12 +42,16 @@ from streams.archive.segments import (
 from streams.columns.decode import RECORD_FIELDS, Rows, arrow_schema, judge, record_columns
 from streams.errors import LogError
 from streams.log import Record, TopicPartition
-from streams.patience import TICK_S, Patience, Unreachable
+from streams.monitoring import metrics
+from streams.monitoring.metrics import OFF, Meter
+from streams.patience import TICK_S, Patience, StoppedWaiting, Unreachable
 from streams.settings import Settings
 from streams.topics import LABELS, topics
 
 KEPT_MANIFESTS = 16
 """Older ones are removed: whoever reads one that old has seen a newer number since."""
+BEAT_S = 10.0
+"""While it waits for the next look it gives a sign of life so often."""
 RAW_FIELDS = [
     pa.field("_key_bytes", pa.binary()),
     pa.field("_headers", pa.list_(pa.struct([pa.field("name", pa.string()), pa.field("value", pa.binary())]))),
@@ -79,12 +85,27 @@ def segment_schema(event: type[Event]) -> pa.Schema:
     return pa.schema([*arrow_schema(event), *RAW_FIELDS])
 
 
+def run(settings: Settings, labels: Iterable[str], *, stop: threading.Event) -> list[Synced]:
+    """Archive what comes until `stop` is set, as a process that is watched; return what the last look did.
+
+    Raises as `sync`.
+    """
+    try:
+        with metrics.served(settings, "archive") as meter:
+            schema_registry.wait(settings, meter, stop)
+            return sync(settings, labels, stop=stop, follow=True, meter=meter)
+    except StoppedWaiting as exc:
+        log.warning("%s", exc)
+        return []
+
+
 def sync(
     settings: Settings,
     labels: Iterable[str] = LABELS,
     *,
     stop: threading.Event | None = None,
     follow: bool = False,
+    meter: Meter = OFF,
 ) -> list[Synced]:
     """Archive what is new in these topics, and return what became of each partition.
 
@@ -93,10 +114,10 @@ def sync(
     or if the log is another than the one that was archived; what can be archived is, first.
     """
     stop, labels = stop or threading.Event(), list(labels)
-    patience = Patience(settings.kafka, stop)
+    patience, behind = Patience(settings.kafka, stop, meter), Behind(meter)
     while True:
         try:
-            done = _look(settings, labels, stop)
+            done = _look(settings, labels, stop, behind)
         except Unreachable:
             if not follow:
                 raise
@@ -106,20 +127,37 @@ def sync(
         patience.answered()
         if follow and (records := sum(each.records for each in done)):
             log.info("archived %d records in %d segments", records, sum(each.segments for each in done))
-        if not follow or stop.wait(settings.archive.follow_s):
+        if not follow or _pause(settings.archive.follow_s, stop, meter):
             return done
 
 
-def _look(settings: Settings, labels: list[str], stop: threading.Event) -> list[Synced]:
+def _pause(seconds: float, stop: threading.Event, meter: Meter) -> bool:
+    """Wait for the next look, and return whether it should stop."""
+    meter.at("waits for what comes")
+    until = time.monotonic() + seconds
+    while not stop.is_set() and (left := until - time.monotonic()) > 0:
+        stop.wait(min(left, BEAT_S))
+        meter.beat()
+    return stop.is_set()
+
+
+def _look(settings: Settings, labels: list[str], stop: threading.Event, behind: Behind) -> list[Synced]:
+    behind.meter.at("archives what is new")
     bounds = cluster.offsets(settings, labels)
+    behind.meter.ready("kafka")
     by_name = {topic.name: label for label, topic in topics(settings.topics).items()}
+    partitions = {
+        tp: _Partition(settings, by_name[tp[0]], tp, sum(1 for other in bounds if other[0] == tp[0]), behind)
+        for tp in bounds
+    }
+    for tp, (low, high) in bounds.items():
+        partitions[tp].ends(low, high)
     done, troubles = [], []
-    for (name, partition), (low, high) in bounds.items():
+    for tp, (low, high) in bounds.items():
         if stop.is_set():
             break
-        count = sum(1 for tp in bounds if tp[0] == name)
         try:
-            done.append(_Partition(settings, by_name[name], (name, partition), count).archived(low, high, stop))
+            done.append(partitions[tp].archived(low, high, stop))
         except _NotThisLog as exc:
             troubles.append(str(exc))
     if troubles:
@@ -134,12 +172,22 @@ class _NotThisLog(LogError):
 class _Partition:
     """One partition, on its way into the archive."""
 
-    def __init__(self, settings: Settings, label: str, tp: TopicPartition, count: int) -> None:
+    def __init__(self, settings: Settings, label: str, tp: TopicPartition, count: int, behind: Behind = UNTOLD) -> None:
         self._settings, self._label, self._tp, self._count = settings, label, tp, count
+        self._behind = behind
         self._archive = Archive(settings)
         self._folder = self._archive.folder(label, tp[1])
         self._where = f"{tp[0]}[{tp[1]}]"
         self._low = 0
+
+    def ends(self, low: int, high: int) -> None:
+        """Let it be known how far the log goes."""
+
+        def archived() -> int:
+            next_ = self._archive.next_offset(self._label, self._tp[1])
+            return low if next_ is None else next_
+
+        self._behind.ends(self._label, self._tp[1], high, archived)
 
     def archived(self, low: int, high: int, stop: threading.Event) -> Synced:
         """Archive up to `high`, or until `stop`."""
@@ -164,6 +212,7 @@ class _Partition:
                 before, records, bad = after, records + segment.records, bad + segment.bad
                 segments += 1
         self._sweep_up(before)
+        self._behind.archived(self._label, self._tp[1], before.next)
         return Synced(self._label, self._tp[1], before.first, before.next, records, bad, segments)
 
     def _check_bounds(self, before: Manifest | None, low: int, high: int) -> None:
@@ -190,10 +239,12 @@ class _Partition:
         rows_of = self._chunks(before.segments[-1] if before.segments else None, start, high)
         rows = next(rows_of, None)
         while start < high and not stop.is_set():
+            self._behind.archived(self._label, self._tp[1], start, rows.timestamps[0] if rows is not None else None)
             with self._archive.store.half(self._folder) as path:
                 writing = _Segment(self._settings, self._label, path)
                 while rows is not None and not writing.full and not stop.is_set():
                     writing.add(rows)
+                    self._behind.meter.beat()
                     rows = next(rows_of, None)
                 # behind the last record there may be markers of transactions, which take offsets
                 next_ = high if rows is None else writing.next

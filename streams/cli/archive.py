@@ -55,6 +55,8 @@ def archive_sync(call: Call, names: tuple[str, ...], follow: bool, output: Outpu
 
     Prints what each partition has in the archive now. It may be killed at any moment, and two may run at once. What
     retention has cut before it was archived is an error: nothing is archived behind a gap.
+
+    With --follow and metrics.port it serves /metrics, /healthz and /readyz.
     """
     from streams import show
     from streams.archive import sync as syncing
@@ -62,7 +64,9 @@ def archive_sync(call: Call, names: tuple[str, ...], follow: bool, output: Outpu
     labels = _labels(call, names)
     with until_stopped() as stop:
         call.working = follow
-        done = syncing.sync(call.settings, labels, stop=stop, follow=follow)
+        done = (
+            syncing.run(call.settings, labels, stop=stop) if follow else syncing.sync(call.settings, labels, stop=stop)
+        )
     columns = [
         show.Column("partition", lambda row: f"{row['topic']}[{row['partition']}]"),
         show.Column("first", "first", right=True),

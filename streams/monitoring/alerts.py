@@ -149,6 +149,10 @@ ALERTS = (
         "LedgerNotRecounted", "warning", "5m", Limit(f"time() - {largest(select(names.RECOUNTED))}", ">", 900),
         "The audit has not recounted the log for {{ $value | humanizeDuration }}.",
     ),
+    Alert(
+        "ArchiveBehind", "warning", "15m", Limit(largest(select(names.ARCHIVE_LAG_SECONDS), "topic"), ">", 3600),
+        "The archive is {{ $value | humanizeDuration }} behind in `{{ $labels.topic }}`.",
+    ),
     # --- training ---
     Alert(
         "NoStep", "critical", "30m", Limit(STEPS, "<", 1),

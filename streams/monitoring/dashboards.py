@@ -334,6 +334,19 @@ STREAMS = Dashboard(
             ),
         ),
         Row(
+            "The archive",
+            (
+                _panel(
+                    "Not archived, records", "short", (total(select(names.ARCHIVE_LAG_RECORDS), "topic"), "{{topic}}")
+                ),
+                _panel(
+                    "Archive behind, by time",
+                    "s",
+                    (largest(select(names.ARCHIVE_LAG_SECONDS), "topic"), "{{topic}}"),
+                ),
+            ),
+        ),
+        Row(
             "The audit, and the processes",
             (
                 _panel("Ledger imbalance", "short", (largest(select(names.IMBALANCE)), "records")),

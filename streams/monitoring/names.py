@@ -25,9 +25,11 @@ AGES = (0.1, 0.5, 2.0, 10.0, 60.0, 300.0, 1800.0, 7200.0, 86400.0)
 VERSIONS = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0)
 """… of versions behind."""
 
-Process = Literal["streams", "policy", "scoring", "train", "audit"]
+Process = Literal["streams", "policy", "scoring", "train", "audit", "archive"]
 LOOP: tuple[Process, ...] = ("streams", "policy", "scoring", "train")
 """The processes of the loop, by the name of their command."""
+SERVED: tuple[Process, ...] = (*LOOP, "archive")
+"""Those that serve metrics.port: the loop, and `archive sync --follow`."""
 
 
 class Metric(NamedTuple):
@@ -45,13 +47,13 @@ class Metric(NamedTuple):
 
 # --- every process ----------------------------------------------------------------------------------------------------
 
-PROCESS = Metric("streamward_process_info", "gauge", ("process", "version"), "Always 1: what runs here.", LOOP)
-READY = Metric("streamward_ready", "gauge", ("condition",), "1 if the condition of /readyz holds, else 0.", LOOP)
+PROCESS = Metric("streamward_process_info", "gauge", ("process", "version"), "Always 1: what runs here.", SERVED)
+READY = Metric("streamward_ready", "gauge", ("condition",), "1 if the condition of /readyz holds, else 0.", SERVED)
 PROGRESS = Metric(
-    "streamward_progress_age_seconds", "gauge", (), "Since the process last came on; /healthz judges it.", LOOP
+    "streamward_progress_age_seconds", "gauge", (), "Since the process last came on; /healthz judges it.", SERVED
 )
 SCRAPE_ERRORS = Metric(
-    "streamward_scrape_errors_total", "counter", (), "Values that could not be told when asked for.", LOOP, "a fault"
+    "streamward_scrape_errors_total", "counter", (), "Values that could not be told when asked for.", SERVED, "a fault"
 )
 EVENTS_IN = Metric("streamward_events_in_total", "counter", ("stage", "topic"), "Records taken up.", LOOP)
 EVENTS_OUT = Metric("streamward_events_out_total", "counter", ("stage", "topic"), "Records handed to the log.", LOOP)
@@ -302,6 +304,23 @@ RECOUNTED = Metric(
     "streamward_ledger_recount_timestamp_seconds", "gauge", (), "When the last recount ended.", ("audit",)
 )
 
+# --- archive sync --follow --------------------------------------------------------------------------------------------
+
+ARCHIVE_LAG_RECORDS = Metric(
+    "streamward_archive_lag_records",
+    "gauge",
+    ("topic",),
+    "Records that the last look found in the log and that are not in the archive.",
+    ("archive",),
+)
+ARCHIVE_LAG_SECONDS = Metric(
+    "streamward_archive_lag_seconds",
+    "gauge",
+    ("topic",),
+    "Age of the oldest of them, by its timestamp, once it was read; 0 if there is none.",
+    ("archive",),
+)
+
 
 def every() -> list[Metric]:
     """Return all of them, in the order of this file."""
@@ -328,7 +347,7 @@ no reason. A stream worker is healthy while its event loop turns: its own watchd
 `/readyz` is 200 while every condition holds: `kafka` (reached, and partitions assigned), of a policy agent `engine`
 (loaded, and it did not fail on what it was asked last), and with `schemas.registry_url` everywhere `schema_registry`
 (its ids are known; [schemas.md](schemas.md)). The 503 says what is missing. `streamward audit --follow` has an address
-of its own (`--listen`) and no `/readyz`.
+of its own (`--listen`) and no `/readyz`; `streamward archive sync --follow` is watched as the loop is.
 
 What they look like on dashboards, when Prometheus tells somebody, and what to do then: [operations.md](operations.md).
 
@@ -344,12 +363,13 @@ def markdown() -> str:
 
 def _sections() -> Iterator[str]:
     titles = {
+        SERVED: "Every process",
         LOOP: "Every process of the loop",
         ("streams",): "Streams",
         ("policy",): "Policy",
         ("scoring",): "Scoring",
     }
-    titles |= {("train",): "Trainer", ("audit",): "The audit"}
+    titles |= {("train",): "Trainer", ("audit",): "The audit", ("archive",): "The archive"}
     rest = [metric for metric in every() if metric.processes not in titles]
     for processes, title in titles.items():
         yield f"\n## {title}\n\n{_table([metric for metric in every() if metric.processes == processes])}"

@@ -1,6 +1,6 @@
 """Every panel and every alert, asked of a real Prometheus that scraped a real run of the loop.
 
-    streams, policy, scoring, train (tiny model), audit ──► Prometheus ──► each query of helm/dashboards and helm/alerts
+    the loop (tiny model), archive, audit ──► Prometheus ──► each query of helm/dashboards and helm/alerts
 
 One task comes too late and one record is none, so that there are dead letters; no version is refused, no score fails.
 An error fails, and so does an answer that is empty or no number: what is counted only after a fault has to answer 0
@@ -26,7 +26,7 @@ from running import running, until
 from streams.log import Producer
 from streams.monitoring.alerts import ALERTS, FILE, PREFIX, Alert
 from streams.monitoring.dashboards import DASHBOARDS, FOLDER
-from streams.monitoring.names import LOOP
+from streams.monitoring.names import SERVED
 from streams.settings import Metrics
 from tests.chaos.proxy import free_ports
 
@@ -92,8 +92,8 @@ def ask_all(server: Prometheus) -> dict[str, Answer]:
 def seen(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> Seen:
     folder = tmp_path_factory.mktemp("watched")
     settings = tiny_loop(folder, kafka_bootstrap)
-    *ports, audit_port = free_ports(len(LOOP) + 1)
-    targets = {name: f"127.0.0.1:{port}" for name, port in zip(LOOP, ports, strict=True)}
+    *ports, audit_port = free_ports(len(SERVED) + 1)
+    targets = {name: f"127.0.0.1:{port}" for name, port in zip(SERVED, ports, strict=True)}
     targets["audit"] = f"127.0.0.1:{audit_port}"
     audit = f"audit --follow --every 2 --listen {targets['audit']}"
     with ExitStack() as outer:
@@ -104,9 +104,9 @@ def seen(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> Seen
             for number in range(1, GROUPS + 3):
                 producer.send(asked(number))
         with ExitStack() as stack:
-            for name, port in zip(LOOP, ports, strict=True):
+            for name, port in zip(SERVED, ports, strict=True):
                 own = settings.model_copy(update={"metrics": Metrics(port=port)})
-                stack.enter_context(running(own, folder, name))
+                stack.enter_context(running(own, folder, "archive sync --follow" if name == "archive" else name))
             stack.enter_context(running(settings, folder, audit))
             until(lambda: bool(server.ask("streamward_trainer_version == 1")), "a version", folder=folder)
             with Producer(settings) as producer:
@@ -153,8 +153,8 @@ def test_every_process_was_up_and_all_are_named_when_they_have_ended(seen: Seen)
     def told(found: Answer) -> dict[str, float]:
         return {one["metric"]["process"]: float(one["value"][1]) for one in found}
 
-    assert told(seen.at_work[named("ProcessDown").limit.query]) == dict.fromkeys(LOOP, 1)
-    assert told(seen.ended) == dict.fromkeys(LOOP, 0)
+    assert told(seen.at_work[named("ProcessDown").limit.query]) == dict.fromkeys(SERVED, 1)
+    assert told(seen.ended) == dict.fromkeys(SERVED, 0)
 
 
 def test_what_was_never_counted_has_no_answer_by_itself(seen: Seen) -> None:

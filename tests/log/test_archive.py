@@ -14,7 +14,8 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 from archiving import ONE, cut, deleted, held, in_the_log, name, of, settings, small, write, write_odd
-from running import command, environment, until
+from running import command, environment, running, until
+from scraped import get, parse
 
 from schemas.events import Reward
 from streams import cluster
@@ -24,8 +25,11 @@ from streams.archive.sync import segment_schema, sync
 from streams.archive.verify import verify
 from streams.columns.decode import decode
 from streams.errors import LogError, StreamwardError
+from streams.monitoring import names
+from streams.monitoring.metrics import Meter
 from streams.settings import Settings
 from tests.chaos.disks import NotShown, fill, free, read_only, small_disk, writable
+from tests.chaos.proxy import free_ports
 
 __all__ = ["settings"]
 pytestmark = pytest.mark.kafka
@@ -184,6 +188,71 @@ def test_follow_archives_what_comes_until_it_is_stopped(made: Settings) -> None:
     stop.set()
     following.join(60)
     assert held(of(made)) == in_the_log(made)
+
+
+def test_while_it_archives_it_says_how_many_records_are_left_and_how_old_they_are(made: Settings) -> None:
+    meter = Meter("archive")
+    told: list[tuple[float, float]] = []
+
+    class Asked(threading.Event):
+        """Asks for the metrics whenever the sync asks whether to stop."""
+
+        def is_set(self) -> bool:
+            found = parse(meter.text())
+            if found.samples:
+                told.append(
+                    (
+                        found.total(names.ARCHIVE_LAG_RECORDS.name, topic="rewards"),
+                        found.total(names.ARCHIVE_LAG_SECONDS.name, topic="rewards"),
+                    )
+                )
+            return super().is_set()
+
+    small = made.model_copy(update={"archive": made.archive.model_copy(update={"segment_records": 2})})
+    write(made, 5)
+    sync(small, ["rewards"], stop=Asked(), meter=meter)
+    records = [left for left, _ in told]
+    assert records == sorted(records, reverse=True) and set(records) == {5, 3, 1, 0}
+    assert all(age == 0 or 3_600 < age < 3_700 for _, age in told) and {age > 0 for _, age in told} == {False, True}
+    write(made, 2, first=5)
+    told.clear()
+    sync(made, ["rewards"], stop=Asked(), meter=meter)
+    assert told[0] == (2, 0), "one that was never read has no age"
+    found = parse(meter.text())
+    for metric in (names.ARCHIVE_LAG_RECORDS, names.ARCHIVE_LAG_SECONDS):
+        assert [sample.value for sample in found.family(metric.name)] == [0]
+
+
+def test_what_cannot_be_archived_is_still_counted(made: Settings) -> None:
+    meter = Meter("archive")
+    write(made, 5)
+    sync(made, ["rewards"], meter=meter)
+    write(made, 6, first=5)
+    cut(made, 8)
+    with pytest.raises(LogError, match="retention has cut"):
+        sync(made, ["rewards"], meter=meter)
+    assert parse(meter.text()).total(names.ARCHIVE_LAG_RECORDS.name) == 6
+
+
+def test_a_process_that_follows_is_watched_like_the_others(made: Settings, tmp_path: Path) -> None:
+    (port,) = free_ports(1)
+    watched = made.model_copy(
+        update={
+            "archive": made.archive.model_copy(update={"follow_s": 0.1}),
+            "metrics": made.metrics.model_copy(update={"port": port}),
+        }
+    )
+    url = f"http://127.0.0.1:{port}"
+    write(made, 4)
+    with running(watched, tmp_path, "archive sync rewards --follow"):
+        until(lambda: get(f"{url}/readyz") == (200, "ok\n"), "it to be ready", folder=tmp_path)
+        until(lambda: Archive(made).next_offset("rewards", ONE) == 4, "four records", folder=tmp_path)
+        assert get(f"{url}/healthz")[0] == 200
+        found = parse(get(f"{url}/metrics")[1])
+        own = {metric.name for metric in names.every() if "archive" in metric.processes and not metric.needs}
+        assert own <= set(found.kinds) <= {metric.name for metric in names.every() if "archive" in metric.processes}
+        assert found.total(names.PROCESS.name, process="archive") == 1
+        assert {sample.labels["topic"] for sample in found.family(names.ARCHIVE_LAG_RECORDS.name)} == {"rewards"}
 
 
 # --- a log that does not go on where the archive ends -----------------------------------------------------------------
