@@ -43,6 +43,7 @@ roll back, and what each part does.
 | a HorizontalPodAutoscaler, or a ScaledObject of KEDA | `streams`, `scoring`, `policy`: `autoscaling.kind` |
 | a StatefulSet of vLLM servers, its Service and a volume claim | `vllm.enabled` |
 | a Deployment `audit` | `audit.enabled` |
+| a Deployment `archive`, and a volume claim, which stays | `archive.enabled` |
 | a PodMonitor, or a ServiceMonitor and its Service | `metrics.monitor` |
 | PodDisruptionBudgets, NetworkPolicies | unless switched off |
 

@@ -50,6 +50,7 @@ VALUES: dict[str, Object] = {
     "object store": {
         **BOOTSTRAP,
         "adapterStore": {"url": "s3://bucket/path", "credentialsSecret": "aws"},
+        "archive": {"enabled": True, "url": "s3://bucket/archive", "credentialsSecret": "aws-archive"},
         "trainer": {"checkpoints": {"existingClaim": "mine"}},
         "metrics": {"port": 9200},
     },
@@ -79,6 +80,7 @@ VALUES: dict[str, Object] = {
         "topics": {"kind": "strimzi", "strimzi": {"cluster": "events", "namespace": "kafka"}},
         "signing": {"privateSecret": "private", "publicSecret": "public"},
         "audit": {"enabled": True},
+        "archive": {"enabled": True, "settings": {"archive": {"follow_s": 300}}},
     },
     "vllm": {
         **BOOTSTRAP,
@@ -145,6 +147,11 @@ FACTORS: dict[str, tuple[Object, ...]] = {
     ),
     "signing": ({}, {"signing": {"privateSecret": "private", "publicSecret": "public"}}),
     "audit": ({}, {"audit": {"enabled": True}}),
+    "archive": (
+        {},
+        {"archive": {"enabled": True}},
+        {"archive": {"enabled": True, "url": "s3://bucket/archive", "credentialsSecret": "aws-archive"}},
+    ),
     "probes": ({}, {"probes": {"mode": "exec"}}),
     "gpus": ({}, {"trainer": {"gpus": 1}, "policy": {"gpus": 1, "replicas": 2}}),
     "network": ({}, {"networkPolicy": {"enabled": False}, "podDisruptionBudget": {"enabled": False}}),
@@ -272,6 +279,7 @@ OUTSIDE = {
     "for-topics",
     "judge",
     "aws",
+    "aws-archive",
     "pull",
     "mine",
     "private",

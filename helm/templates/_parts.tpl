@@ -1,9 +1,10 @@
-{{/* What the templates share. A component is one of streams, scoring, policy, trainer, audit, topics, schemas, and vllm,
-     which has no settings. */}}
+{{/* What the templates share. A component is one of streams, scoring, policy, trainer, audit, archive, topics, schemas,
+     and vllm, which has no settings. */}}
 
 {{- define "streamward.components" -}}
 {{- $found := list "streams" "scoring" "policy" "trainer" -}}
 {{- if .Values.audit.enabled -}}{{- $found = append $found "audit" -}}{{- end -}}
+{{- if .Values.archive.enabled -}}{{- $found = append $found "archive" -}}{{- end -}}
 {{- join " " $found -}}
 {{- end -}}
 
@@ -31,16 +32,20 @@ app.kubernetes.io/managed-by: {{ .root.Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- end -}}
 
+{{/* The archive is written with packages of the model image, of the kind that is there for others. */}}
 {{- define "streamward.image" -}}
 {{- $pinned := .root.Values.vllm.image -}}
 {{- if eq .component "vllm" -}}
 {{- ternary (printf "%s@%s" $pinned.repository $pinned.digest) (printf "%s:%s" $pinned.repository $pinned.tag) (ne $pinned.digest "") -}}
 {{- else -}}
-{{- $kind := ternary "model" "streams" (has .component (list "policy" "trainer")) -}}
+{{- $kind := ternary "model" "streams" (has .component (list "policy" "trainer" "archive")) -}}
 {{- $image := index .root.Values.images $kind -}}
 {{- $suffix := "" -}}
 {{- if eq $kind "model" -}}
-{{- $suffix = ternary "-cuda" "-cpu" (gt (int (index .root.Values .component).gpus) 0) -}}
+{{- $gpus := list (index .root.Values .component).gpus -}}
+{{- if eq .component "archive" -}}{{- $gpus = list .root.Values.policy.gpus .root.Values.trainer.gpus -}}{{- end -}}
+{{- $suffix = "-cuda" -}}
+{{- range $gpus -}}{{- if eq (int .) 0 -}}{{- $suffix = "-cpu" -}}{{- end -}}{{- end -}}
 {{- end -}}
 {{- if $image.digest -}}
 {{- printf "%s@%s" $image.repository $image.digest -}}
@@ -132,13 +137,16 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- $_ := set $derived "policy" (dict "engine" "vllm" "servers" (include "streamward.servers" .root) "server_folder" "/var/lib/streamward/served") -}}
 {{- end -}}
 {{- end -}}
-{{- if and $values.metrics.port (has .component (list "streams" "scoring" "policy" "trainer")) -}}
+{{- if eq .component "archive" -}}
+{{- $_ := set $derived "archive" (dict "store" (default "/var/lib/streamward/archive" $own.url)) -}}
+{{- end -}}
+{{- if and $values.metrics.port (has .component (list "streams" "scoring" "policy" "trainer" "archive")) -}}
 {{- $_ := set $derived "metrics" (dict "host" "0.0.0.0" "port" (int $values.metrics.port)) -}}
 {{- end -}}
 {{- range $section, $keys := $derived -}}
 {{- range $key, $_ := $keys -}}
 {{- if hasKey (default dict (get $said $section)) $key -}}
-{{- fail (printf "settings: %s.%s is what other values say (kafka, schemas, adapterStore, signing, metrics, vllm, trainer); leave it out of settings" $section $key) -}}
+{{- fail (printf "settings: %s.%s is what other values say (kafka, schemas, adapterStore, signing, metrics, vllm, trainer, archive); leave it out of settings" $section $key) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
@@ -157,6 +165,12 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- define "streamward.signingSecret" -}}
 {{- if eq .component "trainer" }}{{ .root.Values.signing.privateSecret }}{{ end -}}
 {{- if eq .component "policy" }}{{ .root.Values.signing.publicSecret }}{{ end -}}
+{{- end -}}
+
+{{/* Who may into the object store: of adapters, or of the archive. */}}
+{{- define "streamward.storeSecret" -}}
+{{- $store := get (dict "policy" .root.Values.adapterStore "trainer" .root.Values.adapterStore "archive" .root.Values.archive) .component -}}
+{{- with $store }}{{ if .url }}{{ .credentialsSecret }}{{ end }}{{ end -}}
 {{- end -}}
 
 {{- define "streamward.podSecurity" -}}
@@ -195,7 +209,7 @@ capabilities:
 - name: STREAMWARD_{{ $setting | replace "." "__" | upper }}_FILE
   value: /etc/streamward/secrets/{{ $setting }}
 {{- end }}
-{{- if and .root.Values.adapterStore.credentialsSecret (has .component (list "policy" "trainer")) }}
+{{- if include "streamward.storeSecret" . }}
 - name: AWS_SHARED_CREDENTIALS_FILE
   value: /etc/streamward/store/credentials
 {{- end }}
@@ -226,9 +240,13 @@ capabilities:
 - {name: cache, mountPath: /var/lib/streamward/cache}
 {{- if not .root.Values.adapterStore.url }}
 - {name: adapters, mountPath: /var/lib/streamward/adapters}
-{{- else if .root.Values.adapterStore.credentialsSecret }}
+{{- end }}
+{{- end }}
+{{- if include "streamward.storeSecret" . }}
 - {name: store, mountPath: /etc/streamward/store, readOnly: true}
 {{- end }}
+{{- if and (eq .component "archive") (not .root.Values.archive.url) }}
+- {name: archive, mountPath: /var/lib/streamward/archive}
 {{- end }}
 {{- if eq .component "trainer" }}
 - {name: checkpoints, mountPath: /var/lib/streamward/checkpoints}
@@ -306,13 +324,19 @@ capabilities:
 - name: adapters
   persistentVolumeClaim:
     claimName: {{ default (printf "%s-adapters" $name) .root.Values.adapterStore.existingClaim }}
-{{- else if .root.Values.adapterStore.credentialsSecret }}
+{{- end }}
+{{- end }}
+{{- with include "streamward.storeSecret" . }}
 - name: store
   secret:
-    secretName: {{ .root.Values.adapterStore.credentialsSecret }}
+    secretName: {{ . }}
     defaultMode: 0440
     items: [{key: credentials, path: credentials}]
 {{- end }}
+{{- if and (eq .component "archive") (not .root.Values.archive.url) }}
+- name: archive
+  persistentVolumeClaim:
+    claimName: {{ default (printf "%s-archive" $name) .root.Values.archive.existingClaim }}
 {{- end }}
 {{- if eq .component "trainer" }}
 - name: checkpoints

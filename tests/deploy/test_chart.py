@@ -68,6 +68,8 @@ def test_the_program_takes_every_command_line(case: str) -> None:
         expected["topics"] = "topics apply"
     if "audit" in VALUES[case]:
         expected["audit"] = "audit"
+    if "archive" in VALUES[case]:
+        expected["archive"] = "archive sync"
     if case == "registry":
         expected["schemas"] = "schemas register"
     assert commands == expected

@@ -68,7 +68,7 @@ def test_a_trainer_never_scales(case: str) -> None:
     targets = [
         one["spec"]["scaleTargetRef"]["name"] for one in of_kind(case, "HorizontalPodAutoscaler", "ScaledObject")
     ]
-    assert not [name for name in targets if name.endswith(("-trainer", "-audit", "-vllm"))]
+    assert not [name for name in targets if name.endswith(("-trainer", "-audit", "-archive", "-vllm"))]
 
 
 def test_an_hpa_goes_by_the_lag_of_each_pod() -> None:
@@ -178,6 +178,43 @@ def test_kafka_topics_have_the_newest_version_that_the_cluster_knows(there: list
     known = [argument for one in there for argument in ("--api-versions", f"kafka.strimzi.io/{one}")]
     found = [one for one in safe_load_all(helm(values, *known).stdout) if one is not None]
     assert {one["apiVersion"] for one in found if one["kind"] == "KafkaTopic"} == {f"kafka.strimzi.io/{version}"}
+
+
+# --- the archive -----------------------------------------------------------------------------------------------------
+
+
+def test_the_archive_follows_the_log_into_a_volume_that_outlives_the_release(tmp_path: Path) -> None:
+    found = component("scaled", "Deployment", "archive")
+    assert found["spec"]["replicas"] == 1 and found["spec"]["strategy"] == {"type": "Recreate"}
+    spec = spec_of(found)
+    (container,) = spec["containers"]
+    assert "--follow" in container["args"] and container["image"].endswith("-cpu")
+    said = settings_of("scaled", "archive", tmp_path)
+    (mount,) = [one for one in container["volumeMounts"] if one["mountPath"] == said.archive.store]
+    (volume,) = [one for one in spec["volumes"] if one["name"] == mount["name"]]
+    assert (
+        volume["persistentVolumeClaim"]["claimName"]
+        == component("scaled", "PersistentVolumeClaim", "archive")["metadata"]["name"]
+    )
+    assert said.archive.follow_s == 300 and said.metrics.port == 9464
+
+
+@pytest.mark.parametrize(("policy", "trainer", "kind"), [(0, 0, "cpu"), (0, 1, "cpu"), (1, 0, "cpu"), (1, 2, "cuda")])
+def test_the_archive_takes_an_image_that_policy_or_trainer_have(policy: int, trainer: int, kind: str) -> None:
+    values = {**BOOTSTRAP, "archive": {"enabled": True}, "policy": {"gpus": policy}, "trainer": {"gpus": trainer}}
+    found = [one for one in safe_load_all(helm(values).stdout) if one is not None and one["kind"] == "Deployment"]
+    images = {one["metadata"]["name"].rpartition("-")[2]: spec_of(one)["containers"][0]["image"] for one in found}
+    assert images["archive"].endswith(f"-{kind}") and images["archive"] in (images["policy"], images["trainer"])
+
+
+def test_an_archive_in_an_object_store_has_credentials_of_its_own(tmp_path: Path) -> None:
+    assert settings_of("object store", "archive", tmp_path / "archive").archive.store == "s3://bucket/archive"
+    settings_of("object store", "trainer", tmp_path / "trainer")
+    read = {name: (tmp_path / name / "etc/streamward/store/credentials").read_text() for name in ("archive", "trainer")}
+    assert read == {"archive": "aws-archive/credentials", "trainer": "aws/credentials"}
+    assert not any(
+        one["metadata"]["name"].endswith("-archive") for one in of_kind("object store", "PersistentVolumeClaim")
+    )
 
 
 # --- a Schema Registry ------------------------------------------------------------------------------------------------

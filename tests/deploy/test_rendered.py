@@ -1,6 +1,6 @@
 """The processes of the chart, started as it renders them, on a real log: command, environment and mounted files.
 
-    helm template ──► hook: the topics ──► streams, scoring, policy, trainer, audit, with all their replicas
+    helm template ──► hook: the topics ──► streams, scoring, policy, trainer, audit, archive, with all replicas
                       ──► their probes say ready ──► tasks ──► a version, trained and served ──► helm test, audit
 
 The log is behind TLS and a password for each principal. Both come from Secrets as mounted files, as do the keys that
@@ -42,7 +42,7 @@ from streams.topics import topics
 
 pytestmark = [pytest.mark.kafka, needs_helm]
 
-COMPONENTS = ("streams", "scoring", "policy", "trainer", "audit")
+COMPONENTS = ("streams", "scoring", "policy", "trainer", "audit", "archive")
 PREFIX = "secured."
 USERS = {name: f'{name} "and"; = \\\\ü' for name in ("topics", *COMPONENTS)}
 """Passwords by user; no two are alike, and each has what a format might stumble over."""
@@ -173,6 +173,7 @@ SECURED: Object = {
     },
     **{name: {"saslSecret": f"for-{name}"} for name in USERS},
     "audit": {"saslSecret": "for-audit", "enabled": True, "everySeconds": 2},
+    "archive": {"saslSecret": "for-archive", "enabled": True, "settings": {"archive": {"follow_s": 1}}},
     "signing": {"privateSecret": "signs", "publicSecret": "verifies"},
     "settings": {
         "topics": {"prefix": PREFIX, "partitions": 2, "policy_partitions": 1},
@@ -255,6 +256,14 @@ def test_the_ledger_balances_and_prometheus_could_read_that(release: Release) ->
     assert release.total("audit", names.IMBALANCE) == 0
 
 
+def test_the_archive_has_the_log_and_queries_in_its_pod_read_it(release: Release) -> None:
+    (process,) = release.by_name["archive"]
+    done = process.execute("streamward", "query", "SELECT count(*) AS n FROM tasks", "--source", "archive")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["n"] >= 16
+    until(lambda: release.total("archive", names.ARCHIVE_LAG_RECORDS) == 0, "no lag", folder=release.host.folder)
+
+
 def test_the_topics_are_those_of_the_program(release: Release) -> None:
     wanted = topics(Topics(**SECURED["settings"]["topics"]))
     made = {row["label"]: row["partitions"] for row in release.told("topics", "list")}
@@ -262,7 +271,7 @@ def test_the_topics_are_those_of_the_program(release: Release) -> None:
 
 
 def test_a_principal_may_not_write_what_is_not_its_own(release: Release) -> None:
-    for name in ("scoring", "policy", "trainer", "audit"):
+    for name in ("scoring", "policy", "trainer", "audit", "archive"):
         done = release.by_name[name][0].execute("streamward", "tasks", "submit", "-", stdin=asked(17))
         assert done.returncode == 5 and "authorization failed" in done.stderr
 
