@@ -287,7 +287,8 @@ class Agent:
         if any(route(serving, waiting.task) != chosen.version for waiting in chosen.tasks):
             return  # another version answers them now: choose again
         requests = [
-            SamplingRequest(sampling_id=self._sampling_id(w, chosen.version), task=w.task) for w in chosen.tasks
+            SamplingRequest(sampling_id=self._sampling_id(w, chosen.version), task=w.task, trace=w.trace)
+            for w in chosen.tasks
         ]
         started = time.monotonic()
         if refused is None:

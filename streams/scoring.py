@@ -36,7 +36,7 @@ from streams.patience import Patience, StoppedWaiting
 from streams.scorers import Outcome, Scorers
 from streams.settings import Settings
 from streams.tracing import context, tracer as tracing
-from streams.tracing.tracer import OFF as NO_TRACER, Tracer
+from streams.tracing.tracer import OFF as NO_TRACER, Trace, Tracer
 
 STAGE = "scoring"
 TASK_WAIT_S = 5.0
@@ -231,8 +231,13 @@ class Agent:
             if self._scorers.is_quick(source):
                 self._write(item, source, self._scorers.score(task, item.response, source))
             else:
-                future = self._pool.submit(self._scorers.score, task, item.response, source)
+                trace = self._trace(item, derive_id(item.response.response_id, source.name))
+                asked_in = None if trace is None else trace.context
+                future = self._pool.submit(self._scorers.score, task, item.response, source, trace=asked_in)
                 future.add_done_callback(partial(self._on_scored, item, source))
+
+    def _trace(self, item: Item, reward_id: str) -> Trace | None:
+        return self._tracer.follows(context.of_headers(item.record.headers), reward_id)
 
     def _on_scored(self, item: Item, source: RewardSource, future: Future[Outcome]) -> None:
         self._finished.put((item, source, future))  # called in the pool's thread
@@ -255,7 +260,7 @@ class Agent:
             self._meter.add(names.SCORE_FAILURES, source.name)
             log.warning("response not scored by %s: %s", source.name, outcome.error, extra={"at": item.record.at})
         reward = reward_of(item.response, source, outcome, int(time.time() * 1000))
-        trace = self._tracer.follows(context.of_headers(item.record.headers), reward.reward_id)
+        trace = self._trace(item, reward.reward_id)
         try:
             self._producer.send(reward, on_ack=self._tracer.on_ack(reward, trace), headers=tracing.headers_of(trace))
         except serde.EncodeError as exc:

@@ -141,10 +141,17 @@ class Replay:
     turns: list[Turn] = field(default_factory=list)  # of the next tasks, one each
     forever: Turn | None = None  # of every task after these
     asked: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    traces: list[str | None] = field(default_factory=list)  # the header `traceparent` of each
 
     def tasks(self) -> list[dict[str, Any]]:
         """The tasks that it was asked, probes left out."""
         return [body for path, body in self.asked if "n" in body]
+
+    def traced(self) -> list[tuple[int, str]]:
+        """The seed and the trace of each task that was asked in one. Fails if anything else was."""
+        found = [(body, trace) for (_, body), trace in zip(self.asked, self.traces, strict=True) if trace is not None]
+        assert all("n" in body for body, _ in found), "a probe is no task's"
+        return [(body["seed"], trace) for body, trace in found]
 
     def restart(self) -> None:
         """Forget every adapter, as vLLM does when it is started again."""
@@ -210,6 +217,7 @@ def replay(mode: str = "processed_logprobs") -> Iterator[Replay]:
 
         def _answer(self, body: dict[str, Any]) -> None:
             state.asked.append((self.path, body))
+            state.traces.append(self.headers.get("traceparent"))
             said = None if state.is_dead else state.say(self.path, body)
             if said is None:
                 self.close_connection = True

@@ -19,6 +19,7 @@ from typing import Protocol
 
 from schemas.events import FinishReason, Message, Sampling, Task
 from streams.settings import Settings
+from streams.tracing.context import Context
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +28,8 @@ class SamplingRequest:
 
     sampling_id: str
     task: Task
+    trace: Context | None = None
+    """Of the task, for an engine that asks somebody else."""
 
     @property
     def messages(self) -> tuple[Message, ...]:

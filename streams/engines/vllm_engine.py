@@ -223,7 +223,7 @@ class VllmEngine:
                     "reports those before them; start it with --logprobs-mode processed_logprobs"
                 )
             try:
-                answer = server.ask("POST", "/v1/completions", {"model": model, **asked})
+                answer = server.ask("POST", "/v1/completions", {"model": model, **asked}, trace=request.trace)
                 return completions(answer, request, model=model, prompt=prompt, room=room, prompts=self._prompts)
             except Refused as exc:
                 if exc.status != 404:

@@ -28,6 +28,7 @@ from streams.engines import uniform
 from streams.engines.vllm_answer import BadAnswer
 from streams.errors import SettingsError, StreamwardError
 from streams.settings import Policy
+from streams.tracing.context import Context, http_headers_of
 
 T = TypeVar("T")
 log = logging.getLogger("streamward.vllm")
@@ -122,15 +123,26 @@ class Server:
         if away.lost:
             self.forget()
 
-    def ask(self, method: str, path: str, body: dict[str, Any] | None = None, *, timeout_s: float | None = None) -> Any:
+    def ask(
+        self,
+        method: str,
+        path: str,
+        body: dict[str, Any] | None = None,
+        *,
+        timeout_s: float | None = None,
+        trace: Context | None = None,
+    ) -> Any:
         """Return what it says, decoded if it is JSON; `timeout_s` is policy.server_timeout_s unless given.
+
+        A server that is traced itself goes on with `trace`.
 
         Raises Away, Broke, Refused, BadAnswer; SettingsError if it wants another key.
         """
         patience_s = timeout_s or self._timeout_s
         timeout = httpx.Timeout(patience_s, connect=min(CONNECT_S, patience_s))
         try:
-            reply = self._client.request(method, self.url + path, json=body, timeout=timeout)
+            headers = http_headers_of(trace)
+            reply = self._client.request(method, self.url + path, json=body, timeout=timeout, headers=headers)
         except httpx.TimeoutException as exc:
             what = f"{self.url}{path} did not answer within {patience_s:g} s; policy.server_timeout_s sets how long"
             raise Away(f"{what} ({type(exc).__name__})", lost=True) from exc

@@ -19,6 +19,7 @@ from streams.scorers.registry import Part, blend, find, parts
 from streams.scorers.sandbox import Sandbox
 from streams.scorers.verdict import ScoreError, Verdict, options, storable
 from streams.settings import Scoring
+from streams.tracing.context import Context
 
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 2.0
@@ -62,15 +63,18 @@ class Scorers:
         except ScoreError:
             return True  # it fails at once
 
-    def score(self, task: Task, response: Response, source: RewardSource) -> Outcome:
-        """Return the outcome. Never raises for what a task, a response or a scorer did."""
+    def score(self, task: Task, response: Response, source: RewardSource, *, trace: Context | None = None) -> Outcome:
+        """Return the outcome. Never raises for what a task, a response or a scorer did.
+
+        `trace` is that of the score, for a scorer that asks somebody else.
+        """
         started, tries, name = time.perf_counter(), 1, source.name
         try:
             mixed = parts(source)
             verdicts = []
             for part in mixed:
                 name = part.name
-                verdict, used = self._persist(task, response, part)
+                verdict, used = self._persist(task, response, part, trace)
                 tries = max(tries, used)
                 verdicts.append(verdict)
             verdict = verdicts[0] if source.name != "mix" else blend(mixed, verdicts)
@@ -104,22 +108,22 @@ class Scorers:
         if self._judge is not None:
             self._judge.close()
 
-    def _persist(self, task: Task, response: Response, part: Part) -> tuple[Verdict, int]:
+    def _persist(self, task: Task, response: Response, part: Part, trace: Context | None) -> tuple[Verdict, int]:
         for used in range(1, self._scoring.retries + 2):
             try:
-                return self._once(task, response, part), used
+                return self._once(task, response, part, trace), used
             except ScoreError as exc:
                 last = not exc.again or used > self._scoring.retries
                 if last or self._stopping.wait(min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (used - 1))):
                     raise _after(exc, used) from exc
         raise AssertionError("unreachable: the loop returns or raises")
 
-    def _once(self, task: Task, response: Response, part: Part) -> Verdict:
+    def _once(self, task: Task, response: Response, part: Part, trace: Context | None) -> Verdict:
         scorer = find(part.name)
         if scorer.home == "sandbox":
             return self._sandbox.score(part.name, part.settings, task, response)
         if scorer.home == "judge":
-            return self._the_judge().score(task, response, options(JudgeOptions, part.settings, "judge"))
+            return self._the_judge().score(task, response, options(JudgeOptions, part.settings, "judge"), trace)
         try:
             return scorer(task, response, part.settings)
         except ScoreError:

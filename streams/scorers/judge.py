@@ -21,6 +21,7 @@ from pydantic import Field, model_validator
 from schemas.events import Response, Task
 from streams.scorers.verdict import Options, ScoreError, Verdict, json_object
 from streams.settings import Scoring
+from streams.tracing.context import Context, http_headers_of
 
 TEMPLATE = """\
 You grade an answer. {rubric}
@@ -86,8 +87,10 @@ class Judge:
         )
         self.version = f"judge/1 {self._model}"
 
-    def score(self, task: Task, response: Response, settings: JudgeOptions) -> Verdict:
+    def score(self, task: Task, response: Response, settings: JudgeOptions, trace: Context | None = None) -> Verdict:
         """Return the judge's score, brought to 0 to 1; the component `score` is what it said.
+
+        A judge that is traced itself goes on with `trace`.
 
         Raises ScoreError: judge_unreachable, timeout, judge_refused, judge_answer.
         """
@@ -99,7 +102,7 @@ class Judge:
         }
         if settings.json_mode:
             body["response_format"] = {"type": "json_object"}
-        said, reason = parse(self._post(body), settings, self._url)
+        said, reason = parse(self._post(body, trace), settings, self._url)
         value = (said - settings.low) / (settings.high - settings.low)
         return Verdict(value, {"score": said}, reason, self.version)
 
@@ -107,13 +110,13 @@ class Judge:
         """Close the connections."""
         self._client.close()
 
-    def _post(self, body: dict[str, Any]) -> bytes:
+    def _post(self, body: dict[str, Any], trace: Context | None) -> bytes:
         import httpx
 
         deadline = time.monotonic() + self._timeout_s
         answer = bytearray()
         try:
-            with self._client.stream("POST", self._url, json=body) as reply:
+            with self._client.stream("POST", self._url, json=body, headers=http_headers_of(trace)) as reply:
                 for chunk in reply.iter_bytes():
                     answer += chunk
                     if time.monotonic() > deadline:

@@ -1,4 +1,4 @@
-"""Which trace a record belongs to: W3C Trace Context, in the record header `traceparent`.
+"""Which trace a record belongs to: W3C Trace Context, in the record header `traceparent`, and that of HTTP requests.
 
     traceparent: 00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01
                  version  trace id (16 bytes)        span id (8)      flags: 01 is sampled
@@ -73,6 +73,11 @@ def of_headers(headers: Iterable[tuple[str, bytes | None]]) -> Context | None:
 def headers_of(context: Context | None) -> dict[str, bytes]:
     """Return the headers that a record of this context has."""
     return {} if context is None else {HEADER: context.traceparent.encode()}
+
+
+def http_headers_of(context: Context | None) -> dict[str, str]:
+    """Return the headers that a request has which is sent in this context."""
+    return {} if context is None else {HEADER: context.traceparent}
 
 
 def child(parent: Context, event_id: str) -> Context:

@@ -9,10 +9,12 @@ import json
 import subprocess
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from factories import task
+from judging import judging, says
 from receiver import Seen, receiving
 from running import command, environment, read, running, until
 from tiny import save_tiny
@@ -23,6 +25,7 @@ from streams.log import Producer
 from streams.settings import Settings
 from streams.tracing import context
 from streams.tracing.context import Context, child, of_headers, span_id_of
+from tests.vllm_contract import replay, request, save_all, settings_for as settings_for_vllm
 
 pytestmark = pytest.mark.kafka
 
@@ -77,6 +80,32 @@ def test_without_a_receiver_every_record_that_follows_from_a_traced_one_has_its_
         assert sorted(found, key=str) == sorted(list(by_task.items()) * count, key=str)
     ((record, _),) = read(settings, Batch)
     assert of_headers(record.headers) == CAME  # of the group that filled it
+
+
+def test_what_is_asked_of_vllm_and_of_a_judge_is_in_the_trace_of_the_task(kafka_bootstrap: str, tmp_path: Path) -> None:
+    files = save_all(tmp_path / "files")
+    source = RewardSource(name="judge", settings="{}")
+    seeded = replace(request("seeded", seed=7, slots=2).task, reward_sources=(source,))
+    with receiving() as receiver, replay() as server, judging(says({"score": 7})) as judge:
+        settings = settings_for(
+            kafka_bootstrap,
+            tmp_path,
+            **settings_for_vllm(server.url, files / "model", tmp_path).model_dump(include={"model", "policy"}),
+            scoring={"judge_url": judge.url, "judge_model": "small-judge"},
+            tracing={"otlp_endpoint": receiver.url},
+        )
+        with Producer(settings) as producer:
+            producer.send(seeded, headers=context.headers_of(CAME))
+        with running(settings, tmp_path, "scoring", "policy"):
+            until(lambda: len(read(settings, Reward)) == 2, "two scores", folder=tmp_path)
+    ((_, asked_in),) = server.traced()
+    assert asked_in == CAME.traceparent, "the record of the task: one request for the answers of all its slots"
+    assert {reward.value for _, reward in read(settings, Reward)} == {0.7}
+    scores = receiver.named("score")
+    assert {headers["traceparent"] for _, headers, _ in judge.requests} == {
+        Context(CAME.trace_id, span.span_id).traceparent for span in scores
+    }
+    assert len(scores) == len(judge.requests) == 2
 
 
 def submitted(settings: Settings, folder: Path) -> str:

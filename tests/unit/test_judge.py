@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 import pytest
-from judging import a_response
+from judging import JudgeServer, a_response, judging, raw, says
 from pydantic import SecretStr
 
 from schemas.events import Message, RewardSource, Task
 from streams.scorers import Outcome, Scorers
 from streams.settings import Scoring
+from streams.tracing.context import Context
 
 TASK = Task(
     task_id="t1",
@@ -27,30 +26,6 @@ TASK = Task(
     reward_sources=(RewardSource(name="judge"),),
 )
 RESPONSE = a_response("forty-two {reference}")
-
-
-@dataclass
-class JudgeServer:
-    """A server with the chat completions API; `answers` says what it does, one a request, the last for ever."""
-
-    answers: list[Callable[[BaseHTTPRequestHandler], None]]
-    url: str = ""
-    requests: list[tuple[str, dict[str, str], dict[str, Any]]] = field(default_factory=list)
-
-
-def says(content: Any, status: int = 200) -> Callable[[BaseHTTPRequestHandler], None]:
-    text = content if isinstance(content, str) else json.dumps(content)
-    return raw(json.dumps({"choices": [{"message": {"role": "assistant", "content": text}}]}).encode(), status)
-
-
-def raw(body: bytes, status: int = 200) -> Callable[[BaseHTTPRequestHandler], None]:
-    def answer(handler: BaseHTTPRequestHandler) -> None:
-        handler.send_response(status)
-        handler.send_header("Content-Length", str(len(body)))
-        handler.end_headers()
-        handler.wfile.write(body)
-
-    return answer
 
 
 def silence(handler: BaseHTTPRequestHandler) -> None:
@@ -74,34 +49,13 @@ def drips(handler: BaseHTTPRequestHandler) -> None:
 
 @pytest.fixture
 def judge() -> Iterator[JudgeServer]:
-    state = JudgeServer([])
-
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            state.requests.append((self.path, dict(self.headers.items()), body))
-            answer = state.answers[min(len(state.requests), len(state.answers)) - 1]
-            try:
-                answer(self)
-            except (BrokenPipeError, ConnectionResetError):
-                self.close_connection = True
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    state.url = f"http://127.0.0.1:{server.server_address[1]}/v1"
-    yield state
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with judging() as state:
+        yield state
 
 
-def score(judge: JudgeServer, *, retries: int = 0, timeout_s: float = 5.0, **settings: Any) -> Outcome:
+def score(
+    judge: JudgeServer, *, retries: int = 0, timeout_s: float = 5.0, trace: Context | None = None, **settings: Any
+) -> Outcome:
     scoring = Scoring(
         judge_url=judge.url,
         judge_model="small-judge",
@@ -110,7 +64,8 @@ def score(judge: JudgeServer, *, retries: int = 0, timeout_s: float = 5.0, **set
         timeout_s=timeout_s,
     )
     with Scorers(scoring) as scorers:
-        return scorers.score(TASK, RESPONSE, RewardSource(name="judge", settings=json.dumps(settings)))
+        source = RewardSource(name="judge", settings=json.dumps(settings))
+        return scorers.score(TASK, RESPONSE, source, trace=trace)
 
 
 def test_the_judge_gives_its_score_between_0_and_1_and_its_reason(judge: JudgeServer) -> None:
@@ -192,6 +147,17 @@ def test_a_judge_with_a_passing_fault_is_asked_again(judge: JudgeServer) -> None
     judge.answers = [raw(b"overloaded", 503), hangs_up, says({"score": 10})]
     found = score(judge, retries=2)
     assert (found.value, found.tries) == (1.0, 3)
+
+
+def test_a_judge_is_asked_in_the_trace_of_its_score_each_time_and_in_none_without(judge: JudgeServer) -> None:
+    trace = Context("4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7", 0)
+    judge.answers = [raw(b"", 503), says({"score": 5})]
+    assert score(judge, retries=1, trace=trace).tries == 2
+    assert [headers["traceparent"] for _, headers, _ in judge.requests] == [trace.traceparent] * 2
+    assert trace.traceparent.endswith("-00"), "what is not sampled stays so"
+    assert all(headers["Authorization"] == "Bearer s3cret" for _, headers, _ in judge.requests)
+    score(judge)
+    assert "traceparent" not in judge.requests[-1][1]
 
 
 def test_a_judge_that_keeps_failing_is_asked_a_bounded_number_of_times(judge: JudgeServer) -> None:

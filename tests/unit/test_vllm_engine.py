@@ -20,6 +20,7 @@ from streams.engines.vllm_answer import seed_of
 from streams.engines.vllm_engine import VllmEngine
 from streams.engines.vllm_probe import Change, change
 from streams.errors import EventError, SettingsError
+from streams.tracing.context import Context
 from tests.vllm_contract import (
     CONTEXT,
     REQUESTS,
@@ -117,6 +118,19 @@ def test_the_prompt_is_sent_as_tokens_with_everything_off_that_a_server_might_ad
     assert {name: first[name] for name in off} == off and first["watermarking"] is False
     assert first["stop_token_ids"] == [2]
     assert (first["seed"], second["seed"]) == (seed_of(PLAIN), seed_of(BY_NAME["seeded"]))
+
+
+def test_a_task_is_asked_in_its_trace_each_time_and_nothing_else_is(
+    server: Replay, start: Callable[..., VllmEngine], files: Path
+) -> None:
+    trace = Context("4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7")
+    engine = start(server)
+    engine.serve(1, files / "1")
+    server.turns = [lambda body, said: (500, "text/plain", b"once")]
+    engine.sample([replace(PLAIN, trace=trace)])
+    engine.sample([BY_NAME["seeded"]])
+    assert len(server.tasks()) == 3
+    assert server.traced() == [(seed_of(PLAIN), trace.traceparent)] * 2
 
 
 def test_a_seed_belongs_to_the_task_and_without_one_to_the_sampling() -> None:
