@@ -14,7 +14,6 @@ import re
 import signal
 import socket
 import subprocess
-import tarfile
 import time
 import urllib.error
 import urllib.request
@@ -24,6 +23,7 @@ from pathlib import Path
 from jgo.config import GlobalSettings
 from jgo.constants import MAVEN_CENTRAL_URL
 from jgo.maven import MavenContext, PythonResolver
+from unpacked import unpack
 
 from streams import jvm
 
@@ -87,8 +87,7 @@ def archive() -> Path:
 def running(folder: Path) -> Iterator[Apicurio]:
     """Unpack it into `folder`, and run it while the block runs. Raises NotHere."""
     command = [java(), "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-jar"]
-    with tarfile.open(archive()) as packed:
-        packed.extractall(folder, filter="data")
+    unpack(archive(), folder)
     jar = next(folder.rglob("quarkus-run.jar"))
     port, management = _free_ports(2)
     environment = {

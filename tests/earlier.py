@@ -11,10 +11,10 @@ Not covered: the packages of that release. Its program runs with those that are 
 from __future__ import annotations
 
 import subprocess
-import tarfile
 from pathlib import Path
 
 import pytest
+from unpacked import unpack
 
 ROOT = Path(__file__).parents[1]
 FILE = "helm/Chart.yaml"
@@ -43,8 +43,7 @@ def _unpacked(commit: str, folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     packed = folder / "all.tar"
     _git("archive", "--output", str(packed), commit)
-    with tarfile.open(packed) as files:
-        files.extractall(folder, filter="data")
+    unpack(packed, folder)
     packed.unlink()
     return folder
 
