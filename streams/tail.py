@@ -59,15 +59,23 @@ def parse_begin(text: str) -> Begin:
     if text.startswith("-") and text[1:].isdigit():
         return Begin("last", int(text[1:]))
     try:
-        at = datetime.fromisoformat(text)
+        return Begin("time", parse_time(text))
     except ValueError as exc:
         raise SettingsError(
             f"--from {text}: expected start, end, -N for the last N records of each topic, or a time as ISO 8601 "
             "(UTC unless it says otherwise), e.g. 2026-01-31T12:00"
         ) from exc
+
+
+def parse_time(text: str) -> int:
+    """Return the time, ms since the epoch, that ISO 8601 text names, in UTC unless it says otherwise.
+
+    Raises ValueError.
+    """
+    at = datetime.fromisoformat(text)
     if at.tzinfo is None:
         at = at.replace(tzinfo=UTC)
-    return Begin("time", int(at.timestamp() * 1000))
+    return int(at.timestamp() * 1000)
 
 
 def named(settings: Settings, names: Iterable[str]) -> list[Topic]:

@@ -2,7 +2,7 @@
 
     audit ──► one report, exit code 0 if it balances      audit --follow ──► /metrics, until it is told to stop
 
-As thin as those in cli.py, and as careful not to import anything before a command runs.
+As thin as those in root.py, and as careful not to import anything before a command runs.
 
 Not covered: mending what was found. `streamward dlq` puts records back.
 """
@@ -91,14 +91,11 @@ def _time(text: str) -> int:
     from streams.errors import SettingsError
 
     try:
-        begin = tail.parse_begin(text)
-    except SettingsError:
-        begin = tail.Begin("none")
-    if begin.kind != "time":
+        return tail.parse_time(text)
+    except ValueError as exc:
         raise SettingsError(
             f"--since {text}: expected a time as ISO 8601 (UTC unless it says otherwise), e.g. 2026-01-31T12:00"
-        )
-    return begin.number
+        ) from exc
 
 
 def _table(report: Report) -> None:

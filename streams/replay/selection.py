@@ -88,15 +88,12 @@ def parse_time(text: str, option: str, now_ms: int | None = None) -> int:
         now_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
         return now_ms - int(float(age[1]) * _SECONDS[age[2]] * 1000)
     try:
-        begin = tail.parse_begin(text)
-    except SettingsError:
-        begin = tail.Begin("none")
-    if begin.kind != "time":
+        return tail.parse_time(text)
+    except ValueError as exc:
         raise SettingsError(
             f"{option} {text}: expected a time as ISO 8601 (UTC unless it says otherwise), e.g. 2026-01-31T12:00, "
             "or an age, e.g. 90s, 30m, 2h, 7d or 1w"
-        )
-    return begin.number
+        ) from exc
 
 
 def ranges_of(settings: Settings, history: History, selection: Selection) -> tuple[SourceRange, ...]:
