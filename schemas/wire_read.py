@@ -208,7 +208,8 @@ def _one_block(body: bytes, at: int, item_bytes: int) -> tuple[int, int, int]:
 
 
 def _reader_floats(item: Shape) -> Read:
-    code, size = ("f", 4) if item.narrow else ("d", 8)
+    code = code_of(float, item.narrow)
+    size = struct.calcsize(f"<{code}")
 
     def read(body: bytes, at: int) -> tuple[Numbers, int]:
         at, count, end = _one_block(body, at, size)

@@ -212,9 +212,9 @@ def content_digest(task: Facts) -> str:
 
 def components_digest(components: Mapping[str, float]) -> str:
     """Return a digest of what a reward is made of; "" for nothing."""
-    return (
-        _components_digest(*sorted([(name, value + 0.0) for name, value in components.items()])) if components else ""
-    )
+    if not components:
+        return ""
+    return _components_digest(*sorted((name, value + 0.0) for name, value in components.items()))
 
 
 @lru_cache(maxsize=1024)  # most scorers know a few verdicts

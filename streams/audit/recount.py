@@ -9,7 +9,7 @@
     groups                   = trained + in batches + dropped by reason + in the window of the next batch
 
 The stages are not asked and none of their code is used: what follows from the events is worked out here once more
-(`streams/audit/tasks.py`, `audit_groups.py`, `audit_policies.py`, `audit_versions.py`), and a test sees to it that
+(`tasks.py`, `groups.py`, `policies.py`, `versions.py`), and a test sees to it that
 nothing of theirs is imported. Every record that could not count must have its dead letter, and every dead letter its
 record; an offset at which nothing lies is a lost record, since no topic is compacted or written in transactions.
 

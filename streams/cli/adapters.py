@@ -1,8 +1,8 @@
 """The commands that look at adapter versions.
 
-    the log ──► adapters list, show, lineage, diff      and in cli_release.py: promote, reject, rollback, retire, gc
+    the log ──► adapters list, show, lineage, diff      and in release.py: promote, reject, rollback, retire, gc
 
-As thin as those in cli.py, and as careful not to import anything before a command runs.
+As thin as those in root.py, and as careful not to import anything before a command runs.
 
 Not covered: answers of a version; `streamward query` has them.
 """

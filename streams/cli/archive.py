@@ -3,7 +3,7 @@
     archive sync ──► what is new, into files      archive verify ──► each byte of them, exit code 1 if one is wrong
     archive list ──► what there is                archive restore ──► back into empty topics, offsets and all
 
-As thin as those in cli.py, and as careful not to import anything before a command runs.
+As thin as those in root.py, and as careful not to import anything before a command runs.
 
 Not covered: reading an archive. Queries, replay and reproduce look there by themselves.
 """

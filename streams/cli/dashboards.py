@@ -2,7 +2,7 @@
 
     dashboards apply ──► created or updated, and read back      dashboards check ──► exit code 0 if they are the same
 
-As thin as those in cli.py, and as careful not to import anything before a command runs.
+As thin as those in root.py, and as careful not to import anything before a command runs.
 
 Not covered: a Grafana that reads the files itself, as those of docker compose and of the chart do.
 """

@@ -3,7 +3,7 @@
     dlq list, show ──► what could not be used, why, and its original bytes
     dlq retry, drop ──► a decision, once ──► the original back on its topic, or not
 
-As thin as those in cli.py, and as careful not to import anything before a command runs.
+As thin as those in root.py, and as careful not to import anything before a command runs.
 
 Not covered: mending the cause.
 """

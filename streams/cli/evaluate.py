@@ -2,7 +2,7 @@
 
     evaluate ──► tasks pinned to it, to the primary and to the base ──► (the loop) ──► scores, side by side
 
-As thin as those in cli.py, and as careful not to import anything before a command runs.
+As thin as those in root.py, and as careful not to import anything before a command runs.
 
 Not covered: deciding by it. The guard does, or a person with `streamward adapters promote`.
 """

@@ -2,7 +2,7 @@
 
     export FOLDER ──► train, test, manifest.json
 
-As thin as those in cli.py, and as careful not to import anything before the command runs.
+As thin as those in root.py, and as careful not to import anything before the command runs.
 
 Not covered: sending a data set anywhere.
 """

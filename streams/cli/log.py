@@ -2,7 +2,7 @@
 
     topics apply, list, describe     schemas list, check, register, serve     events tail
 
-As thin as those in cli.py, and as careful not to import anything before a command runs.
+As thin as those in root.py, and as careful not to import anything before a command runs.
 
 Not covered: what the events mean (streams/cli/work.py).
 """

@@ -3,7 +3,7 @@
     offsets list ──► where each group stands: lag, and what retention has cut before it was read
     offsets skip ──► accept such a loss, once, by name
 
-As thin as those in cli.py, and as careful not to import anything before a command runs.
+As thin as those in root.py, and as careful not to import anything before a command runs.
 
 Not covered: going back. To read a range again, without any group, is what replay is for.
 """

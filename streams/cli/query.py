@@ -2,7 +2,7 @@
 
     query SQL | TOPIC | -  ──► one answer, or what comes with --follow          query ──► a shell
 
-As thin as those in cli.py, and as careful not to import anything before the command runs.
+As thin as those in root.py, and as careful not to import anything before the command runs.
 
 Not covered: writing. `streamward replay` makes new data from old.
 """

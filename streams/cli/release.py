@@ -3,7 +3,7 @@
     adapters promote, reject, rollback, retire ──► one event, read back ──► it took effect, or exit code 4
     adapters gc ──► what would go, and why ──► with --yes: retired by event, then deleted from the store
 
-As thin as those in cli.py, and as careful not to import anything before a command runs.
+As thin as those in root.py, and as careful not to import anything before a command runs.
 
 Not covered: canaries, whose shares grow by `rollouts.mode=canary` alone.
 """

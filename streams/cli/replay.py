@@ -2,7 +2,7 @@
 
     replay plan, run, evaluate ──► an experiment: a log of its own ──► experiments list, show, compare
 
-As thin as those in cli.py, and as careful not to import anything before a command runs.
+As thin as those in root.py, and as careful not to import anything before a command runs.
 
 Not covered: deleting an experiment. Its topics begin with the prefix that `experiments show` prints.
 """

@@ -3,7 +3,7 @@
     reproduce ──► each version on stderr as it comes ──► equal, or the first difference and its likely cause
                                                          exit code 0                                       1
 
-As thin as those in cli.py, and as careful not to import anything before a command runs.
+As thin as those in root.py, and as careful not to import anything before a command runs.
 
 Not covered: training on with other settings, and keeping what comes out as a version. Nothing is written to the log.
 """

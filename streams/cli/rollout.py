@@ -2,7 +2,7 @@
 
     rollout status ──► who answers, what the canary has shown, what is waited for     --watch ──► again when it changes
 
-As thin as those in cli.py, and as careful not to import anything before a command runs.
+As thin as those in root.py, and as careful not to import anything before a command runs.
 
 Not covered: deciding. `streamward adapters promote`, `reject` and `rollback` do.
 """

@@ -207,7 +207,7 @@ def _begin(call: Call, what: str, reads: str) -> None:
     settings = call.settings
     cluster.check_topics(settings)
     where = f"{settings.topics.prefix}* at {settings.kafka.bootstrap}"
-    logging.getLogger("streams.cli.root").info("%s starts, reads %s of %s", what, reads, where)
+    logging.getLogger("streams.cli").info("%s starts, reads %s of %s", what, reads, where)
 
 
 @cli.command()

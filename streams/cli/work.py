@@ -2,7 +2,7 @@
 
     tasks submit, generate ──► the log
 
-As thin as those in cli.py, and as careful not to import anything before a command runs.
+As thin as those in root.py, and as careful not to import anything before a command runs.
 
 Not covered: writing anything but tasks by hand.
 """

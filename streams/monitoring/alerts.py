@@ -1,7 +1,7 @@
 """When somebody should look, and where to read what to do.
 
     ALERTS ──┬─► python -m streams.monitoring.alerts ──► helm/alerts/streamward.yaml ──► Prometheus of docker compose
-             │                                                           └──► PrometheusRule of the chart
+             │                                                                      └──► PrometheusRule of the chart
              └─► the heading of docs/operations.md that has its name
 
 An alert is a value that always answers, a limit, and sometimes a second value without which the first means nothing.

@@ -1,7 +1,7 @@
 """The views of the log: one per topic, and the joins that people would write again and again.
 
     topic `group-control` ──► view group_control       groups + responses ──► group_responses
-    the columns of streams/columns/decode.py                  adapters + batches + groups ──► lineage
+    the columns of streams/columns/                    adapters + batches + groups ──► lineage
                                                        adapters, folded          ──► rollout
 
 A view has a topic that leads it: `--since`, `--key` and the like choose records of that one, and what a join looks up
