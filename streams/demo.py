@@ -27,7 +27,7 @@ from typing import Any
 from rich.console import Console
 
 from schemas.events import Task
-from streams import broker, cluster, config_file, generators, report
+from streams import broker, cluster, config_file, report
 from streams.display import Display
 from streams.engines import vllm_start
 from streams.engines.weights import folder_of
@@ -37,6 +37,7 @@ from streams.log import Producer
 from streams.progress import Progress
 from streams.reading import Tail
 from streams.settings import Settings, load
+from streams.stages.tasks import generators
 from streams.supervisor import Processes, memory_bytes
 from streams.topics import LABELS
 

@@ -25,11 +25,13 @@ from typing import NamedTuple
 from schemas import numbering
 from schemas.events import AdvantagedGroup, Batch, Coordinates, DeadLetter
 from schemas.serde import Poison, encode
-from streams import advantages, batches, cluster
-from streams.groups import Close, State
+from streams import cluster
 from streams.log import Record, dead_letter, key_of
 from streams.reading import fetch, read
 from streams.settings import Settings
+from streams.stages import batches
+from streams.stages.advantages import stage as advantages
+from streams.stages.advantages.state import Close, State
 from streams.topics import KEYED_BY_TASK, topics
 
 Bounds = Mapping[tuple[str, int], tuple[int, int]]

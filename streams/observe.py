@@ -1,7 +1,7 @@
 """What a process says while it works: log lines on stderr, with coordinates, and without floods.
 
     logging.getLogger(__name__).warning("...", extra={"at": record.at})
-        ──► 11:47:38 warning streams.scoring: streamward.rewards[3]@1041: ...
+        ──► 11:47:38 warning streams.stages.scoring.agent: streamward.rewards[3]@1041: ...
 
 Our own loggers speak from the chosen level up; libraries only from warning up, even though mode sets the root logger
 to DEBUG when Faust starts. The same sentence (logger, level, template) is printed BURST times in WINDOW_S seconds; the

@@ -14,10 +14,13 @@ from itertools import count
 
 from aiokafka.errors import IllegalStateError
 
-from streams import advantages, batches, cluster, rollouts, schema_registry
+from streams import cluster, schema_registry
 from streams.app import App, build_app, run_worker
 from streams.monitoring import metrics, names
 from streams.settings import Settings
+from streams.stages import batches
+from streams.stages.advantages import stage as advantages
+from streams.stages.rollouts import stage as rollouts
 from streams.tracing import tracer as tracing
 from streams.watchdog import broker_answers
 

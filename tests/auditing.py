@@ -34,12 +34,12 @@ from schemas.events import (
 )
 from schemas.serde import decode, encode
 from streams import drive
-from streams.advantages import Stage
 from streams.audit.facts import Reach
 from streams.audit.recount import Report, recount
-from streams.groups import State
 from streams.log import Record, TopicPartition, key_of, partition_of
 from streams.settings import Batches, Settings, Topics
+from streams.stages.advantages.stage import Stage
+from streams.stages.advantages.state import State
 from streams.topics import KEYED_BY_TASK, topics
 
 SETTINGS = Settings(

@@ -28,10 +28,10 @@ from factories import T0, control, response, reward, task
 from schemas.events import AdvantagedGroup, Coordinates, DeadLetter, Event, Response, Reward, RewardSource
 from schemas.serde import encode
 from streams import drive
-from streams.advantages import Stage
-from streams.group_rows import Rows
 from streams.log import Record
 from streams.settings import Advantages, Settings, Topics
+from streams.stages.advantages.rows import Rows
+from streams.stages.advantages.stage import Stage
 
 PARTITIONS = 2
 DEADLINE, EXPIRE, AFTERWARDS = T0 + 1000, T0 + 5000, T0 + 6000

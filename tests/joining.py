@@ -14,10 +14,10 @@ from typing import Any
 from factories import response, reward
 
 from schemas.events import AdvantagedGroup, Coordinates, Event, GroupControl, Response, Reward, Task
-from streams.group_rows import dump, load
-from streams.groups import Close, Effect, Reject, State, assemble
-from streams.join import Join
 from streams.settings import Advantages
+from streams.stages.advantages.reducer import Join
+from streams.stages.advantages.rows import dump, load
+from streams.stages.advantages.state import Close, Effect, Reject, State, assemble
 
 TOPICS: dict[type[Any], str] = {
     Task: "tasks",

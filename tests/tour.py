@@ -24,11 +24,15 @@ import fastavro
 
 from schemas import registry, serde
 from schemas.events import AdapterEvent, AdapterFile, AdvantagedGroup, Batch, Coordinates, Event, derive_id
-from streams import drive, generators, rollouts, rounds, scorers, scoring
+from streams import drive, scorers
 from streams.engines import SamplingRequest
 from streams.engines.scripted import ScriptedEngine
 from streams.log import Record, partition_of
 from streams.settings import Batches, Settings
+from streams.stages.policy import rounds
+from streams.stages.rollouts import stage as rollouts
+from streams.stages.scoring import agent as scoring
+from streams.stages.tasks import generators
 from streams.topics import topic_of
 
 PAGE = Path(__file__).parents[1] / "docs" / "tour.md"

@@ -94,7 +94,8 @@ def _say(text: str) -> None:
 def _show(settings: Settings, state: AdapterState, suite: Suite, versions: tuple[int, ...], output: Output) -> None:
     """Print the scores of each version that has some, and the first one against the others."""
     from streams import show
-    from streams.evaluation import asking, guard
+    from streams.evaluation import asking
+    from streams.stages.rollouts import guard
 
     confidence = settings.guard.confidence
     asked = [state.versions[version] for version in versions]

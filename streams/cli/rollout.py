@@ -46,7 +46,7 @@ def rollout_status(call: Call, policy: str | None, watch: bool, output: str) -> 
     Primary, candidate and its share; groups, mean reward and guardrail figures of each arm; the gain with its interval,
     which holds however often you look; and the last decisions with their reasons. It reads the log and changes nothing.
     """
-    from streams.rollout_status import Watch
+    from streams.stages.rollouts.status import Watch
 
     look = Watch(call.settings, policy or call.settings.policy.name)
     before = look.look().plain(call.settings)

@@ -237,7 +237,7 @@ def scoring(call: Call) -> None:
     call.working = True
     with until_stopped() as stop:
         _begin(call, "scoring agent", "responses")
-        from streams import scoring as agent
+        from streams.stages.scoring import agent
 
         agent.run(call.settings, stop=stop)
 
@@ -253,7 +253,7 @@ def policy(call: Call) -> None:
     call.working = True
     with until_stopped() as stop:
         _begin(call, f"policy agent of {call.settings.policy.name} ({call.settings.policy.engine})", "tasks")
-        from streams import policy as agent
+        from streams.stages.policy import agent
 
         agent.run(call.settings, stop=stop)
 

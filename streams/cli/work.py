@@ -45,7 +45,8 @@ def tasks_submit(call: Call, file: Path, skip_bad: bool, policy: str | None, out
     checked first, and nothing is sent if one is bad. A file submitted again adds nothing. Tasks belong to the trace in
     the environment variable TRACEPARENT, unless a line names its own.
     """
-    from streams import show, tasks as stage
+    from streams import show
+    from streams.stages.tasks import submit as stage
 
     checked = stage.check_file(
         _lines(file),
@@ -101,7 +102,8 @@ def tasks_generate(
     They are printed as `tasks submit` takes them. The same arguments give the same tasks with the same ids, so
     submitting them again adds nothing.
     """
-    from streams import generators, show, tasks as stage
+    from streams import show
+    from streams.stages.tasks import generators, submit as stage
 
     made = generators.generate(
         family,

@@ -19,7 +19,7 @@ from typing import Any
 
 from schemas.events import AdapterEvent, AdvantagedGroup, Outcome
 from schemas.serde import Poison
-from streams import adapters, cluster, tasks
+from streams import adapters, cluster
 from streams.adapters import AdapterState, Version
 from streams.errors import NotFoundError, RefusedError
 from streams.evaluation import intervals, pairing
@@ -28,6 +28,7 @@ from streams.evaluation.suites import Suite
 from streams.log import TopicPartition, partition_of
 from streams.reading import Tail
 from streams.settings import Settings
+from streams.stages.tasks import submit
 from streams.topics import topics
 
 DEADLINE_MS = 24 * 3600 * 1000
@@ -60,10 +61,10 @@ def choose(state: AdapterState, version: int | None, against: Sequence[int], *, 
     return tuple(dict.fromkeys((first, *against, *((state.primary, 0) if compare else ()))))
 
 
-def ask(settings: Settings, suite: Suite, policy: str, versions: Sequence[int]) -> tasks.Submitted:
+def ask(settings: Settings, suite: Suite, policy: str, versions: Sequence[int]) -> submit.Submitted:
     """Send the tasks that are not in the log yet; the versions take turns. Raises as `tasks.submit`."""
     now_ms = time.time_ns() // 1_000_000
-    return tasks.submit(
+    return submit.submit(
         settings,
         in_turns(suite, policy=policy, versions=versions, now_ms=now_ms, deadline_ms=now_ms + DEADLINE_MS),
     )

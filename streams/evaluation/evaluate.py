@@ -6,7 +6,7 @@
 The tasks go through the same agents and scorers as all others; their version is pinned, so the score is of exactly
 that adapter. Ids are made of suite, policy, version and index: asking again adds nothing.
 
-Not covered: judging the result. That is the guard's business (streams/evaluation/guard.py).
+Not covered: judging the result. That is the guard's business (streams/stages/rollouts/guard.py).
 """
 
 from __future__ import annotations

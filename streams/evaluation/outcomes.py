@@ -19,7 +19,7 @@ Whoever wrote a suite without `suite_index` gets the metrics, and no outcomes: n
 same. The row holds an outcome per task until the suite is done, and is written anew for each: suites.py says
 how many tasks that is good for.
 
-Not covered: what follows from the result. That is the guard's business (streams/evaluation/guard.py).
+Not covered: what follows from the result. That is the guard's business (streams/stages/rollouts/guard.py).
 """
 
 from __future__ import annotations

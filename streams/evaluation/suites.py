@@ -36,11 +36,11 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
 
 from schemas.events import MAX_GROUP_SIZE, RewardSource, Task
-from streams import generators
 from streams.errors import EventError, NotFoundError, SettingsError
 from streams.scorers.verdict import nearest
 from streams.settings import Topics
-from streams.tasks import RewardSourceLine, check_file, task_problems
+from streams.stages.tasks import generators
+from streams.stages.tasks.submit import RewardSourceLine, check_file, task_problems
 
 MAX_TASKS = 1000
 NAME = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,59}$"

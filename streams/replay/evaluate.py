@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 
 from schemas.events import AdapterEvent, AdvantagedGroup, Response, Reward, RewardSource, SourceRange, Task, derive_id
 from schemas.serde import Poison, encode
-from streams import adapters, cluster, drive, policy, scoring, tasks
+from streams import adapters, cluster, drive
 from streams.errors import NotFoundError, RefusedError, SettingsError
 from streams.evaluation import evaluate, outcomes, suites
 from streams.history import Log
@@ -28,6 +28,9 @@ from streams.replay import experiments
 from streams.replay.copying import Stopped
 from streams.replay.join import partition_records
 from streams.settings import Settings
+from streams.stages.policy import agent as policy
+from streams.stages.scoring import agent as scoring
+from streams.stages.tasks import submit
 from streams.topics import KEYED_BY_TASK, topics
 
 DEADLINE_MS = 24 * 3600 * 1000
@@ -98,7 +101,7 @@ def run(
     own = experiments.of(source, experiment)
     with experiments.hold(experiment.folder, name):
         asked = _asked(own, suite)
-        tasks.submit(own, asked.values())
+        submit.submit(own, asked.values())
         since_ms = experiment.created_at - SKEW_MS
         with _agents(own) as failed:
             _wait(own, asked, since_ms, failed, stop, told or (lambda *_: None))

@@ -21,7 +21,6 @@ from typing import Any
 from schemas.events import AdapterEvent, AdvantagedGroup, Coordinates, Response, Task
 from schemas.serde import Poison
 from streams import cluster, drive
-from streams.batches import Cutter, Window
 from streams.errors import RefusedError
 from streams.history import History, Log
 from streams.log import Record
@@ -31,6 +30,7 @@ from streams.replay.run import Request, about_of, chosen_of, settings_of
 from streams.replay.selection import Chosen
 from streams.scorers import Scorers
 from streams.settings import Settings
+from streams.stages.batches import Cutter, Window
 from streams.topics import topics
 
 SAMPLE = 16

@@ -19,10 +19,10 @@ from itertools import accumulate
 
 from schemas.events import AdapterEvent, SourceRange
 from schemas.serde import Poison
-from streams.groups import POLICY_LAG, Close
 from streams.history import History
 from streams.replay.selection import bounds
 from streams.settings import Settings
+from streams.stages.advantages.state import POLICY_LAG, Close
 from streams.topics import topics
 
 

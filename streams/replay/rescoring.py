@@ -22,12 +22,12 @@ from schemas.events import Response, Reward, RewardSource, Task
 from schemas.serde import EncodeError, Poison, encode
 from streams.errors import SettingsError, StreamwardError
 from streams.history import History
-from streams.known_tasks import KnownTasks
 from streams.log import Record
 from streams.replay.copying import Watch, Writer
 from streams.scorers import Outcome, ScoreError, Scorers, parts
-from streams.scoring import JUDGE_THREADS, reward_of
 from streams.settings import Settings
+from streams.stages.scoring.agent import JUDGE_THREADS, reward_of
+from streams.stages.scoring.task_lookup import KnownTasks
 
 MOST_OPEN = 256
 """Scores in work at most."""

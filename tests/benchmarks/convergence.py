@@ -198,8 +198,8 @@ def _loading() -> Iterator[dict[str, Any]]:
     from streams.engines import SamplingRequest
     from streams.engines.transformers_engine import TransformersEngine
     from streams.engines.weights import load_base
-    from streams.generators import generate
     from streams.settings import Model
+    from streams.stages.tasks.generators import generate
 
     base = load_base(Model())
     engine, versions = TransformersEngine(base, 1), itertools.count(10)

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import sys
 
-from streams import advantages, settings
+from streams import settings
 from streams.app import build_app, run_worker
+from streams.stages.advantages import stage as advantages
 
 
 def main() -> int:

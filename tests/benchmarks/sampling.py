@@ -60,7 +60,7 @@ def _tokens(turns: list[tuple[float, int]]) -> float:
 
 def _rounds() -> Iterator[list[SamplingRequest]]:
     """Yield 16 requests at a time, the same for every caller."""
-    from streams.generators import generate
+    from streams.stages.tasks.generators import generate
 
     tasks = generate("sums", count=10_000, seed=0, purpose="train", policy="bench", group_size=SLOTS, now_ms=0)
     for number in itertools.count():

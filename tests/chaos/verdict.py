@@ -22,9 +22,9 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from schemas.events import AdvantagedGroup, Batch, DeadLetter
 from schemas.serde import Poison, decode, encode
 from streams import cluster, drive
-from streams.advantages import STAGE
 from streams.audit.reading import Audit
 from streams.settings import Settings, load, to_env
+from streams.stages.advantages.stage import STAGE
 from streams.topics import topic_of
 from tests.chaos.load import Ledger
 

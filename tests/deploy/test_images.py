@@ -57,10 +57,10 @@ def test_what_the_small_image_installs_is_locked_and_a_requirement_of_ours() -> 
 
 
 SMALL = """
-import streams.cli.root, streams.worker, streams.scoring, streams.cluster, streams.audit.recount, streams.audit.reading
-import streams.audit.metrics, streams.schema_server, streams.tasks, streams.positions, streams.show
-import streams.scorers.registry, streams.generators, streams.adapter_store
-import streams.evaluation.asking, streams.evaluation.guard, streams.evaluation.canary
+import streams.cli.root, streams.worker, streams.stages.scoring.agent, streams.cluster, streams.audit.recount
+import streams.audit.reading, streams.audit.metrics, streams.schema_server, streams.stages.tasks.submit
+import streams.positions, streams.show, streams.scorers.registry, streams.stages.tasks.generators
+import streams.adapter_store, streams.evaluation.asking, streams.stages.rollouts.guard, streams.stages.rollouts.canary
 import streams.schema_register, streams.schema_registry, avro.compatibility, confluent_kafka.schema_registry
 """
 

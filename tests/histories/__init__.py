@@ -31,9 +31,10 @@ from schemas import registry
 from schemas.events import AdvantagedGroup, Batch, Coordinates, DeadLetter
 from schemas.plain import checked
 from schemas.serde import Poison, decode
-from streams import batches, drive, formulas
+from streams import drive, formulas
 from streams.log import Record
 from streams.settings import Settings
+from streams.stages import batches
 from streams.topics import topics
 
 FOLDER = Path(__file__).parent
@@ -148,8 +149,8 @@ def advice(history: History, found: Sequence[str]) -> str:
         + "\n  ".join(found[:TOLD])
         + more
         + "\nIf that is not meant, it is a fault. If it is, raise streams.formulas.FORMULA_VERSION (for batches "
-        "streams.batches.RULE_VERSION), and record new histories with `python -m tests.histories`; the old ones stay: "
-        "their records lie in logs that must still be read"
+        "streams.stages.batches.RULE_VERSION), and record new histories with `python -m tests.histories`; the old ones "
+        "stay: their records lie in logs that must still be read"
     )
 
 

@@ -23,10 +23,10 @@ from in_memory import TROUBLES, Log
 
 from schemas.events import AdvantagedGroup, Coordinates
 from schemas.serde import encode
-from streams.batches import RULE_VERSION
 from streams.formulas import FORMULA_VERSION
 from streams.log import Record
 from streams.settings import Advantages, Batches, Settings, Topics
+from streams.stages.batches import RULE_VERSION
 from tests.histories import FOLDER, SUFFIX, History, decide, save
 
 TOGETHER = (

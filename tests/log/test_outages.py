@@ -21,12 +21,14 @@ from factories import reward
 from running import command, environment, said, until
 
 from schemas.events import Message, Response, Reward, RewardSource, Task
-from streams import broker, cluster, patience as patience_module, policy, scoring
+from streams import broker, cluster, patience as patience_module
 from streams.errors import LogError
 from streams.log import Producer
 from streams.patience import Patience, StoppedWaiting
 from streams.positions import positions
 from streams.settings import Broker, Kafka, Policy as PolicySettings, Settings, Topics
+from streams.stages.policy import agent as policy
+from streams.stages.scoring import agent as scoring
 
 pytestmark = pytest.mark.kafka
 PROPERTIES = {"group.min.session.timeout.ms": "1000"}

@@ -28,13 +28,14 @@ from schemas.events import (
     Task,
     derive_id,
 )
-from streams import adapter_store, cluster, policy
+from streams import adapter_store, cluster
 from streams.adapters import read_state
 from streams.engines import Completion, SamplingRequest
 from streams.engines.scripted import ScriptedEngine
 from streams.errors import StreamwardError
 from streams.log import Producer, client_config, key_of
 from streams.settings import Batches, Policy as PolicySettings, Settings
+from streams.stages.policy import agent as policy
 from streams.topics import topic_of, topics
 
 pytestmark = pytest.mark.kafka

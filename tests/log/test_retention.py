@@ -12,11 +12,11 @@ from confluent_kafka import admin
 from factories import reward
 
 from schemas.events import Coordinates
-from streams import scoring
 from streams.errors import LogError
 from streams.following import Consumer
 from streams.log import Producer, Record, client_config
 from streams.settings import Settings
+from streams.stages.scoring import agent as scoring
 from streams.topics import topics
 
 pytestmark = pytest.mark.kafka

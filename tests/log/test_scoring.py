@@ -19,13 +19,14 @@ from typing import Any
 import pytest
 
 from schemas.events import DeadLetter, Message, Response, Reward, RewardSource, Sampling, Task, derive_id
-from streams import cluster, scoring
+from streams import cluster
 from streams.following import Consumer
-from streams.generators import generate
-from streams.known_tasks import KnownTasks
 from streams.log import Producer, partition_of
 from streams.settings import Scoring, Settings, to_env
-from streams.tasks import check_file, submit
+from streams.stages.scoring import agent as scoring
+from streams.stages.scoring.task_lookup import KnownTasks
+from streams.stages.tasks.generators import generate
+from streams.stages.tasks.submit import check_file, submit
 
 pytestmark = pytest.mark.kafka
 

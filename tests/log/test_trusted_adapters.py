@@ -13,13 +13,14 @@ import pytest
 from running import read, until
 
 from schemas.events import AdapterEvent, DeadLetter, Message, Response, RewardSource, Task, derive_id
-from streams import adapter_store, cluster, policy
+from streams import adapter_store, cluster
 from streams.audit import metrics as audit_metrics
 from streams.audit.reading import Audit
 from streams.engines.scripted import ScriptedEngine
 from streams.errors import SettingsError
 from streams.log import Producer
 from streams.settings import Settings
+from streams.stages.policy import agent as policy
 
 pytestmark = pytest.mark.kafka
 

@@ -20,7 +20,7 @@ from streams.engines.scripted import ScriptedEngine
 from streams.errors import EventError
 from streams.serving import Serving, answers as answers_to
 from streams.settings import Settings
-from streams.standing import PAUSE_S
+from streams.stages.policy.state import PAUSE_S
 from streams.topics import topics
 from tests.log.test_policy import (
     answers,

@@ -26,8 +26,9 @@ from running import command, environment, read, records, running, until
 from tiny import save_tiny
 
 from schemas.events import AdapterEvent, AdvantagedGroup, Batch, DeadLetter, Response, Reward, Task, derive_id
-from streams import broker, demo, policy, settings as configuration
+from streams import broker, demo, settings as configuration
 from streams.settings import Settings
+from streams.stages.policy import agent as policy
 from streams.topics import LABELS
 
 pytestmark = pytest.mark.kafka

@@ -12,10 +12,10 @@ from joining import TOPICS, Log, answers, left_out, scores
 from schemas.events import AdvantagedGroup, Coordinates, DeadLetter, Event, RewardSource
 from schemas.serde import encode
 from streams import drive
-from streams.advantages import Stage, Timers, _at_most
-from streams.groups import Close, Effect, Member
 from streams.log import Record
 from streams.settings import Advantages, Settings, Topics
+from streams.stages.advantages.stage import Stage, Timers, _at_most
+from streams.stages.advantages.state import Close, Effect, Member
 
 
 def timers(now_ms: int = 0, **rule: Any) -> tuple[Timers, Log]:

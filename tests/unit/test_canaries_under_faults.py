@@ -16,12 +16,11 @@ from hypothesis import given, settings, strategies as st
 
 from schemas.events import AdapterEvent, AdvantagedGroup, derive_id
 from schemas.serde import encode
-from streams import rollouts
 from streams.adapters import empty, fold
-from streams.evaluation import canary
-from streams.line import Rule
 from streams.serving import answers
 from streams.settings import Canary
+from streams.stages.rollouts import canary, stage as rollouts
+from streams.stages.rollouts.state import Rule
 
 RULE = Rule("canary", canary=Canary(steps="0.3,0.6,1", step_groups=10, max_groups=400))
 QUALITY = {0: 0.3, 1: 0.6, 2: 0.1, 3: 0.9}

@@ -11,9 +11,9 @@ import pytest
 from factories import T0, group
 
 from schemas.events import AdapterEvent, AdvantagedGroup, LeftOut
-from streams.evaluation import canary
-from streams.evaluation.canary import Evidence, Trial
 from streams.settings import Canary
+from streams.stages.rollouts import canary
+from streams.stages.rollouts.canary import Evidence, Trial
 
 RULE = Canary(step_groups=10, max_groups=200)
 TRIAL = Trial("canary", version=2, primary=1, steps=((0.05, T0),))

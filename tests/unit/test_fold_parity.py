@@ -20,14 +20,15 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from schemas.events import AdapterEvent, AdapterKind, Coordinates, derive_id
-from streams import adapters, rollouts
-from streams.arms import Arms
+from streams import adapters
 from streams.audit.records import fact_of
 from streams.audit.versions import reigns
-from streams.line import Line
 from streams.log import Record
 from streams.query.views import ROLLOUT
 from streams.serving import DECISIONS, TRANSITIONS, Serving, refusal, step
+from streams.stages.policy.versions import Arms
+from streams.stages.rollouts import stage as rollouts
+from streams.stages.rollouts.state import Line
 
 KINDS: tuple[AdapterKind, ...] = tuple(TRANSITIONS)
 SILENT = ("evaluated", "judged")

@@ -12,8 +12,8 @@ from hypothesis import given, settings, strategies as st
 from schemas import serde
 from schemas.events import Purpose, Task, problems
 from streams.errors import EventError, NotFoundError, SettingsError
-from streams.generators import generate, is_held_out
 from streams.scorers import source_problems
+from streams.stages.tasks.generators import generate, is_held_out
 
 
 def some(

@@ -8,8 +8,8 @@ import pytest
 from factories import reward, task
 from joining import Log, answers, scores
 
-from streams.group_rows import Rows, dump, load
-from streams.groups import Closed, Open
+from streams.stages.advantages.rows import Rows, dump, load
+from streams.stages.advantages.state import Closed, Open
 
 
 def test_a_closed_marker_is_small_whatever_the_group_was() -> None:

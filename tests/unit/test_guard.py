@@ -11,9 +11,9 @@ from hypothesis import given, strategies as st
 from schemas.events import AdapterEvent, Outcome, problems
 from schemas.serde import decode, encode
 from streams.adapters import Version
-from streams.evaluation import guard
-from streams.evaluation.guard import Judgement, Thresholds
 from streams.settings import Guard
+from streams.stages.rollouts import guard
+from streams.stages.rollouts.guard import Judgement, Thresholds
 
 SUITE = "sums@1f3c9a2b"
 RULE = Guard()

@@ -12,10 +12,10 @@ from hypothesis import given, settings, strategies as st
 
 from schemas.events import AdapterEvent, Outcome, Task, derive_id
 from schemas.serde import decode, encode
-from streams import rollouts
 from streams.evaluation.suites import Suite, generated
-from streams.line import Rule
 from streams.settings import Guard
+from streams.stages.rollouts import stage as rollouts
+from streams.stages.rollouts.state import Rule
 
 SUITE = Suite(name="sums@1", questions=generated("sums", count=2, seed=0).questions, thresholds={})
 RULE = Rule("guarded", Guard(min_tasks=20), SUITE)

@@ -16,8 +16,9 @@ from histories import DECISIONS, FOLDER, SUFFIX, History, advice, decide, differ
 
 from schemas.events import AdvantagedGroup, Batch, DeadLetter, Task
 from schemas.serde import Poison, decode, encode
-from streams import batches, formulas
+from streams import formulas
 from streams.settings import Settings
+from streams.stages import batches
 from streams.topics import topics
 
 ROOT = Path(__file__).parents[2]

@@ -11,7 +11,7 @@ from joining import Log, answers, left_out, scores
 
 from schemas.events import AdvantagedGroup, RewardSource
 from schemas.serde import decode, encode
-from streams.groups import Open
+from streams.stages.advantages.state import Open
 
 # --- a whole group ---------------------------------------------------------------------------------------------------
 

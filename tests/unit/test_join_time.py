@@ -8,7 +8,7 @@ from joining import Log, answers, left_out, scores
 
 from schemas.events import AdvantagedGroup, Event
 from schemas.serde import decode, encode
-from streams.groups import Closed, Open
+from streams.stages.advantages.state import Closed, Open
 
 
 def test_expire_emits_the_part_that_is_scored() -> None:

@@ -21,8 +21,8 @@ from streams.intake import Intake
 from streams.monitoring import metrics, names
 from streams.monitoring.metrics import OFF, OTHER, Meter, serve, served
 from streams.monitoring.names import Metric
-from streams.sampling import Sampler
 from streams.settings import Kafka, Metrics, Policy, Settings, Topics
+from streams.stages.policy.sampling import Sampler
 
 ROOT = Path(__file__).parents[2]
 UNITS = ("seconds", "records", "tokens", "nats", "ratio", "versions", "version", "info", "total", "timestamp_seconds")

@@ -13,12 +13,14 @@ from streams import observe
 def test_log_lines_carry_coordinates_and_leave_library_chatter_out(capsys: pytest.CaptureFixture[str]) -> None:
     observe.set_up("info")
     logging.getLogger().setLevel(logging.DEBUG)  # as mode does
-    logging.getLogger("streams.scoring").warning("no %s", "scorer", extra={"at": Coordinates("r", 3, 1041)})
-    logging.getLogger("streams.scoring").debug("too fine")
+    logging.getLogger("streams.stages.scoring.agent").warning(
+        "no %s", "scorer", extra={"at": Coordinates("r", 3, 1041)}
+    )
+    logging.getLogger("streams.stages.scoring.agent").debug("too fine")
     logging.getLogger("faust").info("chatter")
     logging.getLogger("faust").warning("trouble")
     lines = [line.partition(" ")[2] for line in capsys.readouterr().err.splitlines()]
-    assert lines == ["warning streams.scoring: r[3]@1041: no scorer", "warning faust: trouble"]
+    assert lines == ["warning streams.stages.scoring.agent: r[3]@1041: no scorer", "warning faust: trouble"]
 
 
 def test_a_flood_of_the_same_line_is_counted_instead_of_printed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,11 +15,12 @@ from hypothesis import given, settings, strategies as st
 
 from schemas.events import AdapterEvent, AdvantagedGroup, Batch, Coordinates, derive_id
 from schemas.serde import encode
-from streams import drive, rollouts
+from streams import drive
 from streams.adapters import empty, fold
-from streams.batches import Cutter, dump, dump_offset, is_double, load
 from streams.log import Record
 from streams.settings import Batches, Settings
+from streams.stages.batches import Cutter, dump, dump_offset, is_double, load
+from streams.stages.rollouts import stage as rollouts
 
 RULE = Batches(groups=2, max_policy_lag=1)
 seeds = st.integers(0, 2**16)

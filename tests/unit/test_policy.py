@@ -26,13 +26,13 @@ from schemas.events import (
     derive_id,
     problems,
 )
-from streams.admission import Admission
-from streams.arms import Arms, route
-from streams.batches import Cutter, Window
 from streams.engines import Completion, SamplingRequest
-from streams.rounds import Round, Served, Waiting, all_failed, choose, malformed, response, unusable
 from streams.serving import Serving, answers
 from streams.settings import Batches
+from streams.stages.batches import Cutter, Window
+from streams.stages.policy.admission import Admission
+from streams.stages.policy.rounds import Round, Served, Waiting, all_failed, choose, malformed, response, unusable
+from streams.stages.policy.versions import Arms, route
 
 
 def task(number: int = 0, **changed: object) -> Task:

@@ -13,7 +13,6 @@ from pydantic import SecretStr
 
 from schemas.events import Coordinates, ExperimentEvent
 from streams import config_file
-from streams.batches import Cutter, Window
 from streams.errors import SettingsError
 from streams.evaluation import evaluate, suites
 from streams.replay import comparison, experiments, rescoring
@@ -22,6 +21,7 @@ from streams.replay.evaluate import Suite
 from streams.replay.recorded_lag import Trained
 from streams.replay.selection import Selection, from_plain, parse_time
 from streams.settings import Batches, Kafka, Settings, load
+from streams.stages.batches import Cutter, Window
 
 HOUR_MS = 3_600_000
 

@@ -9,11 +9,12 @@ import pytest
 from factories import state_after
 
 from schemas.events import AdapterEvent, AdapterKind, Outcome, Task, derive_id
-from streams import adapters, rollouts, serving
+from streams import adapters, serving
 from streams.errors import SettingsError
 from streams.evaluation.suites import Suite, generated
-from streams.line import Rule, rule_of
 from streams.settings import Canary, Guard, Rollouts, Settings
+from streams.stages.rollouts import stage as rollouts
+from streams.stages.rollouts.state import Rule, rule_of
 
 SUITE = Suite(name="sums@1", questions=generated("sums", count=3, seed=0).questions, thresholds={})
 GUARDED = Rule("guarded", Guard(min_tasks=20), SUITE)

@@ -11,9 +11,9 @@ from factories import T0, group
 from schemas.events import AdapterEvent, AdapterKind, derive_id
 from streams import adapters
 from streams.cli import rollout as cli_rollout
-from streams.evaluation import canary
-from streams.rollout_status import Rollout
 from streams.settings import Canary, Guard, Rollouts, Settings
+from streams.stages.rollouts import canary
+from streams.stages.rollouts.status import Rollout
 
 GATE = canary.gate(Canary(steps="0.2,1", step_groups=30))
 

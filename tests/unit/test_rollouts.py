@@ -9,7 +9,8 @@ from factories import state_after
 from hypothesis import given, settings, strategies as st
 
 from schemas.events import AdapterEvent, AdapterFile, AdapterKind, derive_id
-from streams import adapters, rollouts, serving
+from streams import adapters, serving
+from streams.stages.rollouts import stage as rollouts
 
 
 def trained(version: int, **changed: object) -> AdapterEvent:

@@ -10,11 +10,11 @@ import pytest
 
 from schemas.events import AdapterEvent, AdapterKind, derive_id
 from streams import adapter_store
-from streams.arms import Arms
 from streams.engines.scripted import ScriptedEngine
 from streams.errors import EventError
 from streams.settings import Adapters, Settings
-from streams.shelf import KEPT, Shelf
+from streams.stages.policy.adapter_cache import KEPT, Shelf
+from streams.stages.policy.versions import Arms
 
 
 class Noted(ScriptedEngine):

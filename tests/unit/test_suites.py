@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from schemas.events import RewardSource, problems
-from streams import generators
 from streams.errors import NotFoundError, SettingsError, StreamwardError
 from streams.evaluation import suites
+from streams.stages.tasks import generators
 
 ROOT = Path(__file__).parents[2]
 PLAIN = """\

@@ -11,7 +11,15 @@ from hypothesis import given, strategies as st
 
 from schemas.events import Message, RewardSource, Sampling, Task, ToolCall
 from streams.settings import Topics
-from streams.tasks import BadLine, Checked, MessageLine, RewardSourceLine, SamplingLine, TaskLine, check_file
+from streams.stages.tasks.submit import (
+    BadLine,
+    Checked,
+    MessageLine,
+    RewardSourceLine,
+    SamplingLine,
+    TaskLine,
+    check_file,
+)
 
 SHORT = {"prompt": "4 + 7 =", "answer": "11"}
 

@@ -17,15 +17,16 @@ from receiver import Receiver, receiving
 
 from schemas.events import AdapterEvent, Batch, Coordinates, DeadLetter, GroupControl, Response
 from schemas.serde import encode
-from streams import batches, group_rows
-from streams.advantages import Stage, _trace
-from streams.batches import Cutter, Entry, Window
 from streams.errors import SettingsError
-from streams.groups import Close
 from streams.log import Record, dead_letter, trace_of
 from streams.monitoring import names
 from streams.monitoring.metrics import Meter
 from streams.settings import Batches, Settings, Topics, Tracing
+from streams.stages import batches
+from streams.stages.advantages import rows as group_rows
+from streams.stages.advantages.stage import Stage, _trace
+from streams.stages.advantages.state import Close
+from streams.stages.batches import Cutter, Entry, Window
 from streams.tracing import context, tracer as tracing
 from streams.tracing.context import Context, child, of_headers, parse
 from streams.tracing.spans import Span

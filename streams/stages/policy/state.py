@@ -19,13 +19,13 @@ from typing import TypeVar
 
 from schemas.events import AdapterEvent, AdvantagedGroup, Batch, Coordinates, Event, Response
 from schemas.serde import Poison
-from streams.admission import Admission
-from streams.arms import Arms
 from streams.cluster import offsets, offsets_at
 from streams.log import POLL_S, Record, TopicPartition, partition_of
 from streams.patience import Patience
 from streams.reading import Tail, read
 from streams.settings import Settings
+from streams.stages.policy.admission import Admission
+from streams.stages.policy.versions import Arms
 from streams.topics import topics
 
 log = logging.getLogger("streamward.policy")

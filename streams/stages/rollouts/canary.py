@@ -27,9 +27,9 @@ from schemas.events import AdapterEvent, AdvantagedGroup, Verdict, derive_id
 from streams.evaluation import sequential
 from streams.evaluation.outcomes import short
 from streams.evaluation.sequential import Arm, Interval, Pair
-from streams.groups import POLICY_LAG
 from streams.rows import pack, unpack
 from streams.settings import Canary as Rule
+from streams.stages.advantages.state import POLICY_LAG
 
 STAGE = "rollouts"
 UNSCORED = frozenset({"response_failed", "score_failed", "unscored", "unanswered"})

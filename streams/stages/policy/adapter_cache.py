@@ -16,11 +16,11 @@ import shutil
 from pathlib import Path
 
 from streams import adapter_signing, adapter_store
-from streams.arms import BASE, Arms
 from streams.engines import Engine
 from streams.errors import EventError
 from streams.holding import Scratch
 from streams.settings import Settings
+from streams.stages.policy.versions import BASE, Arms
 
 KEPT = 4
 """Versions whose folders stay after they were served last, beside those of primary and candidate."""

@@ -2,9 +2,9 @@
 
     Answer | Verdict, what is known of its siblings ──► refusal_of_… ──► None: it may, or (reason, sentence)
 
-The same questions are asked while a group is open and after it has left (`streams/join.py`), so that a record is judged
-alike however late it is read. Digests are for that, too: they say in a few bytes what was read, when a closed group
-keeps no more of it.
+The same questions are asked while a group is open and after it has left (`streams/stages/advantages/reducer.py`), so
+that a record is judged alike however late it is read. Digests are for that, too: they say in a few bytes what was
+read, when a closed group keeps no more of it.
 
 Not covered: events without their task. They wait for it, and nothing is asked before.
 """
@@ -19,7 +19,19 @@ from functools import lru_cache
 from typing import TypeVar
 
 from schemas.events import Coordinates, Response, Reward, derive_id
-from streams.groups import Answer, Attempt, Closed, Effect, Facts, Open, Reject, Score, Slot, Verdict, is_late
+from streams.stages.advantages.state import (
+    Answer,
+    Attempt,
+    Closed,
+    Effect,
+    Facts,
+    Open,
+    Reject,
+    Score,
+    Slot,
+    Verdict,
+    is_late,
+)
 
 Refusal = tuple[str, str]
 """The short word dead letters are grouped by, and the sentence."""

@@ -10,7 +10,7 @@
     guarded  each version is asked guard.suite; once it and the primary have a result, the guard judges, and its verdict
              is carried out (guard.decide)
     canary   a version that the guard lets pass, or any without a suite, answers a growing share of the tasks, one
-             version at a time, the newest next; what follows is decided by streams/evaluation/canary.py
+             version at a time, the newest next; what follows is decided by streams/stages/rollouts/canary.py
     manual   nothing, but for the suite that is asked
 
 A promotion names the primary it replaces (compare and swap). So this stage has at most one event of its own on the way:
@@ -35,11 +35,12 @@ from schemas.events import AdapterEvent, AdvantagedGroup, Task, derive_id
 from schemas.serde import Poison, decode, encode
 from streams.adapters import Version
 from streams.errors import EventError
-from streams.evaluation import canary, evaluate, guard, outcomes
+from streams.evaluation import evaluate, outcomes
 from streams.evaluation.outcomes import short
-from streams.line import DIRECT, Line, Rule, dump, load_line, rule_of, waiting
 from streams.serving import DECISIONS, SWAPS, refusal, step
 from streams.settings import Canary
+from streams.stages.rollouts import canary, guard
+from streams.stages.rollouts.state import DIRECT, Line, Rule, dump, load_line, rule_of, waiting
 from streams.topics import topics
 from streams.tracing import context
 

@@ -10,8 +10,8 @@ last slot stands first in the partition; the rest are superseded.
 
 What is read before its task waits, and enters with it as if it had been read after it; a whole group is made of the
 winning sampling and its rewards and of nothing else; and what is read after the group left is judged as it would have
-been before (`streams/latecomers.py`). So the order in which the topics are read shows neither in the groups nor in the
-dead letters. What was refused once is refused silently when it is said again.
+been before (`streams/stages/advantages/after_close.py`). So the order in which the topics are read shows neither in
+the groups nor in the dead letters. What was refused once is refused silently when it is said again.
 
 Time. An answer or reward recorded after the task's deadline never counts, whenever it is read; the group is closed when
 the `expire` record is read. Both are in the log, so a replay at any speed decides the same.
@@ -27,7 +27,23 @@ from dataclasses import dataclass, replace
 
 from schemas.events import Coordinates, GroupControl, Response, Reward, Task
 from streams import formulas
-from streams.groups import (
+from streams.settings import Advantages
+from streams.stages.advantages.after_close import answer_after, by_id_alone, marker, task_after, verdict_after
+from streams.stages.advantages.checks import (
+    about_another,
+    answer_of,
+    by_another,
+    by_reference,
+    changed_answer,
+    changed_task,
+    content_digest,
+    refusal_of_answer,
+    refusal_of_verdict,
+    refuse,
+    said_digest,
+    verdict_of,
+)
+from streams.stages.advantages.state import (
     Answer,
     Attempt,
     Close,
@@ -47,22 +63,6 @@ from streams.groups import (
     winner,
     without_responses,
 )
-from streams.latecomers import answer_after, by_id_alone, marker, task_after, verdict_after
-from streams.refusals import (
-    about_another,
-    answer_of,
-    by_another,
-    by_reference,
-    changed_answer,
-    changed_task,
-    content_digest,
-    refusal_of_answer,
-    refusal_of_verdict,
-    refuse,
-    said_digest,
-    verdict_of,
-)
-from streams.settings import Advantages
 
 GroupEvent = Task | Response | Reward | GroupControl
 

@@ -20,8 +20,8 @@ since they also tell of the hour in which each version was asked: a machine that
 Answers that were sampled together share their latency, so no interval of it would be honest; medians are compared, and
 differences below LATENCY_NOISE_MS are none.
 
-Not covered: what follows from the verdict (streams/rollouts.py). And many versions on one suite: a version is asked
-once, and its first result stands, but of a hundred that are no better two or three pass by chance.
+Not covered: what follows from the verdict (streams/stages/rollouts/stage.py). And many versions on one suite: a
+version is asked once, and its first result stands, but of a hundred that are no better two or three pass by chance.
 """
 
 from __future__ import annotations

@@ -18,13 +18,14 @@ from schemas.events import AdapterEvent, AdvantagedGroup
 from schemas.serde import Poison
 from streams import adapters, cluster
 from streams.adapters import AdapterState, Version
-from streams.evaluation import canary, sequential
-from streams.evaluation.canary import Evidence, Trial
+from streams.evaluation import sequential
 from streams.evaluation.outcomes import short
 from streams.log import TopicPartition, partition_of
 from streams.reading import read
 from streams.serving import DECISIONS
 from streams.settings import Canary, Settings
+from streams.stages.rollouts import canary
+from streams.stages.rollouts.canary import Evidence, Trial
 from streams.topics import topics
 
 LAST = 5

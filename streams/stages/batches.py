@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Any
 from schemas.events import AdvantagedGroup, Batch, Coordinates, DroppedGroup, LagCount, derive_id
 from schemas.serde import Poison
 from streams.errors import EventError
-from streams.groups import POLICY_LAG
 from streams.monitoring import names
 from streams.monitoring.metrics import Meter
 from streams.rows import pack, unpack
 from streams.settings import Batches
+from streams.stages.advantages.state import POLICY_LAG
 from streams.topics import topics
 from streams.tracing import context
 

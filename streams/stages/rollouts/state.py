@@ -5,7 +5,7 @@
 The row is written anew at every event, so it is small: numbers of versions, and short ids. Results of suites, which are
 larger, have rows of their own.
 
-Not covered: what follows from a line. That is streams/rollouts.py.
+Not covered: what follows from a line. That is streams/stages/rollouts/stage.py.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from schemas.events import Verdict
 from streams.errors import SettingsError
-from streams.evaluation.canary import Trial
 from streams.rows import pack, unpack
 from streams.serving import Serving, Status
 from streams.settings import Canary, Guard, Settings
+from streams.stages.rollouts.canary import Trial
 
 if TYPE_CHECKING:
     from streams.evaluation.suites import Suite

@@ -1,7 +1,7 @@
 """Answer tasks with the adapter version in force, or with the candidate that has a share of them.
 
     tasks ──► which version? known? room to train on it? ──► round ──► engine ──► all slots of a sampling ──► responses
-    adapters, batches, groups of this policy ──┘ (streams/standing.py, arms.py, admission.py)
+    adapters, batches, groups of this policy ──┘ (streams/stages/policy/state.py, arms.py, admission.py)
 
 One sampling is one attempt at all slots of a task by one version, and what served is checked against what the engine
 says it served. Its responses are written one after the other and acknowledged before the task counts as done; offsets
@@ -9,8 +9,8 @@ are committed contiguously. A task that is delivered again is sampled again unde
 takes the first; but one whose answer was there before this agent, or whose group is out, is passed over. While the
 broker is away the agent waits (streams/patience.py).
 
-`eval` and `serve` never wait for the trainer, `train` does (streams/admission.py). A task whose deadline has passed is
-not sampled, as its answers could not count; a `serve` task is, since somebody may still read the answer.
+`eval` and `serve` never wait for the trainer, `train` does (streams/stages/policy/admission.py). A task whose deadline
+has passed is not sampled, as its answers could not count; a `serve` task is, since somebody may still read the answer.
 
 A round is of one version, and the task that came first decides which: with a canary under way both arms get their turn.
 What the log says of versions is looked at before each round, after a version was loaded, and after every longer pause,
@@ -34,21 +34,22 @@ from typing import Self
 
 from schemas import serde
 from schemas.events import Response, Task, derive_id
-from streams import adapter_signing, sampling, schema_registry
-from streams.arms import BASE, route
+from streams import adapter_signing, schema_registry
 from streams.engines import Engine, SamplingRequest
 from streams.errors import EventError
 from streams.following import Consumer, Contiguous
-from streams.groups import deadline_ms
 from streams.log import POLL_S, Producer, Record, TopicPartition, dead_letter
 from streams.monitoring import metrics, names
 from streams.monitoring.metrics import OFF, Meter
 from streams.patience import Patience, StoppedWaiting
 from streams.reading import fetch
-from streams.rounds import Round, Served, Waiting, all_failed, choose, response, unusable
 from streams.settings import Settings
-from streams.shelf import Shelf
-from streams.standing import Standing, answered, give_up_ms
+from streams.stages.advantages.state import deadline_ms
+from streams.stages.policy import sampling
+from streams.stages.policy.adapter_cache import Shelf
+from streams.stages.policy.rounds import Round, Served, Waiting, all_failed, choose, response, unusable
+from streams.stages.policy.state import Standing, answered, give_up_ms
+from streams.stages.policy.versions import BASE, route
 from streams.topics import topics
 from streams.tracing import tracer as tracing
 from streams.tracing.tracer import OFF as NO_TRACER, Tracer

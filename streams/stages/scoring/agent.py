@@ -28,13 +28,13 @@ from schemas import serde
 from schemas.events import Response, Reward, RewardSource, Task, derive_id
 from streams import schema_registry
 from streams.following import Consumer, Contiguous
-from streams.known_tasks import KnownTasks
 from streams.log import POLL_S, Producer, Record, TopicPartition, dead_letter
 from streams.monitoring import metrics, names
 from streams.monitoring.metrics import OFF, Meter
 from streams.patience import Patience, StoppedWaiting
 from streams.scorers import Outcome, Scorers
 from streams.settings import Settings
+from streams.stages.scoring.task_lookup import KnownTasks
 from streams.tracing import context, tracer as tracing
 from streams.tracing.tracer import OFF as NO_TRACER, Trace, Tracer
 

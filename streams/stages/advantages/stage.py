@@ -5,7 +5,8 @@
 
 GRPO compares the responses to one task only with each other, so nothing leaves here until every slot is answered (or
 has failed) and every required source has spoken. Every task leaves exactly one record: its group, or why there is none.
-What decides is `streams/join.py`; here are the records it needs, the timers that let time act, and the wiring.
+What decides is `streams/stages/advantages/reducer.py`; here are the records it needs, the timers that let time act,
+and the wiring.
 
 A group that is larger than its topic takes leaves without its responses, as `too_large`: raise topics.max_record_bytes,
 or ask for smaller groups.
@@ -25,14 +26,14 @@ from typing import TYPE_CHECKING, Any, Literal
 from schemas.events import AdvantagedGroup, Coordinates, DeadLetter, GroupControl, Response, Reward, Task, derive_id
 from schemas.serde import Poison, encode
 from streams.errors import EventError
-from streams.group_rows import Rows, load
-from streams.groups import Close, Closed, Effect, Open, Reject, State, assemble, without_responses
-from streams.join import GroupEvent, Join
 from streams.log import Record, check_size, dead_letter, key_of, partition_of
 from streams.monitoring import names
 from streams.monitoring.metrics import Meter
 from streams.reading import fetch
 from streams.settings import Settings
+from streams.stages.advantages.reducer import GroupEvent, Join
+from streams.stages.advantages.rows import Rows, load
+from streams.stages.advantages.state import Close, Closed, Effect, Open, Reject, State, assemble, without_responses
 from streams.topics import KEYED_BY_TASK, Topic, topics
 from streams.tracing import context
 from streams.tracing.tracer import OFF as NO_TRACER, Trace, Tracer

@@ -3,9 +3,10 @@
     Open ── leaves ──► marker: Closed, with a Memory ── Task | Answer | Verdict ──► Closed', effects: Reject
 
 The four topics are read side by side, so the same record may be read before its group leaves or after it. It is asked
-the same questions in the same order (`streams/refusals.py`), and what passes is refused for the reason it would have
-been refused when the group left: it is of another sampling, or about one. So a log has the same dead letters however it
-was read. The memory is for that; it holds digests and short ids, and the group's texts and tokens never.
+the same questions in the same order (`streams/stages/advantages/checks.py`), and what passes is refused for the reason
+it would have been refused when the group left: it is of another sampling, or about one. So a log has the same dead
+letters however it was read. The memory is for that; it holds digests and short ids, and the group's texts and tokens
+never.
 
 Not covered: rows of the first release, which have no memory. What comes to them is judged by ids alone; a changed copy
 of a task, and another value under the same reward_id, then leave no dead letter.
@@ -17,7 +18,20 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from schemas.events import Coordinates, Response, Reward, Task, derive_id
-from streams.groups import (
+from streams.stages.advantages.checks import (
+    about_another,
+    already_left,
+    by_another,
+    changed_answer,
+    changed_task,
+    components_digest,
+    content_digest,
+    refusal_of_answer,
+    refusal_of_verdict,
+    refuse,
+    said_digest,
+)
+from streams.stages.advantages.state import (
     Answer,
     Attempt,
     Closed,
@@ -30,19 +44,6 @@ from streams.groups import (
     Score,
     Verdict,
     short_id,
-)
-from streams.refusals import (
-    about_another,
-    already_left,
-    by_another,
-    changed_answer,
-    changed_task,
-    components_digest,
-    content_digest,
-    refusal_of_answer,
-    refusal_of_verdict,
-    refuse,
-    said_digest,
 )
 
 

@@ -4,9 +4,9 @@
     references and scalars, never texts                │
                                                        └─ assemble, given the responses referred to ──► AdvantagedGroup
 
-The state is written to a table row at each event (`streams/group_rows.py`), so it holds where a response lies and not
-what it says. Its parts are tuples, which cost little to make and to write down. What to do when an event comes is
-`streams/join.py`.
+The state is written to a table row at each event (`streams/stages/advantages/rows.py`), so it holds where a response
+lies and not what it says. Its parts are tuples, which cost little to make and to write down. What to do when an event
+comes is `streams/stages/advantages/reducer.py`.
 
 Not covered: whether the responses referred to are still in the log. Who assembles a group has fetched them, or failed.
 """

@@ -13,13 +13,13 @@ import math
 import time
 
 from schemas.events import Response
-from streams.deadline import at_most
 from streams.engines import Completion, Engine, SamplingRequest
 from streams.errors import StreamwardError
 from streams.monitoring import names
 from streams.monitoring.metrics import Meter
-from streams.rounds import all_failed, malformed
 from streams.settings import Policy
+from streams.stages.policy.deadline import at_most
+from streams.stages.policy.rounds import all_failed, malformed
 
 log = logging.getLogger("streamward.policy")
 

@@ -17,8 +17,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from streams.groups import Answer, Attempt, Closed, Facts, Memory, Open, Said, Score, Slot, State, Verdict
 from streams.rows import pack, unpack
+from streams.stages.advantages.state import (
+    Answer,
+    Attempt,
+    Closed,
+    Facts,
+    Memory,
+    Open,
+    Said,
+    Score,
+    Slot,
+    State,
+    Verdict,
+)
 
 ROW_VERSION = 1
 
