@@ -62,10 +62,10 @@ setup-deploy:
 docs: .venv/ready-test
 	$(BIN)/python -m schemas.generate
 	$(BIN)/python -m streams.cli.docs
-	$(BIN)/python -m streams.monitoring.names
+	$(BIN)/python -m streams.observability.catalog
 	$(BIN)/python -m tests.chart_files
-	$(BIN)/python -m streams.monitoring.dashboards
-	$(BIN)/python -m streams.monitoring.alerts
+	$(BIN)/python -m streams.observability.grafana.dashboards
+	$(BIN)/python -m streams.observability.grafana.alerts
 
 # needs uv; the lock holds names and versions, no addresses
 lock:

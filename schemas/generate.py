@@ -14,8 +14,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from schemas import registry
-from schemas.avsc import record_schema
+from schemas import versions as registry
+from schemas.avro_schema import record_schema
 from schemas.events import EVENTS
 
 README_HEAD = """# The events, field by field

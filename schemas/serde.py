@@ -7,7 +7,7 @@ the producer. Reading never raises: bytes that cannot be used come back as `Pois
 and the reader decides (Streamward sends them to `dead-letters`).
 
 What is just as it should be takes the quick way (`schemas.wire`), and comes out as on the other. What the id in a frame
-means is `schemas.numbering`; with a Schema Registry it may have to be asked, and then what cannot be asked is raised.
+means is `schemas.ids`; with a Schema Registry it may have to be asked, and then what cannot be asked is raised.
 
 Not covered: compression and encryption, which are Kafka's.
 """
@@ -22,15 +22,10 @@ from typing import Any, NamedTuple, TypeVar
 
 import fastavro
 
-from schemas import events, numbering, registry, wire, wire_read, wire_write
-from schemas.avsc import record_schema
-from schemas.numbering import FRAME as FRAME, MAGIC as MAGIC, Numbering
-from schemas.plain import (
-    EncodeError as EncodeError,  # part of what writing promises
-    checked,
-    doubtful,
-    raised,
-)
+from schemas import events, ids as numbering, versions, wire, wire_read, wire_write
+from schemas.avro_schema import record_schema
+from schemas.convert import EncodeError as EncodeError, checked, doubtful, raised
+from schemas.ids import FRAME as FRAME, MAGIC as MAGIC, Numbering
 
 E = TypeVar("E", bound=events.Event)
 
@@ -57,7 +52,7 @@ def encode(event: events.Event) -> bytes:
         raise EncodeError(f"{type(event).__name__}: {broken}")
     if payload is not None:
         return payload
-    schema = registry.files().newest(type(event))
+    schema = versions.files().newest(type(event))
     out = io.BytesIO()
     out.write(FRAME.pack(MAGIC, numbering.current().id_of(schema)))
     fastavro.schemaless_writer(out, schema.parsed, plain)
@@ -88,7 +83,7 @@ class _Quick(NamedTuple):
 @cache
 def _quick(kind: Any, ids: Numbering) -> _Quick | None:
     """Return what reads and writes the newest schema of this event in one pass, with its frames."""
-    newest = registry.files().newest(kind)
+    newest = versions.files().newest(kind)
     if newest.definition != record_schema(kind):
         return None  # the dataclass was changed, and its schema is not generated yet
     frames = frozenset(FRAME.pack(MAGIC, each) for each in ids.ids_meaning(newest))
@@ -129,7 +124,7 @@ def _decode(payload: bytes | None, expected: type[E]) -> E | Poison:
     if isinstance(schema, Poison):
         return schema
     assert payload is not None  # noqa: S101 - _writer_schema gave a Poison for None
-    newest = registry.files().newest(expected)
+    newest = versions.files().newest(expected)
     body = io.BytesIO(payload)
     _, schema_id = FRAME.unpack_from(payload)
     body.seek(FRAME.size)
@@ -168,7 +163,7 @@ def _without_addresses(text: str) -> str:
     return re.sub(r" from <[^>]* at 0x[0-9a-f]+>", "", text)
 
 
-def _writer_schema(payload: bytes | None, expected: type[Any]) -> registry.Schema | Poison:
+def _writer_schema(payload: bytes | None, expected: type[Any]) -> versions.Schema | Poison:
     if payload is None or len(payload) < FRAME.size or payload[0] != MAGIC:
         got = (
             "no value"

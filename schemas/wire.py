@@ -5,8 +5,8 @@
 
 A body that the reader takes is one that fastavro reads to the same event, and an event that the writer takes has the
 bytes that fastavro gives it. What is odd in any way (a wrong type, a number out of range, a cut record, a layout that
-other writers may use) is left to `schemas.plain` and fastavro, which know what to say. So all this is for speed alone,
-and without it only time would tell (`make bench BENCH=join`).
+other writers may use) is left to `schemas.convert` and fastavro, which know what to say. So all this is for speed
+alone, and without it only time would tell (`make bench BENCH=join`).
 
 Not covered: schemas other than the newest of each event.
 """

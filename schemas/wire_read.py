@@ -17,7 +17,7 @@ from collections.abc import Callable
 from functools import cache, lru_cache
 from typing import Any, Literal
 
-from schemas.avsc import Shape, shapes
+from schemas.avro_schema import Shape, shapes
 from schemas.wire import DOUBLE, FLOAT, FLOAT32_SURE, FLOAT64_SURE, Numbers, Odd, code_of, numbers
 
 Read = Callable[[bytes, int], tuple[Any, int]]

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any, Literal
 
-from schemas.avsc import Shape, shapes
+from schemas.avro_schema import Shape, shapes
 from schemas.wire import DOUBLE, FLOAT, FLOAT32_SURE, FLOAT64_SURE, Numbers, Odd, code_of
 
 Write = Callable[[Any, bytearray], None]

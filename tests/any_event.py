@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from hypothesis import strategies as st
 
-from schemas.avsc import Shape, shapes
+from schemas.avro_schema import Shape, shapes
 from schemas.events import (
     EVENTS,
     MAX_GROUP_SIZE,

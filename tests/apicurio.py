@@ -25,7 +25,7 @@ from jgo.constants import MAVEN_CENTRAL_URL
 from jgo.maven import MavenContext, PythonResolver
 from unpacked import unpack
 
-from streams import jvm
+from streams.kafka.node import jvm
 
 VERSION = "3.3.3"
 OLDEST_JAVA = 21

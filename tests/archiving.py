@@ -13,11 +13,12 @@ from confluent_kafka import admin
 from factories import reward, task
 
 from schemas.serde import encode
-from streams import cluster, history
 from streams.cli.root import cli
-from streams.log import Producer, Record, client_config
-from streams.settings import Settings, to_env
-from streams.topics import topics
+from streams.kafka import admin as cluster
+from streams.kafka.record import Producer, Record, client_config
+from streams.kafka.topics import topics
+from streams.settings.load import Settings, to_env
+from streams.tools.archive import history
 
 ONE = 1
 """The partition most of these records lie in."""

@@ -30,9 +30,10 @@ from schemas.events import (
     Task,
     derive_id,
 )
-from streams import cluster, drive
-from streams.log import Producer, Record
-from streams.settings import Settings, Topics
+from streams.kafka import admin
+from streams.kafka.record import Producer, Record
+from streams.settings.load import Settings, Topics
+from streams.tools.replay import driver
 
 BEGIN_MS = int(datetime(2026, 1, 31, 12, tzinfo=UTC).timestamp() * 1000)
 MINUTE_MS = 60_000
@@ -87,7 +88,7 @@ def log() -> Written:
         _play(written, join, asked, version, minute, (text,))
     for label, key, minute in (("responses", b"sum-1", 5), ("rewards", b"sum-2", 61)):
         join.read(written.write(b"{}", _at(minute), label=label, key=key))
-    for batch in drive.cut(SETTINGS, written.of("groups")):
+    for batch in driver.cut(SETTINGS, written.of("groups")):
         assert isinstance(batch, Batch)
         at_ms = _at(CUT[batch.sequence])
         written.write(batch, at_ms)
@@ -104,7 +105,7 @@ def topics(prefix: str) -> Topics:
 
 def put(settings: Settings, records: Iterable[Record]) -> None:
     """Make the topics, and write records to the places where they lie."""
-    cluster.apply_topics(settings)
+    admin.apply_topics(settings)
     with Producer(settings) as producer:
         for record in records:
             topic = settings.topics.prefix + record.at.topic.removeprefix(SETTINGS.topics.prefix)

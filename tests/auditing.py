@@ -33,14 +33,14 @@ from schemas.events import (
     derive_id,
 )
 from schemas.serde import decode, encode
-from streams import drive
-from streams.audit.facts import Reach
-from streams.audit.recount import Report, recount
-from streams.log import Record, TopicPartition, key_of, partition_of
-from streams.settings import Batches, Settings, Topics
+from streams.kafka.record import Record, TopicPartition, key_of, partition_of
+from streams.kafka.topics import KEYED_BY_TASK, topics
+from streams.settings.load import Batches, Settings, Topics
 from streams.stages.advantages.stage import Stage
 from streams.stages.advantages.state import State
-from streams.topics import KEYED_BY_TASK, topics
+from streams.tools.audit.facts import Reach
+from streams.tools.audit.recount import Report, recount
+from streams.tools.replay import driver
 
 SETTINGS = Settings(
     topics=Topics(prefix="log.", partitions=2, policy_partitions=2), batches=Batches(groups=3, max_policy_lag=50)
@@ -177,7 +177,7 @@ def whole_log(begin_ms: int = T0) -> Written:
     log.write(group_again.payload or b"", group_again.timestamp_ms, label="groups", key=group_again.key)
     for partition in range(2):
         groups = [record for record in log.of("groups") if record.at.partition == partition]
-        for batch in drive.cut(SETTINGS, groups):
+        for batch in driver.cut(SETTINGS, groups):
             assert isinstance(batch, Batch)
             ms, version = groups[batch.groups_offsets[-1]].timestamp_ms + 1, batch.sequence + 1
             log.write(batch, ms)

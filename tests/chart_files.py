@@ -1,7 +1,7 @@
 """What the chart has from elsewhere, so that nothing is said twice.
 
     helm/values.yaml, its comments ──► helm/README.md           a row for each value
-    streams/topics.py              ──► helm/files/topics.yaml   what topics.kind: strimzi is rendered from
+    streams/kafka/topics.py              ──► helm/files/topics.yaml   what topics.kind: strimzi is rendered from
 
 `python -m tests.chart_files` writes both; a test fails when one differs.
 
@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from streams import topics
-from streams.settings import Topics
+from streams.kafka import topics
+from streams.settings.load import Topics
 
 CHART = Path(__file__).parent.parent / "helm"
 VALUES, PAGE, TOPICS = CHART / "values.yaml", CHART / "README.md", CHART / "files" / "topics.yaml"
@@ -127,7 +127,7 @@ def topics_file() -> str:
     """Return helm/files/topics.yaml: which setting says what of each topic, found by trying `topics.topics`."""
     plain = Topics()
     small, large = (topics.topics(Topics(max_record_bytes=size)) for size in (1 << 20, 1 << 22))
-    lines = ["# Written by `python -m tests.chart_files` from streams/topics.py; do not edit."]
+    lines = ["# Written by `python -m tests.chart_files` from streams/kafka/topics.py; do not edit."]
     lines += ["# max.message.bytes = recordHalves * settings.topics.max_record_bytes / 2 + moreBytes", "defaults:"]
     lines += [f"  {key}: {value}" for key, value in plain.model_dump().items()]
     configs = [set(topic.config.items()) for one in (small, large) for topic in one.values()]

@@ -15,8 +15,8 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from streams.observe import StderrLog
-from streams.settings import Adapters, Archive, Broker, Kafka, Settings, Topics, Trainer
+from streams.observability.logging import StderrLog
+from streams.settings.load import Adapters, Archive, Broker, Kafka, Settings, Topics, Trainer
 
 hypothesis.settings.register_profile("streamward", deadline=None)  # a busy machine is no failure
 hypothesis.settings.load_profile("streamward")
@@ -34,7 +34,7 @@ def temporary(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture(scope="session")
 def kafka_bootstrap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """host:port of an Apache Kafka node, one for all tests."""
-    from streams import broker
+    from streams.kafka.node import process as broker
 
     with broker.embedded(tmp_path_factory.mktemp("kafka")) as running:
         yield running.bootstrap
@@ -56,9 +56,9 @@ def settings(kafka_bootstrap: str, tmp_path: Path) -> Settings:
 @pytest.fixture
 def made(settings: Settings) -> Settings:
     """Settings whose topics exist."""
-    from streams import cluster
+    from streams.kafka import admin
 
-    cluster.apply_topics(settings)
+    admin.apply_topics(settings)
     return settings
 
 

@@ -14,10 +14,10 @@ from typing import Any, TypeVar
 
 from schemas.events import AdapterEvent, AdvantagedGroup, Batch, DeadLetter, Event, Response, Reward, Task
 from schemas.serde import Poison
-from streams import cluster, reading
-from streams.log import Record, TopicPartition
-from streams.settings import Settings
-from streams.topics import topics
+from streams.kafka import admin, reader
+from streams.kafka.record import Record, TopicPartition
+from streams.kafka.topics import topics
+from streams.settings.load import Settings
 
 E = TypeVar("E", bound=Event)
 
@@ -34,9 +34,9 @@ class Log:
     def read(self, kind: type[E]) -> list[tuple[Record, E]]:
         """Return every event of a kind with its record; in order, as far as they are of one partition."""
         label = self._labels[kind]
-        known, bounds = self._known.setdefault(label, []), cluster.offsets(self._settings, [label])
+        known, bounds = self._known.setdefault(label, []), admin.offsets(self._settings, [label])
         ends = {tp: end for tp, (_, end) in bounds.items()}
-        for record in reading.read(self._settings, {tp: self._next.get(tp, 0) for tp in ends}, ends):
+        for record in reader.read(self._settings, {tp: self._next.get(tp, 0) for tp in ends}, ends):
             event = record.decode(kind)
             assert not isinstance(event, Poison), event.error
             known.append((record, event))

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import click
 
 from streams.cli.root import cli
-from streams.settings import Settings, load
+from streams.settings.load import Settings, load
 
 
 def parsed(arguments: Sequence[str]) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 
 import fastavro
 
-from schemas import registry
+from schemas import versions
 from schemas.events import (
     AdapterEvent,
     AdvantagedGroup,
@@ -35,7 +35,7 @@ from schemas.events import (
     Task,
     derive_id,
 )
-from streams.adapters import AdapterState, empty, fold
+from streams.adapters.versions import AdapterState, empty, fold
 
 T0 = 1_800_000_000_000
 """When everything happens, ms since the epoch."""
@@ -226,9 +226,9 @@ def one_of_each() -> list[Event]:
     ]
 
 
-def in_version_1(event: Event, schemas: registry.Registry | None = None) -> bytes:
+def in_version_1(event: Event, schemas: versions.Registry | None = None) -> bytes:
     """The bytes of `event` as a writer of its first schema wrote them; later fields are left out."""
-    schema = (schemas or registry.files()).versions(type(event).__name__)[0]
+    schema = (schemas or versions.files()).versions(type(event).__name__)[0]
     out = io.BytesIO()
     fastavro.schemaless_writer(out, schema.parsed, dataclasses.asdict(event))
     return struct.pack(">bI", 0, schema.id) + out.getvalue()

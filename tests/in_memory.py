@@ -27,11 +27,11 @@ from factories import T0, control, response, reward, task
 
 from schemas.events import AdvantagedGroup, Coordinates, DeadLetter, Event, Response, Reward, RewardSource
 from schemas.serde import encode
-from streams import drive
-from streams.log import Record
-from streams.settings import Advantages, Settings, Topics
+from streams.kafka.record import Record
+from streams.settings.load import Advantages, Settings, Topics
 from streams.stages.advantages.rows import Rows
 from streams.stages.advantages.stage import Stage
+from streams.tools.replay import driver
 
 PARTITIONS = 2
 DEADLINE, EXPIRE, AFTERWARDS = T0 + 1000, T0 + 5000, T0 + 6000
@@ -226,7 +226,7 @@ def joined(
     for partition in sorted({partition for _, partition in log}):
         streams = [log[name, partition] for name in NAMES]
         records = heapq.merge(*streams, key=attrgetter("timestamp_ms"))
-        yield from drive.join_records(settings, records, look_up=lambda wanted: {at: by_place[at] for at in wanted})
+        yield from driver.join_records(settings, records, look_up=lambda wanted: {at: by_place[at] for at in wanted})
 
 
 def by_id(output: AdvantagedGroup | DeadLetter) -> tuple[str, bytes]:

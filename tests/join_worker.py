@@ -18,19 +18,20 @@ from functools import partial
 from typing import Any
 
 from schemas import events
-from streams import agents, app as apps, settings
 from streams.errors import EventError, StreamwardError
-from streams.topics import Topic
+from streams.kafka.topics import Topic
+from streams.settings.load import load
+from streams.worker import agent, app as apps
 
 ANSWERS = 4
 PARTITIONS = 4
 
 
-def topic(label: str, conf: settings.Settings) -> Topic:
+def topic(label: str, conf: load.Settings) -> Topic:
     return Topic(label, conf.topics.prefix + label, events.Task, "task_id", PARTITIONS, {})
 
 
-def build(conf: settings.Settings) -> apps.App:
+def build(conf: load.Settings) -> apps.App:
     patience = {
         "stuck_s": float(os.environ.get("JOIN_STUCK_S", 60)),
         "frozen_s": float(os.environ.get("JOIN_FROZEN_S", 30)),
@@ -71,14 +72,14 @@ def build(conf: settings.Settings) -> apps.App:
     async def reject(event: Any, error: EventError) -> None:
         await apps.emit(rejected, event.key, json.dumps({"reason": error.reason, "text": str(error)}).encode())
 
-    agents.agent(app, topic("questions", conf), take, reject)
-    agents.agent(app, topic("answers", conf), take, reject)
+    agent.agent(app, topic("questions", conf), take, reject)
+    agent.agent(app, topic("answers", conf), take, reject)
 
     async def look(_: Any) -> None:
         await asyncio.sleep(0.05)
 
     if os.environ.get("JOIN_LOOKER"):
-        agents.agent(app, topic("answers", conf), look, reject)
+        agent.agent(app, topic("answers", conf), look, reject)
 
     @app.timer(0.5)
     async def tell() -> None:
@@ -91,7 +92,7 @@ def build(conf: settings.Settings) -> apps.App:
 def main() -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     try:
-        return apps.run_worker(build(settings.load()), grace_s=20)
+        return apps.run_worker(build(load.load()), grace_s=20)
     except StreamwardError as exc:
         print(exc, file=sys.stderr)
         return exc.exit_code

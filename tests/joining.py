@@ -14,7 +14,7 @@ from typing import Any
 from factories import response, reward
 
 from schemas.events import AdvantagedGroup, Coordinates, Event, GroupControl, Response, Reward, Task
-from streams.settings import Advantages
+from streams.settings.load import Advantages
 from streams.stages.advantages.reducer import Join
 from streams.stages.advantages.rows import dump, load
 from streams.stages.advantages.state import Close, Effect, Reject, State, assemble

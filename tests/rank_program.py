@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from streams.settings import Model, Settings, Trainer
+from streams.settings.load import Model, Settings, Trainer
 from trainer import launch
 
 STEPS = 3
@@ -28,9 +28,9 @@ def steps(settings: Settings, others: Any = None) -> list[dict[str, float]]:
     """Take the steps, write the adapter, and return what was measured, times left out."""
     from tiny_log import groups_of
 
-    from streams.engines.weights import load_base
+    from streams.engines.base_model import load_base
+    from trainer.learner import Learner
     from trainer.model import pin, save_adapter
-    from trainer.steps import Learner
 
     pin(settings)
     base = load_base(settings.model)

@@ -36,8 +36,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import NamedTuple
 
-from streams import broker
-from streams.settings import Broker
+from streams.kafka.node import process as broker
+from streams.settings.load import Broker
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "README.md"

@@ -21,8 +21,8 @@ from typing import Any
 
 import httpx
 
-from streams.engines.vllm_engine import VllmEngine
-from streams.engines.vllm_start import python_with_vllm
+from streams.engines.vllm.engine import VllmEngine
+from streams.engines.vllm.launch import python_with_vllm
 from tests.vllm_contract import CONTEXT, FILE, REQUESTS, SCALES, VERSION, key_of, save_adapter, save_model, settings_for
 from tests.vllm_running import vllm_server
 

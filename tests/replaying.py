@@ -17,10 +17,10 @@ from factories import T0, response, reward, task
 
 from schemas.events import AdapterEvent, AdvantagedGroup, Event, Response, Reward, RewardSource, derive_id
 from schemas.serde import encode
-from streams import cluster
-from streams.log import Producer, key_of
-from streams.settings import Batches, Settings, Topics
-from streams.topics import topic_of, topics
+from streams.kafka import admin
+from streams.kafka.record import Producer, key_of
+from streams.kafka.topics import topic_of, topics
+from streams.settings.load import Batches, Settings, Topics
 
 NUMBER, SIZE, HALF = 8, 3, 4
 FRESH = 4
@@ -92,7 +92,7 @@ def strangers() -> list[Event]:
 
 def write(settings: Settings, **sampled: Any) -> int:
     """Make the topics and write the log; return the time behind its last record."""
-    cluster.apply_topics(settings)
+    admin.apply_topics(settings)
     log: list[Event] = strangers()
     for number in range(NUMBER):
         if number == HALF:
@@ -123,7 +123,7 @@ def contents(settings: Settings) -> dict[str, list[tuple[Any, ...]]]:
     """Return every record of every topic, by label: partition, offset, time, key, payload."""
     return {
         label: sorted(
-            (r.at.partition, r.at.offset, r.timestamp_ms, r.key, r.payload) for r in cluster.read_topic(settings, label)
+            (r.at.partition, r.at.offset, r.timestamp_ms, r.key, r.payload) for r in admin.read_topic(settings, label)
         )
         for label in topics(settings.topics)
     }

@@ -3,7 +3,7 @@
     settings ──► `streamward streams`, `scoring`, … ──► SIGTERM when the block ends ──► each must say 0
                  what they print lies in <folder>/<name>.log
 
-Not covered: keeping them alive. That is the demo's (streams/supervisor.py).
+Not covered: keeping them alive. That is the demo's (streams/demo/processes.py).
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from typing import Any, TypeVar
 
 import fastavro
 
-from schemas import registry
+from schemas import versions
 from schemas.events import Event
 from schemas.serde import Poison
-from streams import cluster
-from streams.log import Record
-from streams.settings import Settings, to_env
-from streams.topics import topics
+from streams.kafka import admin
+from streams.kafka.record import Record
+from streams.kafka.topics import topics
+from streams.settings.load import Settings, to_env
 
 E = TypeVar("E", bound=Event)
 
@@ -109,7 +109,7 @@ def until(met: Callable[[], bool], expected: str, *, folder: Path | None = None,
 
 def records(settings: Settings, label: str) -> list[Record]:
     """Return every record of a topic, partition by partition, in order."""
-    return sorted(cluster.read_topic(settings, label), key=lambda record: record.at)
+    return sorted(admin.read_topic(settings, label), key=lambda record: record.at)
 
 
 def read(settings: Settings, kind: type[E]) -> list[tuple[Record, E]]:
@@ -121,7 +121,7 @@ def read(settings: Settings, kind: type[E]) -> list[tuple[Record, E]]:
 
 def by_another_writer(event: Event, **changes: Any) -> bytes:
     """Return `event` with other values, as a producer writes that has the schema and not our checks."""
-    schema = registry.files().newest(type(event))
+    schema = versions.files().newest(type(event))
     out = io.BytesIO()
     fastavro.schemaless_writer(out, schema.parsed, {**dataclasses.asdict(event), **changes})
     return struct.pack(">bI", 0, schema.id) + out.getvalue()

@@ -24,8 +24,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from streams import broker, node
-from streams.settings import Broker
+from streams.kafka.node import config as node, process as broker
+from streams.settings.load import Broker
 
 PLAIN = "org.apache.kafka.common.security.plain.PlainLoginModule"
 

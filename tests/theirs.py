@@ -9,8 +9,8 @@ from typing import Any
 from confluent_kafka.serialization import MessageField, SerializationContext
 
 from schemas.events import Event
-from streams.settings import Topics
-from streams.topics import topic_of
+from streams.kafka.topics import topic_of
+from streams.settings.load import Topics
 
 
 def where(event: Event, topics: Topics) -> SerializationContext:

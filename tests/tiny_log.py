@@ -12,11 +12,11 @@ from tiny import tiny_group, tiny_model
 
 from schemas.events import AdapterEvent, AdvantagedGroup, Batch, Coordinates, Event, derive_id
 from schemas.serde import encode
-from streams import cluster
-from streams.engines.weights import Base
-from streams.log import Producer, client_config, partition_of
-from streams.settings import Settings
-from streams.topics import topics
+from streams.engines.base_model import Base
+from streams.kafka import admin as cluster
+from streams.kafka.record import Producer, client_config, partition_of
+from streams.kafka.topics import topics
+from streams.settings.load import Settings
 
 PER_BATCH = 2
 

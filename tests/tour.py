@@ -22,18 +22,19 @@ from pathlib import Path
 
 import fastavro
 
-from schemas import registry, serde
+from schemas import serde, versions
 from schemas.events import AdapterEvent, AdapterFile, AdvantagedGroup, Batch, Coordinates, Event, derive_id
-from streams import drive, scorers
+from streams import scorers
 from streams.engines import SamplingRequest
 from streams.engines.scripted import ScriptedEngine
-from streams.log import Record, partition_of
-from streams.settings import Batches, Settings
+from streams.kafka.record import Record, partition_of
+from streams.kafka.topics import topic_of
+from streams.settings.load import Batches, Settings
 from streams.stages.policy import rounds
 from streams.stages.rollouts import stage as rollouts
 from streams.stages.scoring import agent as scoring
 from streams.stages.tasks import generators
-from streams.topics import topic_of
+from streams.tools.replay import driver
 
 PAGE = Path(__file__).parents[1] / "docs" / "tour.md"
 T0 = 1_800_000_000_000
@@ -91,12 +92,12 @@ def walk() -> Iterator[tuple[str, Record]]:
     judged = [_record(reward, key=task.task_id, offset=reward.slot, timestamp_ms=T0 + 411) for reward in rewards]
     yield "reward", judged[0]
 
-    (group,) = drive.join_records(SETTINGS, [asked, *answered, *judged])
+    (group,) = driver.join_records(SETTINGS, [asked, *answered, *judged])
     assert isinstance(group, AdvantagedGroup)
     whole = _record(group, key=group.policy, offset=0, timestamp_ms=T0 + 420)
     yield "group", whole
 
-    (batch,) = drive.cut(SETTINGS, [whole])
+    (batch,) = driver.cut(SETTINGS, [whole])
     assert isinstance(batch, Batch)
     yield "batch", _record(batch, key=batch.policy, offset=0, timestamp_ms=T0 + 430)
 
@@ -134,7 +135,7 @@ def _record(event: Event, *, key: str, offset: int, timestamp_ms: int) -> Record
 def dump(record: Record) -> str:
     """Return where a record lies, its key, and its payload field by field: offset, bytes, name = value."""
     payload = record.payload or b""
-    schema = registry.files().by_id(int.from_bytes(payload[1:5]))
+    schema = versions.files().by_id(int.from_bytes(payload[1:5]))
     assert schema is not None
     lines = [
         f"{record.at}   key {(record.key or b'').decode()}   {len(payload)} bytes",

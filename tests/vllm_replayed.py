@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from streams.engines import vllm_servers
-from streams.engines.vllm_engine import VllmEngine
+from streams.engines.vllm import client
+from streams.engines.vllm.engine import VllmEngine
 from tests.vllm_contract import (
     REQUESTS,
     Replay,
@@ -32,8 +32,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vllm_servers, "FIRST_PAUSE_S", 0.01)
-    monkeypatch.setattr(vllm_servers, "LONGEST_PAUSE_S", 0.05)
+    monkeypatch.setattr(client, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(client, "LONGEST_PAUSE_S", 0.05)
 
 
 @pytest.fixture

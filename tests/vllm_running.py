@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from streams.engines.vllm_start import command, environment, free_port, python_with_vllm, wait_until_up
+from streams.engines.vllm.launch import command, environment, free_port, python_with_vllm, wait_until_up
 from streams.errors import SettingsError
 
 

@@ -28,7 +28,7 @@ from peft import PeftModel
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from streams import holding
+from streams import files as holding
 from streams.errors import NotFoundError, RefusedError, SettingsError
 from trainer import model as adapters
 

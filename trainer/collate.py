@@ -4,7 +4,7 @@
 
 Rows stand in group order, then slot order, as recorded; nothing is tokenized, sorted or cut. Prompts are padded left
 and completions right, which is what TRL reads. A prompt is repeated for its responses here, as integers only: the
-model runs it once (trainer/forest.py).
+model runs it once (trainer/prefix_tree.py).
 
 Not covered: whether a group belongs to its batch (age, doubles, zero variance); the batches stage has decided that.
 """
@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from schemas.events import AdvantagedGroup, Coordinates, GroupResponse
+from streams.advantage_formulas import mean_and_std
 from streams.errors import ContradictoryEvent
-from streams.formulas import mean_and_std
 
 MICRO_TOKENS = 2048
 """Tokens of one micro-batch, a prompt counted once for its group. A pass keeps about 2 MB a token for the backward pass

@@ -31,28 +31,30 @@ from safetensors import SafetensorError
 
 from schemas.events import AdapterEvent, Batch, Coordinates, derive_id
 from schemas.serde import Poison
-from streams import adapter_signing, adapter_store, cluster, schema_registry
-from streams.adapters import read_state
-from streams.engines.weights import Base, load_base
+from streams.adapters import signing, store
+from streams.adapters.versions import read_state
+from streams.engines.base_model import Base, load_base
 from streams.errors import RefusedError, SettingsError, StreamwardError
-from streams.intake import Intake
-from streams.log import Producer, client_config, dead_letter, partition_of
-from streams.monitoring import metrics
-from streams.monitoring.metrics import OFF, Meter
-from streams.patience import Patience, StoppedWaiting
-from streams.reading import Tail, fetch
-from streams.settings import Settings
-from streams.topics import topics
-from streams.tracing import context, tracer as tracing
-from streams.tracing.context import Context
-from streams.tracing.tracer import OFF as NO_TRACER, Tracer
-from trainer import checkpoint, ranks, report
+from streams.kafka import admin
+from streams.kafka.lag import Intake
+from streams.kafka.reader import Tail, fetch
+from streams.kafka.record import Producer, client_config, dead_letter, partition_of
+from streams.kafka.registry import client as schema_registry
+from streams.kafka.retry import Patience, StoppedWaiting
+from streams.kafka.topics import topics
+from streams.observability import metrics
+from streams.observability.metrics import OFF, Meter
+from streams.observability.tracing import context, tracer as tracing
+from streams.observability.tracing.context import Context
+from streams.observability.tracing.tracer import OFF as NO_TRACER, Tracer
+from streams.settings.load import Settings
+from trainer import checkpoint, metrics as report, ranks
 from trainer.checkpoint import ADAPTER_FOLDER, State
 from trainer.launch import Place
+from trainer.learner import Chosen, Learner, cut, due, out_of_turn, where
 from trainer.model import pin
-from trainer.recipes import in_recipe
+from trainer.recipe import in_recipe
 from trainer.shares import Others
-from trainer.steps import Chosen, Learner, cut, due, out_of_turn, where
 
 STAGE = "trainer"
 START_S = 3600.0
@@ -65,8 +67,8 @@ def run(settings: Settings, *, steps: int | None = None, stop: threading.Event, 
 
     `place` says that this is rank 0 of several, which share the work; otherwise it computes all shares by itself.
 
-    While the broker is away it waits (streams/patience.py); a version that is checkpointed by then is announced later,
-    by the next process if need be.
+    While the broker is away it waits (streams/kafka/retry.py); a version that is checkpointed by then is announced
+    later, by the next process if need be.
 
     Raises RefusedError if another process trains this policy, if a batch is missing, or if a version comes out other
     than the log says; SettingsError if the checkpoint is of another model, or the signing key cannot be used; LogError
@@ -84,7 +86,7 @@ def run(settings: Settings, *, steps: int | None = None, stop: threading.Event, 
 
 
 def _run(settings: Settings, steps: int | None, stop: threading.Event, place: Place | None) -> None:
-    adapter_signing.check_signing_key(settings.adapters)
+    signing.check_signing_key(settings.adapters)
     pin(settings)
     with metrics.served(settings, "train") as meter, tracing.opened(settings, "train", meter) as tracer:
         _follow(settings, steps, stop, meter, tracer, place)
@@ -173,7 +175,7 @@ class Line:
 
         Raises RefusedError if one is missing.
         """
-        first = cluster.offsets(self._settings, ["batches"])[self._source][0]
+        first = admin.offsets(self._settings, ["batches"])[self._source][0]
         begin = self._learner.next_offset
         if 0 < begin < first:
             log.warning(
@@ -236,7 +238,7 @@ class Line:
     def _chosen(self, batch: Batch) -> Chosen:
         """Return the groups of `batch`; those refused are dead-lettered."""
         topic = topics(self._settings.topics)["groups"].name
-        bounds = self._patience.ask(lambda: cluster.offsets(self._settings, ["groups"]), "to where groups begin")
+        bounds = self._patience.ask(lambda: admin.offsets(self._settings, ["groups"]), "to where groups begin")
         if problem := cut(batch, topic, bounds[topic, batch.groups_partition][0]):
             raise RefusedError(
                 f"{problem}. Restore the checkpoints that reach further, or the records; or train on under another "
@@ -255,7 +257,7 @@ class Line:
     def _came(self, state: State) -> Context | None:
         """Return the trace of the batch that a checkpoint was made of, if its record is still there."""
         at = Coordinates(*self._source, state.next_offset - 1)
-        bounds = self._patience.ask(lambda: cluster.offsets(self._settings, ["batches"]), "to where batches begin")
+        bounds = self._patience.ask(lambda: admin.offsets(self._settings, ["batches"]), "to where batches begin")
         first, end = bounds[self._source]
         if not first <= at.offset < end:
             return None
@@ -264,13 +266,13 @@ class Line:
     def _announce(self, path: Path, state: State, came: Context | None, began_ms: float | None = None) -> None:
         """Publish the adapter in checkpoint `path`, say so in the log, and commit. Each of it again is a no-op."""
         known = self._known.get(state.version)
-        if known is not None and known.files != adapter_store.manifest_of(path / ADAPTER_FOLDER):
+        if known is not None and known.files != store.manifest_of(path / ADAPTER_FOLDER):
             raise RefusedError(
                 f"{path}: version {state.version} trained again is not what the log says it was, byte for byte. The "
                 "recipe differs (`streamward adapters show` has the old one), or the checkpoint is of another log: "
                 "restore libraries, threads, device and settings, or train under another policy.name"
             )
-        uri, files = adapter_store.publish(
+        uri, files = store.publish(
             path / ADAPTER_FOLDER,
             self._settings.adapters.store,
             state.policy,

@@ -35,8 +35,8 @@ from trl.trainer.utils import add_fused_lm_head
 
 from schemas.events import AdvantagedGroup
 from streams.errors import SettingsError
-from streams.settings import Trainer
-from trainer import forest
+from streams.settings.load import Trainer
+from trainer import prefix_tree
 from trainer.collate import Micro, collate, micro_batches, scaled
 from trainer.shares import Others, Share, gradient_of, set_gradient, split, weights_of
 
@@ -125,7 +125,7 @@ class LogGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         self.parameters = parameters
         self.others = others
         self.model.train()
-        self.plain_because = forest.unshareable(model.get_base_model())
+        self.plain_because = prefix_tree.unshareable(model.get_base_model())
         """Why TRL's plain pass is run instead of the shared one; None when prefixes are shared."""
         if self.aux_loss_enabled:
             self.plain_because = "its experts' load-balancing loss is part of TRL's plain pass"
@@ -241,7 +241,9 @@ class LogGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         entropies: Tensor | None
         if self.plain_because is None:
             base = self.accelerator.unwrap_model(model).get_base_model()
-            logps, entropies, run = forest.logprobs(base, input_ids, attention_mask, logits_to_keep, self.temperature)
+            logps, entropies, run = prefix_tree.logprobs(
+                base, input_ids, attention_mask, logits_to_keep, self.temperature
+            )
         else:
             logps, entropies, aux = super()._get_per_token_logps_and_entropies(
                 model, input_ids, attention_mask, logits_to_keep, *args, **kwargs

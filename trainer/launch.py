@@ -29,8 +29,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from streams.errors import EXIT_RESTART, SettingsError
-from streams.holding import Scratch
-from streams.settings import Settings
+from streams.files import Scratch
+from streams.settings.load import Settings
 
 MEET = "RANKS_MEET"
 """Variable of a rank that this file started: where it meets the others, as torch.distributed's init_method."""

@@ -29,15 +29,15 @@ from torch import Tensor
 
 from schemas.events import AdvantagedGroup
 from schemas.serde import Poison, decode, encode
-from streams.engines.weights import load_base
+from streams.engines.base_model import load_base
 from streams.errors import LostProcessError, SettingsError
-from streams.settings import Settings
+from streams.settings.load import Settings
 from trainer.grpo import SUMS
 from trainer.launch import Place
+from trainer.learner import Learner
 from trainer.model import pin
-from trainer.recipes import in_recipe
+from trainer.recipe import in_recipe
 from trainer.shares import Share
-from trainer.steps import Learner
 
 READY_S = 3600.0
 """How long a rank may take to load the model: there may be one to fetch."""

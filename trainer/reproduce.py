@@ -28,20 +28,20 @@ from safetensors import SafetensorError
 
 from schemas.events import AdapterEvent, AdapterFile, Batch, Coordinates
 from schemas.serde import Poison
-from streams.adapter_store import manifest_of
-from streams.adapters import empty, fold
-from streams.engines.weights import Base, check_device, load_base
+from streams.adapters.store import manifest_of
+from streams.adapters.versions import empty, fold
+from streams.engines.base_model import Base, check_device, load_base
 from streams.errors import NotFoundError, RefusedError, SettingsError, StreamwardError
-from streams.history import History
-from streams.holding import Scratch
-from streams.log import partition_of
-from streams.settings import Settings
-from streams.topics import topics
+from streams.files import Scratch
+from streams.kafka.record import partition_of
+from streams.kafka.topics import topics
+from streams.settings.load import Settings
+from streams.tools.archive.history import History
 from trainer import checkpoint
 from trainer.checkpoint import ADAPTER_FOLDER, State
+from trainer.learner import Chosen, Learner, cut, due, out_of_turn, where
 from trainer.model import pin
-from trainer.recipes import Difference, as_recorded, in_data, in_files, in_recipe, threads_of
-from trainer.steps import Chosen, Learner, cut, due, out_of_turn, where
+from trainer.recipe import Difference, as_recorded, in_data, in_files, in_recipe, threads_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +91,8 @@ class Made:
 
 
 def recorded(settings: Settings, policy: str, history: History) -> dict[int, AdapterEvent]:
-    """Return by version the event that says how it was trained: the first one stands, as in `streams.adapters`.
+    """Return by version the event that says how it was trained: the first one stands, as in
+    `streams.adapters.versions`.
 
     Raises LogError if the log cannot be read.
     """

@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from streams.shell import Call, output_option, pass_call, source_option
+from streams.cli.runtime import Call, output_option, pass_call, source_option
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from schemas.events import AdapterFile
-    from streams.adapters import AdapterState, Version
-    from streams.decisions import Life
-    from streams.history import Source
-    from streams.show import Output
+    from streams.adapters.decisions import Life
+    from streams.adapters.versions import AdapterState, Version
+    from streams.output import Output
+    from streams.tools.archive.history import Source
 
 policy_option = click.option("--policy", default=None, metavar="NAME", help="Of this policy, instead of policy.name.")
 
@@ -39,8 +39,8 @@ def adapters() -> None:
 @pass_call
 def adapters_list(call: Call, policy: str | None, output: Output) -> None:
     """Print every version, its status and held-out scores."""
-    from streams import show
-    from streams.adapters import read_state
+    from streams import output as show
+    from streams.adapters.versions import read_state
 
     state = read_state(call.settings, policy or call.settings.policy.name)
     columns = [
@@ -66,7 +66,7 @@ def adapters_show(call: Call, version: int, policy: str | None, output: Output) 
 
     Its recipe, metrics, held-out scores, files, and each event of its life.
     """
-    from streams import show
+    from streams import output as show
 
     life = read(call, policy)
     row = row_of(life.state, version)
@@ -112,7 +112,9 @@ def adapters_lineage(
     From the version to the base model: the batches of each step, and where in the log the groups, responses, rewards
     and tasks lie that went into it, as topic[partition] first-last (how many of these offsets).
     """
-    from streams import history, lineage, show
+    from streams import output as show
+    from streams.tools import lineage
+    from streams.tools.archive import history
 
     life = read(call, policy)
     found = lineage.steps(call.settings, life, version, history.of(call.settings, source), last=steps)
@@ -145,7 +147,8 @@ def adapters_diff(call: Call, one: int, other: int, weights: bool, policy: str |
 
     The settings of the recipe that differ, metrics and scores side by side, files, and the batches between them.
     """
-    from streams import lineage, show
+    from streams import output as show
+    from streams.tools import lineage
 
     life = read(call, policy)
     found = lineage.difference(life, one, other)
@@ -162,14 +165,14 @@ def adapters_diff(call: Call, one: int, other: int, weights: bool, policy: str |
 
 def read(call: Call, policy: str | None) -> Life:
     """Return the life of the adapters that a command is about."""
-    from streams.decisions import read_life
+    from streams.adapters.decisions import read_life
 
     return read_life(call.settings, policy or call.settings.policy.name)
 
 
 def row_of(state: AdapterState, number: int) -> dict[str, Any]:
     """Return a version as JSON has it. Raises NotFoundError without such a version."""
-    from streams.decisions import known
+    from streams.adapters.decisions import known
 
     version = known(state, number)
     batches = None if version.first_batch is None else f"{version.first_batch}-{version.last_batch}"
@@ -204,9 +207,9 @@ def _digest(files: tuple[AdapterFile, ...]) -> str | None:
 
 def _tensors(call: Call, versions: list[Version], policy: str) -> list[dict[str, Any]]:
     """Return how far two adapters are apart. Raises EventError if one is not what the log says, NotFoundError."""
-    from streams import adapter_signing, adapter_store
+    from streams.adapters import signing, store
     from streams.errors import NotFoundError
-    from streams.holding import Scratch
+    from streams.files import Scratch
     from trainer.differences import relative_changes
 
     with Scratch("diff") as scratch:
@@ -217,8 +220,8 @@ def _tensors(call: Call, versions: list[Version], policy: str) -> list[dict[str,
                     f"version {version.version} of {policy} has no files in the store "
                     f"({'it is retired' if version.uri else 'it is the base model'}); leave --weights out"
                 )
-            signed = adapter_signing.expected(call.settings.adapters, policy, version.version)
-            folders.append(adapter_store.fetch(version.uri, version.files, scratch, signed))
+            signed = signing.expected(call.settings.adapters, policy, version.version)
+            folders.append(store.fetch(version.uri, version.files, scratch, signed))
         return [change._asdict() for change in relative_changes(*folders)]
 
 
@@ -226,7 +229,7 @@ def _tensors(call: Call, versions: list[Version], policy: str) -> list[dict[str,
 
 
 def _show_version(row: dict[str, Any]) -> None:
-    from streams import show
+    from streams import output as show
 
     parts = {name: row.pop(name) for name in ("metrics", "held_out", "recipe", "files", "events")}
     for name in ("created_at", "promoted_at"):
@@ -253,7 +256,7 @@ def _why(event: Mapping[str, Any]) -> str:
 
 
 def _show_difference(found: dict[str, Any]) -> None:
-    from streams import show
+    from streams import output as show
 
     titles = [f"version {number}" for number in found["versions"]]
     between = found["batches_between"]
@@ -283,7 +286,7 @@ def _show_difference(found: dict[str, Any]) -> None:
 
 
 def _pairs(title: str, titles: list[str], pairs: Mapping[str, list[Any]]) -> None:
-    from streams import show
+    from streams import output as show
 
     if not pairs:
         return
@@ -295,7 +298,7 @@ def _pairs(title: str, titles: list[str], pairs: Mapping[str, list[Any]]) -> Non
 
 
 def _size(bytes_: int | None) -> str:
-    from streams import show
+    from streams import output as show
 
     return "" if bytes_ is None else show.size(bytes_)
 
@@ -317,7 +320,7 @@ def _age(created_at: int | None) -> str:
 
 def _score(metrics: Mapping[str, float]) -> str:
     """Return the one number of a held-out evaluation that a table has room for, and of how many."""
-    from streams.keeping import headline
+    from streams.adapters.retention import headline
 
     name = headline(metrics)
     count = f" (n {metrics['n']:.0f})" if "n" in metrics else ""

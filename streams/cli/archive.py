@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from streams.shell import Call, output_option, pass_call, until_stopped
+from streams.cli.runtime import Call, output_option, pass_call, until_stopped
 
 if TYPE_CHECKING:
-    from streams.show import Output
+    from streams.output import Output
 
 
 def _complete_topic(_: click.Context, __: click.Parameter, incomplete: str) -> list[str]:
-    from streams.topics import LABELS
+    from streams.kafka.topics import LABELS
 
     return [label for label in LABELS if label.startswith(incomplete)]
 
@@ -30,10 +30,10 @@ names_argument = click.argument("names", metavar="[TOPIC]...", nargs=-1, shell_c
 
 
 def _labels(call: Call, names: tuple[str, ...]) -> list[str]:
-    from streams import tail
-    from streams.topics import LABELS
+    from streams.kafka import times
+    from streams.kafka.topics import LABELS
 
-    return [topic.label for topic in tail.named(call.settings, names or LABELS)]
+    return [topic.label for topic in times.named(call.settings, names or LABELS)]
 
 
 @click.group()
@@ -58,8 +58,8 @@ def archive_sync(call: Call, names: tuple[str, ...], follow: bool, output: Outpu
 
     With --follow and metrics.port it serves /metrics, /healthz and /readyz.
     """
-    from streams import show
-    from streams.archive import sync as syncing
+    from streams import output as show
+    from streams.tools.archive import sync as syncing
 
     labels = _labels(call, names)
     with until_stopped() as stop:
@@ -91,8 +91,8 @@ def archive_sync(call: Call, names: tuple[str, ...], follow: bool, output: Outpu
 @pass_call
 def archive_list(call: Call, names: tuple[str, ...], output: Output) -> None:
     """Print what is archived of each partition. No broker is asked."""
-    from streams import show
-    from streams.archive.segments import Archive
+    from streams import output as show
+    from streams.tools.archive.segments import Archive
 
     kept = Archive(call.settings)
     rows = []
@@ -142,8 +142,8 @@ def archive_verify(call: Call, ctx: click.Context, names: tuple[str, ...], outpu
 
     Reads every byte of the archive. The exit code is 0 only if nothing is wrong. No broker is asked.
     """
-    from streams import show
-    from streams.archive import verify as verifying
+    from streams import output as show
+    from streams.tools.archive import verify as verifying
 
     found = verifying.verify(call.settings, _labels(call, names))
     columns = [
@@ -177,8 +177,8 @@ def archive_restore(call: Call, names: tuple[str, ...], into_prefix: str | None,
     timestamps would be cut at once: set it again when you have what you need. An interrupted restore goes on where it
     was.
     """
-    from streams import show
-    from streams.archive import restore as restoring
+    from streams import output as show
+    from streams.tools.archive import restore as restoring
 
     settings = call.settings
     into = settings

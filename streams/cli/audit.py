@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from streams.shell import Call, pass_call, until_stopped
+from streams.cli.runtime import Call, pass_call, until_stopped
 
 if TYPE_CHECKING:
-    from streams.audit.reading import Audit
-    from streams.audit.recount import Report
+    from streams.tools.audit.reading import Audit
+    from streams.tools.audit.recount import Report
 
 SHOWN = 20
 """Findings of a category in the table; JSON has all."""
@@ -69,7 +69,7 @@ def audit(
     From the topics alone, and without the code of those who wrote them. Every record that does not add up is named by
     topic[partition]@offset. The exit code is 0 only if all balances. Nothing is committed: looking changes nothing.
     """
-    from streams.audit.reading import Audit
+    from streams.tools.audit.reading import Audit
 
     look = Audit(call.settings, policy=policy, since_ms=None if since is None else _time(since), settled=settled)
     if follow:
@@ -78,7 +78,7 @@ def audit(
         return
     report = look.look()
     if output == "json":
-        from streams import show
+        from streams import output as show
 
         print(show.json_line(report.plain()))
     else:
@@ -87,11 +87,11 @@ def audit(
 
 
 def _time(text: str) -> int:
-    from streams import tail
     from streams.errors import SettingsError
+    from streams.kafka import times
 
     try:
-        return tail.parse_time(text)
+        return times.parse_time(text)
     except ValueError as exc:
         raise SettingsError(
             f"--since {text}: expected a time as ISO 8601 (UTC unless it says otherwise), e.g. 2026-01-31T12:00"
@@ -99,8 +99,8 @@ def _time(text: str) -> int:
 
 
 def _table(report: Report) -> None:
-    from streams import show
-    from streams.audit.recount import CATEGORIES
+    from streams import output as show
+    from streams.tools.audit.recount import CATEGORIES
 
     plain = report.plain()
     show.record({name: plain[name] for name in COUNTED}, "table")
@@ -127,9 +127,9 @@ def _follow(look: Audit, listen: str, every_s: float) -> None:
     import contextlib
     import logging
 
-    from streams import show
-    from streams.audit import metrics
+    from streams import output as show
     from streams.errors import LogError, SettingsError
+    from streams.tools.audit import metrics
 
     log = logging.getLogger("streamward.audit")
     host, _, port = listen.rpartition(":")

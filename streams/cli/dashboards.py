@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from streams.shell import output_option
+from streams.cli.runtime import output_option
 
 if TYPE_CHECKING:
-    from streams.monitoring.grafana import Grafana, Standing
-    from streams.show import Output
+    from streams.observability.grafana.upload import Grafana, Standing
+    from streams.output import Output
 
 URL = click.option(
     "--grafana", "url", metavar="URL", required=True, help="Where Grafana is, e.g. http://localhost:3000."
@@ -46,7 +46,7 @@ def apply(url: str, token_file: Path | None, output: Output) -> None:
 
     They lie in the folder Streamward. What somebody changed there by hand is replaced; `check` says what that is.
     """
-    from streams.monitoring.dashboards import DASHBOARDS
+    from streams.observability.grafana.dashboards import DASHBOARDS
 
     _show(_grafana(url, token_file).apply(DASHBOARDS), output)
 
@@ -61,7 +61,7 @@ def check(ctx: click.Context, url: str, token_file: Path | None, output: Output)
 
     What differs is named, and nothing is written. The exit code is 0 only if all are the same.
     """
-    from streams.monitoring.dashboards import DASHBOARDS
+    from streams.observability.grafana.dashboards import DASHBOARDS
 
     found = _grafana(url, token_file).check(DASHBOARDS)
     _show(found, output)
@@ -70,7 +70,7 @@ def check(ctx: click.Context, url: str, token_file: Path | None, output: Output)
 
 def _grafana(url: str, token_file: Path | None) -> Grafana:
     from streams.errors import SettingsError
-    from streams.monitoring.grafana import Grafana
+    from streams.observability.grafana.upload import Grafana
 
     if token_file is None:
         return Grafana(url)
@@ -84,7 +84,7 @@ def _grafana(url: str, token_file: Path | None) -> Grafana:
 
 
 def _show(found: Sequence[Standing], output: Output) -> None:
-    from streams import show
+    from streams import output as show
 
     columns = [
         show.Column("dashboard", "dashboard"),

@@ -1,6 +1,6 @@
 """`streamward demo`: the whole loop on one machine.
 
-Not covered: what it does; that is `streams/demo.py`.
+Not covered: what it does; that is `streams/demo/run.py`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 
-from streams.shell import Call, pass_call
+from streams.cli.runtime import Call, pass_call
 
 
 @click.command()
@@ -59,7 +59,7 @@ def demo(
     """
     from rich.console import Console
 
-    from streams import demo as loop
+    from streams.demo import run as loop
 
     options = loop.Options(
         data_dir=data_dir,

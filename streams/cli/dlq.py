@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from streams.cli.runtime import Call, output_option, pass_call
 from streams.errors import NotFoundError, RefusedError, SettingsError, StreamwardError
-from streams.shell import Call, output_option, pass_call
 
 if TYPE_CHECKING:
-    from streams.dead_letters import Letter, Letters, Matching, Original, Verdict
-    from streams.put_back import Order, Outcome
-    from streams.show import Output
+    from streams.output import Output
+    from streams.tools.dead_letters.letters import Letter, Letters, Matching, Original, Verdict
+    from streams.tools.dead_letters.redrive import Order, Outcome
 
 SHOWN_BYTES = 4096
 """Of a payload that is no event, so much is dumped; --raw has all of it."""
@@ -55,8 +55,8 @@ def _filters(command: F) -> F:
 def _matching(
     call: Call, letters: Letters, *, reason: str | None, stage: str | None, topic: str | None, since: str | None
 ) -> Matching:
-    from streams import tail as tails
-    from streams.dead_letters import Matching, topic_named
+    from streams.kafka import times as tails
+    from streams.tools.dead_letters.letters import Matching, topic_named
 
     since_ms = None
     if since is not None:
@@ -82,7 +82,8 @@ def _matching(
 @pass_call
 def dlq_list(call: Call, /, every: bool, limit: int | None, output: Output, **filters: str | None) -> None:
     """Print the dead letters that are open, newest last."""
-    from streams import dead_letters, show
+    from streams import output as show
+    from streams.tools.dead_letters import letters as dead_letters
 
     letters = dead_letters.load(call.settings)
     wanted = _matching(call, letters, **filters)
@@ -135,8 +136,9 @@ def dlq_show(call: Call, name: str, raw: Path | None, output: Output) -> None:
     Its payload is printed as JSON if it can be decoded here, else as a dump of its bytes. Of coordinates that two
     stages wrote letters about, both are printed.
     """
-    from streams import dead_letters, show
+    from streams import output as show
     from streams.errors import EventError
+    from streams.tools.dead_letters import letters as dead_letters
 
     settings = call.settings
     letters = dead_letters.load(settings)
@@ -181,7 +183,7 @@ def _write_raw(payload: bytes | None, raw: Path, letter: Letter) -> None:
 def _payload(call: Call, letter: Letter, original: Original) -> dict[str, Any] | None:
     """Return the original's payload as JSON takes it; None for a tombstone."""
     from schemas.serde import Poison, decode
-    from streams.topics import topics
+    from streams.kafka.topics import topics
 
     if original.payload is None:
         return None
@@ -199,7 +201,7 @@ def _payload(call: Call, letter: Letter, original: Original) -> dict[str, Any] |
 def _show(row: dict[str, Any], original: Original) -> None:
     import json
 
-    from streams import show
+    from streams import output as show
 
     payload, decisions = row.pop("payload"), row.pop("decisions")
     times = {name: show.moment(row[name]) for name in ("written_at", "source_timestamp")}
@@ -298,7 +300,7 @@ def _decide(
     force: bool,
     **filters: str | None,
 ) -> None:
-    from streams import dead_letters, put_back
+    from streams.tools.dead_letters import letters as dead_letters, redrive
 
     if bool(names) == all_matching:
         raise SettingsError(
@@ -313,8 +315,8 @@ def _decide(
     else:
         wanted = _matching(call, letters, **filters)
         chosen = letters.matching(wanted, "retried" if unfinished else "open")
-    order = put_back.Order(verdict=verdict, actor=_actor(), why=why, force=force, dry_run=dry_run)
-    outcomes: Iterable[Outcome] = put_back.decide(settings, letters, chosen, order)
+    order = redrive.Order(verdict=verdict, actor=_actor(), why=why, force=force, dry_run=dry_run)
+    outcomes: Iterable[Outcome] = redrive.decide(settings, letters, chosen, order)
     if unfinished:
         outcomes = (outcome for outcome in outcomes if outcome.result != "already")
     _report(outcomes, order, output)
@@ -334,7 +336,7 @@ def _report(outcomes: Iterable[Outcome], order: Order, output: Output) -> None:
     """Print a line an outcome, and a summary. Raises the error of the only refusal, or RefusedError for several."""
     from collections import Counter
 
-    from streams import show
+    from streams import output as show
 
     columns = [
         show.Column("letter", lambda row: row["letter"][:8], 8),

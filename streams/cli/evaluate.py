@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from streams.shell import INTERRUPTED, Call, output_option, pass_call, until_stopped
+from streams.cli.runtime import INTERRUPTED, Call, output_option, pass_call, until_stopped
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from streams.adapters import AdapterState
+    from streams.adapters.versions import AdapterState
     from streams.evaluation.suites import Suite
-    from streams.settings import Settings
-    from streams.show import Output
+    from streams.output import Output
+    from streams.settings.load import Settings
 
 
 @click.command()
@@ -60,7 +60,7 @@ def evaluate(
     which it is compared with on the same tasks. Every figure has its interval, at guard.confidence. Asking again adds
     nothing, and shows what is there.
     """
-    from streams import adapters
+    from streams.adapters import versions as adapters
     from streams.errors import SettingsError
     from streams.evaluation import asking, suites
 
@@ -93,7 +93,7 @@ def _say(text: str) -> None:
 
 def _show(settings: Settings, state: AdapterState, suite: Suite, versions: tuple[int, ...], output: Output) -> None:
     """Print the scores of each version that has some, and the first one against the others."""
-    from streams import show
+    from streams import output as show
     from streams.evaluation import asking
     from streams.stages.rollouts import guard
 
@@ -132,7 +132,7 @@ def _show(settings: Settings, state: AdapterState, suite: Suite, versions: tuple
 
 def _tables(rows: list[dict[str, Any]], gains: list[dict[str, Any]]) -> None:
     """Print how good, at what cost, and against whom: together they would be too wide for a terminal."""
-    from streams import show
+    from streams import output as show
 
     for first, second in (("success", "mean_reward"), ("tokens", "latency_ms")):
         figures = [show.Column(_TITLES[key], partial(_span, key=key)) for key in (first, second)]

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from streams.shell import Call, output_option, pass_call, source_option
+from streams.cli.runtime import Call, output_option, pass_call, source_option
 
 if TYPE_CHECKING:
-    from streams.show import Output
+    from streams.output import Output
 
 
 @click.command()
@@ -71,11 +71,12 @@ def export(
     The same records under the same options give the same bytes, and manifest.json says which records they were. No
     task is in both splits. Exit code 1 means that records could not be read and are not in it.
     """
-    from streams import export as sets, show
-    from streams.query.prompt import left_out
-    from streams.query.session import Session
-    from streams.query.source import Scope
-    from streams.replay.selection import parse_time
+    from streams import output as show
+    from streams.tools.query import export as sets
+    from streams.tools.query.prompt import left_out
+    from streams.tools.query.session import Session
+    from streams.tools.query.source import Scope
+    from streams.tools.replay.selection import parse_time
 
     options = sets.Options(policy=policy or call.settings.policy.name, **chosen)
     sets.check(options)

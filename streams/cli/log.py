@@ -4,7 +4,7 @@
 
 As thin as those in root.py, and as careful not to import anything before a command runs.
 
-Not covered: what the events mean (streams/cli/work.py).
+Not covered: what the events mean (streams/cli/tasks.py).
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from streams.shell import Call, output_option, pass_call, until_stopped
+from streams.cli.runtime import Call, output_option, pass_call, until_stopped
 
 if TYPE_CHECKING:
-    from streams.show import Output
+    from streams.output import Output
 
 
 def _complete_topic(_: click.Context, __: click.Parameter, incomplete: str) -> list[str]:
-    from streams.topics import LABELS
+    from streams.kafka.topics import LABELS
 
     return [label for label in LABELS if label.startswith(incomplete)]
 
@@ -41,9 +41,10 @@ def topics_apply(call: Call, output: Output) -> None:
 
     One that exists in another shape is an error, and never changed.
     """
-    from streams import cluster, show
+    from streams import output as show
+    from streams.kafka import admin
 
-    done = cluster.apply_topics(call.settings)
+    done = admin.apply_topics(call.settings)
     columns = [show.Column("topic", "topic"), show.Column("result", "result")]
     show.rows([{"topic": name, "result": result} for name, result in done.items()], columns, output)
 
@@ -53,13 +54,14 @@ def topics_apply(call: Call, output: Output) -> None:
 @pass_call
 def topics_list(call: Call, output: Output) -> None:
     """Print each topic: its event, its key, how many records."""
-    from streams import cluster, show
-    from streams.topics import topics as shapes
+    from streams import output as show
+    from streams.kafka import admin
+    from streams.kafka.topics import topics as shapes
 
     settings = call.settings
     wanted = shapes(settings.topics)
-    existing = cluster.describe(settings)
-    bounds = cluster.offsets(settings, [label for label, topic in wanted.items() if topic.name in existing])
+    existing = admin.describe(settings)
+    bounds = admin.offsets(settings, [label for label, topic in wanted.items() if topic.name in existing])
     data = [
         {
             "label": label,
@@ -97,13 +99,14 @@ def topics_describe(call: Call, names: tuple[str, ...], output: Output) -> None:
 
     Of each TOPIC, by label (tasks) or full name; of all, if none is named.
     """
-    from streams import cluster, show, tail as tails
-    from streams.topics import LABELS
+    from streams import output as show
+    from streams.kafka import admin, times as tails
+    from streams.kafka.topics import LABELS
 
     settings = call.settings
     shapes = tails.named(settings, names or LABELS)
-    bounds = cluster.offsets(settings, [topic.label for topic in shapes])
-    configs = cluster.configs(settings, [topic.name for topic in shapes])
+    bounds = admin.offsets(settings, [topic.label for topic in shapes])
+    configs = admin.configs(settings, [topic.name for topic in shapes])
     columns = [
         show.Column("topic", "topic"),
         show.Column("partition", "partition", right=True),
@@ -138,8 +141,8 @@ def schemas() -> None:
 @output_option
 def schemas_list(output: Output) -> None:
     """Print every schema that ever had an id."""
-    from schemas.registry import files
-    from streams import show
+    from schemas.versions import files
+    from streams import output as show
 
     data = [
         {"id": schema.id, "event": schema.event, "version": schema.version, "sha256": schema.sha256}
@@ -162,7 +165,7 @@ def schemas_check(ctx: click.Context) -> None:
     And every version of an event against every other: each must read what the other wrote. The exit code is 1 if
     something is wrong.
     """
-    from schemas.registry import SchemaError, check, files
+    from schemas.versions import SchemaError, check, files
 
     try:
         registry = files()
@@ -187,7 +190,8 @@ def schemas_register(call: Call, dry_run: bool, output: Output) -> None:
     are checked first: if one cannot read another, nothing is changed and the exit code is 4. What is there already
     stays, so it may be run again.
     """
-    from streams import schema_register, show
+    from streams import output as show
+    from streams.kafka.registry import register as schema_register
 
     done, other_level = schema_register.register(call.settings, dry_run=dry_run)
     columns = [
@@ -214,7 +218,8 @@ def schemas_serve(call: Call, host: str, port: int, output: Output) -> None:
     Speaks Confluent's API until SIGTERM or Ctrl-C. Any Confluent-compatible consumer can then read the topics; the
     ids are those of schemas/lock.json.
     """
-    from streams import schema_server, show
+    from streams import output as show
+    from streams.kafka.registry import server as schema_server
 
     with until_stopped() as stop, schema_server.serve(call.settings, host=host, port=port) as url:
         show.record({"url": url}, output)
@@ -261,16 +266,17 @@ def events_tail(
     from itertools import islice
 
     from schemas.serde import Poison
-    from streams import show_events, tail as tails
+    from streams.cli import events_view
+    from streams.kafka import times as tails
 
     start = tails.parse_begin(begin or ("start" if until_end else "end"))
     shapes = tails.named(call.settings, names)
-    table = show_events.EventLines(several=len(shapes) > 1) if output == "table" else None
+    table = events_view.EventLines(several=len(shapes) > 1) if output == "table" else None
     poisoned = False
     for seen in islice(tails.tail(call.settings, shapes, start, until_end=until_end), count):
         if table is not None:
             table.add(seen)
         else:
-            print(show_events.json_of(seen), flush=True)
+            print(events_view.json_of(seen), flush=True)
         poisoned |= isinstance(seen.event, Poison)
     ctx.exit(1 if poisoned else 0)

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from streams.shell import Call, output_option, pass_call
+from streams.cli.runtime import Call, output_option, pass_call
 
 if TYPE_CHECKING:
-    from streams.positions import Position
-    from streams.show import Output
+    from streams.kafka.offsets import Position
+    from streams.output import Output
 
 
 @click.group()
@@ -35,7 +35,8 @@ def offsets_list(call: Call, output: Output) -> None:
     Of every partition that it has committed: the commit, the first offset there is, the next one, how many records it
     lags, and whether retention has cut what it had still to read. A trainer's commit is a hint: its checkpoint counts.
     """
-    from streams import positions, show
+    from streams import output as show
+    from streams.kafka import offsets as positions
 
     columns = [
         show.Column("group", "group"),
@@ -67,7 +68,8 @@ def offsets_skip(call: Call, group: str, dry_run: bool, output: Output) -> None:
     Commits the first offset there is, in those partitions only, and prints what is given up. The group must have no
     members: stop its processes first.
     """
-    from streams import positions, show
+    from streams import output as show
+    from streams.kafka import offsets as positions
 
     cut = positions.skip(call.settings, group, dry_run=dry_run)
     columns = [

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from streams.shell import Call, pass_call, source_option, until_stopped
+from streams.cli.runtime import Call, pass_call, source_option, until_stopped
 
 if TYPE_CHECKING:
-    from streams.query.options import Asked
-    from streams.query.session import Session
-    from streams.query.statement import Statement
+    from streams.tools.query.options import Asked
+    from streams.tools.query.session import Session
+    from streams.tools.query.statement import Statement
 
 FOLLOW_S = 0.5
 """Between two looks for what is new."""
@@ -60,7 +60,7 @@ def query(call: Call, ctx: click.Context, /, **given: Any) -> None:
     """
     import sys
 
-    from streams.query import options
+    from streams.tools.query import options
 
     asked = options.asked(call.settings, given, sys.stdin.read)
     if asked.statement is None:
@@ -76,7 +76,7 @@ def _answer(session: Session, asked: Asked, statement: Statement) -> bool:
     """Print the answer; return whether nothing was left out of it."""
     import sys
 
-    from streams.query import options, show
+    from streams.tools.query import options, show
 
     session.check(session.labels(statement))
     result = session.run(statement.sql, limit=asked.limit)
@@ -95,7 +95,7 @@ def _follow(session: Session, asked: Asked, statement: Statement) -> bool:
     """Print what there is and then what comes; return whether nothing was left out of it."""
     import sys
 
-    from streams.query import show
+    from streams.tools.query import show
 
     printed, complete = 0, True
     (name,) = statement.tables
@@ -114,7 +114,7 @@ def _follow(session: Session, asked: Asked, statement: Statement) -> bool:
 
 def _tell(session: Session, statement: Statement) -> bool:
     """Say on stderr what was left out; return whether nothing was."""
-    from streams.query import prompt
+    from streams.tools.query import prompt
 
     found = prompt.left_out(session, session.labels(statement))
     for text in found:
@@ -125,7 +125,7 @@ def _tell(session: Session, statement: Statement) -> bool:
 def _shell(call: Call, asked: Asked) -> None:
     import sys
 
-    from streams.query import prompt
+    from streams.tools.query import prompt
 
     session = asked.open(call.settings)
     shell = prompt.Shell(session, output=asked.output, out=sys.stdout, err=sys.stderr)

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from streams.cli.adapters import adapters, policy_option, read
-from streams.shell import Call, output_option, pass_call
+from streams.cli.runtime import Call, output_option, pass_call
 
 if TYPE_CHECKING:
     from schemas.events import AdapterKind
-    from streams.decisions import Decided, Life
-    from streams.keeping import Fate
-    from streams.show import Output
+    from streams.adapters.decisions import Decided, Life
+    from streams.adapters.retention import Fate
+    from streams.output import Output
 
 __all__ = ["adapters"]
 """The group, with its commands of both modules."""
@@ -87,7 +87,7 @@ def adapters_rollback(call: Call, /, to: int | None, expect: int, policy: str | 
     Only if version M is primary: if somebody was faster nothing changes, and the exit code is 4. Agents follow at
     once; what they are answering ends on the version it began with.
     """
-    from streams.decisions import rolls_back_to
+    from streams.adapters.decisions import rolls_back_to
 
     life = read(call, policy)
     if to is None:
@@ -129,7 +129,8 @@ def _decide(
     expect: int | None = None,
     life: Life | None = None,
 ) -> None:
-    from streams import decisions, show
+    from streams import output as show
+    from streams.adapters import decisions
 
     life = read(call, policy) if life is None else life
     made = decisions.decide(call.settings, life, kind, version, actor=_actor(actor), reason=reason, expect=expect)
@@ -184,14 +185,15 @@ def adapters_gc(
     What serves, what served before it, what nobody has decided about, and the best stay. Each of the others is retired
     by an event, and then its files are deleted from the store. `streamward reproduce` can make them again.
     """
-    from streams import keeping, show
+    from streams import output as show
+    from streams.adapters import retention
     from streams.errors import SettingsError
 
     if yes and dry_run:
         raise SettingsError("--yes and --dry-run contradict each other; give one of them")
     life = read(call, policy)
-    measure = keeping.measure(life.state, by) if keep_best or by else None
-    fates = keeping.plan(life.state, best=keep_best, primaries=keep_primaries, by=measure)
+    measure = retention.measure(life.state, by) if keep_best or by else None
+    fates = retention.plan(life.state, best=keep_best, primaries=keep_primaries, by=measure)
     rows = []
     for fate in fates:
         row = _fate(call, life, fate)
@@ -218,11 +220,11 @@ def adapters_gc(
 
 def _fate(call: Call, life: Life, fate: Fate) -> dict[str, Any]:
     """Return what becomes of a version as a row; `what` is keep, delete, retire (no files of ours) or gone."""
-    from streams import adapter_store
+    from streams.adapters import store
 
     version = fate.version
-    here = adapter_store.uri_of(call.settings.adapters.store, life.state.policy, version.version)
-    size = adapter_store.size_of(here) if version.uri == here else 0  # an event may name any place: ours is deleted
+    here = store.uri_of(call.settings.adapters.store, life.state.policy, version.version)
+    size = store.size_of(here) if version.uri == here else 0  # an event may name any place: ours is deleted
     what = "keep"
     if fate.goes:
         what = "delete" if size else "gone" if version.status == "retired" else "retire"
@@ -240,7 +242,7 @@ def _fate(call: Call, life: Life, fate: Fate) -> dict[str, Any]:
 
 def _delete(call: Call, life: Life, fate: Fate, what: str, actor: str) -> tuple[Life, str]:
     """Retire a version, and delete its files once that has taken effect. Return the life after, and what was done."""
-    from streams import adapter_store, decisions
+    from streams.adapters import decisions, store
     from streams.errors import RefusedError
 
     number = fate.version.version
@@ -253,5 +255,5 @@ def _delete(call: Call, life: Life, fate: Fate, what: str, actor: str) -> tuple[
         life = read(call, life.state.policy)
     if what != "delete" or life.state.versions[number].status != "retired":
         return life, "retired"
-    adapter_store.remove(adapter_store.uri_of(call.settings.adapters.store, life.state.policy, number))
+    store.remove(store.uri_of(call.settings.adapters.store, life.state.policy, number))
     return life, "deleted"

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from streams.shell import INTERRUPTED, Call, output_option, pass_call, source_option, until_stopped
+from streams.cli.runtime import INTERRUPTED, Call, output_option, pass_call, source_option, until_stopped
 
 if TYPE_CHECKING:
-    from streams.history import History, Source
-    from streams.replay.run import Request
-    from streams.settings import Settings
-    from streams.show import Output
+    from streams.output import Output
+    from streams.settings.load import Settings
+    from streams.tools.archive.history import History, Source
+    from streams.tools.replay.run import Request
 
 F = TypeVar("F", bound=Callable[..., Any])
 FORMULAS = ("grpo", "dr_grpo", "rloo", "batch_std")
@@ -90,8 +90,8 @@ def replay_plan(call: Call, /, output: Output, source: Source, **given: Any) -> 
 
     Counts tasks, responses, rewards, groups, batches and steps, and says about how long it takes. Writes nothing.
     """
-    from streams import show
-    from streams.replay import plan as planning
+    from streams import output as show
+    from streams.tools.replay import plan as planning
 
     made = planning.plan(call.settings, _request(call.settings, given, source), _history(call.settings, source)).plain()
     if output == "table":
@@ -112,8 +112,8 @@ def replay_run(call: Call, ctx: click.Context, /, output: Output, source: Source
     and trains under the other settings. No live process sees any of it. Ctrl-C stops it cleanly, and the same command
     goes on; its steps are told in the topic `experiments`.
     """
-    from streams import show
-    from streams.replay import run as replaying
+    from streams import output as show
+    from streams.tools.replay import run as replaying
 
     request = _request(call.settings, given, source)
     with until_stopped() as stop, _progress() as told:
@@ -152,9 +152,9 @@ def _progress() -> Iterator[Callable[[str, int, int | None], None]]:
 
 def _request(settings: Settings, given: dict[str, Any], source: Source) -> Request:
     """Return what the options ask for. Raises SettingsError."""
-    from streams.replay import rescoring
-    from streams.replay.run import Request
-    from streams.replay.selection import Selection, parse_time
+    from streams.tools.replay import rescore
+    from streams.tools.replay.run import Request
+    from streams.tools.replay.selection import Selection, parse_time
 
     policy = given["policy"] or settings.policy.name
     limits = {"since": given["since"], "until": given["until"], "from": given["first"], "to": given["next_"]}
@@ -181,7 +181,7 @@ def _request(settings: Settings, given: dict[str, Any], source: Source) -> Reque
         selection=selected,
         changes={key: value for key, value in changes.items() if value is not None} | _recipe(given["recipe"]),
         origin="the options" if given["recipe"] is None else str(given["recipe"]),
-        scorers=rescoring.parse(given["scorers"]),
+        scorers=rescore.parse(given["scorers"]),
         steps=given["steps"],
         train=not given["no_train"],
         folder=given["folder"],
@@ -213,14 +213,14 @@ def _recipe(file: Path | None) -> dict[str, Any]:
 
 def _history(settings: Settings, source: Source) -> History:
     """Return where to read what happened."""
-    from streams import history
+    from streams.tools.archive import history
 
     return history.of(settings, source)
 
 
 def _where(settings: Settings, condition: str, *, source: Source) -> set[str]:
     """Return the ids of the tasks for which an SQL condition holds. Raises as `query.Session` does."""
-    from streams.query.session import Session
+    from streams.tools.query.session import Session
 
     with Session(settings, source=source) as session:
         sql = f"SELECT DISTINCT task_id FROM tasks WHERE ({condition}\n)"  # noqa: S608 - parsed below; that \n ends a comment
@@ -260,16 +260,16 @@ def replay_evaluate(
     A policy agent and a scoring agent run in this process until all are answered. `experiments compare` shows the
     scores. Asking again adds nothing.
     """
-    from streams import show
-    from streams.replay import evaluate as asking, rescoring
-    from streams.replay.copying import Stopped
+    from streams import output as show
+    from streams.tools.replay import held_out as asking, rescore
+    from streams.tools.replay.copy import Stopped
 
     suite = asking.Suite(
         generator=generator,
         count=count,
         seed=seed,
         versions=tuple(versions.split(",")),
-        scorers=rescoring.parse(scorers),
+        scorers=rescore.parse(scorers),
     )
     try:
         with until_stopped() as stop, _progress() as told:
@@ -295,8 +295,8 @@ def experiments() -> None:
 @pass_call
 def experiments_list(call: Call, output: Output) -> None:
     """Print every experiment of this log."""
-    from streams import show
-    from streams.replay import comparison, experiments as records
+    from streams import output as show
+    from streams.tools.replay import comparison, experiments as records
 
     rows, every = [], records.read(call.settings)
     for name, one in every.items():
@@ -326,9 +326,9 @@ def experiments_show(call: Call, name: str, output: Output) -> None:
 
     Which offsets of which topics, under which settings and code, and each event of its life.
     """
-    from streams import show
-    from streams.replay import experiments as records
-    from streams.topics import topics
+    from streams import output as show
+    from streams.kafka.topics import topics
+    from streams.tools.replay import experiments as records
 
     one = records.find(call.settings, name)
     own = records.of(call.settings, one)
@@ -371,9 +371,9 @@ def experiments_compare(call: Call, first: str, second: str, output: Output) -> 
 
     A and B are experiments, or policies of this log. The exit code is 3 if neither has a score.
     """
-    from streams import show
+    from streams import output as show
     from streams.errors import NotFoundError
-    from streams.replay import comparison
+    from streams.tools.replay import comparison
 
     lines = [comparison.line(call.settings, name) for name in (first, second)]
     for one in lines:

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from streams.shell import Call, pass_call, source_option
+from streams.cli.runtime import Call, pass_call, source_option
 
 if TYPE_CHECKING:
     from schemas.events import AdapterFile
-    from streams.history import Source
+    from streams.tools.archive.history import Source
     from trainer.reproduce import Made, Plan
 
 
@@ -78,7 +78,8 @@ def reproduce(
     import time
 
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the trainer's process has it; read when torch is loaded
-    from streams import history, show
+    from streams import output as show
+    from streams.tools.archive import history
     from trainer import reproduce as engine
 
     began = time.monotonic()
@@ -146,8 +147,8 @@ def _span(first: int, last: int, one: str = "", more: str = "") -> str:
 
 
 def _table(planned: Plan, made: Made, seconds: float) -> None:
-    from streams import show
-    from trainer.recipes import cause
+    from streams import output as show
+    from trainer.recipe import cause
 
     plain = row(planned, made, seconds, version=planned.version)
     plain.pop("differences", None)

@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from streams.cli.adapters import policy_option
-from streams.shell import Call, pass_call, until_stopped
+from streams.cli.runtime import Call, pass_call, until_stopped
 
 EVERY_S = 2.0
 
@@ -65,7 +65,7 @@ def rollout_status(call: Call, policy: str | None, watch: bool, output: str) -> 
 def _show(found: dict[str, Any], output: str, *, again: bool = False) -> None:
     import sys
 
-    from streams import show
+    from streams import output as show
 
     if output == "json":
         print(show.json_line(found), flush=True)

@@ -45,13 +45,13 @@ from streams.cli.release import adapters
 from streams.cli.replay import experiments, replay
 from streams.cli.reproduce import reproduce
 from streams.cli.rollout import rollout
-from streams.cli.work import tasks
+from streams.cli.runtime import Call, Guarded, end_at_signals, output_option, pass_call, until_stopped
+from streams.cli.tasks import tasks
 from streams.errors import NotFoundError
-from streams.shell import Call, Guarded, end_at_signals, output_option, pass_call, until_stopped
 
 if TYPE_CHECKING:
-    from streams.broker import RunningBroker
-    from streams.show import Output
+    from streams.kafka.node.process import RunningBroker
+    from streams.output import Output
 
 COMPLETION = """\b
 Shell completion, for this shell and for every later one:
@@ -93,10 +93,10 @@ def cli(ctx: click.Context, config: Path | None, overrides: tuple[str, ...], log
     Settings come from defaults, then streamward.toml, then STREAMWARD_SECTION__KEY in the environment, then --set;
     `streamward config show` says which won. Data goes to stdout and everything else to stderr.
     """
-    from streams import observe
+    from streams.observability import logging as program_log
 
     ctx.obj = Call(config=config, overrides=overrides, log_level=log_level)
-    observe.set_up(log_level)
+    program_log.set_up(log_level)
 
 
 for command in (
@@ -145,7 +145,7 @@ def broker_start(call: Call, port: int | None, output: Output) -> None:
     It goes on running until `streamward broker stop`. Without --port the node takes the port it had before, else
     the default one if that is free.
     """
-    from streams import broker as node
+    from streams.kafka.node import process as node
 
     running = node.start(call.settings.broker) if port is None else node.start(call.settings.broker, port=port)
     _show_node(running, output)
@@ -158,7 +158,7 @@ def broker_start(call: Call, port: int | None, output: Output) -> None:
 @pass_call
 def broker_stop(call: Call) -> None:
     """Stop the node. Its data stays."""
-    from streams import broker as node
+    from streams.kafka.node import process as node
 
     folder = call.settings.broker.data_dir
     stopped = node.stop(call.settings.broker)
@@ -170,7 +170,7 @@ def broker_stop(call: Call) -> None:
 @pass_call
 def broker_status(call: Call, output: Output) -> None:
     """Say where the node runs; exit code 3 if it does not."""
-    from streams import broker as node
+    from streams.kafka.node import process as node
 
     running = node.status(call.settings.broker)
     if running is None:
@@ -182,7 +182,7 @@ def broker_status(call: Call, output: Output) -> None:
 
 
 def _show_node(running: RunningBroker, output: Output) -> None:
-    from streams import show
+    from streams import output as show
 
     show.record(
         {
@@ -202,10 +202,10 @@ def _begin(call: Call, what: str, reads: str) -> None:
     """Refuse to run without topics, and say what starts, so that silence afterwards means waiting."""
     import logging
 
-    from streams import cluster
+    from streams.kafka import admin
 
     settings = call.settings
-    cluster.check_topics(settings)
+    admin.check_topics(settings)
     where = f"{settings.topics.prefix}* at {settings.kafka.bootstrap}"
     logging.getLogger("streams.cli").info("%s starts, reads %s of %s", what, reads, where)
 
@@ -222,7 +222,7 @@ def streams(call: Call, ctx: click.Context) -> None:
     call.working = True
     end_at_signals()
     _begin(call, "stream worker", "tasks, responses, rewards, groups and adapters")
-    from streams import worker  # takes the signals itself, and drains
+    from streams.worker import run as worker  # takes the signals itself, and drains
 
     ctx.exit(worker.run(call.settings))
 
@@ -307,8 +307,8 @@ def config_show(call: Call, only: str | None, output: Output) -> None:
 
     Secrets are stars.
     """
-    from streams import show
-    from streams.settings import described
+    from streams import output as show
+    from streams.settings.load import described
 
     settings, origins = call.loaded
     found = [row for row in described(settings, origins) if only in (None, row["key"], row["key"].partition(".")[0])]
@@ -336,8 +336,8 @@ def doctor(call: Call, ctx: click.Context, output: Output) -> None:
     Looks at broker, topics, schemas, model and disk, and changes nothing. The exit code is that of the worst
     finding; warnings are 0.
     """
-    from streams import show
-    from streams.doctor import examine
+    from streams import output as show
+    from streams.tools.doctor import examine
 
     findings = examine(lambda: call.settings)
     columns = [

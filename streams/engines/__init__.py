@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Protocol
 
 from schemas.events import FinishReason, Message, Sampling, Task
-from streams.settings import Settings
-from streams.tracing.context import Context
+from streams.observability.tracing.context import Context
+from streams.settings.load import Settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,11 +92,11 @@ def build(settings: Settings) -> Engine:
     # two threads that spin are several times slower than one.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if settings.policy.engine == "vllm":
-        from streams.engines.vllm_engine import VllmEngine
+        from streams.engines.vllm.engine import VllmEngine
 
         return VllmEngine(settings)
+    from streams.engines.base_model import load_base
     from streams.engines.transformers_engine import TransformersEngine
-    from streams.engines.weights import load_base
 
     return TransformersEngine(load_base(settings.model), settings.policy.threads)
 

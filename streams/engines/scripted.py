@@ -29,7 +29,7 @@ from pydantic import Field, ValidationError
 from schemas.events import FinishReason, Task
 from streams.engines import Completion, SamplingRequest, failed, uniform
 from streams.errors import EventError, SettingsError
-from streams.settings import Section
+from streams.settings.load import Section
 
 END_OF_TURN = 256
 """The token after the 256 bytes."""

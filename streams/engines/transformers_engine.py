@@ -27,11 +27,11 @@ from transformers.cache_utils import DynamicCache
 
 from schemas.events import FinishReason, Sampling
 from streams.engines import Completion, SamplingRequest, failed, uniform
-from streams.engines.draw import draw
-from streams.engines.fanout import ATTENTION, FanOut
+from streams.engines.base_model import Base
 from streams.engines.lora import Lora, Pair, read_lora
 from streams.engines.prompts import Prompts
-from streams.engines.weights import Base
+from streams.engines.shared_prefix import ATTENTION, FanOut
+from streams.engines.token_draw import draw
 from streams.errors import EventError, SettingsError
 
 CACHE_BYTES = 1 << 30

@@ -19,17 +19,18 @@ from typing import Any
 
 from schemas.events import AdapterEvent, AdvantagedGroup, Outcome
 from schemas.serde import Poison
-from streams import adapters, cluster
-from streams.adapters import AdapterState, Version
+from streams.adapters import versions as adapters
+from streams.adapters.versions import AdapterState, Version
 from streams.errors import NotFoundError, RefusedError
-from streams.evaluation import intervals, pairing
-from streams.evaluation.evaluate import in_turns
+from streams.evaluation import intervals, paired
+from streams.evaluation.run import in_turns
 from streams.evaluation.suites import Suite
-from streams.log import TopicPartition, partition_of
-from streams.reading import Tail
-from streams.settings import Settings
+from streams.kafka import admin
+from streams.kafka.reader import Tail
+from streams.kafka.record import TopicPartition, partition_of
+from streams.kafka.topics import topics
+from streams.settings.load import Settings
 from streams.stages.tasks import submit
-from streams.topics import topics
 
 DEADLINE_MS = 24 * 3600 * 1000
 """For an answer: somebody waits for all of them."""
@@ -125,13 +126,13 @@ def _starts(settings: Settings, policy: str) -> dict[TopicPartition, int]:
     """Return where to read: the policy's adapters from their beginning, its groups from here on."""
     partition = partition_of(policy, settings.topics.policy_partitions)
     first = topics(settings.topics)["adapters"].name
-    bounds = cluster.offsets(settings, ["adapters", "groups"])
+    bounds = admin.offsets(settings, ["adapters", "groups"])
     return {tp: low if tp[0] == first else high for tp, (low, high) in bounds.items() if tp[1] == partition}
 
 
 def _ends(settings: Settings) -> dict[str, int]:
     """Return how many records each topic of the loop has seen."""
-    return {label: sum(end for _, end in cluster.offsets(settings, [label]).values()) for label in MOVING}
+    return {label: sum(end for _, end in admin.offsets(settings, [label]).values()) for label in MOVING}
 
 
 def _silence(settings: Settings, policy: str, before: Mapping[str, int], done: Mapping[int, set[str]]) -> str:
@@ -169,13 +170,13 @@ def scores(version: Version, suite: str, confidence: float) -> list[dict[str, An
 
 def gains(first: Version, second: Version, suite: str, confidence: float) -> Iterator[dict[str, Any]]:
     """Yield a row for all scenarios and one for each: first against second, on the tasks both were scored on."""
-    found = pairing.pairs(first.outcomes.get(suite, ()), second.outcomes.get(suite, ()))
+    found = paired.pairs(first.outcomes.get(suite, ()), second.outcomes.get(suite, ()))
     if not found:
         return
-    yield {"against": second.version, "scenario": ALL, **pairing.compare(found, confidence).metrics()}
-    parts = pairing.by_scenario(found)
+    yield {"against": second.version, "scenario": ALL, **paired.compare(found, confidence).metrics()}
+    parts = paired.by_scenario(found)
     for name, inside in parts.items() if len(parts) > 1 else ():
-        yield {"against": second.version, "scenario": name, **pairing.compare(inside, confidence).metrics()}
+        yield {"against": second.version, "scenario": name, **paired.compare(inside, confidence).metrics()}
 
 
 def _measured(outcomes: Sequence[Outcome], confidence: float) -> dict[str, Any]:

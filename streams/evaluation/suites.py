@@ -38,7 +38,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Validation
 from schemas.events import MAX_GROUP_SIZE, RewardSource, Task
 from streams.errors import EventError, NotFoundError, SettingsError
 from streams.scorers.verdict import nearest
-from streams.settings import Topics
+from streams.settings.load import Topics
 from streams.stages.tasks import generators
 from streams.stages.tasks.submit import RewardSourceLine, check_file, task_problems
 

@@ -14,12 +14,12 @@ import time
 from dataclasses import dataclass, field
 
 from schemas.events import Response, RewardSource, Task
+from streams.observability.tracing.context import Context
 from streams.scorers.judge import Judge, JudgeOptions
 from streams.scorers.registry import Part, blend, find, parts
 from streams.scorers.sandbox import Sandbox
 from streams.scorers.verdict import ScoreError, Verdict, options, storable
-from streams.settings import Scoring
-from streams.tracing.context import Context
+from streams.settings.load import Scoring
 
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 2.0

@@ -19,9 +19,9 @@ from typing import Any
 from pydantic import Field, model_validator
 
 from schemas.events import Response, Task
+from streams.observability.tracing.context import Context, http_headers_of
 from streams.scorers.verdict import Options, ScoreError, Verdict, json_object
-from streams.settings import Scoring
-from streams.tracing.context import Context, http_headers_of
+from streams.settings.load import Scoring
 
 TEMPLATE = """\
 You grade an answer. {rubric}

@@ -21,16 +21,16 @@ from typing import TYPE_CHECKING, Any
 from schemas.events import AdvantagedGroup, Batch, Coordinates, DroppedGroup, LagCount, derive_id
 from schemas.serde import Poison
 from streams.errors import EventError
-from streams.monitoring import names
-from streams.monitoring.metrics import Meter
-from streams.rows import pack, unpack
-from streams.settings import Batches
+from streams.kafka.topics import topics
+from streams.observability import catalog
+from streams.observability.metrics import Meter
+from streams.observability.tracing import context
+from streams.settings.load import Batches
 from streams.stages.advantages.state import POLICY_LAG
-from streams.topics import topics
-from streams.tracing import context
+from streams.table_rows import pack, unpack
 
 if TYPE_CHECKING:
-    from streams.app import App
+    from streams.worker.app import App
 
 STAGE = "batches"
 RULE_VERSION = 1
@@ -148,13 +148,13 @@ class Cutter:
 def _report(meter: Meter, policy: str, before: Window, after: Window, made: Sequence[Batch]) -> None:
     """Count what was dropped, and how old the groups of a batch are."""
     if len(after.dropped) > len(before.dropped):
-        meter.add(names.DROPS, STAGE, after.dropped[-1].reason)
+        meter.add(catalog.DROPS, STAGE, after.dropped[-1].reason)
     elif after.unnamed > before.unnamed:
-        meter.add(names.DROPS, STAGE, "unnamed")
+        meter.add(catalog.DROPS, STAGE, "unnamed")
     for batch in made:
         for lag in batch.lags:
             for _ in range(lag.groups):
-                meter.observe(names.POLICY_LAG, lag.lag, policy)
+                meter.observe(catalog.POLICY_LAG, lag.lag, policy)
 
 
 # --- the table row ---------------------------------------------------------------------------------------------------
@@ -211,8 +211,8 @@ def is_double(first_at: bytes | None, offset: int) -> bool:
 
 def register(app: App) -> None:
     """Drive the reducer from `groups`. Every group_id is remembered in a row of its own, so that none enters twice."""
-    from streams.agents import agent
-    from streams.app import Outlet, record_of, table
+    from streams.worker.agent import agent
+    from streams.worker.app import Outlet, record_of, table
 
     settings = app.settings
     cutter, outlet = Cutter(settings.batches, settings.trainer.off_policy), Outlet(app, STAGE)

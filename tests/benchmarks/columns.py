@@ -1,9 +1,10 @@
 """Topic to Arrow and to the archive, against a plain consume and fastavro dictionaries; bytes on disk.
 
-All on one core, by turns, over the same records: `streams.bulk` and `streams.columns` (every rule of serde checked);
-confluent-kafka alone, looking at nothing; confluent-kafka and a fastavro dictionary for each record, nothing checked.
-Then the archive: records a second through `streams.archive.sync`, and the bytes of its files against those of the
-topic's, which hold lz4 batches. A segment holds each record twice, as columns and as the payload that restoring needs.
+All on one core, by turns, over the same records: `streams.tools.arrow.bulk` and `streams.tools.arrow` (every rule of
+serde checked); confluent-kafka alone, looking at nothing; confluent-kafka and a fastavro dictionary for each record,
+nothing checked. Then the archive: records a second through `streams.tools.archive.sync`, and the bytes of its files
+against those of the topic's, which hold lz4 batches. A segment holds each record twice, as columns and as the payload
+that restoring needs.
 
 Not covered: how fast an archive is read (the benchmark of the queries).
 """
@@ -20,13 +21,14 @@ from typing import Any
 import confluent_kafka as ck
 import fastavro
 
-from schemas import registry
-from streams import bulk, cluster
-from streams.archive.sync import sync
-from streams.columns.decode import decode_rows
-from streams.log import client_config
-from streams.settings import Archive, Settings
-from streams.topics import topics
+from schemas import versions
+from streams.kafka import admin
+from streams.kafka.record import client_config
+from streams.kafka.topics import topics
+from streams.settings.load import Archive, Settings
+from streams.tools.archive.sync import sync
+from streams.tools.arrow import bulk
+from streams.tools.arrow.decode import decode_rows
 from tests.benchmarks.join import PEER
 from tests.benchmarks.loop import node
 from tests.benchmarks.side_by_side import by_turns, line, median_s, say
@@ -84,13 +86,13 @@ def _decoding(settings: Settings, case: str, labels: Sequence[str]) -> Iterator[
 
 def _arrow(settings: Settings, labels: Sequence[str]) -> int:
     events = {topic.name: topic.event for topic in topics(settings.topics).values()}
-    bounds = cluster.offsets(settings, labels)
+    bounds = admin.offsets(settings, labels)
     starts, ends = {tp: low for tp, (low, _) in bounds.items()}, {tp: high for tp, (_, high) in bounds.items()}
     return sum(decode_rows(events[rows.topic], rows).table.num_rows for rows in bulk.read(settings, starts, ends))
 
 
 def _consumed(settings: Settings, labels: Sequence[str], use: Callable[[list[Any]], object]) -> int:
-    bounds = cluster.offsets(settings, labels)
+    bounds = admin.offsets(settings, labels)
     consumer = ck.Consumer({**client_config(settings.kafka), **PEER})
     consumer.assign([ck.TopicPartition(topic, partition, low) for (topic, partition), (low, _) in bounds.items()])
     left = count = sum(high - low for low, high in bounds.values())
@@ -105,7 +107,7 @@ def _consumed(settings: Settings, labels: Sequence[str], use: Callable[[list[Any
 
 def _dictionaries(settings: Settings, labels: Sequence[str]) -> Callable[[list[Any]], object]:
     shapes = [topics(settings.topics)[label] for label in labels]
-    schemas = {topic.name: registry.files().newest(topic.event).parsed for topic in shapes}
+    schemas = {topic.name: versions.files().newest(topic.event).parsed for topic in shapes}
     read, kept = fastavro.schemaless_reader, [None]
 
     def use(messages: list[Any]) -> None:

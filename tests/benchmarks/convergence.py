@@ -28,10 +28,10 @@ from confluent_kafka import admin
 
 from schemas.events import AdapterEvent, AdapterKind, Message, Response, RewardSource, Task, derive_id
 from schemas.serde import decode
-from streams import adapter_store
-from streams.log import Producer, client_config
-from streams.settings import Policy, Settings
-from streams.topics import topics
+from streams.adapters import store as adapter_store
+from streams.kafka.record import Producer, client_config
+from streams.kafka.topics import topics
+from streams.settings.load import Policy, Settings
 from tests.benchmarks.loop import node, process
 from tests.benchmarks.side_by_side import by_turns, line, median_s, say
 
@@ -196,9 +196,9 @@ def _loading() -> Iterator[dict[str, Any]]:
     """Yield seconds of a swap, and tokens a second with a new version before each round, and with two by turns."""
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the policy agent's process sets it
     from streams.engines import SamplingRequest
+    from streams.engines.base_model import load_base
     from streams.engines.transformers_engine import TransformersEngine
-    from streams.engines.weights import load_base
-    from streams.settings import Model
+    from streams.settings.load import Model
     from streams.stages.tasks.generators import generate
 
     base = load_base(Model())

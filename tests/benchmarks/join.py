@@ -2,7 +2,7 @@
 
 A backlog of groups of 17 events lies in the log, as long as a replay may find it. Live: the events that the worker
 commits in a window, 17 of them a group; groups themselves come late in a backlog, since rewards lie behind all else.
-Batch: `streams.drive` over the whole log, and every group
+Batch: `streams.tools.replay.driver` over the whole log, and every group
 encoded, as a replay would write it; in one process, and in one a core, their start included. The peer reads the same
 records with confluent-kafka and looks at none. By turns; between its windows the worker is stopped, and goes on where
 it stood.
@@ -21,11 +21,12 @@ from typing import Any
 import confluent_kafka as ck
 
 from schemas.serde import encode
-from streams import cluster, drive
-from streams.log import client_config
-from streams.positions import positions
-from streams.settings import Settings
-from streams.topics import KEYED_BY_TASK, topics
+from streams.kafka import admin
+from streams.kafka.offsets import positions
+from streams.kafka.record import client_config
+from streams.kafka.topics import KEYED_BY_TASK, topics
+from streams.settings.load import Settings
+from streams.tools.replay import driver
 from tests.benchmarks.loop import node, process
 from tests.benchmarks.side_by_side import line, say
 from tests.benchmarks.whole_groups import EVENTS, preload
@@ -46,8 +47,8 @@ def run() -> Iterator[dict[str, Any]]:
         preload(settings, GROUPS)
         for turn in range(ROUNDS):
             rates["live"].append(live_rate(settings))
-            rates["batch"].append(_batch(encode(made) for made in drive.join(settings)))
-            rates["cores"].append(_batch(made.payload for made in drive.join_encoded(settings)))
+            rates["batch"].append(_batch(encode(made) for made in driver.join(settings)))
+            rates["cores"].append(_batch(made.payload for made in driver.join_encoded(settings)))
             rates["plain"].append(_plain(settings))
             say(f"  round {turn + 1}: " + ", ".join(f"{name} {rate[-1]:.0f}" for name, rate in rates.items()))
     live, batch, cores, plain = (statistics.median(rate) for rate in rates.values())
@@ -96,7 +97,7 @@ def _batch(payloads: Iterator[bytes]) -> float:
 
 
 def _plain(settings: Settings) -> float:
-    bounds = cluster.offsets(settings, KEYED_BY_TASK)
+    bounds = admin.offsets(settings, KEYED_BY_TASK)
     begun = time.perf_counter()
     consumer = ck.Consumer({**client_config(settings.kafka), **PEER})
     consumer.assign([ck.TopicPartition(topic, partition, low) for (topic, partition), (low, _) in bounds.items()])

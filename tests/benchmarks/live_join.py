@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import sys
 
-from streams import settings
-from streams.app import build_app, run_worker
+from streams.settings.load import load
 from streams.stages.advantages import stage as advantages
+from streams.worker.app import build_app, run_worker
 
 
 def main() -> int:
     """Run until SIGTERM; return the exit code."""
-    app = build_app(settings.load(), worker_name="bench")
+    app = build_app(load.load(), worker_name="bench")
     advantages.register(app)
     return run_worker(app)
 

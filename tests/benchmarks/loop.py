@@ -15,8 +15,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from streams import broker, cluster
-from streams.settings import Broker, Kafka, Settings, Topics, to_env
+from streams.kafka import admin
+from streams.kafka.node import process as broker
+from streams.settings.load import Broker, Kafka, Settings, Topics, to_env
 
 REPO = Path(__file__).parents[2]
 
@@ -30,7 +31,7 @@ def node() -> Iterator[Settings]:
             topics=Topics(prefix="bench."),
             broker=Broker(data_dir=Path(folder)),
         )
-        cluster.apply_topics(settings)
+        admin.apply_topics(settings)
         yield settings
 
 

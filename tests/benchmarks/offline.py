@@ -31,7 +31,7 @@ def run() -> Iterator[dict[str, Any]]:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the trainer's process sets it
     import torch
 
-    from streams import history
+    from streams.tools.archive import history
     from trainer import consumer, reproduce
 
     with node() as settings, tempfile.TemporaryDirectory(prefix="streamward-bench-") as folder:
@@ -74,8 +74,8 @@ def run() -> Iterator[dict[str, Any]]:
 
 def _write(settings: Any) -> list[list[AdvantagedGroup]]:
     """Write batches of random groups to the log; return their groups."""
-    from streams.engines.weights import load_base
-    from streams.log import Producer
+    from streams.engines.base_model import load_base
+    from streams.kafka.record import Producer
     from trainer.grpo import LogGRPOTrainer
     from trainer.model import pin, wrap
 
@@ -117,7 +117,7 @@ def _through_trl(settings: Any, batches: Sequence[Sequence[AdvantagedGroup]], fo
     from transformers import PrinterCallback
     from trl import GRPOConfig, GRPOTrainer
 
-    from streams.engines.weights import load_base
+    from streams.engines.base_model import load_base
     from trainer.collate import collate
     from trainer.model import pin, wrap
 

@@ -23,11 +23,11 @@ import duckdb
 
 from schemas.events import AdapterEvent, AdvantagedGroup, Batch, Event, GroupResponse, RewardSource, derive_id
 from schemas.serde import encode
-from streams.archive import sync
-from streams.log import Producer, key_of, partition_of
-from streams.query.session import Session
-from streams.settings import Archive, Settings
-from streams.topics import topics
+from streams.kafka.record import Producer, key_of, partition_of
+from streams.kafka.topics import topics
+from streams.settings.load import Archive, Settings
+from streams.tools.archive import sync
+from streams.tools.query.session import Session
 from tests.benchmarks.loop import node
 from tests.benchmarks.side_by_side import by_turns, line, median_s, say
 from tests.benchmarks.whole_groups import SLOTS, Whole, whole
@@ -104,7 +104,7 @@ def _against_plain(settings: Settings) -> Iterator[dict[str, Any]]:
 
 
 def _segments(settings: Settings, partition: int) -> list[Any]:
-    from streams.archive.segments import Archive as Kept
+    from streams.tools.archive.segments import Archive as Kept
 
     return Kept(settings).segments("responses", partition)
 

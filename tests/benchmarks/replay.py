@@ -23,9 +23,9 @@ from itertools import chain
 from typing import Any
 
 from schemas.events import GroupControl, derive_id
-from streams import cluster
-from streams.log import Producer
-from streams.settings import Settings, to_env
+from streams.kafka import admin
+from streams.kafka.record import Producer
+from streams.settings.load import Settings, to_env
 from tests.benchmarks import join
 from tests.benchmarks.loop import REPO, node
 from tests.benchmarks.side_by_side import line, say
@@ -97,7 +97,7 @@ def _memory(settings: Settings) -> dict[str, Any]:
 
 def _evicting(settings: Settings, groups: int) -> None:
     """Write whole groups, wave after wave, and forget each wave two waves later, as the live worker's timer would."""
-    cluster.apply_topics(settings)
+    admin.apply_topics(settings)
     say(f"  writing {groups} groups, {groups * (EVENTS + 1)} events")
     with Producer(settings) as producer:
         gone: list[list[str]] = []

@@ -19,10 +19,10 @@ from pathlib import Path
 
 import psutil
 
-from streams import settings
-from streams.replay import run as replay
-from streams.replay.run import Request
-from streams.replay.selection import Selection
+from streams.settings.load import load
+from streams.tools.replay import run as replay
+from streams.tools.replay.run import Request
+from streams.tools.replay.selection import Selection
 
 TICK_S = 0.1
 
@@ -58,7 +58,7 @@ def main(name: str) -> None:
     def told(stage: str, done: int, of: int | None) -> None:
         marks[stage] = time.perf_counter()
 
-    conf, peak = settings.load(), Peak()
+    conf, peak = load.load(), Peak()
     before = peak.mib
     peak.start()
     with tempfile.TemporaryDirectory(prefix="streamward-bench-") as folder:

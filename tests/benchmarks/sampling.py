@@ -27,9 +27,9 @@ def run() -> Iterator[dict[str, Any]]:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the policy agent's process sets it
     import torch
 
+    from streams.engines.base_model import load_base
     from streams.engines.transformers_engine import TransformersEngine
-    from streams.engines.weights import load_base
-    from streams.settings import Model
+    from streams.settings.load import Model
 
     peer_base = load_base(Model())  # a model of its own: the engine exchanges parts of the one it is given
     for threads in THREADS:

@@ -31,8 +31,8 @@ def run() -> Iterator[dict[str, Any]]:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the trainer's process sets it
     import torch
 
-    from streams.engines.weights import load_base
-    from streams.settings import Model, Settings, Trainer
+    from streams.engines.base_model import load_base
+    from streams.settings.load import Model, Settings, Trainer
     from trainer.grpo import LogGRPOTrainer
     from trainer.model import pin, wrap
 
@@ -73,7 +73,7 @@ def random_group(trainer: LogGRPOTrainer, prompt: int, completion: int, *, seed:
     """Return a group of random tokens with the logprobs that the model gives them now."""
     import torch
 
-    from trainer import forest
+    from trainer import prefix_tree
 
     draw = torch.Generator().manual_seed(seed)
     vocabulary = trainer.model.config.vocab_size
@@ -82,7 +82,7 @@ def random_group(trainer: LogGRPOTrainer, prompt: int, completion: int, *, seed:
     rows = torch.cat((prompt_ids.expand(SLOTS, -1), ids), dim=1)
     with torch.no_grad():
         base = trainer.model.get_base_model()
-        logprobs = forest.logprobs(base, rows, torch.ones_like(rows), completion, 1.0)[0]
+        logprobs = prefix_tree.logprobs(base, rows, torch.ones_like(rows), completion, 1.0)[0]
     responses = tuple(
         GroupResponse(
             slot=slot,

@@ -26,17 +26,17 @@ TARGET = 1.0
 def run() -> Iterator[dict[str, Any]]:
     """Yield one line without and one with an adapter; ours is vLLM, the peer the engine in this process."""
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    from streams.engines.vllm_start import python_with_vllm
+    from streams.engines.vllm.launch import python_with_vllm
 
     try:
         python = python_with_vllm()
     except SettingsError as exc:
         say(f"vllm: NOT MEASURED: {exc}")
         return
+    from streams.engines.base_model import folder_of, load_base
     from streams.engines.transformers_engine import TransformersEngine
-    from streams.engines.vllm_engine import VllmEngine
-    from streams.engines.weights import folder_of, load_base
-    from streams.settings import Model, Policy, Settings
+    from streams.engines.vllm.engine import VllmEngine
+    from streams.settings.load import Model, Policy, Settings
     from tests.vllm_running import vllm_server
 
     with tempfile.TemporaryDirectory() as name:
@@ -78,8 +78,8 @@ def _adapter(folder: Path) -> Path:
     import torch
     from peft import LoraConfig, get_peft_model
 
-    from streams.engines.weights import load_base
-    from streams.settings import Model
+    from streams.engines.base_model import load_base
+    from streams.settings.load import Model
 
     torch.manual_seed(0)
     model = get_peft_model(load_base(Model()).model, LoraConfig(r=8, lora_alpha=16, target_modules="all-linear"))

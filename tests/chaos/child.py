@@ -91,7 +91,7 @@ def arm(process: str, point: str, times: int) -> None:
 
 
 def _arm_streams(point: str, count: Any) -> None:
-    from streams import app
+    from streams.worker import app
 
     if point == "after poll":
         wrap(app, "record_of", after=count)
@@ -108,8 +108,8 @@ def _arm_streams(point: str, count: Any) -> None:
 
 
 def _arm_agent(point: str, count: Any) -> None:
-    from streams.following import Consumer
-    from streams.log import Producer
+    from streams.kafka.consumer import Consumer
+    from streams.kafka.record import Producer
 
     if point == "after poll":
         wrap(Consumer, "poll", after=count)
@@ -120,7 +120,7 @@ def _arm_agent(point: str, count: Any) -> None:
 
 
 def _arm_trainer(point: str, count: Any) -> None:
-    from streams import adapter_store
+    from streams.adapters import store
     from trainer import checkpoint, consumer
 
     match point:
@@ -131,7 +131,7 @@ def _arm_trainer(point: str, count: Any) -> None:
         case "after checkpoint":
             wrap(checkpoint, "save", after=count)
         case "after store":
-            wrap(adapter_store, "publish", after=count)
+            wrap(store, "publish", after=count)
         case "after produce":
             wrap(consumer.Producer, "flush", after=count)
         case "before commit":
@@ -141,10 +141,11 @@ def _arm_trainer(point: str, count: Any) -> None:
 
 
 def without_fixes() -> None:
-    """Run Faust as it comes: none of streams/faust_fixes.py, nor what streams/app.py changes in its classes."""
+    """Run Faust as it comes: none of streams/worker/faust/fixes.py, nor what streams/worker/app.py changes in its
+    classes."""
     import faust
 
-    from streams import app
+    from streams.worker import app
 
     app.faust_fixes.install = lambda *_, **__: None
     app.Table = faust.Table  # type: ignore[misc]

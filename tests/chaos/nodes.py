@@ -29,10 +29,10 @@ from typing import Any, Self
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
-from streams import jvm, node
-from streams.broker import MAIN_CLASS, READY_TIMEOUT_S
 from streams.errors import LogError
-from streams.node import HOST, Node
+from streams.kafka.node import config as node, jvm
+from streams.kafka.node.config import HOST, Node
+from streams.kafka.node.process import MAIN_CLASS, READY_TIMEOUT_S
 from tests.chaos.proxy import free_ports
 
 NODES = (0, 1, 2)
@@ -49,7 +49,7 @@ class Cluster:
     """Three nodes under `root`, which run while the block runs; in a folder of an earlier cluster with its data.
 
     `properties` are further server properties, which win. Raises LogError with a node's last words if one does not
-    start; SettingsError and LogError as `streams.jvm` does.
+    start; SettingsError and LogError as `streams.kafka.node.jvm` does.
     """
 
     def __init__(self, root: Path, *, heap_mb: int = 256, properties: Mapping[str, str] | None = None) -> None:

@@ -27,9 +27,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Self
 
-from streams import broker, node
-from streams.broker import RunningBroker
-from streams.settings import Broker
+from streams.kafka.node import config as node, process as broker
+from streams.kafka.node.process import RunningBroker
+from streams.settings.load import Broker
 
 Direction = Literal["to_broker", "to_client"]
 DIRECTIONS: tuple[Direction, Direction] = ("to_broker", "to_client")
@@ -285,9 +285,9 @@ class Proxy:
 
 
 def _listening(port: int) -> socket.socket:
-    """Return a socket that listens; not among the ports that clients are given, see `streams.node.PORTS`."""
-    listener = socket.socket()
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    """Return a socket that listens; not among the ports that clients are given, see
+    `streams.kafka.node.config.PORTS`."""
+    listener = socket.socket() listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.setblocking(False)
     for candidate in [port] if port else random.SystemRandom().sample(node.PORTS, len(node.PORTS)):
         try:
@@ -326,9 +326,9 @@ class ProxiedNode:
 def proxied_node(
     folder: Path, heap_mb: int = 384, *, properties: Mapping[str, str] | None = None
 ) -> Iterator[ProxiedNode]:
-    """Run a node and a proxy before it while the block runs; arguments and errors as `streams.broker.embedded`."""
-    port, controller_port, behind = free_ports(3)
-    data_dir = node.folder(folder)
+    """Run a node and a proxy before it while the block runs; arguments and errors as
+    `streams.kafka.node.process.embedded`."""
+    port, controller_port, behind = free_ports(3) data_dir = node.folder(folder)
     node.remember(data_dir, node.Node(0, port, controller_port, "", {}))  # the ports that a start prefers
     with Proxy(behind) as proxy:
         config = {**through_proxy_properties(port, controller_port, behind, proxy.port), **(properties or {})}

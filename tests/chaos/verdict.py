@@ -1,8 +1,8 @@
 """What a run came to: every task accounted for, and the log recomputed.
 
     ledger, log ──► acknowledged tasks without their group: lost        groups that nobody asked for: phantom
-    log ──► audit (streams/audit/recount.py), settled ──► lost, doubled, phantom, out of order
-    log ──► batch driver (streams/drive.py) ──► the same groups, dead letters and batches, byte for byte
+    log ──► audit (streams/tools/audit/recount.py), settled ──► lost, doubled, phantom, out of order
+    log ──► batch driver (streams/tools/replay/driver.py) ──► the same groups, dead letters and batches, byte for byte
 
 Not covered: what the audit and the batch driver both misread. They share the decoder, and nothing else.
 """
@@ -21,11 +21,12 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from schemas.events import AdvantagedGroup, Batch, DeadLetter
 from schemas.serde import Poison, decode, encode
-from streams import cluster, drive
-from streams.audit.reading import Audit
-from streams.settings import Settings, load, to_env
+from streams.kafka import admin
+from streams.kafka.topics import topic_of
+from streams.settings.load import Settings, load, to_env
 from streams.stages.advantages.stage import STAGE
-from streams.topics import topic_of
+from streams.tools.audit.reading import Audit
+from streams.tools.replay import driver
 from tests.chaos.load import Ledger
 
 E = TypeVar("E", AdvantagedGroup, Batch, DeadLetter)
@@ -57,7 +58,7 @@ class Written(Generic[E]):
     def __init__(self, settings: Settings, kind: type[E]) -> None:
         self.events: dict[str, E] = {}
         self.payloads: dict[str, set[bytes]] = defaultdict(set)
-        for record in cluster.read_topic(settings, topic_of(kind, settings.topics).label):
+        for record in admin.read_topic(settings, topic_of(kind, settings.topics).label):
             event = record.decode(kind)
             if not isinstance(event, Poison):
                 self.events[getattr(event, IDS[kind])] = event
@@ -110,11 +111,11 @@ def judge(settings: Settings, states: Mapping[str, str], *, cut: bool) -> Verdic
 def recomputed(settings: Settings, groups: Written[AdvantagedGroup]) -> list[str]:
     """Return what differs between the log and what the batch driver makes of its sources, byte for byte."""
     wanted: dict[str, dict[str, set[bytes]]] = {"group": {}, "dead letter": {}, "batch": {}}
-    for made in drive.join(settings):
+    for made in driver.join(settings):
         what = "group" if isinstance(made, AdvantagedGroup) else "dead letter"
         wanted[what][getattr(made, IDS[type(made)])] = {encode(made)}
     for partition in range(settings.topics.policy_partitions):
-        for cut in drive.cut(settings, cluster.read_topic(settings, "groups", partition=partition)):
+        for cut in driver.cut(settings, admin.read_topic(settings, "groups", partition=partition)):
             if isinstance(cut, Batch):
                 wanted["batch"][cut.batch_id] = {encode(cut)}
     letters = Written(settings, DeadLetter)

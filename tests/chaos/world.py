@@ -27,12 +27,13 @@ from typing import Any, NamedTuple, Self
 
 import confluent_kafka as ck
 
-from streams import broker, cluster
-from streams.audit.reading import commits
 from streams.errors import LogError
-from streams.log import TopicPartition
-from streams.settings import Broker, Settings, to_env
-from streams.topics import topics
+from streams.kafka import admin
+from streams.kafka.node import process as broker
+from streams.kafka.record import TopicPartition
+from streams.kafka.topics import topics
+from streams.settings.load import Broker, Settings, to_env
+from streams.tools.audit.reading import commits
 from tests.chaos import child
 
 REPO = Path(__file__).parents[2]
@@ -106,7 +107,7 @@ class World:
         self.folder.mkdir(parents=True, exist_ok=True)
         with ExitStack() as self.stack:
             self.open_broker()
-            cluster.apply_topics(self.direct)
+            admin.apply_topics(self.direct)
             self._tender.start()
             self.stack = self.stack.pop_all()
         return self
@@ -292,7 +293,7 @@ class World:
             return None
 
     def _offsets(self, labels: Iterable[str]) -> dict[TopicPartition, tuple[int, int]]:
-        return cluster.offsets(self.direct, labels)
+        return admin.offsets(self.direct, labels)
 
     def count(self, label: str) -> int:
         """Return how many records a topic got."""

@@ -17,7 +17,7 @@ import yaml
 from deploy.test_chart import BOOTSTRAP, Object, helm, name_of, needs_helm
 from prometheus import needs, promtool
 
-from streams.monitoring import alerts, dashboards
+from streams.observability.grafana import alerts, dashboards
 
 ROOT = Path(__file__).parents[2]
 CASES = ROOT / "tests" / "deploy" / "alerts.yaml"

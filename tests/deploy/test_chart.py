@@ -46,8 +46,8 @@ from charted import (
 from deployed import loaded, parsed
 from pydantic import SecretStr
 
-from streams import topics
-from streams.settings import Topics
+from streams.kafka import topics
+from streams.settings.load import Topics
 
 # --- what runs is what the program takes -----------------------------------------------------------------------------
 

@@ -1,6 +1,6 @@
 """The parts of the chart: replicas by lag, topics by Strimzi, monitors, GPUs, helm test, vLLM, signed adapters.
 
-    helm template ──► objects, held to streams/topics.py, the settings and the table of metrics
+    helm template ──► objects, held to streams/kafka/topics.py, the settings and the table of metrics
 
 Not covered: what an operator (KEDA, Strimzi, Prometheus) does with its resources; whether their definitions take them
 is asked in test_cluster.py.
@@ -32,11 +32,11 @@ from hypothesis import HealthCheck, given, settings as examples, strategies as s
 from pydantic import SecretStr
 from yaml import safe_load_all
 
-from streams import topics
 from streams.errors import LogError, NotFoundError, RefusedError, SettingsError
-from streams.evaluation import evaluate, suites
-from streams.monitoring import names
-from streams.settings import Kafka, Schemas, Topics
+from streams.evaluation import run as evaluate, suites
+from streams.kafka import topics
+from streams.observability import catalog
+from streams.settings.load import Kafka, Schemas, Topics
 
 pytestmark = needs_helm
 
@@ -75,7 +75,7 @@ def test_an_hpa_goes_by_the_lag_of_each_pod() -> None:
     spec = component("scaled", "HorizontalPodAutoscaler", "policy")["spec"]
     assert (spec["minReplicas"], spec["maxReplicas"]) == (2, 8)
     (metric,) = spec["metrics"]
-    assert metric["pods"]["metric"]["name"] == names.LAG_RECORDS.name
+    assert metric["pods"]["metric"]["name"] == catalog.LAG_RECORDS.name
     assert metric["pods"]["target"] == {"type": "AverageValue", "averageValue": "50"}
     assert spec["behavior"]["scaleDown"]["stabilizationWindowSeconds"] == 600
 
@@ -85,7 +85,7 @@ def test_keda_asks_prometheus_for_the_lag_of_that_component() -> None:
     assert (spec["minReplicaCount"], spec["maxReplicaCount"]) == (1, 12)
     (trigger,) = spec["triggers"]
     assert trigger["type"] == "prometheus" and trigger["metadata"]["serverAddress"].endswith("svc:9090")
-    wanted = f'sum({names.LAG_RECORDS.name}{{namespace="ns",pod=~"one-streamward-scoring-.+"}})'
+    wanted = f'sum({catalog.LAG_RECORDS.name}{{namespace="ns",pod=~"one-streamward-scoring-.+"}})'
     assert trigger["metadata"]["query"] == wanted
     assert trigger["metadata"]["threshold"] == "1000" and trigger["metadata"]["ignoreNullValues"] == "false"
 

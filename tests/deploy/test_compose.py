@@ -23,7 +23,7 @@ import yaml
 from charted import BOOTSTRAP, helm, needs_helm, spec_of
 from deployed import loaded, parsed
 
-from streams.engines import vllm_start
+from streams.engines.vllm import launch as vllm_launch
 
 ROOT = Path(__file__).parents[2]
 COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))
@@ -221,7 +221,7 @@ def test_each_profile_runs_the_whole_loop_with_one_trainer(profile: str) -> None
 def test_the_vllm_of_the_profile_is_started_as_the_engine_wants_it() -> None:
     server = SERVICES["vllm"]
     given = dict(part.removeprefix("--").partition("=")[::2] for part in map(_filled, server["command"]))
-    wanted = vllm_start.command(Path("python"), Path("model"), 8000, rank=loaded({}).trainer.lora_rank)
+    wanted = vllm_launch.command(Path("python"), Path("model"), 8000, rank=loaded({}).trainer.lora_rank)
     for option in ("dtype", "max-lora-rank", "max-loras", "max-cpu-loras", "logprobs-mode"):
         assert given[option] == wanted[wanted.index(f"--{option}") + 1]
     assert "enable-lora" in given

@@ -27,9 +27,9 @@ from scraped import parse
 from secured import free_ports
 from tiny import save_tiny
 
-from streams import broker
-from streams.monitoring import names
-from streams.settings import Broker
+from streams.kafka.node import process as broker
+from streams.observability import catalog
+from streams.settings.load import Broker
 
 pytestmark = pytest.mark.kafka
 
@@ -67,7 +67,7 @@ class Project:
             name: host.put(of_service(name, filled(COMPOSE["services"][name]))) for name in ("topics", *SERVICES)
         }
 
-    def total(self, name: str, metric: names.Metric, **labels: str) -> float:
+    def total(self, name: str, metric: catalog.Metric, **labels: str) -> float:
         """Return the sum of a metric, from where Prometheus would read it."""
         config = yaml.safe_load((ROOT / "deploy" / "prometheus.yml").read_text(encoding="utf-8"))
         (port,) = {
@@ -103,16 +103,16 @@ def test_a_version_is_trained_and_served_by_what_compose_starts(project: Project
     outside = {**environment(), "STREAMWARD_KAFKA__BOOTSTRAP": project.bootstrap}
     submit = command("tasks", "submit", "-")
     subprocess.run(submit, input=asked(48), env=outside, cwd=project.host.folder, check=True, text=True)
-    until(lambda: project.total("trainer", names.VERSION) >= 1, "a version", folder=project.host.folder)
+    until(lambda: project.total("trainer", catalog.VERSION) >= 1, "a version", folder=project.host.folder)
     until(
         lambda: (
-            project.total("policy", names.ADAPTER, role="served") == 1
-            and not project.total("policy", names.ADAPTER, role="served", version="0")
+            project.total("policy", catalog.ADAPTER, role="served") == 1
+            and not project.total("policy", catalog.ADAPTER, role="served", version="0")
         ),
         "a version that is served",
         folder=project.host.folder,
     )
-    until(lambda: project.total("audit", names.RECOUNTED) > 0, "a recount", folder=project.host.folder)
+    until(lambda: project.total("audit", catalog.RECOUNTED) > 0, "a recount", folder=project.host.folder)
     assert all(project.services[name].passes("readiness") for name in SERVICES)
 
 

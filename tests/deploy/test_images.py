@@ -57,11 +57,12 @@ def test_what_the_small_image_installs_is_locked_and_a_requirement_of_ours() -> 
 
 
 SMALL = """
-import streams.cli.root, streams.worker, streams.stages.scoring.agent, streams.cluster, streams.audit.recount
-import streams.audit.reading, streams.audit.metrics, streams.schema_server, streams.stages.tasks.submit
-import streams.positions, streams.show, streams.scorers.registry, streams.stages.tasks.generators
-import streams.adapter_store, streams.evaluation.asking, streams.stages.rollouts.guard, streams.stages.rollouts.canary
-import streams.schema_register, streams.schema_registry, avro.compatibility, confluent_kafka.schema_registry
+import streams.cli.root, streams.worker.run, streams.stages.scoring.agent, streams.kafka.admin,
+streams.tools.audit.recount import streams.tools.audit.reading, streams.tools.audit.metrics,
+streams.kafka.registry.server, streams.stages.tasks.submit import streams.kafka.offsets, streams.output,
+streams.scorers.registry, streams.stages.tasks.generators import streams.adapters.store, streams.evaluation.asking,
+streams.stages.rollouts.guard, streams.stages.rollouts.canary import streams.kafka.registry.register,
+streams.kafka.registry.client, avro.compatibility, confluent_kafka.schema_registry
 """
 
 

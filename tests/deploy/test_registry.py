@@ -29,14 +29,15 @@ from running import read, records, running, said, until
 from scraped import get
 from theirs import plain, where, with_millis
 
-from schemas import numbering, registry
+from schemas import ids as numbering, versions
 from schemas.events import AdvantagedGroup, DeadLetter, Message, Response, Reward, RewardSource, Sampling, Task
 from schemas.serde import decode, encode
-from streams import cluster, schema_registry
 from streams.cli.root import cli
-from streams.log import Producer
-from streams.settings import Kafka, Metrics, Policy, Schemas, Settings, Topics, to_env
-from streams.topics import topic_of, topics
+from streams.kafka import admin
+from streams.kafka.record import Producer
+from streams.kafka.registry import client as schema_registry
+from streams.kafka.topics import topic_of, topics
+from streams.settings.load import Kafka, Metrics, Policy, Schemas, Settings, Topics, to_env
 from tests.chaos.proxy import free_ports
 
 pytestmark = [pytest.mark.kafka, pytest.mark.registry]
@@ -79,7 +80,7 @@ def own_ids_again() -> Iterator[None]:
 def registered(apicurio: Apicurio, settings: Settings) -> Settings:
     """Settings whose topics exist and whose schemas are registered; this process uses the ids of lock.json."""
     with_registry = settings.model_copy(update={"schemas": Schemas(registry_url=apicurio.url)})
-    cluster.apply_topics(with_registry)
+    admin.apply_topics(with_registry)
     assert run(with_registry, "schemas", "register").exit_code == 0
     numbering.use(numbering.OWN)
     return with_registry
@@ -120,9 +121,9 @@ def test_register_puts_every_version_there_and_each_subject_reads_all_it_has(
         assert done.exit_code == 0, done.stderr
         rows = [json.loads(line) for line in done.stdout.splitlines()]
         assert {row["result"] for row in rows} == {result}
-    assert len(rows) == len(registry.files().schemas)
+    assert len(rows) == len(versions.files().schemas)
     for row in rows:
-        (own,) = (each for each in registry.files().versions(row["event"]) if each.version == row["version"])
+        (own,) = (each for each in versions.files().versions(row["event"]) if each.version == row["version"])
         there = client.get_version(row["subject"], row["version"])
         assert there.schema_id == row["id"] > OTHERS
         assert numbering.ours(there.schema.schema_str) == own
@@ -145,7 +146,7 @@ def test_the_registry_itself_refuses_what_is_not_compatible_from_then_on(
     apicurio: Apicurio, client: SchemaRegistryClient
 ) -> None:
     assert run(alone(apicurio, "kept."), "schemas", "register").exit_code == 0
-    definition = registry.files().newest(Reward).definition
+    definition = versions.files().newest(Reward).definition
     broken = definition | {"fields": definition["fields"][1:]}
     with pytest.raises(Exception, match="409"):
         client.register_schema("kept.rewards-value", Schema(json.dumps(broken), "AVRO"))
@@ -168,7 +169,7 @@ def test_the_hook_of_the_chart_registers_and_a_schema_that_does_not_fit_ends_it_
 
     for result in ("registered", "there"):
         rows = [json.loads(line) for line in hook("chart.").ends().splitlines()]
-        assert {row["result"] for row in rows} == {result} and len(rows) == len(registry.files().schemas)
+        assert {row["result"] for row in rows} == {result} and len(rows) == len(versions.files().schemas)
     strange = {"type": "record", "name": "Batch", "fields": [{"name": "size", "type": "int"}]}
     client.register_schema("chart.strange.batches-value", Schema(json.dumps(strange), "AVRO"))
     before = client.get_subjects()
@@ -189,7 +190,7 @@ def test_confluents_deserializer_reads_what_we_write_and_we_read_its_serializer(
     with Producer(registered) as producer:
         for event in one_of_each():
             producer.send(event)
-    lying = {label: list(cluster.read_topic(registered, label)) for label in topics(registered.topics)}
+    lying = {label: list(admin.read_topic(registered, label)) for label in topics(registered.topics)}
     for event, before in zip(one_of_each(), own, strict=True):
         label = topic_of(type(event), registered.topics).label
         payload = next(record.payload for record in lying[label] if record.decode(type(event)) == event)
@@ -197,7 +198,7 @@ def test_confluents_deserializer_reads_what_we_write_and_we_read_its_serializer(
         place = where(event, registered.topics)
         assert with_millis(AvroDeserializer(client)(payload, place)) == plain(event)
         rules = {"auto.register.schemas": False, "use.latest.version": True}
-        theirs = AvroSerializer(client, registry.files().newest(type(event)).text, conf=rules)(plain(event), place)
+        theirs = AvroSerializer(client, versions.files().newest(type(event)).text, conf=rules)(plain(event), place)
         assert decode(theirs, type(event)) == event == decode(before, type(event))
 
 
@@ -279,7 +280,7 @@ def test_processes_wait_for_a_cold_registry_and_go_on_through_its_outage_once_wa
         until(lambda: all(ready(name)[0] == 200 for name in LOOP), "all to be ready", folder=tmp_path)
 
     assert written_with(settings, "tasks", "t0") == {1}
-    ids = {type_: numbering.current().id_of(registry.files().newest(type_)) for type_ in (Task, Response, Reward)}
+    ids = {type_: numbering.current().id_of(versions.files().newest(type_)) for type_ in (Task, Response, Reward)}
     for number in (1, 2, 3):
         assert written_with(settings, "tasks", f"t{number}") == {ids[Task]}
         assert written_with(settings, "responses", f"t{number}") == {ids[Response]}
@@ -298,5 +299,5 @@ def test_a_command_reads_a_log_of_both_numberings(registered: Settings, tmp_path
     rows = [json.loads(line) for line in found.stdout.splitlines()]
     assert rows == [
         {"task_id": "t0", "_schema_id": 1},
-        {"task_id": "t1", "_schema_id": numbering.current().id_of(registry.files().newest(Task))},
+        {"task_id": "t1", "_schema_id": numbering.current().id_of(versions.files().newest(Task))},
     ]

@@ -34,11 +34,11 @@ from tiny import save_tiny
 from unit.test_adapter_signing import key_pair
 
 from schemas.events import Message, RewardSource, Sampling
-from streams import show
-from streams.monitoring import names
-from streams.schema_server import serve as serve_schemas
-from streams.settings import Settings, Topics
-from streams.topics import topics
+from streams import output
+from streams.kafka.registry.server import serve as serve_schemas
+from streams.kafka.topics import topics
+from streams.observability import catalog
+from streams.settings.load import Settings, Topics
 
 pytestmark = [pytest.mark.kafka, needs_helm]
 
@@ -80,7 +80,7 @@ def asked(count: int) -> str:
         )
         for number in range(count)
     )
-    return "".join(f"{show.json_line(one)}\n" for one in tasks)
+    return "".join(f"{output.json_line(one)}\n" for one in tasks)
 
 
 def test_the_hook_makes_the_topics_and_helm_test_comes_back_with_scores(kafka_bootstrap: str, tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_hook_and_processes_ask_a_registry_behind_tls_each_as_its_own_user(
             host.until_ready(*loop)
             for process in loop:
                 ready = process.get(process.container.ports["metrics"], "/metrics")[1]
-                assert parse(ready).total(names.READY.name, condition="schema_registry") == 1
+                assert parse(ready).total(catalog.READY.name, condition="schema_registry") == 1
             assert scores(host.put(found["test"][0]).ends()) == [(0, 4)]
         assert set(door.came) == {("reads", "GET")}, "nothing is registered by a process"
 
@@ -197,7 +197,7 @@ class Release:
         assert done.returncode == 0, f"{command}: {done.stderr}\n{said(self.host.folder)}"
         return [json.loads(line) for line in done.stdout.splitlines()]
 
-    def total(self, name: str, metric: names.Metric, **labels: str) -> float:
+    def total(self, name: str, metric: catalog.Metric, **labels: str) -> float:
         """Return the sum of a metric over the replicas, from the port that their Pods name."""
         return sum(
             parse(process.get(process.container.ports["metrics"], "/metrics")[1]).total(metric.name, **labels)
@@ -230,16 +230,16 @@ def release(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Release]:
 
 def test_a_version_is_trained_and_served_by_what_the_chart_renders(release: Release) -> None:
     assert release.told("tasks", "submit", "-", stdin=asked(16)) == [{"sent": 16, "known": 0, "repeated": 0, "bad": 0}]
-    until(lambda: release.total("trainer", names.VERSION) >= 1, "a version", folder=release.host.folder)
+    until(lambda: release.total("trainer", catalog.VERSION) >= 1, "a version", folder=release.host.folder)
     until(
         lambda: (
-            not release.total("policy", names.ADAPTER, role="served", version="0")
-            and release.total("policy", names.ADAPTER, role="served") == 1
+            not release.total("policy", catalog.ADAPTER, role="served", version="0")
+            and release.total("policy", catalog.ADAPTER, role="served") == 1
         ),
         "a version that is served",
         folder=release.host.folder,
     )
-    assert release.total("trainer", names.TRAINED_TOKENS) > 0
+    assert release.total("trainer", catalog.TRAINED_TOKENS) > 0
     versions = {row["version"]: row["status"] for row in release.told("adapters", "list")}
     assert set(versions) >= {0, 1} and versions[0] == "superseded"
     for process in release.every:
@@ -252,8 +252,8 @@ def test_helm_test_comes_back_with_scores(release: Release) -> None:
 
 def test_the_ledger_balances_and_prometheus_could_read_that(release: Release) -> None:
     release.told("audit", "--output", "json")
-    until(lambda: release.total("audit", names.RECOUNTED) > 0, "a recount", folder=release.host.folder)
-    assert release.total("audit", names.IMBALANCE) == 0
+    until(lambda: release.total("audit", catalog.RECOUNTED) > 0, "a recount", folder=release.host.folder)
+    assert release.total("audit", catalog.IMBALANCE) == 0
 
 
 def test_the_archive_has_the_log_and_queries_in_its_pod_read_it(release: Release) -> None:
@@ -261,7 +261,7 @@ def test_the_archive_has_the_log_and_queries_in_its_pod_read_it(release: Release
     done = process.execute("streamward", "query", "SELECT count(*) AS n FROM tasks", "--source", "archive")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["n"] >= 16
-    until(lambda: release.total("archive", names.ARCHIVE_LAG_RECORDS) == 0, "no lag", folder=release.host.folder)
+    until(lambda: release.total("archive", catalog.ARCHIVE_LAG_RECORDS) == 0, "no lag", folder=release.host.folder)
 
 
 def test_the_topics_are_those_of_the_program(release: Release) -> None:

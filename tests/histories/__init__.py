@@ -27,15 +27,16 @@ from typing import Any, NamedTuple
 
 import fastavro
 
-from schemas import registry
+from schemas import versions
+from schemas.convert import checked
 from schemas.events import AdvantagedGroup, Batch, Coordinates, DeadLetter
-from schemas.plain import checked
 from schemas.serde import Poison, decode
-from streams import drive, formulas
-from streams.log import Record
-from streams.settings import Settings
+from streams import advantage_formulas
+from streams.kafka.record import Record
+from streams.kafka.topics import topics
+from streams.settings.load import Settings
 from streams.stages import batches
-from streams.topics import topics
+from streams.tools.replay import driver
 
 FOLDER = Path(__file__).parent
 SUFFIX = ".jsonl.xz"
@@ -108,7 +109,7 @@ def decide(history: History) -> list[tuple[str, Decision]]:
     made: list[Decision] = list(joined(history.settings, keyed))
     for (label, _), records in history.records.items():
         if label == "groups":
-            made += drive.cut(history.settings, records)
+            made += driver.cut(history.settings, records)
     return [(label_of[type(event)], event) for event in made]
 
 
@@ -117,7 +118,7 @@ def is_compared(history: History, label: str, payload: bytes) -> bool:
     letter = decode(payload, DeadLetter) if label == "dead-letters" else None
     if label == "batches" or (isinstance(letter, DeadLetter) and letter.stage == batches.STAGE):
         return history.rule_version == batches.RULE_VERSION
-    return history.formula_version == formulas.FORMULA_VERSION
+    return history.formula_version == advantage_formulas.FORMULA_VERSION
 
 
 def differences(history: History) -> list[str]:
@@ -136,7 +137,7 @@ def differences(history: History) -> list[str]:
             found.append(f"{told(event)} was decided, and is not")
         else:
             found += (f"{told(event)}: {change}" for change in _changes(event, payload, today))
-    if history.formula_version == formulas.FORMULA_VERSION and history.rule_version == batches.RULE_VERSION:
+    if history.formula_version == advantage_formulas.FORMULA_VERSION and history.rule_version == batches.RULE_VERSION:
         found += [f"{told(event)} was not decided, and is" for name, event in now.items() if name not in was]
     return found
 
@@ -148,7 +149,7 @@ def advice(history: History, found: Sequence[str]) -> str:
         f"{history.name}: today's code decides otherwise about this log than when it was recorded:\n  "
         + "\n  ".join(found[:TOLD])
         + more
-        + "\nIf that is not meant, it is a fault. If it is, raise streams.formulas.FORMULA_VERSION (for batches "
+        + "\nIf that is not meant, it is a fault. If it is, raise streams.advantage_formulas.FORMULA_VERSION (for batches "
         "streams.stages.batches.RULE_VERSION), and record new histories with `python -m tests.histories`; the old ones "
         "stay: their records lie in logs that must still be read"
     )
@@ -205,7 +206,7 @@ def _changes(was: Decision, payload: bytes, today: Decision) -> Iterator[str]:
 def _as_then(event: Decision, payload: bytes) -> bytes:
     """Return the bytes of `event` under the schema that `payload` was written with."""
     _, schema_id = _HEADER.unpack_from(payload)
-    schema = registry.files().by_id(schema_id)
+    schema = versions.files().by_id(schema_id)
     assert schema is not None, f"schema id {schema_id} is not in schemas/lock.json; numbers are never taken back"
     out = io.BytesIO(_HEADER.pack(0, schema_id))
     out.seek(0, io.SEEK_END)

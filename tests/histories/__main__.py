@@ -23,9 +23,9 @@ from in_memory import TROUBLES, Log
 
 from schemas.events import AdvantagedGroup, Coordinates
 from schemas.serde import encode
-from streams.formulas import FORMULA_VERSION
-from streams.log import Record
-from streams.settings import Advantages, Batches, Settings, Topics
+from streams.advantage_formulas import FORMULA_VERSION
+from streams.kafka.record import Record
+from streams.settings.load import Advantages, Batches, Settings, Topics
 from streams.stages.batches import RULE_VERSION
 from tests.histories import FOLDER, SUFFIX, History, decide, save
 

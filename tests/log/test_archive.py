@@ -18,16 +18,16 @@ from running import command, environment, running, until
 from scraped import get, parse
 
 from schemas.events import Reward
-from streams import cluster
-from streams.archive import sync as archive_sync
-from streams.archive.segments import Archive, manifest_numbers
-from streams.archive.sync import segment_schema, sync
-from streams.archive.verify import verify
-from streams.columns.decode import decode
 from streams.errors import LogError, StreamwardError
-from streams.monitoring import names
-from streams.monitoring.metrics import Meter
-from streams.settings import Settings
+from streams.kafka import admin
+from streams.observability import catalog
+from streams.observability.metrics import Meter
+from streams.settings.load import Settings
+from streams.tools.archive import sync as archive_sync
+from streams.tools.archive.segments import Archive, manifest_numbers
+from streams.tools.archive.sync import segment_schema, sync
+from streams.tools.archive.verify import verify
+from streams.tools.arrow.decode import decode
 from tests.chaos.disks import NotShown, fill, free, read_only, small_disk, writable
 from tests.chaos.proxy import free_ports
 
@@ -169,7 +169,7 @@ def test_two_syncs_at_once_archive_each_record_once(made: Settings, tmp_path: Pa
 
 def test_another_sync_may_have_seen_a_longer_log(made: Settings) -> None:
     write(made, 5)
-    bounds = cluster.offsets(made, ["rewards"])
+    bounds = admin.offsets(made, ["rewards"])
     write(made, 2, first=5)
     sync(made, ["rewards"])
     slow = archive_sync._Partition(made, "rewards", (name(made), ONE), 3)
@@ -202,8 +202,8 @@ def test_while_it_archives_it_says_how_many_records_are_left_and_how_old_they_ar
             if found.samples:
                 told.append(
                     (
-                        found.total(names.ARCHIVE_LAG_RECORDS.name, topic="rewards"),
-                        found.total(names.ARCHIVE_LAG_SECONDS.name, topic="rewards"),
+                        found.total(catalog.ARCHIVE_LAG_RECORDS.name, topic="rewards"),
+                        found.total(catalog.ARCHIVE_LAG_SECONDS.name, topic="rewards"),
                     )
                 )
             return super().is_set()
@@ -219,7 +219,7 @@ def test_while_it_archives_it_says_how_many_records_are_left_and_how_old_they_ar
     sync(made, ["rewards"], stop=Asked(), meter=meter)
     assert told[0] == (2, 0), "one that was never read has no age"
     found = parse(meter.text())
-    for metric in (names.ARCHIVE_LAG_RECORDS, names.ARCHIVE_LAG_SECONDS):
+    for metric in (catalog.ARCHIVE_LAG_RECORDS, catalog.ARCHIVE_LAG_SECONDS):
         assert [sample.value for sample in found.family(metric.name)] == [0]
 
 
@@ -231,7 +231,7 @@ def test_what_cannot_be_archived_is_still_counted(made: Settings) -> None:
     cut(made, 8)
     with pytest.raises(LogError, match="retention has cut"):
         sync(made, ["rewards"], meter=meter)
-    assert parse(meter.text()).total(names.ARCHIVE_LAG_RECORDS.name) == 6
+    assert parse(meter.text()).total(catalog.ARCHIVE_LAG_RECORDS.name) == 6
 
 
 def test_a_process_that_follows_is_watched_like_the_others(made: Settings, tmp_path: Path) -> None:
@@ -249,10 +249,10 @@ def test_a_process_that_follows_is_watched_like_the_others(made: Settings, tmp_p
         until(lambda: Archive(made).next_offset("rewards", ONE) == 4, "four records", folder=tmp_path)
         assert get(f"{url}/healthz")[0] == 200
         found = parse(get(f"{url}/metrics")[1])
-        own = {metric.name for metric in names.every() if "archive" in metric.processes and not metric.needs}
-        assert own <= set(found.kinds) <= {metric.name for metric in names.every() if "archive" in metric.processes}
-        assert found.total(names.PROCESS.name, process="archive") == 1
-        assert {sample.labels["topic"] for sample in found.family(names.ARCHIVE_LAG_RECORDS.name)} == {"rewards"}
+        own = {metric.name for metric in catalog.every() if "archive" in metric.processes and not metric.needs}
+        assert own <= set(found.kinds) <= {metric.name for metric in catalog.every() if "archive" in metric.processes}
+        assert found.total(catalog.PROCESS.name, process="archive") == 1
+        assert {sample.labels["topic"] for sample in found.family(catalog.ARCHIVE_LAG_RECORDS.name)} == {"rewards"}
 
 
 # --- a log that does not go on where the archive ends -----------------------------------------------------------------
@@ -281,7 +281,7 @@ def test_a_topic_that_was_made_anew_is_not_mixed_with_the_archive_of_the_old_one
     write(made, 5)
     sync(made, ["rewards"])
     deleted(made)
-    cluster.apply_topics(made)
+    admin.apply_topics(made)
     write(made, records, first=100)
     with pytest.raises(LogError, match=rf"rewards\[{ONE}\].*the topic was made anew"):
         sync(made, ["rewards"])

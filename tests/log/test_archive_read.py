@@ -10,13 +10,13 @@ import pytest
 from archiving import ONE, cut, deleted, elsewhere, held, in_the_log, name, of, run, settings, small, write
 
 from schemas.events import Coordinates
-from streams import cluster
-from streams.archive.restore import restore
-from streams.archive.segments import Archive
-from streams.archive.sync import sync
-from streams.archive.verify import verify
 from streams.errors import LogError, NotFoundError
-from streams.settings import Settings
+from streams.kafka import admin
+from streams.settings.load import Settings
+from streams.tools.archive.restore import restore
+from streams.tools.archive.segments import Archive
+from streams.tools.archive.sync import sync
+from streams.tools.archive.verify import verify
 
 __all__ = ["settings"]
 pytestmark = pytest.mark.kafka
@@ -149,5 +149,5 @@ def test_a_topic_that_was_deleted_is_read_from_the_archive(made: Settings) -> No
     there = in_the_log(made)
     deleted(made)
     assert held(of(made, "auto")) == there
-    cluster.apply_topics(made)
+    admin.apply_topics(made)
     assert held(of(made, "auto")) == there

@@ -20,10 +20,10 @@ import psutil
 import pytest
 from confluent_kafka import admin
 
-from streams import broker, jvm
 from streams.errors import LogError, RefusedError, SettingsError
-from streams.node import Node, remember
-from streams.settings import Broker
+from streams.kafka.node import jvm, process as broker
+from streams.kafka.node.config import Node, remember
+from streams.settings.load import Broker
 
 pytestmark = pytest.mark.kafka
 QUIET = {"log_level": 0}

@@ -8,12 +8,12 @@ from confluent_kafka import admin
 from factories import response, reward
 
 from schemas.events import Reward
-from streams import bulk, cluster, reading
-from streams.columns import decode
 from streams.errors import LogError
-from streams.log import Producer, Record, TopicPartition, client_config
-from streams.settings import Settings
-from streams.topics import topics
+from streams.kafka import admin as cluster, reader
+from streams.kafka.record import Producer, Record, TopicPartition, client_config
+from streams.kafka.topics import topics
+from streams.settings.load import Settings
+from streams.tools.arrow import bulk, decode
 
 pytestmark = pytest.mark.kafka
 
@@ -43,7 +43,7 @@ def test_several_topics_and_partitions_are_read_each_to_its_own_bound(made: Sett
     ends = {tp: max(starts[tp], end - tp[1] % 3) for tp, end in ends.items()}
     write(made, 20)  # behind the bounds
     found = [record for rows in bulk.read(made, starts, ends, headers=True) for record in records(rows)]
-    expected = list(reading.read(made, starts, ends))
+    expected = list(reader.read(made, starts, ends))
     assert sorted(found, key=lambda record: record.at) == sorted(expected, key=lambda record: record.at)
     for tp in starts:
         offsets = [record.at.offset for record in found if (record.at.topic, record.at.partition) == tp]
@@ -63,7 +63,7 @@ def test_more_than_fits_into_one_piece_comes_in_several_whole_and_in_order(
         offsets = [record.at.offset for record in found if (record.at.topic, record.at.partition) == tp]
         assert offsets == list(range(starts[tp], ends[tp]))
     assert sorted(found, key=lambda record: record.at) == sorted(
-        reading.read(made, starts, ends), key=lambda record: record.at
+        reader.read(made, starts, ends), key=lambda record: record.at
     )
 
 

@@ -23,11 +23,11 @@ from running import command, environment, until
 
 from schemas.events import AdapterEvent, AdvantagedGroup, Task, derive_id
 from schemas.serde import Poison
-from streams import cluster
-from streams.adapters import read_state
+from streams.adapters.versions import read_state
 from streams.cli.root import cli
-from streams.log import Producer
-from streams.settings import Canary, Guard, Rollouts, Settings, to_env
+from streams.kafka import admin
+from streams.kafka.record import Producer
+from streams.settings.load import Canary, Guard, Rollouts, Settings, to_env
 
 pytestmark = pytest.mark.kafka
 
@@ -79,7 +79,7 @@ def answers(version: int, *, reward: float, n: int = 10, **changed: Any) -> list
 
 
 def decisions(settings: Settings) -> list[AdapterEvent]:
-    found = [record.decode(AdapterEvent) for record in cluster.read_topic(settings, "adapters")]
+    found = [record.decode(AdapterEvent) for record in admin.read_topic(settings, "adapters")]
     return [event for event in found if not isinstance(event, Poison) and event.actor == "rollouts"]
 
 
@@ -147,7 +147,7 @@ def test_the_guards_suite_is_asked_judged_and_carried_out(made: Settings, tmp_pa
     )
 
     def asked() -> list[Task]:
-        found = [record.decode(Task) for record in cluster.read_topic(settings, "tasks")]
+        found = [record.decode(Task) for record in admin.read_topic(settings, "tasks")]
         return [task for task in found if isinstance(task, Task)]
 
     with Producer(settings) as producer, worker(settings):

@@ -15,12 +15,13 @@ from click.testing import CliRunner, Result
 from running import command, environment
 
 from schemas.events import AdapterEvent, AdvantagedGroup, Reward, derive_id
-from streams import adapter_store, cluster, decisions
-from streams.adapters import read_state
+from streams.adapters import decisions, store as adapter_store
+from streams.adapters.versions import read_state
 from streams.cli.root import cli
 from streams.errors import RefusedError
-from streams.log import Producer, Record
-from streams.settings import Settings, to_env
+from streams.kafka import admin
+from streams.kafka.record import Producer, Record
+from streams.settings.load import Settings, to_env
 
 pytestmark = pytest.mark.kafka
 
@@ -32,7 +33,7 @@ def made(settings: Settings) -> Settings:
     """Settings whose topics exist, in the shape of the log in memory."""
     topics = SETTINGS.topics.model_copy(update={"prefix": settings.topics.prefix})
     settings = settings.model_copy(update={"topics": topics})
-    cluster.apply_topics(settings)
+    admin.apply_topics(settings)
     return settings
 
 
@@ -198,7 +199,7 @@ def refusing(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> 
     kafka = SETTINGS.kafka.model_copy(update={"bootstrap": kafka_bootstrap})
     store = SETTINGS.adapters.model_copy(update={"store": str(tmp_path_factory.mktemp("store"))})
     settings = SETTINGS.model_copy(update={"topics": topics, "kafka": kafka, "adapters": store})
-    cluster.apply_topics(settings)
+    admin.apply_topics(settings)
     write(settings, event(1), event(2), event(1, "promoted", expected_version=0))
     return settings
 

@@ -21,13 +21,13 @@ from running import command, environment, until
 
 from schemas.events import DeadLetter, derive_id
 from schemas.serde import encode
-from streams import cluster
-from streams.audit.metrics import IMBALANCE
-from streams.audit.reading import commits
 from streams.cli.root import cli
-from streams.log import Producer, Record, client_config
-from streams.settings import Settings, to_env
-from streams.show import moment
+from streams.kafka import admin
+from streams.kafka.record import Producer, Record, client_config
+from streams.output import moment
+from streams.settings.load import Settings, to_env
+from streams.tools.audit.metrics import IMBALANCE
+from streams.tools.audit.reading import commits
 
 pytestmark = pytest.mark.kafka
 
@@ -40,7 +40,7 @@ def made(settings: Settings) -> Settings:
     """Settings whose topics exist, in the shape of the log in memory."""
     topics = SETTINGS.topics.model_copy(update={"prefix": settings.topics.prefix})
     settings = settings.model_copy(update={"topics": topics, "batches": SETTINGS.batches})
-    cluster.apply_topics(settings)
+    admin.apply_topics(settings)
     return settings
 
 
@@ -73,7 +73,7 @@ def renamed(letter: DeadLetter, settings: Settings) -> DeadLetter:
 
 def commit(settings: Settings, group: str, *labels: str) -> None:
     """Commit, as `group`, everything that lies in these topics now."""
-    ends = {tp: high for tp, (_, high) in cluster.offsets(settings, labels).items()}
+    ends = {tp: high for tp, (_, high) in admin.offsets(settings, labels).items()}
     consumer = ck.Consumer({**client_config(settings.kafka), "group.id": settings.topics.prefix + group})
     try:
         consumer.commit(offsets=[ck.TopicPartition(*tp, end) for tp, end in ends.items()], asynchronous=False)

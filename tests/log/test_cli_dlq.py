@@ -17,13 +17,13 @@ from factories import response, task
 
 from schemas import serde
 from schemas.events import Coordinates, Event, derive_id
-from streams import cluster
 from streams.cli.root import cli
-from streams.dead_letters import decision, load
-from streams.log import Producer, Record, dead_letter, key_of
-from streams.put_back import RETRY_HEADER, STALE_S, Order, decide
-from streams.settings import Kafka, Settings, Topics, to_env
-from streams.topics import topic_of, topics
+from streams.kafka import admin
+from streams.kafka.record import Producer, Record, dead_letter, key_of
+from streams.kafka.topics import topic_of, topics
+from streams.settings.load import Kafka, Settings, Topics, to_env
+from streams.tools.dead_letters.letters import decision, load
+from streams.tools.dead_letters.redrive import RETRY_HEADER, STALE_S, Order, decide
 
 pytestmark = pytest.mark.kafka
 
@@ -44,21 +44,21 @@ MARK: dict[tuple[str, int], int] = {}
 def shared(kafka_bootstrap: str) -> Settings:
     """Settings whose topics most of these tests share: a producer takes half a second to find new ones."""
     settings = Settings(kafka=Kafka(bootstrap=kafka_bootstrap), topics=Topics(prefix="test-dlq."))
-    cluster.apply_topics(settings)
+    admin.apply_topics(settings)
     return settings
 
 
 @pytest.fixture
 def made(shared: Settings) -> Settings:
     """Shared topics, in which only what comes from now on counts. Letters are named, never `--all-matching`."""
-    MARK.update({tp: end for tp, (_, end) in cluster.offsets(shared, ["tasks", "responses", "dead-letters"]).items()})
+    MARK.update({tp: end for tp, (_, end) in admin.offsets(shared, ["tasks", "responses", "dead-letters"]).items()})
     return shared
 
 
 @pytest.fixture
 def alone(settings: Settings) -> Settings:
     """Topics of this test's own."""
-    cluster.apply_topics(settings)
+    admin.apply_topics(settings)
     return settings
 
 
@@ -67,7 +67,7 @@ def own(at: Coordinates) -> bool:
 
 
 def records(settings: Settings, label: str) -> list[Record]:
-    return [record for record in cluster.read_topic(settings, label) if own(record.at)]
+    return [record for record in admin.read_topic(settings, label) if own(record.at)]
 
 
 def listed(settings: Settings, *args: str) -> list[dict[str, Any]]:
@@ -130,7 +130,7 @@ def claimed(settings: Settings, record: Record, *, age_s: float) -> None:
     """Write the claim of a retry that came no further."""
     (letter,) = (found for found in load(settings).matching() if found.source == record.at)
     now_ms = int((time.time() - age_s) * 1000)
-    end = cluster.offsets(settings, ["responses"])[record.at.topic, record.at.partition][1]
+    end = admin.offsets(settings, ["responses"])[record.at.topic, record.at.partition][1]
     claim = decision(letter, "retried", 1, "put back by mina", now_ms=now_ms, partition=record.at.partition, end=end)
     put_event(settings, claim, timestamp_ms=now_ms)
 

@@ -15,11 +15,11 @@ from factories import group, member
 from running import read
 
 from schemas.events import AdapterEvent, AdvantagedGroup, Task, derive_id
-from streams import cluster
 from streams.cli.root import cli
-from streams.evaluation import asking, outcomes, suites
-from streams.log import Producer
-from streams.settings import Kafka, Settings, Topics, to_env
+from streams.evaluation import asking, results, suites
+from streams.kafka import admin
+from streams.kafka.record import Producer
+from streams.settings.load import Kafka, Settings, Topics, to_env
 
 pytestmark = pytest.mark.kafka
 SUITE = """\
@@ -55,7 +55,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def source(kafka_bootstrap: str) -> Settings:
     """A log with versions 1, which is primary, 2, the newest, and 3 that is retired."""
     settings = Settings(kafka=Kafka(bootstrap=kafka_bootstrap), topics=Topics(prefix=f"test-{uuid.uuid4().hex[:12]}."))
-    cluster.apply_topics(settings)
+    admin.apply_topics(settings)
     promotion = about(1, "promoted", expected_version=0)
     send(settings, [about(1, "trained"), promotion, about(3, "trained"), about(3, "retired"), about(2, "trained")])
     return settings
@@ -79,7 +79,7 @@ def result_of(settings: Settings, version: int, right: int) -> AdapterEvent:
     made: list[AdapterEvent] = []
     for _, task in read(settings, Task):
         if task.adapter_version == version:
-            suite, done = outcomes.count(suite, answered(task, int(task.metadata["suite_index"]) < right))
+            suite, done = results.count(suite, answered(task, int(task.metadata["suite_index"]) < right))
             made += done
     (result,) = made
     return result

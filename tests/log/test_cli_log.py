@@ -23,11 +23,11 @@ from schemas.events import (
     Task,
     derive_id,
 )
-from streams import cluster
 from streams.cli.root import cli
-from streams.log import Producer
-from streams.settings import Broker, Settings, to_env
-from streams.topics import LABELS, topics
+from streams.kafka import admin
+from streams.kafka.record import Producer
+from streams.kafka.topics import LABELS, topics
+from streams.settings.load import Broker, Settings, to_env
 
 pytestmark = pytest.mark.kafka
 
@@ -43,7 +43,7 @@ def lines(result: Result) -> list[dict[str, Any]]:
 @pytest.fixture
 def log(settings: Settings) -> Settings:
     """Settings whose topics exist."""
-    cluster.apply_topics(settings)
+    admin.apply_topics(settings)
     return settings
 
 
@@ -391,7 +391,7 @@ def test_doctor_finds_missing_and_wrong_topics(settings: Settings) -> None:
     assert (result.exit_code, states(result)["topics"]) == (3, "failed")
     assert "streamward topics apply" in result.stdout
 
-    cluster.apply_topics(settings)
+    admin.apply_topics(settings)
     assert states(run(settings, "doctor"))["topics"] == "ok"
 
     result = run(settings, "--set", "topics.partitions=3", "doctor")

@@ -14,10 +14,10 @@ from factories import reward
 
 from schemas.events import Coordinates
 from streams.cli.root import cli
-from streams.following import Consumer
-from streams.log import Producer, client_config
-from streams.positions import positions
-from streams.settings import Settings, to_env
+from streams.kafka.consumer import Consumer
+from streams.kafka.offsets import positions
+from streams.kafka.record import Producer, client_config
+from streams.settings.load import Settings, to_env
 
 pytestmark = pytest.mark.kafka
 METADATA = '{"changelog": 7}'

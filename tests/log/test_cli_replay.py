@@ -17,12 +17,12 @@ from replaying import NUMBER, SIZE, append, shaped, trained, write
 from running import command, environment, read
 
 from schemas.events import AdapterEvent, Reward, derive_id
-from streams import cluster
 from streams.cli.root import cli
-from streams.log import Producer, partition_of
-from streams.replay import experiments
-from streams.settings import Settings, load, to_env
-from streams.topics import topics
+from streams.kafka import admin
+from streams.kafka.record import Producer, partition_of
+from streams.kafka.topics import topics
+from streams.settings.load import Settings, load, to_env
+from streams.tools.replay import experiments
 
 pytestmark = pytest.mark.kafka
 SUITE = "sums/n=4/seed=0"
@@ -204,7 +204,7 @@ def test_a_run_that_is_killed_and_one_that_ctrl_c_stops_go_on_with_the_same_comm
         deadline = time.monotonic() + 90
         name = f"{source.topics.prefix}experiment.slow.rewards"
         own = source.model_copy(update={"topics": source.topics.model_copy(update={"prefix": name[: -len("rewards")]})})
-        while name not in cluster.describe(source) or len(list(cluster.read_topic(own, "rewards"))) < rewards:
+        while name not in admin.describe(source) or len(list(admin.read_topic(own, "rewards"))) < rewards:
             assert process.poll() is None and time.monotonic() < deadline
             time.sleep(0.05)
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from confluent_kafka import admin
 
-from streams import cluster
 from streams.errors import LogError, NotFoundError, SettingsError
-from streams.log import Producer, client_config, partition_of
-from streams.settings import Settings
-from streams.topics import topics
+from streams.kafka import admin as cluster
+from streams.kafka.record import Producer, client_config, partition_of
+from streams.kafka.topics import topics
+from streams.settings.load import Settings
 
 pytestmark = pytest.mark.kafka
 

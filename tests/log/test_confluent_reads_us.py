@@ -15,13 +15,14 @@ from confluent_kafka.schema_registry.error import SchemaRegistryError
 from factories import one_of_each, response, reward
 from theirs import plain, where, with_millis
 
-from schemas import registry
+from schemas import versions
 from schemas.events import Event, Response
 from schemas.serde import decode, encode
-from streams import cluster, schema_server
 from streams.errors import SettingsError
-from streams.log import Producer
-from streams.settings import Settings, Topics
+from streams.kafka import admin
+from streams.kafka.record import Producer
+from streams.kafka.registry import server as schema_server
+from streams.settings.load import Settings, Topics
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +46,7 @@ def test_confluents_serializer_writes_what_we_read(client: SchemaRegistryClient)
     # with `use.latest.version` it asks for the schema and registers nothing
     event = response()
     settings = {"auto.register.schemas": False, "use.latest.version": True}
-    write = AvroSerializer(client, registry.files().newest(Response).text, conf=settings)
+    write = AvroSerializer(client, versions.files().newest(Response).text, conf=settings)
     payload = write(dataclasses.asdict(event), where(event, Topics()))
     assert payload == encode(event)
     assert decode(payload, Response) == event
@@ -64,7 +65,7 @@ def test_the_subjects_are_the_topics_of_this_deployment() -> None:
     ):
         assert "lab.rewards-value" in client.get_subjects()
         assert client.get_versions("lab.rewards-value") == [1]
-        assert client.get_latest_version("lab.rewards-value").schema_id == registry.files().schemas[3].id
+        assert client.get_latest_version("lab.rewards-value").schema_id == versions.files().schemas[3].id
 
 
 @pytest.mark.parametrize(
@@ -99,9 +100,9 @@ def test_a_port_that_is_taken_is_named(url: str) -> None:
 def test_a_record_that_went_through_the_broker_is_read_by_confluents_client(
     settings: Settings, client: SchemaRegistryClient
 ) -> None:
-    cluster.apply_topics(settings)
+    admin.apply_topics(settings)
     event = reward()
     with Producer(settings) as producer:
         producer.send(event)
-    (record,) = cluster.read_topic(settings, "rewards")
+    (record,) = admin.read_topic(settings, "rewards")
     assert with_millis(AvroDeserializer(client)(record.payload, where(event, Topics()))) == plain(event)

@@ -11,12 +11,12 @@ from factories import one_of_each, reward, task
 
 from schemas.events import Coordinates, DeadLetter, Message, Task
 from schemas.serde import EncodeError, Poison, encode
-from streams import cluster
 from streams.errors import EventError, LogError
-from streams.log import Producer, dead_letter, key_of, partition_of
-from streams.reading import fetch
-from streams.settings import Kafka, Settings, Topics
-from streams.topics import topics
+from streams.kafka import admin
+from streams.kafka.reader import fetch
+from streams.kafka.record import Producer, dead_letter, key_of, partition_of
+from streams.kafka.topics import topics
+from streams.settings.load import Kafka, Settings, Topics
 
 pytestmark = pytest.mark.kafka
 
@@ -71,7 +71,7 @@ def test_a_record_is_in_the_log_when_flush_returns(made: Settings) -> None:
     producer = Producer(made, linger_ms=1000)
     producer.send(reward())
     producer.flush()
-    assert len(list(cluster.read_topic(made, "rewards"))) == 1
+    assert len(list(admin.read_topic(made, "rewards"))) == 1
 
 
 def test_a_topic_that_does_not_exist_is_an_error_at_the_next_flush(settings: Settings) -> None:
@@ -87,7 +87,7 @@ def test_a_topic_that_does_not_exist_is_an_error_at_the_next_flush(settings: Set
 def test_a_malformed_event_never_leaves_the_process(made: Settings) -> None:
     with Producer(made) as producer, pytest.raises(EncodeError, match=r"Reward\.value: expected a finite number"):
         producer.send(reward(value=float("nan")))
-    assert list(cluster.read_topic(made, "rewards")) == []
+    assert list(admin.read_topic(made, "rewards")) == []
 
 
 def test_a_prompt_of_ten_megabytes_is_refused_with_its_size_and_the_setting(made: Settings) -> None:
@@ -99,7 +99,7 @@ def test_a_prompt_of_ten_megabytes_is_refused_with_its_size_and_the_setting(made
             producer.send(huge)
         producer.send(task())
     assert no.value.reason == "too_large"
-    assert len(list(cluster.read_topic(made, "tasks"))) == 1
+    assert len(list(admin.read_topic(made, "tasks"))) == 1
 
 
 def test_the_largest_record_that_is_let_through_is_taken_and_so_is_its_dead_letter(made: Settings) -> None:
@@ -107,10 +107,10 @@ def test_the_largest_record_that_is_let_through_is_taken_and_so_is_its_dead_lett
     payload = random.Random(0).randbytes(size - 2)
     with Producer(made) as producer:
         producer.send_bytes(name(made, "responses"), b"t1", payload)
-    (record,) = cluster.read_topic(made, "responses")
+    (record,) = admin.read_topic(made, "responses")
     with Producer(made) as producer:
         producer.send(dead_letter(record, stage="advantages", reason="not_avro", error="x"))
-    (letter,) = cluster.read_topic(made, "dead-letters")
+    (letter,) = admin.read_topic(made, "dead-letters")
     assert len(letter.payload or b"") > size
     with Producer(made) as producer, pytest.raises(EventError, match="a record of 4194305 bytes"):
         producer.send_bytes(name(made, "responses"), b"t1", payload + b"x")
@@ -119,11 +119,11 @@ def test_the_largest_record_that_is_let_through_is_taken_and_so_is_its_dead_lett
 def test_many_small_records_fit_where_only_small_ones_are_taken(settings: Settings) -> None:
     # a batch of them is larger than the topic's limit, which Kafka applies to the batch
     small = settings.model_copy(update={"topics": Topics(prefix=settings.topics.prefix, max_record_bytes=1024)})
-    cluster.apply_topics(small)
+    admin.apply_topics(small)
     with Producer(small, linger_ms=200) as producer:
         for _ in range(200):
             producer.send_bytes(name(small, "tasks"), b"k", random.Random(0).randbytes(500))
-    assert len(list(cluster.read_topic(small, "tasks"))) == 200
+    assert len(list(admin.read_topic(small, "tasks"))) == 200
 
 
 def test_a_producer_without_a_broker_says_what_was_not_written(nowhere: Settings) -> None:
@@ -139,7 +139,7 @@ def test_a_producer_without_a_broker_says_what_was_not_written(nowhere: Settings
 def test_a_dead_letter_holds_the_whole_record_and_says_where_it_lay(made: Settings) -> None:
     with Producer(made) as producer:
         producer.send_bytes(name(made, "rewards"), b"\xff\x00", b"\x01no", headers={"who": b"\xfe"}, timestamp_ms=1234)
-    (record,) = cluster.read_topic(made, "rewards")
+    (record,) = admin.read_topic(made, "rewards")
     letter = dead_letter(record, stage="advantages", reason="not_avro", error="expected a Reward")
     assert letter.error == f"{record.at}: expected a Reward"
     assert (letter.source_offset, letter.source_timestamp, letter.created_at) == (0, 1234, 1234)
@@ -147,14 +147,14 @@ def test_a_dead_letter_holds_the_whole_record_and_says_where_it_lay(made: Settin
     assert dead_letter(record, stage="advantages", reason="not_avro", error="expected a Reward") == letter
     with Producer(made) as producer:
         producer.send(letter)
-    (written,) = cluster.read_topic(made, "dead-letters")
+    (written,) = admin.read_topic(made, "dead-letters")
     assert (written.key, written.decode(DeadLetter)) == (b"\xff\x00", letter)
 
 
 def test_a_tombstone_is_read_as_one(made: Settings) -> None:
     with Producer(made) as producer:
         producer.send_bytes(name(made, "tasks"), b"t1", None)
-    (record,) = cluster.read_topic(made, "tasks")
+    (record,) = admin.read_topic(made, "tasks")
     assert record.payload is None
     assert isinstance(record.decode(Task), Poison)
 

@@ -21,12 +21,13 @@ from factories import reward
 from running import command, environment, said, until
 
 from schemas.events import Message, Response, Reward, RewardSource, Task
-from streams import broker, cluster, patience as patience_module
 from streams.errors import LogError
-from streams.log import Producer
-from streams.patience import Patience, StoppedWaiting
-from streams.positions import positions
-from streams.settings import Broker, Kafka, Policy as PolicySettings, Settings, Topics
+from streams.kafka import admin, retry as patience_module
+from streams.kafka.node import process as broker
+from streams.kafka.offsets import positions
+from streams.kafka.record import Producer
+from streams.kafka.retry import Patience, StoppedWaiting
+from streams.settings.load import Broker, Kafka, Policy as PolicySettings, Settings, Topics
 from streams.stages.policy import agent as policy
 from streams.stages.scoring import agent as scoring
 
@@ -49,7 +50,7 @@ def settings(node: broker.RunningBroker, tmp_path: Path) -> Settings:
         policy=PolicySettings(name="p", engine="scripted", round_tasks=1, script='{"latency_ms": 100}'),
         broker=Broker(data_dir=node.data_dir),
     )
-    cluster.apply_topics(here)
+    admin.apply_topics(here)
     return here
 
 
@@ -75,7 +76,7 @@ def read(settings: Settings, label: str, kind: type[Response] | type[Reward]) ->
     patient = settings.model_copy(
         update={"kafka": settings.kafka.model_copy(update={"request_timeout_s": Kafka().request_timeout_s})}
     )
-    return [event for r in cluster.read_topic(patient, label) if isinstance(event := r.decode(kind), kind)]
+    return [event for r in admin.read_topic(patient, label) if isinstance(event := r.decode(kind), kind)]
 
 
 def samplings(settings: Settings) -> dict[str, dict[str, int]]:
@@ -94,7 +95,7 @@ def scored(settings: Settings) -> set[str]:
 def lag(settings: Settings, group: str, label: str) -> int:
     """How many records of a topic the group has not committed. It looks from outside: a member would disturb them."""
     done = sum(at.committed for at in positions(settings) if at.group == group)
-    return sum(end for _, end in cluster.offsets(settings, [label]).values()) - done
+    return sum(end for _, end in admin.offsets(settings, [label]).values()) - done
 
 
 @contextmanager

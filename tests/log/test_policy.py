@@ -28,15 +28,16 @@ from schemas.events import (
     Task,
     derive_id,
 )
-from streams import adapter_store, cluster
-from streams.adapters import read_state
+from streams.adapters import store
+from streams.adapters.versions import read_state
 from streams.engines import Completion, SamplingRequest
 from streams.engines.scripted import ScriptedEngine
 from streams.errors import StreamwardError
-from streams.log import Producer, client_config, key_of
-from streams.settings import Batches, Policy as PolicySettings, Settings
+from streams.kafka import admin as cluster
+from streams.kafka.record import Producer, client_config, key_of
+from streams.kafka.topics import topic_of, topics
+from streams.settings.load import Batches, Policy as PolicySettings, Settings
 from streams.stages.policy import agent as policy
-from streams.topics import topic_of, topics
 
 pytestmark = pytest.mark.kafka
 
@@ -78,7 +79,7 @@ def trained(settings: Settings, version: int, folder: Path) -> AdapterEvent:
     local = folder / f"made-{version}"
     local.mkdir()
     (local / "adapter_model.safetensors").write_bytes(b"weights %d" % version)
-    uri, files = adapter_store.publish(local, settings.adapters.store, "p", version)
+    uri, files = store.publish(local, settings.adapters.store, "p", version)
     return AdapterEvent(
         event_id=derive_id("p", version, "trained"),
         policy="p",

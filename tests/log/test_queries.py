@@ -16,12 +16,12 @@ import pytest
 from auditing import Written, event_of
 
 from schemas.events import AdvantagedGroup, Batch, Response, Reward, Task
-from streams import adapters
-from streams.archive import sync
-from streams.log import Record
-from streams.query import show
-from streams.query.session import Session
-from streams.settings import Kafka, Settings
+from streams.adapters import versions as adapters
+from streams.kafka.record import Record
+from streams.settings.load import Kafka, Settings
+from streams.tools.archive import sync
+from streams.tools.query import show
+from streams.tools.query.session import Session
 
 pytestmark = pytest.mark.kafka
 

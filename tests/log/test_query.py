@@ -25,19 +25,19 @@ from factories import task
 from pyarrow import parquet
 from running import command, environment, until
 
-from schemas import registry, serde
+from schemas import serde, versions as registry
 from schemas.events import Response, Task
-from streams import cluster
-from streams.archive import sync
-from streams.archive.segments import Archive
 from streams.cli.root import cli
-from streams.columns import rules
 from streams.errors import LogError, RefusedError
-from streams.log import Producer, Record, client_config
-from streams.query import show
-from streams.query.session import Session, connect
-from streams.query.source import Scope
-from streams.settings import Kafka, Settings, to_env
+from streams.kafka import admin as cluster
+from streams.kafka.record import Producer, Record, client_config
+from streams.settings.load import Kafka, Settings, to_env
+from streams.tools.archive import sync
+from streams.tools.archive.segments import Archive
+from streams.tools.arrow import rules
+from streams.tools.query import show
+from streams.tools.query.session import Session, connect
+from streams.tools.query.source import Scope
 
 pytestmark = pytest.mark.kafka
 

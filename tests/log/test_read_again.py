@@ -11,10 +11,10 @@ from running import read, running, until
 
 from schemas.events import AdvantagedGroup
 from schemas.serde import encode
-from streams import cluster
-from streams.log import Producer, key_of
-from streams.settings import Settings
-from streams.topics import topic_of
+from streams.kafka import admin
+from streams.kafka.record import Producer, key_of
+from streams.kafka.topics import topic_of
+from streams.settings.load import Settings
 
 pytestmark = pytest.mark.kafka
 
@@ -26,7 +26,7 @@ def test_a_group_that_was_whole_before_it_expired_is_whole_when_it_is_read_again
     settings: Settings, tmp_path: Path
 ) -> None:
     settings = settings.model_copy(update={"topics": settings.topics.model_copy(update={"partitions": 1})})
-    cluster.apply_topics(settings)
+    admin.apply_topics(settings)
     slots = [response(slot=slot) for slot in range(4)]
     controls = [control(task_id=f"other-{number}") for number in range(50)]  # task and slots are read before the last
     strangers = [reward(response(task_id=f"other-{number}")) for number in range(BEFORE)]

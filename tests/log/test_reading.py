@@ -12,13 +12,13 @@ from factories import response, reward
 
 from schemas.events import Coordinates, Response, Reward
 from schemas.serde import Poison
-from streams import cluster, following
 from streams.errors import LogError
-from streams.following import Consumer
-from streams.log import Producer, Record, client_config
-from streams.reading import Tail, fetch, read
-from streams.settings import Settings
-from streams.topics import topics
+from streams.kafka import admin as cluster, consumer as following
+from streams.kafka.consumer import Consumer
+from streams.kafka.reader import Tail, fetch, read
+from streams.kafka.record import Producer, Record, client_config
+from streams.kafka.topics import topics
+from streams.settings.load import Settings
 
 pytestmark = pytest.mark.kafka
 

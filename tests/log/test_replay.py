@@ -16,16 +16,16 @@ from replaying import BEGUN_MS, FRESH, HALF, NUMBER, SIZE, append, contents, nam
 from running import read
 
 from schemas.events import AdvantagedGroup, Batch, Response, Reward, RewardSource, Task
-from streams import cluster, drive, history
-from streams.archive import sync
-from streams.audit.reading import Audit
 from streams.errors import NotFoundError, RefusedError, SettingsError, StreamwardError
-from streams.history import Log
-from streams.log import client_config
-from streams.replay import experiments, plan as planning, run as replay, selection
-from streams.replay.run import Request, Result
-from streams.replay.selection import Selection
-from streams.settings import Archive, Settings
+from streams.kafka import admin as cluster
+from streams.kafka.record import client_config
+from streams.settings.load import Archive, Settings
+from streams.tools.archive import history, sync
+from streams.tools.archive.history import Log
+from streams.tools.audit.reading import Audit
+from streams.tools.replay import driver, experiments, plan as planning, run as replay, selection
+from streams.tools.replay.run import Request, Result
+from streams.tools.replay.selection import Selection
 
 pytestmark = pytest.mark.kafka
 SHORT = (RewardSource(name="length", settings='{"limit": 4, "unit": "characters"}'),)
@@ -78,7 +78,7 @@ def test_the_same_settings_give_the_groups_that_the_join_makes_of_the_source(
 ) -> None:
     result, _ = same
     ours = groups_of(result.settings)
-    theirs = {g.group_id: g for g in drive.join(source) if isinstance(g, AdvantagedGroup) and g.policy == "default"}
+    theirs = {g.group_id: g for g in driver.join(source) if isinstance(g, AdvantagedGroup) and g.policy == "default"}
     assert {group.group_id: without_place(group) for group in ours} == {
         group_id: without_place(group) for group_id, group in theirs.items()
     }
@@ -155,7 +155,7 @@ def consumer_groups(settings: Settings) -> list[str]:
 def test_a_run_that_is_stopped_in_every_stage_and_asked_to_go_on_ends_with_the_same_topics(
     source: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("streams.replay.copying.TOLD_EVERY", 1)
+    monkeypatch.setattr("streams.tools.replay.copy.TOLD_EVERY", 1)
     stages = ["copying responses", "scoring", "joining", "writing groups", "cutting batches"]
     for stage in stages:
         stop = threading.Event()
@@ -172,7 +172,9 @@ def test_a_run_that_is_stopped_in_every_stage_and_asked_to_go_on_ends_with_the_s
     assert not spooled.exists()
     kinds = [event.kind for event in experiments.find(source, "cut").events]
     assert kinds == ["started", "stopped"] * len(stages) + ["started", "finished"]
-    monkeypatch.setattr("streams.replay.join.ALONE_RECORDS", 0)  # partitions side by side, as those of a large log
+    monkeypatch.setattr(
+        "streams.tools.replay.regroup.ALONE_RECORDS", 0
+    )  # partitions side by side, as those of a large log
     whole = run(source, request("whole", tmp_path, scorers=SHORT))
     assert alike(result.settings) == alike(whole.settings)
 

@@ -23,14 +23,14 @@ from archiving import (
     write_odd,
 )
 
-from streams import cluster
-from streams.archive.restore import PLACEHOLDER, restore
-from streams.archive.segments import Archive
-from streams.archive.sync import sync
-from streams.archive.verify import verify
 from streams.errors import NotFoundError, RefusedError
-from streams.log import Producer
-from streams.settings import Settings
+from streams.kafka import admin
+from streams.kafka.record import Producer
+from streams.settings.load import Settings
+from streams.tools.archive.restore import PLACEHOLDER, restore
+from streams.tools.archive.segments import Archive
+from streams.tools.archive.sync import sync
+from streams.tools.archive.verify import verify
 
 __all__ = ["settings"]
 pytestmark = pytest.mark.kafka
@@ -49,9 +49,9 @@ def test_what_is_restored_is_what_was_there_offsets_and_all(made: Settings) -> N
     deleted(made)
     done = {each.partition: each for each in restore(made, ["rewards"])}
     assert (done[ONE].first, done[ONE].records) == (11, 28)
-    assert cluster.offsets(made, ["rewards"])[name(made), ONE] == (11, 39)
+    assert admin.offsets(made, ["rewards"])[name(made), ONE] == (11, 39)
     assert in_the_log(made) == there
-    assert cluster.configs(made, [name(made)])[name(made)]["retention.ms"] == "-1"
+    assert admin.configs(made, [name(made)])[name(made)]["retention.ms"] == "-1"
     assert {each.records for each in restore(made, ["rewards"])} == {0}
     write(made, 1, first=99)  # and the archive goes on
     assert {each.partition: each.records for each in sync(made, ["rewards"])}[ONE] == 1
@@ -64,13 +64,13 @@ def test_an_interrupted_restore_goes_on_where_it_was(made: Settings) -> None:
     sync(made, ["rewards"])
     there = in_the_log(made)
     into = elsewhere(made)
-    cluster.apply_topics(into)
+    admin.apply_topics(into)
     with Producer(into) as producer:
         for _ in range(4):
             producer.send_bytes(name(into), None, PLACEHOLDER, partition=ONE)
     assert {each.partition: each.records for each in restore(made, ["rewards"], into=into)}[ONE] == 24
     third = elsewhere(into)
-    cluster.apply_topics(third)
+    admin.apply_topics(third)
     with Producer(third) as producer:
         for _ in range(6):
             producer.send_bytes(name(third), None, PLACEHOLDER, partition=ONE)
@@ -88,7 +88,7 @@ def test_a_topic_that_is_not_empty_is_refused_and_left_as_it_was(made: Settings)
     write(made, 5)
     sync(made, ["rewards"])
     into = elsewhere(made)
-    cluster.apply_topics(into)
+    admin.apply_topics(into)
     write(into, 2, first=50, partition=0)
     write(into, 2, first=50)
     before = in_the_log(into)

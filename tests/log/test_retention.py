@@ -13,11 +13,11 @@ from factories import reward
 
 from schemas.events import Coordinates
 from streams.errors import LogError
-from streams.following import Consumer
-from streams.log import Producer, Record, client_config
-from streams.settings import Settings
+from streams.kafka.consumer import Consumer
+from streams.kafka.record import Producer, Record, client_config
+from streams.kafka.topics import topics
+from streams.settings.load import Settings
 from streams.stages.scoring import agent as scoring
-from streams.topics import topics
 
 pytestmark = pytest.mark.kafka
 

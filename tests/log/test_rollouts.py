@@ -15,11 +15,11 @@ from factories import member
 
 from schemas.events import AdapterEvent, AdvantagedGroup, DeadLetter, LeftOut, derive_id
 from schemas.serde import Poison
-from streams import cluster
-from streams.adapters import read_state
-from streams.log import Producer
-from streams.settings import Settings, to_env
-from streams.topics import topics
+from streams.adapters.versions import read_state
+from streams.kafka import admin
+from streams.kafka.record import Producer
+from streams.kafka.topics import topics
+from streams.settings.load import Settings, to_env
 
 pytestmark = pytest.mark.kafka
 
@@ -69,7 +69,7 @@ def worker(settings: Settings) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def kinds(settings: Settings) -> list[tuple[str, int]]:
-    found = [record.decode(AdapterEvent) for record in cluster.read_topic(settings, "adapters")]
+    found = [record.decode(AdapterEvent) for record in admin.read_topic(settings, "adapters")]
     return [(event.kind, event.version) for event in found if not isinstance(event, Poison)]
 
 
@@ -81,7 +81,7 @@ def until(settings: Settings, *expected: tuple[str, int]) -> None:
 
 
 def test_trained_versions_are_promoted_and_suites_evaluated_through_a_kill(settings: Settings) -> None:
-    cluster.apply_topics(settings)
+    admin.apply_topics(settings)
     adapters = topics(settings.topics)["adapters"].name
     with worker(settings), Producer(settings) as producer:
         producer.send_bytes(adapters, b"p", b"not avro")
@@ -99,6 +99,6 @@ def test_trained_versions_are_promoted_and_suites_evaluated_through_a_kill(setti
     assert (state.primary, state.newest, state.refused) == (3, 3, ())
     metrics = state.versions[1].evaluated["sums"]
     assert [metrics[name] for name in ("n", "failed", "exact", "mean_reward")] == [1.0, 1.0, 1.0, 1.0]
-    letters = [record.decode(DeadLetter) for record in cluster.read_topic(settings, "dead-letters")]
+    letters = [record.decode(DeadLetter) for record in admin.read_topic(settings, "dead-letters")]
     reasons = {letter.reason for letter in letters if isinstance(letter, DeadLetter) and letter.stage == "rollouts"}
     assert reasons == {"not_avro", "contradictory"}

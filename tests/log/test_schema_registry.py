@@ -11,16 +11,16 @@ import pytest
 from click.testing import CliRunner, Result
 from factories import one_of_each
 
-from schemas import numbering, registry
+from schemas import ids, versions
 from schemas.serde import encode
-from streams import schema_register, schema_registry, schema_server
 from streams.cli.root import cli
 from streams.errors import NotFoundError, SettingsError
-from streams.monitoring.metrics import Meter
-from streams.patience import StoppedWaiting
-from streams.replay.experiments import settings_of
-from streams.schema_registry import Away
-from streams.settings import Kafka, Schemas, Settings, Topics, to_env
+from streams.kafka.registry import client as schema_registry, register as schema_register, server as schema_server
+from streams.kafka.registry.client import Away
+from streams.kafka.retry import StoppedWaiting
+from streams.observability.metrics import Meter
+from streams.settings.load import Kafka, Schemas, Settings, Topics, to_env
+from streams.tools.replay.experiments import settings_of
 from tests.chaos.proxy import free_ports
 
 NOBODY = Settings(schemas=Schemas(registry_url="http://127.0.0.1:1"), kafka=Kafka(bootstrap="127.0.0.1:1"))
@@ -29,7 +29,7 @@ NOBODY = Settings(schemas=Schemas(registry_url="http://127.0.0.1:1"), kafka=Kafk
 @pytest.fixture(autouse=True)
 def own_ids_again() -> Iterator[None]:
     yield
-    numbering.use(numbering.OWN)
+    ids.use(ids.OWN)
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,7 @@ def run(settings: Settings, *arguments: str) -> Result:
 
 def test_our_own_registry_gives_our_own_ids(ours: Settings) -> None:
     before = [encode(event) for event in one_of_each()]
-    numbering.use(schema_registry.connect(ours))
+    ids.use(schema_registry.connect(ours))
     assert [encode(event) for event in one_of_each()] == before
 
 
@@ -62,7 +62,7 @@ def test_registering_what_is_there_changes_nothing(ours: Settings) -> None:
         result = run(ours, "schemas", "register", *arguments, "--output", "jsonl")
         assert (result.exit_code, result.stderr) == (0, "")
         rows = [json.loads(line) for line in result.stdout.splitlines()]
-        assert [(row["id"], row["result"]) for row in rows] == [(id_, "there") for id_ in registry.files().schemas]
+        assert [(row["id"], row["result"]) for row in rows] == [(id_, "there") for id_ in versions.files().schemas]
         assert rows[0]["subject"] == "streamward.tasks-value"
 
 
@@ -131,7 +131,7 @@ def test_a_process_waits_for_its_registry_unready_and_says_so_once(caplog: pytes
     assert meter.answer("/healthz")[0] == 200
     said = [record.getMessage() for record in caplog.records if record.name == "streamward.schemas"]
     assert len(said) == 2 and said[0].endswith("Waiting") and "answers, after" in said[1]
-    assert numbering.current().id_of(registry.files().schemas[1]) == 1  # and goes on without it: it has ended by now
+    assert ids.current().id_of(versions.files().schemas[1]) == 1  # and goes on without it: it has ended by now
 
 
 def test_a_process_that_waits_can_be_stopped() -> None:
@@ -142,7 +142,7 @@ def test_a_process_that_waits_can_be_stopped() -> None:
 
 
 def test_an_id_is_unknown_only_if_the_registry_knows_what_it_gave(ours: Settings) -> None:
-    assert schema_registry.text_of(ours, 1, 3) == registry.files().schemas[3].text
+    assert schema_registry.text_of(ours, 1, 3) == versions.files().schemas[3].text
     assert schema_registry.text_of(ours, 1, 4242) is None
     with pytest.raises(Away, match="does not know schema id 77, which it gave"):
         schema_registry.text_of(ours, 77, 4242)
@@ -151,7 +151,7 @@ def test_an_id_is_unknown_only_if_the_registry_knows_what_it_gave(ours: Settings
 def test_a_version_that_reads_nothing_of_ours_is_named_before_anything_is_changed(ours: Settings) -> None:
     with schema_registry.asking(ours) as client:
         plan = schema_register._planned(client, ours)
-    strange = numbering.Held("Reward", 2, 17, json.dumps({"type": "record", "name": "Reward", "fields": []}))
+    strange = ids.Held("Reward", 2, 17, json.dumps({"type": "record", "name": "Reward", "fields": []}))
     problems = list(schema_register.incompatible(plan._replace(held=[*plan.held, strange])))
     assert problems and all(
         problem.startswith("streamward.rewards-value: version") and "(id 17)" in problem for problem in problems

@@ -19,10 +19,10 @@ from typing import Any
 import pytest
 
 from schemas.events import DeadLetter, Message, Response, Reward, RewardSource, Sampling, Task, derive_id
-from streams import cluster
-from streams.following import Consumer
-from streams.log import Producer, partition_of
-from streams.settings import Scoring, Settings, to_env
+from streams.kafka import admin
+from streams.kafka.consumer import Consumer
+from streams.kafka.record import Producer, partition_of
+from streams.settings.load import Scoring, Settings, to_env
 from streams.stages.scoring import agent as scoring
 from streams.stages.scoring.task_lookup import KnownTasks
 from streams.stages.tasks.generators import generate
@@ -51,7 +51,7 @@ SLOW = """
 @pytest.fixture
 def ready(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
     """Settings whose topics exist, and a module of scorers for the workers."""
-    cluster.apply_topics(settings)
+    admin.apply_topics(settings)
     (tmp_path / "slow_scorers.py").write_text(textwrap.dedent(SLOW))
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.getcwd()}")
     return settings
@@ -100,7 +100,7 @@ def write(settings: Settings, *events: Task | Response) -> None:
 
 
 def rewards(settings: Settings) -> list[Reward]:
-    decoded = [record.decode(Reward) for record in cluster.read_topic(settings, "rewards")]
+    decoded = [record.decode(Reward) for record in admin.read_topic(settings, "rewards")]
     assert all(isinstance(event, Reward) for event in decoded)
     return [event for event in decoded if isinstance(event, Reward)]
 
@@ -108,7 +108,7 @@ def rewards(settings: Settings) -> list[Reward]:
 def dead_letters(settings: Settings) -> list[DeadLetter]:
     return [
         event
-        for record in cluster.read_topic(settings, "dead-letters")
+        for record in admin.read_topic(settings, "dead-letters")
         if isinstance(event := record.decode(DeadLetter), DeadLetter)
     ]
 
@@ -144,7 +144,7 @@ def wait_for(condition: Callable[[], bool], limit_s: float = 60.0) -> None:
 
 def lag(settings: Settings) -> int:
     """How many responses are not committed by the scoring group."""
-    ends = {tp: high for tp, (_, high) in cluster.offsets(settings, ["responses"]).items()}
+    ends = {tp: high for tp, (_, high) in admin.offsets(settings, ["responses"]).items()}
     with Consumer(settings, scoring.STAGE, ["responses"]) as consumer:
         done = consumer.committed(ends)
     return sum(ends.values()) - sum(done.values())
@@ -181,7 +181,7 @@ def test_rewards_lie_in_the_partition_of_their_task(ready: Settings) -> None:
     tasks = [a_task(n) for n in range(10)]
     write(ready, *tasks, *[a_response(task) for task in tasks])
     score_all(ready, 10)
-    for record in cluster.read_topic(ready, "rewards"):
+    for record in admin.read_topic(ready, "rewards"):
         assert record.key is not None
         assert record.at.partition == partition_of(record.key.decode(), ready.topics.partitions)
 
@@ -374,14 +374,14 @@ def test_a_second_submission_of_the_same_file_adds_nothing(ready: Settings) -> N
     assert submitted(ready, read[0][:30]) == (30, 0)
     assert submitted(ready, read[1]) == (20, 30)
     assert submitted(ready, read[1]) == (0, 50)
-    assert sum(1 for _ in cluster.read_topic(ready, "tasks")) == 50
+    assert sum(1 for _ in admin.read_topic(ready, "tasks")) == 50
 
 
 def test_generated_tasks_go_the_same_way(ready: Settings) -> None:
     tasks = list(generate("sums", count=10, seed=1, purpose="train", policy="p", now_ms=1))
     assert submitted(ready, tasks) == (10, 0)
     assert submitted(ready, tasks) == (0, 10)
-    stored = [record.decode(Task) for record in cluster.read_topic(ready, "tasks")]
+    stored = [record.decode(Task) for record in admin.read_topic(ready, "tasks")]
     assert sorted(stored, key=str) == sorted(tasks, key=str)
 
 

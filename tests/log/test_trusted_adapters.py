@@ -13,14 +13,15 @@ import pytest
 from running import read, until
 
 from schemas.events import AdapterEvent, DeadLetter, Message, Response, RewardSource, Task, derive_id
-from streams import adapter_store, cluster
-from streams.audit import metrics as audit_metrics
-from streams.audit.reading import Audit
+from streams.adapters import store
 from streams.engines.scripted import ScriptedEngine
 from streams.errors import SettingsError
-from streams.log import Producer
-from streams.settings import Settings
+from streams.kafka import admin
+from streams.kafka.record import Producer
+from streams.settings.load import Settings
 from streams.stages.policy import agent as policy
+from streams.tools.audit import metrics as audit_metrics
+from streams.tools.audit.reading import Audit
 
 pytestmark = pytest.mark.kafka
 
@@ -30,7 +31,7 @@ def made(settings: Settings) -> Settings:
     topics = settings.topics.model_copy(update={"partitions": 2, "policy_partitions": 2})
     here = settings.policy.model_copy(update={"name": "p", "engine": "scripted"})
     settings = settings.model_copy(update={"topics": topics, "policy": here})
-    cluster.apply_topics(settings)
+    admin.apply_topics(settings)
     return settings
 
 
@@ -58,7 +59,7 @@ def trained(settings: Settings, version: int, folder: Path, signing_key: Path | 
     local = folder / f"made-{version}"
     local.mkdir()
     (local / "adapter_model.safetensors").write_bytes(b"weights %d" % version)
-    uri, files = adapter_store.publish(local, settings.adapters.store, "p", version, signing_key)
+    uri, files = store.publish(local, settings.adapters.store, "p", version, signing_key)
     return AdapterEvent(
         event_id=derive_id("p", version, "trained"), policy="p", created_at=version, version=version, kind="trained",
         actor="trainer", reason="batch", uri=uri, files=files, last_batch=version - 1, base_digest="b" * 64,

@@ -11,17 +11,17 @@ from pathlib import Path
 import pytest
 
 from schemas.events import AdapterEvent, AdapterKind, Batch, DeadLetter, Response, derive_id
-from streams import cluster
-from streams.adapters import read_state
-from streams.audit import recount
-from streams.audit.facts import Finding, Reach
+from streams.adapters.serving import Serving, answers as answers_to
+from streams.adapters.versions import read_state
 from streams.engines import Completion, SamplingRequest
 from streams.engines.scripted import ScriptedEngine
 from streams.errors import EventError
-from streams.serving import Serving, answers as answers_to
-from streams.settings import Settings
+from streams.kafka import admin
+from streams.kafka.topics import topics
+from streams.settings.load import Settings
 from streams.stages.policy.state import PAUSE_S
-from streams.topics import topics
+from streams.tools.audit import recount
+from streams.tools.audit.facts import Finding, Reach
 from tests.log.test_policy import (
     answers,
     committed,
@@ -56,7 +56,7 @@ def in_canary(settings: Settings, folder: Path) -> None:
 
 def wrong_versions(settings: Settings) -> list[Finding]:
     """Return what the audit has against versions that answered."""
-    records = [record for label in topics(settings.topics) for record in cluster.read_topic(settings, label)]
+    records = [record for label in topics(settings.topics) for record in admin.read_topic(settings, label)]
     ends: dict[tuple[str, int], int] = {}
     for record in records:
         tp = (record.at.topic, record.at.partition)

@@ -12,8 +12,8 @@ import pytest
 from join_bench import Bench, bench, wait_until
 from join_worker import ANSWERS, PARTITIONS
 
-from streams.log import partition_of
-from streams.tables import generation_of
+from streams.kafka.record import partition_of
+from streams.worker.table import generation_of
 
 __all__ = ["bench"]
 

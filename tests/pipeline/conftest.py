@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from tiny import save_tiny
 
-from streams.engines.weights import Base, load_base
-from streams.settings import Model
+from streams.engines.base_model import Base, load_base
+from streams.settings.load import Model
 
 
 @pytest.fixture(scope="module")

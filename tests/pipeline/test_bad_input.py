@@ -38,10 +38,11 @@ from schemas.events import (
     derive_id,
 )
 from schemas.serde import encode
-from streams import adapter_store, cluster
-from streams.log import Producer, client_config
-from streams.settings import Settings
-from streams.topics import topics
+from streams.adapters import store
+from streams.kafka import admin as cluster
+from streams.kafka.record import Producer, client_config
+from streams.kafka.topics import topics
+from streams.settings.load import Settings
 
 pytestmark = pytest.mark.kafka
 
@@ -236,7 +237,7 @@ def damaged_adapter(folder: Path) -> AdapterEvent:
     made = folder / "made"
     made.mkdir()
     (made / "adapter_model.safetensors").write_bytes(b"weights 1")
-    uri, files = adapter_store.publish(made, str(folder / "adapters"), POLICY, 1)
+    uri, files = store.publish(made, str(folder / "adapters"), POLICY, 1)
     (folder / "adapters" / POLICY / "1" / "adapter_model.safetensors").write_bytes(b"weights 2")
     return adapter(uri=uri, files=files)
 

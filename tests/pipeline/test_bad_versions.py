@@ -24,10 +24,11 @@ import pytest
 from running import read, running, until
 
 from schemas.events import AdapterEvent, Message, RewardSource, Sampling, Task, derive_id
-from streams import adapter_store, cluster
-from streams.adapters import read_state
-from streams.log import Producer
-from streams.settings import Canary, Guard, Policy, Rollouts, Settings
+from streams.adapters import store
+from streams.adapters.versions import read_state
+from streams.kafka import admin
+from streams.kafka.record import Producer
+from streams.settings.load import Canary, Guard, Policy, Rollouts, Settings
 
 pytestmark = pytest.mark.kafka
 
@@ -77,7 +78,7 @@ def published(settings: Settings, version: int, folder: Path) -> AdapterEvent:
     local = folder / f"made-{version}"
     local.mkdir()
     (local / "adapter_model.safetensors").write_bytes(b"weights %d" % version)
-    uri, files = adapter_store.publish(local, settings.adapters.store, "default", version)
+    uri, files = store.publish(local, settings.adapters.store, "default", version)
     return AdapterEvent(
         event_id=derive_id("default", version, "trained"), policy="default", created_at=int(time.time() * 1000),
         version=version, kind="trained", actor="trainer", reason=f"batch {version - 1}", uri=uri, files=files,
@@ -119,7 +120,7 @@ def fates(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> dic
             "canary": Canary(steps="0.5", step_groups=10, max_latency_ratio=1e6),
         }
     )
-    cluster.apply_topics(settings)
+    admin.apply_topics(settings)
     with running(settings, folder, "streams", "scoring", "policy"), Producer(settings, linger_ms=0) as producer:
         numbers = itertools.count()
         found = {}
@@ -156,7 +157,7 @@ def _decided(settings: Settings, version: int, producer: Producer, numbers: Iter
 
 
 def _groups(settings: Settings) -> int:
-    return sum(end for _, end in cluster.offsets(settings, ["groups"]).values())
+    return sum(end for _, end in admin.offsets(settings, ["groups"]).values())
 
 
 # --- the guard --------------------------------------------------------------------------------------------------------

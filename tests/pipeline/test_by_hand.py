@@ -20,8 +20,7 @@ from secured import Right, Secured, running_node
 from tiny import save_tiny
 
 from schemas.events import AdapterEvent, AdvantagedGroup, Batch
-from streams import settings as configuration
-from streams.settings import Settings
+from streams.settings.load import Settings, load as configuration
 
 pytestmark = pytest.mark.kafka
 

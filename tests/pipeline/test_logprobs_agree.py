@@ -11,11 +11,11 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM
 
 from schemas.events import Message, RewardSource, Sampling, Task
-from streams.adapter_store import fetch, publish
+from streams.adapters.store import fetch, publish
 from streams.engines import SamplingRequest
+from streams.engines.base_model import KNOWN, Base, gguf_file, load_base
 from streams.engines.transformers_engine import TransformersEngine
-from streams.engines.weights import KNOWN, Base, gguf_file, load_base
-from streams.settings import Model
+from streams.settings.load import Model
 
 pytestmark = pytest.mark.model
 

@@ -26,10 +26,11 @@ from running import command, environment, read, records, running, until
 from tiny import save_tiny
 
 from schemas.events import AdapterEvent, AdvantagedGroup, Batch, DeadLetter, Response, Reward, Task, derive_id
-from streams import broker, demo, settings as configuration
-from streams.settings import Settings
+from streams.demo import run as demo
+from streams.kafka.node import process as broker
+from streams.kafka.topics import LABELS
+from streams.settings.load import Settings, load as configuration
 from streams.stages.policy import agent as policy
-from streams.topics import LABELS
 
 pytestmark = pytest.mark.kafka
 

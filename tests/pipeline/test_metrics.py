@@ -20,11 +20,11 @@ from scraped import Scraped, get, parse
 from tiny import save_tiny
 
 from schemas.events import AdapterEvent, AdvantagedGroup, Batch, Message, Response, Reward, RewardSource, Sampling, Task
-from streams import cluster
-from streams.log import Producer
-from streams.monitoring import names
-from streams.monitoring.names import LOOP, Metric
-from streams.settings import Metrics, Settings
+from streams.kafka import admin
+from streams.kafka.record import Producer
+from streams.observability import catalog
+from streams.observability.catalog import LOOP, Metric
+from streams.settings.load import Metrics, Settings
 from tests.chaos.proxy import free_ports
 
 pytestmark = pytest.mark.kafka
@@ -72,7 +72,7 @@ def tiny_loop(folder: Path, bootstrap: str) -> Settings:
             "adapters": {"store": str(folder / "adapters")},
         }
     )
-    cluster.apply_topics(settings)
+    admin.apply_topics(settings)
     return settings
 
 
@@ -100,12 +100,12 @@ def seen(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> Seen
             return parse(text).total(metric.name) if status == 200 else 0
 
         def done(name: str) -> bool:
-            found = parse(get(f"{urls[name]}/metrics")[1]).family(names.LAG_RECORDS.name)
+            found = parse(get(f"{urls[name]}/metrics")[1]).family(catalog.LAG_RECORDS.name)
             return bool(found) and not any(sample.value for sample in found)
 
-        until(lambda: counted("train", names.VERSION) >= 1, "a version", folder=folder)
+        until(lambda: counted("train", catalog.VERSION) >= 1, "a version", folder=folder)
         until(lambda: "trained" in {event.kind for _, event in read(settings, AdapterEvent)}, "its event")
-        until(lambda: counted("streams", names.DECISIONS) >= 1, "its promotion", folder=folder)
+        until(lambda: counted("streams", catalog.DECISIONS) >= 1, "its promotion", folder=folder)
         until(lambda: all(map(done, LOOP)), "no lag", folder=folder)
         answers = {
             name: {path: get(url + path) for path in ("/metrics", "/healthz", "/readyz")} for name, url in urls.items()
@@ -115,7 +115,7 @@ def seen(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> Seen
     return Seen(settings, answers, metrics, working, {path.name for path in temporary.iterdir()})
 
 
-PAIRS = [(process, metric) for metric in names.every() for process in metric.processes if process in LOOP]
+PAIRS = [(process, metric) for metric in catalog.every() for process in metric.processes if process in LOOP]
 
 
 @pytest.mark.parametrize(("process", "metric"), PAIRS, ids=lambda one: getattr(one, "name", one))
@@ -131,7 +131,9 @@ def test_a_process_has_every_metric_that_the_table_gives_it(seen: Seen, process:
 
 @pytest.mark.parametrize("process", LOOP)
 def test_a_process_has_no_metric_that_the_table_does_not_give_it(seen: Seen, process: str) -> None:
-    assert set(seen.metrics[process].kinds) <= {metric.name for metric in names.every() if process in metric.processes}
+    assert set(seen.metrics[process].kinds) <= {
+        metric.name for metric in catalog.every() if process in metric.processes
+    }
 
 
 @pytest.mark.parametrize("process", LOOP)
@@ -179,10 +181,10 @@ def test_what_streams_and_trainer_count_is_what_lies_in_the_log(seen: Seen) -> N
     assert streams.total("streamward_policy_lag_versions") == sum(batch.groups for batch in batches)
     (trained,) = (event for _, event in read(seen.settings, AdapterEvent) if event.kind == "trained")
     assert train.total("streamward_trainer_tokens_total") == trained.metrics["tokens"]
-    for name, metric in names.OF_STEP.items():
+    for name, metric in catalog.OF_STEP.items():
         assert train.total(metric.name) == pytest.approx(trained.metrics[name])
     phases = {one.labels["phase"]: one.value for one in train.family("streamward_trainer_phase_seconds")}
-    assert phases == dict.fromkeys(names.PHASES, 1)
+    assert phases == dict.fromkeys(catalog.PHASES, 1)
     assert [one.labels for one in train.family("streamward_adapter_info")] == [
         {"policy": "default", "role": "trained", "version": "1"}
     ]

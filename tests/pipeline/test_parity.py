@@ -21,10 +21,11 @@ from running import read, records, running, said, until
 
 from schemas.events import AdvantagedGroup, Batch, DeadLetter, Event, Response, Reward, RewardSource, Task, derive_id
 from schemas.serde import encode
-from streams import cluster, drive
-from streams.log import Producer, key_of, partition_of
-from streams.settings import Advantages, Batches, Settings
-from streams.topics import topic_of, topics
+from streams.kafka import admin
+from streams.kafka.record import Producer, key_of, partition_of
+from streams.kafka.topics import topic_of, topics
+from streams.settings.load import Advantages, Batches, Settings
+from streams.tools.replay import driver
 
 pytestmark = pytest.mark.kafka
 
@@ -175,7 +176,7 @@ def recorded(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> 
             "batches": Batches(groups=2, max_policy_lag=5),
         }
     )
-    cluster.apply_topics(settings)
+    admin.apply_topics(settings)
     draw = random.Random(20)
     begun_ms = int(time.time() * 1000) - 10_000
     writer = Writer(settings, begun_ms)
@@ -233,7 +234,7 @@ def recorded(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> 
 @pytest.fixture(scope="module")
 def joined(recorded: Settings) -> list[AdvantagedGroup | DeadLetter]:
     """What the batch driver makes of the same log."""
-    return list(drive.join(recorded))
+    return list(driver.join(recorded))
 
 
 @pytest.fixture(scope="module")
@@ -241,7 +242,7 @@ def cut(recorded: Settings) -> list[Batch | DeadLetter]:
     """The batches that the batch driver makes of the groups that the live worker wrote."""
     made: list[Batch | DeadLetter] = []
     for partition in range(recorded.topics.policy_partitions):
-        made += drive.cut(recorded, cluster.read_topic(recorded, "groups", partition=partition))
+        made += driver.cut(recorded, admin.read_topic(recorded, "groups", partition=partition))
     return made
 
 
@@ -306,13 +307,13 @@ def test_live_and_batch_driver_cut_the_same_batches_byte_for_byte(
 
 
 def test_a_second_replay_makes_the_same_again(recorded: Settings, joined: list[AdvantagedGroup | DeadLetter]) -> None:
-    assert [encode(made) for made in drive.join(recorded)] == [encode(made) for made in joined]
+    assert [encode(made) for made in driver.join(recorded)] == [encode(made) for made in joined]
 
 
 def test_partitions_joined_side_by_side_make_the_same_records_in_the_same_order(
     recorded: Settings, joined: list[AdvantagedGroup | DeadLetter]
 ) -> None:
-    encoded = list(drive.join_encoded(recorded, processes=2))
+    encoded = list(driver.join_encoded(recorded, processes=2))
     assert [record.payload for record in encoded] == [encode(made) for made in joined]
     expected = [topic_of(type(made), recorded.topics) for made in joined]
     assert [record.topic for record in encoded] == [topic.name for topic in expected]

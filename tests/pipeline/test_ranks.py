@@ -13,10 +13,11 @@ import pytest
 from running import command, environment, running, until
 from tiny_log import manifests, trained, write
 
-from streams import cluster, history
-from streams.engines.weights import Base
+from streams.engines.base_model import Base
 from streams.errors import EXIT_RESTART
-from streams.settings import Adapters, Metrics, Model, Settings, Topics, Trainer
+from streams.kafka import admin
+from streams.settings.load import Adapters, Metrics, Model, Settings, Topics, Trainer
+from streams.tools.archive import history
 from trainer import consumer, reproduce
 
 pytestmark = [pytest.mark.kafka, pytest.mark.usefixtures("torch_as_before")]
@@ -36,7 +37,7 @@ def in_two(settings: Settings, base: Base) -> Settings:
         "metrics": Metrics(stuck_s=2.0),
     }
     two = settings.model_copy(update=changes)
-    cluster.apply_topics(two)
+    admin.apply_topics(two)
     return two
 
 

@@ -11,14 +11,14 @@ from running import read
 from tiny import save_tiny
 
 from schemas.events import AdapterEvent, AdvantagedGroup, DeadLetter
-from streams import history
-from streams.engines.weights import load_base
+from streams.engines.base_model import load_base
 from streams.errors import NotFoundError, RefusedError
-from streams.replay import comparison, evaluate, experiments, run as replay
-from streams.replay.evaluate import Suite
-from streams.replay.run import Request, Result
-from streams.replay.selection import Selection
-from streams.settings import Model, Settings
+from streams.settings.load import Model, Settings
+from streams.tools.archive import history
+from streams.tools.replay import comparison, experiments, held_out, run as replay
+from streams.tools.replay.held_out import Suite
+from streams.tools.replay.run import Request, Result
+from streams.tools.replay.selection import Selection
 from trainer import reproduce
 
 pytestmark = [pytest.mark.kafka, pytest.mark.usefixtures("torch_as_before")]
@@ -103,7 +103,7 @@ def test_an_experiment_without_a_score_has_nothing_to_compare(source: Settings, 
 
 def test_its_versions_answer_held_out_questions_once_and_are_compared(source: Settings, whole: Result) -> None:
     for _ in range(2):
-        results = evaluate.run(source, "whole", ASKED, stop=threading.Event())
+        results = held_out.run(source, "whole", ASKED, stop=threading.Event())
         assert [(version, event.metrics["n"]) for version, event in results.items()] == [(0, 2.0), (4, 2.0)]
     groups = [group for _, group in read(whole.settings, AdvantagedGroup) if group.purpose == "eval"]
     assert sorted(group.adapter_version for group in groups) == [0, 0, 4, 4]
@@ -116,7 +116,7 @@ def test_its_versions_answer_held_out_questions_once_and_are_compared(source: Se
 
 def test_questions_of_a_version_that_is_not_there_are_refused(source: Settings, whole: Result) -> None:
     with pytest.raises(NotFoundError, match="experiment whole has no version 9; the newest is 4"):
-        evaluate.run(source, "whole", Suite(generator="sums", count=1, versions=("9",)), stop=threading.Event())
+        held_out.run(source, "whole", Suite(generator="sums", count=1, versions=("9",)), stop=threading.Event())
 
 
 def test_an_experiment_that_has_not_finished_is_not_asked(source: Settings, folder: Path) -> None:
@@ -125,5 +125,5 @@ def test_an_experiment_that_has_not_finished_is_not_asked(source: Settings, fold
     asked = Request(name="halted", selection=Selection(policy="default"), folder=folder / "halted")
     assert replay.run(source, asked, stop=stop).kind == "stopped"
     with pytest.raises(RefusedError, match="experiment halted is stopped; let `streamward replay run` finish it"):
-        evaluate.run(source, "halted", ASKED, stop=threading.Event())
+        held_out.run(source, "halted", ASKED, stop=threading.Event())
     assert experiments.find(source, "halted").kind == "stopped"

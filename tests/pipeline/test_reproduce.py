@@ -18,16 +18,16 @@ from running import command as process, environment
 from tiny_log import batch_of, cut, groups_of, manifests, trained, write
 
 from schemas.events import Coordinates, Sampling
-from streams import cluster, history
-from streams.archive import sync
 from streams.cli.reproduce import digest
 from streams.cli.root import cli
-from streams.engines.weights import Base
+from streams.engines.base_model import Base
 from streams.errors import NotFoundError, RefusedError, SettingsError
-from streams.log import Producer
-from streams.query import session
-from streams.settings import Adapters, Archive, Model, Settings, Topics, Trainer
-from streams.topics import LABELS
+from streams.kafka import admin
+from streams.kafka.record import Producer
+from streams.kafka.topics import LABELS
+from streams.settings.load import Adapters, Archive, Model, Settings, Topics, Trainer
+from streams.tools.archive import history, sync
+from streams.tools.query import session
 from trainer import checkpoint, consumer, reproduce
 from trainer.reproduce import Made
 
@@ -38,7 +38,7 @@ pytestmark = [pytest.mark.kafka, pytest.mark.usefixtures("torch_as_before")]
 def settings(settings: Settings, base: Base) -> Settings:
     """Settings of this test's own topics, which exist, with the tiny model as base."""
     tiny = settings.model_copy(update={"model": Model(base=base.model.config._name_or_path)})
-    cluster.apply_topics(tiny)
+    admin.apply_topics(tiny)
     return tiny
 
 
@@ -55,7 +55,7 @@ def finished(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory, bas
             "model": Model(base=base.model.config._name_or_path),
         }
     )
-    cluster.apply_topics(settings)
+    admin.apply_topics(settings)
     write(settings, base, range(3))
     train(settings, 3)
     return settings
@@ -98,11 +98,11 @@ def rewritten(settings: Settings, finished: Settings, base: Base, **changes: Any
 
 
 def test_every_version_of_a_finished_run_comes_out_equal_and_nothing_is_written_to_the_log(finished: Settings) -> None:
-    before = cluster.offsets(finished, LABELS)
+    before = admin.offsets(finished, LABELS)
     made = again(finished)
     assert verdicts(made) == [(1, True), (2, True), (3, True)]
     assert [(one.version, one.reproduced) for one in made] == manifests(finished)
-    assert cluster.offsets(finished, LABELS) == before
+    assert admin.offsets(finished, LABELS) == before
 
 
 def test_it_is_equal_whatever_the_settings_of_this_machine_are(finished: Settings, tmp_path: Path) -> None:
@@ -141,10 +141,10 @@ def test_groups_that_the_trainer_refused_are_refused_again_and_written_nowhere(s
     write(settings, base, range(1), sampling=Sampling(temperature=0.0))
     write(settings, base, range(1))  # the same batch again: the first of a name counts
     train(settings, 1)
-    before = cluster.offsets(settings, ["dead-letters"])
+    before = admin.offsets(settings, ["dead-letters"])
     (made,) = again(settings)
     assert (made.equal, made.groups, made.refused) == (True, 1, 1)
-    assert cluster.offsets(settings, ["dead-letters"]) == before
+    assert admin.offsets(settings, ["dead-letters"]) == before
 
 
 def test_it_goes_on_from_a_checkpoint_to_the_same_bytes(finished: Settings) -> None:

@@ -20,11 +20,11 @@ from running import command, environment, read, running, until
 from tiny import save_tiny
 
 from schemas.events import AdapterEvent, AdvantagedGroup, Batch, Event, Message, Response, Reward, RewardSource, Task
-from streams import cluster
-from streams.log import Producer
-from streams.settings import Settings
-from streams.tracing import context
-from streams.tracing.context import Context, child, of_headers, span_id_of
+from streams.kafka import admin
+from streams.kafka.record import Producer
+from streams.observability.tracing import context
+from streams.observability.tracing.context import Context, child, of_headers, span_id_of
+from streams.settings.load import Settings
 from tests.vllm_contract import replay, request, save_all, settings_for as settings_for_vllm
 
 pytestmark = pytest.mark.kafka
@@ -44,7 +44,7 @@ def settings_for(kafka_bootstrap: str, folder: Path, **sections: object) -> Sett
             **sections,
         }
     )
-    cluster.apply_topics(settings)
+    admin.apply_topics(settings)
     return settings
 
 

@@ -17,13 +17,14 @@ from tiny import save_tiny, tiny_model
 from tiny_log import PER_BATCH, batch_of, cut, groups_of, manifests, trained, write
 
 from schemas.events import Coordinates, DeadLetter, Sampling, derive_id
-from streams import adapter_store, cluster
-from streams.adapters import read_state
-from streams.engines.weights import Base, load_base
+from streams.adapters import store
+from streams.adapters.versions import read_state
+from streams.engines.base_model import Base, load_base
 from streams.errors import RefusedError, SettingsError
-from streams.log import Producer
-from streams.patience import Patience
-from streams.settings import Model, Settings, to_env
+from streams.kafka import admin
+from streams.kafka.record import Producer
+from streams.kafka.retry import Patience
+from streams.settings.load import Model, Settings, to_env
 from trainer import checkpoint, consumer
 from trainer.grpo import LogGRPOTrainer
 from trainer.model import pin
@@ -35,7 +36,7 @@ pytestmark = [pytest.mark.kafka, pytest.mark.usefixtures("torch_as_before")]
 def settings(settings: Settings, base: Base) -> Settings:
     """Settings of this test's own topics, which exist, with the tiny model as base."""
     tiny = settings.model_copy(update={"model": Model(base=base.model.config._name_or_path)})
-    cluster.apply_topics(tiny)
+    admin.apply_topics(tiny)
     return tiny
 
 
@@ -56,7 +57,7 @@ def expected(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory, bas
             "model": {"base": base.model.config._name_or_path},
         }
     )
-    cluster.apply_topics(whole)
+    admin.apply_topics(whole)
     write(whole, base, range(4))
     train(whole, 4)
     found = manifests(whole)
@@ -79,7 +80,7 @@ def test_each_batch_becomes_one_version_with_its_recipe_metrics_and_files(
     assert second.metrics["groups"] == PER_BATCH and second.metrics["responses"] == 4 * PER_BATCH
     assert second.metrics["grad_norm"] > 0
     assert second.uri is not None
-    folder = adapter_store.fetch(second.uri, second.files, tmp_path / "fetched")
+    folder = store.fetch(second.uri, second.files, tmp_path / "fetched")
     assert {path.name for path in folder.iterdir()} == {"adapter_config.json", "adapter_model.safetensors"}
 
 
@@ -136,7 +137,7 @@ def test_a_version_has_the_trace_of_its_batch_even_if_it_is_announced_only_after
             train(settings, 1)
         write(settings, base, range(1, 2))
     train(settings, 1)
-    first, *_ = cluster.read_topic(settings, "adapters")
+    first, *_ = admin.read_topic(settings, "adapters")
     assert dict(first.headers) == came
 
 
@@ -144,7 +145,7 @@ def test_a_trainer_killed_with_9_and_started_again_ends_with_the_same_bytes(
     settings: Settings, base: Base, expected: list[tuple[int, Any]]
 ) -> None:
     write(settings, base, range(4))
-    command = "import threading; from streams.settings import load; from trainer import consumer; "
+    command = "import threading; from streams.settings.load import load; from trainer import consumer; "
     command += "consumer.run(load(), stop=threading.Event())"
     root = Path(consumer.__file__).parents[1]
     environment = {**os.environ, **to_env(settings), "PYTHONPATH": str(root)}
@@ -210,7 +211,7 @@ def test_a_broken_group_goes_to_dead_letters_and_the_step_is_taken_without_it(se
     train(settings, 1)
     (event,) = trained(settings)
     assert (event.metrics["groups"], event.metrics["groups_refused"]) == (PER_BATCH - 1, 1)
-    letters = [record.decode(DeadLetter) for record in cluster.read_topic(settings, "dead-letters")]
+    letters = [record.decode(DeadLetter) for record in admin.read_topic(settings, "dead-letters")]
     (letter,) = [letter for letter in letters if isinstance(letter, DeadLetter)]
     assert (letter.stage, letter.source_topic, letter.source_offset) == (
         "trainer",
@@ -240,7 +241,7 @@ def test_a_checkpoint_of_another_log_is_refused(settings: Settings, base: Base, 
     fresh_log = settings.model_copy(
         update={"topics": settings.topics.model_copy(update={"prefix": settings.topics.prefix + "new."})}
     )
-    cluster.apply_topics(fresh_log)
+    admin.apply_topics(fresh_log)
     with pytest.raises(RefusedError, match="it belongs to another log"):
         train(fresh_log, 1)
 

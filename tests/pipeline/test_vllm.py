@@ -18,8 +18,8 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from streams.engines import Completion
-from streams.engines.vllm_engine import VllmEngine
-from streams.engines.vllm_start import free_port
+from streams.engines.vllm.engine import VllmEngine
+from streams.engines.vllm.launch import free_port
 from streams.errors import EventError
 from tests.vllm_contract import CONTEXT, REQUESTS, save_all, settings_for
 from tests.vllm_running import vllm_or_skip, vllm_server

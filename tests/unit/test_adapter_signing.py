@@ -15,11 +15,11 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from schemas.events import AdapterFile
-from streams import adapter_signing
-from streams.adapter_signing import SIGNATURE, Expected
-from streams.adapter_store import fetch, manifest_of, publish
+from streams.adapters import signing
+from streams.adapters.signing import SIGNATURE, Expected
+from streams.adapters.store import fetch, manifest_of, publish
 from streams.errors import EventError, SettingsError
-from streams.settings import Adapters
+from streams.settings.load import Adapters
 
 pytest.importorskip("model_signing", reason="NOT TESTED: model-signing is missing; install the extra `signing`")
 
@@ -133,7 +133,7 @@ def test_other_bytes_under_an_old_signature_are_refused_although_log_and_store_a
     published = tmp_path / "store" / "p" / "1"
     (published / "adapter_model.safetensors").write_bytes(b"others!")
     files = manifest_of(adapter(tmp_path / "other", b"others!"))
-    (published / "manifest.json").write_bytes(adapter_signing.manifest_text("p", 1, files))
+    (published / "manifest.json").write_bytes(signing.manifest_text("p", 1, files))
     assert "does not hold" in refused(uri, files, tmp_path / "cache", Expected(keys[1], "p", 1))
 
 
@@ -162,7 +162,7 @@ DAMAGED: dict[str, Callable[[Path], object]] = {
     "no fields": lambda path: path.write_text("{}"),
     "cut": lambda path: path.write_bytes(path.read_bytes()[:-200]),
     "bent": lambda path: path.write_bytes(path.read_bytes().replace(b'"sig":"ME', b'"sig":"MF')),
-    "endless": lambda path: path.write_bytes(b" " * (adapter_signing.MAX_BYTES + 1)),
+    "endless": lambda path: path.write_bytes(b" " * (signing.MAX_BYTES + 1)),
     "gone": lambda path: path.unlink(),
 }
 
@@ -201,8 +201,8 @@ def test_what_was_verified_is_served_without_the_store(keys: tuple[Path, Path], 
 
 
 def test_no_signature_is_expected_without_a_key(keys: tuple[Path, Path]) -> None:
-    assert adapter_signing.expected(Adapters(), "p", 1) is None
-    assert adapter_signing.expected(Adapters(verify_key=keys[1]), "p", 1) == (keys[1], "p", 1)
+    assert signing.expected(Adapters(), "p", 1) is None
+    assert signing.expected(Adapters(verify_key=keys[1]), "p", 1) == (keys[1], "p", 1)
 
 
 @pytest.mark.parametrize("content", [None, b"", b"not a key"])
@@ -211,8 +211,8 @@ def test_a_key_that_cannot_be_used_is_refused_at_the_start(tmp_path: Path, conte
     if content is not None:
         key.write_bytes(content)
     for check, adapters in (
-        (adapter_signing.check_signing_key, Adapters(signing_key=key)),
-        (adapter_signing.check_verify_key, Adapters(verify_key=key)),
+        (signing.check_signing_key, Adapters(signing_key=key)),
+        (signing.check_verify_key, Adapters(verify_key=key)),
     ):
         with pytest.raises(SettingsError, match=r"adapters\.\w+_key=.*key\.pem: not a key that can be used"):
             check(adapters)
@@ -221,14 +221,14 @@ def test_a_key_that_cannot_be_used_is_refused_at_the_start(tmp_path: Path, conte
 def test_keys_in_each_others_place_are_refused_at_the_start(keys: tuple[Path, Path]) -> None:
     private, public = keys
     with pytest.raises(SettingsError, match="give a PEM file with a private key"):
-        adapter_signing.check_signing_key(Adapters(signing_key=public))
+        signing.check_signing_key(Adapters(signing_key=public))
     with pytest.raises(SettingsError, match="give a PEM file with a public key"):
-        adapter_signing.check_verify_key(Adapters(verify_key=private))
+        signing.check_verify_key(Adapters(verify_key=private))
 
 
 def test_without_keys_nothing_is_asked_for() -> None:
-    adapter_signing.check_signing_key(Adapters())
-    adapter_signing.check_verify_key(Adapters())
+    signing.check_signing_key(Adapters())
+    signing.check_verify_key(Adapters())
 
 
 def test_the_command_of_the_package_verifies_what_lies_in_the_store(keys: tuple[Path, Path], tmp_path: Path) -> None:

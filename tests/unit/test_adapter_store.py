@@ -13,8 +13,8 @@ import fsspec
 import pytest
 
 from schemas.events import AdapterFile
-from streams import adapter_store
-from streams.adapter_store import check_base, fetch, publish, remove, size_of
+from streams.adapters import store as adapter_store
+from streams.adapters.store import check_base, fetch, publish, remove, size_of
 from streams.errors import EventError, RefusedError, SettingsError
 
 

@@ -11,11 +11,11 @@ from joining import TOPICS, Log, answers, left_out, scores
 
 from schemas.events import AdvantagedGroup, Coordinates, DeadLetter, Event, RewardSource
 from schemas.serde import encode
-from streams import drive
-from streams.log import Record
-from streams.settings import Advantages, Settings, Topics
+from streams.kafka.record import Record
+from streams.settings.load import Advantages, Settings, Topics
 from streams.stages.advantages.stage import Stage, Timers, _at_most
 from streams.stages.advantages.state import Close, Effect, Member
+from streams.tools.replay import driver
 
 
 def timers(now_ms: int = 0, **rule: Any) -> tuple[Timers, Log]:
@@ -94,7 +94,7 @@ def joined(events: list[Event], **topics: Any) -> list[AdvantagedGroup | DeadLet
         offset = ends[name] = ends.get(name, -1) + 1
         at = Coordinates(f"p.{name}", 0, offset)
         records.append(Record(at, T0 + len(records), event.task_id.encode(), encode(event)))
-    return list(drive.join_records(Settings(topics=Topics(prefix="p.", **topics)), records))
+    return list(driver.join_records(Settings(topics=Topics(prefix="p.", **topics)), records))
 
 
 def bulky(tokens: int, **changes: Any) -> list[Event]:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from streams.archive.store import HALF, Store
 from streams.errors import LogError, SettingsError
+from streams.tools.archive.store import HALF, Store
 
 
 @pytest.fixture(params=["folder", "objects"])
@@ -49,7 +49,7 @@ def test_what_fails_halfway_leaves_nothing(store: Store) -> None:
 
 def test_what_a_killed_writer_left_is_swept_away_and_what_is_being_written_is_not(tmp_path: Path) -> None:
     killed = (
-        "import os, sys; sys.path.insert(0, sys.argv[2]); from streams.archive.store import Store\n"
+        "import os, sys; sys.path.insert(0, sys.argv[2]); from streams.tools.archive.store import Store\n"
         "with Store(sys.argv[1]).half('t') as half: half.write_bytes(b'x'); os._exit(9)"
     )
     root = str(Path(__file__).parents[2])

@@ -32,12 +32,12 @@ from factories import T0, control, response, reward, task
 from hypothesis import given, strategies as st
 
 from schemas.events import Batch, derive_id
-from streams import formulas
-from streams.audit.facts import Reach
-from streams.audit.groups import expected_numbers
-from streams.audit.metrics import text
-from streams.audit.recount import Ledger, recount
-from streams.log import Record, dead_letter
+from streams import advantage_formulas
+from streams.kafka.record import Record, dead_letter
+from streams.tools.audit.facts import Reach
+from streams.tools.audit.groups import expected_numbers
+from streams.tools.audit.metrics import text
+from streams.tools.audit.recount import Ledger, recount
 
 ROOT = Path(__file__).parents[2]
 MODULES = sorted((ROOT / "streams" / "audit").glob("*.py"))
@@ -80,10 +80,10 @@ def test_the_audit_imports_nothing_of_what_it_checks(path: Path) -> None:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0
             module = node.module or ""
-            packages = ("streams", "streams.audit", "streams.monitoring", "streams.tracing")
+            packages = ("streams", "streams.tools.audit", "streams.monitoring", "streams.tracing")
             found |= {f"{module}.{alias.name}" for alias in node.names} if module in packages else {module}
     ours = {name for name in found if name.split(".")[0] in ("streams", "trainer")}
-    allowed = {f"streams.{name}" for name in MAY_IMPORT} | {f"streams.audit.{module.stem}" for module in MODULES}
+    allowed = {f"streams.{name}" for name in MAY_IMPORT} | {f"streams.tools.audit.{module.stem}" for module in MODULES}
     assert ours - allowed == set()
 
 
@@ -346,9 +346,11 @@ def test_the_second_implementation_of_the_formulas_agrees_with_the_first(
     spread = max(rewards) - min(rewards)
     mean, std, ours = expected_numbers(formula, rewards, 1e-4, ddof)
     scale = max(map(abs, rewards), default=0.0)
-    theirs = formulas.advantages(formula, rewards, eps=1e-4, ddof=ddof)
+    theirs = advantage_formulas.advantages(formula, rewards, eps=1e-4, ddof=ddof)
     grown = max(1.0, scale) / (std + 1e-4) if formula == "grpo" else max(1.0, scale)
-    assert (mean, std) == pytest.approx(formulas.mean_and_std(rewards, ddof), rel=1e-9, abs=1e-9 * max(1.0, scale))
+    assert (mean, std) == pytest.approx(
+        advantage_formulas.mean_and_std(rewards, ddof), rel=1e-9, abs=1e-9 * max(1.0, scale)
+    )
     assert ours == pytest.approx(theirs, rel=1e-9, abs=1e-9 * grown) or spread < 1e-9
 
 

@@ -31,8 +31,8 @@ from factories import T0, control, group, reward, task
 from hypothesis import given, strategies as st
 
 from schemas.events import AdapterFile, Batch, Coordinates, DroppedGroup, Event, derive_id
-from streams.log import Record
-from streams.topics import LABELS
+from streams.kafka.record import Record
+from streams.kafka.topics import LABELS
 
 
 @cache

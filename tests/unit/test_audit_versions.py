@@ -10,9 +10,9 @@ from auditing import SETTINGS, TOPICS, Written, ends, trained
 from factories import T0, response, task
 
 from schemas.events import AdapterEvent, AdapterKind, Coordinates, DeadLetter, derive_id
-from streams.audit.facts import Finding, Reach
-from streams.audit.recount import recount
-from streams.settings import Settings
+from streams.settings.load import Settings
+from streams.tools.audit.facts import Finding, Reach
+from streams.tools.audit.recount import recount
 
 SECOND = 1000
 FOLLOW_MS = int(SETTINGS.rollouts.follow_s * 1000)

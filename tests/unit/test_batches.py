@@ -11,7 +11,7 @@ from hypothesis import given, strategies as st
 
 from schemas.events import AdvantagedGroup, Batch, Coordinates, GroupResponse, LagCount, derive_id
 from schemas.serde import encode
-from streams.settings import Batches
+from streams.settings.load import Batches
 from streams.stages.batches import MAX_NAMED, Cutter, Window, dump, load
 
 

@@ -16,9 +16,9 @@ from hypothesis import given, settings, strategies as st
 
 from schemas.events import AdapterEvent, AdvantagedGroup, derive_id
 from schemas.serde import encode
-from streams.adapters import empty, fold
-from streams.serving import answers
-from streams.settings import Canary
+from streams.adapters.serving import answers
+from streams.adapters.versions import empty, fold
+from streams.settings.load import Canary
 from streams.stages.rollouts import canary, stage as rollouts
 from streams.stages.rollouts.state import Rule
 

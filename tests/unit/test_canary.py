@@ -11,7 +11,7 @@ import pytest
 from factories import T0, group
 
 from schemas.events import AdapterEvent, AdvantagedGroup, LeftOut
-from streams.settings import Canary
+from streams.settings.load import Canary
 from streams.stages.rollouts import canary
 from streams.stages.rollouts.canary import Evidence, Trial
 

@@ -20,13 +20,14 @@ import pytest
 from click.testing import CliRunner, Result
 
 from schemas.events import Coordinates
-from streams import doctor, show
+from streams import output as show
 from streams.cli.root import cli
+from streams.cli.runtime import Guarded, pass_call
 from streams.errors import EventError, LogError, NotFoundError, RefusedError, SettingsError, StreamwardError
-from streams.log import Record
-from streams.settings import Broker, Kafka, Model, Settings
-from streams.shell import Guarded, pass_call
-from streams.tail import Begin, merged, parse_begin
+from streams.kafka.record import Record
+from streams.kafka.times import Begin, merged, parse_begin
+from streams.settings.load import Broker, Kafka, Model, Settings
+from streams.tools import doctor
 
 HEAVY = ("torch", "vllm", "transformers", "faust", "confluent_kafka", "fastavro", "pydantic", "rich", "trl", "peft")
 NOBODY = ["--set", "kafka.bootstrap=127.0.0.1:1", "--set", "kafka.request_timeout_s=0.3"]
@@ -156,7 +157,7 @@ def test_unforeseen_error_prints_its_traceback_at_level_debug(monkeypatch: pytes
 
 
 def test_an_error_of_the_schemas_is_a_message_too() -> None:
-    from schemas.registry import SchemaError
+    from schemas.versions import SchemaError
 
     result = CliRunner().invoke(raising(SchemaError("lock.json entry 2 has id 3")), ["fail"])
     assert (result.exit_code, result.stderr) == (1, "Error: lock.json entry 2 has id 3\n")
@@ -196,7 +197,7 @@ def test_a_reader_that_leaves_early_is_no_error() -> None:
 
 WAITING = """\
 import sys, time
-from streams.shell import until_stopped
+from streams.cli.runtime import until_stopped
 with until_stopped() as stop:
     print("ready", flush=True)
     stop.wait()

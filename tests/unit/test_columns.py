@@ -17,12 +17,12 @@ from factories import in_version_1, one_of_each, response, reward, task
 from hypothesis import given, settings, strategies as st
 from running import by_another_writer
 
-from schemas import registry, serde
-from schemas.avsc import shapes
+from schemas import serde, versions
+from schemas.avro_schema import shapes
 from schemas.events import EVENTS, Coordinates, Event, Message, Response, Reward, RewardSource, Sampling, Task, ToolCall
 from schemas.serde import Poison, encode
-from streams.columns.decode import CHUNK_RECORDS, Bad, arrow_schema, decode
-from streams.log import Record
+from streams.kafka.record import Record
+from streams.tools.arrow.decode import CHUNK_RECORDS, Bad, arrow_schema, decode
 
 
 def records(payloads: Sequence[bytes | None], *, key: bytes | None = b"k") -> list[Record]:
@@ -241,12 +241,12 @@ def test_records_of_several_topics_and_many_chunks_stay_in_order() -> None:
 
 
 @pytest.fixture
-def evolved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[registry.Registry]:
+def evolved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[versions.Registry]:
     """A registry in which Task and Response had fewer fields in version 1, and what we have now is version 2."""
     (tmp_path / "avro").mkdir()
     lock: list[dict[str, Any]] = []
     for kind in (Task, Response):
-        newest = registry.files().newest(kind).definition
+        newest = versions.files().newest(kind).definition
         for version, definition in enumerate((without_some_fields(newest), newest), start=1):
             text = json.dumps(definition)
             (tmp_path / "avro" / kind.__name__).mkdir(exist_ok=True)
@@ -254,8 +254,8 @@ def evolved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[registr
             digest = sha256(text.encode()).hexdigest()
             lock.append({"id": len(lock) + 1, "event": kind.__name__, "version": version, "sha256": digest})
     (tmp_path / "lock.json").write_text(json.dumps(lock))
-    made = registry.Registry(tmp_path)
-    monkeypatch.setattr(registry, "files", lambda: made)
+    made = versions.Registry(tmp_path)
+    monkeypatch.setattr(versions, "files", lambda: made)
     serde._quick.cache_clear()
     yield made
     serde._quick.cache_clear()
@@ -278,8 +278,8 @@ def without_some_fields(node: Any) -> Any:
     }
 
 
-def test_records_of_an_older_version_have_the_new_fields_with_their_default(evolved: registry.Registry) -> None:
-    assert list(registry.check(evolved)) == []
+def test_records_of_an_older_version_have_the_new_fields_with_their_default(evolved: versions.Registry) -> None:
+    assert list(versions.check(evolved)) == []
     calls = (ToolCall(id="1", name="n", arguments="{}"),)
     event = task(
         scenario="later", metadata={"a": "b"}, messages=(Message(role="user", content="hi", tool_calls=calls),) * 2
@@ -292,7 +292,7 @@ def test_records_of_an_older_version_have_the_new_fields_with_their_default(evol
     assert_the_same(mixed, Task)
 
 
-def test_rules_hold_for_older_versions_too(evolved: registry.Registry) -> None:
+def test_rules_hold_for_older_versions_too(evolved: versions.Registry) -> None:
     with_tokens = response()
     without = response(completion_token_ids=(), logprobs=(), loss_mask=())
     assert_the_same([in_version_1(each, evolved) for each in (with_tokens, without, without)], Response)

@@ -9,15 +9,16 @@ from pathlib import Path
 import pytest
 import yaml
 
-from streams.monitoring import alerts, dashboards, names
-from streams.monitoring.alerts import ALERTS, PREFIX, Alert
-from streams.monitoring.dashboard_json import Dashboard, model, text
-from streams.monitoring.dashboards import DASHBOARDS
-from streams.monitoring.promql import grown, metrics_of, scoped, select
+from streams.observability import catalog
+from streams.observability.grafana import alerts, dashboards
+from streams.observability.grafana.alerts import ALERTS, PREFIX, Alert
+from streams.observability.grafana.dashboards import DASHBOARDS
+from streams.observability.grafana.model import Dashboard, model, text
+from streams.observability.grafana.promql import grown, metrics_of, scoped, select
 
 ROOT = Path(__file__).parents[2]
 OPERATIONS = (ROOT / alerts.PAGE).read_text(encoding="utf-8")
-EVERY = {metric.name for metric in names.every()}
+EVERY = {metric.name for metric in catalog.every()}
 each_dashboard = pytest.mark.parametrize("dashboard", DASHBOARDS, ids=lambda one: one.name)
 each_alert = pytest.mark.parametrize("alert", ALERTS, ids=lambda one: one.name)
 
@@ -41,10 +42,10 @@ def test_every_metric_is_on_a_panel_or_in_an_alert_and_none_is_asked_for_that_th
 
 
 def test_the_label_of_a_selector_is_one_that_the_metric_has() -> None:
-    assert select(names.GROUPS, outcome="flat") == 'streamward_groups_total{outcome="flat"}'
-    assert select(names.LAG_RECORDS, topic="~a|b") == 'streamward_consumer_lag_records{topic=~"a|b"}'
+    assert select(catalog.GROUPS, outcome="flat") == 'streamward_groups_total{outcome="flat"}'
+    assert select(catalog.LAG_RECORDS, topic="~a|b") == 'streamward_consumer_lag_records{topic=~"a|b"}'
     with pytest.raises(ValueError, match="has no label reason"):
-        select(names.GROUPS, reason="flat")
+        select(catalog.GROUPS, reason="flat")
 
 
 def test_a_query_of_a_dashboard_is_for_the_namespace_and_policy_that_are_chosen() -> None:
@@ -59,7 +60,7 @@ def test_a_query_of_a_dashboard_is_for_the_namespace_and_policy_that_are_chosen(
 
 @each_dashboard
 def test_no_label_is_asked_for_that_no_metric_of_the_query_has(dashboard: Dashboard) -> None:
-    known = {metric.name: {*metric.labels, "namespace"} for metric in names.every()}
+    known = {metric.name: {*metric.labels, "namespace"} for metric in catalog.every()}
     for panel in dashboard.panels:
         for query in panel.queries:
             labels = set().union(*(known[name] for name in metrics_of(query.expression)), {"alertname", "alertstate"})
@@ -70,7 +71,7 @@ def test_no_label_is_asked_for_that_no_metric_of_the_query_has(dashboard: Dashbo
 
 def test_a_counter_counts_from_its_first_record_on() -> None:
     counter = "streamward_dead_letters_total"
-    assert grown(names.DEAD_LETTERS, "stage", window="10m") == (
+    assert grown(catalog.DEAD_LETTERS, "stage", window="10m") == (
         f"sum by (namespace, stage) (({counter} unless {counter} offset 10m) or increase({counter}[10m]))"
     )
 

@@ -13,12 +13,12 @@ from schemas import serde
 from schemas.events import Coordinates, DeadLetter
 from schemas.serde import Poison
 from streams.cli.dlq import hex_dump
-from streams.dead_letters import Decision, Letter, Letters, Matching, Original, decision, hopeless, parse
 from streams.errors import NotFoundError, SettingsError
-from streams.log import GIVE_UP_S, Record, dead_letter, murmur2, partition_of
-from streams.put_back import CLAIM_S, STALE_S, home
-from streams.settings import Topics
-from streams.topics import topic_of
+from streams.kafka.record import GIVE_UP_S, Record, dead_letter, murmur2, partition_of
+from streams.kafka.topics import topic_of
+from streams.settings.load import Topics
+from streams.tools.dead_letters.letters import Decision, Letter, Letters, Matching, Original, decision, hopeless, parse
+from streams.tools.dead_letters.redrive import CLAIM_S, STALE_S, home
 
 HERE = "dead-letters"
 AT = Coordinates("p.responses", 3, 1041)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given, strategies as st
 
-from streams.delivery import Delivery, contiguous
+from streams.worker.faust.delivery import Delivery, contiguous
 
 TP = ("streamward.tasks", 0)
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from streams.settings import Settings, dotted
+from streams.settings.load import Settings, dotted
 from tests.benchmarks.table import BEGIN, END
 
 ROOT = Path(__file__).parents[2]

@@ -18,13 +18,13 @@ from transformers import GPTNeoConfig, GPTNeoForCausalLM, Qwen2Config, Qwen2ForC
 
 from schemas.events import Message, RewardSource, Sampling, Task
 from streams import engines
-from streams.engines import Completion, SamplingRequest, transformers_engine, uniform, weights
-from streams.engines.draw import draw
+from streams.engines import Completion, SamplingRequest, base_model, transformers_engine, uniform
+from streams.engines.base_model import Base, cache_folder, digest_of_weights, load_base
 from streams.engines.scripted import END_OF_TURN, ScriptedEngine
+from streams.engines.token_draw import draw
 from streams.engines.transformers_engine import KEPT, TransformersEngine
-from streams.engines.weights import Base, cache_folder, digest_of_weights, load_base
 from streams.errors import EventError, SettingsError
-from streams.settings import Model, Policy, Settings
+from streams.settings.load import Model, Policy, Settings
 from tests.tiny import VOCABULARY, sampled_logps, save_tiny, tiny_model, tiny_tokenizer
 
 HEADER = " ".join(str(number) for number in range(20, 32))
@@ -421,11 +421,11 @@ def test_half_a_conversion_goes_with_the_next_whether_that_was_killed_or_fails(
     gguf = tmp_path / "broken.gguf"
     gguf.write_bytes(b"no model")
     sha = hashlib.sha256(b"no model").hexdigest()
-    killed = cache_folder() / f"broken-{sha[:16]}-{weights.LAYOUT}.tmp-killed"
+    killed = cache_folder() / f"broken-{sha[:16]}-{base_model.LAYOUT}.tmp-killed"
     killed.mkdir(parents=True)
     (killed / "model.safetensors").write_bytes(b"half of it")
     with pytest.raises(SettingsError, match=r"broken\.gguf: cannot be converted"):
-        weights._converted("broken", gguf)
+        base_model._converted("broken", gguf)
     assert [path.name for path in cache_folder().iterdir() if path.is_dir()] == []
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from schemas.events import AdapterEvent, AdapterKind, Task, derive_id, problems
 from streams.evaluation import suites
-from streams.evaluation.evaluate import evaluation, in_turns, is_due, tasks_for
-from streams.settings import Guard
+from streams.evaluation.run import evaluation, in_turns, is_due, tasks_for
+from streams.settings.load import Guard
 
 
 def asked(**changes: object) -> list[Task]:

@@ -15,11 +15,11 @@ from factories import group, response, task
 
 from schemas.events import AdvantagedGroup, Coordinates, Event, GroupResponse, Message, Response, Task, ToolCall
 from schemas.serde import encode
-from streams import export
-from streams.columns import decode
 from streams.errors import NotFoundError, RefusedError, SettingsError
-from streams.export import MANIFEST, Counts, Options, check, split_of, statement
-from streams.log import Record
+from streams.kafka.record import Record
+from streams.tools.arrow import decode
+from streams.tools.query import export
+from streams.tools.query.export import MANIFEST, Counts, Options, check, split_of, statement
 
 RANGES = [{"topic": "groups", "partition": 0, "first": 0, "next": 3}]
 

@@ -18,11 +18,11 @@ from aiokafka.errors import MessageSizeTooLargeError
 from faust.types import TP
 from faust.types.tuples import FutureMessage, PendingMessage
 
-from streams import faust_fixes, faust_guard, watchdog
-from streams.app import App, build_app, table
 from streams.errors import LogError, SettingsError
-from streams.faust_start import changelogs_of, delivery_of
-from streams.settings import Settings
+from streams.settings.load import Settings
+from streams.worker.app import App, build_app, table
+from streams.worker.faust import fixes, pinned_sources, watchdog
+from streams.worker.faust.seek import changelogs_of, delivery_of
 
 SOURCE = TP("tasks", 0)
 CHANGELOG = TP("streamward.streams-open-groups-changelog", 0)
@@ -137,19 +137,19 @@ def run(scene: Callable[[], Awaitable[None]]) -> None:
 
 
 def test_installed_faust_is_the_one_the_fixes_were_written_for() -> None:
-    faust_guard.check_sources()
+    pinned_sources.check_sources()
 
 
 def test_changed_faust_is_refused_with_the_name_of_the_function(monkeypatch: pytest.MonkeyPatch) -> None:
-    key = (faust_guard.Consumer, "getmany")
-    monkeypatch.setitem(faust_guard.READ_AND_CHECKED, key, "000000000000")
+    key = (pinned_sources.Consumer, "getmany")
+    monkeypatch.setitem(pinned_sources.READ_AND_CHECKED, key, "000000000000")
     with pytest.raises(SettingsError, match=r"consumer\.Consumer\.getmany \(sha256 4b168d84882a\).*faust-streaming 0"):
-        faust_guard.check_sources()
+        pinned_sources.check_sources()
 
 
 def test_every_function_that_is_replaced_is_guarded_by_its_hash() -> None:
-    replaced = {(owner, f.__name__) for owner, functions in faust_fixes.FIXES.items() for f in functions}
-    assert replaced <= set(faust_guard.READ_AND_CHECKED)
+    replaced = {(owner, f.__name__) for owner, functions in fixes.FIXES.items() for f in functions}
+    assert replaced <= set(pinned_sources.READ_AND_CHECKED)
 
 
 # --- delivery --------------------------------------------------------------------------------------------------------
@@ -206,7 +206,7 @@ def test_records_lost_at_the_end_of_a_partition_are_read_again(app: App) -> None
         assert await read(consumer, rounds=1) == [0, 1, 2]
         broker.take(SOURCE, 3)
         for _ in range(2):
-            await faust_fixes.look_behind(consumer)
+            await fixes.look_behind(consumer)
         assert await read(consumer) == [3, 4, 5]
 
     run(scene)
@@ -219,7 +219,7 @@ def test_markers_at_the_end_of_a_partition_are_read_twice_and_committed(app: App
         for message in messages:
             consumer.ack(message)
         for _ in range(4):
-            await faust_fixes.look_behind(consumer)
+            await fixes.look_behind(consumer)
             broker.take(SOURCE, 3)
         await consumer.commit()
         assert broker.committed[SOURCE] == 4
@@ -327,7 +327,7 @@ def test_records_deleted_up_to_the_end_under_a_reader_end_it(app: App) -> None:
         broker.log[SOURCE] = []
         broker.positions[SOURCE] = 9
         with pytest.raises(LogError, match=r"goes on at 3.*first record there is 9: 6 records"):
-            await faust_fixes.look_behind(consumer)
+            await fixes.look_behind(consumer)
 
     run(scene)
 
@@ -548,7 +548,7 @@ async def _refuse(*_: Any, **__: Any) -> None:
 
 
 def test_stopping_producer_does_not_wait_for_ever(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(faust_fixes, "STOP_FLUSH_S", 0.05)
+    monkeypatch.setattr(fixes, "STOP_FLUSH_S", 0.05)
 
     async def scene() -> None:
         await ready(app, [0])
@@ -574,14 +574,14 @@ def test_recovery_ends_when_the_last_offsets_of_a_changelog_hold_no_record(
     app: App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # records up to 6, then markers of transactions up to 9: Faust waits for a record at 9
-    monkeypatch.setattr(faust_fixes, "CHANGELOG_QUIET_S", 0.01)
+    monkeypatch.setattr(fixes, "CHANGELOG_QUIET_S", 0.01)
 
     async def scene() -> None:
         broker = Broker({CHANGELOG: [4, 6]})
         broker.ends[CHANGELOG] = broker.positions[CHANGELOG] = 10
         recovery = recovering(app, broker, have=6, need=9)
         ended = asyncio.ensure_future(recovery.signal_recovery_end.wait())
-        watch = asyncio.ensure_future(faust_fixes._end_recovery_at_the_end(recovery, app.consumer))
+        watch = asyncio.ensure_future(fixes._end_recovery_at_the_end(recovery, app.consumer))
         await until(lambda: bool(broker.seeks))
         assert recovery.in_recovery  # first it reads again, in case records were lost on the way
         broker.take(CHANGELOG, 3)
@@ -593,13 +593,13 @@ def test_recovery_ends_when_the_last_offsets_of_a_changelog_hold_no_record(
 
 
 def test_recovery_goes_on_when_the_second_read_finds_records(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(faust_fixes, "CHANGELOG_QUIET_S", 0.01)
+    monkeypatch.setattr(fixes, "CHANGELOG_QUIET_S", 0.01)
 
     async def scene() -> None:
         broker = Broker({CHANGELOG: [4, 6, 9]})
         recovery = recovering(app, broker, have=4, need=9)
         broker.positions[CHANGELOG] = 10  # 6 and 9 were handed over, and dropped
-        watch = asyncio.ensure_future(faust_fixes._end_recovery_at_the_end(recovery, app.consumer))
+        watch = asyncio.ensure_future(fixes._end_recovery_at_the_end(recovery, app.consumer))
         await until(lambda: bool(broker.seeks))
         assert [message.offset async for _, message in app.consumer.getmany(1.0)] == []  # 6 is not 5: read again
         assert [message.offset async for _, message in app.consumer.getmany(1.0)] == [6, 9]
@@ -626,7 +626,7 @@ async def until(true: Callable[[], bool]) -> None:
 
 
 def test_fixes_are_in_place_after_build_app(app: faust.App) -> None:
-    for owner, functions in faust_fixes.FIXES.items():
+    for owner, functions in fixes.FIXES.items():
         assert [getattr(owner, function.__name__) for function in functions] == list(functions)
 
 
@@ -653,9 +653,9 @@ def test_leader_that_misses_a_topic_ends_the_worker_instead_of_assigning_the_res
         said.append(why)
         raise SystemExit(75)
 
-    monkeypatch.setattr(faust_fixes, "give_up", end)
+    monkeypatch.setattr(fixes, "give_up", end)
     with pytest.raises(SystemExit):
-        faust_fixes._perform_assignment(None, Cluster(), {"a worker": Member()})
+        fixes._perform_assignment(None, Cluster(), {"a worker": Member()})
     assert said == ["at a rebalance the broker knows nothing of rewards, which the workers read"]
 
 
@@ -666,7 +666,7 @@ def test_the_worker_and_its_consumers_thread_have_loops_of_uvloop_and_nobody_els
     async def consumers_thread() -> Any:
         return app.consumer._new_consumer_thread()
 
-    loop = faust_fixes.new_event_loop()
+    loop = fixes.new_event_loop()
     thread = loop.run_until_complete(consumers_thread())
     others = asyncio.new_event_loop()
     assert isinstance(loop, uvloop.Loop) and isinstance(thread.thread_loop, uvloop.Loop)

@@ -20,15 +20,15 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from schemas.events import AdapterEvent, AdapterKind, Coordinates, derive_id
-from streams import adapters
-from streams.audit.records import fact_of
-from streams.audit.versions import reigns
-from streams.log import Record
-from streams.query.views import ROLLOUT
-from streams.serving import DECISIONS, TRANSITIONS, Serving, refusal, step
+from streams.adapters import versions as adapters
+from streams.adapters.serving import DECISIONS, TRANSITIONS, Serving, refusal, step
+from streams.kafka.record import Record
 from streams.stages.policy.versions import Arms
 from streams.stages.rollouts import stage as rollouts
 from streams.stages.rollouts.state import Line
+from streams.tools.audit.records import fact_of
+from streams.tools.audit.versions import reigns
+from streams.tools.query.views import ROLLOUT
 
 KINDS: tuple[AdapterKind, ...] = tuple(TRANSITIONS)
 SILENT = ("evaluated", "judged")

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given, strategies as st
 
 from schemas.events import MAX_REWARD
-from streams.formulas import FORMULAS, advantages, mean_and_std
+from streams.advantage_formulas import FORMULAS, advantages, mean_and_std
 
 rewards = st.lists(st.floats(-1e6, 1e6) | st.sampled_from([0.0, 0.2, 0.3, 1.0]), min_size=1, max_size=16)
 formula = st.sampled_from(sorted(FORMULAS))

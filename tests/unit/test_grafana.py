@@ -11,9 +11,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from streams.cli.root import cli
-from streams.monitoring.dashboard_json import TAG
-from streams.monitoring.dashboards import DASHBOARDS
-from streams.monitoring.grafana import differences
+from streams.observability.grafana.dashboards import DASHBOARDS
+from streams.observability.grafana.model import TAG
+from streams.observability.grafana.upload import differences
 
 UIDS = {dashboard.uid for dashboard in DASHBOARDS}
 

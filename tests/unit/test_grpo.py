@@ -15,8 +15,8 @@ from transformers import MistralConfig, MistralForCausalLM
 
 from schemas.events import AdvantagedGroup
 from streams.errors import SettingsError
-from streams.settings import Trainer
-from trainer import forest
+from streams.settings.load import Trainer
+from trainer import prefix_tree
 from trainer.grpo import LogGRPOTrainer
 from trainer.model import wrap
 
@@ -238,7 +238,7 @@ def test_logprobs_do_not_depend_on_how_rows_are_merged(tmp_path: Path, nodes: in
         [[0] * (prompt_width - len(p)) + [1] * (len(p) + len(c)) + [0] * (width - len(c)) for p, c in rows]
     )
     base = trainer.model.get_base_model()
-    ours = forest.logprobs(base, ids, mask, width, 1.0, nodes)[0]
+    ours = prefix_tree.logprobs(base, ids, mask, width, 1.0, nodes)[0]
     for (prompt, completion), row in zip(rows, ours, strict=True):
         alone = torch.tensor(sampled_logps(base, prompt, completion))
         assert torch.allclose(row[: len(completion)], alone, atol=1e-5, rtol=0)
@@ -248,7 +248,7 @@ def test_logprobs_do_not_depend_on_how_rows_are_merged(tmp_path: Path, nodes: in
 def test_each_distinct_prefix_is_run_once() -> None:
     prompt = [1, 5, 6]
     rows = [([*prompt, 7, 2], 3), ([*prompt, 7, 8, 2], 3), ([*prompt, 9, 2], 3), ([1, 5, 10, 7, 2], 3)]
-    (tree,) = forest.grow(rows, width=3)
+    (tree,) = prefix_tree.grow(rows, width=3)
     # 1 5 6 7 | 8 | 9 | 10 7: the last token of a row is never run
     assert tree.tokens.tolist() == [1, 5, 6, 7, 8, 9, 10, 7]
     assert tree.positions.tolist() == [0, 1, 2, 3, 4, 3, 2, 3]
@@ -280,7 +280,7 @@ def test_memory_of_logits_is_bounded_by_chunks_that_change_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = gradients_of(trainer_for(tmp_path, max_grad_norm=0), batch())[1]
-    monkeypatch.setattr(forest, "LOGITS", 3 * VOCABULARY)
+    monkeypatch.setattr(prefix_tree, "LOGITS", 3 * VOCABULARY)
     assert_close(gradients_of(trainer_for(tmp_path, max_grad_norm=0), batch())[1], whole)
 
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from tiny import tiny_group, tiny_model
 
-from streams.engines.weights import load_base
-from streams.settings import Model, Trainer
+from streams.engines.base_model import load_base
+from streams.settings.load import Model, Trainer
 from trainer.grpo import LogGRPOTrainer
 from trainer.model import wrap
 

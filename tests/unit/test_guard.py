@@ -10,8 +10,8 @@ from hypothesis import given, strategies as st
 
 from schemas.events import AdapterEvent, Outcome, problems
 from schemas.serde import decode, encode
-from streams.adapters import Version
-from streams.settings import Guard
+from streams.adapters.versions import Version
+from streams.settings.load import Guard
 from streams.stages.rollouts import guard
 from streams.stages.rollouts.guard import Judgement, Thresholds
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings, strategies as st
 from schemas.events import AdapterEvent, Outcome, Task, derive_id
 from schemas.serde import decode, encode
 from streams.evaluation.suites import Suite, generated
-from streams.settings import Guard
+from streams.settings.load import Guard
 from streams.stages.rollouts import stage as rollouts
 from streams.stages.rollouts.state import Rule
 

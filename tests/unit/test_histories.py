@@ -16,10 +16,10 @@ from histories import DECISIONS, FOLDER, SUFFIX, History, advice, decide, differ
 
 from schemas.events import AdvantagedGroup, Batch, DeadLetter, Task
 from schemas.serde import Poison, decode, encode
-from streams import formulas
-from streams.settings import Settings
+from streams import advantage_formulas
+from streams.kafka.topics import topics
+from streams.settings.load import Settings
 from streams.stages import batches
-from streams.topics import topics
 
 ROOT = Path(__file__).parents[2]
 PATHS = sorted(FOLDER.glob(f"*{SUFFIX}"))
@@ -32,9 +32,9 @@ def test_todays_code_over_yesterdays_log_decides_the_same(name: str) -> None:
     assert not found, advice(HISTORIES[name], found)
 
 
-@pytest.mark.parametrize("formula", formulas.FORMULAS)
+@pytest.mark.parametrize("formula", advantage_formulas.FORMULAS)
 def test_every_formula_has_a_history_of_the_versions_of_today(formula: str) -> None:
-    name = f"{formula}-{formulas.FORMULA_VERSION}.{batches.RULE_VERSION}{SUFFIX}"
+    name = f"{formula}-{advantage_formulas.FORMULA_VERSION}.{batches.RULE_VERSION}{SUFFIX}"
     assert name in HISTORIES, f"{name} is missing: record it with `python -m tests.histories`, and keep the older ones"
     assert HISTORIES[name].settings.advantages.formula == formula
 
@@ -75,7 +75,7 @@ def test_every_task_of_a_history_leaves_one_group_today(name: str) -> None:
 
 
 def test_the_histories_hold_every_decision_there_is() -> None:
-    current = [h for h in HISTORIES.values() if h.formula_version == formulas.FORMULA_VERSION]
+    current = [h for h in HISTORIES.values() if h.formula_version == advantage_formulas.FORMULA_VERSION]
     events = [read(label, payload) for history in current for label, payload in history.decided]
     groups = [event for event in events if isinstance(event, AdvantagedGroup)]
     assert {(group.dropped_reason, group.complete) for group in groups} >= {
@@ -94,9 +94,9 @@ def test_the_histories_hold_every_decision_there_is() -> None:
 
 
 def test_histories_of_older_versions_stay() -> None:
-    for formula in formulas.FORMULAS:
+    for formula in advantage_formulas.FORMULAS:
         versions = [history for name, history in HISTORIES.items() if name.startswith(f"{formula}-")]
-        assert {one.formula_version for one in versions} == set(range(1, formulas.FORMULA_VERSION + 1))
+        assert {one.formula_version for one in versions} == set(range(1, advantage_formulas.FORMULA_VERSION + 1))
         assert {one.rule_version for one in versions} == set(range(1, batches.RULE_VERSION + 1))
 
 
@@ -116,7 +116,7 @@ def under(history: History, **rule: Any) -> History:
 
 @pytest.fixture
 def grpo() -> History:
-    return HISTORIES[f"grpo-{formulas.FORMULA_VERSION}.{batches.RULE_VERSION}{SUFFIX}"]
+    return HISTORIES[f"grpo-{advantage_formulas.FORMULA_VERSION}.{batches.RULE_VERSION}{SUFFIX}"]
 
 
 def test_a_changed_decision_is_told_in_words_with_what_to_do(grpo: History) -> None:
@@ -126,7 +126,7 @@ def test_a_changed_decision_is_told_in_words_with_what_to_do(grpo: History) -> N
         "the group of task task-" in line and "dropped_reason was None, is 'too_few_scored'" in line for line in found
     )
     says = advice(other, found)
-    assert "raise streams.formulas.FORMULA_VERSION" in says and "the old ones stay" in says
+    assert "raise streams.advantage_formulas.FORMULA_VERSION" in says and "the old ones stay" in says
     assert f"and {len(found) - 8} more" in says
 
 
@@ -154,7 +154,7 @@ def test_another_sentence_in_a_dead_letter_is_no_other_decision_and_another_reas
 
 
 def test_what_was_decided_under_an_older_version_is_read_and_not_compared(grpo: History) -> None:
-    older = under(grpo, min_group=3)._replace(formula_version=formulas.FORMULA_VERSION - 1)
+    older = under(grpo, min_group=3)._replace(formula_version=advantage_formulas.FORMULA_VERSION - 1)
     assert differences(older) == []
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from streams.errors import RefusedError
-from streams.holding import Scratch, hold
+from streams.files import Scratch, hold
 
 ROOT = Path(__file__).parents[2]
 
@@ -32,7 +32,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def another(code: str) -> Iterator[subprocess.Popen[str]]:
     """Run `code` in a process that then waits; it is killed when the block ends."""
     process = subprocess.Popen(
-        [sys.executable, "-c", f"from pathlib import Path\nfrom streams.holding import *\n{code}"],
+        [sys.executable, "-c", f"from pathlib import Path\nfrom streams.files import *\n{code}"],
         cwd=ROOT,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -74,7 +74,7 @@ def test_what_a_killed_process_left_goes_with_the_next_of_its_kind_and_what_is_i
 
 def test_a_process_that_ends_leaves_nothing_whether_it_closed_or_not(temporary: Path) -> None:
     code = (
-        "from streams.holding import Scratch\nkept = Scratch('unit')\nprint(kept.folder)\n"
+        "from streams.files import Scratch\nkept = Scratch('unit')\nprint(kept.folder)\n"
         "with Scratch('unit') as folder: print(folder)\nraise SystemExit(3)"
     )
     ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)

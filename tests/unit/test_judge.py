@@ -13,9 +13,9 @@ from judging import JudgeServer, a_response, judging, raw, says
 from pydantic import SecretStr
 
 from schemas.events import Message, RewardSource, Task
+from streams.observability.tracing.context import Context
 from streams.scorers import Outcome, Scorers
-from streams.settings import Scoring
-from streams.tracing.context import Context
+from streams.settings.load import Scoring
 
 TASK = Task(
     task_id="t1",

@@ -16,10 +16,10 @@ from aiokafka.protocol.commit import OffsetCommitRequest
 from aiokafka.protocol.group import SyncGroupRequest
 from aiokafka.structs import OffsetAndMetadata, TopicPartition
 
-from streams import faust_fixes, faust_guard, watchdog
-from streams.app import build_app
-from streams.lease import REPLACED, Lease, lease
-from streams.settings import Settings
+from streams.settings.load import Settings
+from streams.worker.app import build_app
+from streams.worker.faust import fixes, pinned_sources, watchdog
+from streams.worker.faust.membership import REPLACED, Lease, lease
 
 CHANGELOG = TopicPartition("streams-open-groups-changelog", 0)
 OK, REBALANCE_IN_PROGRESS, UNKNOWN_MEMBER = 0, 27, 25
@@ -108,8 +108,8 @@ def test_every_function_that_is_replaced_is_installed_and_guarded_by_its_hash(no
     for owner, functions in REPLACED.items():
         for function in functions:
             assert getattr(owner, function.__name__) is function
-            assert (owner, function.__name__) in faust_guard.READ_AND_CHECKED
-    assert set(REPLACED) <= set(faust_fixes.FIXES)
+            assert (owner, function.__name__) in pinned_sources.READ_AND_CHECKED
+    assert set(REPLACED) <= set(fixes.FIXES)
 
 
 def test_membership_is_in_doubt_once_the_last_answer_is_older_than_the_session() -> None:

@@ -13,15 +13,15 @@ import pytest
 from factories import task
 from scraped import get, parse
 
-from streams import patience
 from streams.engines import Completion, SamplingRequest
 from streams.engines.scripted import ScriptedEngine
 from streams.errors import SettingsError
-from streams.intake import Intake
-from streams.monitoring import metrics, names
-from streams.monitoring.metrics import OFF, OTHER, Meter, serve, served
-from streams.monitoring.names import Metric
-from streams.settings import Kafka, Metrics, Policy, Settings, Topics
+from streams.kafka import retry
+from streams.kafka.lag import Intake
+from streams.observability import catalog, metrics
+from streams.observability.catalog import Metric
+from streams.observability.metrics import OFF, OTHER, Meter, serve, served
+from streams.settings.load import Kafka, Metrics, Policy, Settings, Topics
 from streams.stages.policy.sampling import Sampler
 
 ROOT = Path(__file__).parents[2]
@@ -35,18 +35,18 @@ OF_STEP = ("reward_mean", "reward_std", "loss", "gradient_norm")
 
 
 def test_the_page_is_what_the_table_says() -> None:
-    assert names.PAGE.read_text(encoding="utf-8") == names.markdown(), (
-        "run `python -m streams.monitoring.names`, and commit docs/metrics.md"
+    assert catalog.PAGE.read_text(encoding="utf-8") == catalog.markdown(), (
+        "run `python -m streams.observability.catalog`, and commit docs/metrics.md"
     )
 
 
 def test_the_page_has_every_metric_once() -> None:
-    page = names.markdown()
-    assert [metric.name for metric in names.every() if page.count(f"| `{metric.name}` |") != 1] == []
-    assert len(names.every()) == len({metric.name for metric in names.every()}) > 40
+    page = catalog.markdown()
+    assert [metric.name for metric in catalog.every() if page.count(f"| `{metric.name}` |") != 1] == []
+    assert len(catalog.every()) == len({metric.name for metric in catalog.every()}) > 40
 
 
-@pytest.mark.parametrize("metric", names.every(), ids=lambda metric: metric.name)
+@pytest.mark.parametrize("metric", catalog.every(), ids=lambda metric: metric.name)
 def test_a_metric_is_named_for_what_it_is(metric: Metric) -> None:
     assert re.fullmatch(r"streamward_[a-z_]+", metric.name)
     assert metric.name.endswith((*UNITS, *OF_STEP)) or metric.name in BARE
@@ -65,7 +65,7 @@ def test_every_metric_of_the_table_is_counted_somewhere() -> None:
         if file.name not in ("metric_names.py", "dashboards.py", "dashboard_json.py", "alerts.py")  # which only ask
     )
     used = set(re.findall(r"\bnames\.([A-Z_]+)\b", code))
-    constants = {name for name, value in vars(names).items() if isinstance(value, Metric) or value is names.OF_STEP}
+    constants = {name for name, value in vars(catalog).items() if isinstance(value, Metric) or value is catalog.OF_STEP}
     assert used & constants == constants
 
 
@@ -81,9 +81,9 @@ def test_no_metric_is_named_outside_the_table() -> None:
 
 def test_counters_add_up_by_their_labels() -> None:
     meter = Meter("policy")
-    meter.add(names.EVENTS_IN, "policy", "tasks")
-    meter.add(names.EVENTS_IN, "policy", "tasks", by=2)
-    meter.add(names.EVENTS_IN, "policy", "responses")
+    meter.add(catalog.EVENTS_IN, "policy", "tasks")
+    meter.add(catalog.EVENTS_IN, "policy", "tasks", by=2)
+    meter.add(catalog.EVENTS_IN, "policy", "responses")
     told = parse(meter.text())
     assert told.kinds["streamward_events_in_total"] == "counter"
     assert [(one.labels["topic"], one.value) for one in told.samples] == [("tasks", 3), ("responses", 1)]
@@ -92,7 +92,7 @@ def test_counters_add_up_by_their_labels() -> None:
 def test_buckets_are_cumulative_and_take_in_their_bound() -> None:
     meter = Meter("streams")
     for lag in (0, 1, 1, 3, 99):
-        meter.observe(names.POLICY_LAG, lag, "default")
+        meter.observe(catalog.POLICY_LAG, lag, "default")
     told = parse(meter.text())
     buckets = [one for one in told.samples if one.name.endswith("_bucket")]
     assert [(one.labels["le"], one.value) for one in buckets] == [
@@ -103,7 +103,7 @@ def test_buckets_are_cumulative_and_take_in_their_bound() -> None:
 
 def test_a_label_may_be_any_text() -> None:
     meter = Meter("streams")
-    meter.add(names.DEAD_LETTERS, "batches", 'a "b"\\c\nd')
+    meter.add(catalog.DEAD_LETTERS, "batches", 'a "b"\\c\nd')
     assert '\nstreamward_dead_letters_total{stage="batches",reason="a \\"b\\"\\\\c\\nd"} 1\n' in meter.text()
     assert parse(meter.text()).samples[0].value == 1
 
@@ -113,14 +113,14 @@ def test_a_label_may_be_any_text() -> None:
 )
 def test_a_number_is_written_as_the_format_wants_it(value: float, text: str) -> None:
     meter = Meter("train")
-    meter.set(names.OF_STEP["loss"], value, "default")
+    meter.set(catalog.OF_STEP["loss"], value, "default")
     assert meter.text().endswith(f'{{policy="default"}} {text}\n')
 
 
 def test_what_goes_beyond_the_most_series_is_counted_as_other() -> None:
     meter = Meter("streams")
     for number in range(metrics.MOST_SERIES + 5):
-        meter.add(names.GROUPS, f"policy-{number}", "varied")
+        meter.add(catalog.GROUPS, f"policy-{number}", "varied")
     told = parse(meter.text())
     assert len(told.samples) == metrics.MOST_SERIES + 1
     assert told.total("streamward_groups_total", policy=OTHER) == 5
@@ -130,15 +130,15 @@ def test_what_goes_beyond_the_most_series_is_counted_as_other() -> None:
 def test_an_info_metric_has_one_series_at_a_time() -> None:
     meter = Meter("policy")
     for version in ("1", "2"):
-        meter.only(names.ADAPTER, 1, "default", "served", version)
+        meter.only(catalog.ADAPTER, 1, "default", "served", version)
     assert [one.labels["version"] for one in parse(meter.text()).samples] == ["2"]
-    meter.only(names.ADAPTER, None)
+    meter.only(catalog.ADAPTER, None)
     assert parse(meter.text()).samples == []
 
 
 def test_labels_that_do_not_fit_are_an_error() -> None:
     with pytest.raises(ValueError, match=r"streamward_events_in_total: got the labels \('policy',\)"):
-        Meter("policy").add(names.EVENTS_IN, "policy")
+        Meter("policy").add(catalog.EVENTS_IN, "policy")
 
 
 def test_a_value_that_cannot_be_told_hides_no_other() -> None:
@@ -148,7 +148,7 @@ def test_a_value_that_cannot_be_told_hides_no_other() -> None:
         raise RuntimeError("Consumer closed")
 
     meter.collect(closed)
-    meter.collect(lambda: meter.set(names.WAITING, 3, "default"))
+    meter.collect(lambda: meter.set(catalog.WAITING, 3, "default"))
     told = parse(meter.text())
     assert told.total("streamward_tasks_waiting") == 3
     assert told.total("streamward_scrape_errors_total") == 1
@@ -159,8 +159,8 @@ def test_numbers_of_several_threads_add_up() -> None:
 
     def work() -> None:
         for _ in range(500):
-            meter.add(names.SCORE_FAILURES, "exact")
-            meter.observe(names.SCORE_SECONDS, 0.1, "exact")
+            meter.add(catalog.SCORE_FAILURES, "exact")
+            meter.observe(catalog.SCORE_SECONDS, 0.1, "exact")
 
     threads = [threading.Thread(target=work) for _ in range(4)]
     for thread in threads:
@@ -200,9 +200,9 @@ def test_what_says_that_it_takes_longer_may_and_what_comes_next_may_not() -> Non
 
 
 def test_waiting_for_a_broker_is_a_sign_of_life_and_no_readiness(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patience, "NOTICE_S", 0.0)
+    monkeypatch.setattr(retry, "NOTICE_S", 0.0)
     meter = Meter("scoring", waits_for=("kafka",))
-    waits = patience.Patience(Kafka(), threading.Event(), meter)
+    waits = retry.Patience(Kafka(), threading.Event(), meter)
     meter.ready("kafka")
     assert meter.answer("/readyz") == (200, "ok\n")
     waits.silent("to a commit")
@@ -290,7 +290,7 @@ def test_there_is_no_lag_where_all_is_done_or_somebody_else_reads() -> None:
 def test_without_a_port_nothing_is_served_and_nothing_counted() -> None:
     with served(Settings(), "policy") as meter:
         assert meter is OFF and not meter.on
-        meter.add(names.EVENTS_IN, "policy", "tasks")
+        meter.add(catalog.EVENTS_IN, "policy", "tasks")
         meter.ready("kafka")
         assert not any(thread.name == "metrics" for thread in threading.enumerate())
     assert OFF.text() == ""

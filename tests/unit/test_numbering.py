@@ -9,12 +9,12 @@ from collections.abc import Iterator
 import pytest
 from factories import in_version_1, one_of_each, reward, task
 
-from schemas import numbering, registry
+from schemas import ids as numbering, versions
 from schemas.events import AdapterEvent, AdvantagedGroup, Coordinates, Event, Reward
-from schemas.numbering import Given, Held
+from schemas.ids import Given, Held
 from schemas.serde import Poison, decode, encode
-from streams.columns import decode as columns
-from streams.log import Record
+from streams.kafka.record import Record
+from streams.tools.arrow import decode as columns
 
 OFFSET = 100
 """What this registry counts from; so far off that no id of its means anything else in lock.json."""
@@ -32,7 +32,7 @@ def never(schema_id: int) -> str | None:
 
 def held(offset: int = OFFSET) -> list[Held]:
     """What a registry holds that registered ours in their order, behind `offset` schemas of others."""
-    return [Held(each.event, each.version, each.id + offset, each.text) for each in registry.files().schemas.values()]
+    return [Held(each.event, each.version, each.id + offset, each.text) for each in versions.files().schemas.values()]
 
 
 def given(*more: Held, offset: int = OFFSET, own_ids: bool = True, ask: numbering.Ask = never) -> Given:
@@ -81,7 +81,7 @@ def test_without_own_ids_only_the_registrys_count() -> None:
 
 @pytest.mark.parametrize(("offset", "event"), [(4, AdapterEvent), (5, AdvantagedGroup)])
 def test_an_id_of_two_versions_of_one_event_is_a_clash(offset: int, event: type[Event]) -> None:
-    first, second = registry.files().versions(event.__name__)
+    first, second = versions.files().versions(event.__name__)
     assert list(given(offset=offset).clashes()) == [
         f"a {event.__name__} with schema id {second.id} may be version 2 of lock.json, or version 1 of "
         f"{event.__name__} of the registry at http://registry"
@@ -107,7 +107,7 @@ def test_a_strange_schema_in_our_subject_clashes_with_an_own_id_and_with_no_othe
 
 def test_an_unknown_id_is_asked_for_once() -> None:
     asked: list[int] = []
-    texts = {500: without_docs(registry.files().newest(Reward).text), 501: '"string"', 502: 'syntax = "proto3";'}
+    texts = {500: without_docs(versions.files().newest(Reward).text), 501: '"string"', 502: 'syntax = "proto3";'}
 
     def ask(schema_id: int) -> str | None:
         asked.append(schema_id)
@@ -128,7 +128,7 @@ def test_an_unknown_id_is_asked_for_once() -> None:
 
 
 def test_what_cannot_be_asked_is_raised_and_asked_again() -> None:
-    answers = iter([OSError("away"), registry.files().newest(Reward).text])
+    answers = iter([OSError("away"), versions.files().newest(Reward).text])
 
     def ask(_: int) -> str | None:
         answer = next(answers)
@@ -151,16 +151,16 @@ def test_a_record_on_the_wrong_topic_is_known_for_what_it_is() -> None:
 
 
 def test_of_two_ids_for_one_schema_the_one_with_its_very_text_is_written_and_both_are_read() -> None:
-    text = registry.files().newest(Reward).text
+    text = versions.files().newest(Reward).text
     ids = Given([Held("Reward", 1, 70, without_docs(text)), *held()], never, where="")
     numbering.use(ids)
     assert encode(reward())[1:5] == (103).to_bytes(4, "big")
     assert decode(renumbered(encode(reward()), 70), Reward) == reward()
-    assert ids.lacking() == [] and len(Given([], never, where="").lacking()) == len(registry.files().schemas)
+    assert ids.lacking() == [] and len(Given([], never, where="").lacking()) == len(versions.files().schemas)
 
 
 def test_a_schema_is_the_same_on_the_wire_whatever_its_comments_and_layout() -> None:
-    for schema in registry.files().schemas.values():
+    for schema in versions.files().schemas.values():
         assert numbering.ours(without_docs(schema.text)) == schema
         assert numbering.ours(schema.text.replace('"string"', '"bytes"', 1)) is None
 
@@ -179,7 +179,7 @@ def test_bulk_decoding_gives_what_serde_gives_in_a_log_with_both_numberings() ->
 
 def test_the_numbering_of_a_process_can_be_handed_to_another() -> None:
     ids = pickle.loads(pickle.dumps(given()))  # noqa: S301 - our own
-    assert ids.id_of(registry.files().newest(Reward)) == 103
+    assert ids.id_of(versions.files().newest(Reward)) == 103
 
 
 def test_a_numbering_is_found_out_when_the_first_record_needs_it() -> None:

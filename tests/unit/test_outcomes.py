@@ -14,7 +14,7 @@ from hypothesis import given, strategies as st
 
 from schemas.events import AdapterEvent, AdvantagedGroup, GroupResponse, LeftOut, Outcome, derive_id
 from streams.errors import ContradictoryEvent
-from streams.evaluation import intervals, outcomes
+from streams.evaluation import intervals, results as outcomes
 
 
 def group(

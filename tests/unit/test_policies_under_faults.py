@@ -15,12 +15,12 @@ from hypothesis import given, settings, strategies as st
 
 from schemas.events import AdapterEvent, AdvantagedGroup, Batch, Coordinates, derive_id
 from schemas.serde import encode
-from streams import drive
-from streams.adapters import empty, fold
-from streams.log import Record
-from streams.settings import Batches, Settings
+from streams.adapters.versions import empty, fold
+from streams.kafka.record import Record
+from streams.settings.load import Batches, Settings
 from streams.stages.batches import Cutter, dump, dump_offset, is_double, load
 from streams.stages.rollouts import stage as rollouts
+from streams.tools.replay import driver
 
 RULE = Batches(groups=2, max_policy_lag=1)
 seeds = st.integers(0, 2**16)
@@ -98,7 +98,7 @@ def cut_in_order(log: Sequence[AdvantagedGroup]) -> list[bytes]:
         Record(Coordinates("groups", 0, offset), one.created_at, one.policy.encode(), encode(one))
         for offset, one in enumerate(log)
     ]
-    return [encode(batch) for batch in drive.cut(Settings(batches=RULE), records) if isinstance(batch, Batch)]
+    return [encode(batch) for batch in driver.cut(Settings(batches=RULE), records) if isinstance(batch, Batch)]
 
 
 @settings(max_examples=150)

@@ -26,9 +26,9 @@ from schemas.events import (
     derive_id,
     problems,
 )
+from streams.adapters.serving import Serving, answers
 from streams.engines import Completion, SamplingRequest
-from streams.serving import Serving, answers
-from streams.settings import Batches
+from streams.settings.load import Batches
 from streams.stages.batches import Cutter, Window
 from streams.stages.policy.admission import Admission
 from streams.stages.policy.rounds import Round, Served, Waiting, all_failed, choose, malformed, response, unusable

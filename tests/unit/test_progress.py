@@ -23,10 +23,10 @@ from schemas.events import (
     derive_id,
 )
 from schemas.serde import encode
-from streams.log import Record
-from streams.progress import Progress, waits
-from streams.settings import Batches, Settings
-from streams.topics import topic_of
+from streams.demo.progress import Progress, waits
+from streams.kafka.record import Record
+from streams.kafka.topics import topic_of
+from streams.settings.load import Batches, Settings
 
 SETTINGS = Settings(batches=Batches(groups=2, max_policy_lag=0))
 SIZE = 2

@@ -17,11 +17,11 @@ import pytest
 from pyarrow import parquet
 
 from streams.errors import NotFoundError, RefusedError, SettingsError
-from streams.query import options as query_options, show
-from streams.query.prompt import Shell, feed_all, is_whole, words
-from streams.query.session import Session, connect
-from streams.settings import Archive, Settings
-from streams.topics import LABELS
+from streams.kafka.topics import LABELS
+from streams.settings.load import Archive, Settings
+from streams.tools.query import options as query_options, show
+from streams.tools.query.prompt import Shell, feed_all, is_whole, words
+from streams.tools.query.session import Session, connect
 
 LONG = "SELECT sum(a.range * b.range) FROM range(10000000) AS a, range(1000000) AS b"
 OPTIONS: dict[str, Any] = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given, strategies as st
 
-from streams.following import Contiguous
+from streams.kafka.consumer import Contiguous
 
 
 def test_nothing_may_be_committed_before_the_first_record_is_done() -> None:

@@ -9,9 +9,9 @@ import pytest
 
 from schemas.events import AdapterFile
 from streams.errors import SettingsError
-from streams.settings import Model, Settings, Trainer
+from streams.settings.load import Model, Settings, Trainer
 from trainer.model import recipe
-from trainer.recipes import Difference, as_recorded, cause, in_data, in_files, in_recipe, threads_of
+from trainer.recipe import Difference, as_recorded, cause, in_data, in_files, in_recipe, threads_of
 
 FILES = (
     AdapterFile(path="adapter_config.json", sha256="c" * 64, bytes=2),

@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
-from schemas import generate, registry
+from schemas import generate, versions
 from schemas.events import EVENTS, Reward
-from schemas.registry import Registry, SchemaError, check
+from schemas.versions import Registry, SchemaError, check
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A copy of the shipped schema files."""
-    shutil.copytree(registry.HERE / "avro", tmp_path / "avro")
-    shutil.copy(registry.HERE / "lock.json", tmp_path)
+    shutil.copytree(versions.HERE / "avro", tmp_path / "avro")
+    shutil.copy(versions.HERE / "lock.json", tmp_path)
     return tmp_path
 
 
@@ -29,7 +29,7 @@ def lock_of(folder: Path) -> list[dict[str, Any]]:
     return lock
 
 
-SHIPPED = sum(1 for _ in (registry.HERE / "avro").rglob("*.avsc"))
+SHIPPED = sum(1 for _ in (versions.HERE / "avro").rglob("*.avsc"))
 """Versions of all events; ids count them."""
 
 
@@ -46,7 +46,7 @@ def append(folder: Path, event: str, definition: dict[str, Any]) -> Registry:
 
 
 def reward_schema() -> dict[str, Any]:
-    definition: dict[str, Any] = json.loads(registry.files().newest(Reward).text)
+    definition: dict[str, Any] = json.loads(versions.files().newest(Reward).text)
     return definition
 
 
@@ -59,8 +59,8 @@ def field(definition: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def test_the_shipped_files_are_what_their_lock_says() -> None:
-    assert [schema.id for schema in registry.files().schemas.values()] == list(range(1, SHIPPED + 1))
-    assert all(registry.files().newest(event).event == event.__name__ for event in EVENTS)
+    assert [schema.id for schema in versions.files().schemas.values()] == list(range(1, SHIPPED + 1))
+    assert all(versions.files().newest(event).event == event.__name__ for event in EVENTS)
 
 
 def test_an_edited_schema_is_refused(folder: Path) -> None:
@@ -99,15 +99,15 @@ def test_a_version_given_twice_is_refused(folder: Path) -> None:
 
 
 def test_an_unknown_id_is_none() -> None:
-    assert registry.files().by_id(0) is None
-    assert registry.files().by_id(SHIPPED + 1) is None
+    assert versions.files().by_id(0) is None
+    assert versions.files().by_id(SHIPPED + 1) is None
 
 
 # --- compatibility ---------------------------------------------------------------------------------------------------
 
 
 def test_every_shipped_version_reads_every_other() -> None:
-    assert list(check(registry.files())) == []
+    assert list(check(versions.files())) == []
 
 
 def test_a_new_field_with_a_default_is_compatible_both_ways(folder: Path) -> None:
@@ -186,7 +186,7 @@ def test_a_drift_is_named_and_nothing_is_written(
     append(folder, "Reward", {**reward_schema(), "doc": "Something else."})
     before = sorted(path.read_text() for path in folder.rglob("*.*"))
     monkeypatch.setattr(sys, "argv", ["schemas.generate", "--check"])
-    monkeypatch.setattr(registry, "HERE", folder)
+    monkeypatch.setattr(versions, "HERE", folder)
     assert generate.main() == 1
     assert capsys.readouterr().out == f"avro/Reward/3.avsc: new, id {SHIPPED + 2}\nREADME.md: changed\n"
     assert sorted(path.read_text() for path in folder.rglob("*.*")) == before
@@ -197,10 +197,10 @@ def test_a_changed_dataclass_becomes_the_next_version_with_the_next_id(
 ) -> None:
     append(folder, "Reward", {**reward_schema(), "doc": "Something else."})
     monkeypatch.setattr(sys, "argv", ["schemas.generate"])
-    monkeypatch.setattr(registry, "HERE", folder)
+    monkeypatch.setattr(versions, "HERE", folder)
     assert generate.main() == 0
     newest = Registry(folder).newest(Reward)
-    assert (newest.id, newest.version, newest.text) == (SHIPPED + 2, 3, registry.files().newest(Reward).text)
+    assert (newest.id, newest.version, newest.text) == (SHIPPED + 2, 3, versions.files().newest(Reward).text)
 
 
 def types_in(node: Any) -> set[str]:
@@ -216,13 +216,13 @@ def types_in(node: Any) -> set[str]:
 
 def test_no_schema_uses_a_type_that_bulk_decoders_cannot_be_trusted_with() -> None:
     allowed = {"null", "string", "int", "long", "float", "double", "boolean", "record", "array", "map"}
-    for schema in registry.files().schemas.values():
+    for schema in versions.files().schemas.values():
         named = {name for name in types_in(schema.definition) if not name.startswith("streamward.")}
         assert named <= allowed | {"timestamp-millis"}, schema.event
 
 
 def test_every_event_begins_with_its_id_and_ends_with_its_arrays() -> None:
-    for schema in registry.files().schemas.values():
+    for schema in versions.files().schemas.values():
         fields = schema.definition["fields"]
         names = [entry["name"] for entry in fields]
         assert names[0].endswith("_id"), schema.event
@@ -232,7 +232,7 @@ def test_every_event_begins_with_its_id_and_ends_with_its_arrays() -> None:
 
 
 def test_an_optional_field_is_nullable_with_default_null() -> None:
-    for schema in registry.files().schemas.values():
+    for schema in versions.files().schemas.values():
         for entry in schema.definition["fields"]:
             if isinstance(entry["type"], list):
                 assert (entry["type"][0], entry.get("default", "")) == ("null", None), (schema.event, entry["name"])

@@ -9,11 +9,11 @@ import pytest
 from factories import state_after
 
 from schemas.events import AdapterEvent, AdapterFile, AdapterKind, Coordinates, derive_id
-from streams.adapters import AdapterState
-from streams.decisions import Life, rolls_back_to
+from streams.adapters.decisions import Life, rolls_back_to
+from streams.adapters.retention import measure, plan
+from streams.adapters.versions import AdapterState
 from streams.errors import NotFoundError, RefusedError, SettingsError
-from streams.keeping import measure, plan
-from streams.lineage import difference, parents
+from streams.tools.lineage import difference, parents
 
 SUITE = "sums/n=64/seed=1"
 ME = {"actor": "ada", "reason": "it is worse"}

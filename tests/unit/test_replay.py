@@ -12,16 +12,16 @@ from hypothesis import given, strategies as st
 from pydantic import SecretStr
 
 from schemas.events import Coordinates, ExperimentEvent
-from streams import config_file
 from streams.errors import SettingsError
-from streams.evaluation import evaluate, suites
-from streams.replay import comparison, experiments, rescoring
-from streams.replay.comparison import Line
-from streams.replay.evaluate import Suite
-from streams.replay.recorded_lag import Trained
-from streams.replay.selection import Selection, from_plain, parse_time
-from streams.settings import Batches, Kafka, Settings, load
+from streams.evaluation import run as evaluate, suites
+from streams.settings import write as config_file
+from streams.settings.load import Batches, Kafka, Settings, load
 from streams.stages.batches import Cutter, Window
+from streams.tools.replay import comparison, experiments, rescore
+from streams.tools.replay.comparison import Line
+from streams.tools.replay.held_out import Suite
+from streams.tools.replay.recorded_lag import Trained
+from streams.tools.replay.selection import Selection, from_plain, parse_time
 
 HOUR_MS = 3_600_000
 
@@ -173,7 +173,7 @@ def test_batches_of_an_experiment_go_by_the_recorded_lag(
 
 
 def test_scorers_are_a_name_and_perhaps_settings() -> None:
-    first, second = rescoring.parse(["exact", 'length={"limit": 6}'])
+    first, second = rescore.parse(["exact", 'length={"limit": 6}'])
     assert (first.name, first.settings, first.weight) == ("exact", "{}", 1.0)
     assert (second.name, second.settings) == ("length", '{"limit": 6}')
 
@@ -189,7 +189,7 @@ def test_scorers_are_a_name_and_perhaps_settings() -> None:
 )
 def test_a_scorer_that_cannot_be_is_refused(options: list[str], says: str) -> None:
     with pytest.raises(SettingsError) as raised:
-        rescoring.parse(options)
+        rescore.parse(options)
     assert says in str(raised.value)
 
 
@@ -210,7 +210,7 @@ def test_scores_stand_side_by_side_where_the_questions_are_equal() -> None:
 def test_another_judge_makes_another_question_and_another_suite() -> None:
     (asked,) = evaluate.evaluation(suites.generated("sums", count=1, seed=0), policy="p", version=3, now_ms=0)
     plain = Suite(generator="sums", count=1)
-    judged = replace(plain, scorers=rescoring.parse(['regex={"pattern": "x"}']))
+    judged = replace(plain, scorers=rescore.parse(['regex={"pattern": "x"}']))
     assert plain.judged(asked) is asked
     other = judged.judged(asked)
     assert other.task_id != asked.task_id and other.messages == asked.messages

@@ -11,9 +11,9 @@ import pytest
 from deployed import parsed
 from rich.console import Console
 
-from streams import report
-from streams.progress import HeldOut, Progress
-from streams.settings import Broker, Kafka, Settings
+from streams.demo import report
+from streams.demo.progress import HeldOut, Progress
+from streams.settings.load import Broker, Kafka, Settings
 
 CONFIG = Path("demo/streamward.toml")
 

@@ -12,13 +12,13 @@ import pytest
 
 from schemas.events import AdapterEvent, AdapterFile, Batch, Coordinates, Event, derive_id
 from schemas.serde import encode
-from streams.adapter_store import manifest_of
+from streams.adapters.store import manifest_of
 from streams.cli.reproduce import digest, row
 from streams.errors import RefusedError
-from streams.log import Record, TopicPartition, partition_of
-from streams.settings import Settings, Trainer
-from streams.show import json_line
-from trainer.recipes import Difference
+from streams.kafka.record import Record, TopicPartition, partition_of
+from streams.output import json_line
+from streams.settings.load import Settings, Trainer
+from trainer.recipe import Difference
 from trainer.reproduce import Made, Plan, plan, recorded
 
 FILES = (

@@ -9,10 +9,10 @@ import pytest
 from factories import state_after
 
 from schemas.events import AdapterEvent, AdapterKind, Outcome, Task, derive_id
-from streams import adapters, serving
+from streams.adapters import serving, versions as adapters
 from streams.errors import SettingsError
 from streams.evaluation.suites import Suite, generated
-from streams.settings import Canary, Guard, Rollouts, Settings
+from streams.settings.load import Canary, Guard, Rollouts, Settings
 from streams.stages.rollouts import stage as rollouts
 from streams.stages.rollouts.state import Rule, rule_of
 

@@ -9,7 +9,7 @@ from factories import state_after
 from hypothesis import given, settings, strategies as st
 
 from schemas.events import AdapterEvent, AdapterFile, AdapterKind, derive_id
-from streams import adapters, serving
+from streams.adapters import serving, versions as adapters
 from streams.stages.rollouts import stage as rollouts
 
 

@@ -13,7 +13,7 @@ from any_event import any_event
 from factories import one_of_each, response, reward, task
 from hypothesis import given, settings, strategies as st
 
-from schemas import registry
+from schemas import versions
 from schemas.events import (
     EVENTS,
     Event,
@@ -39,7 +39,7 @@ def test_the_order_of_a_map_does_not_show_in_the_bytes() -> None:
 
 
 def test_the_frame_is_a_zero_and_the_schema_id_in_four_bytes() -> None:
-    assert encode(reward())[:5] == b"\0" + struct.pack(">I", registry.files().newest(Reward).id)
+    assert encode(reward())[:5] == b"\0" + struct.pack(">I", versions.files().newest(Reward).id)
 
 
 def test_text_beyond_ascii_survives() -> None:
@@ -121,7 +121,7 @@ def test_any_bytes_give_an_event_or_a_poison(payload: bytes, kind: type[Any]) ->
 @settings(max_examples=200)
 @given(st.binary(max_size=300), st.sampled_from(EVENTS))
 def test_any_body_under_a_good_frame_gives_an_event_or_a_poison(body: bytes, kind: type[Any]) -> None:
-    assert is_sound(struct.pack(">bI", 0, registry.files().newest(kind).id) + body, kind)
+    assert is_sound(struct.pack(">bI", 0, versions.files().newest(kind).id) + body, kind)
 
 
 @pytest.mark.parametrize("event", one_of_each(), ids=lambda event: type(event).__name__)
@@ -160,7 +160,7 @@ def test_a_tombstone_is_poison() -> None:
 def test_an_unknown_schema_id_says_which_ids_are_known() -> None:
     found = poison(struct.pack(">bI", 0, 4242) + b"rest")
     assert found.reason == "unknown_schema"
-    assert "schema id 4242" in found.error and f"known: 1 to {len(registry.files().schemas)}" in found.error
+    assert "schema id 4242" in found.error and f"known: 1 to {len(versions.files().schemas)}" in found.error
 
 
 def test_another_event_says_which_it_is() -> None:
@@ -183,7 +183,7 @@ def test_a_text_that_is_not_utf8_is_poison() -> None:
 
 def by_another_writer(event: Event, **changes: Any) -> bytes:
     """Return `event` with other values, as a producer writes that has the schema and not our checks."""
-    schema = registry.files().newest(type(event))
+    schema = versions.files().newest(type(event))
     plain = {**dataclasses.asdict(event), **changes}
     out = io.BytesIO()
     fastavro.schemaless_writer(out, schema.parsed, plain)

@@ -10,8 +10,8 @@ import pytest
 from pydantic import SecretStr, ValidationError
 
 from streams.errors import SettingsError
-from streams.log import client_config
-from streams.settings import (
+from streams.kafka.record import client_config
+from streams.settings.load import (
     ENV_CONFIG,
     Advantages,
     Batches,

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from schemas.events import AdapterEvent, AdapterKind, derive_id
-from streams import adapter_store
+from streams.adapters import store
 from streams.engines.scripted import ScriptedEngine
 from streams.errors import EventError
-from streams.settings import Adapters, Settings
+from streams.settings.load import Adapters, Settings
 from streams.stages.policy.adapter_cache import KEPT, Shelf
 from streams.stages.policy.versions import Arms
 
@@ -48,7 +48,7 @@ class World:
         made = folder / f"made-{version}"
         made.mkdir()
         (made / "adapter_model.safetensors").write_bytes(b"%d" % version)
-        uri, files = adapter_store.publish(made, str(self.store), "default", version)
+        uri, files = store.publish(made, str(self.store), "default", version)
         self.arms.take(
             AdapterEvent(
                 event_id=derive_id(version), policy="default", created_at=1, version=version, kind="trained",

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from faust.types import TP
 
-from streams import app as apps
-from streams.lease import lease
-from streams.settings import Settings
-from streams.tables import Fence, Table, generation_of
+from streams.settings.load import Settings
+from streams.worker import app as apps
+from streams.worker.faust.membership import lease
+from streams.worker.table import Fence, Table, generation_of
 
 CHANGELOG = "streamward.streams-groups-changelog"
 

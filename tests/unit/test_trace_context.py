@@ -6,7 +6,16 @@ import pytest
 from hypothesis import given, strategies as st
 
 from schemas.events import derive_id
-from streams.tracing.context import Context, beginning, child, headers_of, is_within, of_headers, parse, span_id_of
+from streams.observability.tracing.context import (
+    Context,
+    beginning,
+    child,
+    headers_of,
+    is_within,
+    of_headers,
+    parse,
+    span_id_of,
+)
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 contexts = st.builds(

@@ -18,19 +18,19 @@ from receiver import Receiver, receiving
 from schemas.events import AdapterEvent, Batch, Coordinates, DeadLetter, GroupControl, Response
 from schemas.serde import encode
 from streams.errors import SettingsError
-from streams.log import Record, dead_letter, trace_of
-from streams.monitoring import names
-from streams.monitoring.metrics import Meter
-from streams.settings import Batches, Settings, Topics, Tracing
+from streams.kafka.record import Record, dead_letter, trace_of
+from streams.observability import catalog
+from streams.observability.metrics import Meter
+from streams.observability.tracing import context, tracer as tracing
+from streams.observability.tracing.context import Context, child, of_headers, parse
+from streams.observability.tracing.spans import Span
+from streams.observability.tracing.tracer import OFF, Trace, Traced, Tracer
+from streams.settings.load import Batches, Settings, Topics, Tracing
 from streams.stages import batches
 from streams.stages.advantages import rows as group_rows
 from streams.stages.advantages.stage import Stage, _trace
 from streams.stages.advantages.state import Close
 from streams.stages.batches import Cutter, Entry, Window
-from streams.tracing import context, tracer as tracing
-from streams.tracing.context import Context, child, of_headers, parse
-from streams.tracing.spans import Span
-from streams.tracing.tracer import OFF, Trace, Traced, Tracer
 
 CAME = Context("4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7")
 AT = Coordinates("streamward.tasks", 3, 41)
@@ -267,7 +267,7 @@ def test_a_decision_is_named_by_what_it_is_and_a_step_says_its_metrics() -> None
 
 
 def dropped(meter: Meter) -> dict[str, float]:
-    return {labels[0]: value for labels, value in meter._series.get(names.SPANS_DROPPED.name, {}).items()}
+    return {labels[0]: value for labels, value in meter._series.get(catalog.SPANS_DROPPED.name, {}).items()}
 
 
 def tell(one: Tracer, count: int, *, first: int = 0) -> None:
@@ -289,7 +289,7 @@ def test_a_receiver_that_hangs_holds_up_nobody_and_what_no_longer_fits_is_counte
 
 
 def test_a_process_that_ends_waits_for_a_receiver_only_so_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("streams.tracing.otlp.CLOSE_S", 0.2)
+    monkeypatch.setattr("streams.observability.tracing.export.CLOSE_S", 0.2)
     meter = Meter("policy")
     with receiving() as receiver:
         receiver.open.clear()
@@ -333,9 +333,9 @@ def test_without_an_endpoint_nothing_of_it_is_imported() -> None:
         "import sys\n"
         "from streams import policy, scoring, tasks\n"
         "from streams.tracing import tracer as tracing\n"
-        "from streams.settings import Settings\n"
+        "from streams.settings.load import Settings\n"
         "with tracing.opened(Settings(), 'policy') as tracer: assert not tracer.on\n"
-        "assert not [name for name in sys.modules if name.startswith(('opentelemetry', 'streams.tracing.otlp'))]\n"
+        "assert not [name for name in sys.modules if name.startswith(('opentelemetry', 'streams.observability.tracing.export'))]\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 

@@ -15,12 +15,12 @@ from transformers import AutoModelForCausalLM
 from vllm_replayed import BY_NAME, PLAIN, files, impatient, name_in, serve, server, start
 
 from streams import engines
-from streams.engines import vllm_engine
-from streams.engines.vllm_answer import seed_of
-from streams.engines.vllm_engine import VllmEngine
-from streams.engines.vllm_probe import Change, change
+from streams.engines.vllm import engine as vllm_engine
+from streams.engines.vllm.engine import VllmEngine
+from streams.engines.vllm.probe import Change, change
+from streams.engines.vllm.responses import seed_of
 from streams.errors import EventError, SettingsError
-from streams.tracing.context import Context
+from streams.observability.tracing.context import Context
 from tests.vllm_contract import (
     CONTEXT,
     REQUESTS,

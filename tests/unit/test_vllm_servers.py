@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from vllm_replayed import BY_NAME, PLAIN, files, impatient, name_in, serve, server, start
 
-from streams.engines import vllm_servers
-from streams.engines.vllm_engine import VllmEngine
-from streams.engines.vllm_servers import Server, rendezvous
+from streams.engines.vllm import client
+from streams.engines.vllm.client import Server, rendezvous
+from streams.engines.vllm.engine import VllmEngine
 from streams.errors import SettingsError, StreamwardError
 from tests.vllm_contract import (
     REQUESTS,
@@ -233,9 +233,9 @@ def test_a_prompt_goes_to_the_same_server_again_and_only_a_full_one_gives_it_awa
         servers = engine._servers
         first = servers._pick(b"a prompt", None, [])
         assert isinstance(first, Server)
-        first.in_flight = vllm_servers.FAR_OFF - 1
+        first.in_flight = client.FAR_OFF - 1
         assert servers._pick(b"a prompt", None, []) is first
-        first.in_flight = vllm_servers.FAR_OFF
+        first.in_flight = client.FAR_OFF
         assert servers._pick(b"a prompt", None, []) is not first
 
 

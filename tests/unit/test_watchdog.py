@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from faust.types import TP
 
-from streams import watchdog
-from streams.watchdog import EXIT_RESTART, Patience, Sight, Watchdog
+from streams.worker.faust import watchdog
+from streams.worker.faust.watchdog import EXIT_RESTART, Patience, Sight, Watchdog
 
 TASKS = TP("streamward.tasks", 3)
 

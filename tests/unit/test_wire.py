@@ -14,21 +14,21 @@ from any_event import any_event
 from factories import one_of_each, response, reward, task
 from hypothesis import given, settings, strategies as st
 
-from schemas import registry, wire, wire_read, wire_write
+from schemas import versions, wire, wire_read, wire_write
+from schemas.convert import checked, doubtful, raised
 from schemas.events import EVENTS, Event, Response, Task
-from schemas.plain import checked, doubtful, raised
 from schemas.serde import decode, encode
 
 
 def slowly_written(event: Event) -> bytes:
     out = io.BytesIO()
-    fastavro.schemaless_writer(out, registry.files().newest(type(event)).parsed, checked(event))
+    fastavro.schemaless_writer(out, versions.files().newest(type(event)).parsed, checked(event))
     return out.getvalue()
 
 
 def slowly_read(body: bytes, kind: Any) -> Any:
     file = io.BytesIO(body)
-    plain: Any = fastavro.schemaless_reader(file, registry.files().newest(kind).parsed, None)
+    plain: Any = fastavro.schemaless_reader(file, versions.files().newest(kind).parsed, None)
     assert file.tell() == len(body)
     assert not doubtful(kind)(plain)
     return raised(kind)(plain)

@@ -17,11 +17,11 @@ from faust.events import Event
 from faust.streams import _current_event
 from hypothesis import given, strategies as st
 
-from streams import app as apps
 from streams.errors import SettingsError
-from streams.log import partition_of
-from streams.quiet import RepeatLimit
-from streams.settings import Kafka, Settings, Topics
+from streams.kafka.record import partition_of
+from streams.observability.quiet import RepeatLimit
+from streams.settings.load import Kafka, Settings, Topics
+from streams.worker import app as apps
 
 
 def build(**kafka: Any) -> apps.App:

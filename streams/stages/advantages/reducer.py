@@ -26,8 +26,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from schemas.events import Coordinates, GroupControl, Response, Reward, Task
-from streams import formulas
-from streams.settings import Advantages
+from streams import advantage_formulas
+from streams.settings.load import Advantages
 from streams.stages.advantages.after_close import answer_after, by_id_alone, marker, task_after, verdict_after
 from streams.stages.advantages.checks import (
     about_another,
@@ -207,9 +207,9 @@ class Join:
         members, left_out, stamps = weigh(state, task, chosen)
         dropped = self._why_dropped(task, members, attempt, complete)
         rewards = [member.reward for member in members]
-        mean, std = formulas.mean_and_std(rewards, self.rule.ddof) if rewards else (0.0, 0.0)
+        mean, std = advantage_formulas.mean_and_std(rewards, self.rule.ddof) if rewards else (0.0, 0.0)
         if rewards:
-            scale = formulas.advantages(self.rule.formula, rewards, eps=self.rule.eps, ddof=self.rule.ddof)
+            scale = advantage_formulas.advantages(self.rule.formula, rewards, eps=self.rule.eps, ddof=self.rule.ddof)
             members = [member._replace(advantage=value) for member, value in zip(members, scale, strict=True)]
         close = Close(
             task_id=task_id,

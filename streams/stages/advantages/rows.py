@@ -17,7 +17,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from streams.rows import pack, unpack
 from streams.stages.advantages.state import (
     Answer,
     Attempt,
@@ -31,6 +30,7 @@ from streams.stages.advantages.state import (
     State,
     Verdict,
 )
+from streams.table_rows import pack, unpack
 
 ROW_VERSION = 1
 

@@ -26,20 +26,20 @@ from typing import TYPE_CHECKING, Any, Literal
 from schemas.events import AdvantagedGroup, Coordinates, DeadLetter, GroupControl, Response, Reward, Task, derive_id
 from schemas.serde import Poison, encode
 from streams.errors import EventError
-from streams.log import Record, check_size, dead_letter, key_of, partition_of
-from streams.monitoring import names
-from streams.monitoring.metrics import Meter
-from streams.reading import fetch
-from streams.settings import Settings
+from streams.kafka.reader import fetch
+from streams.kafka.record import Record, check_size, dead_letter, key_of, partition_of
+from streams.kafka.topics import KEYED_BY_TASK, Topic, topics
+from streams.observability import catalog
+from streams.observability.metrics import Meter
+from streams.observability.tracing import context
+from streams.observability.tracing.tracer import OFF as NO_TRACER, Trace, Tracer
+from streams.settings.load import Settings
 from streams.stages.advantages.reducer import GroupEvent, Join
 from streams.stages.advantages.rows import Rows, load
 from streams.stages.advantages.state import Close, Closed, Effect, Open, Reject, State, assemble, without_responses
-from streams.topics import KEYED_BY_TASK, Topic, topics
-from streams.tracing import context
-from streams.tracing.tracer import OFF as NO_TRACER, Trace, Tracer
 
 if TYPE_CHECKING:
-    from streams.app import App
+    from streams.worker.app import App
 
 STAGE = "advantages"
 
@@ -196,8 +196,8 @@ def register(app: App) -> None:
     """
     import asyncio
 
-    from streams.agents import agent
-    from streams.app import Outlet, owned_partitions, record_of, table
+    from streams.worker.agent import agent
+    from streams.worker.app import Outlet, owned_partitions, record_of, table
 
     settings = app.settings
     sources = {label: topic for label, topic in topics(settings.topics).items() if label in KEYED_BY_TASK}
@@ -279,9 +279,9 @@ def _first_ms(state: State) -> int | None:
 def _report(meter: Meter, group: AdvantagedGroup, before: State) -> None:
     """Count a group that left."""
     flat = not any(response.advantage for response in group.responses)
-    meter.add(names.GROUPS, group.policy, group.dropped_reason or ("flat" if flat else "varied"))
+    meter.add(catalog.GROUPS, group.policy, group.dropped_reason or ("flat" if flat else "varied"))
     if isinstance(before, Open) and before.first_seen_ms:
-        meter.observe(names.GROUP_SECONDS, max(0, group.created_at - before.first_seen_ms) / 1000, group.policy)
+        meter.observe(catalog.GROUP_SECONDS, max(0, group.created_at - before.first_seen_ms) / 1000, group.policy)
 
 
 def _now_ms() -> int:

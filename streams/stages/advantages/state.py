@@ -18,8 +18,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from schemas.events import AdvantagedGroup, Coordinates, GroupResponse, LeftOut, Response, Sampling, Task, derive_id
-from streams import formulas
-from streams.settings import Advantages
+from streams import advantage_formulas
+from streams.settings.load import Advantages
 
 POLICY_LAG = "policy_lag"
 """Metadata of a group that another line of adapters sampled: how many versions its sampler was behind the newest one
@@ -352,7 +352,7 @@ def assemble(close: Close, responses: Mapping[tuple[int, int], Response]) -> Adv
     bodies = [responses[member.at] for member in close.members]
     first = bodies[0] if bodies else None
     return AdvantagedGroup(
-        group_id=derive_id(close.task_id, "group", formulas.FORMULA_VERSION),
+        group_id=derive_id(close.task_id, "group", advantage_formulas.FORMULA_VERSION),
         task_id=close.task_id,
         created_at=close.created_at,
         traceparent=close.task.traceparent,
@@ -369,7 +369,7 @@ def assemble(close: Close, responses: Mapping[tuple[int, int], Response]) -> Adv
         complete=close.complete,
         dropped_reason=close.dropped_reason,
         formula=close.rule.formula,
-        formula_version=formulas.FORMULA_VERSION,
+        formula_version=advantage_formulas.FORMULA_VERSION,
         formula_eps=close.rule.eps,
         formula_ddof=close.rule.ddof,
         reward_mean=close.reward_mean,

@@ -15,11 +15,11 @@ import logging
 import shutil
 from pathlib import Path
 
-from streams import adapter_signing, adapter_store
+from streams.adapters import signing, store
 from streams.engines import Engine
 from streams.errors import EventError
-from streams.holding import Scratch
-from streams.settings import Settings
+from streams.files import Scratch
+from streams.settings.load import Settings
 from streams.stages.policy.versions import BASE, Arms
 
 KEPT = 4
@@ -68,9 +68,9 @@ class Shelf:
                 f"version {version} was trained without a uri; nothing can be loaded", reason="bad_adapter"
             )
         if self._engine.name != "scripted":  # which has no weights that an adapter could fit
-            adapter_store.check_base(adapter.uri, adapter.base_digest, self._engine.base_digest)
-        signed = adapter_signing.expected(self._settings.adapters, self._settings.policy.name, version)
-        return adapter_store.fetch(adapter.uri, adapter.files, self._root / str(version), signed)
+            store.check_base(adapter.uri, adapter.base_digest, self._engine.base_digest)
+        signed = signing.expected(self._settings.adapters, self._settings.policy.name, version)
+        return store.fetch(adapter.uri, adapter.files, self._root / str(version), signed)
 
     def _tidy(self) -> None:
         needed = {self._arms.primary, self._arms.candidate, *list(self._folders)[-KEPT:]}

@@ -7,7 +7,7 @@ One sampling is one attempt at all slots of a task by one version, and what serv
 says it served. Its responses are written one after the other and acknowledged before the task counts as done; offsets
 are committed contiguously. A task that is delivered again is sampled again under another sampling_id, and the join
 takes the first; but one whose answer was there before this agent, or whose group is out, is passed over. While the
-broker is away the agent waits (streams/patience.py).
+broker is away the agent waits (streams/kafka/retry.py).
 
 `eval` and `serve` never wait for the trainer, `train` does (streams/stages/policy/admission.py). A task whose deadline
 has passed is not sampled, as its answers could not count; a `serve` task is, since somebody may still read the answer.
@@ -34,25 +34,26 @@ from typing import Self
 
 from schemas import serde
 from schemas.events import Response, Task, derive_id
-from streams import adapter_signing, schema_registry
+from streams.adapters import signing
 from streams.engines import Engine, SamplingRequest
 from streams.errors import EventError
-from streams.following import Consumer, Contiguous
-from streams.log import POLL_S, Producer, Record, TopicPartition, dead_letter
-from streams.monitoring import metrics, names
-from streams.monitoring.metrics import OFF, Meter
-from streams.patience import Patience, StoppedWaiting
-from streams.reading import fetch
-from streams.settings import Settings
+from streams.kafka.consumer import Consumer, Contiguous
+from streams.kafka.reader import fetch
+from streams.kafka.record import POLL_S, Producer, Record, TopicPartition, dead_letter
+from streams.kafka.registry import client as schema_registry
+from streams.kafka.retry import Patience, StoppedWaiting
+from streams.kafka.topics import topics
+from streams.observability import catalog, metrics
+from streams.observability.metrics import OFF, Meter
+from streams.observability.tracing import tracer as tracing
+from streams.observability.tracing.tracer import OFF as NO_TRACER, Tracer
+from streams.settings.load import Settings
 from streams.stages.advantages.state import deadline_ms
 from streams.stages.policy import sampling
 from streams.stages.policy.adapter_cache import Shelf
 from streams.stages.policy.rounds import Round, Served, Waiting, all_failed, choose, response, unusable
 from streams.stages.policy.state import Standing, answered, give_up_ms
 from streams.stages.policy.versions import BASE, route
-from streams.topics import topics
-from streams.tracing import tracer as tracing
-from streams.tracing.tracer import OFF as NO_TRACER, Tracer
 
 STAGE = "policy"
 HELD_POLL_S = 0.05
@@ -95,7 +96,7 @@ def run(settings: Settings, *, stop: threading.Event, engine: Engine | None = No
 
 
 def _run(settings: Settings, stop: threading.Event, engine: Engine, meter: Meter, tracer: Tracer) -> None:
-    adapter_signing.check_verify_key(settings.adapters)
+    signing.check_verify_key(settings.adapters)
     meter.ready("engine")
     try:
         schema_registry.wait(settings, meter, stop)
@@ -245,7 +246,7 @@ class Agent:
             if is_over or self._standing.admission.is_out(waiting.task.task_id):
                 why = "its deadline has passed" if is_over else "its group is out already"
                 log.info("%s: task %s is not sampled: %s", waiting.at, waiting.task.task_id, why)
-                self._meter.add(names.DROPS, STAGE, "too_late" if is_over else "group_is_out")
+                self._meter.add(catalog.DROPS, STAGE, "too_late" if is_over else "group_is_out")
                 self._done(waiting)
         return sum(map(len, self._waiting.values())) < before
 
@@ -313,7 +314,7 @@ class Agent:
         self._producer.flush()
         for waiting in chosen.tasks:
             self._done(waiting)
-        self._meter.observe(names.PROCESSING, time.monotonic() - began, STAGE)
+        self._meter.observe(catalog.PROCESSING, time.monotonic() - began, STAGE)
         log.info("version %d answered %d tasks in %.0f ms", chosen.version, len(chosen.tasks), served.latency_ms)
 
     def _sampling_id(self, waiting: Waiting, version: int) -> str:
@@ -373,11 +374,11 @@ class Agent:
     def _report(self) -> None:
         """Tell what is asked for now and then; called in the thread of the server, so it only reads."""
         policy, serving = self._settings.policy.name, self._standing.arms.serving
-        self._meter.set(names.WAITING, sum(map(len, list(self._waiting.values()))), policy)
-        self._meter.only(names.ADAPTER, 1, policy, "served", str(self._engine.served_version))
-        self._meter.only(names.PRIMARY, serving.primary, policy)
-        self._meter.only(names.CANDIDATE, serving.candidate, policy)
-        self._meter.only(names.SHARE, serving.share, policy)
+        self._meter.set(catalog.WAITING, sum(map(len, list(self._waiting.values()))), policy)
+        self._meter.only(catalog.ADAPTER, 1, policy, "served", str(self._engine.served_version))
+        self._meter.only(catalog.PRIMARY, serving.primary, policy)
+        self._meter.only(catalog.CANDIDATE, serving.candidate, policy)
+        self._meter.only(catalog.SHARE, serving.share, policy)
 
     # --- done ---------------------------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from schemas.events import Coordinates, Response, Task, derive_id
 from streams.engines import Completion, SamplingRequest, failed
-from streams.tracing.context import Context
+from streams.observability.tracing.context import Context
 
 
 @dataclass(frozen=True, slots=True)

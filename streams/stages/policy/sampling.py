@@ -15,9 +15,9 @@ import time
 from schemas.events import Response
 from streams.engines import Completion, Engine, SamplingRequest
 from streams.errors import StreamwardError
-from streams.monitoring import names
-from streams.monitoring.metrics import Meter
-from streams.settings import Policy
+from streams.observability import catalog
+from streams.observability.metrics import Meter
+from streams.settings.load import Policy
 from streams.stages.policy.deadline import at_most
 from streams.stages.policy.rounds import all_failed, malformed
 
@@ -60,7 +60,7 @@ class Sampler:
         with at_most(most_s, what):
             started = time.monotonic()
             answers = self._engine.sample(requests)
-            self._meter.observe(names.SAMPLING, time.monotonic() - started, self._policy.name)
+            self._meter.observe(catalog.SAMPLING, time.monotonic() - started, self._policy.name)
         if self._engine.served_version != version:
             raise StreamwardError(
                 f"the engine {self._engine.name} was told to serve version {version} and says that it served "
@@ -77,6 +77,6 @@ class Sampler:
 
 def count(meter: Meter, slot: Response) -> None:
     """Count one response that was written."""
-    meter.add(names.RESPONSES, slot.policy, slot.finish_reason)
-    meter.add(names.TOKENS, slot.policy, by=slot.completion_tokens)
-    meter.add(names.PROMPT_TOKENS, slot.policy, by=slot.prompt_tokens)
+    meter.add(catalog.RESPONSES, slot.policy, slot.finish_reason)
+    meter.add(catalog.TOKENS, slot.policy, by=slot.completion_tokens)
+    meter.add(catalog.PROMPT_TOKENS, slot.policy, by=slot.prompt_tokens)

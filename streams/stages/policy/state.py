@@ -19,14 +19,14 @@ from typing import TypeVar
 
 from schemas.events import AdapterEvent, AdvantagedGroup, Batch, Coordinates, Event, Response
 from schemas.serde import Poison
-from streams.cluster import offsets, offsets_at
-from streams.log import POLL_S, Record, TopicPartition, partition_of
-from streams.patience import Patience
-from streams.reading import Tail, read
-from streams.settings import Settings
+from streams.kafka.admin import offsets, offsets_at
+from streams.kafka.reader import Tail, read
+from streams.kafka.record import POLL_S, Record, TopicPartition, partition_of
+from streams.kafka.retry import Patience
+from streams.kafka.topics import topics
+from streams.settings.load import Settings
 from streams.stages.policy.admission import Admission
 from streams.stages.policy.versions import Arms
-from streams.topics import topics
 
 log = logging.getLogger("streamward.policy")
 

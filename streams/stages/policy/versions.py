@@ -18,8 +18,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from schemas.events import AdapterEvent, Task
-from streams import adapters, serving
-from streams.serving import Serving, Status
+from streams.adapters import serving, versions as adapters
+from streams.adapters.serving import Serving, Status
 
 BASE = 0
 """The version that needs no files."""

@@ -25,11 +25,11 @@ from typing import Any, Literal, NamedTuple
 
 from schemas.events import AdapterEvent, AdvantagedGroup, Verdict, derive_id
 from streams.evaluation import sequential
-from streams.evaluation.outcomes import short
+from streams.evaluation.results import short
 from streams.evaluation.sequential import Arm, Interval, Pair
-from streams.rows import pack, unpack
-from streams.settings import Canary as Rule
+from streams.settings.load import Canary as Rule
 from streams.stages.advantages.state import POLICY_LAG
+from streams.table_rows import pack, unpack
 
 STAGE = "rollouts"
 UNSCORED = frozenset({"response_failed", "score_failed", "unscored", "unanswered"})

@@ -33,9 +33,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from schemas.events import AdapterEvent, Outcome, Verdict, derive_id
-from streams.adapters import Version
-from streams.evaluation import intervals, pairing
-from streams.settings import Guard
+from streams.adapters.versions import Version
+from streams.evaluation import intervals, paired as pairing
+from streams.settings.load import Guard
 
 ACTOR = "rollouts"
 HARDEST: tuple[Verdict, ...] = ("reject", "ask", "promote")

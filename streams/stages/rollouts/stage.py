@@ -33,21 +33,21 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from schemas.events import AdapterEvent, AdvantagedGroup, Task, derive_id
 from schemas.serde import Poison, decode, encode
-from streams.adapters import Version
+from streams.adapters.serving import DECISIONS, SWAPS, refusal, step
+from streams.adapters.versions import Version
 from streams.errors import EventError
-from streams.evaluation import evaluate, outcomes
-from streams.evaluation.outcomes import short
-from streams.serving import DECISIONS, SWAPS, refusal, step
-from streams.settings import Canary
+from streams.evaluation import results as outcomes, run as evaluate
+from streams.evaluation.results import short
+from streams.kafka.topics import topics
+from streams.observability.tracing import context
+from streams.settings.load import Canary
 from streams.stages.rollouts import canary, guard
 from streams.stages.rollouts.state import DIRECT, Line, Rule, dump, load_line, rule_of, waiting
-from streams.topics import topics
-from streams.tracing import context
 
 if TYPE_CHECKING:
-    from streams.app import App, Outlet
-    from streams.log import Record
-    from streams.tracing.tracer import Trace
+    from streams.kafka.record import Record
+    from streams.observability.tracing.tracer import Trace
+    from streams.worker.app import App, Outlet
 
 STAGE = "rollouts"
 Results = Callable[[int], AdapterEvent | None]
@@ -226,8 +226,8 @@ def _shown(result: AdapterEvent) -> Version:
 
 def register(app: App) -> None:
     """Drive the reducers. Each table is written by one agent, so no row has two writers."""
-    from streams.agents import agent
-    from streams.app import Outlet, record_of, table
+    from streams.worker.agent import agent
+    from streams.worker.app import Outlet, record_of, table
 
     settings, rule = app.settings, rule_of(app.settings)
     named, outlet = topics(settings.topics), Outlet(app, STAGE)
@@ -294,8 +294,8 @@ def _result_key(policy: str, suite: str | None, version: int) -> bytes:
 
 def _weigh_canaries(app: App, lines: Any, outlet: Outlet, rule: Canary) -> None:
     """Drive the canary's evidence from `groups`. Every group is remembered, so that none counts twice."""
-    from streams.agents import agent
-    from streams.app import record_of, table
+    from streams.worker.agent import agent
+    from streams.worker.app import record_of, table
 
     named, partitions = topics(app.settings.topics), app.settings.topics.policy_partitions
     evidence, counted = table(app, "rollouts-canaries", partitions), table(app, "rollouts-counted", partitions)

@@ -15,11 +15,11 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from schemas.events import Verdict
+from streams.adapters.serving import Serving, Status
 from streams.errors import SettingsError
-from streams.rows import pack, unpack
-from streams.serving import Serving, Status
-from streams.settings import Canary, Guard, Settings
+from streams.settings.load import Canary, Guard, Settings
 from streams.stages.rollouts.canary import Trial
+from streams.table_rows import pack, unpack
 
 if TYPE_CHECKING:
     from streams.evaluation.suites import Suite

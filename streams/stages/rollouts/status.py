@@ -16,17 +16,18 @@ from typing import Any, NamedTuple
 
 from schemas.events import AdapterEvent, AdvantagedGroup
 from schemas.serde import Poison
-from streams import adapters, cluster
-from streams.adapters import AdapterState, Version
+from streams.adapters import versions as adapters
+from streams.adapters.serving import DECISIONS
+from streams.adapters.versions import AdapterState, Version
 from streams.evaluation import sequential
-from streams.evaluation.outcomes import short
-from streams.log import TopicPartition, partition_of
-from streams.reading import read
-from streams.serving import DECISIONS
-from streams.settings import Canary, Settings
+from streams.evaluation.results import short
+from streams.kafka import admin
+from streams.kafka.reader import read
+from streams.kafka.record import TopicPartition, partition_of
+from streams.kafka.topics import topics
+from streams.settings.load import Canary, Settings
 from streams.stages.rollouts import canary
 from streams.stages.rollouts.canary import Evidence, Trial
-from streams.topics import topics
 
 LAST = 5
 """Decisions that are shown."""
@@ -174,7 +175,7 @@ class Watch:
     def look(self) -> Rollout:
         """Return how things stand now. Raises NotFoundError without topics, LogError if the broker does not answer."""
         rollout, trial = self._rollout, self._rollout.trial
-        bounds = cluster.offsets(self._settings, ["adapters", "groups"])
+        bounds = admin.offsets(self._settings, ["adapters", "groups"])
         low, high = bounds[self._adapters]
         for record in read(
             self._settings, {self._adapters: self._next.get(self._adapters, low)}, {self._adapters: high}
@@ -187,7 +188,7 @@ class Watch:
             return rollout
         low, high = bounds[self._groups]
         if trial is None or trial.id != rollout.trial.id:
-            since = cluster.offsets_at(self._settings, ["groups"], rollout.trial.steps[0][1])[self._groups]
+            since = admin.offsets_at(self._settings, ["groups"], rollout.trial.steps[0][1])[self._groups]
             self._next[self._groups] = max(since, low) if since >= 0 else high
             rollout.evidence, self._counted = Evidence(), set()
         for record in read(self._settings, {self._groups: self._next[self._groups]}, {self._groups: high}):

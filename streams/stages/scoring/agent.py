@@ -26,17 +26,17 @@ from typing import Self
 
 from schemas import serde
 from schemas.events import Response, Reward, RewardSource, Task, derive_id
-from streams import schema_registry
-from streams.following import Consumer, Contiguous
-from streams.log import POLL_S, Producer, Record, TopicPartition, dead_letter
-from streams.monitoring import metrics, names
-from streams.monitoring.metrics import OFF, Meter
-from streams.patience import Patience, StoppedWaiting
+from streams.kafka.consumer import Consumer, Contiguous
+from streams.kafka.record import POLL_S, Producer, Record, TopicPartition, dead_letter
+from streams.kafka.registry import client as schema_registry
+from streams.kafka.retry import Patience, StoppedWaiting
+from streams.observability import catalog, metrics
+from streams.observability.metrics import OFF, Meter
+from streams.observability.tracing import context, tracer as tracing
+from streams.observability.tracing.tracer import OFF as NO_TRACER, Trace, Tracer
 from streams.scorers import Outcome, Scorers
-from streams.settings import Settings
+from streams.settings.load import Settings
 from streams.stages.scoring.task_lookup import KnownTasks
-from streams.tracing import context, tracer as tracing
-from streams.tracing.tracer import OFF as NO_TRACER, Trace, Tracer
 
 STAGE = "scoring"
 TASK_WAIT_S = 5.0
@@ -57,7 +57,7 @@ log = logging.getLogger(__name__)
 def run(settings: Settings, *, stop: threading.Event) -> None:
     """Score responses until `stop` is set, then finish what is open (at most DRAIN_S), commit and return.
 
-    While the broker is away the agent waits (streams/patience.py). Raises LogError if the log refuses.
+    While the broker is away the agent waits (streams/kafka/retry.py). Raises LogError if the log refuses.
     """
     try:
         with (
@@ -116,7 +116,7 @@ class Agent:
             meter=meter,
             stage=STAGE,
         )
-        meter.collect(lambda: meter.set(names.OPEN, self._open))
+        meter.collect(lambda: meter.set(catalog.OPEN, self._open))
 
     def __enter__(self) -> Self:
         return self
@@ -255,9 +255,9 @@ class Agent:
                 self._write(item, source, outcome)
 
     def _write(self, item: Item, source: RewardSource, outcome: Outcome) -> None:
-        self._meter.observe(names.SCORE_SECONDS, outcome.latency_ms / 1000, source.name)
+        self._meter.observe(catalog.SCORE_SECONDS, outcome.latency_ms / 1000, source.name)
         if outcome.error is not None:
-            self._meter.add(names.SCORE_FAILURES, source.name)
+            self._meter.add(catalog.SCORE_FAILURES, source.name)
             log.warning("response not scored by %s: %s", source.name, outcome.error, extra={"at": item.record.at})
         reward = reward_of(item.response, source, outcome, int(time.time() * 1000))
         trace = self._trace(item, reward.reward_id)
@@ -283,7 +283,7 @@ class Agent:
     def _finish(self, item: Item) -> None:
         item.progress.done(item.record.at.offset)
         self._open -= 1
-        self._meter.observe(names.PROCESSING, time.monotonic() - item.began, STAGE)
+        self._meter.observe(catalog.PROCESSING, time.monotonic() - item.began, STAGE)
 
     def _commit(self) -> None:
         """Commit what is done, once all that was written about it is acknowledged."""

@@ -23,10 +23,10 @@ import confluent_kafka as ck
 from schemas import serde
 from schemas.events import Task
 from streams.errors import LogError
-from streams.log import POLL_S, client_config, unreachable
-from streams.patience import TRANSIENT, Patience
-from streams.settings import Settings
-from streams.topics import topics
+from streams.kafka.record import POLL_S, client_config, unreachable
+from streams.kafka.retry import TRANSIENT, Patience
+from streams.kafka.topics import topics
+from streams.settings.load import Settings
 
 CACHE_BYTES = 64 * 1024 * 1024
 SILENCE_S = 60.0

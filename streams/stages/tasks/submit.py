@@ -23,15 +23,15 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from schemas import serde
 from schemas.events import Message, Purpose, RewardSource, Sampling, Task, ToolCall, derive_id
-from streams.cluster import offsets
-from streams.log import Producer, partition_of
-from streams.reading import read
+from streams.kafka.admin import offsets
+from streams.kafka.reader import read
+from streams.kafka.record import Producer, partition_of
+from streams.kafka.topics import topics
+from streams.observability.tracing import tracer as tracing
+from streams.observability.tracing.context import Context
 from streams.scorers import source_problems
 from streams.scorers.verdict import nearest
-from streams.settings import Settings, Topics
-from streams.topics import topics
-from streams.tracing import tracer as tracing
-from streams.tracing.context import Context
+from streams.settings.load import Settings, Topics
 
 RECORD_OVERHEAD_BYTES = 512
 """What Kafka adds to a payload: batch header, key, headers."""

@@ -1,6 +1,7 @@
 """Faults 12 to 14: what Kafka deletes, and what a newer version writes.
 
-Not covered: a source topic that is made anew. That is refused at once (streams/faust_fixes.py, streams/following.py).
+Not covered: a source topic that is made anew. That is refused at once (streams/worker/faust/fixes.py,
+streams/kafka/consumer.py).
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ from pathlib import Path
 import confluent_kafka as ck
 from confluent_kafka import admin
 
-from streams import broker, cluster
-from streams.audit.reading import commits
-from streams.log import client_config
-from streams.reading import read
-from streams.settings import Settings, to_env
+from streams.kafka import admin as cluster
+from streams.kafka.node import process as broker
+from streams.kafka.reader import read
+from streams.kafka.record import client_config
+from streams.settings.load import Settings, to_env
+from streams.tools.audit.reading import commits
 from tests.chaos.load import Load
 from tests.chaos.matrix import fault
 from tests.chaos.world import REPO, World, plain_environment

@@ -19,11 +19,11 @@ import confluent_kafka as ck
 from schemas import serde
 from schemas.events import Reward, derive_id
 from schemas.serde import Poison
-from streams import cluster
-from streams.log import Producer, Record, client_config
-from streams.reading import Tail
-from streams.settings import Settings
-from streams.topics import KEYED_BY_TASK, topics
+from streams.kafka import admin
+from streams.kafka.reader import Tail
+from streams.kafka.record import Producer, Record, client_config
+from streams.kafka.topics import KEYED_BY_TASK, topics
+from streams.settings.load import Settings
 from tests.benchmarks.whole_groups import whole
 from tests.chaos import clocks
 from tests.chaos.load import Load
@@ -104,7 +104,7 @@ class _Sender:
 
 def _passing(settings: Settings, load: Load, labels: tuple[str, ...]) -> Iterator[Record]:
     """Yield the records of these topics as they come, without those of a `_Sender`, until the load was sent."""
-    starts = {tp: low for tp, (low, _) in cluster.offsets(settings, labels).items()}
+    starts = {tp: low for tp, (low, _) in admin.offsets(settings, labels).items()}
     with Tail(settings, starts) as tail:
         while load.share() < 1:
             yield from (record for record in tail.poll() if AGAIN not in dict(record.headers))
@@ -129,12 +129,12 @@ def doubles(world: World, load: Load, draw: random.Random) -> None:
                 sender.send(record, record.payload)
             if draw.random() < 0.001:
                 next(early)
-        for record in cluster.read_topic(world.direct, "tasks"):
+        for record in admin.read_topic(world.direct, "tasks"):
             sender.send(record, record.payload)
         for label in sources:
-            for record in cluster.read_topic(world.direct, label, partition=draw.randrange(8)):
+            for record in admin.read_topic(world.direct, label, partition=draw.randrange(8)):
                 sender.send(record, record.payload)
-        for record in cluster.read_topic(world.direct, "rewards", partition=draw.randrange(8)):
+        for record in admin.read_topic(world.direct, "rewards", partition=draw.randrange(8)):
             reward = record.decode(Reward)
             if isinstance(reward, Reward) and draw.random() < 0.1:  # of groups that are long out
                 late = replace(reward, source="style", reward_id=derive_id(reward.response_id, "style"))

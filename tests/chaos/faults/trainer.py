@@ -21,10 +21,11 @@ from pathlib import Path
 from typing import Any
 
 from schemas.events import AdapterEvent, Batch
-from streams import cluster, drive
-from streams.engines.weights import Base, load_base
-from streams.log import Producer
-from streams.settings import Model, Settings
+from streams.engines.base_model import Base, load_base
+from streams.kafka import admin
+from streams.kafka.record import Producer
+from streams.settings.load import Model, Settings
+from streams.tools.replay import driver
 from tests.chaos import child
 from tests.chaos.disks import fill, free, read_only, small_disk, writable
 from tests.chaos.matrix import FAULTS, Fault, Line, exits, healed
@@ -59,7 +60,7 @@ def _run(row: Fault, seed: int, folder: Path, trouble: Trouble) -> Line:
     with World(folder / "run", settings) as world:
         expected = _undisturbed(world, base, seed)
         world.use(world.direct.kafka.bootstrap)
-        cluster.apply_topics(world.direct)
+        admin.apply_topics(world.direct)
         _preload(world.direct, base, seed)
         trouble(world, random.Random(f"{row.name} {seed}"))
         healed = time.monotonic()
@@ -108,7 +109,7 @@ def _preload(settings: Settings, base: Base, seed: int) -> None:
         for number in range(BATCHES * PER_BATCH):
             producer.send(tiny_group(model, 1000 * seed + number, **digests))
         producer.flush()
-        for made in drive.cut(settings, cluster.read_topic(settings, "groups")):
+        for made in driver.cut(settings, admin.read_topic(settings, "groups")):
             assert isinstance(made, Batch), made
             producer.send(made)
 
@@ -124,7 +125,7 @@ def _until_trained(world: World) -> None:
 
 
 def _trained(settings: Settings) -> list[AdapterEvent]:
-    events = [record.decode(AdapterEvent) for record in cluster.read_topic(settings, "adapters")]
+    events = [record.decode(AdapterEvent) for record in admin.read_topic(settings, "adapters")]
     return [event for event in events if isinstance(event, AdapterEvent) and event.kind == "trained"]
 
 

@@ -1,0 +1,132 @@
+"""Say an event's dataclass in Avro.
+
+    schemas.events dataclass ──► Avro record schema (a JSON-able dict)
+
+    str, Literal -> string         int -> long, Int -> int, Millis -> long (timestamp-millis)
+    float -> double, Float -> float        bool -> boolean        dataclass -> record
+    dict[str, X] -> map            tuple[X, ...] -> array         X | None -> ["null", X], default null
+
+Bytes, fixed, decimal, uuid and time types are not used: bulk decoders cannot be trusted with them.
+
+Not covered: unions of two real types, and enums (a symbol more would break readers of the past; a Literal is a string
+whose values are checked on both ends).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from functools import cache
+from typing import Any, Literal, get_args, get_origin
+
+from schemas.events import Float32, Int32, Timestamp
+
+NAMESPACE = "streamward"
+_PRIMITIVES: dict[type, str] = {str: "string", int: "long", float: "double", bool: "boolean"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """A field's type, taken apart."""
+
+    base: Any
+    """A primitive, a dataclass, `dict`, `tuple` or `Literal`."""
+    item: Shape | None = None
+    """Of a map's values or an array's items."""
+    optional: bool = False
+    narrow: bool = False
+    """Avro int or float instead of long or double."""
+    timestamp: bool = False
+    doc: str | None = None
+    allowed: tuple[str, ...] = ()
+    """The values of a Literal."""
+
+
+@cache
+def shapes(event: type) -> dict[str, Shape]:
+    """Return the shape of every field of a dataclass, in order."""
+    hints = typing.get_type_hints(event, include_extras=True)
+    return {field.name: _shape(hints[field.name]) for field in dataclasses.fields(event)}
+
+
+def _shape(hint: Any) -> Shape:
+    if hasattr(hint, "__metadata__"):
+        inner, marks = _shape(hint.__origin__), hint.__metadata__
+        docs = [mark for mark in marks if isinstance(mark, str)]
+        return dataclasses.replace(
+            inner,
+            doc=docs[0] if docs else inner.doc,
+            narrow=inner.narrow or Int32 in marks or Float32 in marks,
+            timestamp=inner.timestamp or Timestamp in marks,
+        )
+    origin, args = get_origin(hint), get_args(hint)
+    if origin in (types.UnionType, typing.Union):
+        (inner_hint,) = (arg for arg in args if arg is not type(None))
+        return dataclasses.replace(_shape(inner_hint), optional=True)
+    if origin is Literal:
+        return Shape(Literal, allowed=args)
+    if origin is tuple:
+        return Shape(tuple, item=_shape(args[0]))
+    if origin is dict:
+        return Shape(dict, item=_shape(args[1]))
+    if hint in _PRIMITIVES or dataclasses.is_dataclass(hint):
+        return Shape(hint)
+    raise TypeError(f"{hint!r} has no Avro form here; see the table in schemas/avro_schema.py")
+
+
+def record_schema(event: type) -> dict[str, Any]:
+    """Return the Avro record schema of a dataclass; each nested record is spelt out once, then named."""
+    return _record(event, set())
+
+
+def _record(event: type, known: set[str]) -> dict[str, Any]:
+    known.add(event.__name__)
+    fields = []
+    for field in dataclasses.fields(event):
+        shape = shapes(event)[field.name]
+        entry: dict[str, Any] = {"name": field.name}
+        doc = shape.doc or (f"one of {', '.join(shape.allowed)}" if shape.allowed else None)
+        if doc:
+            entry["doc"] = doc
+        entry["type"] = _type(shape, known)
+        if (default := _default(field, shape)) is not dataclasses.MISSING:
+            entry["default"] = default
+        fields.append(entry)
+    doc = (event.__doc__ or "").strip().splitlines()[0]
+    return {"type": "record", "name": event.__name__, "namespace": NAMESPACE, "doc": doc, "fields": fields}
+
+
+def _type(shape: Shape, known: set[str]) -> Any:
+    inner = _plain_type(shape, known)
+    return ["null", inner] if shape.optional else inner
+
+
+def _plain_type(shape: Shape, known: set[str]) -> Any:
+    if shape.base is Literal:
+        return "string"
+    if shape.base is tuple:
+        assert shape.item is not None  # noqa: S101 - a tuple's shape always has an item
+        return {"type": "array", "items": _type(shape.item, known)}
+    if shape.base is dict:
+        assert shape.item is not None  # noqa: S101 - and so has a dict's
+        return {"type": "map", "values": _type(shape.item, known)}
+    if dataclasses.is_dataclass(shape.base):
+        record: Any = shape.base
+        return f"{NAMESPACE}.{record.__name__}" if record.__name__ in known else _record(record, known)
+    if shape.timestamp:
+        return {"type": "long", "logicalType": "timestamp-millis"}
+    if shape.narrow:
+        return "int" if shape.base is int else "float"
+    return _PRIMITIVES[shape.base]
+
+
+def _default(field: dataclasses.Field[Any], shape: Shape) -> Any:
+    """Return the Avro default of a field. Records get none in version 1: a reader always finds them."""
+    if shape.base is tuple:
+        return [] if field.default is not dataclasses.MISSING else dataclasses.MISSING
+    if shape.base is dict:
+        return {} if field.default_factory is not dataclasses.MISSING else dataclasses.MISSING
+    if dataclasses.is_dataclass(shape.base):
+        return None if field.default is None else dataclasses.MISSING
+    return field.default

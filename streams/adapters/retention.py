@@ -1,0 +1,123 @@
+"""Which adapter versions stay in the store, and which may go.
+
+    AdapterState, keep best K by a score, keep the last N primaries ──► plan ──► Fate: why it stays, or that it goes
+
+What serves, what may be asked to serve again, and what nobody has decided about yet always stays. The rest is ranked by
+how it did on a suite; what was rejected is not, since it can serve no more. A version goes by an event first, and its
+files go after it, so that every reader knows it is retired before there is nothing to load. Its batches stay in the
+log, and `streamward reproduce` makes it again.
+
+Not covered: checkpoints, which the trainer keeps by trainer.keep_checkpoints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from streams.adapters.versions import AdapterState, Version
+from streams.errors import SettingsError
+
+FIRST = ("exact", "mean_reward", "reward_mean", "reward")
+"""Metrics that say how well a version did, the best known first."""
+
+
+class Fate(NamedTuple):
+    """What becomes of one version."""
+
+    version: Version
+    why: str
+    goes: bool
+    score: float | None
+
+
+def headline(metrics: Mapping[str, float]) -> str | None:
+    """Return the metric that stands for a suite; None if there is none.
+
+    >>> headline({"n": 64.0, "mean_reward": 0.5}), headline({"n": 64.0})
+    ('mean_reward', 'n')
+    """
+    return next((name for name in FIRST if name in metrics), next(iter(metrics), None))
+
+
+def measure(state: AdapterState, by: str | None) -> tuple[str, str] | None:
+    """Return the suite and the metric that versions are ranked by; None if none was ever evaluated.
+
+    `by` is suite/metric; a suite's name may have slashes itself. Without it, the one suite there is and the metric that
+    stands for it. Raises SettingsError if several suites were asked, or nothing is called so.
+    """
+    found: dict[str, dict[str, float]] = {}
+    for version in state.versions.values():
+        for suite, metrics in version.evaluated.items():
+            found.setdefault(suite, {}).update(metrics)
+    names = [f"{suite}/{name}" for suite, metrics in found.items() for name in metrics]
+    if by is not None:
+        if by not in names:
+            raise SettingsError(f"--by {by}: no version was evaluated so; expected one of {', '.join(names) or 'none'}")
+        suite, _, metric = by.rpartition("/")
+        return suite, metric
+    if len(found) > 1:
+        best = [f"{suite}/{headline(metrics)}" for suite, metrics in found.items()]
+        raise SettingsError(f"several suites were asked; say which one ranks the versions, e.g. --by {best[0]}")
+    for suite, metrics in found.items():
+        if (name := headline(metrics)) is not None:
+            return suite, name
+    return None
+
+
+def plan(state: AdapterState, *, best: int, primaries: int, by: tuple[str, str] | None) -> list[Fate]:
+    """Return what becomes of every version but the base model, the oldest first.
+
+    `best` so many by score, `primaries` so many of those that were primary before this one, stay besides what must.
+    """
+    scores = {number: _score(version, by) for number, version in state.versions.items()}
+    why = _needed(state, primaries)
+    name = "" if by is None else f" by {by[1]} of {by[0]}"
+    ranked = sorted(
+        (number for number, score in scores.items() if score is not None and _may_serve(state.versions[number])),
+        key=lambda number: (-(scores[number] or 0.0), -number),
+    )
+    for place, number in enumerate(ranked[:best], start=1):
+        why.setdefault(number, f"number {place}{name}")
+    fates = []
+    for number, version in sorted(state.versions.items()):
+        if number == 0:
+            continue
+        goes = number not in why
+        reason = why.get(number) or _gone(version, scores[number], ranked, name)
+        fates.append(Fate(version, reason, goes, scores[number]))
+    return fates
+
+
+def _needed(state: AdapterState, primaries: int) -> dict[int, str]:
+    """Return which versions stay whatever their score, and why."""
+    why = {state.primary: "is primary"}
+    if state.serving.candidate is not None:
+        why.setdefault(state.serving.candidate, "is the candidate")
+    before = [number for number in _newest_first(state.primaries[:-1]) if number not in why]
+    for number in [number for number in before if number and _may_serve(state.versions[number])][:primaries]:
+        why[number] = "was primary, for a roll-back"
+    for number, version in state.versions.items():
+        if number > state.primary and version.status == "trained":
+            why.setdefault(number, "is newer than the primary, and nobody has decided")
+    return why
+
+
+def _newest_first(numbers: Iterable[int]) -> list[int]:
+    return list(dict.fromkeys(reversed(list(numbers))))
+
+
+def _may_serve(version: Version) -> bool:
+    return version.status not in ("retired", "rejected")
+
+
+def _score(version: Version, by: tuple[str, str] | None) -> float | None:
+    return None if by is None else version.evaluated.get(by[0], {}).get(by[1])
+
+
+def _gone(version: Version, score: float | None, ranked: list[int], name: str) -> str:
+    if not _may_serve(version):
+        return "is retired" if version.status == "retired" else "was rejected"
+    if score is None:
+        return "was never evaluated" + name
+    return f"number {ranked.index(version.version) + 1}{name}"

@@ -1,0 +1,158 @@
+"""Sign adapters, and believe only what was signed.
+
+    files, manifest.json + adapters.signing_key ──► sign   ──► model.sig, beside the manifest in the store
+    the same, fetched    + adapters.verify_key  ──► verify ──► nothing, or EventError (bad_signature)
+
+The signature is what sigstore's package `model-signing` makes with an elliptic-curve key: a bundle that names the
+sha256 of every file, checked offline. The manifest is among the files, and it names policy and version, so nobody can
+put a signed adapter in another's place. The signature itself is no part of the adapter: two signatures of the same
+bytes differ, and a version trained again has the same files all the same.
+
+Keys are PEM files on the curves P-256, P-384 and P-521. To make a pair:
+
+    openssl ecparam -name prime256v1 -genkey -noout -out adapters.key
+    openssl ec -in adapters.key -pubout -out adapters.pub
+
+Not covered: keys with a password, two keys at a time (while one replaces the other), and keyless signatures.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import shutil
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from schemas.events import AdapterFile
+from streams.errors import EventError, SettingsError
+from streams.files import Scratch
+from streams.settings.load import Adapters
+
+if TYPE_CHECKING:
+    from model_signing import signing, verifying
+
+MANIFEST = "manifest.json"
+SIGNATURE = "model.sig"
+"""Name of the signature in the store: the one that the command `model_signing` expects."""
+MAX_BYTES = 1 << 20
+"""A larger signature or manifest is not read: an adapter has a few files, and each takes a line."""
+
+
+class Expected(NamedTuple):
+    """Who must have signed what."""
+
+    key: Path
+    """The public key."""
+    policy: str
+    version: int
+
+
+def expected(adapters: Adapters, policy: str, version: int) -> Expected | None:
+    """Return what the signature of a version must be, or None if none is asked for (adapters.verify_key)."""
+    return None if adapters.verify_key is None else Expected(adapters.verify_key, policy, version)
+
+
+def check_signing_key(adapters: Adapters) -> None:
+    """Return if adapters can be signed, or need not be. Raises SettingsError."""
+    if adapters.signing_key is not None:
+        _signer(adapters.signing_key)
+
+
+def check_verify_key(adapters: Adapters) -> None:
+    """Return if signatures can be verified, or need not be. Raises SettingsError."""
+    if adapters.verify_key is not None:
+        _verifier(adapters.verify_key)
+
+
+def manifest_text(policy: str, version: int, files: Iterable[AdapterFile]) -> bytes:
+    """Return the manifest of a version, as it lies in the store."""
+    listed = [{"path": file.path, "sha256": file.sha256, "bytes": file.bytes} for file in files]
+    return json.dumps({"policy": policy, "version": version, "files": listed}, indent=1).encode()
+
+
+def sign(local: Path, names: Iterable[str], manifest: bytes, *, label: str, key: Path) -> bytes:
+    """Return a signature of the files called `names` in `local`, and of `manifest`.
+
+    `label` is what the signature calls them; nobody compares it. Raises SettingsError if the key cannot be used.
+    """
+    signer = _signer(key)
+    with Scratch("signing") as scratch:
+        folder, signature = scratch / label, scratch / SIGNATURE
+        folder.mkdir()
+        for name in names:
+            shutil.copyfile(local / name, folder / name)
+        (folder / MANIFEST).write_bytes(manifest)
+        signer.sign(folder, signature)
+        return signature.read_bytes()
+
+
+def verify(folder: Path, files: Iterable[AdapterFile], manifest: bytes, signature: bytes, wanted: Expected) -> None:
+    """Return if `signature` is that of `wanted` on `manifest` and on all that is in `folder`, which holds `files`.
+
+    Raises EventError (bad_signature) if it is not, SettingsError if the key cannot be used.
+    """
+    verifier = _verifier(wanted.key)
+    path = folder / MANIFEST
+    with Scratch("signing") as scratch:
+        (scratch / SIGNATURE).write_bytes(signature)
+        path.write_bytes(manifest)
+        try:
+            verifier.verify(folder, scratch / SIGNATURE)
+        except Exception as exc:  # what a stranger wrote is parsed first, and that raises whatever it likes
+            raise refused(wanted, f"its signature does not hold: {type(exc).__name__}: {exc}") from exc
+        finally:
+            path.unlink()
+    said = json.loads(manifest)  # by whoever has the key
+    if said != json.loads(manifest_text(wanted.policy, wanted.version, files)):
+        raise refused(wanted, f"its signature is for version {said.get('version')} of {said.get('policy')}")
+
+
+def refused(wanted: Expected, got: str) -> EventError:
+    """Return the error for an adapter that nobody we trust has signed."""
+    return EventError(
+        f"version {wanted.version} of {wanted.policy}: {got}; expected one made with the private half of {wanted.key} "
+        "(adapters.verify_key); it is not served: publish it with adapters.signing_key, or find out who wrote to the "
+        "store",
+        reason="bad_signature",
+    )
+
+
+def fingerprint(key: Path) -> str:
+    """Return what tells the content of a public key from that of another. Raises SettingsError if it cannot be read."""
+    with _usable("adapters.verify_key", key):
+        return hashlib.sha256(key.read_bytes()).hexdigest()
+
+
+def _signer(key: Path) -> signing.Config:
+    with _usable("adapters.signing_key", key):
+        from model_signing import signing
+
+        return signing.Config().use_elliptic_key_signer(private_key=key)
+
+
+def _verifier(key: Path) -> verifying.Config:
+    with _usable("adapters.verify_key", key):
+        from model_signing import verifying
+
+        return verifying.Config().use_elliptic_key_verifier(public_key=key)
+
+
+@contextlib.contextmanager
+def _usable(setting: str, key: Path) -> Iterator[None]:
+    """Turn what goes wrong with a key, or without the package, into a SettingsError."""
+    try:
+        yield
+    except ImportError as exc:
+        raise SettingsError(
+            f"{setting}={key}: signatures need the package model-signing ({exc}); install it with "
+            "`pip install 'streamward[signing]'`, or leave the setting out"
+        ) from exc
+    except Exception as exc:  # OSError, ValueError, TypeError, UnsupportedAlgorithm: the key's file may hold anything
+        raise SettingsError(
+            f"{setting}={key}: not a key that can be used: {type(exc).__name__}: {exc}; give a PEM file with a "
+            f"{'private' if 'signing' in setting else 'public'} key on the curve P-256, P-384 or P-521, without a "
+            "password (streams/adapters/signing.py says how to make a pair)"
+        ) from exc

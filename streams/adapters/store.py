@@ -1,0 +1,361 @@
+"""Keep adapters where every process can get them, whole or not at all.
+
+    trainer ──publish──► STORE/POLICY/VERSION/{adapter files, manifest.json} ──fetch──► a verified folder ──► engine
+                         with a key, model.sig beside them                   ──remove─► nothing
+
+The store is a folder, or any URL fsspec knows. In a folder a version appears by one rename; in an object store its
+manifest is written last, and a version without manifest is not there. The log says which files a version has and what
+their sha256 are; what the store holds is believed only as far as it agrees. A version never changes.
+
+Only safetensors and JSON are taken: reading them runs no code. Pickles are refused on the way in and on the way out.
+Who asks for a signature (streams/adapters/signing.py) gets nothing without it. It is no part of the adapter, whose
+identity is the hashes of its files.
+
+Not covered: a signature that is there already is left as it is, whoever made it. And two publishers of different bytes
+for one version of an object store at the same moment. Whichever of them the log names, a mixture fails its hashes when
+it is fetched.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from schemas.events import AdapterFile
+from streams.adapters import signing
+from streams.adapters.signing import MANIFEST, SIGNATURE
+from streams.errors import EventError, RefusedError, SettingsError
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+"""What a policy or a file may be called: it becomes part of a path."""
+SUFFIXES = (".safetensors", ".json")
+LEFT_OUT = ("README.md", ".gitattributes")
+"""What peft writes beside an adapter; not published."""
+CHUNK_BYTES = 1 << 20
+
+
+def publish(
+    local: Path, store: str, policy: str, version: int, signing_key: Path | None = None
+) -> tuple[str, tuple[AdapterFile, ...]]:
+    """Put the files of folder `local` into the store; return their URI and manifest. The same bytes again are a no-op.
+
+    With `signing_key` they are signed; a version that is there without a signature gets one.
+
+    Raises RefusedError if this version is there with other bytes, or if `local` holds what is not published;
+    SettingsError if the store, or the key, cannot be used.
+    """
+    fs, target = _place(store, policy, version)
+    files = manifest_of(local)
+    uri = str(fs.unstrip_protocol(target))
+    manifest = signing.manifest_text(policy, version, files)
+
+    def beside() -> dict[str, bytes]:
+        """Return what lies beside the files, the manifest last."""
+        made: dict[str, bytes] = {}
+        if signing_key is not None:
+            names, label = [file.path for file in files], f"{policy}-{version}"
+            made[SIGNATURE] = signing.sign(local, names, manifest, label=label, key=signing_key)
+        return made | {MANIFEST: manifest}
+
+    try:
+        if not _is_there(fs, target, uri, manifest):
+            if _is_local(fs):
+                _put_folder(local, Path(target), files, beside())
+            else:
+                _put_objects(fs, local, target, files, beside())
+            if not _is_there(fs, target, uri, manifest):
+                raise OSError(f"{target} is there without a {MANIFEST}, which nothing of ours leaves behind")
+        if signing_key is not None and not fs.exists(f"{target}/{SIGNATURE}"):
+            _add(fs, f"{target}/{SIGNATURE}", beside()[SIGNATURE])
+    except OSError as exc:
+        raise SettingsError(
+            f"adapters.store={store}: version {version} of {policy} cannot be written: {exc}; make room, or set "
+            "adapters.store to a place that can be written"
+        ) from exc
+    return uri, files
+
+
+def fetch(uri: str, files: Iterable[AdapterFile], into: Path, signed: signing.Expected | None = None) -> Path:
+    """Return a folder below `into` that holds exactly `files`, each with its sha256; copied if it is not there yet.
+
+    `files` is what the log says, `signed` who must have signed them, if anybody. Raises EventError: bad_adapter if the
+    store holds something else, bad_signature if nobody we trust has signed it, store_unreachable if it does not answer
+    (which may pass); SettingsError if a package that its kind of URL, or a signature, needs is not installed.
+    """
+    files = tuple(files)
+    for file in files:
+        if not _is_allowed(file.path):
+            raise _bad(uri, f"the event names {file.path!r}", f"plain names that end in {' or '.join(SUFFIXES)}")
+    if not files:
+        raise _bad(uri, "the event names no files", "a manifest with at least one file")
+    # who vouched for it is part of the name: a folder that is there was verified when it was made
+    vouched = None if signed is None else (signing.fingerprint(signed.key), signed.policy, signed.version)
+    key = hashlib.sha256(json.dumps([sorted((f.path, f.sha256, f.bytes) for f in files), vouched]).encode()).hexdigest()
+    folder = into / key[:32]
+    if folder.is_dir():
+        if _agrees(folder, files):
+            return folder
+        shutil.rmtree(folder)  # damaged here, after it was verified
+    fs, source = _open_store(uri)
+    into.mkdir(parents=True, exist_ok=True)
+    half = Path(tempfile.mkdtemp(prefix=".fetching-", dir=into))
+    try:
+        _check_names(fs, source, uri, files)
+        for file in files:
+            _copy(fs, f"{source}/{file.path}", half / file.path, uri, file)
+        if signed is not None:
+            manifest, signature = (_small(fs, f"{source}/{name}", signed) for name in (MANIFEST, SIGNATURE))
+            signing.verify(half, files, manifest, signature, signed)
+        _rename(half, folder)
+    except FileNotFoundError as exc:
+        raise _bad(uri, f"{exc} is missing", "every file of its manifest") from exc
+    except OSError as exc:
+        raise EventError(
+            f"adapter {uri}: the store does not answer: {exc}; try again, or check the network and the store's access",
+            reason="store_unreachable",
+        ) from exc
+    finally:
+        shutil.rmtree(half, ignore_errors=True)
+    return folder
+
+
+def check_base(uri: str, trained_on: str | None, served: str) -> None:
+    """Return if an adapter fits the base model that is served; both are digests of weights (engines/weights.py).
+
+    Names are not compared: one base has many. An event without a digest is of an adapter that was trained elsewhere.
+
+    Raises EventError (wrong_base).
+    """
+    if trained_on is not None and trained_on != served:
+        raise EventError(
+            f"adapter {uri}: it was trained on the base model {trained_on[:12]}, and this agent serves {served[:12]}; "
+            "it is not served: set model.base and model.dtype to what the trainer has",
+            reason="wrong_base",
+        )
+
+
+def uri_of(store: str, policy: str, version: int) -> str:
+    """Return where a version of this store lies, or would.
+
+    Raises RefusedError if nothing can be called so, SettingsError if the store cannot be opened.
+    """
+    fs, target = _place(store, policy, version)
+    return str(fs.unstrip_protocol(target))
+
+
+def _place(store: str, policy: str, version: int) -> tuple[Any, str]:
+    if not NAME.fullmatch(policy) or version < 1:
+        raise RefusedError(
+            f"policy {policy!r} version {version}: cannot be kept in a store; a policy is named with letters, digits, "
+            "'.', '_' and '-', first a letter or digit, and its adapters are numbered from 1"
+        )
+    fs, root = _open_store(store)
+    return fs, f"{root.rstrip('/')}/{policy}/{version}"
+
+
+def size_of(uri: str) -> int:
+    """Return how many bytes a version takes in the store; 0 if it is not there."""
+    fs, path = _open_store(uri)
+    fs.invalidate_cache()
+    return int(fs.du(path)) if fs.exists(path) else 0
+
+
+def remove(uri: str) -> bool:
+    """Delete a version from the store, its manifest first; return whether it was there.
+
+    Nobody asks here whether it may go. Raises SettingsError if the store cannot be written.
+    """
+    fs, path = _open_store(uri)
+    fs.invalidate_cache()
+    try:
+        if not fs.exists(path):
+            return False
+        if fs.exists(f"{path}/{MANIFEST}"):
+            fs.rm_file(f"{path}/{MANIFEST}")  # what is left of it is no version any more
+        fs.rm(path, recursive=True)
+    except OSError as exc:
+        raise SettingsError(f"adapter {uri}: cannot be deleted: {exc}; check who may write to the store") from exc
+    return True
+
+
+def manifest_of(local: Path) -> tuple[AdapterFile, ...]:
+    """Return name, sha256 and size of each file in folder `local`, by name.
+
+    Raises RefusedError if it holds anything but safetensors and JSON (what peft writes beside them is left out).
+    """
+    found = sorted(path for path in local.iterdir() if path.name not in LEFT_OUT) if local.is_dir() else []
+    for path in found:
+        if not path.is_file() or not _is_allowed(path.name):
+            raise RefusedError(
+                f"{path}: only plain files that end in {' or '.join(SUFFIXES)} are published, since reading them "
+                "runs no code; save the adapter with safetensors and take everything else out of its folder"
+            )
+    if not any(path.suffix == ".safetensors" for path in found):
+        raise RefusedError(f"{local}: holds no .safetensors file, so it is no adapter; save the adapter there first")
+    return tuple(AdapterFile(path=path.name, sha256=_sha256(path), bytes=path.stat().st_size) for path in found)
+
+
+def _is_allowed(name: str) -> bool:
+    return NAME.fullmatch(name) is not None and name.endswith(SUFFIXES) and name != MANIFEST
+
+
+def _open_store(url: str) -> tuple[Any, str]:
+    """Return the file system and the path in it. Raises SettingsError if no driver for the URL is installed."""
+    import fsspec
+
+    try:
+        fs, path = fsspec.core.url_to_fs(url)
+    except (ImportError, ValueError) as exc:
+        raise SettingsError(f"adapters.store={url}: {exc}; install the driver, or use a folder") from exc
+    return fs, str(path)
+
+
+def _is_local(fs: Any) -> bool:
+    from fsspec.implementations.local import LocalFileSystem
+
+    return isinstance(fs, LocalFileSystem)
+
+
+# --- writing ---------------------------------------------------------------------------------------------------------
+
+
+def _is_there(fs: Any, target: str, uri: str, manifest: bytes) -> bool:
+    """Whether this very version is in the store. Raises RefusedError if it is there with other bytes."""
+    fs.invalidate_cache()
+    try:
+        there = fs.cat_file(f"{target}/{MANIFEST}")
+    except FileNotFoundError:
+        return False
+    if there != manifest:
+        raise RefusedError(
+            f"{uri}: this version is there with other bytes, and a version never changes; publish under the next "
+            "version, or find out which of two trainers of this policy is one too many"
+        )
+    return True
+
+
+def _put_folder(local: Path, target: Path, files: Iterable[AdapterFile], beside: Mapping[str, bytes]) -> None:
+    """Write beside the target, then rename."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    half = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    try:
+        for file in files:
+            shutil.copyfile(local / file.path, half / file.path)
+        for name, content in beside.items():
+            (half / name).write_bytes(content)
+        for path in (*half.iterdir(), half):
+            _sync(path)
+        half.chmod(0o755)  # mkdtemp made it ours alone
+        _rename(half, target)
+        _sync(target.parent)
+    finally:
+        shutil.rmtree(half, ignore_errors=True)
+
+
+def _put_objects(fs: Any, local: Path, target: str, files: Iterable[AdapterFile], beside: Mapping[str, bytes]) -> None:
+    """Write the manifest last."""
+    fs.makedirs(target, exist_ok=True)
+    for file in files:
+        fs.put_file(str(local / file.path), f"{target}/{file.path}")
+    for name, content in beside.items():
+        fs.pipe_file(f"{target}/{name}", content)
+
+
+def _add(fs: Any, path: str, content: bytes) -> None:
+    """Put one more file into a version that is there."""
+    if not _is_local(fs):
+        fs.pipe_file(path, content)
+        return
+    target = Path(path)
+    with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parents[1]) as scratch:
+        half = Path(scratch) / target.name
+        half.write_bytes(content)
+        _sync(half)
+        half.replace(target)
+    _sync(target.parent)
+
+
+def _rename(half: Path, whole: Path) -> None:
+    """Rename a folder into place, unless somebody else did just before."""
+    try:
+        half.rename(whole)
+    except OSError as exc:
+        if exc.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+# --- reading ---------------------------------------------------------------------------------------------------------
+
+
+def _check_names(fs: Any, source: str, uri: str, files: Iterable[AdapterFile]) -> None:
+    """Refuse a folder that holds more or less than `files` and the manifest; there may be a signature."""
+    fs.invalidate_cache()
+    there = {str(path).rstrip("/").rsplit("/", 1)[-1] for path in fs.ls(source, detail=False)}
+    wanted = {file.path for file in files} | {MANIFEST}
+    if MANIFEST not in there:
+        raise _bad(uri, f"it has no {MANIFEST}, so it was never written whole", "a published version")
+    if there - {SIGNATURE} != wanted:
+        odd = ", ".join(sorted(there - wanted - {SIGNATURE})) or "nothing else"
+        raise _bad(
+            uri, f"it lacks {', '.join(sorted(wanted - there)) or 'nothing'} and has {odd}", "its manifest's files"
+        )
+
+
+def _copy(fs: Any, source: str, target: Path, uri: str, file: AdapterFile) -> None:
+    digest, size = hashlib.sha256(), 0
+    with fs.open(source, "rb") as reader, target.open("wb") as writer:
+        while chunk := reader.read(CHUNK_BYTES):
+            size += len(chunk)
+            if size > file.bytes:
+                raise _bad(uri, f"{file.path} has more than {file.bytes} bytes", f"{file.bytes} bytes, as the log says")
+            digest.update(chunk)
+            writer.write(chunk)
+    if (size, digest.hexdigest()) != (file.bytes, file.sha256):
+        what = f"{file.path} has {size} bytes with sha256 {digest.hexdigest()}"
+        raise _bad(uri, what, f"{file.bytes} bytes with {file.sha256}, as the log says")
+
+
+def _small(fs: Any, path: str, signed: signing.Expected) -> bytes:
+    """Return a file that is read whole. Raises EventError (bad_signature) if it is missing or large."""
+    name = path.rsplit("/", 1)[-1]
+    try:
+        with fs.open(path, "rb") as reader:
+            content: bytes = reader.read(signing.MAX_BYTES + 1)
+    except FileNotFoundError:
+        raise signing.refused(signed, f"it has no signature ({name})") from None
+    if len(content) > signing.MAX_BYTES:
+        raise signing.refused(signed, f"its {name} has more than {signing.MAX_BYTES} bytes")
+    return content
+
+
+def _agrees(folder: Path, files: Iterable[AdapterFile]) -> bool:
+    there = {path.name: _sha256(path) for path in folder.iterdir()}
+    return there == {file.path: file.sha256 for file in files}
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _bad(uri: str, got: str, expected: str) -> EventError:
+    return EventError(
+        f"adapter {uri}: {got}; expected {expected}; it is not served: restore the store, or train the version again",
+        reason="bad_adapter",
+    )

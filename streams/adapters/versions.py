@@ -1,0 +1,183 @@
+"""What became of each adapter version, as the fold of its events.
+
+    adapters[policy]: trained, promoted, ... ──► fold, first event wins ──► versions, primary, newest
+
+Who answers, and what an event may change about that, is streams/adapters/serving.py; this is the whole story around
+it: where each version's files are, what it was trained on, how it was judged, and which events were refused. "Newest"
+is the highest version in the log, never the latest record.
+
+Not covered: whether the adapter's files are good. Who loads them verifies them (streams/adapters/store.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from schemas.events import AdapterEvent, AdapterFile, Outcome, Verdict
+from schemas.serde import Poison
+from streams.adapters.serving import DECISIONS, SWAPS, Serving, Status, refusal, step
+from streams.kafka.admin import read_topic
+from streams.kafka.record import partition_of
+from streams.settings.load import Settings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Version:
+    """One adapter version and everything the log says of it."""
+
+    version: int
+    status: Status
+    created_at: int = 0
+    """When it was trained, milliseconds since the epoch; 0 for the base model."""
+    parent_version: int | None = None
+    uri: str | None = None
+    """Folder in the adapter store; None for the base model."""
+    files: tuple[AdapterFile, ...] = ()
+    base_digest: str | None = None
+    first_batch: int | None = None
+    last_batch: int | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    evaluated: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """Metrics by suite."""
+    outcomes: Mapping[str, tuple[Outcome, ...]] = field(default_factory=dict)
+    """What became of each task, by suite, in the order of the suite."""
+    judged: Judgement | None = None
+    """The newest verdict on it."""
+    promoted_at: int | None = None
+    """When it was last made primary."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judgement:
+    """What the guard, or the canary's test, found."""
+
+    verdict: Verdict
+    reason: str
+    suite: str | None
+    against: int | None
+    """The primary it was compared with."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused:
+    """An event that changed nothing, and why."""
+
+    event: AdapterEvent
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterState:
+    """Every version of one policy."""
+
+    policy: str
+    versions: Mapping[int, Version]
+    serving: Serving = field(default_factory=Serving)
+    newest: int = 0
+    primaries: tuple[int, ...] = (0,)
+    """The versions that were primary, oldest first; the last is in force. A rollback takes its victim off the list."""
+    refused: tuple[Refused, ...] = ()
+    decided: frozenset[str] = frozenset()
+    """Ids of the `DECISIONS` read so far, refused ones included."""
+
+    @property
+    def primary(self) -> int:
+        """The version in force."""
+        return self.serving.primary
+
+
+def empty(policy: str) -> AdapterState:
+    """Return the state of a policy nobody has trained: the base model is primary."""
+    return AdapterState(policy=policy, versions={0: Version(version=0, status="primary")})
+
+
+def fold(state: AdapterState, event: AdapterEvent) -> AdapterState:
+    """Return the state after `event`. The same event again changes nothing; one against the rules is only listed."""
+    if event.policy != state.policy or _known(state, event):
+        return state
+    if event.kind in DECISIONS:
+        if event.event_id in state.decided:
+            return state
+        state = replace(state, decided=state.decided | {event.event_id})
+    reason = refusal(event, state.serving)
+    if reason is not None:
+        return replace(state, refused=(*state.refused, Refused(event=event, reason=reason)))
+    serving = step(state.serving, event)
+    statuses = serving.statuses
+    versions = {
+        number: replace(version, status=statuses[number]) if version.status != statuses[number] else version
+        for number, version in state.versions.items()
+    }
+    versions[event.version] = _described(versions.get(event.version), event, statuses[event.version])
+    return replace(
+        state,
+        versions=versions,
+        serving=serving,
+        newest=max(versions),
+        primaries=_primaries(state.primaries, event),
+    )
+
+
+def _known(state: AdapterState, event: AdapterEvent) -> bool:
+    """Whether this is a second `trained` or `evaluated`: the first one stands, and a second is no mistake."""
+    version = state.versions.get(event.version)
+    if version is None:
+        return False
+    if event.kind == "trained":
+        return True
+    return event.kind == "evaluated" and (event.suite or "") in version.evaluated
+
+
+def _described(version: Version | None, event: AdapterEvent, status: Status) -> Version:
+    if version is None:
+        return Version(
+            version=event.version,
+            status=status,
+            created_at=event.created_at,
+            parent_version=event.parent_version,
+            uri=event.uri,
+            files=event.files,
+            base_digest=event.base_digest,
+            first_batch=event.first_batch,
+            last_batch=event.last_batch,
+            metrics=event.metrics,
+        )
+    if event.kind == "evaluated":
+        suite = event.suite or ""
+        return replace(
+            version,
+            evaluated={**version.evaluated, suite: event.metrics},
+            outcomes={**version.outcomes, suite: event.outcomes},
+        )
+    if event.kind == "judged":
+        judged = Judgement(
+            verdict=event.verdict or "ask", reason=event.reason, suite=event.suite, against=event.expected_version
+        )
+        return replace(version, judged=judged)
+    if event.kind in SWAPS:
+        return replace(version, promoted_at=event.created_at)
+    return version
+
+
+def _primaries(primaries: tuple[int, ...], event: AdapterEvent) -> tuple[int, ...]:
+    if event.kind == "promoted":
+        return (*primaries, event.version)
+    if event.kind == "rolled_back":
+        kept = primaries[:-1]
+        return kept if kept and kept[-1] == event.version else (*kept, event.version)
+    return primaries
+
+
+def read_state(settings: Settings, policy: str) -> AdapterState:
+    """Return the state of `policy` as the log has it now. Records that are no adapter events are passed over.
+
+    Raises NotFoundError if there is no such topic, LogError if the broker does not answer.
+    """
+    state = empty(policy)
+    partition = partition_of(policy, settings.topics.policy_partitions)
+    for record in read_topic(settings, "adapters", partition=partition):
+        event = record.decode(AdapterEvent)
+        if not isinstance(event, Poison):
+            state = fold(state, event)
+    return state

@@ -1,0 +1,152 @@
+"""How events look, one by one.
+
+    Seen ──► {"topic", "partition", "offset", "timestamp", "event" or "poison"}        jsonl: everything
+         └─► time  partition@offset  the columns people look at                       table
+
+With several topics in one table a line names its fields, since no header could fit them all.
+
+Not covered: which events are shown (streams/kafka/times.py).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from schemas.serde import Poison
+from streams.kafka.times import Seen
+from streams.output import Column, Lines, cell, json_line, moment
+
+
+def json_of(seen: Seen) -> str:
+    """Return a record as one line of JSON."""
+    at, event = seen.record.at, seen.event
+    line: dict[str, Any] = {
+        "topic": at.topic,
+        "partition": at.partition,
+        "offset": at.offset,
+        "timestamp": seen.record.timestamp_ms,
+    }
+    if isinstance(event, Poison):
+        line["poison"] = {"reason": event.reason, "error": event.error}
+    else:
+        line["event"] = event
+    return json_line(line)
+
+
+class EventLines:
+    """A table of records that grows at its end."""
+
+    def __init__(self, *, several: bool) -> None:
+        """`several`: whether records of more than one topic will come."""
+        self._several = several
+        self._lines: Lines | None = None
+        self._where = (
+            Column("time", lambda seen: moment(seen.record.timestamp_ms), 24),
+            Column("at", lambda seen: _at(seen, several), 22 if several else 8),
+        )
+
+    def add(self, seen: Seen) -> None:
+        """Print one record."""
+        if self._lines is None:
+            self._lines = Lines(self._columns(seen))
+        if isinstance(seen.event, Poison):
+            self._lines.add(seen, instead=f"POISON {seen.event.reason}: {seen.event.error}", after=len(self._where))
+        else:
+            self._lines.add(seen)
+
+    def _columns(self, seen: Seen) -> list[Column]:
+        if self._several:
+            return [*self._where, Column("event", _fields)]
+        return [*self._where, *(_of_event(column) for column in EVENT_COLUMNS[seen.topic.event.__name__])]
+
+
+def _at(seen: Seen, several: bool) -> str:
+    label = f"{seen.topic.label}[{seen.record.at.partition}]" if several else str(seen.record.at.partition)
+    return f"{label}@{seen.record.at.offset}"
+
+
+def _of_event(column: Column) -> Column:
+    """Return a column of the record that asks its event."""
+    return column._replace(value=lambda seen: column.of(seen.event))
+
+
+def _fields(seen: Seen) -> str:
+    """Return the event's columns as `title value` pairs."""
+    pairs = ((column.title, column.of(seen.event)) for column in EVENT_COLUMNS[seen.topic.event.__name__])
+    return "  ".join(f"{title} {text}" for title, text in pairs if text)
+
+
+# --- the columns of each event ----------------------------------------------------------------------------------------
+
+
+def _short(identity: str | None) -> str:
+    return (identity or "")[:8]
+
+
+EVENT_COLUMNS: dict[str, tuple[Column, ...]] = {
+    "Task": (
+        Column("task", lambda e: _short(e.task_id), 8),
+        Column("purpose", lambda e: e.purpose, 7),
+        Column("policy", lambda e: e.policy, 10),
+        Column("slots", lambda e: e.group_size, 5, right=True),
+        Column("sources", lambda e: [source.name for source in e.reward_sources], 10),
+        Column("asks", lambda e: e.messages[-1].content),
+    ),
+    "Response": (
+        Column("task", lambda e: _short(e.task_id), 8),
+        Column("slot", lambda e: e.slot, 4, right=True),
+        Column("version", lambda e: e.adapter_version, 7, right=True),
+        Column("tokens", lambda e: e.completion_tokens, 6, right=True),
+        Column("finish", lambda e: e.finish_reason, 6),
+        Column("text", lambda e: e.text if e.error is None else e.error),
+    ),
+    "Reward": (
+        Column("task", lambda e: _short(e.task_id), 8),
+        Column("slot", lambda e: e.slot, 4, right=True),
+        Column("source", lambda e: e.source, 16),
+        Column("value", lambda e: e.value, 8, right=True),
+        Column("why", lambda e: e.error or e.rationale or e.components),
+    ),
+    "GroupControl": (
+        Column("task", lambda e: _short(e.task_id), 8),
+        Column("kind", lambda e: e.kind, 6),
+        Column("reason", lambda e: e.reason),
+    ),
+    "AdvantagedGroup": (
+        Column("task", lambda e: _short(e.task_id), 8),
+        Column("purpose", lambda e: e.purpose, 7),
+        Column("version", lambda e: e.adapter_version, 7, right=True),
+        Column("scored", lambda e: f"{len(e.responses)}/{e.group_size}", 7, right=True),
+        Column("mean", lambda e: e.reward_mean, 7, right=True),
+        Column("std", lambda e: e.reward_std, 7, right=True),
+        Column("fate", lambda e: e.dropped_reason or ("complete" if e.complete else "partial")),
+    ),
+    "Batch": (
+        Column("policy", lambda e: e.policy, 10),
+        Column("sequence", lambda e: e.sequence, 8, right=True),
+        Column("groups", lambda e: e.groups, 6, right=True),
+        Column("responses", lambda e: e.responses, 9, right=True),
+        Column("tokens", lambda e: e.loss_tokens, 7, right=True),
+        Column("dropped", lambda e: len(e.dropped), 7, right=True),
+        Column("closed by", lambda e: e.closed_by),
+    ),
+    "AdapterEvent": (
+        Column("policy", lambda e: e.policy, 10),
+        Column("version", lambda e: e.version, 7, right=True),
+        Column("kind", lambda e: e.kind, 15),
+        Column("actor", lambda e: e.actor, 10),
+        Column("reason", lambda e: cell(e.metrics) if e.kind == "evaluated" and e.metrics else e.reason),
+    ),
+    "DeadLetter": (
+        Column("stage", lambda e: e.stage, 10),
+        Column("reason", lambda e: e.reason, 16),
+        Column("error", lambda e: e.error),
+    ),
+    "ExperimentEvent": (
+        Column("experiment", lambda e: e.experiment, 16),
+        Column("kind", lambda e: e.kind, 8),
+        Column("policy", lambda e: e.policy, 10),
+        Column("counts", lambda e: e.counts),
+    ),
+}
+"""What of an event people look at, by its type."""

@@ -1,0 +1,244 @@
+"""Where every group is, folded from the log.
+
+    tasks, responses, rewards, groups, batches, adapters, dead-letters ──► Progress of one policy
+
+Each topic is read in its own order and side by side with the others, so an event may be seen before its cause; a task
+only ever moves forward through `PLACES`, and the picture is right once the reading has caught up.
+
+Not covered: history. The fold keeps what is open and what a reader counts; the rest is one query over the log away.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from schemas.events import AdapterEvent, AdvantagedGroup, Batch, DeadLetter, Event, Response, Reward, Task
+from schemas.serde import Poison
+from streams.kafka.record import Record, TopicPartition
+from streams.kafka.topics import topics
+from streams.settings.load import Settings
+
+PLACES = ("waiting", "sampled", "scored", "grouped", "batched", "trained", "left out")
+"""The places of a train task, in the order it passes them."""
+
+
+@dataclass
+class Open:
+    """A task on its way. What is about it may be read before the task itself, which tells whether it counts."""
+
+    place: str = "waiting"
+    is_train: bool = False
+    group_size: int = 0
+    """As its responses say; 0 while none was read."""
+    responses: int = 0
+    rewards: int = 0
+
+
+@dataclass
+class HeldOut:
+    """How one version did on the questions it never trained on."""
+
+    version: int
+    exact: float
+    mean_reward: float
+    n: int
+
+
+@dataclass
+class Progress:
+    """One policy's share of the log, counted."""
+
+    settings: Settings
+    counts: Counter[str] = field(default_factory=Counter)
+    """Records read, by topic label."""
+    places: Counter[str] = field(default_factory=Counter)
+    """Train tasks, by place."""
+    reasons: Counter[str] = field(default_factory=Counter)
+    """Train tasks that left without training, and dead letters, by reason."""
+    versions: int = 0
+    primary: int = 0
+    held_out: dict[int, HeldOut] = field(default_factory=dict)
+    rewards_by_version: dict[int, tuple[float, int]] = field(default_factory=dict)
+    """Sum and number of rewards of train responses, by the version that sampled them."""
+    train_tasks: Counter[str] = field(default_factory=Counter)
+    """Train tasks by scenario."""
+    eval_open: int = 0
+    failed: int = 0
+    """Responses that are errors: nobody scores them."""
+    evaluations: set[int] = field(default_factory=set)
+    """Versions for which held-out tasks were submitted."""
+    batches: int = 0
+    _open: dict[str, Open] = field(default_factory=dict)
+    _grouped: set[str] = field(default_factory=set)
+    """Tasks whose group was read: the first one counts, and what else comes of the task changes nothing."""
+    _batched: dict[int, list[str]] = field(default_factory=dict)
+    _at_offset: dict[TopicPartition, dict[int, str]] = field(default_factory=dict)
+    _early: list[Batch] = field(default_factory=list)
+    _eval_tasks: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self._labels = {topic.name: topic for topic in topics(self.settings.topics).values()}
+
+    def fold(self, record: Record) -> Event | None:
+        """Take one record in, and return its event; None for one that is unreadable, or of another policy."""
+        topic = self._labels[record.at.topic]
+        event = record.decode(topic.event)
+        if isinstance(event, Poison):
+            return None
+        if getattr(event, "policy", self.settings.policy.name) != self.settings.policy.name:
+            return None
+        self.counts[topic.label] += 1
+        match event:
+            case Task():
+                self._task(event)
+            case Response():
+                self._response(event)
+            case Reward():
+                self._reward(event)
+            case AdvantagedGroup():
+                self._group(event, record)
+            case Batch():
+                self._early.append(event)
+            case AdapterEvent():
+                self._adapter(event)
+            case DeadLetter(stage=stage) if stage != "dlq":  # those decide about others
+                self.reasons[event.reason] += 1
+        self._take_batches()
+        return event
+
+    def window(self) -> int:
+        """Return how many groups wait in the window of the next batch."""
+        return self.places["grouped"]
+
+    def _task(self, task: Task) -> None:
+        if task.purpose == "eval":
+            if task.adapter_version is not None:
+                self.evaluations.add(task.adapter_version)
+            if task.task_id not in self._eval_tasks and task.task_id not in self._grouped:
+                self._eval_tasks.add(task.task_id)
+                self.eval_open += 1
+        elif task.purpose == "train":
+            self.train_tasks[task.scenario] += 1
+            self._counts(self._on_its_way(task.task_id))
+
+    def _response(self, response: Response) -> None:
+        self.failed += response.error is not None
+        task = self._on_its_way(response.task_id)
+        if task is not None:
+            task.responses += 1
+            task.group_size = response.group_size
+            self._judge(task)
+
+    def _reward(self, reward: Reward) -> None:
+        task = self._on_its_way(reward.task_id)
+        if task is not None:
+            task.rewards += 1
+            self._judge(task)
+
+    def _judge(self, task: Open) -> None:
+        """Move a task as far as its responses and rewards say."""
+        if 0 < task.group_size <= task.responses:
+            self._move(task, "scored" if task.rewards >= task.responses else "sampled")
+
+    def _group(self, group: AdvantagedGroup, record: Record) -> None:
+        task = self._on_its_way(group.task_id)
+        if task is None or group.task_id in self._grouped:
+            return  # written twice
+        self._grouped.add(group.task_id)
+        if group.purpose == "eval":
+            self.eval_open -= group.task_id in self._eval_tasks
+            self._eval_tasks.discard(group.task_id)
+        if group.purpose != "train":
+            del self._open[group.task_id]
+            return
+        self._counts(task)
+        for response in group.responses:
+            total, n = self.rewards_by_version.get(group.adapter_version, (0.0, 0))
+            self.rewards_by_version[group.adapter_version] = (total + response.reward, n + 1)
+        flat = not any(response.advantage for response in group.responses)
+        if group.dropped_reason is not None or (flat and self.settings.batches.zero_variance == "drop"):
+            self._leave(group.task_id, group.dropped_reason or "zero_variance")
+            return
+        self._move(task, "grouped")
+        self._at_offset.setdefault((record.at.topic, record.at.partition), {})[record.at.offset] = group.task_id
+
+    def _take_batches(self) -> None:
+        """Move the groups of each batch whose groups have all been read."""
+        groups = next(topic.name for topic in self._labels.values() if topic.label == "groups")
+        for batch in list(self._early):
+            at = self._at_offset.get((groups, batch.groups_partition), {})
+            if batch.sequence >= self.batches and any(offset not in at for offset in batch.groups_offsets):
+                continue
+            self._early.remove(batch)
+            if batch.sequence < self.batches:
+                continue  # delivered twice
+            self.batches = batch.sequence + 1
+            self._batched[batch.sequence] = [at.pop(offset) for offset in batch.groups_offsets]
+            for task_id in self._batched[batch.sequence]:
+                self._move(self._open[task_id], "batched")
+            for dropped in batch.dropped:
+                if dropped.offset in at:
+                    self._leave(at.pop(dropped.offset), dropped.reason)
+        self._take_versions()
+
+    def _adapter(self, event: AdapterEvent) -> None:
+        if event.kind == "trained":
+            self.versions = max(self.versions, event.version)
+        elif event.kind in ("promoted", "rolled_back"):
+            self.primary = event.version
+        elif event.kind == "evaluated" and event.suite is not None:
+            metrics = event.metrics
+            self.held_out[event.version] = HeldOut(
+                event.version, metrics.get("exact", 0.0), metrics.get("mean_reward", 0.0), int(metrics.get("n", 0))
+            )
+        self._take_versions()
+
+    def _take_versions(self) -> None:
+        for sequence in [sequence for sequence in self._batched if sequence < self.versions]:
+            for task_id in self._batched.pop(sequence):
+                self._move(self._open.pop(task_id), "trained")
+
+    def _leave(self, task_id: str, reason: str) -> None:
+        self.reasons[reason] += 1
+        self._move(self._open.pop(task_id), "left out")
+
+    def _on_its_way(self, task_id: str) -> Open | None:
+        """Return what is known of a task; None if its way has ended."""
+        if task_id in self._grouped:
+            return self._open.get(task_id)
+        return self._open.setdefault(task_id, Open())
+
+    def _counts(self, task: Open | None) -> None:
+        """Count a task from now on, at the place it has reached: it is one to train on."""
+        if task is not None and not task.is_train:
+            task.is_train = True
+            self.places[task.place] += 1
+
+    def _move(self, task: Open, place: str) -> None:
+        """Move a task forward; never back."""
+        if PLACES.index(place) > PLACES.index(task.place):
+            self.places[task.place] -= task.is_train
+            self.places[place] += task.is_train
+            task.place = place
+
+
+def waits(progress: Progress) -> list[tuple[str, str]]:
+    """Return, for each process, what it works on or waits for."""
+    rule, places = progress.settings.batches, progress.places
+    ahead = places["sampled"] + places["scored"] + places["grouped"] + places["batched"]
+    if progress.eval_open:
+        policy = f"answers {progress.eval_open} held-out questions"
+    elif places["waiting"] and ahead >= rule.groups * (rule.max_policy_lag + 1):
+        policy = f"held back: {ahead} groups are ahead of the trainer"
+    elif places["waiting"]:
+        policy = f"answers; {places['waiting']} tasks wait"
+    else:
+        policy = "waits for tasks"
+    unscored = max(progress.counts["responses"] - progress.failed - progress.counts["rewards"], 0)
+    scoring = f"{unscored} responses to score" if unscored else "waits for responses"
+    if progress.batches > progress.versions:
+        trainer = f"trains version {progress.versions + 1}"
+    else:
+        trainer = f"waits for batch {progress.batches}: {progress.window()} of {rule.groups} groups"
+    return [("policy", policy), ("scoring", scoring), ("trainer", trainer)]

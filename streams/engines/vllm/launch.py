@@ -1,0 +1,114 @@
+"""Start a vLLM server on this machine, as the engine needs it.
+
+    VLLM_PYTHON, or .venv-vllm (make setup-vllm) ──► a python that has vllm ──► command and environment ──► /health
+
+vLLM lives in a virtual environment of its own: it pins versions of its own. The server listens on this machine only.
+
+Not covered: servers for others, on other machines, with several GPUs; start those as vLLM's documentation says.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import httpx
+
+from streams.engines.base_model import folder_of
+from streams.errors import SettingsError, StreamwardError
+from streams.settings.load import Settings
+
+ENV_PYTHON = "VLLM_PYTHON"
+OWN = Path(".venv-vllm/bin/python")
+BASE = "base"
+"""What the server calls the base model."""
+MODULE = "vllm.entrypoints.openai.api_server"
+START_S = 300.0
+"""Until it answers; half a minute for a small model on a CPU."""
+
+
+def python_with_vllm() -> Path:
+    """Return a python that has vllm. Raises SettingsError, with the way out, if none is known."""
+    named = os.environ.get(ENV_PYTHON)
+    if named is None and importlib.util.find_spec("vllm") is not None:
+        return Path(sys.executable)
+    python = Path(named) if named is not None else OWN
+    if not python.exists():
+        said = f"{ENV_PYTHON}={named}: there is no such file" if named is not None else f"there is no {OWN}"
+        raise SettingsError(f"no python with vllm: {said}; run `make setup-vllm`, or set {ENV_PYTHON} to one that has")
+    done = subprocess.run([python, "-c", "import importlib.util as u; raise SystemExit(u.find_spec('vllm') is None)"])
+    if done.returncode != 0:
+        raise SettingsError(f"{python} has no vllm; run `make setup-vllm`, or set {ENV_PYTHON} to one that has it")
+    return python
+
+
+def command(python: Path, model: Path, port: int, *, rank: int, options: Sequence[str] = ()) -> list[str]:
+    """Return how a server for the model in folder `model` is started; `rank` is the largest of its adapters."""
+    return [
+        *(str(python), "-m", MODULE, "--host", "127.0.0.1", "--port", str(port)),
+        *("--model", str(model), "--served-model-name", BASE, "--dtype", "float32"),
+        *("--enable-lora", "--max-lora-rank", str(next(size for size in RANKS if size >= rank))),
+        *("--max-loras", "2", "--max-cpu-loras", "8", "--logprobs-mode", "processed_logprobs"),
+        *("--block-size", "32"),  # a CPU's are of 128 tokens else, and only whole ones are shared by a task's answers
+        "--no-enable-chunked-prefill",  # a prompt in two parts and a seed end vLLM 0.32.0 on a CPU (no offset to set)
+        *options,
+    ]
+
+
+RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
+"""What --max-lora-rank may be."""
+
+
+def environment() -> dict[str, str]:
+    """Return the variables of a server's process: this one's without our settings, adapters allowed at run time."""
+    own = {name: text for name, text in os.environ.items() if not name.startswith("STREAMWARD_") and name != ENV_PYTHON}
+    return own | {
+        "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_CPU_KVCACHE_SPACE": os.environ.get("VLLM_CPU_KVCACHE_SPACE", "1"),
+        "VLLM_CPU_OMP_THREADS_BIND": os.environ.get("VLLM_CPU_OMP_THREADS_BIND", f"0-{(os.cpu_count() or 1) - 1}"),
+        "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "WARNING"),
+    }
+
+
+def free_port() -> int:
+    """Return a port on which nobody listens now."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def server_for(settings: Settings) -> list[str]:
+    """Return the command that starts the server in policy.servers, on this machine. Raises SettingsError."""
+    (url,) = settings.policy.server_urls
+    port = int(url.rpartition(":")[2])
+    return command(python_with_vllm(), folder_of(settings.model.base), port, rank=settings.trainer.lora_rank)
+
+
+def wait_until_up(
+    url: str, has_ended: Callable[[], bool], said: Callable[[], str], stop: threading.Event | None = None
+) -> None:
+    """Return once the server at `url` answers, or `stop` is set.
+
+    Raises StreamwardError with what it said if it ends, or takes longer than START_S.
+    """
+    stop = stop or threading.Event()
+    deadline = time.monotonic() + START_S
+    while time.monotonic() < deadline:
+        if has_ended():
+            raise StreamwardError(f"vLLM at {url} ended while it started; its last words:\n{said()}")
+        with suppress(httpx.HTTPError):
+            if httpx.get(f"{url}/health", timeout=5).status_code == 200:
+                return
+        if stop.wait(0.5):
+            return
+    raise StreamwardError(f"vLLM at {url} does not answer after {START_S:g} s; its last words:\n{said()}")

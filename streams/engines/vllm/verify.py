@@ -1,0 +1,200 @@
+"""What a vLLM server has to show before it is asked: which base, which logprobs, and which adapter.
+
+    server ──► what it lists ──► its base on the probe ──► logprobs of the draw? ──► met
+                                 an adapter: loaded, listed, as predicted on the probe ──► verified
+
+What was shown is remembered until the server was away or has forgotten an adapter, which is when it may have been
+restarted. What it failed to show is remembered as long: asking again would not change its weights.
+
+Not covered: an adapter that another agent loaded under our name (it carries the hash of the files) with other bytes is
+refused, not replaced: vLLM keeps cached beginnings of prompts by name.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from streams.engines.prompts import Prompts
+from streams.engines.vllm.client import Broke, Refused, Server, Unfit
+from streams.engines.vllm.probe import QUESTION, SAME_BASE, Probe, change, noise
+from streams.engines.vllm.responses import PLAIN, SLACK, BadAnswer, prompt_logprobs
+from streams.errors import SettingsError
+from streams.settings.load import Policy
+
+log = logging.getLogger("streamward.vllm")
+
+UNSURE = -0.05
+"""Nats; a first token at most this likely shows whether logprobs are those before or after top_p."""
+PROBED = (3, 6, 12, 24, 48, 96)
+"""Lengths of beginnings of the probe at which that is looked at, until the model is unsure of what comes next."""
+
+
+@dataclass(eq=False, slots=True)
+class Loaded:
+    """An adapter on the servers."""
+
+    version: int
+    source: Path  # where it was fetched to
+    name: str
+    seen_as: str  # the path under which the servers find our copy
+    predicted: list[float] = field(default_factory=list)  # logprobs of the probe; empty: not checked
+
+
+class Proof:
+    """What is asked of every server. Threads share it."""
+
+    def __init__(self, policy: Policy, probe: Probe | None, prompts: Prompts) -> None:
+        """`probe` is what our own weights predict; without it a server is believed what it lists."""
+        self.context_tokens = prompts.context_tokens
+        """Tokens that model.base and every server met so far have room for."""
+        self._policy, self._probe = policy, probe
+        self._ids = probe.tokens if probe else prompts.plain(QUESTION)
+
+    def ready(self, server: Server, loaded: Loaded | None) -> str:
+        """Return the name to ask for, once `server` has shown that it serves `loaded` (None: the base) under it.
+
+        Raises Unfit if it does not, SettingsError if it takes no adapters, Away if it is not there, BadAnswer if what
+        it says cannot be judged.
+        """
+        with server.lock:
+            for what in ("", loaded.name if loaded else ""):
+                if what in server.unfit:
+                    raise Unfit(server.unfit[what])
+                try:
+                    if not what and server.base is None:
+                        self._meet(server)
+                    elif loaded is not None and what and what not in server.verified:
+                        self._verify(server, loaded)
+                except Unfit as exc:
+                    server.unfit[what] = str(exc)
+                    raise
+                except (Refused, Broke) as exc:  # which is no fault of the task that waits for this
+                    raise BadAnswer(str(exc)) from exc
+            return loaded.name if loaded else str(server.base)
+
+    def _meet(self, server: Server) -> None:
+        """Learn what its base is called, whether it is ours, and which logprobs it reports."""
+        cards = _cards(server)
+        bases = [name for name, card in cards.items() if not card.get("parent")]
+        wanted = self._policy.server_model
+        if (wanted not in bases) if wanted else len(bases) != 1:
+            raise Unfit(
+                f"{server.url} lists the models {bases}, expected {wanted or 'one'}; set policy.server_model to the "
+                "name of the base model there"
+            )
+        name = wanted or bases[0]
+        longest = cards[name].get("max_model_len")
+        if isinstance(longest, int) and longest < self.context_tokens:
+            log.warning("%s has room for %d tokens, model.base for %d", server.url, longest, self.context_tokens)
+            self.context_tokens = longest
+        if self._probe:
+            server.of_base = self._probed(server, name)
+            apart = noise(self._probe.of_base, server.of_base)
+            if apart > SAME_BASE:
+                raise Unfit(
+                    f"{server.url}: the logprobs of {name} are {apart:.3g} nats off those of model.base (root mean "
+                    f"square, at most {SAME_BASE} expected); start it with the folder of model.base"
+                )
+            log.info("%s: the logprobs of %s are within %.2g nats of model.base", server.url, name, apart)
+        server.is_processed = self._reports_processed(server, name)
+        server.base = name
+
+    def _verify(self, server: Server, loaded: Loaded) -> None:
+        """Load the adapter unless the server lists it. Raises Unfit if it is not what is served under its name then."""
+        was_listed = loaded.name in _cards(server)
+        if not was_listed:
+            self._load(server, loaded)
+        try:
+            self._compare(server, loaded)
+        except (Broke, Refused):
+            if not was_listed:
+                raise
+            # loaded by somebody else, perhaps from a folder that is gone: once more, from ours
+            server.ask("POST", "/v1/unload_lora_adapter", {"lora_name": loaded.name})
+            self._load(server, loaded)
+            self._compare(server, loaded)
+        server.verified.add(loaded.name)
+        log.info("%s serves %s", server.url, loaded.name)
+
+    def _load(self, server: Server, loaded: Loaded) -> None:
+        try:
+            server.ask("POST", "/v1/load_lora_adapter", {"lora_name": loaded.name, "lora_path": loaded.seen_as})
+        except (Refused, Broke) as exc:
+            if isinstance(exc, Refused) and exc.status in (404, 405) and "lora" not in exc.said.lower():
+                raise SettingsError(
+                    f"{exc}; it takes no adapters at run time: start it with --enable-lora and, in its environment, "
+                    "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"
+                ) from exc
+            if loaded.name not in _cards(server):  # else another agent was faster
+                raise Unfit(
+                    f"{exc} (it was told to load {loaded.seen_as}; where it does not see policy.server_folder under "
+                    "this path, set policy.server_adapters)"
+                ) from exc
+        else:
+            server.ours.add(loaded.name)
+        if loaded.name not in _cards(server):
+            raise Unfit(f"{server.url} took {loaded.name} and does not list it")
+
+    def _compare(self, server: Server, loaded: Loaded) -> None:
+        if not self._probe:
+            return
+        found = change(
+            predicted=loaded.predicted,
+            predicted_base=self._probe.of_base,
+            seen=self._probed(server, loaded.name),
+            seen_base=server.of_base,
+        )
+        if not found.is_served:
+            raise Unfit(f"{server.url} lists {loaded.name} and answers with other weights: {found}")
+        log.info("%s: %s shows %s", server.url, loaded.name, found)
+        if not found.is_told:
+            log.warning(
+                "%s changes too little to be told from its base, so %s is believed what it lists: %s",
+                *(loaded.name, server.url, found),
+            )
+
+    def _probed(self, server: Server, model: str) -> list[float]:
+        """Return what a server says about the probe."""
+        asked = {"prompt": list(self._ids), "max_tokens": 1, "temperature": 0.0, "return_token_ids": True}
+        answer = server.ask("POST", "/v1/completions", {"model": model, **asked, "prompt_logprobs": 0, **PLAIN})
+        return prompt_logprobs(answer, model=model, prompt=self._ids)
+
+    def _reports_processed(self, server: Server, model: str) -> bool:
+        """Return whether its logprobs are those after temperature and top_p. Raises Unfit if they are no logprobs.
+
+        With a top_p near 0 one token is left: its logprob is 0 after, and what greedy decoding reports before. Where
+        the model is too sure of itself everywhere, they are taken for those before.
+        """
+        for length in PROBED:
+            asked = {"model": model, "prompt": list(self._ids[:length]), "max_tokens": 1, "logprobs": 1, **PLAIN}
+            greedy, narrow = (
+                _first_logprob(server.ask("POST", "/v1/completions", asked | drawn), server.url)
+                for drawn in ({"temperature": 0.0, "seed": 0}, {"temperature": 1.0, "top_p": 1e-6, "seed": 0})
+            )
+            if greedy < UNSURE:
+                return narrow > greedy / 2
+        return False
+
+
+def _cards(server: Server) -> dict[str, dict[str, Any]]:
+    """Return what a server lists, by name."""
+    answer = server.ask("GET", "/v1/models")
+    try:
+        return {str(card["id"]): dict(card) for card in answer["data"]}
+    except (LookupError, TypeError, ValueError) as exc:
+        raise BadAnswer(f"{server.url}/v1/models lists no models but {str(answer)[:100]!r}") from exc
+
+
+def _first_logprob(answer: Any, url: str) -> float:
+    """Return the logprob of the first token. Raises Unfit if what is reported as such is none."""
+    try:
+        logprobs = answer["choices"][0]["logprobs"]
+        values = [float(logprobs["token_logprobs"][0]), *map(float, logprobs["top_logprobs"][0].values())]
+    except (LookupError, TypeError, ValueError, AttributeError) as exc:
+        raise BadAnswer(f"{url}/v1/completions gives no logprobs: {exc!r}") from exc
+    if any(value > SLACK for value in values):
+        raise Unfit(f"{url} reports logits for logprobs; start it without --logprobs-mode, or processed_logprobs")
+    return values[0]

@@ -1,0 +1,272 @@
+"""How well a version did on the tasks of a suite: the count of its answers.
+
+    groups of pinned eval tasks ──► one outcome per task ──► all of the suite are in ──► adapters (evaluated)
+
+An eval task belongs to a suite (`metadata["suite"]` of `metadata["suite_size"]` tasks, of which it is number
+`metadata["suite_index"]`) and is pinned to a version. Each task leaves one group, so a suite is done when that many
+different tasks are in. What could not be scored is counted as failed and is in no mean: a missing reward is missing,
+never 0.
+
+    n, failed             scored responses; slots without a score, and all slots of a task that another version answered
+    success, exact        share of right answers: two names of one figure
+    mean_reward, tokens   and latency_ms, where every group recorded it
+    NAME_low, NAME_high   interval of success (Wilson) and of mean_reward (Student's t), at 95 %
+    scenario.NAME.…       n, success and mean_reward of one scenario
+
+Means are over tasks, each by the mean of its scored responses: so a task counts once, however often it was answered.
+
+Whoever wrote a suite without `suite_index` gets the metrics, and no outcomes: nothing tells which of its tasks are the
+same. The row holds an outcome per task until the suite is done, and is written anew for each: suites.py says
+how many tasks that is good for.
+
+Not covered: what follows from the result. That is the guard's business (streams/stages/rollouts/guard.py).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, NamedTuple
+
+from schemas.events import AdapterEvent, AdvantagedGroup, Outcome, derive_id
+from streams.errors import ContradictoryEvent
+from streams.evaluation import intervals
+from streams.table_rows import pack, unpack
+
+STAGE = "rollouts"
+ROW_VERSION = 2
+
+
+class Counted(NamedTuple):
+    """What became of one task, in sums: an entry of the row."""
+
+    scenario: str
+    slots: int
+    n: int = 0
+    """Scored responses."""
+    right: int = 0
+    reward: float = 0.0
+    tokens: int = 0
+    latency_ms: float | None = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Suite:
+    """What is known of one suite asked of one version."""
+
+    size: int
+    counted: Mapping[str, Counted] = field(default_factory=dict)
+    """By index; by short id of the task where it has none. Empty again once the suite is done."""
+    before: Counted | None = None
+    """What a row of version 1 had counted of this suite, without telling its tasks apart."""
+    tasks: tuple[str, ...] = ()
+    """Short ids of the tasks in `before`."""
+    last_at: int = 0
+    done: bool = False
+
+
+def suite_key(group: AdvantagedGroup) -> bytes | None:
+    """Return the key of the suite `group` counts for, or None if it counts for none.
+
+    Raises ContradictoryEvent if it names a suite and no version.
+    """
+    if group.purpose != "eval" or "suite" not in group.metadata:
+        return None
+    return "\x1f".join((group.policy, group.metadata["suite"], str(_pinned(group)))).encode()
+
+
+def count(suite: Suite | None, group: AdvantagedGroup) -> tuple[Suite, Sequence[AdapterEvent]]:
+    """Return the suite after `group`, which `suite_key` gave a key, and its result if that was the last one.
+
+    A response is right if its source "exact" gave 1.0 (without such a source: if its reward is 1.0).
+
+    Raises ContradictoryEvent if the group's suite_size or suite_index is no count, the size is not the one the suite
+    began with, or the index is not below it.
+    """
+    size = _count(group, "suite_size")
+    suite = suite or Suite(size=size)
+    if size != suite.size:
+        raise ContradictoryEvent(
+            f"task {group.task_id} says suite {group.metadata['suite']!r} has {size} tasks, but it began with "
+            f"{suite.size}. Give another set of questions another suite name"
+        )
+    task = _task(group, size)
+    if suite.done or task in suite.counted or short(group.task_id) in suite.tasks:
+        return suite, ()
+    suite = replace(
+        suite, counted={**suite.counted, task: _counted(group)}, last_at=max(suite.last_at, group.created_at)
+    )
+    if len(suite.counted) + len(suite.tasks) < suite.size:
+        return suite, ()
+    return replace(suite, counted={}, before=None, tasks=(), done=True), (_result(suite, group),)
+
+
+def _task(group: AdvantagedGroup, size: int) -> str:
+    """Return what tells the tasks of a suite apart."""
+    if "suite_index" not in group.metadata:
+        return short(group.task_id)
+    index = _count(group, "suite_index")
+    if index >= size:
+        raise ContradictoryEvent(
+            f"task {group.task_id} is number {index} of suite {group.metadata['suite']!r}, which has {size} tasks; "
+            f"expected 0 to {size - 1}"
+        )
+    return str(index)
+
+
+def _counted(group: AdvantagedGroup) -> Counted:
+    mismatch = group.adapter_version not in (-1, _pinned(group))
+    responses = () if mismatch else group.responses
+    latencies = [response.latency_ms for response in responses]
+    return Counted(
+        scenario=group.scenario,
+        slots=group.group_size,
+        n=len(responses),
+        right=sum(response.components.get("exact", response.reward) == 1.0 for response in responses),
+        reward=math.fsum(response.reward for response in responses),
+        tokens=sum(len(response.completion_token_ids) for response in responses),
+        # rounded: a measurement, which would else take more of the row than all the rest
+        latency_ms=None if None in latencies else round(math.fsum(one for one in latencies if one is not None), 1),
+    )
+
+
+# --- the result -------------------------------------------------------------------------------------------------------
+
+
+def _result(suite: Suite, group: AdvantagedGroup) -> AdapterEvent:
+    name, version = group.metadata["suite"], _pinned(group)
+    numbered = not suite.tasks and all(task.isdecimal() for task in suite.counted)
+    entries = sorted(suite.counted.items(), key=lambda entry: (len(entry[0]), entry[0]))
+    return AdapterEvent(
+        event_id=derive_id(group.policy, version, "evaluated", name),
+        policy=group.policy,
+        created_at=suite.last_at,
+        version=version,
+        kind="evaluated",
+        actor=STAGE,
+        reason=f"all {suite.size} tasks of the suite are in",
+        suite=name,
+        metrics=_metrics([counted for _, counted in entries], suite.before),
+        outcomes=tuple(_outcome(int(task), counted) for task, counted in entries) if numbered else (),
+    )
+
+
+def _outcome(index: int, counted: Counted) -> Outcome:
+    n = counted.n
+    return Outcome(
+        index=index,
+        scenario=counted.scenario,
+        success=counted.right / n if n else None,
+        reward=counted.reward / n if n else None,
+        tokens=counted.tokens / n if n else None,
+        latency_ms=None if counted.latency_ms is None or not n else counted.latency_ms / n,
+        failed=counted.slots - n,
+    )
+
+
+def _metrics(every: Sequence[Counted], before: Counted | None) -> dict[str, float]:
+    """Return the metrics of all tasks and of each scenario; of a row of version 1 those that it can give."""
+    if before is not None:
+        return _sums([*every, before])
+    metrics = _means(every)
+    rewards = [one.reward / one.n for one in every if one.n]
+    if rewards:
+        low, high = intervals.wilson(metrics["success"], len(rewards))
+        metrics |= {"success_low": low, "success_high": high}
+    if len(rewards) > 1:
+        estimate = intervals.mean(rewards)
+        metrics |= {"mean_reward_low": estimate.low, "mean_reward_high": estimate.high}
+    for name in sorted({one.scenario for one in every}):
+        means = _means([one for one in every if one.scenario == name])
+        metrics |= {f"scenario.{name}.{key}": means[key] for key in ("n", "success", "mean_reward") if key in means}
+    return metrics
+
+
+def _means(every: Sequence[Counted]) -> dict[str, float]:
+    n = sum(one.n for one in every)
+    metrics = {"n": float(n), "failed": float(sum(one.slots - one.n for one in every))}
+    scored = [one for one in every if one.n]
+    if not scored:
+        return metrics
+    success = _mean([one.right / one.n for one in scored])
+    metrics |= {"exact": success, "success": success, "mean_reward": _mean([one.reward / one.n for one in scored])}
+    metrics["tokens"] = _mean([one.tokens / one.n for one in scored])
+    latencies = [one.latency_ms / one.n for one in scored if one.latency_ms is not None]
+    if len(latencies) == len(scored):
+        metrics["latency_ms"] = _mean(latencies)
+    return metrics
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)
+
+
+def _sums(every: Sequence[Counted]) -> dict[str, float]:
+    """Return what can be told of sums over several tasks: means over responses."""
+    n = sum(one.n for one in every)
+    metrics = {"n": float(n), "failed": float(sum(one.slots - one.n for one in every))}
+    if n:
+        metrics["exact"] = sum(one.right for one in every) / n
+        metrics["mean_reward"] = math.fsum(one.reward for one in every) / n
+    return metrics
+
+
+def _pinned(group: AdvantagedGroup) -> int:
+    if "pinned_version" not in group.metadata:
+        raise ContradictoryEvent(
+            f"task {group.task_id} belongs to suite {group.metadata['suite']!r} but is pinned to no version, so its "
+            "answer says nothing about one; set adapter_version on every task of a suite"
+        )
+    return _count(group, "pinned_version")
+
+
+def _count(group: AdvantagedGroup, name: str) -> int:
+    text = group.metadata.get(name, "")
+    if not text.isdecimal():
+        raise ContradictoryEvent(
+            f'task {group.task_id} of suite {group.metadata["suite"]!r} has metadata["{name}"] {text!r}; expected a '
+            "whole number, e.g. 64"
+        )
+    return int(text)
+
+
+# --- the table row ----------------------------------------------------------------------------------------------------
+
+
+def dump(suite: Suite) -> bytes:
+    """Return the table row of a suite."""
+    return pack(ROW_VERSION, {one.name: getattr(suite, one.name) for one in fields(suite)})
+
+
+def load(row: bytes | None) -> Suite | None:
+    """Return the suite in a table row; None for no row. A row of version 1 is taken over as far as it goes.
+
+    Raises ValueError for a row of another version.
+    """
+    if row is None:
+        return None
+    if row.startswith(b'{"v":1,'):
+        return _from_version_1(unpack(row, 1))
+    data = unpack(row, ROW_VERSION)
+    counted = {task: Counted(*values) for task, values in data["counted"].items()}
+    before = None if data["before"] is None else Counted(*data["before"])
+    return Suite(**data | {"counted": counted, "before": before, "tasks": tuple(data["tasks"])})
+
+
+def _from_version_1(data: Mapping[str, Any]) -> Suite:
+    """Return what an older release had counted: sums over tasks of which it kept the ids alone."""
+    suite = Suite(size=data["size"], last_at=data["last_at"], done=data["done"])
+    if suite.done or not data["tasks"]:
+        return suite
+    n = data["n"]
+    before = Counted("", slots=n + data["failed"], n=n, right=data["exact"], reward=data["reward_sum"])
+    return replace(suite, before=before, tasks=tuple(data["tasks"]))
+
+
+def short(any_id: str) -> str:
+    """Return 48 bits of an id, which tell the decisions on a policy, or the tasks of a suite, apart.
+
+    They are bits of its hash: people may give tasks ids of their own, and those often begin alike.
+    """
+    return derive_id(any_id)[:13]

@@ -1,0 +1,220 @@
+"""What the cluster has: topics, partitions, offsets; and making the topics that are missing.
+
+    settings ──► apply_topics ──► the nine topics, in the shape of streams/kafka/topics.py
+             ──► describe, offsets, configs, check_topics ──► what is there now
+             ──► read_topic ──► every record between a topic's offsets
+
+Topics are created and checked before any process starts: a Faust worker whose output topic is missing waits for ever.
+
+Not covered: changing a topic that exists. Partitions added later would move keys, so a wrong count is refused instead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterable, Iterator, Mapping
+
+import confluent_kafka as ck
+from confluent_kafka import admin
+
+from streams.errors import LogError, NotFoundError, SettingsError
+from streams.kafka.reader import read
+from streams.kafka.record import Record, TopicPartition, client_config, unreachable
+from streams.kafka.retry import ANSWER_S
+from streams.kafka.topics import KEYED_BY_TASK, Topic, topics
+from streams.settings.load import Settings
+
+
+def offsets(settings: Settings, labels: Iterable[str]) -> dict[TopicPartition, tuple[int, int]]:
+    """Return (first offset, next offset) of every partition of these topics.
+
+    Raises NotFoundError for a topic that does not exist, LogError if the broker does not answer.
+    """
+    client, found = _connect(settings, some=True)
+    wanted = _partitions(settings, labels, found)
+    low = _list_offsets(settings, client, wanted, admin.OffsetSpec.earliest())
+    high = _list_offsets(settings, client, wanted, admin.OffsetSpec.latest())
+    return {tp: (low[tp], high[tp]) for tp in wanted}
+
+
+def offsets_at(settings: Settings, labels: Iterable[str], timestamp_ms: int) -> dict[TopicPartition, int]:
+    """Return per partition the first offset whose record has this timestamp or a later one, or -1 if none has.
+
+    Raises as `offsets`.
+    """
+    client, found = _connect(settings, some=True)
+    wanted = _partitions(settings, labels, found)
+    return _list_offsets(settings, client, wanted, admin.OffsetSpec.for_timestamp(timestamp_ms))
+
+
+def _partitions(settings: Settings, labels: Iterable[str], found: Mapping[str, int]) -> list[TopicPartition]:
+    wanted: list[TopicPartition] = []
+    for label in labels:
+        topic = topics(settings.topics)[label]
+        if topic.name not in found:
+            raise NotFoundError(f"topic {topic.name} does not exist; create it with `streamward topics apply`")
+        wanted += [(topic.name, partition) for partition in range(found[topic.name])]
+    return wanted
+
+
+def _list_offsets(
+    settings: Settings, client: admin.AdminClient, wanted: list[TopicPartition], spec: admin.OffsetSpec
+) -> dict[TopicPartition, int]:
+    deadline = time.monotonic() + settings.kafka.request_timeout_s
+    while True:
+        asked = client.list_offsets(
+            {ck.TopicPartition(*tp): spec for tp in wanted}, request_timeout=settings.kafka.request_timeout_s
+        )
+        try:
+            return {(tp.topic, tp.partition): future.result().offset for tp, future in asked.items()}
+        except ck.KafkaException as exc:
+            error = exc.args[0]
+            if error.code() not in _NO_LEADER_YET or time.monotonic() > deadline:
+                raise unreachable(settings.kafka, error.str()) from exc
+            time.sleep(0.1)
+            _look_again(client)
+
+
+def _look_again(client: admin.AdminClient) -> None:
+    """Let the client forget what it knew of leaders: it would ask on with the epoch of before."""
+    with contextlib.suppress(ck.KafkaException):  # then the next question says so
+        client.list_topics(timeout=ANSWER_S)
+
+
+_NO_LEADER_YET = {
+    ck.KafkaError.LEADER_NOT_AVAILABLE,
+    ck.KafkaError.NOT_LEADER_FOR_PARTITION,
+    ck.KafkaError.UNKNOWN_LEADER_EPOCH,
+    ck.KafkaError.FENCED_LEADER_EPOCH,
+    ck.KafkaError.OFFSET_NOT_AVAILABLE,
+    ck.KafkaError._NOENT,  # librdkafka's own word for metadata without a single leader
+}
+"""What a topic that was just created, or a broker that just started or was fenced, answers for a moment."""
+
+
+def configs(settings: Settings, names: Iterable[str]) -> dict[str, dict[str, str]]:
+    """Return, per topic, the settings that were given to it. Raises LogError if the broker does not answer."""
+    resources = [admin.ConfigResource(admin.ConfigResource.Type.TOPIC, name) for name in names]
+    if not resources:
+        return {}
+    client, _ = _connect(settings)
+    asked = client.describe_configs(resources, request_timeout=settings.kafka.request_timeout_s)
+    given = admin.ConfigSource.DYNAMIC_TOPIC_CONFIG.value  # the entries carry the bare number
+    try:
+        return {
+            resource.name: {key: entry.value for key, entry in future.result().items() if entry.source == given}
+            for resource, future in asked.items()
+        }
+    except ck.KafkaException as exc:
+        raise unreachable(settings.kafka, exc.args[0].str()) from exc
+
+
+def read_topic(settings: Settings, label: str, *, partition: int | None = None) -> Iterator[Record]:
+    """Yield every record of a topic, or of one partition of it, up to where it ends now."""
+    bounds = offsets(settings, [label])
+    if partition is not None:
+        bounds = {tp: bound for tp, bound in bounds.items() if tp[1] == partition}
+    yield from read(
+        settings, {tp: low for tp, (low, _) in bounds.items()}, {tp: high for tp, (_, high) in bounds.items()}
+    )
+
+
+def describe(settings: Settings) -> dict[str, int]:
+    """Return the partition count of every topic on the cluster. Raises LogError if it does not answer."""
+    return _connect(settings)[1]
+
+
+EMPTY_S = 2.0
+"""How long to doubt a cluster that says it has no topic at all: so does a broker that was just started."""
+
+
+def _connect(settings: Settings, *, some: bool = False) -> tuple[admin.AdminClient, dict[str, int]]:
+    """Return a client, and the partition count of every topic on the cluster; `some` says that there should be any.
+
+    To ask for the topics first saves seconds: librdkafka 2.16 drops what is sent while it trades the connection to the
+    bootstrap address for one to the broker, and sends it again one or three seconds later.
+    """
+    errors: list[ck.KafkaError] = []
+    client = admin.AdminClient({**client_config(settings.kafka), "error_cb": errors.append, "log_level": 0})
+    deadline = time.monotonic() + EMPTY_S
+    try:
+        found = client.list_topics(timeout=settings.kafka.request_timeout_s).topics
+        while some and not found and time.monotonic() < deadline:
+            time.sleep(0.1)
+            found = client.list_topics(timeout=settings.kafka.request_timeout_s).topics
+    except ck.KafkaException as exc:
+        client.poll(0)  # brings the errors: why it did not answer (refused, no such host, wrong password)
+        why = next((error for error in errors if error.code() != ck.KafkaError._ALL_BROKERS_DOWN), exc.args[0])
+        raise unreachable(settings.kafka, why.str()) from exc
+    return client, {name: len(metadata.partitions) for name, metadata in found.items()}
+
+
+def apply_topics(settings: Settings) -> dict[str, str]:
+    """Create the topics that are missing, and return what was done with each: created or unchanged.
+
+    Raises LogError if the broker refuses, SettingsError if one exists in another shape.
+    """
+    existing = describe(settings)
+    missing = [topic for topic in topics(settings.topics).values() if topic.name not in existing]
+    new = [
+        admin.NewTopic(
+            topic.name,
+            num_partitions=topic.partitions,
+            replication_factor=settings.topics.replication,
+            config=topic.config,
+        )
+        for topic in missing
+    ]
+    create(settings, new)
+    _wait_until_visible(settings, [topic.name for topic in missing])
+    check_topics(settings)
+    return {topic.name: "created" if topic in missing else "unchanged" for topic in topics(settings.topics).values()}
+
+
+def create(settings: Settings, new: list[admin.NewTopic]) -> None:
+    """Create topics; one that somebody made meanwhile is left as it is. Raises LogError if the broker refuses."""
+    if not new:
+        return
+    client, _ = _connect(settings)
+    for name, future in client.create_topics(new, request_timeout=settings.kafka.request_timeout_s).items():
+        try:
+            future.result()
+        except ck.KafkaException as exc:
+            if exc.args[0].code() != ck.KafkaError.TOPIC_ALREADY_EXISTS:
+                raise LogError(f"topic {name} was not created: {exc.args[0].str()}") from exc
+
+
+def _wait_until_visible(settings: Settings, names: list[str]) -> None:
+    deadline = time.monotonic() + settings.kafka.request_timeout_s
+    while not set(names) <= set(describe(settings)):
+        if time.monotonic() > deadline:
+            raise LogError(f"topics {', '.join(names)} were created, but the broker does not list them yet; try again")
+        time.sleep(0.05)
+
+
+def check_topics(settings: Settings) -> None:
+    """Return if every topic exists with the partitions it should have.
+
+    Raises NotFoundError for a missing topic, SettingsError for a wrong partition count, LogError without an answer.
+    """
+    existing = describe(settings)
+    for topic in topics(settings.topics).values():
+        if topic.name not in existing:
+            raise NotFoundError(f"topic {topic.name} does not exist; create it with `streamward topics apply`")
+        if existing[topic.name] != topic.partitions:
+            raise SettingsError(_wrong_partitions(topic, existing[topic.name]))
+
+
+def _wrong_partitions(topic: Topic, got: int) -> str:
+    setting = "topics.partitions" if topic.label in KEYED_BY_TASK else "topics.policy_partitions"
+    why = (
+        f"The four topics keyed by task ({', '.join(KEYED_BY_TASK)}) must have equal counts, so that one worker sees a "
+        "whole task. "
+        if topic.label in KEYED_BY_TASK
+        else ""
+    )
+    return (
+        f"topic {topic.name} has {got} partitions, expected {topic.partitions} ({setting}). {why}"
+        f"Set {setting}={got} if all of them agree, or use another topics.prefix; partitions added later move keys"
+    )

@@ -1,0 +1,223 @@
+"""What the folder of an embedded Kafka node holds: its identity, its ports, its configuration.
+
+    node.json          pid, ports, cluster id: how the node is found again, and where it comes back
+    server.properties  written at each start from what is here, for `kafka.Kafka`
+    log4j2.properties  likewise; the node logs to its standard output, which is `server.log`
+    log/               Kafka's own: the data
+
+Everything is computed or read here; what runs is the business of streams/kafka/node/process.py.
+
+Not covered: further listeners, TLS, several nodes. Whoever needs a real cluster has one, and names it in
+`kafka.bootstrap`.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import logging
+import os
+import random
+import re
+import secrets
+import socket
+import uuid
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from streams.errors import LogError, SettingsError
+
+logger = logging.getLogger(__name__)
+
+HOST = "127.0.0.1"
+DEFAULT_PORT = 9092
+"""What `kafka.bootstrap` says by default; a first `start` takes it if it is free."""
+PORTS = range(20_000, 30_000)
+"""Else a free one of these. Below the ports that clients are given (32768 and up on Linux): a client that reconnects to
+a node that is away could be given the node's own port, connect to itself, and keep the node from coming back."""
+MAX_MESSAGE_BYTES = 16 * 1024 * 1024
+NODE_USER = "streamward-node"
+"""With SASL, what the node itself logs in as; its password is new at each start."""
+LOG4J2 = """\
+status = error
+shutdownHook = disable
+appender.out.type = Console
+appender.out.name = out
+appender.out.layout.type = PatternLayout
+appender.out.layout.pattern = [%d] %p %m (%c)%n
+rootLogger.level = info
+rootLogger.appenderRef.out.ref = out
+logger.values.name = org.apache.kafka.common.config.AbstractConfig
+logger.values.level = warn
+"""
+"""Kafka's own shutdown is told too: log4j's hook would run beside Kafka's, and fall silent first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """What `node.json` remembers."""
+
+    pid: int
+    port: int
+    controller_port: int
+    cluster_id: str
+    client: dict[str, str]
+    """What a client needs to get in, as librdkafka names it; with SASL the node's own user."""
+
+    @property
+    def bootstrap(self) -> str:
+        return f"{HOST}:{self.port}"
+
+
+def folder(path: Path) -> Path:
+    """Return the folder, absolute, and made if need be. Raises SettingsError if Kafka could not use it."""
+    whole = path.expanduser().resolve()
+    if "," in str(whole):
+        raise SettingsError(f"broker.data_dir={whole}: Kafka splits its folders at commas; choose one without")
+    try:
+        whole.mkdir(parents=True, exist_ok=True)
+    except OSError as exc:
+        raise SettingsError(f"broker.data_dir={whole}: cannot be made: {exc.strerror}; choose another folder") from exc
+    return whole
+
+
+def remember(data_dir: Path, node: Node) -> None:
+    """Write `node.json`."""
+    write_private(data_dir / "node.json", json.dumps(asdict(node), indent=1) + "\n")
+
+
+def remembered(data_dir: Path) -> Node | None:
+    """Return what `node.json` says; None if there is none that can be read."""
+    try:
+        return Node(**json.loads((data_dir / "node.json").read_text()))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def choose(data_dir: Path, before: Node | None, port: int, *, sasl: bool) -> Node:
+    """Return ports that are free now, those of `before` if possible, and the cluster id of the folder."""
+    wanted = [before.port] if before else [port] if port else []
+    chosen = next((candidate for candidate in wanted if _is_free(candidate)), None) or _free_port()
+    if before and chosen != before.port:
+        logger.warning("%s: port %d is taken; clients find the node at port %d now", data_dir, before.port, chosen)
+    controller = before.controller_port if before and _is_free(before.controller_port) else _free_port(but=chosen)
+    client = {}
+    if sasl:
+        client = {
+            "security.protocol": "SASL_PLAINTEXT",
+            "sasl.mechanism": "PLAIN",
+            "sasl.username": NODE_USER,
+            "sasl.password": secrets.token_urlsafe(24),
+        }
+    return Node(0, chosen, controller, _cluster_id(data_dir), client)
+
+
+def _is_free(port: int) -> bool:
+    """Tell whether a server could bind the port now. Connections that linger from an earlier server do not count."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        with contextlib.suppress(OSError):
+            probe.bind((HOST, port))
+            return True
+    return False
+
+
+def _free_port(but: int = 0) -> int:
+    for port in random.SystemRandom().sample(PORTS, len(PORTS)):
+        if port != but and _is_free(port):
+            return port
+    raise LogError(f"no free port on {HOST} from {PORTS.start} to {PORTS.stop - 1}; end some of the servers there")
+
+
+def _cluster_id(data_dir: Path) -> str:
+    """Return the id the folder was formatted with, else a new one, in Kafka's form: a UUID, base64, URL-safe, bare."""
+    meta = data_dir / "log" / "meta.properties"
+    if meta.exists():
+        written = re.search(r"^cluster\.id=(\S+)$", meta.read_text(), re.MULTILINE)
+        if written is None:
+            raise LogError(f"{meta}: names no cluster.id; the folder is damaged, choose another broker.data_dir")
+        return written[1].replace("\\", "")
+    return base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=").replace("-", "A")
+
+
+def server_properties(data_dir: Path, node: Node, sasl_users: Mapping[str, str]) -> dict[str, str]:
+    """Return the node's server properties. Retention is the topics' own business, so that by default nothing goes."""
+    protocol = node.client.get("security.protocol", "PLAINTEXT")
+    one = ("offsets.topic", "transaction.state.log", "share.coordinator.state.topic")
+    return {
+        "process.roles": "broker,controller",
+        "node.id": "1",
+        "controller.quorum.voters": f"1@{HOST}:{node.controller_port}",
+        "controller.listener.names": "CONTROLLER",
+        "inter.broker.listener.name": "CLIENT",
+        "listeners": f"CLIENT://{node.bootstrap},CONTROLLER://{HOST}:{node.controller_port}",
+        "advertised.listeners": f"CLIENT://{node.bootstrap}",
+        "listener.security.protocol.map": f"CLIENT:{protocol},CONTROLLER:PLAINTEXT",
+        **(_sasl(node, sasl_users) if sasl_users else {}),
+        "log.dirs": str(data_dir / "log"),
+        "auto.create.topics.enable": "false",
+        "num.partitions": "1",
+        **{f"{topic}.replication.factor": "1" for topic in one},  # the defaults, 3, can never be met by one node
+        **{f"{topic}.min.isr": "1" for topic in one[1:]},
+        **{f"{topic}.num.partitions": "4" for topic in one},
+        "broker.heartbeat.interval.ms": "500",
+        "broker.session.timeout.ms": "3000",  # so long after a kill the node refuses its own return; the default is 9 s
+        "group.initial.rebalance.delay.ms": "0",
+        "group.min.session.timeout.ms": "1000",
+        "offsets.retention.minutes": str(10 * 365 * 24 * 60),
+        "log.retention.ms": "-1",
+        "message.max.bytes": str(MAX_MESSAGE_BYTES),
+        "replica.fetch.max.bytes": str(MAX_MESSAGE_BYTES),
+        "log.segment.bytes": str(256 * 1024 * 1024),
+        "log.index.size.max.bytes": str(1024 * 1024),
+        "log.cleaner.dedupe.buffer.size": str(16 * 1024 * 1024),  # the default, 128 MiB, is a third of the heap
+        "num.network.threads": "2",
+        "num.io.threads": "4",
+        "num.recovery.threads.per.data.dir": "2",
+    }
+
+
+def _sasl(node: Node, users: Mapping[str, str]) -> dict[str, str]:
+    """Return the properties of a listener that wants SASL/PLAIN from the users, and from the node itself."""
+    everybody = {**users, NODE_USER: node.client["sasl.password"]}
+    for name in everybody:
+        if not re.fullmatch(r"[A-Za-z0-9_.-]+", name):
+            raise SettingsError(f"SASL user {name!r}: expected letters, digits, _ . and -; choose another name")
+    options = {
+        "username": NODE_USER,
+        "password": everybody[NODE_USER],
+        **{f"user_{u}": p for u, p in everybody.items()},
+    }
+    module = "org.apache.kafka.common.security.plain.PlainLoginModule"
+    quoted = " ".join(f'{name}="{_quoted(value)}"' for name, value in options.items())
+    return {
+        "sasl.enabled.mechanisms": "PLAIN",
+        "sasl.mechanism.inter.broker.protocol": "PLAIN",
+        "listener.name.client.plain.sasl.jaas.config": f"{module} required {quoted};",
+    }
+
+
+def _quoted(value: str) -> str:
+    return value.replace("\\", "\\\\").replace('"', '\\"')
+
+
+def as_properties(values: Mapping[str, str]) -> str:
+    """Return the text of a properties file."""
+    return "".join(f"{key}={_escaped(value)}\n" for key, value in values.items())
+
+
+def _escaped(value: str) -> str:
+    """Return a value for a properties file, which Java reads as Latin-1 with its own escapes."""
+    utf16 = value.replace("\\", "\\\\").encode("utf-16-be")
+    units = (int.from_bytes(utf16[i : i + 2], "big") for i in range(0, len(utf16), 2))
+    return "".join(chr(unit) if 32 <= unit < 127 else f"\\u{unit:04x}" for unit in units)
+
+
+def write_private(path: Path, text: str) -> None:
+    """Write a file whole or not at all, readable by its owner only: it may hold passwords."""
+    draft = path.with_name(path.name + ".draft")
+    with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        file.write(text)
+    draft.replace(path)

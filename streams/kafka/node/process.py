@@ -1,0 +1,375 @@
+"""The embedded broker: real Apache Kafka, one KRaft node, one folder.
+
+    settings.broker ──► start ──► the node (broker and controller, loopback only) ──► RunningBroker: where clients go
+                        status, ensure, stop ──► the same node, found again through its folder
+
+The folder is all there is: `log/` (the data), `server.properties`, `server.log`, `node.json` (pid and ports), `tmp/`
+(what Java unpacks), and `node.lock`. The node holds the lock itself: it inherits the locked file from the process that
+starts it, so the lock lives exactly as long as the node, and two nodes never share a folder. A node killed at any
+moment starts again on the same data, at the same port if that is free.
+
+Not covered: Windows; a folder on a network file system whose locks do not work; moving a folder between Kafka
+versions. `kill -9` keeps the page cache: the loss of power was not tested. Clients on other machines: nothing but
+127.0.0.1 is listened on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import psutil
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
+
+from streams.errors import LogError, RefusedError
+from streams.kafka.node import config as node, jvm
+from streams.kafka.node.config import DEFAULT_PORT, Node
+from streams.settings.load import Broker
+
+logger = logging.getLogger(__name__)
+
+READY_TIMEOUT_S = 120.0
+"""For the node to answer; most of it is for a slow machine, or for a large log after a kill."""
+ATTEMPTS = 3
+"""Starts tried when somebody takes the chosen port between the choice and the node's bind."""
+HELD_PATIENCE_S, DEAD_PATIENCE_S = 1.0, 5.0
+"""For the lock of a node that was just killed: it seems alive for a moment, and then its end may take the kernel some
+time. A start that finds the folder held is refused after the first, by a holder that is dead after the second."""
+MAIN_CLASS = "kafka.Kafka"
+CONFIG_FILE = "server.properties"
+LOG_FILE = "server.log"
+_spawned: set[int] = set()
+"""Nodes that are children of this process and not yet reaped."""
+
+_LEASH = """\
+import sys
+if not sys.stdin.buffer.read(1):
+    from pathlib import Path
+    from streams import broker
+    from streams.settings.load import Broker
+    broker.stop(Broker(data_dir=Path(sys.argv[1])))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class RunningBroker:
+    """A node that runs."""
+
+    bootstrap: str
+    """host:port for clients."""
+    pid: int
+    data_dir: Path
+    log_file: Path
+
+
+def start(
+    settings: Broker,
+    *,
+    port: int = DEFAULT_PORT,
+    sasl_users: Mapping[str, str] | None = None,
+    properties: Mapping[str, str] | None = None,
+) -> RunningBroker:
+    """Start the node of this folder and return when it answers Metadata. It outlives the caller.
+
+    `port` is taken if the folder remembers none and it is free; 0 means any. With `sasl_users` (name to password)
+    clients must come with SASL_PLAINTEXT and PLAIN, else with PLAINTEXT. `properties` are further server properties,
+    which win. Neither is remembered: give them again at the next start.
+
+    Raises RefusedError, saying who holds the folder, if a node runs or starts there; SettingsError without a usable
+    Java runtime; LogError, with the node's last words, if it exits or does not answer in time, and if Kafka's jars
+    cannot be fetched.
+    """
+    data_dir = node.folder(settings.data_dir)
+    with _hold(data_dir) as lock:
+        command = _java_command(data_dir, settings.heap_mb)
+        before = node.remembered(data_dir)
+        for attempt in range(1, ATTEMPTS + 1):
+            chosen = node.choose(data_dir, before, port, sasl=bool(sasl_users))
+            config = {**node.server_properties(data_dir, chosen, sasl_users or {}), **(properties or {})}
+            try:
+                return _launch(command, data_dir, chosen, config, lock)
+            except _PortTaken:
+                if attempt == ATTEMPTS:
+                    raise
+                before, port = None, 0
+    raise AssertionError("the last attempt returns or raises")
+
+
+def ensure(settings: Broker) -> RunningBroker:
+    """Return the node of this folder when it answers, starting it if it does not run.
+
+    If another process is starting it, that is waited for. Raises as `start`.
+    """
+    deadline = time.monotonic() + READY_TIMEOUT_S
+    while True:
+        running = status(settings)
+        if running is not None:
+            with contextlib.suppress(_Ended):  # somebody stopped it just now: start it again
+                _await_ready(running, deadline)
+                return running
+        try:
+            return start(settings)
+        except RefusedError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.2)
+
+
+def stop(settings: Broker, timeout_s: float = 30.0) -> bool:
+    """Stop the node of this folder: SIGTERM, and after `timeout_s` seconds SIGKILL. Return False if none runs."""
+    running = status(settings)
+    if running is None:
+        return False
+    for sign, patience_s in ((signal.SIGTERM, timeout_s), (signal.SIGKILL, 10.0)):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(running.pid, sign)
+        deadline = time.monotonic() + patience_s
+        while time.monotonic() < deadline:
+            if not _is_node(running.pid, running.data_dir):
+                return True
+            time.sleep(0.02)
+        logger.warning("%s: node %d has not ended %g s after %s", running.data_dir, running.pid, patience_s, sign.name)
+    raise LogError(f"{running.data_dir}: node {running.pid} does not end, not even by SIGKILL; see what it waits for")
+
+
+def status(settings: Broker) -> RunningBroker | None:
+    """Return the node of this folder if it runs; it may not answer yet. None too if its pid is somebody else's now."""
+    data_dir = settings.data_dir.expanduser().resolve()
+    known = node.remembered(data_dir)
+    if known is None or not _is_node(known.pid, data_dir):
+        return None
+    return RunningBroker(known.bootstrap, known.pid, data_dir, data_dir / LOG_FILE)
+
+
+@contextlib.contextmanager
+def embedded(
+    data_dir: Path,
+    heap_mb: int = 384,
+    *,
+    sasl_users: Mapping[str, str] | None = None,
+    properties: Mapping[str, str] | None = None,
+) -> Iterator[RunningBroker]:
+    """Run a node while the block runs. Arguments and errors as `start`; any free port.
+
+    If the process dies without leaving the block, even by kill -9, a small helper process notices and stops the node,
+    also one that was started again in the same folder meanwhile.
+    """
+    settings = Broker(data_dir=data_dir, heap_mb=heap_mb)
+    running = start(settings, port=0, sasl_users=sasl_users, properties=properties)
+    try:
+        with _leash(running.data_dir):
+            yield running
+    finally:
+        stop(settings)
+
+
+class _Ended(LogError):
+    """The node ended while it was waited for."""
+
+
+class _PortTaken(_Ended):
+    """It ended because somebody had its port."""
+
+
+# --- one node per folder ---------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _hold(data_dir: Path) -> Iterator[int]:
+    """Hold the folder's lock; yields its descriptor, which the node inherits. The file says who holds it."""
+    lock_file = data_dir / "node.lock"
+    lock = os.open(lock_file, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        begun = time.monotonic()
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                holder = _holder(data_dir, lock)
+                if time.monotonic() - begun > (HELD_PATIENCE_S if holder else DEAD_PATIENCE_S):
+                    unknown = f"{lock_file} is locked by a process that did not sign it; end that process"
+                    raise RefusedError(f"{data_dir}: {holder or unknown}") from None
+                time.sleep(0.02)
+        _sign(lock, os.getpid())
+        yield lock
+    finally:
+        os.close(lock)
+
+
+def _sign(lock: int, pid: int) -> None:
+    os.ftruncate(lock, 0)
+    os.pwrite(lock, str(pid).encode(), 0)
+
+
+def _holder(data_dir: Path, lock: int) -> str | None:
+    """Say who holds the lock; None if it was a process that has just ended, whose lock the kernel is about to drop."""
+    known = node.remembered(data_dir)
+    if known is not None and _is_node(known.pid, data_dir):
+        return (
+            f"a Kafka node runs here already: pid {known.pid}, bootstrap {known.bootstrap}; use it, or stop it first "
+            "with `streamward broker stop`"
+        )
+    pid = int(os.pread(lock, 20, 0) or b"0")
+    if pid and (known is None or pid != known.pid) and psutil.pid_exists(pid):
+        return f"process {pid} is starting a Kafka node here; wait for it, or stop that process"
+    return None
+
+
+def _is_node(pid: int, data_dir: Path) -> bool:
+    """Tell whether `pid` is this folder's node: alive, and a Kafka started with this folder's configuration.
+
+    The command line tells it from a stranger who got the pid later. Its start time would not do as well: psutil derives
+    it from the wall clock, which may be set in between.
+    """
+    if pid in _spawned:
+        with contextlib.suppress(ChildProcessError):  # reaped by somebody else
+            if os.waitpid(pid, os.WNOHANG) == (0, 0):
+                return True
+        _spawned.discard(pid)
+    try:
+        command = psutil.Process(pid).cmdline()
+    except psutil.Error:  # gone, or a zombie, or another user's
+        return False
+    answer: bool = command[-2:] == [MAIN_CLASS, str(data_dir / CONFIG_FILE)]
+    return answer
+
+
+# --- the process -----------------------------------------------------------------------------------------------------
+
+
+def _java_command(data_dir: Path, heap_mb: int) -> list[str]:
+    (data_dir / "log4j2.properties").write_text(node.LOG4J2)
+    return [
+        str(jvm.java()),
+        f"-Xmx{heap_mb}m",
+        "-XX:+UseSerialGC",
+        "-XX:TieredStopAtLevel=1",
+        "-XX:+ExitOnOutOfMemoryError",
+        f"-XX:ErrorFile={data_dir}/hs_err_%p.log",
+        "-Djava.awt.headless=true",
+        f"-Djava.io.tmpdir={_emptied(data_dir / 'tmp')}",
+        f"-Dlog4j2.configurationFile={data_dir}/log4j2.properties",
+        "-cp",
+        jvm.kafka_classpath(),
+    ]
+
+
+def _emptied(folder: Path) -> Path:
+    """Return a folder with nothing in it: a node that was killed leaves its native libraries there."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+def _launch(command: list[str], data_dir: Path, chosen: Node, config: Mapping[str, str], lock: int) -> RunningBroker:
+    """Format the folder if it is new, run the node, and return when it answers; end it if it does not."""
+    config_file, log = data_dir / CONFIG_FILE, data_dir / LOG_FILE
+    node.write_private(config_file, node.as_properties(config))
+    if log.exists():
+        log.replace(data_dir / f"{LOG_FILE}.1")
+    if not (data_dir / "log" / "meta.properties").exists():
+        _format(command, config_file, log, chosen.cluster_id)
+    os.set_inheritable(lock, True)
+    # not Popen: the node outlives this process, and Popen warns about children that do
+    pid = os.posix_spawn(
+        command[0],
+        [*command, MAIN_CLASS, str(config_file)],
+        os.environ,
+        file_actions=[
+            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+            (os.POSIX_SPAWN_OPEN, 1, str(log), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644),
+            (os.POSIX_SPAWN_DUP2, 1, 2),
+        ],
+        setsid=True,
+        setsigmask=(),
+    )
+    os.set_inheritable(lock, False)
+    _spawned.add(pid)
+    try:
+        node.remember(data_dir, replace(chosen, pid=pid))
+        _sign(lock, pid)
+        running = RunningBroker(chosen.bootstrap, pid, data_dir, log)
+        _await_ready(running, time.monotonic() + READY_TIMEOUT_S)
+    except BaseException:
+        if _is_node(pid, data_dir):
+            os.kill(pid, signal.SIGKILL)
+        raise
+    return running
+
+
+def _format(command: list[str], config: Path, log: Path, cluster_id: str) -> None:
+    tool = [*command, "kafka.tools.StorageTool", "format", "--ignore-formatted", "-t", cluster_id, "-c", str(config)]
+    with log.open("ab") as out:
+        try:
+            done = subprocess.run(tool, stdin=subprocess.DEVNULL, stdout=out, stderr=out, timeout=READY_TIMEOUT_S)
+        except subprocess.TimeoutExpired as exc:
+            raise LogError(f"{config.parent}: formatting took over {READY_TIMEOUT_S:g} s; {_last_words(log)}") from exc
+    if done.returncode != 0:
+        raise LogError(
+            f"{config.parent}: Kafka could not format the folder (exit {done.returncode}); {_last_words(log)}"
+        )
+
+
+def _await_ready(running: RunningBroker, deadline: float) -> None:
+    """Return when the node answers Metadata, as the cluster of this folder.
+
+    Raises LogError with the node's last words if it ends, or does not answer by `deadline` (of the monotonic clock).
+    """
+    known = node.remembered(running.data_dir)
+    client: AdminClient | None = None
+    while time.monotonic() < deadline:
+        if known is None or not _is_node(running.pid, running.data_dir):
+            taken = "Address already in use" in _words(running.log_file)
+            raise (_PortTaken if taken else _Ended)(
+                f"{running.data_dir}: node {running.pid} ended before it answered; {_last_words(running.log_file)}"
+            )
+        if client is None:
+            with contextlib.suppress(OSError), socket.create_connection((node.HOST, known.port), timeout=1.0):
+                client = AdminClient({"bootstrap.servers": known.bootstrap, "log_level": 0, **known.client})
+        else:
+            with contextlib.suppress(KafkaException):
+                answer = client.list_topics(timeout=1.0)
+                if answer.brokers and answer.cluster_id == known.cluster_id:
+                    return
+        time.sleep(0.02)
+    raise LogError(
+        f"{running.data_dir}: node {running.pid} does not answer at {running.bootstrap}; "
+        f"{_last_words(running.log_file)}"
+    )
+
+
+def _words(log: Path) -> str:
+    return log.read_text(errors="replace") if log.exists() else ""
+
+
+def _last_words(log: Path) -> str:
+    """Return what explains an end: complaints first (a stopping node buries them), then the last lines as they are."""
+    lines = [line[:300] for line in _words(log).splitlines() if not line.startswith("\tat ")]
+    complaints = [line for line in lines[:-5] if re.search(r" ERROR | FATAL |Exception|^Error", line)]
+    return f"{log} says:\n" + "\n".join([*complaints[:8], "...", *lines[-5:]])
+
+
+@contextlib.contextmanager
+def _leash(data_dir: Path) -> Iterator[None]:
+    """Stop the folder's node when this process ends without a word: a helper reads a pipe until it is told, or ends."""
+    helper = subprocess.Popen(
+        [sys.executable, "-c", _LEASH, str(data_dir)], stdin=subprocess.PIPE, start_new_session=True
+    )
+    try:
+        yield
+    finally:
+        helper.communicate(b".")

@@ -1,0 +1,154 @@
+"""Where each consumer group of this deployment stands, and how to accept a loss.
+
+    groups, their commits, the topics' offsets ──► positions ──► ok, cut by retention, or beyond the end
+                                                       └──► skip: commit the first offset there is, where it was cut
+
+A reader never jumps over what retention has cut (streams/kafka/consumer.py): it stops, and a person decides. `skip` is
+that decision, for one group whose members have all stopped. What a commit carries besides its offset is kept.
+
+Not covered: commits beyond the end of a log that was made anew; and the trainer, whose checkpoint says where it reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import confluent_kafka as ck
+from confluent_kafka import admin
+
+from streams.errors import LogError, NotFoundError, RefusedError
+from streams.kafka import admin as cluster
+from streams.kafka.record import TopicPartition, client_config, unreachable
+from streams.kafka.topics import topics
+from streams.settings.load import Settings
+
+GROUPS = ("streams", "scoring", "policy-", "trainer-")
+"""Names behind topics.prefix; one that ends in a dash is followed by a policy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """What a group has committed in one partition, next to what lies there."""
+
+    group: str
+    """Without topics.prefix."""
+    topic: str
+    partition: int
+    committed: int
+    first: int
+    next: int
+    metadata: str | None = None
+    """What the commit carries besides; kept by `skip`."""
+
+    @property
+    def lag(self) -> int:
+        """Records there are that the group has not committed."""
+        return max(0, self.next - max(self.committed, self.first))
+
+    @property
+    def gone(self) -> int:
+        """Records that retention has cut before the group committed them."""
+        return max(0, self.first - self.committed)
+
+    @property
+    def state(self) -> str:
+        """`ok`, `cut` with the number, or `beyond the end`."""
+        if self.gone:
+            return f"cut: {self.gone} records gone"
+        return "beyond the end" if self.committed > self.next else "ok"
+
+
+def positions(settings: Settings) -> list[Position]:
+    """Return the position of every group of this deployment in every partition that it has committed, in order.
+
+    Raises NotFoundError without the topics, LogError if the broker does not answer.
+    """
+    bounds = cluster.offsets(settings, topics(settings.topics))
+    client = admin.AdminClient(client_config(settings.kafka))
+    prefix, timeout_s = settings.topics.prefix, settings.kafka.request_timeout_s
+    try:
+        listed = client.list_consumer_groups(request_timeout=timeout_s).result().valid
+        names = sorted(group.group_id for group in listed if _is_ours(group.group_id, prefix))
+        found: list[Position] = []
+        for name in names:  # librdkafka asks about one group a call
+            asked = client.list_consumer_group_offsets(
+                [ck.ConsumerGroupTopicPartitions(name)], request_timeout=timeout_s
+            )
+            try:
+                commits = asked[name].result().topic_partitions
+            except UnicodeDecodeError as exc:  # librdkafka reads metadata that ends without NUL beyond its end
+                raise LogError(f"group {name}: a note in its commits could not be read ({exc}); try again") from exc
+            found += [_position(name.removeprefix(prefix), tp, bounds) for tp in commits if _counts(tp, bounds)]
+    except ck.KafkaException as exc:
+        raise unreachable(settings.kafka, exc.args[0].str()) from exc
+    return sorted(found, key=lambda at: (at.group, at.topic, at.partition))
+
+
+def skip(settings: Settings, group: str, *, dry_run: bool = False) -> list[Position]:
+    """Commit the first offset there is in each partition of `group` that was cut; return what those positions were.
+
+    `group` may carry topics.prefix or not. Raises NotFoundError for an unknown group, RefusedError while it has members
+    or if it is a trainer's, LogError if the broker does not answer or refuses.
+    """
+    group = group.removeprefix(settings.topics.prefix)
+    if group.startswith("trainer-"):
+        raise RefusedError(
+            f"group {group}: the trainer reads from where its checkpoint says, and a step without its batch or groups "
+            "would be another one. Restore them or the checkpoints, or train on under another policy.name"
+        )
+    every = positions(settings)
+    if group not in {at.group for at in every}:
+        known = ", ".join(sorted({at.group for at in every})) or "there are none"
+        raise NotFoundError(f"no group {group!r} has commits here; groups: {known}")
+    _refuse_members(settings, group)
+    cut = [at for at in every if at.group == group and at.gone]
+    if cut and not dry_run:
+        _commit(settings, group, cut)
+    return cut
+
+
+def _is_ours(name: str, prefix: str) -> bool:
+    own = name.removeprefix(prefix)
+    return name.startswith(prefix) and any(own == g or (g.endswith("-") and own.startswith(g)) for g in GROUPS)
+
+
+def _counts(tp: ck.TopicPartition, bounds: Iterable[TopicPartition]) -> bool:
+    """Whether this is a commit, and in a topic of ours; a changelog's has no meaning to people."""
+    return tp.offset >= 0 and (tp.topic, tp.partition) in bounds
+
+
+def _position(group: str, tp: ck.TopicPartition, bounds: dict[TopicPartition, tuple[int, int]]) -> Position:
+    first, end = bounds[tp.topic, tp.partition]
+    return Position(group, tp.topic, tp.partition, tp.offset, first, end, tp.metadata or None)
+
+
+def _refuse_members(settings: Settings, group: str) -> None:
+    client = admin.AdminClient(client_config(settings.kafka))
+    name = settings.topics.prefix + group
+    asked = client.describe_consumer_groups([name], request_timeout=settings.kafka.request_timeout_s)
+    try:
+        members = asked[name].result().members
+    except ck.KafkaException as exc:
+        raise unreachable(settings.kafka, exc.args[0].str()) from exc
+    if members:
+        hosts = ", ".join(sorted({f"{member.client_id} at {member.host}" for member in members}))
+        raise RefusedError(
+            f"group {name} has {len(members)} members ({hosts}), which would go on from where they stand. Stop them "
+            f"first; one that was killed counts for {settings.kafka.session_timeout_s:g} s more"
+        )
+
+
+def _commit(settings: Settings, group: str, cut: list[Position]) -> None:
+    client = admin.AdminClient(client_config(settings.kafka))
+    name = settings.topics.prefix + group
+    offsets = [ck.TopicPartition(at.topic, at.partition, at.first, metadata=at.metadata or "") for at in cut]
+    asked = client.alter_consumer_group_offsets(
+        [ck.ConsumerGroupTopicPartitions(name, offsets)], request_timeout=settings.kafka.request_timeout_s
+    )
+    try:
+        errors = [tp.error for tp in asked[name].result().topic_partitions if tp.error is not None]
+    except ck.KafkaException as exc:
+        errors = [exc.args[0]]
+    if errors:
+        raise LogError(f"group {name}: the skip was not committed: {errors[0].str()}. Try again")

@@ -1,0 +1,244 @@
+"""Read the log from given offsets.
+
+    starts, ends ────► Tail, read (assigned)  no group and no commit, to a bound or for ever ────────► Record
+    coordinates ─────► fetch                  these records, or an error that names those gone ──────► Record
+
+Records of one partition come in the order of their offsets. What librdkafka mends by itself (a lost connection) shows
+only as silence, which a reader with patience tells of; what it cannot (a missing topic, an offset that retention has
+cut, a refusal) is a LogError, raised once the records that came before it were returned. No offset is ever reset.
+
+Not covered: groups and commits, which are `streams/kafka/consumer.py`; and records that a transaction left behind.
+Nothing here writes in transactions (`streams/kafka/record.py`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Self
+
+import confluent_kafka as ck
+
+from schemas.events import Coordinates
+from streams.errors import LogError
+from streams.kafka.record import POLL_S, Record, TopicPartition, client_config, unreachable
+from streams.kafka.retry import ANSWER_S, TRANSIENT, Patience
+from streams.settings.load import Settings
+
+QUEUE_KIB = 16 * 1024
+"""What a Tail reads ahead: librdkafka's own 64 MiB would make many readers side by side as large as a small log."""
+
+
+class Reader:
+    """A client that tells of trouble when the records before it were returned, and of silence if it has `patience`."""
+
+    def __init__(self, config: Mapping[str, Any], topic: str, patience: Patience | None) -> None:
+        self._consumer = ck.Consumer(dict(config))
+        self._topic = topic  # to ask the broker for, when it is silent
+        self._patience = patience
+        self._trouble: LogError | None = None
+
+    def _raise_trouble(self) -> None:
+        """Raise what an earlier message stood for; the records that came with it were returned before."""
+        trouble, self._trouble = self._trouble, None
+        if trouble is not None:
+            raise trouble
+
+    def _told(self, records: list[Record]) -> list[Record]:
+        """Return `records`; without any, raise the trouble there is, or ask whether the broker is there."""
+        if not records:
+            self._raise_trouble()
+        if self._patience is not None:
+            if records:
+                self._patience.answered()
+            else:
+                self._patience.probe(lambda: self._consumer.list_topics(self._topic, timeout=ANSWER_S))
+        return records
+
+
+class Tail(Reader):
+    """Reads partitions from given offsets with `assign`: no group, no commit, bounded or following.
+
+    `poll` returns what came; `position` is the next offset per partition; `at_end` says whether all bounds are reached.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        starts: Mapping[TopicPartition, int],
+        *,
+        ends: Mapping[TopicPartition, int] | None = None,
+        patience: Patience | None = None,
+    ) -> None:
+        self._ends = None if ends is None else dict(ends)
+        self._position = dict(starts)
+        super().__init__(
+            {
+                **client_config(settings.kafka),
+                "group.id": settings.topics.prefix + "tail",  # required by librdkafka; never joined, never committed
+                "enable.auto.commit": False,
+                "auto.offset.reset": "error",
+                "enable.partition.eof": True,
+                "fetch.wait.max.ms": 50,
+                "queued.max.messages.kbytes": QUEUE_KIB,
+                "fetch.queue.backoff.ms": 20,  # 1000 by default: so long it would be idle each time this queue was full
+            },
+            next(iter(starts), ("", 0))[0],
+            patience,
+        )
+        reading = [tp for tp in starts if self._ends is None or starts[tp] < self._ends[tp]]
+        self._consumer.assign([ck.TopicPartition(*tp, starts[tp]) for tp in reading])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._consumer.close()
+
+    @property
+    def position(self) -> dict[TopicPartition, int]:
+        """The next offset to be read, per partition."""
+        return dict(self._position)
+
+    def end(self, tp: TopicPartition) -> int | None:
+        """Return where a partition ends, as the broker last said without being asked; None if it did not yet."""
+        bounds = self._consumer.get_watermark_offsets(ck.TopicPartition(*tp), cached=True)
+        return bounds[1] if bounds is not None and bounds[1] >= 0 else None
+
+    def at_end(self) -> bool:
+        """Whether every bound is reached; False when there are none."""
+        return self._ends is not None and all(self._position[tp] >= end for tp, end in self._ends.items())
+
+    def poll(self, count: int = 1000, timeout_s: float = POLL_S) -> list[Record]:
+        """Return up to `count` records below the bounds. Raises LogError if an offset is gone or the broker refuses."""
+        self._raise_trouble()
+        records, ends = [], self._ends
+        for message in consume(self._consumer, count, timeout_s):
+            if message.error() is not None:
+                self._note(message)
+                continue
+            record = record_of(message)
+            topic, partition, offset = record.at
+            tp = (topic, partition)
+            if ends is not None and offset >= ends[tp]:
+                self._position[tp] = max(self._position[tp], ends[tp])
+                self._consumer.pause([ck.TopicPartition(*tp)])  # what comes behind the bound is not asked for
+                continue
+            self._position[tp] = offset + 1
+            records.append(record)
+        return self._told(records)
+
+    def _note(self, message: Any) -> None:
+        """Take note of a message that is no record."""
+        if (trouble := trouble_of(message)) is not None:
+            self._trouble = trouble
+        elif message.error().code() == ck.KafkaError._PARTITION_EOF:
+            # the log ends here: what lies between the last record and the end are markers of transactions
+            tp = (message.topic(), message.partition())
+            self._position[tp] = max(self._position[tp], message.offset())
+
+
+def read(
+    settings: Settings,
+    starts: Mapping[TopicPartition, int],
+    ends: Mapping[TopicPartition, int],
+    *,
+    patience: Patience | None = None,
+) -> Iterator[Record]:
+    """Yield every record from `starts` to below `ends`, in partition order, and never commit.
+
+    Raises LogError if a range is no longer there, or nothing comes for a minute; with `patience`, as long as it lasts.
+    """
+    with Tail(settings, starts, ends=ends) as tail:
+        silent_since = time.monotonic()
+        while not tail.at_end():
+            records = tail.poll()
+            yield from records
+            if records:
+                silent_since = time.monotonic()
+            if patience is not None:
+                if records:
+                    patience.answered()
+                else:
+                    patience.silent("with what a topic holds")
+            elif time.monotonic() - silent_since > 60:
+                raise unreachable(
+                    settings.kafka, f"nothing came for 60 s at {tail.position}, expected up to {dict(ends)}"
+                )
+
+
+def fetch(
+    settings: Settings, wanted: Iterable[Coordinates], *, patience: Patience | None = None
+) -> dict[Coordinates, Record]:
+    """Return the records at these coordinates. Raises LogError, naming those that are gone."""
+    by_partition: dict[TopicPartition, set[int]] = {}
+    for at in wanted:
+        by_partition.setdefault((at.topic, at.partition), set()).add(at.offset)
+    if not by_partition:
+        return {}
+    starts = {tp: min(found) for tp, found in by_partition.items()}
+    ends = {tp: max(found) + 1 for tp, found in by_partition.items()}
+    found = {
+        record.at: record
+        for record in read(settings, starts, ends, patience=patience)
+        if record.at.offset in by_partition[(record.at.topic, record.at.partition)]
+    }
+    every = {Coordinates(*tp, offset) for tp, offsets in by_partition.items() for offset in offsets}
+    if gone := sorted(every - found.keys()):
+        raise LogError(
+            f"{', '.join(map(str, gone[:5]))}{' and more' if gone[5:] else ''}: nothing there. The topic is compacted "
+            "or written in transactions; Streamward's are neither, so compare them with `streamward doctor`"
+        )
+    return found
+
+
+# --- messages of librdkafka -------------------------------------------------------------------------------------------
+
+
+def consume(consumer: ck.Consumer, count: int, timeout_s: float) -> list[Any]:
+    """Return up to `count` messages as soon as there is one; `consume` alone would wait for all of them."""
+    first = consumer.poll(timeout_s)
+    if first is None:
+        return []
+    return [first, *(consumer.consume(count - 1, 0) if count > 1 else ())]
+
+
+_MENDS = (ck.KafkaError._PARTITION_EOF, ck.KafkaError._MAX_POLL_EXCEEDED)
+
+
+def trouble_of(message: Any) -> LogError | None:
+    """Return the error a message stands for, if it is one that does not pass by itself."""
+    error = message.error()
+    if error is None:
+        return None
+    if error.code() in _MENDS or error.code() in TRANSIENT:
+        return None  # librdkafka reconnects, or joins again, by itself
+    where = message.topic() or "the log"
+    if error.code() == ck.KafkaError._AUTO_OFFSET_RESET and not is_unknown_topic(error):
+        return LogError(
+            f"{where}[{message.partition()}]: the offset asked for is gone: {error.str()}. Retention has cut it; read "
+            "from a later offset (`streamward topics describe` shows the first), or restore it"
+        )
+    return LogError(f"{where}: {error.str()}. Check topics and access rights with `streamward doctor`")
+
+
+def is_unknown_topic(error: ck.KafkaError) -> bool:
+    """Whether the broker does not know a topic, or a partition of it; or not yet, if it was just started.
+
+    Where librdkafka does not find a place to begin at, the broker's reason is only in its words.
+    """
+    unknown = ck.KafkaError.UNKNOWN_TOPIC_OR_PART
+    if error.code() == ck.KafkaError._AUTO_OFFSET_RESET:
+        return ck.KafkaError(unknown).str() in error.str()
+    return bool(error.code() == unknown)
+
+
+def record_of(message: Any) -> Record:
+    """Return the record in a message that is no error."""
+    return Record(
+        Coordinates(message.topic(), message.partition(), message.offset()),
+        message.timestamp()[1],
+        message.key(),
+        message.value(),
+        tuple(message.headers() or ()),
+    )

@@ -1,0 +1,154 @@
+"""The schemas of this package over Confluent's Schema Registry API, read only.
+
+    schemas/versions.py ──► GET /schemas/ids/{id}, /subjects/{topic}-value/versions/{version} ──► any Confluent client
+
+A consumer written in any language finds the writer's schema of a record by the id in its frame. Ids are those of
+`schemas/lock.json`, the same everywhere, so it does not matter who serves them; subjects are named as Confluent's
+TopicNameStrategy does, with the topics of this deployment.
+
+Not covered: writing. Services never register schemas at run time, so every POST, PUT and DELETE is refused. Nor TLS and
+users: it serves what is public in the repository, on the loopback address unless told otherwise.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from schemas import versions as registry
+from schemas.versions import Schema
+from streams.errors import SettingsError
+from streams.kafka.topics import topics
+from streams.settings.load import Settings
+
+CONTENT_TYPE = "application/vnd.schemaregistry.v1+json"
+
+NOT_FOUND, NO_SUBJECT, NO_VERSION, NO_SCHEMA, FORBIDDEN = 404, 40401, 40402, 40403, 403
+"""Confluent's own error codes; their first three digits are the HTTP status."""
+
+Answer = tuple[int, Any]
+"""HTTP status and what is sent as JSON."""
+
+
+@contextlib.contextmanager
+def serve(settings: Settings | None = None, *, host: str = "127.0.0.1", port: int = 0) -> Iterator[str]:
+    """Serve until the block is left, and yield the URL; port 0 takes a free one.
+
+    Raises SettingsError if the port is taken.
+    """
+    subjects = _subjects(settings or Settings())
+
+    class Requests(_Requests):
+        by_subject = subjects
+
+    try:
+        server = ThreadingHTTPServer((host, port), Requests)
+    except OSError as exc:
+        raise SettingsError(f"{host}:{port} cannot be served: {exc.strerror}; choose another --port, or 0") from exc
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+    thread.start()
+    try:
+        yield f"http://{host}:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def _subjects(settings: Settings) -> dict[str, list[Schema]]:
+    """Return the versions of each subject, oldest first."""
+    return {
+        f"{topic.name}-value": registry.files().versions(topic.event.__name__)
+        for topic in topics(settings.topics).values()
+    }
+
+
+def answer(path: str, subjects: dict[str, list[Schema]]) -> Answer:
+    """Return what a GET of `path` (without its query) gives."""
+    match [part for part in path.split("/") if part]:
+        case [] | ["mode"] | ["config"] | ["config", _]:
+            return 200, {"mode": "READONLY", "compatibilityLevel": "FULL_TRANSITIVE"}
+        case ["schemas", "types"]:
+            return 200, ["AVRO"]
+        case ["schemas", "ids", text, *rest] if rest in ([], ["schema"], ["versions"], ["subjects"]):
+            return _by_id(text, rest, subjects)
+        case ["subjects"]:
+            return 200, list(subjects)
+        case ["subjects", subject, "versions", *rest] if len(rest) <= 2 and rest[1:] in ([], ["schema"]):
+            return _by_subject(subject, rest, subjects)
+        case _:
+            return _error(NOT_FOUND, f"{path} is not served here; see /subjects and /schemas/ids/{{id}}")
+
+
+def _by_id(text: str, rest: list[str], subjects: dict[str, list[Schema]]) -> Answer:
+    schema = registry.files().by_id(int(text)) if text.isdecimal() else None
+    if schema is None:
+        return _error(NO_SCHEMA, f"schema id {text} is not in lock.json (known: 1 to {len(registry.files().schemas)})")
+    holders = [subject for subject, versions in subjects.items() if schema in versions]
+    match rest:
+        case ["schema"]:
+            return 200, schema.definition
+        case ["versions"]:
+            return 200, [{"subject": subject, "version": schema.version} for subject in holders]
+        case ["subjects"]:
+            return 200, holders
+        case _:
+            return 200, {"schema": schema.text, "schemaType": "AVRO"}
+
+
+def _by_subject(subject: str, rest: list[str], subjects: dict[str, list[Schema]]) -> Answer:
+    versions = subjects.get(subject)
+    if versions is None:
+        return _error(NO_SUBJECT, f"subject {subject} does not exist; known: {', '.join(subjects)}")
+    if not rest:
+        return 200, [schema.version for schema in versions]
+    wanted = str(versions[-1].version) if rest[0] in ("latest", "-1") else rest[0]
+    schema = next((schema for schema in versions if str(schema.version) == wanted), None)
+    if schema is None:
+        return _error(NO_VERSION, f"version {wanted} of {subject} does not exist; known: 1 to {len(versions)}")
+    if rest[1:] == ["schema"]:
+        return 200, schema.definition
+    entry = {"subject": subject, "version": schema.version, "id": schema.id}
+    return 200, {**entry, "schemaType": "AVRO", "schema": schema.text}
+
+
+def _error(code: int, message: str) -> Answer:
+    return int(str(code)[:3]), {"error_code": code, "message": message}
+
+
+class _Requests(BaseHTTPRequestHandler):
+    by_subject: dict[str, list[Schema]]
+    protocol_version = "HTTP/1.1"
+    server_version = "streamward"
+    sys_version = ""
+
+    def do_GET(self) -> None:
+        """Answer one question."""
+        self._send(*answer(self.path.partition("?")[0], self.by_subject))
+
+    def _refuse(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        self._send(
+            *_error(
+                FORBIDDEN,
+                "this registry is read only: services never register schemas. Set auto.register.schemas=false; a new "
+                "schema is made from schemas/events.py by `python -m schemas.generate`",
+            )
+        )
+
+    do_POST = do_PUT = do_DELETE = do_PATCH = _refuse
+
+    def _send(self, status: int, body: Any) -> None:
+        payload = json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", CONTENT_TYPE)
+        self.send_header("Content-Length", str(len(payload)))
+        self.end_headers()
+        self.wfile.write(payload)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Keep quiet: questions are no news."""

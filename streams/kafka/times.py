@@ -1,0 +1,157 @@
+"""Read topics as people do: from here on, the last twenty, since eleven o'clock, until it ends.
+
+    topics, --from, --until-end, -n ──► starts and ends by partition ──► records merged by time ──► decoded, or poison
+
+Nothing is committed and no group is joined, so looking changes nothing. Records of one partition keep their order;
+those of several are merged by timestamp, as far as they are there: a live tail cannot wait for what may come, and one
+that ends looks MERGED records ahead.
+
+Not covered: filters and joins over events.
+"""
+
+from __future__ import annotations
+
+import difflib
+import heapq
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import NamedTuple
+
+from schemas.events import Event
+from schemas.serde import Poison
+from streams.errors import NotFoundError, SettingsError
+from streams.kafka import admin
+from streams.kafka.reader import Tail
+from streams.kafka.record import POLL_S, Record, TopicPartition
+from streams.kafka.topics import LABELS, Topic, topics
+from streams.settings.load import Settings
+
+MERGED = 10_000
+"""Records of a bounded tail that are sorted together; they lie in memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """Where reading begins: `start`, `end`, `last` n records of a topic, or the first record of a `time`."""
+
+    kind: str
+    number: int = 0
+    """How many, for `last`; milliseconds since the epoch, UTC, for `time`."""
+
+
+class Seen(NamedTuple):
+    """One record with what it holds."""
+
+    record: Record
+    topic: Topic
+    event: Event | Poison
+
+
+def parse_begin(text: str) -> Begin:
+    """Return what `--from` says. Raises SettingsError with the forms it takes.
+
+    >>> parse_begin("-20"), parse_begin("1970-01-01T00:00:01Z")
+    (Begin(kind='last', number=20), Begin(kind='time', number=1000))
+    """
+    if text in ("start", "end"):
+        return Begin(text)
+    if text.startswith("-") and text[1:].isdigit():
+        return Begin("last", int(text[1:]))
+    try:
+        return Begin("time", parse_time(text))
+    except ValueError as exc:
+        raise SettingsError(
+            f"--from {text}: expected start, end, -N for the last N records of each topic, or a time as ISO 8601 "
+            "(UTC unless it says otherwise), e.g. 2026-01-31T12:00"
+        ) from exc
+
+
+def parse_time(text: str) -> int:
+    """Return the time, ms since the epoch, that ISO 8601 text names, in UTC unless it says otherwise.
+
+    Raises ValueError.
+    """
+    at = datetime.fromisoformat(text)
+    if at.tzinfo is None:
+        at = at.replace(tzinfo=UTC)
+    return int(at.timestamp() * 1000)
+
+
+def named(settings: Settings, names: Iterable[str]) -> list[Topic]:
+    """Return the topics called so, by label or by full name. Raises NotFoundError, with the nearest one."""
+    known = topics(settings.topics)
+    by_name = {topic.name: topic for topic in known.values()} | known
+    found: dict[str, Topic] = {}
+    for name in names:
+        if name not in by_name:
+            raise NotFoundError(f"no topic of Streamward is called {name!r}; {_hint(name)}")
+        found[by_name[name].label] = by_name[name]
+    return list(found.values())
+
+
+def _hint(name: str) -> str:
+    close = difflib.get_close_matches(name, LABELS, n=1)
+    return f"did you mean {close[0]}?" if close else f"there are {', '.join(LABELS)}"
+
+
+def tail(settings: Settings, of: Iterable[Topic], begin: Begin, *, until_end: bool) -> Iterator[Seen]:
+    """Yield records of these topics from `begin` on; up to where they end now, or for ever.
+
+    Raises NotFoundError for a topic that does not exist, LogError if the broker does not answer.
+    """
+    by_name = {topic.name: topic for topic in of}
+    labels = [topic.label for topic in by_name.values()]
+    bounds = admin.offsets(settings, labels)
+    ends = {tp: high for tp, (_, high) in bounds.items()}
+    match begin.kind:
+        case "start":
+            starts = {tp: low for tp, (low, _) in bounds.items()}
+        case "end":
+            starts = dict(ends)
+        case "time":
+            at = admin.offsets_at(settings, labels, begin.number)
+            starts = {tp: ends[tp] if offset < 0 else offset for tp, offset in at.items()}
+        case _:
+            starts = {tp: max(low, high - begin.number) for tp, (low, high) in bounds.items()}
+            for record in _last(settings, starts, ends, begin.number):
+                yield _seen(record, by_name)
+            starts = dict(ends)
+    with Tail(settings, starts, ends=ends if until_end else None) as reader:
+        while not reader.at_end():
+            records = reader.poll(timeout_s=POLL_S)
+            while until_end and len(records) < MERGED and not reader.at_end():
+                records += reader.poll(timeout_s=POLL_S)
+            for record in merged(records):
+                yield _seen(record, by_name)
+
+
+def _last(
+    settings: Settings, starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int], count: int
+) -> Iterator[Record]:
+    """Yield the last `count` records of each topic, all merged by timestamp."""
+    by_topic: dict[str, list[Record]] = {}
+    records: list[Record] = []
+    with Tail(settings, starts, ends=ends) as reader:
+        while not reader.at_end():
+            records += reader.poll(timeout_s=POLL_S)
+    for record in merged(records):
+        by_topic.setdefault(record.at.topic, []).append(record)
+    yield from heapq.merge(*(found[-count:] if count else [] for found in by_topic.values()), key=_when)
+
+
+def merged(records: Iterable[Record]) -> Iterator[Record]:
+    """Yield records by timestamp; those of one partition stay in the order of their offsets, whatever their times."""
+    partitions: dict[TopicPartition, list[Record]] = {}
+    for record in records:
+        partitions.setdefault((record.at.topic, record.at.partition), []).append(record)
+    return heapq.merge(*partitions.values(), key=_when)
+
+
+def _when(record: Record) -> int:
+    return record.timestamp_ms
+
+
+def _seen(record: Record, by_name: Mapping[str, Topic]) -> Seen:
+    topic = by_name[record.at.topic]
+    return Seen(record, topic, record.decode(topic.event))

@@ -1,0 +1,80 @@
+"""The topics: their names, keys, shapes, and which event lies in each.
+
+    tasks ─► responses ─► rewards ─► groups ─► batches ─► adapters      beside: group-control, dead-letters, experiments
+
+The first four are keyed by task and have equal partition counts, so one worker sees a whole task; the rest are keyed by
+policy (experiments by their name), so one policy's groups have one total order. None is compacted or written in
+transactions: both leave gaps in the offsets, and a batch is a list of offsets.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from schemas import events
+from streams.settings.load import Topics
+
+DAY_MS = 86_400_000
+FRAMING_BYTES = 4096
+"""What Kafka adds to a record (headers, batch), generously: the broker's limit lies this much above ours."""
+
+
+class Topic(NamedTuple):
+    """One topic as the deployment names it."""
+
+    label: str
+    """The name without the prefix, e.g. `group-control`."""
+    name: str
+    event: type[events.Event]
+    key: str
+    """The field that is the record key; `` for dead letters, which keep the key of their source."""
+    partitions: int
+    config: dict[str, str]
+    max_bytes: int = 4 * 1024 * 1024
+    """Largest key and value together. A dead letter holds a record of any other topic, as base64."""
+
+
+KEYED_BY_TASK = ("tasks", "responses", "rewards", "group-control")
+_SHAPES: tuple[tuple[str, type[events.Event], str], ...] = (
+    ("tasks", events.Task, "task_id"),
+    ("responses", events.Response, "task_id"),
+    ("rewards", events.Reward, "task_id"),
+    ("group-control", events.GroupControl, "task_id"),
+    ("groups", events.AdvantagedGroup, "policy"),
+    ("batches", events.Batch, "policy"),
+    ("adapters", events.AdapterEvent, "policy"),
+    ("dead-letters", events.DeadLetter, ""),
+    ("experiments", events.ExperimentEvent, "experiment"),
+)
+KEPT_FOR_EVER = ("adapters", "experiments")
+"""What was decided and where it came from: small, and asked for long after the rest is gone."""
+LABELS = tuple(label for label, _, _ in _SHAPES)
+
+
+def topics(settings: Topics) -> dict[str, Topic]:
+    """Return every topic of a deployment by its label."""
+    sizes = dict.fromkeys(LABELS, settings.max_record_bytes)
+    sizes["dead-letters"] += settings.max_record_bytes // 2 + 64 * 1024
+    kept_ms = -1 if settings.retention_days == 0 else int(settings.retention_days * DAY_MS)
+    return {
+        label: Topic(
+            label=label,
+            name=settings.prefix + label,
+            event=event,
+            key=key,
+            partitions=settings.partitions if label in KEYED_BY_TASK else settings.policy_partitions,
+            max_bytes=sizes[label],
+            config={
+                "cleanup.policy": "delete",
+                "retention.ms": str(-1 if label in KEPT_FOR_EVER else kept_ms),
+                "max.message.bytes": str(sizes[label] + FRAMING_BYTES),
+                "message.timestamp.type": "CreateTime",
+            },
+        )
+        for label, event, key in _SHAPES
+    }
+
+
+def topic_of(event: type[events.Event], settings: Topics) -> Topic:
+    """Return the topic in which events of this type lie."""
+    return next(topic for topic in topics(settings).values() if topic.event is event)

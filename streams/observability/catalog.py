@@ -1,0 +1,392 @@
+"""Every metric there is, in one table.
+
+    Metric ──► Meter.add, set, observe: what happened ──► /metrics
+       └────► python -m streams.observability.catalog ──► docs/metrics.md
+
+Names begin with `streamward_` and end with their unit, in base units: seconds, records, tokens, nats, and `ratio` for a
+share from 0 to 1. Labels have few values: policy, stage, topic (its short name), reason. Ids are never labels, and the
+version of an adapter is one only in the info metric, which has one series at a time.
+
+Not covered: what is a good value. That is for alerts to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
+
+TIMES = (0.005, 0.02, 0.1, 0.5, 2.0, 10.0, 60.0, 600.0)
+"""Upper bounds of buckets, seconds: of work."""
+AGES = (0.1, 0.5, 2.0, 10.0, 60.0, 300.0, 1800.0, 7200.0, 86400.0)
+"""… of waiting, which may take a day."""
+VERSIONS = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0)
+"""… of versions behind."""
+
+Process = Literal["streams", "policy", "scoring", "train", "audit", "archive"]
+LOOP: tuple[Process, ...] = ("streams", "policy", "scoring", "train")
+"""The processes of the loop, by the name of their command."""
+SERVED: tuple[Process, ...] = (*LOOP, "archive")
+"""Those that serve metrics.port: the loop, and `archive sync --follow`."""
+
+
+class Metric(NamedTuple):
+    """One metric: what it is called, what its labels are, and who has it."""
+
+    name: str
+    kind: Literal["counter", "gauge", "histogram"]
+    labels: tuple[str, ...]
+    about: str
+    processes: tuple[Process, ...]
+    needs: str = ""
+    """What must have happened before it has a value, beyond a loop that trains; "" if nothing."""
+    buckets: tuple[float, ...] = ()
+
+
+# --- every process ----------------------------------------------------------------------------------------------------
+
+PROCESS = Metric("streamward_process_info", "gauge", ("process", "version"), "Always 1: what runs here.", SERVED)
+READY = Metric("streamward_ready", "gauge", ("condition",), "1 if the condition of /readyz holds, else 0.", SERVED)
+PROGRESS = Metric(
+    "streamward_progress_age_seconds", "gauge", (), "Since the process last came on; /healthz judges it.", SERVED
+)
+SCRAPE_ERRORS = Metric(
+    "streamward_scrape_errors_total", "counter", (), "Values that could not be told when asked for.", SERVED, "a fault"
+)
+EVENTS_IN = Metric("streamward_events_in_total", "counter", ("stage", "topic"), "Records taken up.", LOOP)
+EVENTS_OUT = Metric("streamward_events_out_total", "counter", ("stage", "topic"), "Records handed to the log.", LOOP)
+PROCESSING = Metric(
+    "streamward_processing_seconds",
+    "histogram",
+    ("stage",),
+    "Time of work: on one record (streams), one round (policy), one response with all its scores (scoring), one batch "
+    "(trainer).",
+    LOOP,
+    buckets=TIMES,
+)
+EVENT_AGE = Metric(
+    "streamward_event_age_seconds",
+    "histogram",
+    ("stage", "topic"),
+    "From a record's timestamp until it was taken up.",
+    LOOP,
+    buckets=AGES,
+)
+LAG_RECORDS = Metric(
+    "streamward_consumer_lag_records",
+    "gauge",
+    ("stage", "topic"),
+    "Records of the partitions owned here that are not done, those in work included.",
+    LOOP,
+)
+LAG_SECONDS = Metric(
+    "streamward_consumer_lag_seconds",
+    "gauge",
+    ("stage", "topic"),
+    "Age of the oldest record that was taken up and is not done (with none in work, of the last one taken up); 0 "
+    "without lag.",
+    LOOP,
+)
+DEAD_LETTERS = Metric(
+    "streamward_dead_letters_total",
+    "counter",
+    ("stage", "reason"),
+    "Records that could not be used, by why.",
+    LOOP,
+    "a record that cannot be used",
+)
+DROPS = Metric(
+    "streamward_drops_total",
+    "counter",
+    ("stage", "reason"),
+    "Tasks and groups passed over on purpose: not answered (policy), not trained on (batches).",
+    ("streams", "policy"),
+    "a flat or stale group, or a task that is too late",
+)
+REBALANCES = Metric(
+    "streamward_rebalances_total", "counter", ("stage",), "Assignments of partitions.", ("streams", "policy", "scoring")
+)
+
+SPANS_DROPPED = Metric(
+    "streamward_spans_dropped_total",
+    "counter",
+    ("reason",),
+    "Spans that were not sent: queue_full, refused (or the receiver did not answer), unsent (the process ended).",
+    LOOP,
+    "a receiver of traces that fails",
+)
+
+# --- streams ----------------------------------------------------------------------------------------------------------
+
+GROUPS = Metric(
+    "streamward_groups_total",
+    "counter",
+    ("policy", "outcome"),
+    "Groups that left the join: varied, flat (every reward the same), or the reason why there is none to train on. The "
+    "zero-variance share is flat by the sum of all.",
+    ("streams",),
+)
+GROUP_SECONDS = Metric(
+    "streamward_group_completion_seconds",
+    "histogram",
+    ("policy",),
+    "From the first record of a task to the last that its group needed, by their timestamps.",
+    ("streams",),
+    buckets=AGES,
+)
+POLICY_LAG = Metric(
+    "streamward_policy_lag_versions",
+    "histogram",
+    ("policy",),
+    "Versions between the sampler of a group and the batch that trains on it.",
+    ("streams",),
+    buckets=VERSIONS,
+)
+DECISIONS = Metric(
+    "streamward_rollout_decisions_total",
+    "counter",
+    ("policy", "kind"),
+    "Adapter events that this process wrote: promoted, rolled_back, judged, …",
+    ("streams",),
+)
+
+# --- policy -----------------------------------------------------------------------------------------------------------
+
+SAMPLING = Metric(
+    "streamward_sampling_seconds",
+    "histogram",
+    ("policy",),
+    "Time the engine took for a round.",
+    ("policy",),
+    buckets=TIMES,
+)
+TOKENS = Metric("streamward_tokens_sampled_total", "counter", ("policy",), "Tokens the engine wrote.", ("policy",))
+PROMPT_TOKENS = Metric(
+    "streamward_prompt_tokens_total", "counter", ("policy",), "Tokens of prompts, once for each response.", ("policy",)
+)
+RESPONSES = Metric(
+    "streamward_responses_total",
+    "counter",
+    ("policy", "finish_reason"),
+    "Responses by how they ended: stop; length: truncated at max_tokens; error: the slot failed.",
+    ("policy",),
+)
+WAITING = Metric(
+    "streamward_tasks_waiting", "gauge", ("policy",), "Tasks that were read and are held back.", ("policy",)
+)
+ADAPTER = Metric(
+    "streamward_adapter_info",
+    "gauge",
+    ("policy", "role", "version"),
+    "Always 1: the version the engine serves (role served), or the trainer made last (role trained).",
+    ("policy", "train"),
+)
+PRIMARY = Metric(
+    "streamward_rollout_primary_version",
+    "gauge",
+    ("policy",),
+    "The version in force, as this agent sees it.",
+    ("policy",),
+)
+CANDIDATE = Metric(
+    "streamward_rollout_candidate_version",
+    "gauge",
+    ("policy",),
+    "The version on trial.",
+    ("policy",),
+    "a canary under way",
+)
+SHARE = Metric(
+    "streamward_rollout_candidate_share_ratio",
+    "gauge",
+    ("policy",),
+    "Share of the tasks that the candidate answers; 0 without one.",
+    ("policy",),
+)
+
+# --- scoring ----------------------------------------------------------------------------------------------------------
+
+SCORE_SECONDS = Metric(
+    "streamward_score_seconds",
+    "histogram",
+    ("source",),
+    "Time of one score, tries included.",
+    ("scoring",),
+    buckets=TIMES,
+)
+SCORE_FAILURES = Metric(
+    "streamward_score_failures_total",
+    "counter",
+    ("source",),
+    "Scores that failed for good.",
+    ("scoring",),
+    "a scorer that fails",
+)
+OPEN = Metric("streamward_responses_open", "gauge", (), "Responses in work.", ("scoring",))
+
+# --- trainer ----------------------------------------------------------------------------------------------------------
+
+PHASES = ("wait", "load", "forward", "backward", "optimizer", "checkpoint", "publish")
+PHASE = Metric(
+    "streamward_trainer_phase_seconds",
+    "histogram",
+    ("policy", "phase"),
+    f"Time of each batch by phase: {', '.join(PHASES)}.",
+    ("train",),
+    buckets=TIMES,
+)
+VERSION = Metric("streamward_trainer_version", "gauge", ("policy",), "The version that was trained last.", ("train",))
+TRAINED_TOKENS = Metric(
+    "streamward_trainer_tokens_total", "counter", ("policy",), "Tokens that entered the loss.", ("train",)
+)
+SKIPPED = Metric(
+    "streamward_trainer_steps_skipped_total",
+    "counter",
+    ("policy",),
+    "Steps without effect: no usable group, or a gradient that is not finite.",
+    ("train",),
+    "a step without effect",
+)
+
+
+def _of_step(name: str, about: str, needs: str = "") -> Metric:
+    return Metric(f"streamward_trainer_{name}", "gauge", ("policy",), f"{about} Of the last step.", ("train",), needs)
+
+
+REWARD_MEAN = _of_step("reward_mean", "Mean reward of the responses.")
+REWARD_STD = _of_step("reward_std", "Standard deviation of the rewards, over all responses.")
+FLAT_SHARE = _of_step("zero_variance_ratio", "Share of the groups whose advantages are all 0.")
+OF_STEP = {
+    "loss": _of_step("loss", "The loss."),
+    "kl": _of_step("kl_nats", "KL(sampler || trainer) per token, the k3 estimate."),
+    "kl_reference": _of_step("kl_reference_nats", "KL to the base model per token; 0 with trainer.beta 0."),
+    "entropy": _of_step("entropy_nats", "Entropy per token."),
+    "clipped": _of_step("clipped_ratio", "Share of tokens (gspo: responses) whose ratio was clipped."),
+    "mismatch": _of_step("logprob_mismatch_nats", "Mean of |logprob of the trainer - logprob of the sampler|."),
+    "mismatch_max": _of_step("logprob_mismatch_max_nats", "The largest of them."),
+    "effective": _of_step(
+        "effective_sample_ratio", "Effective share of the tokens: (sum of ratios)² / (n × sum of squared ratios), Kish."
+    ),
+    "grad_norm": _of_step("gradient_norm", "Norm of the gradient before it is clipped."),
+}
+"""Gauges by the name that trainer/grpo.py gives the value."""
+
+# --- audit --follow ---------------------------------------------------------------------------------------------------
+
+IMBALANCE = Metric(
+    "streamward_ledger_imbalance_records",
+    "gauge",
+    (),
+    "Records that are lost, doubled, phantom or contradict others, unaccounted for.",
+    ("audit",),
+)
+IN_FLIGHT = Metric(
+    "streamward_ledger_in_flight_records", "gauge", (), "What is on its way and has no effect yet.", ("audit",)
+)
+FINDINGS = Metric(
+    "streamward_ledger_findings_records",
+    "gauge",
+    ("category", "accounted"),
+    "Records by what was found about them.",
+    ("audit",),
+)
+REFUSED_ADAPTERS = Metric(
+    "streamward_adapters_refused_total",
+    "counter",
+    ("reason",),
+    "Adapter versions that an agent would not serve, by reason.",
+    ("audit",),
+    "an adapter that was refused",
+)
+RECOUNTED = Metric(
+    "streamward_ledger_recount_timestamp_seconds", "gauge", (), "When the last recount ended.", ("audit",)
+)
+
+# --- archive sync --follow --------------------------------------------------------------------------------------------
+
+ARCHIVE_LAG_RECORDS = Metric(
+    "streamward_archive_lag_records",
+    "gauge",
+    ("topic",),
+    "Records that the last look found in the log and that are not in the archive.",
+    ("archive",),
+)
+ARCHIVE_LAG_SECONDS = Metric(
+    "streamward_archive_lag_seconds",
+    "gauge",
+    ("topic",),
+    "Age of the oldest of them, by its timestamp, once it was read; 0 if there is none.",
+    ("archive",),
+)
+
+
+def every() -> list[Metric]:
+    """Return all of them, in the order of this file."""
+    found: list[Metric] = []
+    for value in list(globals().values()):
+        found += [value] if isinstance(value, Metric) else value.values() if value is OF_STEP else []
+    return found
+
+
+# --- the page ---------------------------------------------------------------------------------------------------------
+
+INTRODUCTION = """\
+# Metrics
+
+Written by `python -m streams.observability.catalog` from the table in `streams/observability/catalog.py`; do not edit.
+
+Each process serves them at `/metrics`, once it has a port (0, the default, serves nothing):
+
+    streamward --set metrics.port=9464 policy
+
+`/healthz` is about progress: 200 while the process comes on, and 503 with what it has been at once that takes longer
+than `metrics.stuck_s`; a round may take `policy.round_timeout_s`, and loading a model an hour. A broker that is away is
+no reason. A stream worker is healthy while its event loop turns: its own watchdog ends it when nothing is committed.
+`/readyz` is 200 while every condition holds: `kafka` (reached, and partitions assigned), of a policy agent `engine`
+(loaded, and it did not fail on what it was asked last), and with `schemas.registry_url` everywhere `schema_registry`
+(its ids are known; [schemas.md](schemas.md)). The 503 says what is missing. `streamward audit --follow` has an address
+of its own (`--listen`) and no `/readyz`; `streamward archive sync --follow` is watched as the loop is.
+
+What they look like on dashboards, when Prometheus tells somebody, and what to do then: [operations.md](operations.md).
+
+A histogram is three families: its name with `_bucket`, `_sum` and `_count`. A metric has at most 200 series; what goes
+beyond has `other` in each label.
+"""
+
+
+def markdown() -> str:
+    """Return docs/metrics.md."""
+    return INTRODUCTION + "".join(_sections())
+
+
+def _sections() -> Iterator[str]:
+    titles = {
+        SERVED: "Every process",
+        LOOP: "Every process of the loop",
+        ("streams",): "Streams",
+        ("policy",): "Policy",
+        ("scoring",): "Scoring",
+    }
+    titles |= {("train",): "Trainer", ("audit",): "The audit", ("archive",): "The archive"}
+    rest = [metric for metric in every() if metric.processes not in titles]
+    for processes, title in titles.items():
+        yield f"\n## {title}\n\n{_table([metric for metric in every() if metric.processes == processes])}"
+        if processes == LOOP:
+            yield f"\n## Of some of them\n\n{_table(rest, by_process=True)}"
+
+
+def _table(metrics: list[Metric], *, by_process: bool = False) -> str:
+    rows = ["| metric | kind | labels | what it says |", "|---|---|---|---|"]
+    for metric in metrics:
+        labels = ", ".join(f"`{label}`" for label in metric.labels) or "–"
+        notes = [f"On {', '.join(metric.processes)}."] if by_process else []
+        notes += [f"No series before {metric.needs}."] if metric.needs else []
+        about = " ".join([metric.about, *notes]).replace("|", "\\|")
+        rows.append(f"| `{metric.name}` | {metric.kind} | {labels} | {about} |")
+    return "\n".join(rows) + "\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(markdown(), encoding="utf-8")

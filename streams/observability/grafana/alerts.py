@@ -1,0 +1,245 @@
+"""When somebody should look, and where to read what to do.
+
+    ALERTS ──┬─► python -m streams.observability.grafana.alerts ──► helm/alerts/streamward.yaml ──► Prometheus of
+    docker compose
+             │                                                                      └──► PrometheusRule of the chart
+             └─► the heading of docs/operations.md that has its name
+
+An alert is a value that always answers, a limit, and sometimes a second value without which the first means nothing.
+`critical`: records are wrong, or the loop stands. `warning`: it works, and not as it should.
+
+Not covered: who is told (Alertmanager's), what a good reward is, one of several replicas that is gone (the cluster
+starts it again), and free space of disks and buckets, which those who own them measure.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from streams.observability import catalog
+from streams.observability.grafana.promql import grown, largest, or_zero, select, share, total
+
+FILE = Path(__file__).parents[2] / "helm" / "alerts" / "streamward.yaml"
+PAGE = "docs/operations.md"
+PREFIX = "Streamward"
+
+
+class Limit(NamedTuple):
+    """A query and what its answer must not be."""
+
+    query: str
+    sign: Literal["<", ">"]
+    than: float
+
+    @property
+    def condition(self) -> str:
+        """The query that answers only where the limit is passed."""
+        return f"({self.query}) {self.sign} {self.than:g}"
+
+
+class Alert(NamedTuple):
+    """One rule. `name` is without its prefix."""
+
+    name: str
+    severity: Literal["warning", "critical"]
+    wait: str
+    """How long it must hold before anybody is told."""
+    limit: Limit
+    summary: str
+    only_if: Limit | None = None
+    on: tuple[str, ...] = ()
+    """The labels by which `only_if` belongs to the limit."""
+
+    @property
+    def query(self) -> str:
+        """What Prometheus evaluates."""
+        if self.only_if is None:
+            return self.limit.condition
+        return f"{self.limit.condition} and on ({', '.join(self.on)}) {self.only_if.condition}"
+
+    @property
+    def anchor(self) -> str:
+        """The heading of docs/operations.md, as a link has it: ProcessDown is process-down."""
+        return re.sub(r"(?<!^)(?=[A-Z])", "-", self.name).lower()
+
+
+def _down() -> str:
+    """1 for a process that answers, 0 for one that did within the hour, and for one that nobody has seen."""
+    process = select(catalog.PROCESS)
+    never = " or on (process) ".join(f'label_replace(vector(0), "process", "{name}", "", "")' for name in catalog.LOOP)
+    return (
+        f"clamp_max({total(process, 'process')}, 1) or 0 * {total(f'last_over_time({process}[1h])', 'process')} "
+        f"or on (process) {never}"
+    )
+
+
+def told_by(gauge: str) -> str:
+    """Return a gauge that every process has, with the label `process` of who tells it."""
+    return f"{gauge} * on (namespace, job, instance) group_left (process) {select(catalog.PROCESS)}"
+
+
+def _rate(metric: catalog.Metric, *labels: str, window: str, **chosen: str) -> str:
+    part = "_count" if metric.kind == "histogram" else ""
+    return total(f"rate({select(metric, part, **chosen)}[{window}])", *labels)
+
+
+def _refused() -> str:
+    """How many more refusals than an hour ago: the audit counts them in the log, so its count starts above 0."""
+    now, before = (largest(select(catalog.REFUSED_ADAPTERS) + offset, "reason") for offset in ("", " offset 1h"))
+    return or_zero(f"{now} - ({before} or 0 * {now})")
+
+
+LAG_SECONDS = largest(select(catalog.LAG_SECONDS), "stage", "topic")
+LAG_SLOPE = total(f"deriv({select(catalog.LAG_RECORDS)}[15m])", "stage", "topic")
+WORK = total(select(catalog.LAG_RECORDS, topic="~tasks|responses|groups|batches"))
+STEPS = largest(f"changes({select(catalog.VERSION)}[30m])", "policy")
+FLAT = share(
+    _rate(catalog.GROUPS, "policy", window="30m", outcome="flat"), _rate(catalog.GROUPS, "policy", window="30m")
+)
+FAILED_SCORES = share(
+    _rate(catalog.SCORE_FAILURES, "source", window="15m"), _rate(catalog.SCORE_SECONDS, "source", window="15m")
+)
+REASONS = {
+    reason: share(
+        _rate(catalog.RESPONSES, "policy", window="15m", finish_reason=reason),
+        _rate(catalog.RESPONSES, "policy", window="15m"),
+    )
+    for reason in ("error", "length")
+}
+
+
+def _of_step(name: str) -> str:
+    return largest(select(catalog.OF_STEP[name]), "policy")
+
+
+ALERTS = (
+    # --- processes ---
+    Alert(
+        "ProcessDown", "critical", "5m", Limit(_down(), "<", 1),
+        "No `{{ $labels.process }}` answers on /metrics.",
+    ),
+    Alert(
+        "ProcessNotReady", "warning", "10m", Limit(told_by(select(catalog.READY)), "<", 1),
+        "`{{ $labels.process }}` at {{ $labels.instance }} is not ready: {{ $labels.condition }}.",
+    ),
+    Alert(
+        "ProcessStuck", "critical", "5m", Limit(told_by(select(catalog.PROGRESS)), ">", 900),
+        "`{{ $labels.process }}` at {{ $labels.instance }} has not come on for {{ $value | humanizeDuration }}.",
+    ),
+    # --- records ---
+    Alert(
+        "LagGrows", "warning", "15m", Limit(LAG_SECONDS, ">", 600),
+        "`{{ $labels.stage }}` is {{ $value | humanizeDuration }} behind in `{{ $labels.topic }}`, and falls back.",
+        Limit(LAG_SLOPE, ">", 0), ("namespace", "stage", "topic"),
+    ),
+    Alert(
+        "RebalanceStorm", "warning", "5m",
+        Limit(largest(f"increase({select(catalog.REBALANCES)}[15m])", "stage"), ">", 5),
+        "The partitions of `{{ $labels.stage }}` were assigned {{ $value | humanize }} times in 15 minutes.",
+    ),
+    Alert(
+        "DeadLetters", "warning", "0m",
+        Limit(or_zero(grown(catalog.DEAD_LETTERS, "stage", "reason", window="10m")), ">", 0),
+        "`{{ $labels.stage }}` could not use {{ $value | humanize }} records: {{ $labels.reason }}.",
+    ),
+    Alert(
+        "LedgerImbalance", "critical", "5m", Limit(largest(select(catalog.IMBALANCE)), ">", 0),
+        "The audit finds {{ $value | humanize }} records lost, doubled or made up.",
+    ),
+    Alert(
+        "LedgerNotRecounted", "warning", "5m", Limit(f"time() - {largest(select(catalog.RECOUNTED))}", ">", 900),
+        "The audit has not recounted the log for {{ $value | humanizeDuration }}.",
+    ),
+    Alert(
+        "ArchiveBehind", "warning", "15m", Limit(largest(select(catalog.ARCHIVE_LAG_SECONDS), "topic"), ">", 3600),
+        "The archive is {{ $value | humanizeDuration }} behind in `{{ $labels.topic }}`.",
+    ),
+    # --- training ---
+    Alert(
+        "NoStep", "critical", "30m", Limit(STEPS, "<", 1),
+        "No step of `{{ $labels.policy }}` in 30 minutes, and records wait.",
+        Limit(WORK, ">", 0), ("namespace",),
+    ),
+    Alert(
+        "StepsWithoutEffect", "warning", "0m",
+        Limit(or_zero(grown(catalog.SKIPPED, "policy", window="1h")), ">", 2),
+        "{{ $value | humanize }} steps of `{{ $labels.policy }}` in an hour changed nothing.",
+    ),
+    Alert(
+        "ZeroVarianceHigh", "warning", "30m", Limit(FLAT, ">", 0.8),
+        "{{ $value | humanizePercentage }} of the groups of `{{ $labels.policy }}` teach nothing.",
+    ),
+    Alert(
+        "LogprobMismatchHigh", "warning", "15m", Limit(_of_step("mismatch"), ">", 0.1),
+        "Trainer and sampler of `{{ $labels.policy }}` differ by {{ $value | humanize }} nats a token.",
+    ),
+    Alert(
+        "KlHigh", "warning", "15m", Limit(_of_step("kl"), ">", 0.1),
+        "The trainer of `{{ $labels.policy }}` is {{ $value | humanize }} nats a token from the sampler.",
+    ),
+    Alert(
+        "EffectiveSampleLow", "warning", "30m", Limit(_of_step("effective"), "<", 0.3),
+        "Only {{ $value | humanizePercentage }} of the tokens of `{{ $labels.policy }}` count in a step.",
+    ),
+    # --- answers and scores ---
+    Alert(
+        "EngineFailing", "critical", "10m", Limit(REASONS["error"], ">", 0.1),
+        "{{ $value | humanizePercentage }} of the responses of `{{ $labels.policy }}` failed.",
+    ),
+    Alert(
+        "TruncationHigh", "warning", "30m", Limit(REASONS["length"], ">", 0.5),
+        "{{ $value | humanizePercentage }} of the responses of `{{ $labels.policy }}` were cut at max_tokens.",
+    ),
+    Alert(
+        "ScorerFailing", "critical", "10m", Limit(FAILED_SCORES, ">", 0.1),
+        "{{ $value | humanizePercentage }} of the scores of `{{ $labels.source }}` failed.",
+    ),
+    # --- versions ---
+    Alert(
+        "RolloutStuck", "warning", "6h", Limit(largest(select(catalog.SHARE), "policy"), ">", 0),
+        "A candidate of `{{ $labels.policy }}` has been on trial for 6 hours, now on "
+        "{{ $value | humanizePercentage }} of the tasks.",
+    ),
+    Alert(
+        "AdapterRefused", "warning", "0m", Limit(_refused(), ">", 0),
+        "{{ $value | humanize }} versions were not served: {{ $labels.reason }}.",
+    ),
+)  # fmt: skip
+"""In the order of docs/operations.md."""
+
+
+def rules() -> dict[str, Any]:
+    """Return the file of rules, as Prometheus and a PrometheusRule's spec have it."""
+    return {
+        "groups": [
+            {
+                "name": "streamward",
+                "rules": [
+                    {
+                        "alert": PREFIX + alert.name,
+                        "expr": alert.query,
+                        "for": alert.wait,
+                        "labels": {"severity": alert.severity},
+                        "annotations": {"summary": alert.summary, "runbook_url": f"{PAGE}#{alert.anchor}"},
+                    }
+                    for alert in ALERTS
+                ],
+            }
+        ]
+    }
+
+
+def text() -> str:
+    """Return helm/alerts/streamward.yaml."""
+    import yaml
+
+    head = "# Written by `python -m streams.observability.grafana.alerts` from the table there; do not edit.\n"
+    body: str = yaml.safe_dump(rules(), sort_keys=False, allow_unicode=True, width=4000)
+    return head + body
+
+
+if __name__ == "__main__":
+    FILE.parent.mkdir(exist_ok=True)
+    FILE.write_text(text(), encoding="utf-8")

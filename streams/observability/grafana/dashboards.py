@@ -1,0 +1,404 @@
+"""What Grafana shows of the loop: six pages, from `is it fine` down to single numbers.
+
+    DASHBOARDS ── dashboard_json.py ──┬─► python -m streams.observability.grafana.dashboards ──► helm/dashboards/*.json
+                                      └─► streamward dashboards apply
+
+The files are those that Grafana of docker compose and the ConfigMaps of the chart have. Every metric of
+names.py is on a panel. A panel says under its title what its metrics are, in the words of that table.
+
+Not covered: alerts (alerts.py), and the broker's own metrics, which are its operator's.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from streams.observability import catalog
+from streams.observability.catalog import Metric, every
+from streams.observability.grafana import alerts
+from streams.observability.grafana.alerts import FAILED_SCORES, FLAT, LAG_SECONDS, PREFIX, REASONS
+from streams.observability.grafana.model import Dashboard, Panel, Query, Row, text
+from streams.observability.grafana.promql import (
+    STEP,
+    average,
+    grown,
+    largest,
+    metrics_of,
+    or_zero,
+    per_second,
+    quantile,
+    select,
+    total,
+)
+
+FOLDER = Path(__file__).parents[2] / "helm" / "dashboards"
+RARELY = "10m"
+"""The window for what a batch or a group brings, which may be minutes apart."""
+_ABOUT = {metric.name: metric.about for metric in every()}
+
+
+def _panel(
+    title: str, unit: str, *queries: tuple[str, str], kind: Literal["lines", "areas", "number"] = "lines"
+) -> Panel:
+    """Return a panel that is described by the metrics it asks for; each query is (expression, legend)."""
+    asked = {name: None for expression, _ in queries for name in sorted(metrics_of(expression))}
+    about = "\n".join(f"`{name}`: {_ABOUT[name]}" for name in asked)
+    return Panel(title, unit, tuple(Query(*query) for query in queries), kind, about)
+
+
+def _speed(title: str, unit: str, metric: Metric, *labels: str) -> Panel:
+    return _panel(title, unit, (per_second(metric, *labels), _legend(*labels)), kind="areas")
+
+
+def _spread(title: str, metric: Metric, *labels: str, window: str = STEP) -> Panel:
+    """Half of them, and most of them."""
+    return _panel(
+        title,
+        "s",
+        (quantile(0.5, metric, *labels, window=window), f"half: {_legend(*labels)}"),
+        (quantile(0.95, metric, *labels, window=window), f"95 of 100: {_legend(*labels)}"),
+    )
+
+
+def _counted(title: str, metric: Metric, *labels: str, window: str) -> Panel:
+    return _panel(title, "short", (or_zero(grown(metric, *labels, window=window)), ": ".join(map(_legend, labels))))
+
+
+def _gauge(title: str, unit: str, *metrics: Metric, label: str = "policy", zero: bool = False) -> Panel:
+    """The gauges of one label, side by side; with `zero`, 0 for what nobody tells."""
+    found = [(largest(select(metric), label), f"{_legend(label)} {_short(metric)}") for metric in metrics]
+    found = [(or_zero(expression), legend) for expression, legend in found] if zero else found
+    return _panel(title, unit, *found)
+
+
+def _legend(*labels: str) -> str:
+    return " ".join(f"{{{{{label}}}}}" for label in labels)
+
+
+def _short(metric: Metric) -> str:
+    return metric.name.removeprefix("streamward_").removeprefix("trainer_").removeprefix("rollout_").replace("_", " ")
+
+
+READY = _panel(
+    "Ready",
+    "short",
+    (f"min by (namespace, process) ({alerts.told_by(select(catalog.READY))})", "{{process}}"),
+    kind="number",
+)
+PROGRESS = _panel(
+    "Since it last came on",
+    "s",
+    (f"max by (namespace, process) ({alerts.told_by(select(catalog.PROGRESS))})", "{{process}}"),
+)
+LAG = _panel(
+    "Not done yet, records", "short", (total(select(catalog.LAG_RECORDS), "stage", "topic"), "{{stage}}: {{topic}}")
+)
+LAG_AGE = _panel("Behind, by time", "s", (LAG_SECONDS, "{{stage}}: {{topic}}"))
+DEAD = _counted("Dead letters in 10 minutes", catalog.DEAD_LETTERS, "stage", "reason", window="10m")
+REWARD = _panel(
+    "Reward",
+    "short",
+    (largest(select(catalog.REWARD_MEAN), "policy"), "{{policy}} mean"),
+    (largest(select(catalog.REWARD_STD), "policy"), "{{policy}} spread"),
+)
+POLICY_LAG = _panel(
+    "Versions behind",
+    "short",
+    (average(catalog.POLICY_LAG, "policy", window=RARELY), "{{policy}} mean"),
+    (quantile(0.95, catalog.POLICY_LAG, "policy", window=RARELY), "{{policy}} 95 of 100"),
+)
+VERSIONS = _panel(
+    "Versions",
+    "none",
+    (largest(select(catalog.VERSION), "policy"), "{{policy}} trained"),
+    (largest(select(catalog.PRIMARY), "policy"), "{{policy}} in force"),
+    (
+        f"{largest(select(catalog.CANDIDATE), 'policy')} or 0 * {largest(select(catalog.PRIMARY), 'policy')}",
+        "{{policy}} on trial",
+    ),
+)
+SERVED = _panel(
+    "Served and trained",
+    "none",
+    (total(select(catalog.ADAPTER), "policy", "role", "version"), "{{policy}} {{role}}: {{version}}"),
+)
+TRIAL = _panel("Share of the candidate", "percentunit", (largest(select(catalog.SHARE), "policy"), "{{policy}}"))
+DECISIONS = _counted("Decisions in an hour", catalog.DECISIONS, "policy", "kind", window="1h")
+TOKENS = _panel(
+    "Tokens a second",
+    "short",
+    (per_second(catalog.TOKENS, "policy"), "{{policy}} sampled"),
+    (per_second(catalog.PROMPT_TOKENS, "policy"), "{{policy}} of prompts"),
+    (per_second(catalog.TRAINED_TOKENS, "policy"), "{{policy}} trained on"),
+)
+WAITS = _panel(
+    "Held back and in work",
+    "short",
+    (total(select(catalog.WAITING), "policy"), "tasks held back: {{policy}}"),
+    (total(select(catalog.OPEN)), "responses in work: scoring"),
+    (or_zero(largest(select(catalog.IN_FLIGHT))), "on their way, by the audit"),
+)
+DROPS = _counted("Passed over in 10 minutes", catalog.DROPS, "stage", "reason", window="10m")
+ENDS = _panel(
+    "Truncated and failed",
+    "percentunit",
+    (REASONS["length"], "{{policy}} truncated"),
+    (REASONS["error"], "{{policy}} failed"),
+)
+ROUNDS = _spread("Time of a round", catalog.SAMPLING, "policy")
+REFUSED = _panel(
+    "Refused versions in the log",
+    "short",
+    (or_zero(largest(select(catalog.REFUSED_ADAPTERS), "reason")), "{{reason}}"),
+)
+FIRING = _panel(
+    "Alerts",
+    "short",
+    (or_zero(f'count by (alertname, alertstate) (ALERTS{{alertname=~"{PREFIX}.*"}})'), "{{alertname}} {{alertstate}}"),
+    kind="number",
+)
+LEDGER = _panel("Ledger imbalance", "short", (largest(select(catalog.IMBALANCE)), "records"), kind="number")
+
+
+def _of_step(title: str, unit: str, *which: str) -> Panel:
+    return _gauge(title, unit, *(catalog.OF_STEP[name] for name in which))
+
+
+OVERVIEW = Dashboard(
+    "overview",
+    "Overview",
+    "Is it fine, and what waits for what?",
+    (
+        Row(
+            "Is it fine?",
+            (
+                FIRING,
+                READY,
+                LEDGER,
+                _panel(
+                    "Dead letters in a day",
+                    "short",
+                    (or_zero(grown(catalog.DEAD_LETTERS, window="1d")), "records"),
+                    kind="number",
+                ),
+                _panel(
+                    "Version in force",
+                    "none",
+                    (largest(select(catalog.PRIMARY), "policy"), "{{policy}}"),
+                    kind="number",
+                ),
+                _panel(
+                    "Version trained", "none", (largest(select(catalog.VERSION), "policy"), "{{policy}}"), kind="number"
+                ),
+                PROGRESS,
+                DEAD,
+                REWARD,
+            ),
+        ),
+        Row("What waits for what?", (LAG, LAG_AGE, WAITS)),
+        Row(
+            "How fast does it go?",
+            (_speed("Records a second, by stage", "ops", catalog.EVENTS_OUT, "stage"), TOKENS, VERSIONS),
+        ),
+    ),
+)
+TRAINING = Dashboard(
+    "training",
+    "Training",
+    "What each step was, and where its time went.",
+    (
+        Row(
+            "Does it learn?",
+            (
+                REWARD,
+                _panel(
+                    "Groups that teach nothing",
+                    "percentunit",
+                    (FLAT, "{{policy}} of all groups"),
+                    (largest(select(catalog.FLAT_SHARE), "policy"), "{{policy}} of the last step"),
+                ),
+                VERSIONS,
+            ),
+        ),
+        Row(
+            "Is the step sound?",
+            (
+                _of_step("KL", "short", "kl", "kl_reference"),
+                _of_step("Entropy, nats a token", "short", "entropy"),
+                _of_step("Clipped", "percentunit", "clipped"),
+                _of_step("Trainer and sampler differ, nats a token", "short", "mismatch", "mismatch_max"),
+                _of_step("Tokens that count", "percentunit", "effective"),
+                _of_step("Loss and gradient", "short", "loss", "grad_norm"),
+                POLICY_LAG,
+                _counted("Steps without effect in an hour", catalog.SKIPPED, "policy", window="1h"),
+                SERVED,
+            ),
+        ),
+        Row(
+            "Where does the time go?",
+            (
+                _panel(
+                    "Share of the time, by phase",
+                    "percentunit",
+                    (
+                        total(f"rate({select(catalog.PHASE, '_sum')}[{RARELY}])", "policy", "phase"),
+                        "{{policy}} {{phase}}",
+                    ),
+                    kind="areas",
+                ),
+                _panel(
+                    "Time of a phase",
+                    "s",
+                    (average(catalog.PHASE, "policy", "phase", window=RARELY), "{{policy}} {{phase}}"),
+                ),
+                TOKENS,
+            ),
+        ),
+    ),
+)
+POLICY = Dashboard(
+    "policy",
+    "Policy serving",
+    "How tasks are answered, and by which version.",
+    (
+        Row(
+            "Answers",
+            (
+                TOKENS,
+                _speed("Responses a second, by how they ended", "ops", catalog.RESPONSES, "policy", "finish_reason"),
+                ENDS,
+                ROUNDS,
+                _gauge("Tasks held back", "short", catalog.WAITING),
+                DROPS,
+            ),
+        ),
+        Row("Versions", (VERSIONS, SERVED, TRIAL)),
+    ),
+)
+SCORING = Dashboard(
+    "scoring",
+    "Scoring",
+    "How responses are judged.",
+    (
+        Row(
+            "Scores",
+            (
+                _speed("Scores a second", "ops", catalog.SCORE_SECONDS, "source"),
+                _spread("Time of a score", catalog.SCORE_SECONDS, "source"),
+                _panel(
+                    "Failed scores",
+                    "percentunit",
+                    (FAILED_SCORES, "{{source}} of all"),
+                ),
+                _panel("Failed scores a second", "ops", (per_second(catalog.SCORE_FAILURES, "source"), "{{source}}")),
+                _panel("Responses in work", "short", (total(select(catalog.OPEN)), "responses")),
+                LAG_AGE,
+            ),
+        ),
+    ),
+)
+STREAMS = Dashboard(
+    "streams",
+    "Streams and Kafka",
+    "Every stage at its topics, the groups, and what was not used.",
+    (
+        Row(
+            "Reading and writing",
+            (
+                _speed("Records taken up a second", "ops", catalog.EVENTS_IN, "stage", "topic"),
+                _speed("Records written a second", "ops", catalog.EVENTS_OUT, "stage", "topic"),
+                _spread("Time of work", catalog.PROCESSING, "stage"),
+                _panel(
+                    "Age of records when taken up",
+                    "s",
+                    (quantile(0.95, catalog.EVENT_AGE, "stage", "topic"), "95 of 100: {{stage}}: {{topic}}"),
+                ),
+                LAG,
+                LAG_AGE,
+                WAITS,
+                _counted("Assignments in 15 minutes", catalog.REBALANCES, "stage", window="15m"),
+                PROGRESS,
+            ),
+        ),
+        Row(
+            "Groups",
+            (
+                _speed("Groups a second, by what became of them", "ops", catalog.GROUPS, "policy", "outcome"),
+                _spread("From a task to its group", catalog.GROUP_SECONDS, "policy", window=RARELY),
+                POLICY_LAG,
+            ),
+        ),
+        Row(
+            "What was not used",
+            (
+                DEAD,
+                DROPS,
+                REFUSED,
+            ),
+        ),
+        Row(
+            "The archive",
+            (
+                _panel(
+                    "Not archived, records", "short", (total(select(catalog.ARCHIVE_LAG_RECORDS), "topic"), "{{topic}}")
+                ),
+                _panel(
+                    "Archive behind, by time",
+                    "s",
+                    (largest(select(catalog.ARCHIVE_LAG_SECONDS), "topic"), "{{topic}}"),
+                ),
+            ),
+        ),
+        Row(
+            "The audit, and the processes",
+            (
+                _panel("Ledger imbalance", "short", (largest(select(catalog.IMBALANCE)), "records")),
+                _panel(
+                    "Findings",
+                    "short",
+                    (
+                        largest(select(catalog.FINDINGS), "category", "accounted"),
+                        "{{category}}, accounted for: {{accounted}}",
+                    ),
+                ),
+                _panel("Since the last recount", "s", (f"time() - {largest(select(catalog.RECOUNTED))}", "recount")),
+                _panel(
+                    "Processes",
+                    "short",
+                    (total(select(catalog.PROCESS), "process", "version"), "{{process}} {{version}}"),
+                ),
+                _panel(
+                    "Values and spans that could not be told, a second",
+                    "ops",
+                    (per_second(catalog.SCRAPE_ERRORS), "values"),
+                    (per_second(catalog.SPANS_DROPPED, "reason"), "spans: {{reason}}"),
+                ),
+            ),
+        ),
+    ),
+)
+ROLLOUT = Dashboard(
+    "rollout",
+    "Rollout",
+    "Which version answers, which is on trial, and what was decided.",
+    (
+        Row("Versions", (VERSIONS, TRIAL, SERVED)),
+        Row(
+            "Decisions",
+            (
+                DECISIONS,
+                REFUSED,
+                POLICY_LAG,
+            ),
+        ),
+        Row("What follows from them", (REWARD, ENDS, ROUNDS)),
+    ),
+)
+DASHBOARDS = (OVERVIEW, TRAINING, POLICY, SCORING, STREAMS, ROLLOUT)
+
+
+if __name__ == "__main__":
+    FOLDER.mkdir(exist_ok=True)
+    for one in DASHBOARDS:
+        (FOLDER / f"{one.name}.json").write_text(text(one), encoding="utf-8")

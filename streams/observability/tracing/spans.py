@@ -1,0 +1,165 @@
+"""What a span says of the event it is about.
+
+    event, its trace, where it lies, when ──► Span ──► streams/observability/tracing/export.py
+
+    Task             submit  by whoever submitted it, or by the agent that read it without a trace
+    Response         sample  one slot, for as long as its sampling took
+    Reward           score   one source's verdict
+    AdvantagedGroup  join    from the first record of its task until it is written
+    Batch            batch   from the oldest of its groups until it is written
+    AdapterEvent     train   (kind trained) from loading its groups until it is announced
+                     decide  any other kind: promoted, rejected, canary_started, …
+
+Attributes have the names of OpenTelemetry's semantic conventions for messaging and generative AI where those have one
+(both are in development), and begin with `streamward.` where not.
+
+Not covered: texts. No prompt, answer, rationale or token leaves the log this way.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Literal, NamedTuple
+
+from schemas.events import AdapterEvent, AdvantagedGroup, Batch, Coordinates, Event, Response, Reward, Task
+from streams.observability.tracing.context import Context
+
+Value = str | bool | int | float | tuple[str, ...]
+Kind = Literal["INTERNAL", "CLIENT", "PRODUCER"]
+
+
+class Span(NamedTuple):
+    """One span, before anything of OpenTelemetry knows of it."""
+
+    name: str
+    kind: Kind
+    context: Context
+    parent: Context | None
+    links: tuple[Context, ...]
+    began_ms: float
+    ended_ms: float
+    attributes: Mapping[str, Value]
+    error: str | None
+    """What failed, in a word; None if nothing did."""
+
+
+def span_of(
+    event: Event,
+    context: Context,
+    parent: Context | None,
+    links: tuple[Context, ...],
+    *,
+    at: Coordinates,
+    began_ms: float | None,
+    ended_ms: float,
+) -> Span:
+    """Return the span of an event whose record lies at `at`. It begins when the event was created, if not said."""
+    name, kind, event_id = _named(event)
+    if isinstance(event, Response | Reward):  # they say themselves how long it took
+        began_ms, ended_ms = event.created_at - event.latency_ms, event.created_at
+    elif began_ms is None:
+        began_ms = getattr(event, "created_at", ended_ms)
+    attributes: dict[str, Value | None] = {
+        "messaging.system": "kafka",
+        "messaging.message.id": event_id,
+        "messaging.destination.name": at.topic,
+        "messaging.destination.partition.id": str(at.partition),
+        "messaging.kafka.offset": at.offset,
+        "messaging.operation.type": "send",
+        "messaging.operation.name": name,
+        **dict(_said(event)),
+    }
+    told = {key: value for key, value in attributes.items() if value is not None}
+    return Span(name, kind, context, parent, links, min(began_ms, ended_ms), ended_ms, told, _error(event))
+
+
+def _named(event: Event) -> tuple[str, Kind, str]:
+    """Return name, kind and the id of the event."""
+    match event:
+        case Task():
+            return "submit", "PRODUCER", event.task_id
+        case Response():
+            return "sample", "CLIENT" if event.engine.startswith("vllm") else "INTERNAL", event.response_id
+        case Reward():
+            return "score", "PRODUCER", event.reward_id
+        case AdvantagedGroup():
+            return "join", "PRODUCER", event.group_id
+        case Batch():
+            return "batch", "PRODUCER", event.batch_id
+        case AdapterEvent():
+            return "train" if event.kind == "trained" else "decide", "PRODUCER", event.event_id
+    raise TypeError(f"{type(event).__name__} has no span")
+
+
+def _error(event: Event) -> str | None:
+    if isinstance(event, Response) and event.error is not None:
+        return "response_failed"
+    if isinstance(event, Reward) and event.error is not None:
+        return "score_failed"
+    return event.dropped_reason if isinstance(event, AdvantagedGroup) else None
+
+
+def _said(event: Event) -> Iterator[tuple[str, Value | None]]:
+    yield "streamward.policy", getattr(event, "policy", None)
+    yield "streamward.task_id", getattr(event, "task_id", None)
+    match event:
+        case Task():
+            yield "streamward.purpose", event.purpose
+            yield "streamward.scenario", event.scenario
+            yield "streamward.group_size", event.group_size
+        case Response():
+            yield from _of_response(event)
+        case Reward():
+            yield "streamward.response_id", event.response_id
+            yield "streamward.slot", event.slot
+            yield "gen_ai.response.id", event.response_id
+            yield "gen_ai.evaluation.name", event.source
+            yield "gen_ai.evaluation.score.value", event.value
+        case AdvantagedGroup():
+            yield "streamward.purpose", event.purpose
+            yield "streamward.adapter_version", event.adapter_version
+            yield "streamward.responses", len(event.responses)
+            yield "streamward.left_out", len(event.left_out)
+            yield "streamward.complete", event.complete
+            yield "streamward.reward_mean", event.reward_mean
+            yield "streamward.reward_std", event.reward_std
+        case Batch():
+            yield "messaging.batch.message_count", event.groups
+            yield "streamward.sequence", event.sequence
+            yield "streamward.responses", event.responses
+            yield "streamward.loss_tokens", event.loss_tokens
+            yield "streamward.dropped", len(event.dropped)
+        case AdapterEvent():
+            yield from _of_adapter(event)
+
+
+def _of_response(event: Response) -> Iterator[tuple[str, Value | None]]:
+    yield "gen_ai.operation.name", "chat"
+    yield "gen_ai.provider.name", event.engine
+    yield "gen_ai.request.model", event.policy
+    yield "gen_ai.response.model", f"{event.policy}/{event.adapter_version}"
+    yield "gen_ai.response.id", event.response_id
+    yield "gen_ai.response.finish_reasons", (event.finish_reason,)
+    yield "gen_ai.usage.input_tokens", event.prompt_tokens
+    yield "gen_ai.usage.output_tokens", event.completion_tokens
+    yield "gen_ai.request.temperature", event.sampling.temperature
+    yield "gen_ai.request.top_p", event.sampling.top_p
+    yield "gen_ai.request.max_tokens", event.sampling.max_tokens
+    yield "gen_ai.request.seed", event.sampling.seed
+    yield "streamward.adapter_version", event.adapter_version
+    yield "streamward.sampling_id", event.sampling_id
+    yield "streamward.slot", event.slot
+
+
+def _of_adapter(event: AdapterEvent) -> Iterator[tuple[str, Value | None]]:
+    yield "streamward.adapter_version", event.version
+    yield "streamward.kind", event.kind
+    yield "streamward.actor", event.actor
+    yield "streamward.reason", event.reason
+    yield "streamward.expected_version", event.expected_version
+    yield "streamward.verdict", event.verdict
+    if event.kind == "trained":
+        for name, value in event.metrics.items():
+            if math.isfinite(value):
+                yield f"streamward.step.{name}", value

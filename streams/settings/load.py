@@ -1,0 +1,263 @@
+"""Everything that can be set, as one frozen tree.
+
+    defaults  <  streamward.toml  <  STREAMWARD_SECTION__KEY in the environment  <  --set section.key=value
+
+STREAMWARD_SECTION__KEY_FILE names a file that holds the value: what a mounted secret is. The variable itself wins.
+What each means is in streams/settings/model.py. A variable or a key that nobody knows is refused: a misspelt setting
+must not be a default in silence. Secrets are `SecretStr` and print as stars.
+
+Not covered: settings are read once. A running process keeps what it started with.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import SecretStr, TypeAdapter, ValidationError
+
+from streams.errors import SettingsError
+from streams.settings.model import (
+    Adapters as Adapters,
+    Advantages as Advantages,
+    Archive as Archive,
+    Batches as Batches,
+    Broker as Broker,
+    Canary as Canary,
+    Guard as Guard,
+    Kafka as Kafka,
+    Metrics as Metrics,
+    Model as Model,
+    Policy as Policy,
+    Rollouts as Rollouts,
+    Schemas as Schemas,
+    Scoring as Scoring,
+    Section as Section,
+    Topics as Topics,
+    Tracing as Tracing,
+    Trainer as Trainer,
+    is_secret_name as is_secret_name,
+)
+
+ENV_PREFIX = "STREAMWARD_"
+CONFIG_FILE = "streamward.toml"
+ENV_CONFIG = "STREAMWARD_CONFIG"
+"""Names the file to read instead of `streamward.toml`; it is about settings, not one of them."""
+
+
+class Settings(Section):
+    """The whole tree."""
+
+    kafka: Kafka = Kafka()
+    topics: Topics = Topics()
+    advantages: Advantages = Advantages()
+    batches: Batches = Batches()
+    model: Model = Model()
+    policy: Policy = Policy()
+    scoring: Scoring = Scoring()
+    rollouts: Rollouts = Rollouts()
+    guard: Guard = Guard()
+    canary: Canary = Canary()
+    trainer: Trainer = Trainer()
+    adapters: Adapters = Adapters()
+    archive: Archive = Archive()
+    schemas: Schemas = Schemas()
+    metrics: Metrics = Metrics()
+    tracing: Tracing = Tracing()
+    broker: Broker = Broker()
+
+
+def load(
+    *,
+    file: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    overrides: Iterable[str] = (),
+) -> Settings:
+    """Return the settings from file, environment and `section.key=value` overrides.
+
+    Raises SettingsError, naming the source of each bad value and the nearest known key.
+    """
+    return load_with_origins(file=file, env=env, overrides=overrides)[0]
+
+
+def changed(settings: Settings, changes: Mapping[str, Any], origin: str) -> Settings:
+    """Return the settings with other values by dotted key, checked as when they are loaded.
+
+    Raises SettingsError, naming `origin`, for an unknown key or a bad value.
+    """
+    tree = {name: dict(getattr(settings, name)) for name in type(settings).model_fields}
+    for key, value in changes.items():
+        section, name = _known(key, origin)
+        tree[section][name] = value
+    try:
+        return Settings.model_validate(tree)
+    except ValidationError as exc:
+        raise SettingsError(_explain(exc, dict.fromkeys(changes, origin))) from exc
+
+
+def load_with_origins(
+    *,
+    file: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    overrides: Iterable[str] = (),
+) -> tuple[Settings, dict[str, str]]:
+    """Return the settings, and for each dotted key that is not a default where it came from."""
+    env = os.environ if env is None else env
+    tree: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    for key, value, origin in [*_from_file(file, env), *_from_env(env), *_from_overrides(overrides)]:
+        section, name = _known(key, origin)
+        tree.setdefault(section, {})[name] = value
+        origins[key] = origin
+    try:
+        return Settings.model_validate(tree), origins
+    except ValidationError as exc:
+        raise SettingsError(_explain(exc, origins)) from exc
+
+
+def to_env(settings: Settings) -> dict[str, str]:
+    """Return the variables that make a child process load these same settings.
+
+    Only what differs from the default is named; secrets are included, since the child needs them.
+    """
+    default = Settings()
+    variables: dict[str, str] = {}
+    for section_name in type(settings).model_fields:
+        section, plain = getattr(settings, section_name), getattr(default, section_name)
+        for name in type(section).model_fields:
+            value = getattr(section, name)
+            if value == getattr(plain, name):
+                continue
+            if isinstance(value, dict):
+                text = json.dumps({key: secret.get_secret_value() for key, secret in value.items()})
+            else:
+                text = value.get_secret_value() if isinstance(value, SecretStr) else str(value)
+            variables[f"{ENV_PREFIX}{section_name}__{name}".upper()] = text
+    return variables
+
+
+def dotted(settings: Settings) -> Iterator[tuple[str, Any]]:
+    """Yield every (section.key, value), in the order of the tree."""
+    for section_name in type(settings).model_fields:
+        section = getattr(settings, section_name)
+        for name in type(section).model_fields:
+            yield f"{section_name}.{name}", getattr(section, name)
+
+
+def described(settings: Settings, origins: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+    """Yield key, value, from and about of every setting, for people and for JSON. Secrets are stars."""
+    for key, value in dotted(settings):
+        section, _, name = key.partition(".")
+        field = type(getattr(settings, section)).model_fields[name]
+        if isinstance(value, dict):
+            value = {
+                inner: str(text) if is_secret_name(inner) else text.get_secret_value() for inner, text in value.items()
+            }
+        yield {
+            "key": key,
+            "value": str(value) if isinstance(value, SecretStr | Path) else value,
+            "from": origins.get(key, "default"),
+            "about": field.description or "",
+        }
+
+
+# --- sources ---------------------------------------------------------------------------------------------------------
+
+
+def _from_file(file: Path | None, env: Mapping[str, str]) -> Iterator[tuple[str, Any, str]]:
+    path = file or (Path(env[ENV_CONFIG]) if ENV_CONFIG in env else Path(CONFIG_FILE))
+    if not path.exists():
+        if file is None and ENV_CONFIG not in env:
+            return
+        raise SettingsError(f"{path}: no such settings file; give an existing TOML file, or leave --config out")
+    try:
+        data = tomllib.loads(path.read_text())
+    except tomllib.TOMLDecodeError as exc:
+        raise SettingsError(f"{path}: not TOML: {exc}") from exc
+    for section, values in data.items():
+        if not isinstance(values, dict):
+            raise SettingsError(f"{path}: {section} stands alone; settings live in sections, e.g. [kafka]")
+        for name, value in values.items():
+            yield f"{section}.{name}", value, str(path)
+
+
+def _from_env(env: Mapping[str, str]) -> Iterator[tuple[str, Any, str]]:
+    for variable, text in sorted(env.items()):
+        if not variable.startswith(ENV_PREFIX) or variable == ENV_CONFIG:
+            continue
+        key = variable[len(ENV_PREFIX) :].lower().replace("__", ".", 1)
+        if not _is_known(key) and _is_known(key.removesuffix("_file")):
+            if variable.removesuffix("_FILE") in env:
+                continue
+            key, text = key.removesuffix("_file"), _read(Path(text), variable)
+        yield key, _parse(key, text, variable), variable
+
+
+def _read(path: Path, variable: str) -> str:
+    """Return what a file says, without the line end that editors add."""
+    try:
+        return path.read_text().removesuffix("\n")
+    except (OSError, UnicodeDecodeError) as exc:
+        raise SettingsError(
+            f"{variable}: {path} cannot be read: {exc}; name a file of text that holds the value"
+        ) from exc
+
+
+def _from_overrides(overrides: Iterable[str]) -> Iterator[tuple[str, Any, str]]:
+    for override in overrides:
+        key, equals, text = override.partition("=")
+        if not equals:
+            raise SettingsError(f"--set {override}: expected section.key=value, e.g. --set batches.groups=8")
+        yield key, _parse(key, text, f"--set {key}"), f"--set {key}"  # not the value: it may be a secret
+
+
+def _parse(key: str, text: str, origin: str) -> Any:
+    """Return `text` as the field wants it: JSON for mappings, else the text itself, which pydantic converts."""
+    section, name = _known(key, origin)
+    annotation = Settings.model_fields[section].annotation.model_fields[name].annotation  # type: ignore[union-attr]
+    if annotation == dict[str, SecretStr]:
+        try:
+            return TypeAdapter(dict[str, str]).validate_json(text)
+        except ValidationError:
+            raise SettingsError(f'{origin}: expected a JSON object of texts, e.g. {{"debug": "broker"}}') from None
+    return text
+
+
+def _is_known(key: str) -> bool:
+    section, _, name = key.partition(".")
+    field = Settings.model_fields.get(section)
+    return field is not None and name in field.annotation.model_fields  # type: ignore[union-attr]
+
+
+def _known(key: str, origin: str) -> tuple[str, str]:
+    section, _, name = key.partition(".")
+    if _is_known(key):
+        return section, name
+    every = [known for known, _ in dotted(Settings())]
+    close = difflib.get_close_matches(key, every, n=1)
+    hint = f"did you mean {close[0]}?" if close else "see `streamward config show` for every key"
+    raise SettingsError(f"{origin}: no setting is called {key!r}; {hint}")
+
+
+def _explain(exc: ValidationError, origins: Mapping[str, str]) -> str:
+    lines = []
+    for error in exc.errors():
+        key = ".".join(str(part) for part in error["loc"])
+        at = [k for k in origins if k == key or k.startswith(key + ".") or key.startswith(k + ".")]
+        where = ", ".join(dict.fromkeys(origins[k] for k in at)) or "the defaults"
+        got = "" if _is_secret(error["loc"]) else f" (got {error['input']!r})"
+        lines.append(f"{key}, from {where}: {error['msg'].removeprefix('Value error, ')}{got}")
+    return "\n".join(lines)
+
+
+def _is_secret(loc: tuple[int | str, ...]) -> bool:
+    """Return whether the input of an error at `loc` may hold a secret: a secret's field, or a whole section."""
+    if len(loc) < 2:
+        return True
+    field = Settings.model_fields[str(loc[0])].annotation.model_fields[str(loc[1])]  # type: ignore[union-attr]
+    return "SecretStr" in str(field.annotation)

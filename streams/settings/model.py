@@ -1,0 +1,423 @@
+"""What can be set, section by section, and which combinations make no sense.
+
+Each field says its unit and what zero means. A contradiction is refused when the section is built, with the way out:
+who sets something that has no effect is told so.
+
+Not covered: where the values come from (streams/settings/load.py), and rules between sections.
+"""
+
+from __future__ import annotations
+
+import re
+from itertools import pairwise
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
+
+_SECRET = re.compile(r"password|secret|token|\.key$|\.pem$|credential|sasl\.jaas|oauthbearer\.config", re.IGNORECASE)
+"""librdkafka settings in `kafka.client` whose values are not for the eye."""
+
+
+def is_secret_name(name: str) -> bool:
+    """Return whether the value of this librdkafka setting is not for the eye."""
+    return _SECRET.search(name) is not None
+
+
+class Section(BaseModel):
+    """A frozen group of settings that refuses unknown keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, hide_input_in_errors=True)
+
+
+class Kafka(Section):
+    """Where the log is, and how to get in."""
+
+    bootstrap: str = Field("127.0.0.1:9092", description="host:port, comma separated")
+    security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
+    sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] | None = None
+    sasl_username: str | None = None
+    sasl_password: SecretStr | None = None
+    ssl_ca_location: Path | None = Field(None, description="PEM file; empty: the system's authorities")
+    ssl_certificate_location: Path | None = Field(None, description="PEM file of the client certificate")
+    ssl_key_location: Path | None = Field(None, description="PEM file of the client key")
+    client: dict[str, SecretStr] = Field(
+        default_factory=dict,
+        description="further librdkafka settings, passed through as they are, and secret: ssl.key.password is one",
+    )
+    request_timeout_s: float = Field(10.0, gt=0, description="how long a broker may take to answer, seconds")
+    outage_s: float = Field(
+        600.0, ge=1, le=43_200, description="how long a running process waits for its broker, seconds"
+    )
+    session_timeout_s: float = Field(6.0, gt=0, description="a silent group member is replaced after this, seconds")
+
+    @model_validator(mode="after")
+    def _sasl_is_whole(self) -> Kafka:
+        wanted = self.security_protocol.startswith("SASL")
+        given = (self.sasl_mechanism, self.sasl_username, self.sasl_password)
+        if wanted and None in given:
+            raise ValueError(
+                f"security_protocol is {self.security_protocol}, so sasl_mechanism, sasl_username and sasl_password "
+                "must all be set"
+            )
+        if not wanted and any(value is not None for value in given):
+            raise ValueError(
+                f"SASL settings are given but security_protocol is {self.security_protocol}; "
+                "set it to SASL_SSL (or SASL_PLAINTEXT on a trusted network)"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _tls_is_whole(self) -> Kafka:
+        files = (self.ssl_ca_location, self.ssl_certificate_location, self.ssl_key_location)
+        if not self.security_protocol.endswith("SSL") and any(path is not None for path in files):
+            raise ValueError(
+                f"TLS files are given but security_protocol is {self.security_protocol}, which would not use them; "
+                "set it to SSL or SASL_SSL"
+            )
+        if (self.ssl_certificate_location is None) != (self.ssl_key_location is None):
+            raise ValueError("ssl_certificate_location and ssl_key_location go together; set both or neither")
+        return self
+
+
+class Topics(Section):
+    """Names and shapes of the topics."""
+
+    prefix: str = Field("streamward.", pattern=r"^[A-Za-z0-9._-]*$", description="put before each topic name")
+    partitions: int = Field(8, ge=1, description="of tasks, responses, rewards and group-control, which must agree")
+    policy_partitions: int = Field(4, ge=1, description="of the other topics")
+    replication: int = Field(1, ge=1, description="copies of each partition")
+    retention_days: float = Field(30.0, ge=0, description="0 keeps for ever; adapters and experiments always are")
+    max_record_bytes: int = Field(
+        4 * 1024 * 1024, ge=1024, le=256 * 1024 * 1024, description="largest record the topics take, bytes"
+    )
+
+
+class Advantages(Section):
+    """How responses are compared."""
+
+    formula: Literal["grpo", "dr_grpo", "rloo", "batch_std"] = "grpo"
+    eps: float = Field(1e-4, ge=0, description="added to the standard deviation before dividing")
+    ddof: int = Field(1, ge=0, le=1, description="1 divides the variance by n - 1, as TRL does; 0 by n")
+    partial: Literal["emit", "drop"] = Field("emit", description="what to do with a group that is not whole in time")
+    min_group: int = Field(2, ge=2, description="fewest scored responses a partial group may have")
+    deadline_s: float = Field(600.0, ge=0, description="for tasks without deadline, seconds; 0 waits for ever")
+    grace_s: float = Field(5.0, ge=0, description="wait after the deadline before the group is closed, seconds")
+    evict_after_s: float = Field(3600.0, ge=0, description="a closed group is remembered so long; 0 for ever")
+
+
+class Batches(Section):
+    """How groups become training steps."""
+
+    groups: int = Field(16, ge=1, description="groups in one batch")
+    zero_variance: Literal["drop", "keep"] = Field(
+        "drop",
+        description="groups whose rewards are all equal: drop, so that every group of a batch teaches something "
+        "(dynamic sampling of DAPO, arXiv:2503.14476), or keep, as plain GRPO does",
+    )
+    max_policy_lag: int = Field(1, ge=0, description="versions a group may be behind its batch; 0: on-policy only")
+
+
+class Model(Section):
+    """The language model that is trained."""
+
+    base: str = Field(
+        "smollm2-135m-instruct", description="a name known here, a hub id, or a folder with config.json and safetensors"
+    )
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    device: str = Field("cpu", description="cpu, cuda, cuda:1, ...")
+
+
+class Policy(Section):
+    """The agent that answers tasks."""
+
+    name: str = Field("default", min_length=1, description="the line of adapters this process serves or trains")
+    engine: Literal["transformers", "scripted", "vllm"] = "transformers"
+    threads: int = Field(1, ge=0, description="torch threads; 0: as many as there are cores")
+    round_tasks: int = Field(16, ge=1, description="most tasks decoded together")
+    max_waiting: int = Field(10_000, ge=1, description="most tasks held back by admission before reading pauses")
+    round_timeout_s: float = Field(600.0, ge=0, description="an engine that takes longer ends its process; 0: never")
+    script: str = Field("{}", description="JSON settings of the scripted engine")
+    servers: str | None = Field(None, description="base URLs of vLLM servers, comma separated; engine vllm asks them")
+    server_key: SecretStr | None = Field(None, description="what the servers want as API key")
+    server_model: str | None = Field(None, description="the base model's name there; empty: the one it lists")
+    server_folder: Path = Field(
+        Path(".streamward/served"), description="shared with the servers: adapters are put here for them to load"
+    )
+    server_adapters: str | None = Field(
+        None, description="server_folder as the servers see it; empty: under the same path"
+    )
+    server_timeout_s: float = Field(120.0, gt=0, description="how long a server may take for one task, seconds")
+    server_retries: int = Field(
+        3, ge=0, description="further tries of a task that a server did not answer as it should"
+    )
+    max_concurrent: int = Field(32, ge=1, description="most tasks in flight at one server")
+    verify: Literal["logprobs", "listed"] = Field(
+        "logprobs",
+        description="what shows that a server serves an adapter: its logprobs, compared with those computed here from "
+        "model.base (held in memory), or its own list of models",
+    )
+
+    @model_validator(mode="after")
+    def _servers_are_whole(self) -> Policy:
+        if self.engine == "vllm" and not self.server_urls:
+            raise ValueError("engine is vllm and servers is not set; name the servers, e.g. http://127.0.0.1:8000")
+        if bad := [url for url in self.server_urls if not url.startswith(("http://", "https://"))]:
+            raise ValueError(f"servers: {bad[0]!r} is no URL; write it as http://host:port")
+        fields = type(self).model_fields
+        for_servers = [name for name in fields if name.startswith("server") or name in ("max_concurrent", "verify")]
+        changed = [name for name in for_servers if getattr(self, name) != fields[name].default]
+        if self.engine != "vllm" and changed:
+            raise ValueError(f"{changed[0]} has no effect with engine {self.engine}; set engine=vllm, or leave it out")
+        longest_s = self.server_timeout_s * (self.server_retries + 1)
+        if self.engine == "vllm" and 0 < self.round_timeout_s < longest_s:
+            raise ValueError(
+                f"server_timeout_s times the tries comes to {longest_s:g} s, and round_timeout_s ends the process "
+                f"after {self.round_timeout_s:g} s; raise round_timeout_s, or lower server_timeout_s or server_retries"
+            )
+        return self
+
+    @property
+    def server_urls(self) -> tuple[str, ...]:
+        """The servers, each once, without trailing slash and /v1."""
+        urls = (url.strip().rstrip("/").removesuffix("/v1") for url in (self.servers or "").split(","))
+        return tuple(dict.fromkeys(url for url in urls if url))
+
+
+class Scoring(Section):
+    """The agent that judges responses."""
+
+    timeout_s: float = Field(10.0, gt=0, description="for one score, seconds")
+    retries: int = Field(2, ge=0, description="further tries after a failed score")
+    processes: int = Field(1, ge=1, description="worker processes for scorers that are slow or not trusted")
+    judge_url: str | None = Field(None, description="OpenAI-compatible API of the LLM judge, up to /v1")
+    judge_model: str | None = None
+    judge_key: SecretStr | None = None
+
+    @model_validator(mode="after")
+    def _judge_is_whole(self) -> Scoring:
+        if self.judge_url is None and (self.judge_model is not None or self.judge_key is not None):
+            raise ValueError("judge_model and judge_key have no effect without judge_url; set it, up to /v1")
+        if self.judge_url is not None and self.judge_model is None:
+            raise ValueError("judge_url is set but judge_model is not; name the model the judge should ask for")
+        return self
+
+
+class Rollouts(Section):
+    """How trained adapters reach the agents."""
+
+    mode: Literal["direct", "guarded", "canary", "manual"] = Field(
+        "direct",
+        description="direct: the newest version serves at once; guarded: once the guard's suite speaks for it; canary: "
+        "on a growing share of the tasks first, after the guard if it has a suite; manual: when a person says so",
+    )
+    follow_s: float = Field(
+        10.0,
+        gt=0,
+        description="how long after it was replaced a version may begin an answer before `audit` names it, seconds: "
+        "what clocks differ by, and how long an event may wait for a broker that is away",
+    )
+
+
+class Guard(Section):
+    """What a version must show on a suite of held-out tasks, in modes `guarded` and `canary`."""
+
+    suite: Path | None = Field(None, description="YAML file of the suite every candidate is asked")
+    every: int = Field(1, ge=1, description="ask every so many versions")
+    decide: Literal["auto", "ask", "never"] = Field(
+        "auto", description="auto: the verdict is carried out; ask: a person carries it out; never: it is only recorded"
+    )
+    confidence: float = Field(0.95, gt=0.5, lt=1, description="of every interval the verdict rests on")
+    min_tasks: int = Field(30, ge=1, description="paired tasks below which the verdict is to ask")
+    min_improvement: float = Field(0.0, description="lower bound of the gain in mean reward over the primary")
+    max_scenario_loss: float = Field(0.05, ge=0, description="largest loss in mean reward on any one scenario")
+    max_tokens_ratio: float = Field(1.5, gt=0, description="tokens per response, relative to the primary")
+    max_latency_ratio: float = Field(1.5, gt=0, description="latency per response, relative to the primary")
+    max_failed: float = Field(0.02, ge=0, le=1, description="share of slots without a score")
+
+
+class Canary(Section):
+    """How a candidate wins its share of the tasks, in mode `canary`."""
+
+    steps: str = Field("0.05,0.25,0.5,1", description="shares, growing; after the last one comes the promotion")
+    alpha: float = Field(0.05, gt=0, lt=0.5, description="chance of a false verdict, however often one looks")
+    min_improvement: float = Field(0.0, description="gain in mean reward that a promotion must prove")
+    step_groups: int = Field(20, ge=1, description="groups of each arm before a share may grow, or the test may speak")
+    max_groups: int = Field(
+        2000, ge=1, description="groups of the candidate without a verdict before a person is asked"
+    )
+    decide: Literal["auto", "ask"] = Field("auto", description="ask: a person promotes; a roll-back never waits")
+    max_truncated: float = Field(0.1, ge=0, le=1, description="rise of the share of responses cut at max_tokens")
+    max_failed: float = Field(0.05, ge=0, le=1, description="rise of the share of slots without a score")
+    max_tokens_ratio: float = Field(1.5, gt=0, description="tokens per response, relative to the primary")
+    max_latency_ratio: float = Field(2.0, gt=0, description="latency per response, relative to the primary")
+
+    @property
+    def shares(self) -> tuple[float, ...]:
+        """The steps as numbers."""
+        return tuple(float(step) for step in self.steps.split(","))
+
+    @model_validator(mode="after")
+    def _steps_grow(self) -> Canary:
+        try:
+            shares = self.shares
+        except ValueError:
+            raise ValueError(
+                f"canary.steps is {self.steps!r}; expected shares with commas between, e.g. 0.05,0.25,0.5,1"
+            ) from None
+        if not all(low < high for low, high in pairwise((0.0, *shares))) or not shares[-1] <= 1:
+            raise ValueError(f"canary.steps is {self.steps!r}; expected shares above 0 that grow, up to 1 at most")
+        if shares[0] == 1:
+            raise ValueError(
+                f"canary.steps is {self.steps!r}, which leaves the primary no task to compare with; begin with a share "
+                "below 1, or set rollouts.mode=direct"
+            )
+        return self
+
+
+class Trainer(Section):
+    """The optimizer's step. Everything here is part of the recipe recorded with each adapter."""
+
+    seed: int = 0
+    processes: int = Field(
+        1,
+        ge=1,
+        le=64,
+        description="each computes a fixed share of every batch, on a device of its own if model.device=cuda; part of "
+        "what makes bytes equal",
+    )
+    threads: int = Field(
+        1, ge=0, description="torch threads of a process; part of what makes bytes equal; 0: all cores, shared equally"
+    )
+    loss: Literal["grpo", "dapo", "dr_grpo", "bnpo", "cispo", "gspo"] = "dapo"
+    learning_rate: float = Field(1e-3, gt=0)
+    epsilon_low: float = Field(0.2, ge=0, description="clip below 1 - this")
+    epsilon_high: float = Field(0.28, ge=0, description="clip above 1 + this; for cispo the cap itself, e.g. 5.0")
+    beta: float = Field(0.0, ge=0, description="weight of the KL term; 0 leaves it out")
+    max_grad_norm: float = Field(1.0, ge=0, description="0 does not clip")
+    importance: Literal["none", "truncate", "mask"] = Field(
+        "none", description="correction for sampler and trainer disagreeing on a logprob, folded into the advantages"
+    )
+    importance_cap: float = Field(2.0, gt=0, description="largest importance ratio kept")
+    micro_groups: int = Field(16, ge=1, description="most groups forwarded together; fewer when they are long")
+    lora_rank: int = Field(8, ge=1)
+    lora_alpha: int = Field(16, ge=1)
+    lora_targets: str = Field("all-linear", description="as peft's target_modules; comma separated, or all-linear")
+    checkpoints: Path = Field(Path(".streamward/checkpoints"), description="folder of optimizer states")
+    keep_checkpoints: int = Field(2, ge=1)
+    off_policy: bool = Field(
+        False,
+        description="the groups were sampled by another line of adapters, as in an experiment: their versions are not "
+        "compared with this policy's, and their lag is the one recorded with them (metadata policy_lag)",
+    )
+
+    @model_validator(mode="after")
+    def _combinations_have_effect(self) -> Trainer:
+        if self.loss == "cispo" and self.epsilon_high < 1:
+            raise ValueError(
+                f"loss cispo reads epsilon_high as the cap of the ratio itself, and {self.epsilon_high} would cap "
+                "every ratio below 1; set trainer.epsilon_high=5.0"
+            )
+        if self.loss != "cispo" and self.epsilon_high >= 1:
+            raise ValueError(
+                f"epsilon_high {self.epsilon_high} never clips with loss {self.loss}; set it below 1, e.g. 0.28"
+            )
+        if self.importance == "none" and self.importance_cap != type(self).model_fields["importance_cap"].default:
+            raise ValueError("importance_cap has no effect with importance=none; set importance=truncate or mask")
+        return self
+
+
+class Adapters(Section):
+    """Where adapters are kept."""
+
+    store: str = Field(".streamward/adapters", description="a folder, or any URL fsspec knows, e.g. s3://bucket/path")
+    signing_key: Path | None = Field(None, description="PEM file of the private key that the trainer signs with")
+    verify_key: Path | None = Field(
+        None, description="PEM file of the public key; an adapter that it did not sign is served by no agent"
+    )
+
+
+class Archive(Section):
+    """Where topics are kept beyond their retention."""
+
+    store: str = Field(".streamward/archive", description="a folder, or any URL fsspec knows, e.g. s3://bucket/path")
+    segment_records: int = Field(200_000, ge=1, description="most records in one file")
+    segment_bytes: int = Field(256 * 1024 * 1024, ge=1, description="most payload bytes in one file")
+    follow_s: float = Field(60.0, gt=0, description="with --follow: seconds between two looks at the log")
+
+
+class Schemas(Section):
+    """Who gives the schema ids that records carry."""
+
+    registry_url: str | None = Field(
+        None,
+        description="of a Schema Registry with Confluent's API, or several with commas between; empty: the ids are "
+        "those of schemas/lock.json",
+    )
+    registry_username: str | None = None
+    registry_password: SecretStr | None = None
+    registry_ca_location: Path | None = Field(None, description="PEM file; empty: the authorities that certifi knows")
+    own_ids: bool = Field(
+        True,
+        description="with a registry: older records may carry ids of schemas/lock.json. false: they may not, and every "
+        "id is the registry's",
+    )
+
+    @model_validator(mode="after")
+    def _registry_is_whole(self) -> Schemas:
+        urls = [url.strip() for url in (self.registry_url or "").split(",") if url.strip()]
+        beside = (self.registry_username, self.registry_password, self.registry_ca_location)
+        if not urls and (any(value is not None for value in beside) or not self.own_ids):
+            raise ValueError(
+                "settings of a Schema Registry have no effect without registry_url; set it, or leave them out"
+            )
+        if any(re.match(r"https?://[^@/]+", url) is None or "@" in url for url in urls):
+            raise ValueError(
+                "registry_url must begin with http:// or https:// and hold no user; a user goes into registry_username "
+                "and registry_password"
+            )
+        if (self.registry_username is None) != (self.registry_password is None):
+            raise ValueError("registry_username and registry_password go together; set both or neither")
+        if self.registry_ca_location is not None and not any(url.startswith("https://") for url in urls):
+            raise ValueError("registry_ca_location has no effect on a registry_url that begins with http://")
+        return self
+
+
+class Metrics(Section):
+    """What each process of the loop says of itself over HTTP: /metrics, /healthz, /readyz."""
+
+    host: str = Field("127.0.0.1", description="where to listen; 0.0.0.0 is every address, without any access check")
+    port: int = Field(0, ge=0, le=65535, description="one for each process of a machine; 0 serves nothing")
+    stuck_s: float = Field(
+        300.0, gt=0, description="a process that has not come on for so long is not healthy, seconds"
+    )
+
+
+class Tracing(Section):
+    """Where each process sends its spans. What came with a trace keeps it, whether or not anything is sent."""
+
+    otlp_endpoint: str = Field(
+        "", description="URL of an OTLP/HTTP receiver, e.g. http://127.0.0.1:4318; empty: nothing is sent, none begins"
+    )
+    sample_ratio: float = Field(
+        1.0, ge=0, le=1, description="share of the tasks without a trace that begin one; the same for every process"
+    )
+    queue_spans: int = Field(4096, ge=1, description="most spans that wait to be sent; more are dropped, and counted")
+    timeout_s: float = Field(10.0, gt=0, description="how long the receiver may take, tries included, seconds")
+
+    @model_validator(mode="after")
+    def _has_a_receiver(self) -> Tracing:
+        url, fields = self.otlp_endpoint, type(self).model_fields
+        if url and not url.startswith(("http://", "https://")):
+            raise ValueError(f"otlp_endpoint: {url!r} is no URL; write it as http://host:4318")
+        changed = [name for name in fields if not url and getattr(self, name) != fields[name].default]
+        if changed:
+            raise ValueError(f"{changed[0]} has no effect without otlp_endpoint; set it, or leave {changed[0]} out")
+        return self
+
+
+class Broker(Section):
+    """The embedded Kafka node."""
+
+    data_dir: Path = Field(Path(".streamward/kafka"), description="its folder; one node per folder")
+    heap_mb: int = Field(384, ge=128, description="JVM heap, megabytes")

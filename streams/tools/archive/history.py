@@ -1,0 +1,233 @@
+"""Read what happened, wherever it lies now.
+
+    topics, coordinates ──► History ─┬─ archive, where it has the records    streams/tools/archive/segments.py
+                                     └─ log, behind the archive's end        streams/kafka/reader.py
+                            ──► bounds, read, fetch ──► Record
+
+A tool that looks back asks here instead of the broker, so that it need not know what retention has cut. Archive and log
+are cut on offset: nothing comes twice, and what lies between them, in neither, is an error that names it. Where both
+have the last archived record, it is compared first: a topic that was made anew is not the log that was archived.
+
+Not covered: following a log that grows (streams/kafka/reader.py), and committing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Literal, Protocol
+
+from schemas.events import Coordinates
+from streams.errors import LogError, NotFoundError
+from streams.kafka import admin, reader
+from streams.kafka.record import Record, TopicPartition
+from streams.kafka.topics import topics
+from streams.settings.load import Settings
+from streams.tools.archive.segments import Archive, fingerprint
+
+Source = Literal["auto", "log", "archive"]
+
+
+class History(Protocol):
+    """Records that will not change any more."""
+
+    def bounds(self, labels: Iterable[str]) -> dict[TopicPartition, tuple[int, int]]:
+        """Return (first offset, offset behind the last) per partition of these topics, given by label."""
+
+    def read(self, starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]) -> Iterator[Record]:
+        """Yield every record from `starts` to below `ends`, each partition in the order of its offsets.
+
+        Raises LogError if a part of it is nowhere.
+        """
+
+    def fetch(self, wanted: Iterable[Coordinates]) -> dict[Coordinates, Record]:
+        """Return the records at these coordinates. Raises LogError, naming those that are gone."""
+
+
+def of(settings: Settings, source: Source = "auto") -> History:
+    """Return the history of a deployment.
+
+    `log` asks only the broker, `archive` never asks one, and `auto` takes the archive as far as it goes and the log
+    behind it; without an archive, the log alone.
+    """
+    if source == "log":
+        return Log(settings)
+    archived = Archived(settings)
+    return archived if source == "archive" else Both(settings, archived, Log(settings))
+
+
+class Log:
+    """What the broker holds."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+
+    def bounds(self, labels: Iterable[str]) -> dict[TopicPartition, tuple[int, int]]:
+        """Return (first offset, offset behind the last) per partition of these topics, given by label."""
+        return admin.offsets(self._settings, list(labels))
+
+    def read(self, starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]) -> Iterator[Record]:
+        """Yield every record from `starts` to below `ends`. Raises LogError as `reading.read` does."""
+        return reader.read(self._settings, starts, ends)
+
+    def fetch(self, wanted: Iterable[Coordinates]) -> dict[Coordinates, Record]:
+        """Return the records at these coordinates. Raises LogError, naming those that are gone."""
+        return reader.fetch(self._settings, wanted)
+
+
+class Archived:
+    """What the archive holds. No broker is asked."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self.archive = Archive(settings)
+
+    def bounds(self, labels: Iterable[str]) -> dict[TopicPartition, tuple[int, int]]:
+        """Return (first offset, offset behind the last) per partition of these topics, given by label.
+
+        Raises NotFoundError if a topic was never archived, LogError if one of its partitions was not.
+        """
+        found: dict[TopicPartition, tuple[int, int]] = {}
+        for label in labels:
+            held = self.held(label)
+            if not held:
+                raise NotFoundError(
+                    f"archive.store={self._settings.archive.store}: does not hold {self.archive.folder(label)}; run "
+                    "`streamward archive sync`, or read from the log (`streamward archive list` shows what there is)"
+                )
+            manifest = self.archive.manifest(label, max(tp[1] for tp in held))
+            if manifest is not None and len(held) < manifest.partitions:
+                raise LogError(
+                    f"archive.store={self._settings.archive.store}: holds {len(held)} partitions of "
+                    f"{self.archive.folder(label)}, expected {manifest.partitions}: its first sync did not end, or a "
+                    "folder is missing. Run `streamward archive sync`, or restore the folder from a copy"
+                )
+            found |= held
+        return found
+
+    def held(self, label: str) -> dict[TopicPartition, tuple[int, int]]:
+        """Return (first offset, offset behind the last) of every partition of a topic that was archived."""
+        manifests = {partition: self.archive.manifest(label, partition) for partition in self.archive.partitions(label)}
+        name = self.archive.folder(label)
+        return {(name, partition): (found.first, found.next) for partition, found in manifests.items() if found}
+
+    def read(self, starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]) -> Iterator[Record]:
+        """Yield every record from `starts` to below `ends`, merged by timestamp. Raises LogError as `Archive.read`."""
+        return self.archive.read(starts, ends)
+
+    def fetch(self, wanted: Iterable[Coordinates]) -> dict[Coordinates, Record]:
+        """Return the records at these coordinates. Raises LogError, naming those that are gone."""
+        return self.archive.fetch(wanted)
+
+
+class Both:
+    """The archive as far as it goes, and the log behind it."""
+
+    def __init__(self, settings: Settings, archived: Archived, log: Log) -> None:
+        self._settings, self._archived, self._log = settings, archived, log
+        self._labels = {topic.name: label for label, topic in topics(settings.topics).items()}
+
+    def bounds(self, labels: Iterable[str]) -> dict[TopicPartition, tuple[int, int]]:
+        """Return (first offset, offset behind the last) per partition, archive and log together.
+
+        Raises LogError if a partition of the log does not go on where the archive ends.
+        """
+        labels = list(labels)
+        archived = {tp: bound for label in labels for tp, bound in self._archived.held(label).items()}
+        try:
+            bounds = self._log.bounds(labels)
+        except NotFoundError:  # of one of them, at least
+            bounds = {tp: bound for label in labels for tp, bound in self._wherever(label).items()}
+        return {tp: self._joined(tp, archived.get(tp), bound) for tp, bound in bounds.items()}
+
+    def _wherever(self, label: str) -> dict[TopicPartition, tuple[int, int]]:
+        try:
+            return self._log.bounds([label])
+        except NotFoundError:
+            if not self._archived.held(label):
+                raise
+            return self._archived.bounds([label])
+
+    def _joined(self, tp: TopicPartition, archived: tuple[int, int] | None, log: tuple[int, int]) -> tuple[int, int]:
+        low, high = log
+        if archived is None:
+            return log
+        first, next_ = archived
+        if low == high and high <= next_:
+            return archived  # the log has nothing, or not any more
+        if low > next_:
+            raise self._gap(tp, next_, low)
+        if high < next_:
+            raise LogError(
+                f"{tp[0]}[{tp[1]}]: the log ends at {high}, but the archive in {self._settings.archive.store} has "
+                f"offsets up to {next_ - 1}: the topic was made anew, or is being restored. Finish `streamward archive "
+                "restore`, or read one of them with --source archive or --source log"
+            )
+        return min(first, low), high
+
+    def _gap(self, tp: TopicPartition, next_: int, low: int) -> LogError:
+        return LogError(
+            f"{tp[0]}[{tp[1]}]: offsets {next_} to {low - 1} are neither in the archive in "
+            f"{self._settings.archive.store}, which ends before them, nor in the log, where retention has cut them: "
+            f"{low - next_} records are lost. Read what there is with --source archive or --source log"
+        )
+
+    def read(self, starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]) -> Iterator[Record]:
+        """Yield every record from `starts` to below `ends`: what is archived first, merged by timestamp, then the log.
+
+        Raises LogError if a part of it is nowhere, or if log and archive do not fit together.
+        """
+        old: dict[TopicPartition, tuple[int, int]] = {}
+        new: dict[TopicPartition, tuple[int, int]] = {}
+        for tp, start in starts.items():
+            first, next_ = self._held(tp)
+            if start >= ends[tp]:
+                continue
+            if start < first or start >= next_:
+                new[tp] = (start, ends[tp])
+                continue
+            old[tp] = (start, min(ends[tp], next_))
+            if ends[tp] > next_:
+                new[tp] = (next_, ends[tp])
+        self._check_seams([tp for tp in new if tp in old])
+        yield from self._archived.read(*_split(old))
+        yield from self._log.read(*_split(new))
+
+    def _held(self, tp: TopicPartition) -> tuple[int, int]:
+        manifest = self._archived.archive.manifest(self._labels[tp[0]], tp[1])
+        return (0, 0) if manifest is None else (manifest.first, manifest.next)
+
+    def _check_seams(self, joined: Iterable[TopicPartition]) -> None:
+        """Raise LogError if the log has another record where the archive ends."""
+        segments = {tp: self._archived.archive.segments(self._labels[tp[0]], tp[1])[-1] for tp in joined}
+        if not segments:
+            return
+        bounds = self._log.bounds(dict.fromkeys(self._labels[name] for name, _ in segments))
+        lasts = {}
+        for tp, last in segments.items():
+            low = bounds[tp][0]
+            if low > last.next:
+                raise self._gap(tp, last.next, low)
+            if low < last.next and last.records == last.next - last.first:  # with holes, it may have no record there
+                lasts[Coordinates(*tp, last.next - 1)] = last
+        for at, record in self._log.fetch(lasts).items():
+            if fingerprint(record) != lasts[at].last_sha256:
+                raise LogError(
+                    f"{at}: the log holds another record here than the archive in {self._settings.archive.store}: the "
+                    "topic was made anew. Read one of them with --source archive or --source log, or set archive.store "
+                    "to another place for the new log"
+                )
+
+    def fetch(self, wanted: Iterable[Coordinates]) -> dict[Coordinates, Record]:
+        """Return the records at these coordinates. Raises LogError, naming those that are gone."""
+        old: list[Coordinates] = []
+        new: list[Coordinates] = []
+        for at in set(wanted):
+            first, next_ = self._held((at.topic, at.partition))
+            (old if first <= at.offset < next_ else new).append(at)
+        return self._archived.fetch(old) | self._log.fetch(new)
+
+
+def _split(
+    ranges: Mapping[TopicPartition, tuple[int, int]],
+) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
+    return {tp: start for tp, (start, _) in ranges.items()}, {tp: end for tp, (_, end) in ranges.items()}

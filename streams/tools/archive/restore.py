@@ -1,0 +1,198 @@
+"""Put what was archived back into empty topics, where it was: partition, offset, key, timestamp, headers.
+
+    archive ──► topics, empty or as far as an earlier restore came ──► retention.ms = -1
+            ──► placeholders below the archive's first offset ──► deleted, once the log has begun behind them
+            ──► every record, at the offset it had
+
+A batch is a list of offsets, so a record that came back elsewhere would be another. The archive may begin behind offset
+0; then small records are written up to there and deleted again, since a Kafka partition cannot begin anywhere else.
+Timestamps are the old ones, which retention would cut at once: it is switched off for the restored topics.
+
+The target's end says how far a restore has come, so a killed one goes on when it is called again.
+
+Not covered: records with timestamp 0, which librdkafka takes for "now"; and a range with holes in its offsets (a topic
+written in transactions), which no client can write again: it is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+import confluent_kafka as ck
+from confluent_kafka import admin
+
+from schemas.events import Coordinates
+from streams.errors import LogError, NotFoundError, RefusedError
+from streams.kafka import admin as cluster, reader
+from streams.kafka.record import Producer, Record, TopicPartition, client_config
+from streams.kafka.topics import LABELS, topics
+from streams.settings.load import Settings
+from streams.tools.archive.segments import Archive, Manifest, fingerprint
+
+PLACEHOLDER = b"streamward placeholder"
+
+
+class Restored(NamedTuple):
+    """What became of one partition."""
+
+    label: str
+    partition: int
+    first: int
+    next: int
+    records: int
+    """Written now; fewer than there are if an earlier restore was interrupted."""
+
+
+def restore(settings: Settings, labels: Iterable[str] = LABELS, *, into: Settings | None = None) -> list[Restored]:
+    """Write the archive of `settings` into the empty topics of `into` (of itself, unless given); missing ones are made.
+
+    Their retention is switched off. Raises RefusedError if a topic holds anything but the beginning of this very
+    archive, or has other partitions; NotFoundError if nothing is archived; LogError if a segment is missing or damaged,
+    or the broker refuses.
+    """
+    into, archive, labels = into or settings, Archive(settings), list(labels)
+    found = {(label, p): archive.manifest(label, p) for label in labels for p in archive.partitions(label)}
+    manifests = {key: manifest for key, manifest in found.items() if manifest is not None}
+    if not manifests:
+        raise NotFoundError(
+            f"archive.store={settings.archive.store}: holds nothing of {', '.join(labels)} under the prefix "
+            f"{settings.topics.prefix!r}; see `streamward archive list`, and set archive.store and topics.prefix"
+        )
+    cluster.apply_topics(into)
+    bounds = cluster.offsets(into, dict.fromkeys(label for label, _ in manifests))
+    targets = {key: _Target(archive, manifest, into, key) for key, manifest in manifests.items()}
+    for target in targets.values():  # all of them before the first record is written
+        target.check(bounds)
+    _keep_for_ever(into, {label for label, _ in manifests})
+    with Producer(into) as producer:
+        for target in targets.values():
+            target.fill_up(producer, bounds[target.to][1])
+    late = [target for target in targets.values() if bounds[target.to][0] < target.first]
+    _delete_before(into, {target.to: target.first for target in late})
+    with Producer(into) as producer:
+        done = [target.put_back(producer, bounds[target.to][1]) for target in targets.values()]
+    ends = cluster.offsets(into, dict.fromkeys(label for label, _ in manifests))
+    for target in targets.values():
+        target.check_done(*ends[target.to])
+    return done
+
+
+class _Target:
+    """One partition that gets its records back."""
+
+    def __init__(self, archive: Archive, manifest: Manifest, into: Settings, key: tuple[str, int]) -> None:
+        self._archive, self._manifest, self._into = archive, manifest, into
+        self._label, self._partition = key
+        self.first = manifest.first
+        self._from = (archive.folder(self._label), self._partition)
+        self.to: TopicPartition = (topics(into.topics)[self._label].name, self._partition)
+        self._where = f"{self.to[0]}[{self.to[1]}]"
+
+    def check(self, bounds: dict[TopicPartition, tuple[int, int]]) -> None:
+        """Raise RefusedError unless the partition is empty, or holds the beginning of this archive and nothing else."""
+        count = sum(1 for tp in bounds if tp[0] == self.to[0])
+        if count != self._manifest.partitions:
+            raise RefusedError(
+                f"topic {self.to[0]} has {count} partitions, expected {self._manifest.partitions}, as when it was "
+                "archived: keys would lie elsewhere. Delete the topic, or set topics.partitions and "
+                "topics.policy_partitions as they were, and use another topics.prefix"
+            )
+        for segment in self._manifest.segments:
+            if segment.records != segment.next - segment.first:
+                raise RefusedError(
+                    f"{segment.path}: has {segment.records} records in {segment.next - segment.first} offsets; a range "
+                    "with holes cannot be written again, since Kafka gives every record the next offset"
+                )
+            self._archive.check(segment)
+        low, high = bounds[self.to]
+        if not self._is_ours(low, high):
+            raise RefusedError(
+                f"{self._where}: holds offsets {low} to {high - 1}, expected an empty partition (or the beginning of "
+                f"this archive, {self._manifest.first} to {self._manifest.next - 1}). Restore into other topics, with "
+                "--into-prefix, or delete this one"
+            )
+
+    def _is_ours(self, low: int, high: int) -> bool:
+        if low == high:
+            return high <= self.first
+        if high > self._manifest.next or low > self.first:
+            return False
+        ends = {Coordinates(*self.to, low), Coordinates(*self.to, high - 1)}
+        return all(self._is_from_here(record) for record in reader.fetch(self._into, ends).values())
+
+    def _is_from_here(self, record: Record) -> bool:
+        """Return whether a record in the target is one that a restore wrote there."""
+        if record.at.offset < self.first:
+            return record.payload == PLACEHOLDER
+        archived = self._archive.fetch([Coordinates(*self._from, record.at.offset)])
+        return fingerprint(record) == fingerprint(*archived.values())
+
+    def fill_up(self, producer: Producer, high: int) -> None:
+        """Write placeholders up to where the archive begins."""
+        for offset in range(high, self.first):
+            self._send(producer, offset, None, PLACEHOLDER)
+
+    def put_back(self, producer: Producer, high: int) -> Restored:
+        """Write the records that are not there yet."""
+        begin, next_ = max(self.first, high), self._manifest.next
+        for record in self._archive.read({self._from: begin}, {self._from: next_}):
+            self._send(producer, record.at.offset, record.key, record.payload, record.timestamp_ms, record.headers)
+        return Restored(self._label, self._partition, self.first, next_, next_ - begin)
+
+    def check_done(self, low: int, high: int) -> None:
+        """Raise LogError unless the partition has the offsets of the archive now."""
+        if (low, high) != (self.first, self._manifest.next):
+            raise LogError(
+                f"{self._where}: has offsets {low} to {high - 1} now, expected {self.first} to "
+                f"{self._manifest.next - 1}: somebody else writes to this topic. Stop them, delete it, and restore"
+            )
+
+    def _send(
+        self,
+        producer: Producer,
+        offset: int,
+        key: bytes | None,
+        payload: bytes | None,
+        timestamp_ms: int = 0,
+        headers: tuple[tuple[str, bytes | None], ...] = (),
+    ) -> None:
+        def landed(at: Coordinates) -> None:
+            if at.offset != offset:
+                raise RefusedError(
+                    f"{at}: a record came to lie here that belongs to offset {offset}: somebody else writes to this "
+                    "topic. Stop them, and restore into other topics"
+                )
+
+        producer.send_bytes(
+            self.to[0], key, payload, on_ack=landed, headers=headers, timestamp_ms=timestamp_ms, partition=self.to[1]
+        )
+
+
+def _keep_for_ever(settings: Settings, labels: Iterable[str]) -> None:
+    client = admin.AdminClient(client_config(settings.kafka))
+    entry = admin.ConfigEntry("retention.ms", "-1", incremental_operation=admin.AlterConfigOpType.SET)
+    resources = [
+        admin.ConfigResource(
+            admin.ConfigResource.Type.TOPIC, topics(settings.topics)[label].name, incremental_configs=[entry]
+        )
+        for label in labels
+    ]
+    for resource, future in client.incremental_alter_configs(resources).items():
+        _done(future, f"retention.ms of {resource.name} was not set to -1")
+
+
+def _delete_before(settings: Settings, firsts: Mapping[TopicPartition, int]) -> None:
+    if not firsts:
+        return
+    client = admin.AdminClient(client_config(settings.kafka))
+    wanted = [ck.TopicPartition(*tp, first) for tp, first in firsts.items()]
+    for tp, future in client.delete_records(wanted).items():
+        _done(future, f"{tp.topic}[{tp.partition}]: the placeholders before offset {tp.offset} were not deleted")
+
+
+def _done(future: object, what: str) -> None:
+    try:
+        future.result()  # type: ignore[attr-defined]
+    except ck.KafkaException as exc:
+        raise LogError(f"{what}: {exc.args[0].str()}. Check access rights with `streamward doctor`") from exc

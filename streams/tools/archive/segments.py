@@ -1,0 +1,376 @@
+"""What the log held, kept in files: segments of a partition, and the manifest that names them.
+
+    STORE/TOPIC/PARTITION/ ─┬─ 00000007.json                     the manifest with the highest number counts
+                            └─ FIRST-NEXT-SHA.parquet ...        segments, without gaps from the first to `next`
+
+    Archive ──► segments, next_offset ──► files for a query      ──► read, fetch ──► Record, exactly as it was
+
+A manifest names every segment of its partition with range, sha256, bytes, records, times and schema ids, and carries a
+sha256 of itself; the next one has the next number. Each is whole in itself, and what no manifest names is not there. So
+a sync may be killed anywhere, and of two at once the one that creates a number first wins it; the other reads it, and
+goes on behind it. A segment is never changed.
+
+Before a record of it is given out, a segment's sha256 is computed over the whole file, once for each Archive. Who reads
+columns instead (queries) has `sound`, which looks at the file's size and the sha256 of its footer, where all statistics
+are, and Parquet's own checksum of each page.
+
+Not covered: merging small segments, and forgetting old ones.
+"""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import hashlib
+import heapq
+import json
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from schemas.events import Coordinates
+from streams.errors import LogError
+from streams.kafka.record import Record, TopicPartition
+from streams.kafka.topics import topics
+from streams.settings.load import Settings
+from streams.tools.archive.store import Store
+
+RAW = ["_offset", "_timestamp", "_key", "_key_bytes", "_headers", "_payload"]
+"""The columns a record is made of; the others are what it means."""
+MERGED_RECORDS = 512
+"""Records of each partition in memory while several are read at once."""
+KEPT_GROUPS = 8
+"""Row groups that stay in memory for the next `fetch`."""
+FOOTER_BYTES = 8
+"""What ends a Parquet file: the length of its footer, and PAR1."""
+
+
+class Segment(NamedTuple):
+    """One file of an archive: all records of a partition in a range of offsets."""
+
+    label: str
+    partition: int
+    first: int
+    next: int
+    """The offset behind the last."""
+    path: str
+    """A file's path, or its URL in an object store."""
+    sha256: str
+    footer_sha256: str
+    last_sha256: str
+    """Of the last record (see `fingerprint`): says whether a log is the one that was archived."""
+    records: int
+    bad: int
+    """Records that are no event; their `_bad` says why, and their event columns are null."""
+    bytes: int
+    payload_bytes: int
+    from_ms: int
+    to_ms: int
+    """Smallest and largest record timestamp."""
+    schema_ids: tuple[int, ...]
+
+
+class Manifest(NamedTuple):
+    """What is archived of a partition."""
+
+    number: int
+    partitions: int
+    """Of the topic, when it was written."""
+    first: int
+    """The first offset."""
+    segments: tuple[Segment, ...]
+    """None if the partition was empty."""
+
+    @property
+    def next(self) -> int:
+        """The offset behind the last."""
+        return self.segments[-1].next if self.segments else self.first
+
+
+def fingerprint(record: Record) -> str:
+    """Return a sha256 over where a record lies and what it holds, without the name of its topic."""
+    digest = hashlib.sha256(f"{record.at.partition} {record.at.offset} {record.timestamp_ms}".encode())
+    for part in (record.key, record.payload, repr(record.headers).encode()):
+        digest.update(b"-" if part is None else b"%d " % len(part) + part)
+    return digest.hexdigest()
+
+
+class Archive:
+    """The archive of a deployment's topics. Reads only; `streams/tools/archive/sync.py` writes."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self.store = Store(settings.archive.store)
+        self._manifests: dict[tuple[str, int], Manifest | None] = {}
+        self._verified: set[str] = set()
+        self._groups: OrderedDict[tuple[str, int], pa.Table] = OrderedDict()
+
+    def refresh(self) -> None:
+        """Look at the manifests again at the next question: a sync may have gone on."""
+        self._manifests.clear()
+
+    def folder(self, label: str, partition: int | None = None) -> str:
+        """Return the folder of a topic or a partition, relative to the store."""
+        name = topics(self._settings.topics)[label].name
+        return name if partition is None else f"{name}/{partition}"
+
+    def partitions(self, label: str) -> list[int]:
+        """Return the partitions that were archived, empty or not."""
+        found = sorted(int(name) for name in self.store.names(self.folder(label)) if name.isdigit())
+        return [partition for partition in found if self.manifest(label, partition) is not None]
+
+    def manifest(self, label: str, partition: int) -> Manifest | None:
+        """Return the newest manifest of a partition, or None if it was never archived.
+
+        Raises LogError if it is damaged.
+        """
+        key = (label, partition)
+        if key not in self._manifests:
+            self._manifests[key] = self._newest(label, partition)
+        return self._manifests[key]
+
+    def segments(self, label: str, partition: int) -> list[Segment]:
+        """Return the segments of a partition, in order, without gaps."""
+        manifest = self.manifest(label, partition)
+        return [] if manifest is None else list(manifest.segments)
+
+    def next_offset(self, label: str, partition: int) -> int | None:
+        """Return the offset behind the last that is archived, or None if the partition never was."""
+        manifest = self.manifest(label, partition)
+        return None if manifest is None else manifest.next
+
+    def _newest(self, label: str, partition: int) -> Manifest | None:
+        folder = self.folder(label, partition)
+        for _ in range(3):  # the newest may be the oldest by now, and gone
+            numbers = manifest_numbers(self.store.names(folder))
+            if not numbers:
+                return None
+            name = f"{folder}/{numbers[-1]:08d}.json"
+            data = self.store.read(name)
+            if data is not None:
+                manifest = _parsed(label, partition, self.store, folder, name, data)
+                if manifest.number != numbers[-1]:
+                    raise LogError(
+                        f"{self.store.where(name)}: is the manifest with number {manifest.number}; remove it"
+                    )
+                return manifest
+        raise LogError(f"{self.store.where(folder)}: its manifests vanish while they are read; try again")
+
+    # --- reading ------------------------------------------------------------------------------------------------------
+
+    def check(self, segment: Segment) -> None:
+        """Return if a segment is, byte for byte, what its manifest says; looks once. Raises LogError."""
+        if segment.path in self._verified:
+            return
+        try:
+            got = self.store.sha256(self._name(segment))
+        except FileNotFoundError:
+            raise _missing(segment) from None
+        if got != segment.sha256:
+            raise _damaged(segment, f"has sha256 {got[:12]}, expected {segment.sha256[:12]}")
+        self._verified.add(segment.path)
+
+    def sound(self, segment: Segment) -> None:
+        """Return if a segment is there, with the size and the footer it should have: quick. Raises LogError."""
+        try:
+            with self.store.open(self._name(segment)) as file:
+                size = file.seek(0, 2)
+                if size != segment.bytes:
+                    raise _damaged(segment, f"has {size} bytes, expected {segment.bytes}")
+                if footer_sha256(file, size) != segment.footer_sha256:
+                    raise _damaged(segment, "has another footer")
+        except FileNotFoundError:
+            raise _missing(segment) from None
+
+    def read(self, starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]) -> Iterator[Record]:
+        """Yield every record from `starts` to below `ends`, several partitions merged by timestamp.
+
+        Each partition comes in the order of its offsets. Raises LogError, naming the segment, if one is missing or
+        damaged, and if a range is not archived.
+        """
+        labels = {topic.name: label for label, topic in topics(self._settings.topics).items()}
+        parts = [
+            self._partition(labels[tp[0]], tp, start, ends[tp]) for tp, start in starts.items() if start < ends[tp]
+        ]
+        return heapq.merge(*parts, key=lambda record: record.timestamp_ms) if len(parts) > 1 else iter_of(parts)
+
+    def fetch(self, wanted: Iterable[Coordinates]) -> dict[Coordinates, Record]:
+        """Return the records at these coordinates. Raises LogError, naming those that are not there."""
+        labels = {topic.name: label for label, topic in topics(self._settings.topics).items()}
+        found: dict[Coordinates, Record] = {}
+        for at in sorted(set(wanted)):
+            segment = self._segment_of(labels[at.topic], at)
+            table, offsets = self._group_of(segment, at)
+            place = bisect.bisect_left(offsets, at.offset)
+            if place == len(offsets) or offsets[place] != at.offset:
+                raise LogError(f"{at}: nothing there; {segment.path} has no record of this offset")
+            (found[at],) = records_of(at.topic, at.partition, table.slice(place, 1))
+        return found
+
+    def _segment_of(self, label: str, at: Coordinates) -> Segment:
+        for segment in self.segments(label, at.partition):
+            if segment.first <= at.offset < segment.next and segment.records:
+                return segment
+        raise self._not_archived(label, at.partition, at.offset, at.offset + 1)
+
+    def _not_archived(self, label: str, partition: int, start: int, end: int) -> LogError:
+        manifest = self.manifest(label, partition)
+        held = "nothing" if manifest is None or not manifest.segments else f"{manifest.first} to {manifest.next - 1}"
+        return LogError(
+            f"{self.folder(label)}[{partition}]: offsets {start} to {end - 1} are wanted, and the archive in "
+            f"{self._settings.archive.store} holds {held} of this partition; run `streamward archive sync`, or ask for "
+            "what is there (`streamward archive list`)"
+        )
+
+    def _partition(self, label: str, tp: TopicPartition, start: int, end: int) -> Iterator[Record]:
+        manifest = self.manifest(label, tp[1])
+        if manifest is None or start < manifest.first or end > manifest.next:
+            raise self._not_archived(label, tp[1], start, end)
+        for segment in manifest.segments:
+            if segment.next <= start or segment.first >= end:
+                continue
+            for batch in self._batches(segment):
+                for record in records_of(*tp, batch):
+                    if start <= record.at.offset < end:
+                        yield record
+
+    def _batches(self, segment: Segment) -> Iterator[pa.RecordBatch]:
+        with self.opened(segment) as file:
+            yield from file.iter_batches(batch_size=MERGED_RECORDS, columns=RAW)
+
+    @contextlib.contextmanager
+    def opened(self, segment: Segment) -> Iterator[pq.ParquetFile]:
+        """Open a segment, whose sha256 is right, while the block runs. Raises LogError."""
+        self.check(segment)
+        with self.store.open(self._name(segment)) as source, pq.ParquetFile(source) as file:
+            yield file
+
+    def _group_of(self, segment: Segment, at: Coordinates) -> tuple[pa.Table, list[int]]:
+        """Return the row group that holds an offset, and the offsets in it; the last few stay in memory."""
+        with self.opened(segment) as file:
+            column = file.schema_arrow.names.index("_offset")
+            lasts = [
+                file.metadata.row_group(i).column(column).statistics.max for i in range(file.metadata.num_row_groups)
+            ]
+            number = min(bisect.bisect_left(lasts, at.offset), len(lasts) - 1)
+            key = (segment.path, number)
+            if key not in self._groups:
+                self._groups[key] = file.read_row_group(number, columns=RAW)
+                if len(self._groups) > KEPT_GROUPS:
+                    self._groups.popitem(last=False)
+        self._groups.move_to_end(key)
+        return self._groups[key], self._groups[key]["_offset"].to_pylist()
+
+    def _name(self, segment: Segment) -> str:
+        return f"{self.folder(segment.label, segment.partition)}/{segment.path.rsplit('/', 1)[-1]}"
+
+
+def iter_of(parts: list[Iterator[Record]]) -> Iterator[Record]:
+    """Yield what the parts hold, one after the other."""
+    for part in parts:
+        yield from part
+
+
+def records_of(topic: str, partition: int, batch: Any) -> Iterator[Record]:
+    """Yield the records of a piece of a segment, as they were in the log."""
+    offsets, times, keys, odd_keys, headers, payloads = (batch.column(name) for name in RAW)
+    rows = zip(
+        offsets.to_pylist(),
+        times.cast(pa.int64()).to_pylist(),
+        keys.cast(pa.binary()).to_pylist(),
+        odd_keys.to_pylist(),
+        headers.to_pylist(),
+        payloads.to_pylist(),
+        strict=True,
+    )
+    for offset, timestamp_ms, key, odd_key, pairs, payload in rows:
+        yield Record(
+            Coordinates(topic, partition, offset),
+            timestamp_ms,
+            key if odd_key is None else odd_key,
+            payload,
+            tuple((pair["name"], pair["value"]) for pair in pairs),
+        )
+
+
+def footer_sha256(file: Any, size: int) -> str:
+    """Return the sha256 of a Parquet file's footer."""
+    file.seek(max(0, size - FOOTER_BYTES))
+    end = file.read(FOOTER_BYTES)
+    length = int.from_bytes(end[:4], "little")
+    file.seek(max(0, size - FOOTER_BYTES - length))
+    return hashlib.sha256(file.read(length) + end).hexdigest()
+
+
+def _missing(segment: Segment) -> LogError:
+    return LogError(
+        f"{segment.path}: this segment is missing, and with it {segment.records} records of {segment.label}"
+        f"[{segment.partition}], offsets {segment.first} to {segment.next - 1}. Restore the file from a copy of the "
+        "archive; `streamward archive verify` names all that is wrong"
+    )
+
+
+def _damaged(segment: Segment, what: str) -> LogError:
+    return LogError(
+        f"{segment.path}: {what}: a byte was changed since it was written. It holds {segment.label}"
+        f"[{segment.partition}], offsets {segment.first} to {segment.next - 1}. Restore the file from a copy of the "
+        "archive; `streamward archive verify` names all that is wrong"
+    )
+
+
+# --- manifests --------------------------------------------------------------------------------------------------------
+
+_IN_FILE = tuple(name for name in Segment._fields if name not in ("label", "partition", "path"))
+
+
+def manifest_numbers(names: Iterable[str]) -> list[int]:
+    """Return the numbers of the manifests among these file names, in order."""
+    return sorted(int(name[:-5]) for name in names if name.endswith(".json") and name[:-5].isdigit())
+
+
+def manifest_bytes(manifest: Manifest) -> bytes:
+    """Return a manifest as it is written."""
+    body = {
+        "format": 1,
+        "number": manifest.number,
+        "partitions": manifest.partitions,
+        "first": manifest.first,
+        "next": manifest.next,
+        "segments": [
+            {"file": s.path.rsplit("/", 1)[-1], **{name: getattr(s, name) for name in _IN_FILE}}
+            for s in manifest.segments
+        ],
+    }
+    return (json.dumps({**body, "sha256": _body_sha256(body)}, indent=1) + "\n").encode()
+
+
+def _body_sha256(body: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+
+
+def _parsed(label: str, partition: int, store: Store, folder: str, name: str, data: bytes) -> Manifest:
+    try:
+        body = json.loads(data)
+        said = body.pop("sha256")
+        if body["format"] != 1:
+            raise LogError(f"{store.where(name)} has format {body['format']}, expected 1; update Streamward")
+        if said != _body_sha256(body):
+            raise ValueError(f"its sha256 is {_body_sha256(body)[:12]}, and it says {said[:12]}")
+        segments = tuple(
+            Segment(
+                label=label,
+                partition=partition,
+                path=store.where(f"{folder}/{entry['file']}"),
+                schema_ids=tuple(entry["schema_ids"]),
+                **{field: entry[field] for field in _IN_FILE if field != "schema_ids"},
+            )
+            for entry in body["segments"]
+        )
+        return Manifest(body["number"], body["partitions"], body["first"], segments)
+    except (ValueError, KeyError, TypeError, AttributeError) as exc:
+        raise LogError(
+            f"{store.where(name)}: not the manifest that was written here: {exc}. Restore it from a copy of the archive"
+        ) from exc

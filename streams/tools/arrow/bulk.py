@@ -1,0 +1,116 @@
+"""Read ranges of the log at the speed of librdkafka: records side by side, never one by one.
+
+    starts, ends ──► read ──► Rows of one topic, as many as are decoded at once ──► streams/tools/arrow/decode.py
+
+A Record for each message costs more than to decode it, and so does Python's garbage collector where it finds thousands
+of messages to look through: a few hundred are taken apart at a time. The rest is as in streams/kafka/reader.py: no
+group, no commit, no offset ever reset, and trouble is a LogError once the records before it were returned.
+
+Not covered: following. A caller that wants more asks for the next range.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from itertools import groupby
+from typing import Any
+
+import confluent_kafka as ck
+
+from streams.kafka.reader import Tail, consume
+from streams.kafka.record import POLL_S, TopicPartition, unreachable
+from streams.settings.load import Settings
+from streams.tools.arrow.decode import CHUNK_BYTES, CHUNK_RECORDS, Rows
+
+AT_A_TIME = 500
+"""Messages held at once: fewer than the 700 new objects that make Python look for garbage."""
+SILENCE_S = 60.0
+"""A broker that sends nothing for so long, while a range is not at its end, is given up."""
+
+
+def read(
+    settings: Settings,
+    starts: Mapping[TopicPartition, int],
+    ends: Mapping[TopicPartition, int],
+    *,
+    headers: bool = False,
+) -> Iterator[Rows]:
+    """Yield every record from `starts` to below `ends`, in pieces of one topic, each partition in order.
+
+    Headers are left out unless asked for. Raises LogError if a range is no longer there, or nothing comes for a minute.
+    """
+    waiting: dict[str, Rows] = {}
+    weights = {topic: 0 for topic, _ in starts}
+    with Bulk(settings, starts, ends=ends) as tail:
+        heard_at = time.monotonic()
+        while not tail.at_end():
+            for topic, messages in tail.poll_messages():
+                heard_at = time.monotonic()
+                rows = waiting.setdefault(topic, Rows(topic, [], [], [], [], [], []))
+                _append(rows, messages, headers)
+                weights[topic] += sum(map(len, messages))
+                if len(rows.payloads) >= CHUNK_RECORDS or weights[topic] >= CHUNK_BYTES:
+                    yield waiting.pop(topic)
+                    weights[topic] = 0
+            if time.monotonic() - heard_at > SILENCE_S:
+                where = f"nothing came for {SILENCE_S:g} s at {tail.position}, expected up to {dict(ends)}"
+                raise unreachable(settings.kafka, where)
+        yield from waiting.values()
+
+
+def _append(rows: Rows, messages: list[Any], headers: bool) -> None:
+    rows.partitions.extend(map(ck.Message.partition, messages))
+    rows.offsets.extend(map(ck.Message.offset, messages))
+    rows.timestamps.extend([message.timestamp()[1] for message in messages])
+    rows.keys.extend(map(ck.Message.key, messages))
+    rows.payloads.extend(map(ck.Message.value, messages))
+    if headers:
+        rows.headers.extend([tuple(message.headers() or ()) for message in messages])
+
+
+class Bulk(Tail):
+    """A Tail that returns librdkafka's own messages."""
+
+    @cached_property
+    def _topics(self) -> set[str]:
+        return {topic for topic, _ in self._position}
+
+    def poll_messages(self, count: int = AT_A_TIME, timeout_s: float = POLL_S) -> Iterator[tuple[str, list[Any]]]:
+        """Yield up to `count` messages below the bounds, in pieces of one topic. Raises as `poll`."""
+        self._raise_trouble()
+        messages = consume(self._consumer, count, timeout_s)
+        if any(map(ck.Message.error, messages)):
+            for message in messages:
+                if message.error() is not None:
+                    self._note(message)
+            messages = [message for message in messages if message.error() is None]
+        if not messages:
+            self._told([])
+        if len(self._topics) == 1:
+            found = [(topic, messages) for topic in self._topics]
+        else:
+            found = [(topic, list(each)) for topic, each in groupby(messages, ck.Message.topic)]
+        for topic, each in found:
+            if kept := self._below_the_bounds(topic, each):
+                yield topic, kept
+
+    def _below_the_bounds(self, topic: str, messages: list[Any]) -> list[Any]:
+        partitions = list(map(ck.Message.partition, messages))
+        # the last message of a partition says how far it was read, and whether any is beyond its bound
+        last = dict(zip(partitions, messages, strict=True))
+        beyond = {p for p, message in last.items() if self._is_beyond((topic, p), message.offset() + 1)}
+        if not beyond or self._ends is None:
+            return messages
+        ends = {partition: self._ends[topic, partition] for partition in beyond}
+        return [m for p, m in zip(partitions, messages, strict=True) if p not in beyond or m.offset() < ends[p]]
+
+    def _is_beyond(self, tp: TopicPartition, position: int) -> bool:
+        """Take note of a position, and return whether it is beyond the bound; then no more of it is asked for."""
+        self._position[tp] = position
+        if self._ends is None or position <= self._ends[tp]:
+            return False
+        self._position[tp] = self._ends[tp]
+        self._consumer.pause([ck.TopicPartition(*tp)])
+        return True

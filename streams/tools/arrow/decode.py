@@ -1,0 +1,344 @@
+"""Decode records in bulk, into Arrow.
+
+    records ──► by schema id ──► one Avro array of all of them ──► pyruhvro ──► the newest schema's columns ──► table
+                                          └─ not sound ──► halves, quarters, … ──► serde.decode, one by one ──► bad
+
+A row comes out exactly where `serde.decode` gives an event, with the same values; every other record is in `bad`, with
+the same reason and error. pyruhvro alone would promise less: it ignores bytes behind a body, wraps integers that are
+too wide, and takes any bytes for text. So the payloads of a chunk are read as the items of one array, each with a mark
+behind it, which is met only where a body is as long as its schema says; integers are read as 64 bits and must fit where
+they belong; texts are checked; and the rules of `schemas.events.problems` are looked at column by column
+(streams/tools/arrow/rules.py). What fails any of this is not judged here, only halved until few records are left, and
+those serde judges.
+
+Not covered: doing so for many. Where every second record is bad, all of them go the slow way.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
+from itertools import groupby, islice
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyruhvro
+
+from schemas import ids as numbering, serde, versions
+from schemas.events import Coordinates, Event
+from streams.kafka.record import Record
+from streams.tools.arrow import rules, types
+from streams.tools.arrow.types import TIME
+
+CHUNK_RECORDS = 8192
+"""Most records decoded at once."""
+CHUNK_BYTES = 32 * 1024 * 1024
+"""Most payload bytes decoded at once, unless one record is larger: Arrow's texts have 32-bit offsets."""
+FEW = 16
+"""Where something is wrong among so few records, each is judged by itself."""
+
+RECORD_FIELDS = [
+    pa.field("_partition", pa.int32()),
+    pa.field("_offset", pa.int64()),
+    pa.field("_timestamp", TIME),
+    pa.field("_key", pa.string()),
+    pa.field("_schema_id", pa.int32()),
+]
+"""What every table begins with: where a record lies, when it was recorded, its key, and what it was written with."""
+_FRAME_BYTES = 5
+
+
+def _varint(number: int) -> bytes:
+    """Return a number that is not negative as an Avro long."""
+    left, out = number << 1, bytearray()
+    while left > 127:
+        out.append(left & 127 | 128)
+        left >>= 7
+    return bytes([*out, left])
+
+
+_MARK = (1 << 61) + secrets.randbits(61)
+"""What stands behind each body of a chunk; nobody who writes records can know it."""
+_MARK_BYTES = _varint(_MARK)
+
+
+class Bad(NamedTuple):
+    """A record that is no event."""
+
+    at: Coordinates
+    reason: str
+    """As in serde.Poison: not_avro, unknown_schema, wrong_event, undecodable or contradictory."""
+    error: str
+
+
+class Decoded(NamedTuple):
+    """What a number of records hold."""
+
+    table: pa.Table
+    """One row per event, in the order of the records, in the columns of `arrow_schema`."""
+    bad: tuple[Bad, ...]
+
+
+class Rows(NamedTuple):
+    """Records of one topic side by side, as a bulk decoder wants them."""
+
+    topic: str
+    partitions: list[int]
+    offsets: list[int]
+    timestamps: list[int]
+    keys: list[bytes | None]
+    payloads: list[bytes | None]
+    headers: list[tuple[tuple[str, bytes | None], ...]]
+    """Empty if nobody asked for them."""
+
+    def at(self, row: int) -> Coordinates:
+        """Return where the record of a row lies."""
+        return Coordinates(self.topic, self.partitions[row], self.offsets[row])
+
+    def cut(self, first: int, end: int) -> Rows:
+        """Return the rows from `first` to below `end`."""
+        return Rows(self.topic, *(column[first:end] for column in self[1:]))  # type: ignore[arg-type]
+
+
+def decode(event: type[Event], records: Iterable[Record]) -> Decoded:
+    """Return the records as a table, and those that are no `event`. Never raises for what a record holds."""
+    parts = [decode_rows(event, rows) for rows in _chunks(records)]
+    tables = [part.table for part in parts] or [arrow_schema(event).empty_table()]
+    return Decoded(pa.concat_tables(tables), tuple(bad for part in parts for bad in part.bad))
+
+
+def decode_rows(event: type[Event], rows: Rows) -> Decoded:
+    """Return the same for records side by side. They are decoded at once: keep to CHUNK_RECORDS and CHUNK_BYTES."""
+    judged = judge(event, rows.payloads)
+    table = pa.table([*record_columns(rows, judged), *judged.fields(event)], schema=arrow_schema(event))
+    wrong = {i: Bad(rows.at(i), poison.reason, poison.error) for i, poison in sorted(judged.wrong.items())}
+    if wrong:
+        table = table.take(pa.array([i for i in range(len(rows.payloads)) if i not in wrong], pa.int64()))
+    return Decoded(table, tuple(wrong.values()))
+
+
+def arrow_schema(event: type[Event]) -> pa.Schema:
+    """Return the columns of an event's tables: RECORD_FIELDS, then its fields as in its newest Avro schema.
+
+    Everything may be null: in the archive, a row that is no event has no values.
+    """
+    return _table_schema(versions.files().newest(event))
+
+
+def record_columns(rows: Rows, judged: Judged) -> list[pa.Array]:
+    """Return the columns of RECORD_FIELDS."""
+    ids = judged.schema_ids
+    return [
+        pa.array(rows.partitions, pa.int32()),
+        pa.array(rows.offsets, pa.int64()),
+        pa.array(rows.timestamps, pa.int64()).cast(TIME),
+        texts(rows.keys),
+        pa.repeat(pa.scalar(ids[0], pa.int32()), len(rows.payloads)) if len(ids) == 1 else pa.array(ids, pa.int32()),
+    ]
+
+
+def texts(keys: list[bytes | None]) -> pa.Array:
+    """Return keys as text; what is no UTF-8 in them is replaced."""
+    try:
+        return pa.array(keys, pa.binary()).cast(pa.string())
+    except pa.ArrowInvalid:
+        return pa.array([None if key is None else key.decode(errors="replace") for key in keys], pa.string())
+
+
+def _chunks(records: Iterable[Record]) -> Iterator[Rows]:
+    coming = iter(records)
+    while some := list(islice(coming, CHUNK_RECORDS)):
+        for topic, found in groupby(some, key=_topic):
+            yield from _light_enough(side_by_side(topic, list(found)))
+
+
+def _topic(record: Record) -> str:
+    return record.at.topic
+
+
+def side_by_side(topic: str, records: Sequence[Record]) -> Rows:
+    """Return the records of one topic side by side."""
+    return Rows(
+        topic,
+        [record.at.partition for record in records],
+        [record.at.offset for record in records],
+        [record.timestamp_ms for record in records],
+        [record.key for record in records],
+        [record.payload for record in records],
+        [record.headers for record in records],
+    )
+
+
+def _light_enough(rows: Rows) -> Iterator[Rows]:
+    """Yield the rows in pieces of at most CHUNK_BYTES, unless one record is larger."""
+    size = sum(map(len, filter(None, rows.payloads)))
+    half = len(rows.payloads) // 2
+    if size <= CHUNK_BYTES or half == 0:
+        yield rows
+        return
+    yield from _light_enough(rows.cut(0, half))
+    yield from _light_enough(rows.cut(half, len(rows.payloads)))
+
+
+# --- what the payloads hold -------------------------------------------------------------------------------------------
+
+
+class Judged(NamedTuple):
+    """What a list of payloads holds, by the place in it."""
+
+    found: list[tuple[Sequence[int], pa.StructArray]]
+    """Pieces of the list, with their events."""
+    wrong: dict[int, serde.Poison]
+    schema_ids: list[int | None]
+    """Of each payload what it says it was written with, or one that holds for all."""
+
+    def fields(self, event: type[Event]) -> list[pa.Array]:
+        """Return the event's columns, of one row per payload; null where it holds no event."""
+        kind = _event_type(versions.files().newest(event))
+        gaps = pa.nulls(len(self.wrong), kind)
+        pieces = [events for _, events in self.found] + ([gaps] if self.wrong else [])
+        if not pieces:
+            return [pa.array([], field.type) for field in kind]
+        whole = pieces[0]
+        if len(pieces) > 1:
+            whole = pa.concat_arrays(pieces)
+            places = [place for which, _ in self.found for place in which] + list(self.wrong)
+            whole = whole.take(pc.sort_indices(pa.array(places, pa.int64())))
+        return list(whole.flatten())
+
+
+def judge(event: type[Event], payloads: list[bytes | None]) -> Judged:
+    """Return which of the payloads are events, as columns, and what is wrong with the others."""
+    first = _written_with(event, payloads[0][:_FRAME_BYTES] if payloads and payloads[0] else None)
+    events = None if first is None else _sound(event, first, payloads)
+    if first is not None and events is not None:  # all of one schema, and not one is odd
+        return Judged([(range(len(payloads)), events)], {}, [first.id])
+    heads = [payload and payload[:_FRAME_BYTES] for payload in payloads]
+    ids = {head: _schema_id(head) for head in set(heads)}
+    judged = Judged([], {}, [ids[head] for head in heads])
+    for head in ids:
+        which = [i for i, each in enumerate(heads) if each == head]
+        schema = _written_with(event, head)
+        if schema is None:
+            _one_by_one(event, which, payloads, judged)
+        else:
+            _halving(event, schema, which, payloads, judged)
+    return judged
+
+
+class _Written(NamedTuple):
+    """What payloads were written with."""
+
+    id: int
+    """In the frame."""
+    schema: versions.Schema
+
+
+def _written_with(event: type[Event], head: bytes | None) -> _Written | None:
+    """Return the schema of this event with which a payload of this beginning was written, if there is one."""
+    schema_id = _schema_id(head)
+    if schema_id is None:
+        return None
+    schema = numbering.current().schema_of(event.__name__, schema_id)
+    return _Written(schema_id, schema) if schema is not None and schema.event == event.__name__ else None
+
+
+def _schema_id(head: bytes | None) -> int | None:
+    """Return the schema id in the first bytes of a payload, or None if there is none that a schema could have."""
+    if head is None or len(head) < _FRAME_BYTES or head[0] != serde.MAGIC or head[1] > 127:
+        return None
+    return int.from_bytes(head[1:], "big")
+
+
+def _halving(
+    event: type[Event], schema: _Written, which: list[int], payloads: list[bytes | None], judged: Judged
+) -> None:
+    """Decode what is sound in the largest pieces there are, and the rest one by one."""
+    waiting = [which]
+    while waiting:
+        part = waiting.pop()
+        events = _sound(event, schema, [payloads[i] for i in part])
+        if events is not None:
+            judged.found.append((part, events))
+        elif len(part) > FEW:
+            half = len(part) // 2
+            waiting += [part[half:], part[:half]]
+        else:
+            _one_by_one(event, part, payloads, judged)
+
+
+def _one_by_one(event: type[Event], which: list[int], payloads: list[bytes | None], judged: Judged) -> None:
+    good, written = [], []
+    for i in which:
+        read = serde.decode(payloads[i], event)
+        if isinstance(read, serde.Poison):
+            judged.wrong[i] = read
+        else:
+            good.append(i)
+            written.append(serde.encode(read))  # as we write it, whatever the other writer's habits are
+    if good:
+        newest = versions.files().newest(event)
+        events = _read(event, _Written(numbering.current().id_of(newest), newest), written)
+        assert events is not None  # noqa: S101 - what we wrote ourselves can be read
+        judged.found.append((good, events))
+
+
+def _sound(event: type[Event], schema: _Written, payloads: Sequence[bytes | None]) -> pa.StructArray | None:
+    """Return the events in these payloads if every one certainly is an event, written with this schema; else None."""
+    events = _read(event, schema, payloads)
+    return events if events is not None and rules.hold(event, events) else None
+
+
+def _read(event: type[Event], written: _Written, payloads: Sequence[bytes | None]) -> pa.StructArray | None:
+    """Return the events in these payloads under the newest schema; None if anything about their bytes is odd."""
+    try:
+        first, *others = payloads
+        first = _varint(len(payloads)) + first  # type: ignore[operator]
+        whole = _MARK_BYTES.join([first, *others, b"\0"])  # type: ignore[list-item]
+        items = pyruhvro.deserialize_array([whole], _array_of(written.schema)).column(0).values
+        as_should_be = pc.and_(
+            pc.equal(items.field("id").view(pa.uint32()), int.from_bytes(written.id.to_bytes(4, "big"), "little")),
+            pc.and_(pc.equal(items.field("magic"), serde.MAGIC != 0), pc.equal(items.field("mark"), _MARK)),
+        )
+        if pc.all(as_should_be).as_py() is False:
+            return None
+        newest = versions.files().newest(event)
+        events = types.fitted(items.field("event"), _inlined(newest), _event_type(newest))
+        events.validate(full=True)  # pyruhvro does not look whether a text is UTF-8
+        return events
+    except (KeyboardInterrupt, SystemExit, MemoryError):
+        raise
+    except BaseException:  # a payload may be None; pyruhvro raises ValueError, and older versions no Exception at all
+        return None
+
+
+@cache
+def _array_of(schema: versions.Schema) -> str:
+    """Return the schema of an array of framed events, each with a mark behind it."""
+    fields = [
+        {"name": "magic", "type": "boolean"},
+        {"name": "id", "type": "float"},  # of four bytes, whichever they are
+        {"name": "event", "type": types.widened(schema.definition)},
+        {"name": "mark", "type": "long"},
+    ]
+    items = {"type": "array", "items": {"type": "record", "name": "Item", "fields": fields}}
+    chunk = {"type": "record", "name": "Chunk", "namespace": "streamward.bulk"}
+    return json.dumps({**chunk, "fields": [{"name": "items", "type": items}]})
+
+
+@cache
+def _table_schema(schema: versions.Schema) -> pa.Schema:
+    return pa.schema([*RECORD_FIELDS, *_event_type(schema)])
+
+
+@cache
+def _event_type(schema: versions.Schema) -> pa.StructType:
+    return types.arrow_type(_inlined(schema))
+
+
+@cache
+def _inlined(schema: versions.Schema) -> dict[str, Any]:
+    return types.inlined(schema.definition)

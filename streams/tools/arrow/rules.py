@@ -1,0 +1,148 @@
+"""Look at many events at once: could any of them break a rule?
+
+    columns of one event type ──► hold ──► True: every row keeps every rule of `schemas.serde.decode`
+                                       └─► False: perhaps not; serde judges them one by one
+
+These are the rules of `schemas.events.problems`, the values of a Literal, and that a number is finite, column by
+column. A doubt is cheap and may be wrong; certainty may not: what holds here is an event for serde, which a test asks
+about events that hypothesis made up without any rule.
+
+Not covered: saying what is wrong. Serde does.
+"""
+
+from __future__ import annotations
+
+import binascii
+import dataclasses
+import hashlib
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from schemas.avro_schema import Shape, shapes
+from schemas.events import MAX_GROUP_SIZE, MAX_REWARD, NAMESPACE, Event, Response, Reward, Task
+
+_GROUPS = ((0, 8), (8, 12), (12, 16), (16, 20), (20, 32))
+"""The digits of a UUID between its dashes."""
+_VARIANT = np.zeros(256, np.uint8)
+"""The hexadecimal digit whose two upper bits say RFC 9562, for each that SHA-1 may give."""
+_VARIANT[list(b"0123456789abcdef")] = list(b"89ab89ab89ab89ab")
+
+
+def hold(event: type[Event], events: pa.StructArray) -> bool:
+    """Return whether every row certainly keeps every rule."""
+    if not _record_holds(event, events):
+        return False
+    if event is Task:
+        return _tasks_hold(events)
+    if event is Response:
+        return _responses_hold(events)
+    return event is not Reward or _rewards_hold(events)
+
+
+# --- what a type says -------------------------------------------------------------------------------------------------
+
+
+def _record_holds(event: Any, events: pa.StructArray) -> bool:
+    return all(_holds(shape, events.field(name)) for name, shape in shapes(event).items())
+
+
+def _holds(shape: Shape, found: pa.Array) -> bool:
+    if shape.base is float:
+        return _all(pc.is_finite(found))
+    if shape.base is Literal:
+        return found.null_count == 0 and _all(pc.is_in(found, pa.array(shape.allowed)))
+    if shape.base is tuple and shape.item is not None:
+        return _holds(shape.item, found.flatten())
+    if shape.base is dict and shape.item is not None:
+        return _keys_differ(found) and _holds(shape.item, found.items)
+    return not dataclasses.is_dataclass(shape.base) or _record_holds(shape.base, found)
+
+
+def _all(found: pa.Array) -> bool:
+    """Return whether no row says False; a null says nothing."""
+    return pc.all(found).as_py() is not False
+
+
+def _keys_differ(found: pa.MapArray) -> bool:
+    """Return whether no map has a key twice, which Avro would allow."""
+    sizes = np.diff(found.offsets)
+    if sizes.max(initial=0) < 2:
+        return True
+    keys = found.keys.dictionary_encode()
+    rows = np.repeat(np.arange(len(sizes)), sizes)
+    codes = keys.indices.to_numpy(zero_copy_only=False)
+    return len(np.unique(rows * len(keys.dictionary) + codes)) == len(codes)
+
+
+# --- rules between fields ---------------------------------------------------------------------------------------------
+
+
+def _tasks_hold(tasks: pa.StructArray) -> bool:
+    size, sources = tasks.field("group_size"), tasks.field("reward_sources")
+    named = pc.list_value_length(sources)
+    sampling = tasks.field("sampling")
+    rules = (
+        pc.and_(pc.greater_equal(size, 1), pc.less_equal(size, MAX_GROUP_SIZE)),
+        pc.greater(pc.list_value_length(tasks.field("messages")), 0),
+        pc.or_(pc.greater(named, 0), pc.equal(tasks.field("purpose"), "serve")),
+        pc.less_equal(pc.abs(sources.flatten().field("weight")), MAX_REWARD),
+        pc.greater_equal(sampling.field("max_tokens"), 1),
+        pc.greater_equal(sampling.field("temperature"), 0),
+        pc.and_(pc.greater(sampling.field("top_p"), 0), pc.less_equal(sampling.field("top_p"), 1)),
+    )
+    if not all(map(_all, rules)):
+        return False
+    several = sources.filter(pc.greater(named, 1)).to_pylist()
+    return all(len({source["name"] for source in each}) == len(each) for each in several)
+
+
+def _responses_hold(responses: pa.StructArray) -> bool:
+    slot, error = responses.field("slot"), responses.field("error")
+    tokens = pc.list_value_length(responses.field("completion_token_ids"))
+    rules = (
+        pc.and_(pc.greater_equal(slot, 0), pc.less(slot, responses.field("group_size"))),
+        pc.equal(pc.equal(responses.field("finish_reason"), "error"), error.is_valid()),
+        pc.equal(tokens, pc.list_value_length(responses.field("logprobs"))),
+        pc.equal(tokens, pc.list_value_length(responses.field("loss_mask"))),
+    )
+    return all(map(_all, rules)) and _derived(
+        responses.field("response_id"), responses.field("sampling_id"), slot.cast(pa.string())
+    )
+
+
+def _rewards_hold(rewards: pa.StructArray) -> bool:
+    value = rewards.field("value")
+    rules = (
+        pc.xor(value.is_valid(), rewards.field("error").is_valid()),
+        pc.less_equal(pc.abs(value), MAX_REWARD),
+    )
+    return all(map(_all, rules)) and _derived(
+        rewards.field("reward_id"), rewards.field("response_id"), rewards.field("source")
+    )
+
+
+def _derived(ids: pa.Array, *parts: pa.Array) -> bool:
+    """Return whether each id is `schemas.events.derive_id` of its parts: SHA-1 one by one, and the rest at once."""
+    if len(ids) == 0:
+        return True
+    if ids.null_count or not _all(pc.equal(pc.binary_length(ids), 36)):
+        return False
+    names = pc.binary_join_element_wise(*parts, "\x1f").cast(pa.binary()).to_pylist()
+    begun, digests = hashlib.sha1(NAMESPACE.bytes, usedforsecurity=False), []
+    for name in names:
+        sha1 = begun.copy()  # for a third less than to begin anew
+        sha1.update(name)
+        digests.append(sha1.digest())
+    digits = np.frombuffer(binascii.hexlify(b"".join(digests)), np.uint8).reshape(-1, 40).copy()
+    digits[:, 12] = ord("5")  # the version, and the variant of RFC 9562
+    digits[:, 16] = _VARIANT[digits[:, 16]]
+    expected = np.full((len(ids), 36), ord("-"), np.uint8)
+    for dashes, (first, end) in enumerate(_GROUPS):
+        expected[:, first + dashes : end + dashes] = digits[:, first:end]
+    _, offsets, data = ids.buffers()  # of a column of texts: where each begins, and all of them in one
+    begin = int(np.frombuffer(offsets, np.int32)[ids.offset])
+    found = np.frombuffer(data, np.uint8, expected.size, begin)
+    return np.array_equal(found, expected.reshape(-1))

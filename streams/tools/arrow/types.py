@@ -1,0 +1,112 @@
+"""Avro schemas as Arrow types, and columns of an older version as those of the newest.
+
+    Avro record ──► arrow_type ──► struct, list, map, timestamp[ms, UTC], …
+    columns of version n ──► fitted ──► fields in the order of the newest, its new ones with their default
+                        └─ an integer that does not fit: ArrowInvalid
+
+Not covered: fields that were retyped. `schemas.versions.check` lets no such version in: a change has to read both ways,
+so all it can do is to add a field with a default, or take one away.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+
+TIME = pa.timestamp("ms", tz="UTC")
+_PRIMITIVES = {
+    "string": pa.string(),
+    "long": pa.int64(),
+    "int": pa.int32(),
+    "float": pa.float32(),
+    "double": pa.float64(),
+    "boolean": pa.bool_(),
+}
+
+
+def inlined(definition: dict[str, Any]) -> dict[str, Any]:
+    """Return the record with each nested record spelt out wherever it is named."""
+    known: dict[str, Any] = {}
+
+    def spell(node: Any) -> Any:
+        if isinstance(node, str):
+            return known.get(node, node)
+        if isinstance(node, list):
+            return [spell(each) for each in node]
+        spelt = dict(node)
+        if node["type"] == "record":
+            spelt["fields"] = [{**field, "type": spell(field["type"])} for field in node["fields"]]
+            known[f"{node.get('namespace', definition.get('namespace'))}.{node['name']}"] = spelt
+        for inner in ("items", "values"):
+            if inner in node:
+                spelt[inner] = spell(node[inner])
+        return spelt
+
+    whole: dict[str, Any] = spell(definition)
+    return whole
+
+
+def widened(node: Any) -> Any:
+    """Return a schema whose ints are longs: the bytes are the same, and what needs more than 32 bits is seen."""
+    if isinstance(node, dict):
+        return {
+            key: widened(value) if key in ("type", "items", "values", "fields") else value
+            for key, value in node.items()
+        }
+    if isinstance(node, list):
+        return [widened(each) for each in node]
+    return "long" if node == "int" else node
+
+
+def arrow_type(node: Any) -> pa.DataType:
+    """Return the Arrow type of a node of an inlined schema. Everything may be null."""
+    if isinstance(node, list):
+        (inner,) = (each for each in node if each != "null")
+        return arrow_type(inner)
+    if isinstance(node, str):
+        return _PRIMITIVES[node]
+    match node["type"]:
+        case "record":
+            return pa.struct([pa.field(field["name"], arrow_type(field["type"])) for field in node["fields"]])
+        case "array":
+            return pa.list_(arrow_type(node["items"]))
+        case "map":
+            return pa.map_(pa.string(), arrow_type(node["values"]))
+    return TIME if node.get("logicalType") == "timestamp-millis" else _PRIMITIVES[node["type"]]
+
+
+def fitted(found: pa.Array, node: Any, wanted: pa.DataType) -> pa.Array:
+    """Return decoded columns as a node of the newest inlined schema has them, whose Arrow type is `wanted`.
+
+    Raises ArrowInvalid if one cannot be.
+    """
+    if isinstance(node, list):
+        (node,) = (each for each in node if each != "null")
+    kind = node if isinstance(node, str) else node["type"]
+    mask = found.is_null() if found.null_count else None
+    if kind == "record":
+        there, fields = {field.name for field in found.type}, list(wanted)
+        columns = [
+            fitted(found.field(into.name), field["type"], into.type)
+            if into.name in there
+            else _default(field["default"], into.type, len(found))
+            for field, into in zip(node["fields"], fields, strict=True)
+        ]
+        return pa.StructArray.from_arrays(columns, fields=fields, mask=mask)
+    if kind == "array":
+        items = fitted(found.values, node["items"], wanted.value_type)
+        return pa.ListArray.from_arrays(found.offsets, items, mask=mask)
+    if kind == "map":
+        items = fitted(found.items, node["values"], wanted.item_type)
+        return pa.MapArray.from_arrays(found.offsets, found.keys, items, mask=mask)
+    return found if found.type == wanted else found.cast(wanted)
+
+
+def _default(default: Any, kind: pa.DataType, count: int) -> pa.Array:
+    """Return a new field's default, `count` times, for rows that were written before there was one."""
+    if default is None:
+        return pa.nulls(count, kind)
+    if pa.types.is_map(kind):
+        default = list(default.items())
+    return pa.array([default], kind).take(pa.array([0] * count, pa.int64()))

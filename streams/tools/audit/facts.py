@@ -1,0 +1,295 @@
+"""The words of the audit: what it keeps of a record, how far it looks, and what it finds.
+
+    Record ──► a fact: ids, coordinates, numbers and digests, never texts        (streams/tools/audit/records.py)
+    commits, begins, ends ──► Reach: how far each stage has come, and how much of the log was read
+    facts, Reach ──► Finding: a record by its coordinates, and one sentence
+
+Two digests a record: `mark` over its very bytes tells copies, `content` over what it says tells repetitions, which a
+stage may write at another time. Digests have 64 bits, so of a million records two agree by chance once in 10^7 logs.
+
+Not covered: what the facts mean together. That is `streams/tools/audit/tasks.py` and `streams/tools/audit/policies.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from schemas.events import Coordinates
+from streams.kafka.record import TopicPartition
+from streams.kafka.topics import topics
+from streams.settings.load import Settings
+
+Components = tuple[tuple[str, float], ...]
+
+
+class TaskFact(NamedTuple):
+    """A task as it lies in the log."""
+
+    at: Coordinates
+    ms: int
+    mark: int
+    content: int
+    policy: str
+    purpose: str
+    scenario: str
+    tenant: str | None
+    group_size: int
+    pinned: int | None
+    deadline_at: int | None
+    sources: tuple[tuple[str, float], ...]
+    traceparent: str | None
+    metadata: Mapping[str, str]
+
+
+class ResponseFact(NamedTuple):
+    """A response: who gave it, and digests of what it shares with its siblings and of its own tokens."""
+
+    at: Coordinates
+    ms: int
+    mark: int
+    content: int
+    response_id: str
+    sampling_id: str
+    slot: int
+    group_size: int
+    policy: str
+    version: int
+    began_ms: int
+    """When its sampling began, by the clock of who gave it."""
+    failed: bool
+    finish_reason: str
+    shared: int
+    """Base model, tokenizer, temperature, top_p and prompt; 0 for a failed slot."""
+    head: int
+    """As `shared`, with the whole of `sampling`."""
+    tokens: int
+    """Completion tokens, logprobs and mask."""
+
+
+class RewardFact(NamedTuple):
+    """One source's verdict on one response."""
+
+    at: Coordinates
+    ms: int
+    mark: int
+    response_id: str
+    source: str
+    policy: str
+    value: float | None
+    components: Components
+
+    @property
+    def content(self) -> tuple[float | None, Components]:
+        """What counts of it: a score given again has another time and the same content."""
+        return self.value, self.components
+
+
+class ControlFact(NamedTuple):
+    """An expire or evict."""
+
+    at: Coordinates
+    ms: int
+    kind: str
+
+
+class MemberFact(NamedTuple):
+    """A response as its group repeats it."""
+
+    slot: int
+    response_id: str
+    partition: int
+    offset: int
+    finish_reason: str
+    reward: float
+    advantage: float
+    components: Components
+    tokens: int
+
+
+class GroupFact(NamedTuple):
+    """A group."""
+
+    at: Coordinates
+    mark: int
+    group_id: str
+    task_id: str
+    created_at: int
+    about: tuple[str, str, str, str | None, int, str | None]
+    """Policy, purpose, scenario, tenant, group size, trace: what it must have from its task."""
+    metadata: Mapping[str, str]
+    sampling_id: str | None
+    version: int
+    complete: bool
+    dropped_reason: str | None
+    formula: str
+    formula_version: int
+    eps: float
+    ddof: int
+    mean: float
+    std: float
+    head: int
+    members: tuple[MemberFact, ...]
+    left_out: tuple[tuple[int, str | None, str], ...]
+    loss_tokens: int
+
+    @property
+    def policy(self) -> str:
+        """Whose it is."""
+        return self.about[0]
+
+    @property
+    def is_train(self) -> bool:
+        """Whether it is meant for a batch."""
+        return self.about[1] == "train"
+
+    @property
+    def is_flat(self) -> bool:
+        """Whether it teaches nothing."""
+        return all(member.advantage == 0 for member in self.members)
+
+
+class BatchFact(NamedTuple):
+    """A batch."""
+
+    at: Coordinates
+    mark: int
+    batch_id: str
+    sequence: int
+    created_at: int
+    max_policy_lag: int
+    counted: tuple[int, int, int]
+    """Groups, responses, loss tokens, as it says."""
+    partition: int
+    offsets: tuple[int, ...]
+    lags: Mapping[int, int]
+    dropped: tuple[tuple[str, int, str], ...]
+    """Group id, offset, reason."""
+    unnamed: int
+
+
+class AdapterFact(NamedTuple):
+    """An adapter event."""
+
+    at: Coordinates
+    ms: int
+    mark: int
+    event_id: str
+    version: int
+    kind: str
+    expected: int | None
+    share: float | None
+    parent: int | None
+    batches: tuple[int | None, int | None]
+    files: int
+
+
+class LetterFact(NamedTuple):
+    """A dead letter: which record it is about, and a digest of that record as the letter has it."""
+
+    at: Coordinates
+    mark: int
+    stage: str
+    reason: str
+    source: Coordinates
+    source_mark: int
+    has_own_id: bool
+
+
+class Unusable(NamedTuple):
+    """A record that no stage can use as it is."""
+
+    at: Coordinates
+    reason: str
+
+
+Fact = TaskFact | ResponseFact | RewardFact | ControlFact | GroupFact | BatchFact | AdapterFact | LetterFact | Unusable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reach:
+    """How far each stage has come, and what was read. Commits must be older than ends, and ends of causes the newest.
+
+    Then what stands below a commit has its effects below the ends, and every effect that was read has its cause.
+    """
+
+    committed: Mapping[tuple[str, str, int], int] = field(default_factory=dict)
+    """Consumer group without prefix, topic, partition: the next offset it reads."""
+    begins: Mapping[TopicPartition, int] = field(default_factory=dict)
+    """First offset that was read; 0 where not named."""
+    ends: Mapping[TopicPartition, int] = field(default_factory=dict)
+    """Offset behind the last that was read; where not named, behind the last record."""
+    retained: frozenset[TopicPartition] = frozenset()
+    """Partitions whose head retention has cut off."""
+    since_ms: int | None = None
+    """Only tasks recorded from here on are recounted, ms since the epoch."""
+    now_ms: int = 0
+    """When the commits were read: a task whose deadline is over by then may have been passed over."""
+    settled: bool = False
+    """Nothing is in flight: whoever should have worked has."""
+
+    def passed(self, group: str, at: Coordinates) -> bool:
+        """Return whether `group` is done with the record at `at`."""
+        return self.settled or at.offset < self.committed.get((group, at.topic, at.partition), 0)
+
+    def cut(self, topic: str, partition: int) -> bool:
+        """Return whether there are, or were, records before the first that was read."""
+        return self.begins.get((topic, partition), 0) > 0
+
+
+# --- what is found ----------------------------------------------------------------------------------------------------
+
+Category = Literal["lost", "doubled", "phantom", "contradictory", "late", "superseded", "out_of_order", "repeated"]
+
+
+class Finding(NamedTuple):
+    """One record that is not what it should be."""
+
+    category: Category
+    at: Coordinates
+    what: str
+    accounted: bool = False
+    """Nothing is wrong with the log: its dead letter is there, or a repetition changed nothing."""
+
+
+RECORDED_LAG = "policy_lag"
+"""Where a group that another line of adapters sampled says how many versions ago."""
+
+
+class View:
+    """What the recounts look up beside their own facts."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        reach: Reach,
+        letters: Mapping[Coordinates, list[LetterFact]],
+        exists: Callable[[Coordinates], bool],
+    ) -> None:
+        self.settings, self.reach, self.exists = settings, reach, exists
+        self.names = {label: topic.name for label, topic in topics(settings.topics).items()}
+        self._letters = letters
+
+    def lettered(self, at: Coordinates, *stages: str) -> bool:
+        """Return whether one of these stages, or any if none is named, wrote a dead letter about the record at `at`."""
+        return any(letter.stage in (stages or (letter.stage,)) for letter in self._letters.get(at, ()))
+
+    def reason(self, at: Coordinates, stage: str) -> str | None:
+        """Return the reason in this stage's letter about the record at `at`."""
+        return next((letter.reason for letter in self._letters.get(at, ()) if letter.stage == stage), None)
+
+    def lag(self, group: GroupFact, sequence: int) -> int:
+        """Return how many versions before batch `sequence` this group was sampled; below 0 if that cannot be."""
+        if not self.settings.trainer.off_policy:
+            return sequence - group.version
+        recorded = group.metadata.get(RECORDED_LAG, "")
+        return int(recorded) if recorded.isdecimal() else -1
+
+    def gone(self, label: str, partition: int, offset: int) -> bool:
+        """Return whether this record lies before the first that was read."""
+        return offset < self.reach.begins.get((self.names[label], partition), 0)
+
+    def never(self, label: str, partition: int, offset: int) -> bool:
+        """Return whether this record lies behind the end: it is no record that was lost, there never was one."""
+        return offset >= self.reach.ends.get((self.names[label], partition), 0)

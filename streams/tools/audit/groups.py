@@ -1,0 +1,291 @@
+"""Recount one group: does it say of its task, its responses and its rewards what they say themselves?
+
+    group, task, the sampling it names, rewards ──► slot by slot, then mean, spread and advantages ──► Findings
+
+A group is whole, or was closed by an `expire` record; in the second case the log does not say what was read before
+that, but what came after has a dead letter. The numbers are computed here once more, with plain sums, and may differ
+by TOLERANCE of the largest reward.
+
+Not covered: `partial` and `min_group`. A group that was dropped under other settings is no error.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from schemas.events import Coordinates, derive_id
+from streams.tools.audit.facts import (
+    RECORDED_LAG,
+    Finding,
+    GroupFact,
+    MemberFact,
+    ResponseFact,
+    RewardFact,
+    TaskFact,
+    View,
+)
+
+TOLERANCE = 1e-9
+EQUAL = 1e-12
+"""Rewards this close, relative to the largest (absolute below 1), count as equal, and then nobody has an advantage."""
+
+Slots = dict[int, ResponseFact]
+"""The responses of one sampling that may enter, by slot."""
+
+
+def check_group(
+    group: GroupFact,
+    task: TaskFact,
+    chosen: Slots,
+    verdicts: Mapping[tuple[str, str], RewardFact],
+    winner: str | None,
+    expires: bool,
+    closed: bool,
+    due: Callable[[Coordinates], bool],
+    view: View,
+) -> Iterator[Finding]:
+    """Yield what is wrong with `group`.
+
+    `winner` is the sampling that was whole first, `expires` whether there is a control record that closes the group,
+    `closed` whether the join is done with the record at which it left, `due` whether it is done with a given one.
+    """
+    yield from _about(group, task, winner, expires, view)
+    check = _Check(group, task, chosen, verdicts, closed, due, view)
+    yield from check.slots()
+    yield from check.numbers()
+
+
+def _about(group: GroupFact, task: TaskFact, winner: str | None, expires: bool, view: View) -> Iterator[Finding]:
+    expected = (task.policy, task.purpose, task.scenario, task.tenant, task.group_size, task.traceparent)
+    if group.about != expected:
+        yield _wrong(group, f"it says {group.about} of its task {task.at}, which says {expected}")
+    pinned = {} if task.pinned is None else {"pinned_version": str(task.pinned)}
+    own = dict(group.metadata)
+    if view.settings.trainer.off_policy:
+        own.pop(RECORDED_LAG, None)  # what this log cannot tell: its versions are not those that sampled
+    if own != {**task.metadata, **pinned}:
+        yield _wrong(group, f"its metadata are not those of its task {task.at}")
+    if group.group_id != derive_id(group.task_id, "group", group.formula_version):
+        yield _wrong(group, "its group_id is not that of its task")
+    if group.complete and group.sampling_id != winner:
+        yield _wrong(group, f"it is made of sampling {group.sampling_id}, but {winner} was whole first")
+    if not group.complete and not expires and not view.reach.cut(view.names["group-control"], task.at.partition):
+        yield _wrong(group, "it is not complete, and no control record closed it")
+
+
+class _Check:
+    """One group against the sampling it names."""
+
+    def __init__(
+        self,
+        group: GroupFact,
+        task: TaskFact,
+        chosen: Slots,
+        verdicts: Mapping[tuple[str, str], RewardFact],
+        closed: bool,
+        due: Callable[[Coordinates], bool],
+        view: View,
+    ) -> None:
+        self._group, self._task, self._chosen, self._verdicts = group, task, chosen, verdicts
+        self._closed, self._due, self._view = closed, due, view
+        self._rewards: list[float] = []
+        """Of every slot that was scored, in slot order; of a dropped group, too."""
+        self._stamps = [task.ms]
+        self._is_whole = True
+        self._is_sure = True
+        """Whether the log tells all that was read before the group left."""
+        self._is_broken = False
+
+    def slots(self) -> Iterator[Finding]:
+        """Yield what is wrong with each slot."""
+        group = self._group
+        members = {member.slot: member for member in group.members}
+        left_out = {slot: (response_id, reason) for slot, response_id, reason in group.left_out}
+        named = sorted([*(one.slot for one in group.members), *(slot for slot, _, _ in group.left_out)])
+        if named != list(range(self._task.group_size)):
+            yield _wrong(group, f"it names the slots {named}, expected each of {self._task.group_size} once")
+            self._is_broken = True
+            return
+        if group.dropped_reason is not None and members:
+            yield _wrong(group, f"it was dropped as {group.dropped_reason}, and has responses")
+        if [member.slot for member in group.members] != sorted(members):
+            yield Finding("out_of_order", group.at, "its responses do not stand in slot order")
+        for slot in range(self._task.group_size):
+            response = self._chosen.get(slot)
+            if response is not None and slot in left_out and left_out[slot][1] != "unanswered":
+                self._stamps.append(response.ms)
+            if slot in members:
+                yield from self._member(members[slot], response)
+            else:
+                yield from self._left_out(slot, *left_out[slot], response)
+        if group.complete and not self._is_whole:
+            yield _wrong(group, "it is called complete, and a slot has no answer or no verdict")
+        if not group.complete and self._is_whole:
+            yield _wrong(group, "it is not called complete, and every slot has its answer and verdicts")
+        yield from self._heads()
+
+    def _member(self, member: MemberFact, response: ResponseFact | None) -> Iterator[Finding]:
+        group, view = self._group, self._view
+        at = Coordinates(view.names["responses"], member.partition, member.offset)
+        self._rewards.append(member.reward)
+        if not view.exists(at):
+            self._is_sure = False
+            if view.never("responses", member.partition, member.offset):
+                yield Finding(
+                    "phantom", group.at, f"slot {member.slot} is said to lie at {at}, where the topic has ended"
+                )
+            elif not view.gone("responses", member.partition, member.offset):
+                yield Finding("lost", at, f"slot {member.slot} of {group.at} lies there, and nothing does")
+            return
+        if response is None or (response.at, response.response_id) != (at, member.response_id):
+            is_at = "no such answer" if response is None else f"the answer that counts at {response.at}"
+            yield _wrong(group, f"slot {member.slot} is {member.response_id} at {at}; the log has {is_at}")
+            return
+        self._stamps.append(response.ms)
+        if response.failed or response.tokens != member.tokens or response.finish_reason != member.finish_reason:
+            yield _wrong(group, f"slot {member.slot} has other tokens, logprobs, mask or ending than {at}")
+        yield from self._score(member, response)
+
+    def _score(self, member: MemberFact, response: ResponseFact) -> Iterator[Finding]:
+        """Compare what the group says of one response's rewards with the rewards."""
+        said, expected = dict(member.components), dict[str, float]()
+        total: list[float] = []
+        whole = True
+        for source, weight in self._task.sources:
+            reward = self._verdicts.get((response.response_id, source))
+            if reward is None or reward.value is None:
+                whole = False
+                yield Finding(
+                    "lost", response.at, f"{self._group.at} counts a reward of {source!r} for it that is not in the log"
+                )
+                continue
+            self._stamps.append(reward.ms)
+            own = {source: reward.value} | {f"{source}.{part}": value for part, value in reward.components}
+            if any(said.get(name) != value for name, value in own.items()):
+                yield Finding("contradictory", reward.at, f"it says {own}, and {self._group.at} says {said}")
+            expected |= own
+            total.append(weight * reward.value)
+        if not whole:
+            return
+        if said.keys() != expected.keys():
+            yield _wrong(self._group, f"slot {member.slot} has components {sorted(said)}, expected {sorted(expected)}")
+        scale = max(map(abs, total), default=0.0)
+        if said == expected and not _near(member.reward, sum(total), scale):
+            yield _wrong(self._group, f"slot {member.slot} has reward {member.reward}, expected {sum(total)}")
+
+    def _left_out(
+        self, slot: int, response_id: str | None, reason: str, response: ResponseFact | None
+    ) -> Iterator[Finding]:
+        group = self._group
+        if reason == "unanswered":
+            self._is_whole = False
+            if response is not None:
+                self._is_sure = False
+                yield from self._came_later(response, slot)
+            return
+        if response is None or response.response_id != response_id:
+            yield _wrong(group, f"slot {slot} is left out as {reason}, and the log has no answer {response_id} to it")
+            return
+        if reason == "response_failed" or response.failed:
+            if not response.failed or reason != "response_failed":
+                yield _wrong(group, f"slot {slot} is left out as {reason}, but {response.at} did not so end")
+            return
+        rewards = [self._verdicts.get((response.response_id, source)) for source, _ in self._task.sources]
+        found = [reward for reward in rewards if reward is not None]
+        self._stamps += [reward.ms for reward in found]
+        if reason == "unscored":
+            self._is_whole = self._is_sure = False
+            if len(found) == len(rewards) and not any(self._view.lettered(one.at, "advantages") for one in found):
+                yield from self._came_later(max(found, key=lambda reward: reward.at.offset, default=response), slot)
+        elif len(found) < len(rewards):
+            self._is_whole = self._is_sure = False
+            yield Finding("lost", response.at, f"{group.at} says {reason} of it, and a reward of it is not in the log")
+        else:
+            yield from self._not_a_member(slot, reason, response, [reward.value for reward in found])
+
+    def _not_a_member(
+        self, slot: int, reason: str, response: ResponseFact, values: Sequence[float | None]
+    ) -> Iterator[Finding]:
+        """Check why a slot that has every verdict is left out: a score failed, or the whole group was dropped."""
+        expected = "score_failed" if None in values else self._group.dropped_reason
+        if reason != expected:
+            yield _wrong(
+                self._group, f"slot {slot} is left out as {reason}, and its rewards at {response.at} are {values}"
+            )
+        elif None not in values:
+            weights = [weight for _, weight in self._task.sources]
+            self._rewards.append(sum(weight * (value or 0.0) for weight, value in zip(weights, values, strict=True)))
+
+    def _came_later(self, fact: ResponseFact | RewardFact, slot: int) -> Iterator[Finding]:
+        """Account for what is in the log and not in the group: it was read when the group had left."""
+        what = f"{self._group.at} left without it in slot {slot}"
+        if self._view.lettered(fact.at, "advantages"):
+            yield Finding("late", fact.at, what, accounted=True)
+        elif self._closed and self._due(fact.at):
+            yield Finding("late", fact.at, f"{what}; it has no dead letter")
+
+    def _heads(self) -> Iterator[Finding]:
+        group, answers = self._group, self._chosen.values()
+        if group.sampling_id is None:
+            if group.version != -1 or group.dropped_reason != "unanswered":
+                yield _wrong(group, "it is made of no sampling, so its version is -1 and its fate unanswered")
+            return
+        if not answers:
+            topic = self._view.names["responses"]
+            if not self._view.reach.cut(topic, self._task.at.partition):
+                yield Finding("phantom", group.at, f"sampling {group.sampling_id} has no answer in the log")
+            return
+        if {response.version for response in answers} != {group.version}:
+            yield _wrong(group, f"it says version {group.version}, and its responses do not")
+        first = self._chosen.get(group.members[0].slot) if group.members else None
+        if first is not None and first.head != group.head:
+            yield _wrong(group, f"its prompt, sampling, model or tokenizer are not those of {first.at}")
+
+    def numbers(self) -> Iterator[Finding]:
+        """Yield what is wrong with time, mean, spread and advantages."""
+        group, rewards = self._group, self._rewards
+        if self._is_broken:
+            return
+        if self._is_sure and (group.complete or self._closed) and group.created_at != max(self._stamps):
+            yield _wrong(
+                group, f"created_at is {group.created_at}, but the newest it is made of is {max(self._stamps)}"
+            )
+        if group.dropped_reason is None and not rewards and self._task.sources:
+            yield _wrong(group, "it has no responses, and no reason why")
+        mean, std, expected = expected_numbers(group.formula, rewards, group.eps, group.ddof)
+        scale = max(map(abs, rewards), default=0.0)
+        if not _near(group.mean, mean, scale) or not _near(group.std, std, scale):
+            yield _wrong(group, f"mean and std are {group.mean} and {group.std}, expected {mean} and {std}")
+        for member, value in zip(group.members, expected, strict=False):
+            # what is rounded in a reward grows as advantages do
+            grown = scale / (std + group.eps) if group.formula == "grpo" and std + group.eps else scale
+            if not _near(member.advantage, value, grown):
+                yield _wrong(group, f"slot {member.slot} has advantage {member.advantage}, expected {value}")
+
+
+def expected_numbers(formula: str, rewards: Sequence[float], eps: float, ddof: int) -> tuple[float, float, list[float]]:
+    """Return mean, standard deviation and advantages of these rewards.
+
+    With d = r - mean: grpo d / (std + eps), arXiv:2402.03300; dr_grpo and batch_std d, arXiv:2503.20783; rloo
+    d n / (n - 1), which is the distance to the mean of the others, arXiv:2402.14740. All-equal rewards give zeros.
+    """
+    n = len(rewards)
+    if not n:
+        return 0.0, 0.0, []
+    mean = sum(rewards) / n
+    distances = [reward - mean for reward in rewards]
+    std = math.hypot(*distances) / math.sqrt(n - ddof) if n > ddof else 0.0
+    if max(rewards) - min(rewards) <= EQUAL * max(1.0, *map(abs, rewards)):
+        return mean, std, [0.0] * n
+    if formula == "grpo":
+        return mean, std, [distance / (std + eps) for distance in distances]
+    return mean, std, [distance * n / (n - 1) for distance in distances] if formula == "rloo" else distances
+
+
+def _near(got: float, expected: float, scale: float) -> bool:
+    return abs(got - expected) <= TOLERANCE * max(1e-3, abs(expected), scale)
+
+
+def _wrong(group: GroupFact, what: str) -> Finding:
+    return Finding("contradictory", group.at, what)

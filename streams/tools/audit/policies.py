@@ -1,0 +1,290 @@
+"""Recount one policy: which groups were trained on, which were dropped, and what each version was made of.
+
+    groups in order ──► in exactly one batch, or named dropped ──► batches 0, 1, 2, … ──► versions 1, 2, 3, …
+
+Batch s turns version s into s + 1. Up to the last group of the last batch, every train group has its place; behind it
+is the window of the next one, which waits until it is full.
+
+Not covered: why a group of equal rewards stayed in a batch or left it; the setting that decides is not in the log.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
+
+from schemas.events import Coordinates, derive_id
+from streams.kafka.record import partition_of
+from streams.tools.audit.facts import AdapterFact, BatchFact, Category, Finding, GroupFact, View
+from streams.tools.audit.tasks import STREAMS, Outcome
+
+MOST_UNNAMED = 1000
+"""A batch names so many of its dropped groups, and counts the rest."""
+
+
+class _Marked(Protocol):
+    @property
+    def at(self) -> Coordinates: ...
+    @property
+    def mark(self) -> int: ...
+
+
+M = TypeVar("M", bound=_Marked)
+
+
+@dataclass(slots=True)
+class Line:
+    """Everything the log says about one policy beyond its tasks, each list in the order of its partition."""
+
+    policy: str
+    groups: list[GroupFact] = field(default_factory=list)
+    batches: list[BatchFact] = field(default_factory=list)
+    adapters: list[AdapterFact] = field(default_factory=list)
+
+
+def recount_policy(line: Line, view: View) -> Outcome:
+    """Return what is wrong with the groups, batches and adapters of one policy, and what is still to come."""
+    recount = _Recount(line, view)
+    recount.batches()
+    recount.groups()
+    recount.adapters()
+    return recount.out
+
+
+class _Recount:
+    def __init__(self, line: Line, view: View) -> None:
+        self._line, self._view, self.out = line, view, Outcome()
+        self._offsets = [group.at.offset for group in line.groups]
+        self._by_offset = {group.at.offset: group for group in line.groups}
+        self._partition = partition_of(line.policy, view.settings.topics.policy_partitions)
+        self._first: dict[str, GroupFact] = {}
+        for group in line.groups:
+            self._first.setdefault(group.group_id, group)
+        self._batches = self._distinct(line.batches, lambda batch: batch.sequence)
+        self._sequences = {batch.sequence for batch in self._batches}
+        self._trained_on: dict[int, Coordinates] = {}
+        """By group offset: the batch it is in."""
+        self._dropped: dict[int, Coordinates] = {}
+        self._is_cut = view.reach.cut(view.names["batches"], self._partition)
+
+    def _distinct(self, facts: Iterable[M], name: Callable[[M], Hashable]) -> list[M]:
+        """Return the first fact of each name, in order; copies of it are repeated, others doubled."""
+        first: dict[Hashable, M] = {}
+        for fact in facts:
+            known = first.setdefault(name(fact), fact)
+            if known is not fact and known.mark == fact.mark:
+                self._found("repeated", fact.at, f"it repeats {known.at}", accounted=True)
+            elif known is not fact:
+                self._found("doubled", fact.at, f"{known.at} has the same name and other content")
+        return list(first.values())
+
+    # --- batches ------------------------------------------------------------------------------------------------------
+
+    def batches(self) -> None:
+        """Check every batch, and that none is missing."""
+        expected = self._batches[0].sequence if self._batches and self._is_cut else 0
+        begin = self._view.reach.begins.get((self._view.names["groups"], self._partition), 0) if self._is_cut else 0
+        for batch in self._batches:
+            if batch.sequence < expected:
+                self._found("out_of_order", batch.at, f"batch {batch.sequence} comes after batch {expected - 1}")
+                continue
+            if batch.sequence > expected:
+                self._found("lost", batch.at, f"it is batch {batch.sequence}, and batch {expected} is not before it")
+            expected = batch.sequence + 1
+            self._batch(batch)
+            end = max(batch.offsets, default=begin - 1) + 1
+            self._span(batch, begin, end, first=batch is self._batches[0])
+            begin = max(begin, end)
+
+    def _batch(self, batch: BatchFact) -> None:
+        if batch.batch_id != derive_id(self._line.policy, "batch", batch.sequence):
+            self._wrong(batch, "its batch_id is not that of its policy and sequence")
+        if list(batch.offsets) != sorted(set(batch.offsets)):
+            self._found("out_of_order", batch.at, "its group offsets do not ascend")
+        groups = [group for offset in batch.offsets if (group := self._referred(batch, offset)) is not None]
+        for group in groups:
+            self._enters(batch, group)
+        for group_id, offset, reason in batch.dropped:
+            self._leaves(batch, group_id, offset, reason)
+        if len(groups) < len(batch.offsets):
+            return  # what it refers to is not all there, so there is nothing to add up
+        counted = (len(groups), sum(len(one.members) for one in groups), sum(one.loss_tokens for one in groups))
+        if counted != batch.counted:
+            self._wrong(
+                batch, f"it counts {batch.counted} groups, responses and loss tokens; its groups have {counted}"
+            )
+        lags: dict[int, int] = {}
+        for group in groups:
+            lag = self._view.lag(group, batch.sequence)
+            lags[lag] = lags.get(lag, 0) + 1
+        if lags != batch.lags:
+            self._wrong(batch, f"its lags are {dict(batch.lags)}, those of its groups {lags}")
+        if batch.created_at != (newest := max((group.created_at for group in groups), default=batch.created_at)):
+            self._wrong(batch, f"created_at is {batch.created_at}, but its newest group has {newest}")
+
+    def _referred(self, batch: BatchFact, offset: int) -> GroupFact | None:
+        group = self._by_offset.get(offset) if batch.partition == self._partition else None
+        if group is None:
+            at = Coordinates(self._view.names["groups"], batch.partition, offset)
+            if self._view.gone("groups", batch.partition, offset):
+                self.out.counts["outside"] += 1
+            elif self._view.never("groups", batch.partition, offset):
+                self._found("phantom", batch.at, f"it refers to {at}, and the topic ends before that")
+            elif self._view.exists(at):
+                self._found("phantom", batch.at, f"it refers to {at}, which is no group of {self._line.policy}")
+            else:
+                self._found("lost", at, f"{batch.at} refers to it, and nothing lies there")
+        return group
+
+    def _enters(self, batch: BatchFact, group: GroupFact) -> None:
+        before = self._trained_on.get(group.at.offset) or self._dropped.get(group.at.offset)
+        if before is not None:
+            self._found("doubled", batch.at, f"{group.at} is in it, and {before} has it already")
+            return
+        self._trained_on[group.at.offset] = batch.at
+        lag = self._view.lag(group, batch.sequence)
+        if self._first[group.group_id] is not group:
+            self._found("doubled", batch.at, f"{group.at} is in it, a copy of {self._first[group.group_id].at}")
+        if not group.is_train or group.dropped_reason is not None:
+            self._wrong(batch, f"{group.at} is in it, which is not for the trainer")
+        elif not 0 <= lag <= batch.max_policy_lag:
+            self._wrong(batch, f"{group.at} is {lag} versions behind it, expected 0 to {batch.max_policy_lag}")
+
+    def _leaves(self, batch: BatchFact, group_id: str, offset: int, reason: str) -> None:
+        group = self._referred(batch, offset)
+        if group is None:
+            return
+        before = self._trained_on.get(offset) or self._dropped.get(offset)
+        if before is not None:
+            self._found("doubled", batch.at, f"{group.at} is dropped by it, and {before} has it already")
+            return
+        self._dropped[offset] = batch.at
+        lag = self._view.lag(group, batch.sequence)
+        holds = {
+            "duplicate": self._first[group.group_id] is not group or self._is_cut,
+            "zero_variance": group.is_flat,
+            "stale": lag > batch.max_policy_lag,
+            "unknown_version": lag < 0,
+        }.get(reason, reason == group.dropped_reason)
+        if group.group_id != group_id or not group.is_train or not holds:
+            self._wrong(batch, f"it drops {group_id} at {group.at} as {reason}, and the group there is not so")
+
+    def _span(self, batch: BatchFact, begin: int, end: int, *, first: bool) -> None:
+        """Check that every train group that this batch has passed is in it, or dropped by it, or by number."""
+        between = slice(bisect_left(self._offsets, begin), bisect_left(self._offsets, end))
+        missing = [
+            group
+            for group in self._line.groups[between]
+            if group.is_train and group.at.offset not in self._trained_on and group.at.offset not in self._dropped
+        ]
+        if first and self._is_cut:
+            return  # who knows where the batch before it ended
+        self.out.counts["groups dropped unnamed"] += min(batch.unnamed, len(missing))
+        if batch.unnamed and len(batch.dropped) < MOST_UNNAMED:
+            self._wrong(batch, f"it leaves {batch.unnamed} dropped groups unnamed, and names {len(batch.dropped)}")
+        if len(missing) < batch.unnamed:
+            self._wrong(batch, f"it says that it dropped {batch.unnamed} groups more; the log has {len(missing)}")
+        missing.sort(key=lambda group: group.is_flat)  # who teaches nothing may well be among the unnamed
+        for group in missing[: max(0, len(missing) - batch.unnamed)]:
+            self._found("lost", group.at, f"{batch.at} has passed it, and neither holds it nor drops it")
+
+    # --- groups behind the last batch ---------------------------------------------------------------------------------
+
+    def groups(self) -> None:
+        """Add up where every train group is, and find a window that is full and was not cut."""
+        rule, view = self._view.settings.batches, self._view
+        reached = max((max(batch.offsets, default=-1) for batch in self._batches), default=-1)
+        trained = max((event.version for event in self._line.adapters if event.kind == "trained"), default=0)
+        sequence = max(self._sequences, default=-1) + 1
+        is_known = bool(self._batches) or not self._is_cut  # which batch is the next one
+        window: list[GroupFact] = []
+        for group in self._line.groups:
+            if group.at.offset <= reached or not group.is_train:
+                continue
+            is_useful = (
+                group.dropped_reason is None
+                and group.created_at >= (view.reach.since_ms or 0)  # else a copy of one from before, perhaps
+                and self._first[group.group_id] is group
+                and (not is_known or 0 <= view.lag(group, sequence) <= rule.max_policy_lag)
+                and not (rule.zero_variance == "drop" and group.is_flat)
+            )
+            window += [group] if is_useful else []
+            self.out.counts["groups waiting" if is_useful else "groups dropped, not yet named"] += 1
+        if window:
+            self.out.in_flight["groups"] = len(window)
+        if is_known and len(window) >= rule.groups and view.reach.passed(STREAMS, window[rule.groups - 1].at):
+            at = window[rule.groups - 1].at
+            self._found("lost", at, f"it fills batch {sequence} of {self._line.policy}, which is not in batches")
+        in_trained = {batch.at for batch in self._batches if batch.sequence < trained}
+        counts = self.out.counts
+        counts["train groups"] += sum(group.is_train for group in self._line.groups)
+        counts["groups trained"] += sum(at in in_trained for at in self._trained_on.values())
+        counts["groups in batches"] += sum(at not in in_trained for at in self._trained_on.values())
+        counts["groups dropped"] += len(self._dropped)
+        counts["batches"] += len(self._batches)
+
+    # --- adapters -----------------------------------------------------------------------------------------------------
+
+    def adapters(self) -> None:
+        """Check that versions follow each other, each on its batch, and that nothing is decided about others."""
+        line = self._line
+        trained: dict[int, AdapterFact] = {}
+        expected = 1
+        for event in line.adapters:
+            if event.kind != "trained":
+                continue
+            first = trained.setdefault(event.version, event)
+            if first is not event:
+                if first.files == event.files:
+                    self._found("repeated", event.at, f"it repeats {first.at}", accounted=True)
+                else:
+                    self._found("doubled", event.at, f"{first.at} is the same version with other files")
+                continue
+            if event.version < expected:
+                self._found("out_of_order", event.at, f"version {event.version} comes after {expected - 1}")
+            elif event.version > expected:
+                self._found("lost", event.at, f"it is version {event.version}, and version {expected} is not before it")
+            expected = max(expected, event.version + 1)
+            self._trained(event)
+        self._decisions(trained)
+        self.out.counts["adapters"] += len(trained)
+        for batch in self._batches:
+            if batch.sequence + 1 in trained or batch.sequence + 1 < expected:
+                continue
+            group = f"trainer-{line.policy}"
+            has_trainer = bool(trained) or any(name == group for name, _, _ in self._view.reach.committed)
+            # a trainer's commit follows its version, so what it has passed must be there
+            if has_trainer and self._view.reach.passed(group, batch.at):
+                self._found("lost", batch.at, f"version {batch.sequence + 1}, which it makes, is not in adapters")
+            else:
+                self.out.in_flight["batches"] += 1
+
+    def _trained(self, event: AdapterFact) -> None:
+        if event.event_id != derive_id(self._line.policy, event.version, "trained"):
+            self._wrong(event, "its event_id is not that of its policy and version")
+        said, expected = (event.parent, *event.batches), (event.version - 1, 0, event.version - 1)
+        if said != expected:
+            self._wrong(event, f"parent, first and last batch are {said}, expected {expected}")
+        if event.version - 1 not in self._sequences and not self._is_cut:
+            self._found("phantom", event.at, f"batch {event.version - 1}, which made it, is not in batches")
+
+    def _decisions(self, trained: dict[int, AdapterFact]) -> None:
+        decisions = [event for event in self._line.adapters if event.kind != "trained"]
+        for event in self._distinct(decisions, lambda event: event.event_id):
+            made = trained.get(event.version)
+            if event.kind == "evaluated" or event.version == 0:
+                continue  # a suite may be asked of a version that nobody can serve; the base model is always there
+            if made is None:
+                self._found("phantom", event.at, f"{event.kind}: version {event.version} was never trained")
+            elif made.at.offset > event.at.offset:
+                self._found("out_of_order", event.at, f"{event.kind}: version {event.version} comes at {made.at}")
+
+    # --- words --------------------------------------------------------------------------------------------------------
+
+    def _found(self, category: Category, at: Coordinates, what: str, *, accounted: bool = False) -> None:
+        self.out.findings.append(Finding(category, at, what, accounted))
+
+    def _wrong(self, fact: BatchFact | AdapterFact, what: str) -> None:
+        self._found("contradictory", fact.at, what)

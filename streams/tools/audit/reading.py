@@ -1,0 +1,88 @@
+"""Read what the audit recounts: first the commits, then the ends, then the records up to them.
+
+    consumer groups ──► commits ──► ends, effects before causes ──► records ──► Ledger ──► Report
+                          older         └─ of dead-letters first, of tasks last     once, or every so often
+
+The order is what makes it sound while everything runs. What stands below a commit had its effects acknowledged before
+it was committed, so they lie below the ends, which are younger; and an effect that was read has its cause below an end
+that was asked for after it. Nothing is committed and no group is joined.
+
+Not covered: a consumer group that was deleted, or reset to an earlier offset. What it had passed is then in flight.
+"""
+
+from __future__ import annotations
+
+import time
+
+from streams.kafka import admin
+from streams.kafka.offsets import positions
+from streams.kafka.reader import read
+from streams.kafka.record import TopicPartition
+from streams.settings.load import Settings
+from streams.tools.audit.facts import Reach
+from streams.tools.audit.recount import Ledger, Report
+
+BACKWARDS = ("dead-letters", "adapters", "batches", "groups", "group-control", "rewards", "responses", "tasks")
+"""Topics, each after those that hold effects of its records. `experiments` tells of other logs, so it adds nothing."""
+CLOCK_SKEW_MS = 60_000
+"""How far the clocks of those who write the topics may be apart when the log is cut by time."""
+
+
+class Audit:
+    """A recount that can be repeated: each look reads on where the one before ended."""
+
+    def __init__(
+        self, settings: Settings, *, policy: str | None = None, since_ms: int | None = None, settled: bool = False
+    ) -> None:
+        self._settings, self._policy, self._since_ms, self._settled = settings, policy, since_ms, settled
+        self._ledger = Ledger(settings)
+        self._begins: dict[TopicPartition, int] = {}
+        self._position: dict[TopicPartition, int] = {}
+        self._retained: frozenset[TopicPartition] = frozenset()
+
+    def look(self) -> Report:
+        """Return the recount of the log as it is now.
+
+        Raises NotFoundError if a topic does not exist, LogError if the broker does not answer or has cut the log
+        between two looks.
+        """
+        now_ms = int(time.time() * 1000)
+        committed = commits(self._settings)
+        ends: dict[TopicPartition, int] = {}
+        lows: dict[TopicPartition, int] = {}
+        for label in BACKWARDS:
+            for tp, (low, high) in admin.offsets(self._settings, [label]).items():
+                lows[tp], ends[tp] = low, high
+        if not self._begins:
+            self._begin(lows, ends)
+        for record in read(self._settings, self._position, ends):
+            self._ledger.take(record)
+        self._position = dict(ends)
+        reach = Reach(
+            committed=committed,
+            begins=self._begins,
+            ends=ends,
+            retained=self._retained,
+            since_ms=self._since_ms,
+            now_ms=now_ms,
+            settled=self._settled,
+        )
+        return self._ledger.report(reach, policy=self._policy)
+
+    def _begin(self, lows: dict[TopicPartition, int], ends: dict[TopicPartition, int]) -> None:
+        self._begins = dict(lows)
+        if self._since_ms is not None:
+            # every task, since a copy of one from before would look new; and every version, of which there are few
+            cut = [label for label in BACKWARDS if label not in ("tasks", "adapters")]
+            found = admin.offsets_at(self._settings, cut, max(0, self._since_ms - CLOCK_SKEW_MS))
+            self._begins |= {tp: ends[tp] if offset < 0 else offset for tp, offset in found.items()}
+        self._retained = frozenset(tp for tp, low in lows.items() if low > 0 and self._begins[tp] == low)
+        self._position = dict(self._begins)
+
+
+def commits(settings: Settings) -> dict[tuple[str, str, int], int]:
+    """Return the next offset of every consumer group of Streamward by (group without prefix, topic, partition).
+
+    Raises LogError if the broker does not answer.
+    """
+    return {(at.group, at.topic, at.partition): at.committed for at in positions(settings)}

@@ -1,0 +1,285 @@
+"""Make of each record what the audit keeps of it.
+
+    Record ──► decode, key ──► Task, Response, Reward, Control, Group, Batch, Adapter, Letter  facts
+                          └──► Unusable: its bytes are no event of its topic, or its key is another
+
+Not covered: texts. Of what a response says only digests are kept, so the audit can tell that two differ and not where.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+from array import array
+from collections.abc import Iterable
+from functools import lru_cache
+from hashlib import blake2b
+from typing import Any
+
+from schemas.events import (
+    AdapterEvent,
+    AdvantagedGroup,
+    Batch,
+    Coordinates,
+    DeadLetter,
+    Event,
+    GroupControl,
+    Response,
+    Reward,
+    Sampling,
+    Task,
+    derive_id,
+)
+from schemas.serde import Poison
+from streams.kafka.record import Record
+from streams.kafka.topics import Topic
+from streams.tools.audit.facts import (
+    AdapterFact,
+    BatchFact,
+    ControlFact,
+    Fact,
+    GroupFact,
+    LetterFact,
+    MemberFact,
+    ResponseFact,
+    RewardFact,
+    TaskFact,
+    Unusable,
+)
+
+
+def event_and_key(record: Record, topic: Topic) -> Event | Unusable:
+    """Return the event in `record`, or why it is of no use: no event of its topic, or another key than its own."""
+    event = record.decode(topic.event)
+    if isinstance(event, Poison):
+        return Unusable(record.at, event.reason)
+    if topic.key and record.key != getattr(event, topic.key).encode():
+        return Unusable(record.at, "wrong_key")
+    return event
+
+
+def fact_of(record: Record, event: Event) -> Fact:
+    """Return what the audit keeps of an event."""
+    make: Any = _FACTS[type(event)]
+    fact: Fact = make(record, event)
+    return fact
+
+
+# --- digests ----------------------------------------------------------------------------------------------------------
+
+
+def mark_of(key: bytes | None, payload: bytes | None) -> int:
+    """Return a digest of a record's key and value, never 0; none at all differs from an empty one."""
+    head = b"-" if key is None else b"%d:%b" % (len(key), key)
+    return _digest(head, b"-" if payload is None else b"=" + payload)
+
+
+def digest(*parts: object) -> int:
+    """Return a digest of values by their `repr`."""
+    return _digest(repr(parts).encode())
+
+
+def tokens_digest(ids: Iterable[int], logprobs: Iterable[float], mask: Iterable[bool]) -> int:
+    """Return a digest of completion tokens, their logprobs and their mask."""
+    return _digest(array("q", ids), b"|", array("d", logprobs), b"|", bytes(mask))
+
+
+@lru_cache(maxsize=256)  # the slots of a sampling come one after the other, each with the whole prompt
+def head_digest(base: str, tokenizer: str, sampling: Sampling, prompt: tuple[int, ...]) -> int:
+    """Return a digest of what a group says once of all its responses."""
+    return digest(base, tokenizer, sampling, prompt)
+
+
+@lru_cache(maxsize=256)
+def _shared_digest(base: str, tokenizer: str, temperature: float, top_p: float, prompt: tuple[int, ...]) -> int:
+    return digest(base, tokenizer, temperature, top_p, prompt)
+
+
+def _digest(*parts: Any) -> int:
+    hashed = blake2b(digest_size=8)
+    for part in parts:
+        hashed.update(part)
+    return int.from_bytes(hashed.digest(), "little") or 1
+
+
+def _without(event: Any, *names: str) -> int:
+    return digest(*(getattr(event, name) for name in event.__slots__ if name not in names))
+
+
+# --- facts ------------------------------------------------------------------------------------------------------------
+
+
+def _task(record: Record, task: Task) -> TaskFact:
+    return TaskFact(
+        at=record.at,
+        ms=record.timestamp_ms,
+        mark=mark_of(record.key, record.payload),
+        content=_without(task, "created_at", "traceparent", "deadline_at"),
+        policy=task.policy,
+        purpose=task.purpose,
+        scenario=task.scenario,
+        tenant=task.tenant,
+        group_size=task.group_size,
+        pinned=task.adapter_version,
+        deadline_at=task.deadline_at,
+        sources=tuple((source.name, source.weight) for source in task.reward_sources),
+        traceparent=task.traceparent,
+        metadata=task.metadata,
+    )
+
+
+def _response(record: Record, response: Response) -> ResponseFact:
+    drawn, prompt, failed = response.sampling, response.prompt_token_ids, response.error is not None
+    where = (response.base_digest, response.tokenizer_digest)
+    head = head_digest(*where, drawn, prompt)
+    tokens = tokens_digest(response.completion_token_ids, response.logprobs, response.loss_mask)
+    plain = [getattr(response, name) for name in _SAID]
+    return ResponseFact(
+        at=record.at,
+        ms=record.timestamp_ms,
+        mark=mark_of(record.key, record.payload),
+        content=digest(*plain, head, tokens),
+        response_id=response.response_id,
+        sampling_id=response.sampling_id,
+        slot=response.slot,
+        group_size=response.group_size,
+        policy=response.policy,
+        version=response.adapter_version,
+        # nobody answers after it was recorded, and any producer may write any number
+        began_ms=min(response.created_at, record.timestamp_ms) - _whole(response.latency_ms),
+        failed=failed,
+        finish_reason=response.finish_reason,
+        shared=0 if failed else _shared_digest(*where, drawn.temperature + 0.0, drawn.top_p, prompt),  # not -0.0
+        head=head,
+        tokens=tokens,
+    )
+
+
+def _whole(number: float) -> int:
+    return int(number) if math.isfinite(number) else 0
+
+
+_SAID = ("sampling_id", "slot", "policy", "group_size", "adapter_version", "engine", "finish_reason", "text")
+"""What a response says beside its tokens: another time or trace makes no other response of it."""
+
+
+def _reward(record: Record, reward: Reward) -> RewardFact:
+    return RewardFact(
+        at=record.at,
+        ms=record.timestamp_ms,
+        mark=mark_of(record.key, record.payload),
+        response_id=reward.response_id,
+        source=reward.source,
+        policy=reward.policy,
+        value=reward.value,
+        components=tuple(sorted(reward.components.items())),
+    )
+
+
+def _control(record: Record, control: GroupControl) -> ControlFact:
+    return ControlFact(record.at, record.timestamp_ms, control.kind)
+
+
+def _group(record: Record, group: AdvantagedGroup) -> GroupFact:
+    return GroupFact(
+        at=record.at,
+        mark=mark_of(record.key, record.payload),
+        group_id=group.group_id,
+        task_id=group.task_id,
+        created_at=group.created_at,
+        about=(group.policy, group.purpose, group.scenario, group.tenant, group.group_size, group.traceparent),
+        metadata=group.metadata,
+        sampling_id=group.sampling_id,
+        version=group.adapter_version,
+        complete=group.complete,
+        dropped_reason=group.dropped_reason,
+        formula=group.formula,
+        formula_version=group.formula_version,
+        eps=group.formula_eps,
+        ddof=group.formula_ddof,
+        mean=group.reward_mean,
+        std=group.reward_std,
+        head=head_digest(group.base_digest, group.tokenizer_digest, group.sampling, group.prompt_token_ids),
+        members=tuple(
+            MemberFact(
+                slot=one.slot,
+                response_id=one.response_id,
+                partition=one.partition,
+                offset=one.offset,
+                finish_reason=one.finish_reason,
+                reward=one.reward,
+                advantage=one.advantage,
+                components=tuple(sorted(one.components.items())),
+                tokens=tokens_digest(one.completion_token_ids, one.logprobs, one.loss_mask),
+            )
+            for one in group.responses
+        ),
+        left_out=tuple((left.slot, left.response_id, left.reason) for left in group.left_out),
+        loss_tokens=sum(sum(one.loss_mask) for one in group.responses),
+    )
+
+
+def _batch(record: Record, batch: Batch) -> BatchFact:
+    unnamed = batch.metadata.get("dropped_unnamed", "0")
+    return BatchFact(
+        at=record.at,
+        mark=mark_of(record.key, record.payload),
+        batch_id=batch.batch_id,
+        sequence=batch.sequence,
+        created_at=batch.created_at,
+        max_policy_lag=batch.max_policy_lag,
+        counted=(batch.groups, batch.responses, batch.loss_tokens),
+        partition=batch.groups_partition,
+        offsets=batch.groups_offsets,
+        lags={lag.lag: lag.groups for lag in batch.lags},
+        dropped=tuple((dropped.group_id, dropped.offset, dropped.reason) for dropped in batch.dropped),
+        unnamed=int(unnamed) if unnamed.isdecimal() else 0,
+    )
+
+
+def _adapter(record: Record, event: AdapterEvent) -> AdapterFact:
+    return AdapterFact(
+        at=record.at,
+        ms=record.timestamp_ms,
+        mark=mark_of(record.key, record.payload),
+        event_id=event.event_id,
+        version=event.version,
+        kind=event.kind,
+        expected=event.expected_version,
+        share=event.share,
+        parent=event.parent_version,
+        batches=(event.first_batch, event.last_batch),
+        files=digest(event.files),
+    )
+
+
+def _letter(record: Record, letter: DeadLetter) -> LetterFact:
+    source = Coordinates(letter.source_topic, letter.source_partition, letter.source_offset)
+    return LetterFact(
+        at=record.at,
+        mark=mark_of(record.key, record.payload),
+        stage=letter.stage,
+        reason=letter.reason,
+        source=source,
+        source_mark=mark_of(_bytes(letter.key), _bytes(letter.payload)),
+        has_own_id=letter.dead_letter_id == derive_id(letter.stage, *source),
+    )
+
+
+def _bytes(text: str | None) -> bytes | None:
+    try:
+        return None if text is None else base64.b64decode(text, validate=True)
+    except ValueError:
+        return b"not base64: " + text.encode() if text is not None else None
+
+
+_FACTS: dict[type[Event], Any] = {
+    Task: _task,
+    Response: _response,
+    Reward: _reward,
+    GroupControl: _control,
+    AdvantagedGroup: _group,
+    Batch: _batch,
+    AdapterEvent: _adapter,
+    DeadLetter: _letter,
+}

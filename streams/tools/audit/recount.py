@@ -1,0 +1,400 @@
+"""Recount the log from the topics alone: lost, doubled, phantom and late records by name.
+
+    every record ──► Ledger.take ──► facts by task and by policy ──► Ledger.report(Reach) ──► Report: findings, sums
+                     in the order of each partition, topics side by side
+
+    tasks × slots            = answers + failed answers + unanswered, as recorded
+    answers × reward sources = scores + failed scores
+    tasks                    = groups kept + groups dropped
+    groups                   = trained + in batches + dropped by reason + in the window of the next batch
+
+The stages are not asked and none of their code is used: what follows from the events is worked out here once more
+(`tasks.py`, `groups.py`, `policies.py`, `versions.py`), and a test sees to it that
+nothing of theirs is imported. Every record that could not count must have its dead letter, and every dead letter its
+record; an offset at which nothing lies is a lost record, since no topic is compacted or written in transactions.
+
+Not covered: two records of one partition that changed places, where their order means nothing; and a record that was
+written in place of another, of which nothing else in the log speaks.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, get_args
+
+from schemas.events import Coordinates, GroupControl, Response, Reward, Task
+from streams.kafka.record import Record, TopicPartition, partition_of
+from streams.kafka.topics import KEYED_BY_TASK, topics
+from streams.settings.load import Settings
+from streams.tools.audit.facts import (
+    AdapterFact,
+    BatchFact,
+    Category,
+    Fact,
+    Finding,
+    GroupFact,
+    LetterFact,
+    Reach,
+    ResponseFact,
+    TaskFact,
+    Unusable,
+    View,
+)
+from streams.tools.audit.policies import Line, recount_policy
+from streams.tools.audit.records import event_and_key, fact_of, mark_of
+from streams.tools.audit.tasks import JOIN, SCORER, STREAMS, Outcome, Story, recount_task
+from streams.tools.audit.versions import Versions
+
+CATEGORIES: tuple[Category, ...] = get_args(Category)
+DECISIONS = "dlq"
+"""The stage of records in dead-letters that decide about others; they hold no payload."""
+READERS = {
+    "tasks": ((STREAMS, JOIN), ("policy-", "policy")),
+    "responses": ((STREAMS, JOIN), (SCORER, SCORER)),
+    "rewards": ((STREAMS, JOIN),),
+    "group-control": ((STREAMS, JOIN),),
+    "groups": ((STREAMS, "batches"),),
+    "batches": (("trainer-", "trainer"),),
+    "adapters": ((STREAMS, "rollouts"),),
+}
+"""By topic: who must write a dead letter about a record that is unreadable. Consumer group, or how its name begins,
+and stage."""
+RANGE = 20
+"""More missing offsets in a row are one finding."""
+
+
+def recount(records: Iterable[Record], settings: Settings, reach: Reach, *, policy: str | None = None) -> Report:
+    """Return the recount of these records, those of each partition in order; of one policy, if it is named."""
+    ledger = Ledger(settings)
+    for record in records:
+        ledger.take(record)
+    return ledger.report(reach, policy=policy)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a recount came to."""
+
+    findings: tuple[Finding, ...]
+    counts: Counter[str]
+    in_flight: Counter[str]
+    """What is still to come: tasks without group, rewards, groups in a window, batches to train, events that wait."""
+    dead_letters: Counter[str]
+    """By reason, each stage's letter about a record once."""
+    refused_adapters: Counter[str]
+    """Of these, by reason: versions that an agent would not serve."""
+
+    @property
+    def wrong(self) -> list[Finding]:
+        """What does not add up, first of all."""
+        return [finding for finding in self.findings if not finding.accounted]
+
+    @property
+    def imbalance(self) -> int:
+        """How many records do not add up."""
+        return len(self.wrong)
+
+    @property
+    def balanced(self) -> bool:
+        """Whether all does."""
+        return not self.wrong
+
+    def of(self, category: Category) -> list[Finding]:
+        """Return the findings of one category."""
+        return [finding for finding in self.findings if finding.category == category]
+
+    def equations(self) -> list[tuple[str, str, bool]]:
+        """Return each sum as (what is added up, the sum with its numbers, whether it comes out)."""
+        n = self.counts
+        lines: list[tuple[str, int, dict[str, int]]] = [
+            (
+                "slots of all tasks",
+                n["slots"],
+                {
+                    "answered": n["answered"],
+                    "failed": n["failed"],
+                    "unanswered": n["unanswered"],
+                    "open": n["slots open"],
+                },
+            ),
+            (
+                "answers × reward sources",
+                n["to score"],
+                {"scored": n["scored"], "failed": n["failed scores"], "left out or open": n["without score"]},
+            ),
+            (
+                "tasks",
+                n["tasks"],
+                {"groups": n["groups"] - n["dropped"], "dropped": n["dropped"], "open": n["tasks open"]},
+            ),
+            (
+                "train groups",
+                n["train groups"],
+                {
+                    "trained": n["groups trained"],
+                    "in batches": n["groups in batches"],
+                    "dropped": n["groups dropped"] + n["groups dropped unnamed"] + n["groups dropped, not yet named"],
+                    "in the window": n["groups waiting"],
+                },
+            ),
+        ]
+        return [
+            (what, f"{total} = " + " + ".join(f"{count} {name}" for name, count in parts.items()),
+             total == sum(parts.values()))
+            for what, total, parts in lines
+        ]  # fmt: skip
+
+    def plain(self) -> dict[str, Any]:
+        """Return all of it, ready for JSON."""
+        n = self.counts
+        whole: dict[str, Any] = {name: n[name] for name in ("tasks", "responses", "rewards", "groups")}
+        whole |= {"batches": n["batches"], "adapters": n["adapters"]}
+        for category in CATEGORIES:
+            whole[category] = [
+                {"at": str(found.at), "what": found.what, "accounted": found.accounted} for found in self.of(category)
+            ]
+        return whole | {
+            "outside": n["outside"],
+            "dead_letters": dict(sorted(self.dead_letters.items())),
+            "in_flight": {name: count for name, count in sorted(self.in_flight.items()) if count},
+            "sums": {what: text for what, text, _ in self.equations()},
+            "imbalance": self.imbalance,
+            "balanced": self.balanced,
+        }
+
+
+@dataclass(slots=True)
+class _Marks:
+    """A digest of every record of one partition, by offset; 0 where nothing lies."""
+
+    base: int
+    marks: array[int] = field(default_factory=lambda: array("Q"))
+
+    def at(self, offset: int) -> int:
+        return self.marks[offset - self.base] if 0 <= offset - self.base < len(self.marks) else 0
+
+    def missing(self, begin: int, end: int) -> Iterator[range]:
+        """Yield the ranges of offsets, from `begin` to below `end`, where nothing lies."""
+        last = self.base + len(self.marks)
+        if begin < self.base:
+            yield range(begin, min(self.base, end))
+        first: int | None = None
+        if 0 in self.marks:
+            for offset, mark in enumerate(self.marks, start=self.base):
+                if mark == 0 and first is None:
+                    first = offset
+                elif mark != 0 and first is not None:
+                    yield range(first, offset)
+                    first = None
+        if end > last:
+            yield range(max(last, begin), end)
+
+
+class Ledger:
+    """What the log says, folded record by record."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._topics = {topic.name: topic for topic in topics(settings.topics).values()}
+        self._adapters = next(topic.name for topic in self._topics.values() if topic.label == "adapters")
+        self._marks: dict[TopicPartition, _Marks] = {}
+        self._first_ms: dict[TopicPartition, int] = {}
+        self._stories: dict[tuple[int, str], Story] = {}
+        self._lines: dict[str, Line] = {}
+        self._letters: dict[Coordinates, list[LetterFact]] = {}
+        self._unusable: list[Unusable] = []
+        self._new_letters: set[int] = set()
+        """Partitions about whose records letters came since the last report."""
+
+    def take(self, record: Record) -> None:
+        """Take one record in; those of a partition in order. The same one again changes nothing."""
+        at, topic = record.at, self._topics[record.at.topic]
+        tp = (at.topic, at.partition)
+        marks = self._marks.setdefault(tp, _Marks(at.offset))
+        if at.offset < marks.base + len(marks.marks):
+            return
+        self._first_ms.setdefault(tp, record.timestamp_ms)
+        marks.marks.extend([0] * (at.offset - marks.base - len(marks.marks)))
+        marks.marks.append(mark_of(record.key, record.payload))
+        event = event_and_key(record, topic)
+        if isinstance(event, Unusable):
+            self._unusable.append(event)
+        elif topic.key == "policy" and at.partition != self._partition_of(event.policy):  # type: ignore[union-attr]
+            self._unusable.append(Unusable(at, "wrong_partition"))
+        else:
+            self._keep(fact_of(record, event), event)
+
+    def _partition_of(self, policy: str) -> int:
+        return _partition(policy, self._settings.topics.policy_partitions)
+
+    def _keep(self, fact: Fact, event: Any) -> None:
+        match fact:
+            case LetterFact():
+                self._letters.setdefault(fact.source, []).append(fact)
+                self._new_letters.add(fact.source.partition)
+            case BatchFact():
+                self._line(event.policy).batches.append(fact)
+            case AdapterFact():
+                self._line(event.policy).adapters.append(fact)
+            case GroupFact():
+                self._line(event.policy).groups.append(fact)
+                partition = _partition(event.task_id, self._settings.topics.partitions)
+                self._story(partition, event.task_id).groups.append(fact)
+            case _:
+                self._about_task(fact, event)
+
+    def _about_task(self, fact: Any, event: Task | Response | Reward | GroupControl) -> None:
+        story = self._story(fact.at.partition, event.task_id)
+        if isinstance(fact, TaskFact):
+            story.tasks.append(fact)
+        elif isinstance(fact, ResponseFact):
+            story.responses.append(fact)
+        elif isinstance(event, GroupControl):
+            story.controls.append(fact)
+        else:
+            story.rewards.append(fact)
+
+    def _story(self, partition: int, task_id: str) -> Story:
+        story = self._stories.get((partition, task_id))
+        if story is None:
+            story = self._stories[partition, task_id] = Story(partition)
+        story.settled = None
+        return story
+
+    def _line(self, policy: str) -> Line:
+        return self._lines.setdefault(policy, Line(policy))
+
+    # --- the report ---------------------------------------------------------------------------------------------------
+
+    def report(self, reach: Reach, *, policy: str | None = None) -> Report:
+        """Return what is wrong with what was taken in, and what is in flight, as far as `reach` goes."""
+        view = View(self._settings, reach, self._letters, self._exists)
+        whole = Outcome(findings=[*self._holes(reach)])
+        versions = Versions({name: line.adapters for name, line in self._lines.items()}, view)
+        horizons = [self._horizon_ms(reach, partition) for partition in range(self._settings.topics.partitions)]
+        for (partition, _), story in self._stories.items():
+            if policy is not None and story.policy not in (None, policy):
+                continue
+            _add(whole, self._task(story, view, horizons[partition], versions))
+        for name, line in self._lines.items():
+            if policy in (None, name):
+                _add(whole, recount_policy(line, view))
+        if policy is None:
+            whole.findings += self._useless(view)
+        reasons: Counter[str] = Counter()
+        refused: Counter[str] = Counter()
+        for source, letters in self._letters.items():
+            by_stage = {letter.stage: letter.reason for letter in letters if letter.stage != DECISIONS}
+            reasons.update(by_stage.values())
+            if "policy" in by_stage and source.topic == self._adapters:
+                refused[by_stage["policy"]] += 1
+        whole.findings += self._stray_letters(view, whole)
+        self._new_letters.clear()
+        order = {category: number for number, category in enumerate(CATEGORIES)}
+        findings = sorted(set(whole.findings), key=lambda found: (found.accounted, order[found.category], found.at))
+        return Report(tuple(findings), whole.counts, whole.in_flight, reasons, refused)
+
+    def _exists(self, at: Coordinates) -> bool:
+        marks = self._marks.get((at.topic, at.partition))
+        return marks is not None and marks.at(at.offset) != 0
+
+    def _horizon_ms(self, reach: Reach, partition: int) -> int:
+        """Return the time before which not everything about the tasks of a partition was read."""
+        names = {topic.name: topic for topic in self._topics.values() if topic.label not in ("tasks", "adapters")}
+        times = [
+            self._first_ms.get((name, number), 0)
+            for name, number in reach.retained
+            if name in names and (number == partition or names[name].label not in KEYED_BY_TASK)
+        ]
+        return max([reach.since_ms or 0, *times])
+
+    def _task(self, story: Story, view: View, horizon_ms: int, versions: Versions) -> Outcome:
+        """Return a task's recount; that of one with which everybody is done is kept until something new is said."""
+        if story.settled is not None and story.partition not in self._new_letters:
+            return story.settled
+        outcome = recount_task(story, view, horizon_ms)
+        wrong, judged = versions.check(story.tasks, story.responses)
+        outcome.findings += wrong
+        passed, is_ripe = view.reach.passed, judged and not view.reach.settled and not outcome.in_flight
+        facts: list[Any] = [*story.tasks, *story.responses, *story.rewards, *story.controls]
+        done = (
+            is_ripe
+            and bool(story.tasks and story.groups)
+            and all(found.accounted for found in outcome.findings)
+            and all(passed(STREAMS, fact.at) for fact in facts)
+            and all(passed(SCORER, fact.at) for fact in story.responses)
+        )
+        story.settled = outcome if done else None
+        return outcome
+
+    def _holes(self, reach: Reach) -> Iterator[Finding]:
+        for tp in sorted(self._marks.keys() | reach.ends.keys()):
+            begin, end = reach.begins.get(tp, 0), reach.ends.get(tp, 0)
+            for gap in self._marks.get(tp, _Marks(begin)).missing(begin, end):
+                if len(gap) > RANGE:
+                    what = f"nothing lies there, nor at any offset up to {gap[-1]}"
+                    yield Finding("lost", Coordinates(*tp, gap[0]), what)
+                    continue
+                for offset in gap:
+                    yield Finding("lost", Coordinates(*tp, offset), "nothing lies there")
+
+    def _useless(self, view: View) -> Iterator[Finding]:
+        """Account for the records that are unreadable: who reads their topic writes a dead letter."""
+        groups = {name for name, _, _ in view.reach.committed}
+        for at, reason in self._unusable:
+            label = self._topics[at.topic].label
+            if reason in ("wrong_key", "wrong_partition") and label not in KEYED_BY_TASK:
+                if not view.lettered(at):
+                    yield Finding("phantom", at, f"{reason}: no stage writes such a record")
+                continue
+            if label == "dead-letters":
+                yield Finding("phantom", at, f"{reason}: it is no dead letter")
+            for begins, stage in READERS.get(label, ()) if reason != "wrong_key" else ((STREAMS, JOIN),):
+                readers = {
+                    name
+                    for name in groups
+                    if name.startswith(begins) and (name, at.topic, at.partition) in view.reach.committed
+                } | ({STREAMS} & {begins})
+                unread = label == "batches" and not readers and view.reach.settled  # nobody will ever say it
+                if (unread or any(view.reach.passed(name, at) for name in readers)) and not view.lettered(at, stage):
+                    yield Finding("phantom", at, f"{reason}: {stage} has passed it, and it has no dead letter of it")
+
+    def _stray_letters(self, view: View, whole: Outcome) -> Iterator[Finding]:
+        """Find the dead letters that are about nothing, and those that say otherwise than the record they are about."""
+        for source, letters in self._letters.items():
+            seen: set[tuple[str, str]] = set()
+            for letter in letters:
+                if letter.stage == DECISIONS:
+                    letter = letter._replace(has_own_id=True, source_mark=0)
+                elif (letter.stage, letter.reason) in seen:
+                    yield Finding("repeated", letter.at, f"{letter.stage} has written about {source} before", True)
+                seen.add((letter.stage, letter.reason))
+                if source.topic not in self._topics:
+                    yield Finding("phantom", letter.at, f"it is about {source}, and there is no such topic")
+                elif source.offset < view.reach.begins.get((source.topic, source.partition), 0):
+                    whole.counts["outside"] += 1
+                elif not self._exists(source):
+                    end = view.reach.ends.get((source.topic, source.partition), 0)
+                    if source.offset >= end and not view.reach.settled and end:
+                        whole.in_flight["letters"] += 1
+                    else:
+                        yield Finding("phantom", letter.at, f"it is about {source}, where nothing lies")
+                elif letter.source_mark not in (0, self._marks[source.topic, source.partition].at(source.offset)):
+                    yield Finding("phantom", letter.at, f"key and payload are not those of {source}")
+                elif not letter.has_own_id:
+                    yield Finding("phantom", letter.at, "its id is not that of its stage and its record")
+
+
+def _add(whole: Outcome, part: Outcome) -> None:
+    whole.findings += part.findings
+    whole.counts.update(part.counts)
+    whole.in_flight.update(part.in_flight)
+
+
+@lru_cache(maxsize=4096)
+def _partition(key: str, partitions: int) -> int:
+    return partition_of(key, partitions)

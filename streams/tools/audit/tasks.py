@@ -1,0 +1,389 @@
+"""Recount one task: who answered it, who judged the answers, and whether its group says so.
+
+    tasks, responses, rewards, controls, groups of one task ──► who may enter ──► who won ──► Findings, what is open
+
+The rules are those of the events and of the log, read again: the first record of an id counts and the same again is a
+repetition; nothing recorded after the deadline counts; one sampling is one version's; the sampling whose last slot
+stands first wins. Whatever then is in no group must have a dead letter, once the stage has passed it.
+
+A stage writes its effects before it commits. So what stands below a commit and has no effect is lost, and what stands
+above it is in flight; that holds at any moment, also while everything runs.
+
+Not covered: lateness under another `advantages.deadline_s` than the one in force now, for tasks that name no deadline;
+and which of two tasks with one id a scorer found.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from schemas.events import Coordinates
+from streams.tools.audit.facts import (
+    Category,
+    ControlFact,
+    Finding,
+    GroupFact,
+    ResponseFact,
+    RewardFact,
+    TaskFact,
+    View,
+)
+from streams.tools.audit.groups import Slots, check_group
+
+JOIN, SCORER = "advantages", "scoring"
+"""Stages, as dead letters name them."""
+STREAMS = "streams"
+"""The consumer group of the join."""
+
+Verdicts = dict[tuple[str, str], RewardFact]
+"""By response_id and source."""
+
+
+@dataclass(slots=True)
+class Story:
+    """Everything the log says about one task, each list in the order of its partition."""
+
+    partition: int
+    tasks: list[TaskFact] = field(default_factory=list)
+    responses: list[ResponseFact] = field(default_factory=list)
+    rewards: list[RewardFact] = field(default_factory=list)
+    controls: list[ControlFact] = field(default_factory=list)
+    groups: list[GroupFact] = field(default_factory=list)
+    settled: Outcome | None = None
+    """What came out last time, if nothing but a new record about this task can change it."""
+
+    @property
+    def policy(self) -> str | None:
+        """Whose task it is; None if nothing says so."""
+        known = self.tasks or self.groups or self.responses or self.rewards
+        return known[0].policy if known else None
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What the recount of one task, or of one policy, came to."""
+
+    findings: list[Finding] = field(default_factory=list)
+    in_flight: Counter[str] = field(default_factory=Counter)
+    counts: Counter[str] = field(default_factory=Counter)
+    """What the equations add up."""
+
+
+def recount_task(story: Story, view: View, horizon_ms: int) -> Outcome:
+    """Return what is wrong with one task, and what is still to come. Tasks before the horizon are only counted."""
+    return _Recount(story, view, horizon_ms).outcome()
+
+
+class _Recount:
+    """One task's recount. `enter` decides who counts, the rest compares that with what the log holds."""
+
+    def __init__(self, story: Story, view: View, horizon_ms: int) -> None:
+        self._story, self._view, self._reach, self._horizon_ms = story, view, view.reach, horizon_ms
+        self._out = Outcome()
+        self._samplings: dict[str, Slots] = {}
+        self._verdicts: Verdicts = {}
+        self._entered: set[tuple[object, ...]] = set()
+        self._whole: list[str] = []
+        """Samplings that have every slot, the one that was so first at the head."""
+
+    def outcome(self) -> Outcome:
+        story, counts = self._story, self._out.counts
+        counts["responses"] = len({response.response_id for response in story.responses})
+        counts["rewards"] = len({(reward.response_id, reward.source) for reward in story.rewards})
+        if not story.tasks:
+            if self._view.reach.cut(self._view.names["tasks"], story.partition):
+                counts["outside"] += 1
+            else:
+                self._without_task()
+            return self._out
+        self._task = story.tasks[0]
+        if self._task.ms < self._horizon_ms:
+            counts["outside"] += 1
+            return self._out
+        self._group = story.groups[0] if story.groups else None
+        self._copies()
+        for response in story.responses:
+            if not self._was_stray(response.at):
+                self._enter_response(response)
+        for reward in story.rewards:
+            if not self._was_stray(reward.at):
+                self._enter_reward(reward)
+        self._closed = self._group is not None and self._is_closed(self._group)
+        if self._group is None:
+            self._no_group()
+        else:
+            chosen = self._samplings.get(self._group.sampling_id or "", {})
+            winner = self._whole[0] if self._whole else None
+            expires = any(control.kind == "expire" for control in story.controls)
+            self._out.findings += check_group(
+                self._group, self._task, chosen, self._verdicts, winner, expires, self._closed, self._due, self._view
+            )
+            self._left_behind(self._group, chosen)
+        self._unscored()
+        self._count()
+        return self._out
+
+    # --- who may enter ------------------------------------------------------------------------------------------------
+
+    def _copies(self) -> None:
+        for copy in self._story.tasks[1:]:
+            if copy.content == self._task.content:
+                self._repeated(copy.at, self._task.at)
+            elif (copy.content,) not in self._entered:
+                self._entered.add((copy.content,))
+                self._refused("contradictory", copy.at, f"the task {self._task.at} has the same id and other content")
+            else:
+                self._repeated(copy.at, self._task.at)
+        for group in self._story.groups[1:]:
+            first = self._story.groups[0]
+            if group.mark == first.mark:
+                self._repeated(group.at, first.at)
+            else:
+                self._found("doubled", group.at, f"the group {first.at} has the same id and other content")
+
+    def _was_stray(self, at: Coordinates) -> bool:
+        """Return whether a record was given up before its task came: it cannot enter any more."""
+        if self._view.reason(at, JOIN) != "unknown_task":
+            return False
+        self._out.findings.append(Finding("late", at, f"it was given up before {self._task.at} came", accounted=True))
+        return True
+
+    def _enter_response(self, response: ResponseFact) -> None:
+        slots = self._samplings.setdefault(response.sampling_id, {})
+        known = slots.get(response.slot)
+        said = (response.response_id, response.content)
+        if known is not None and known.content == response.content:
+            self._repeated(response.at, known.at)
+        elif known is not None:
+            self._refused("contradictory", response.at, f"{known.at} has the same response_id and other content")
+        elif (why := self._refusal(response, slots)) is None:
+            slots[response.slot] = response
+            if len(slots) == self._task.group_size:
+                self._whole.append(response.sampling_id)
+        elif said in self._entered:
+            self._repeated(response.at, None)
+        else:
+            self._entered.add(said)
+            self._refused(why[0], response.at, why[1])
+
+    def _refusal(self, response: ResponseFact, slots: Slots) -> tuple[Category, str] | None:
+        task = self._task
+        if (response.group_size, response.policy) != (task.group_size, task.policy):
+            return "contradictory", (
+                f"it is of {response.policy!r} in a group of {response.group_size}, its task {task.at} of "
+                f"{task.policy!r} in one of {task.group_size}"
+            )
+        if task.pinned not in (None, response.version):
+            return "contradictory", f"version {response.version} answered, {task.at} asks for {task.pinned}"
+        if self._is_late(response.ms):
+            return "late", f"it was recorded after the deadline of {task.at}"
+        for sibling in slots.values():
+            if sibling.version != response.version:
+                return "contradictory", f"it is of version {response.version}, and {sibling.at} of {sibling.version}"
+            if sibling.shared and response.shared and sibling.shared != response.shared:
+                return "contradictory", f"it has another model, prompt or sampling than {sibling.at}"
+        return None
+
+    def _enter_reward(self, reward: RewardFact) -> None:
+        key = (reward.response_id, reward.source)
+        known, said = self._verdicts.get(key), (*key, reward.content)
+        if known is not None and known.content == reward.content:
+            self._repeated(reward.at, known.at)
+        elif said in self._entered:
+            self._repeated(reward.at, None)
+        elif known is not None:
+            self._entered.add(said)
+            self._refused("contradictory", reward.at, f"it says {reward.value}, and {known.at} said {known.value}")
+        elif reward.source not in dict(self._task.sources):
+            self._entered.add(said)
+            self._refused("contradictory", reward.at, f"{self._task.at} does not ask {reward.source!r}")
+        elif self._is_late(reward.ms):
+            self._entered.add(said)
+            self._refused("late", reward.at, f"it was recorded after the deadline of {self._task.at}")
+        else:
+            self._verdicts[key] = reward
+
+    def _is_late(self, ms: int) -> bool:
+        deadline = self._deadline_ms()
+        return deadline is not None and ms > deadline
+
+    def _deadline_ms(self) -> int | None:
+        default_s = self._view.settings.advantages.deadline_s
+        if self._task.deadline_at is not None or not default_s:
+            return self._task.deadline_at
+        return self._task.ms + int(default_s * 1000)
+
+    # --- what became of it --------------------------------------------------------------------------------------------
+
+    def _is_closed(self, group: GroupFact) -> bool:
+        """Return whether the join is done with the record at which the group left, and so with all effects of it."""
+        if not group.complete:
+            expires = [control.at for control in self._story.controls if control.kind == "expire"]
+            return bool(expires) and all(map(self._due, [self._task.at, *expires]))
+        slots = self._samplings.get(group.sampling_id or "", {})
+        answered = {response.response_id for response in slots.values()}
+        scores = [reward.at for (response_id, _), reward in self._verdicts.items() if response_id in answered]
+        return all(map(self._due, [self._task.at, *(response.at for response in slots.values()), *scores]))
+
+    def _expired(self, deadline_ms: int = 0) -> bool:
+        """Return whether the join has read that this task's time is over; an earlier record gave up strays."""
+        return any(
+            control.kind == "expire" and control.ms >= deadline_ms and self._passed(control.at)
+            for control in self._story.controls
+        )
+
+    def _no_group(self) -> None:
+        task = self._task
+        if not self._due(task.at):
+            self._out.in_flight["tasks"] += 1
+        elif self._expired(self._deadline_ms() or 0) or any(
+            control.kind == "evict" for control in self._story.controls
+        ):
+            self._found("lost", task.at, "its group was closed by a control record and is not in groups")
+        elif self._whole and all(map(self._due, self._needed(self._whole[0]))):
+            self._found("lost", task.at, "every slot is answered and scored, and its group is not in groups")
+        elif self._reach.settled:
+            self._found("lost", task.at, "it has no group, and nothing is in flight")
+        elif self._is_unanswered():
+            self._found("lost", task.at, f"policy-{task.policy} has passed it, and no sampling has every slot")
+        else:
+            self._out.in_flight["tasks"] += 1
+
+    def _needed(self, sampling_id: str) -> Iterator[Coordinates]:
+        """Yield where everything lies that the group is made of; one place above every commit for what is missing."""
+        nowhere = Coordinates("", 0, 0)
+        for response in self._samplings[sampling_id].values():
+            yield response.at
+            for source, _ in () if response.failed else self._task.sources:
+                reward = self._verdicts.get((response.response_id, source))
+                yield nowhere if reward is None else reward.at
+
+    def _is_unanswered(self) -> bool:
+        """Return whether the policy agent must have answered and did not: it passes over what time has overtaken."""
+        seen: dict[str, set[int]] = {}
+        for response in self._story.responses:
+            seen.setdefault(response.sampling_id, set()).add(response.slot)
+            if len(seen[response.sampling_id]) >= response.group_size:
+                return False
+        deadline = self._deadline_ms()
+        may_be_over = self._task.purpose != "serve" and deadline is not None and deadline < self._reach.now_ms
+        return not may_be_over and self._reach.passed(f"policy-{self._task.policy}", self._task.at)
+
+    def _left_behind(self, group: GroupFact, chosen: Slots) -> None:
+        """Account for what could have entered and is in no group: superseded, or later than the group."""
+        category: Category = "late" if group.sampling_id is None else "superseded"
+        why = f"{group.at} is made of {'nothing' if group.sampling_id is None else 'another sampling'}"
+        for sampling_id, slots in self._samplings.items():
+            if sampling_id != group.sampling_id:
+                for response in slots.values():
+                    self._refused(category, response.at, why, self._closed)
+        in_group = {response.response_id for response in chosen.values()}
+        others = {response.response_id for slots in self._samplings.values() for response in slots.values()}
+        known = {response.response_id for response in self._story.responses}
+        for (response_id, _), reward in self._verdicts.items():
+            if response_id in in_group:
+                continue
+            if response_id in others:
+                self._refused(category, reward.at, why, self._closed)
+            elif response_id in known:
+                self._refused("contradictory", reward.at, "its response could not enter the group", self._closed)
+            else:
+                self._refused("phantom", reward.at, f"response {response_id} is not in the log", self._closed)
+        counted = {member.response_id for member in group.members}
+        for response in chosen.values():
+            reason = self._view.reason(response.at, JOIN)
+            if response.response_id in counted and reason not in (None, "unknown_task"):
+                self._found("doubled", response.at, f"it is in {group.at}, and in dead letters as {reason}")
+
+    def _unscored(self) -> None:
+        """Find the answers that the scorer has passed and that have no verdict."""
+        said = {(reward.response_id, reward.source) for reward in self._story.rewards}
+        first = self._first_sampling()
+        for sampling_id, slots in self._samplings.items():
+            if first is not None and sampling_id != first:
+                continue
+            for response in slots.values():
+                missing = [source for source, _ in self._task.sources if (response.response_id, source) not in said]
+                if response.failed or not missing or self._view.lettered(response.at, SCORER):
+                    continue
+                if self._reach.passed(SCORER, response.at):
+                    self._found("lost", response.at, f"the reward of {', '.join(missing)} is not in rewards")
+                else:
+                    self._out.in_flight["rewards"] += len(missing)
+
+    def _first_sampling(self) -> str | None:
+        """Return the sampling that the group is made of, or will be."""
+        if self._group is not None:
+            return self._group.sampling_id
+        return self._whole[0] if self._whole else None
+
+    def _without_task(self) -> None:
+        """Account for what is about a task that is not in the log."""
+        story = self._story
+        waits = bool(self._view.settings.advantages.deadline_s) and not self._reach.settled
+        events: list[ResponseFact | RewardFact] = [*story.responses, *story.rewards]
+        for fact in events:
+            said = (fact.response_id, fact.content, fact.source if isinstance(fact, RewardFact) else "")
+            if said in self._entered or self._view.lettered(fact.at, JOIN):
+                self._entered.add(said)
+            elif self._passed(fact.at) and (not waits or self._expired()):
+                self._entered.add(said)
+                self._found("phantom", fact.at, "its task is not in the log")
+            else:
+                self._out.in_flight["events"] += 1
+        for control in story.controls:
+            if not story.responses and not story.rewards:
+                self._found("phantom", control.at, "nothing in the log is about its task")
+        for group in story.groups:
+            self._found("phantom", group.at, "its task is not in the log")
+
+    def _count(self) -> None:
+        slots, counts = self._task.group_size, self._out.counts
+        counts["tasks"] += 1
+        counts["slots"] += slots
+        group = self._group
+        first = self._first_sampling()
+        answers = self._samplings.get(first or "", {})
+        counts["answered"] += sum(not response.failed for response in answers.values())
+        counts["failed"] += sum(response.failed for response in answers.values())
+        if group is not None:
+            counts["unanswered"] += slots - len(answers)
+            counts["groups"] += 1
+            counts["dropped"] += group.dropped_reason is not None
+        else:
+            counts["tasks open"] += 1
+            counts["slots open"] += slots - len(answers)
+        good = [response for response in answers.values() if not response.failed]
+        scores = [self._verdicts.get((one.response_id, source)) for one in good for source, _ in self._task.sources]
+        counts["to score"] += len(scores)
+        counts["scored"] += sum(score is not None and score.value is not None for score in scores)
+        counts["without score"] += scores.count(None)
+        counts["failed scores"] += sum(score is not None and score.value is None for score in scores)
+
+    # --- words --------------------------------------------------------------------------------------------------------
+
+    def _passed(self, at: Coordinates) -> bool:
+        return self._reach.passed(STREAMS, at)
+
+    def _due(self, at: Coordinates) -> bool:
+        """Return whether the join has this record and its task."""
+        return bool(at.topic) and self._passed(at) and self._passed(self._task.at)
+
+    def _found(self, category: Category, at: Coordinates, what: str) -> None:
+        self._out.findings.append(Finding(category, at, what))
+
+    def _repeated(self, at: Coordinates, first: Coordinates | None) -> None:
+        what = "it repeats what was refused before" if first is None else f"it repeats {first}"
+        self._out.findings.append(Finding("repeated", at, what, accounted=True))
+
+    def _refused(self, category: Category, at: Coordinates, what: str, due: bool = True) -> None:
+        """Account for a record that is in no group: it needs a dead letter, once the join is done with it."""
+        if self._view.lettered(at, JOIN):
+            if category != "phantom":
+                self._out.findings.append(Finding(category, at, what, accounted=True))
+        elif due and self._due(at):
+            self._found(category, at, f"{what}; it has no dead letter")
+        else:
+            self._out.in_flight["events"] += 1

@@ -1,0 +1,349 @@
+"""Dead letters, and what was decided about each.
+
+    dead-letters ──► load ──► Letter, Decision ──► Letters: open, retried or dropped ──► find, matching
+                                                     └──► original: the record as it was
+
+A decision about a letter is a record, too: a DeadLetter of stage `dlq` about the same source record, under a key that
+puts all decisions about one source into one partition. Two letters about one source, of two stages, share its fate.
+Decisions are numbered; of those with the same number the first in the partition wins, and one with a number too high
+is void. So whoever reads the partition up to his own decision knows whether it holds.
+
+Not covered: a header that a record has twice, and one without a value. A dead letter keeps the last, and an empty one.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import logging
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal, NamedTuple
+
+from schemas.events import Coordinates, DeadLetter, derive_id
+from schemas.serde import Poison, decode
+from streams.errors import EventError, NotFoundError, SettingsError, UndecodableEvent
+from streams.kafka import admin
+from streams.kafka.reader import fetch, read
+from streams.kafka.record import Record, TopicPartition
+from streams.kafka.topics import Topic, topics
+from streams.settings.load import Settings
+
+log = logging.getLogger(__name__)
+
+STAGE = "dlq"
+"""Who writes decisions. No other stage may be called so."""
+SHORTEST_ID = 6
+"""Characters of an id that are enough to name a letter, if no other begins with them."""
+
+State = Literal["open", "retried", "dropped"]
+Verdict = Literal["retried", "dropped"]
+
+
+# --- what lies in the topic -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Letter:
+    """A dead letter without its payload, and where it lies."""
+
+    at: Coordinates
+    written_ms: int
+    """When it was written: the timestamp of its record. `event.created_at` is that of its source."""
+    event: DeadLetter
+    """Without payload and headers; they are fetched when somebody wants them."""
+    payload_bytes: int | None = None
+    """None for a tombstone."""
+
+    @property
+    def source(self) -> Coordinates:
+        """Where the record lies that could not be used."""
+        return source_of(self.event)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What somebody decided about a source record."""
+
+    at: Coordinates
+    written_ms: int
+    source: Coordinates
+    decision_id: str
+    verdict: Verdict
+    attempt: int
+    """1-based. A second attempt finishes what the first began, or decides otherwise."""
+    said: str
+    """Who, and why."""
+    partition: int = 0
+    """Retried: of the source topic, where the record goes."""
+    end: int = 0
+    """Retried: where that partition ended before this was decided; the record lies there or behind."""
+
+
+def source_of(event: DeadLetter) -> Coordinates:
+    """Return the coordinates of the record that a dead letter is about."""
+    return Coordinates(event.source_topic, event.source_partition, event.source_offset)
+
+
+def decision_id(source: Coordinates, attempt: int) -> str:
+    """Return the id of a decision: who decides the same again decides nothing new."""
+    return derive_id(STAGE, *source, attempt)
+
+
+def decision(
+    letter: Letter, verdict: Verdict, attempt: int, said: str, *, now_ms: int, partition: int = 0, end: int = 0
+) -> DeadLetter:
+    """Return the record that decides about the source of `letter`."""
+    numbers = {"attempt": attempt} | ({"partition": partition, "end": end} if verdict == "retried" else {})
+    try:
+        key = _bytes(letter.event.key)
+    except binascii.Error:
+        key = None
+    # without a key each of them would lie in a partition of its own, and none would be first
+    key = str(letter.source).encode() if key is None else key
+    return replace(
+        letter.event,
+        dead_letter_id=decision_id(letter.source, attempt),
+        created_at=now_ms,
+        stage=STAGE,
+        reason=verdict,
+        error=f"{letter.source}: {said}",
+        key=base64.b64encode(key).decode(),
+        payload=None,
+        headers={name: base64.b64encode(str(number).encode()).decode() for name, number in numbers.items()},
+    )
+
+
+def parse(record: Record) -> Letter | Decision | Poison:
+    """Return what a record of the topic holds. Never raises."""
+    event = record.decode(DeadLetter)
+    if isinstance(event, Poison):
+        return event
+    if event.stage == STAGE:
+        return _decision(record, event)
+    payload_bytes = None if event.payload is None else len(event.payload) * 3 // 4 - event.payload[-2:].count("=")
+    return Letter(record.at, record.timestamp_ms, replace(event, payload=None, headers={}), payload_bytes)
+
+
+def _decision(record: Record, event: DeadLetter) -> Decision | Poison:
+    source = source_of(event)
+    try:
+        numbers = {name: int(base64.b64decode(value, validate=True)) for name, value in event.headers.items()}
+        verdict: dict[str, Verdict] = {"retried": "retried", "dropped": "dropped"}
+        found = Decision(
+            record.at, record.timestamp_ms, source, event.dead_letter_id, verdict[event.reason], numbers["attempt"],
+            event.error.removeprefix(f"{source}: "), numbers.get("partition", 0), numbers.get("end", 0),
+        )  # fmt: skip
+    except (KeyError, ValueError) as exc:
+        return Poison("contradictory", f"no decision of `streamward dlq`: {type(exc).__name__}: {exc}")
+    if found.decision_id != decision_id(source, found.attempt) or min(found.attempt, found.partition, found.end) < 0:
+        return Poison("contradictory", f"its id or a number is not that of decision {found.attempt} about {source}")
+    return found
+
+
+# --- all of them ------------------------------------------------------------------------------------------------------
+
+
+class Matching(NamedTuple):
+    """Which letters are wanted; None means any."""
+
+    reason: str | None = None
+    stage: str | None = None
+    topic: str | None = None
+    """Full name of the source topic."""
+    since_ms: int | None = None
+    """Written at this time or later."""
+
+    def wants(self, letter: Letter) -> bool:
+        """Return whether this letter is one."""
+        return (
+            self.reason in (None, letter.event.reason)
+            and self.stage in (None, letter.event.stage)
+            and self.topic in (None, letter.event.source_topic)
+            and (self.since_ms is None or letter.written_ms >= self.since_ms)
+        )
+
+
+@dataclass
+class Letters:
+    """Every letter and decision read so far. In which order partitions are read, and how often, changes nothing."""
+
+    next_offsets: dict[TopicPartition, int] = field(default_factory=dict)
+    """Up to where the topic was read."""
+    _first: dict[str, Letter] = field(default_factory=dict)
+    _ids: dict[Coordinates, str] = field(default_factory=dict)
+    _decisions: dict[Coordinates, dict[Coordinates, Decision]] = field(default_factory=dict)
+
+    def take(self, found: Letter | Decision) -> None:
+        """Take in what a record held. A letter that a stage wrote twice, after a restart, is one letter."""
+        if isinstance(found, Decision):
+            self._decisions.setdefault(found.source, {})[found.at] = found
+            return
+        letter_id = found.event.dead_letter_id
+        self._ids[found.at] = letter_id
+        known = self._first.get(letter_id)
+        if known is None or (found.written_ms, found.at) < (known.written_ms, known.at):
+            self._first[letter_id] = found
+
+    def decisions(self, source: Coordinates) -> list[Decision]:
+        """Return the decisions about a source record that hold, in order; the last one is in force."""
+        holding: list[Decision] = []
+        for at in sorted(self._decisions.get(source, {})):
+            found = self._decisions[source][at]
+            if found.attempt == len(holding) + 1:
+                holding.append(found)
+        return holding
+
+    def state(self, letter: Letter) -> State:
+        """Return what was decided about a letter's source."""
+        holding = self.decisions(letter.source)
+        return holding[-1].verdict if holding else "open"
+
+    def matching(self, wanted: Matching = Matching(), *states: State) -> list[Letter]:  # noqa: B008 - immutable
+        """Return the letters that are wanted, in one of these states or in any, oldest first."""
+        found = (letter for letter in self._first.values() if wanted.wants(letter))
+        some = [letter for letter in found if not states or self.state(letter) in states]
+        return sorted(some, key=lambda letter: (letter.written_ms, letter.at))
+
+    def find(self, text: str, *, prefix: str = "") -> list[Letter]:
+        """Return the letter that an id, its beginning or its coordinates name; or all about the record they name.
+
+        `prefix` is that of the deployment's topics: coordinates may have a topic's label.
+
+        Raises NotFoundError if there is none, SettingsError if `text` names several or is too short to name one.
+        """
+        if (place := re.fullmatch(r"(.+)\[(\d+)\]@(\d+)", text)) is not None:
+            topic, partition, offset = place.groups()
+            named = {Coordinates(name, int(partition), int(offset)) for name in (topic, prefix + topic)}
+            ids = {self._ids[at] for at in named & self._ids.keys()}
+            ids |= {letter.event.dead_letter_id for letter in self._first.values() if letter.source in named}
+        elif len(text) < SHORTEST_ID:
+            raise SettingsError(
+                f"{text!r} is too short to name a dead letter; give {SHORTEST_ID} characters of its id or more, or "
+                "coordinates as topic[partition]@offset"
+            )
+        else:
+            ids = {letter_id for letter_id in self._first if letter_id.startswith(text.lower())}
+            if len(ids) > 1:
+                some = ", ".join(sorted(ids)[:5])
+                raise SettingsError(f"{text} begins the ids of {len(ids)} dead letters ({some}); give more of it")
+        if not ids:
+            raise NotFoundError(
+                f"no dead letter is called {text}, and none is about a record there; `streamward dlq list --all` "
+                "shows every one"
+            )
+        return sorted((self._first[letter_id] for letter_id in ids), key=lambda letter: letter.at)
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+def load(settings: Settings) -> Letters:
+    """Return all letters and decisions up to where the topic ends now. What cannot be read is warned of and left out.
+
+    Raises NotFoundError if there is no such topic, LogError if the broker does not answer.
+    """
+    bounds = admin.offsets(settings, ["dead-letters"])
+    letters = Letters({tp: low for tp, (low, _) in bounds.items()})
+    go_on(settings, letters, {tp: high for tp, (_, high) in bounds.items()})
+    return letters
+
+
+def go_on(settings: Settings, letters: Letters, ends: Mapping[TopicPartition, int]) -> None:
+    """Read on, to below `ends`. Raises LogError if the broker does not answer."""
+    behind = {tp: end for tp, end in ends.items() if end > letters.next_offsets[tp]}
+    for record in read(settings, {tp: letters.next_offsets[tp] for tp in behind}, behind):
+        found = parse(record)
+        if isinstance(found, Poison):
+            log.warning("%s: passed over, not a dead letter: %s", record.at, found.error)
+        else:
+            letters.take(found)
+    letters.next_offsets.update(behind)
+
+
+class Original(NamedTuple):
+    """The record that could not be used, as it was."""
+
+    key: bytes | None
+    payload: bytes | None
+    headers: dict[str, bytes]
+
+
+def originals(settings: Settings, letters: list[Letter]) -> Iterator[tuple[Letter, Original | EventError]]:
+    """Yield each letter with the record it is about, or with why that cannot be told.
+
+    Raises LogError if a letter is gone, or the broker does not answer.
+    """
+    records = fetch(settings, [letter.at for letter in letters])
+    for letter in letters:
+        event = records[letter.at].decode(DeadLetter)
+        assert isinstance(event, DeadLetter)  # noqa: S101 - it was decoded once already
+        try:
+            yield (
+                letter,
+                Original(
+                    key=_bytes(event.key),
+                    payload=_bytes(event.payload),
+                    headers={name: _bytes(value) or b"" for name, value in event.headers.items()},
+                ),
+            )
+        except binascii.Error as exc:
+            yield (
+                letter,
+                UndecodableEvent(
+                    f"{letter.at}: key, payload or a header of this dead letter is not base64 ({exc}). Take the "
+                    f"original from {letter.source}, if it is still there, and check what stage {event.stage} writes"
+                ),
+            )
+
+
+def _bytes(text: str | None) -> bytes | None:
+    return None if text is None else base64.b64decode(text, validate=True)
+
+
+def topic_named(settings: Settings, letters: Letters, text: str) -> str:
+    """Return the full name of a source topic, given by its label or as it stands in the letters.
+
+    Raises NotFoundError, with those there are.
+    """
+    known = {label: topic.name for label, topic in topics(settings.topics).items()}
+    names = {*known.values(), *(letter.event.source_topic for letter in letters.matching())}
+    name = known.get(text, text)
+    if name not in names:
+        raise NotFoundError(f"no dead letter can be about a topic called {text!r}; there are {', '.join(known)}")
+    return name
+
+
+# --- reasons ----------------------------------------------------------------------------------------------------------
+
+BYTES_DECIDE = ("not_avro", "unknown_schema", "wrong_event", "undecodable", "contradictory")
+"""Reasons that decoding gives; whether they are mended is tried out."""
+HOPELESS = {
+    "superseded": "another sampling of the task was whole before it, and the first wins; it would be superseded again",
+    "late": "its deadline has passed or its group has left, and putting it back makes it later still",
+    "contradictory": "the log holds another record that it contradicts, and the first wins; give what is new a new id",
+    "unasked": "its task does not ask this source; submit a task, under a new id, that does",
+    "unknown_response": "the group of its task was made of another sampling, and has left",
+    "wrong_key": "it would come back under the same key; write the event again, under the right one",
+    "bad_adapter": "a second `trained` of a version changes nothing; mend the adapter store, then restart the agent",
+    "bad_signature": "a second `trained` of a version changes nothing; sign it in the store, then restart the agent",
+    "wrong_base": "a second `trained` of a version changes nothing; run the agent on the base it was trained on",
+    "store_unreachable": "a second `trained` of a version changes nothing; mend the store, then restart the agent",
+}
+"""Reasons that no mending helps, and what to know or do instead."""
+
+
+def hopeless(letter: Letter, topic: Topic, original: Original) -> str | None:
+    """Return why putting the original back cannot help, or None if it may, once the cause is mended."""
+    reason, stage = letter.event.reason, letter.event.stage
+    if stage == "trainer" and topic.label == "groups":
+        return "the step was taken without this group, which batches would now leave out as a duplicate"
+    if reason in BYTES_DECIDE:
+        found = decode(original.payload, topic.event)
+        if isinstance(found, Poison):
+            return f"it cannot be decoded here either, {found.reason}: {found.error}"
+        if stage in ("policy", "scoring"):
+            return None  # theirs is about the bytes alone
+    why = HOPELESS.get(reason)
+    return None if why is None else f"{reason}: {why}"

@@ -1,0 +1,369 @@
+"""Decide about dead letters: put the original record back on its topic, or drop it; each once.
+
+    letter ──► claim: a decision in dead-letters, acknowledged ──► read up to it: is it the first? ──► the original,
+                                                                    └─ no: somebody else decided       with the claim's
+                                                                                                       id in a header
+Killed between the claim and the record, a retry is finished by a later one: from the offset that the claim names, it
+looks for the header, and if the record is not there takes the next attempt, of which again the first in the partition
+wins. It does so only after `STALE_S`, because the first might still be writing; who wrote a claim gives up long before.
+
+The record comes back with a new offset and the time of now: a deadline that has passed stays so.
+
+Not covered: clocks of two operators that differ by more than a minute, and a process that stands still for longer than
+`STALE_S` between its last look at the clock and the write. Both can put a record back twice. No effect of it is
+doubled, since ids say what a record is about.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from schemas.events import Coordinates
+from streams.errors import EventError, LogError, NotFoundError, RefusedError, StreamwardError
+from streams.kafka import admin
+from streams.kafka.reader import read
+from streams.kafka.record import Producer, TopicPartition, check_size, murmur2
+from streams.kafka.topics import Topic, topics
+from streams.settings.load import Settings
+from streams.tools.dead_letters.letters import (
+    Decision,
+    Letter,
+    Letters,
+    Original,
+    Verdict,
+    decision,
+    decision_id,
+    go_on,
+    hopeless,
+    originals,
+)
+
+RETRY_HEADER = "streamward-retry"
+"""Header of a record that was put back: the id of the decision to do so."""
+STALE_S = 120
+"""A claim this old is nobody's work any more: its writer gives up after CLAIM_S, its producer GIVE_UP_S later."""
+CLAIM_S = 30
+"""Longest time from a claim to the write of its record."""
+ROUND = 100
+ROUND_BYTES = 32 * 1024 * 1024
+"""So many letters, and bytes of payload, are decided at a time; they lie in memory."""
+
+Result = Literal["retried", "dropped", "already", "would retry", "would drop", "refused"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """What is to be decided, by whom, and why."""
+
+    verdict: Verdict
+    actor: str
+    why: str = ""
+    force: bool = False
+    """Also what cannot help, and what was dropped. Never what was put back already."""
+    dry_run: bool = False
+
+    @property
+    def said(self) -> str:
+        """The sentence of the decision."""
+        what = "put back" if self.verdict == "retried" else "dropped"
+        return f"{what} by {self.actor}{': ' if self.why else ''}{self.why}"
+
+
+class Outcome(NamedTuple):
+    """What became of one letter."""
+
+    letter: Letter
+    result: Result
+    at: Coordinates | None = None
+    """Where the record lies that was put back."""
+    error: StreamwardError | None = None
+    """Why nothing was done."""
+
+
+@dataclass(slots=True)
+class _Case:
+    """One source record, and the letters about it that were chosen."""
+
+    letters: list[Letter]
+    holding: list[Decision]
+    original: Original | None = None
+    partition: int = 0
+    end: int = 0
+    claimed_at: Coordinates | None = None
+
+    @property
+    def letter(self) -> Letter:
+        return self.letters[0]
+
+    @property
+    def attempt(self) -> int:
+        return len(self.holding) + 1
+
+
+def decide(settings: Settings, letters: Letters, chosen: Sequence[Letter], order: Order) -> Iterator[Outcome]:
+    """Decide about every chosen letter, and yield what became of it: one outcome for each source record.
+
+    `letters` is what was loaded just before, and is read on.
+
+    Raises LogError if the broker does not answer or refuses; what was claimed until then can be finished later.
+    """
+    by_source: dict[Coordinates, list[Letter]] = {}
+    for letter in chosen:
+        by_source.setdefault(letter.source, []).append(letter)
+    cases = [_Case(about, letters.decisions(source)) for source, about in by_source.items()]
+    if not cases:
+        return
+    now_ms = int(time.time() * 1000)  # before the look at the topics: what is missing there was missing at this time
+    there = _put_back(settings, [found for case in cases for found in case.holding if found.verdict == "retried"])
+    with Producer(settings) as producer:
+        run = _Run(settings, letters, order, producer, now_ms, there)
+        for some in _rounds(cases):
+            yield from run.round(some)
+
+
+def _rounds(cases: list[_Case]) -> Iterator[list[_Case]]:
+    some: list[_Case] = []
+    size = 0
+    for case in cases:
+        more = case.letter.payload_bytes or 0
+        if some and (len(some) == ROUND or size + more > ROUND_BYTES):
+            yield some
+            some, size = [], 0
+        some.append(case)
+        size += more
+    yield some
+
+
+@dataclass(frozen=True, slots=True)
+class _There:
+    """What a look at the source topics found."""
+
+    records: Mapping[str, Coordinates] = field(default_factory=dict)
+    """Records that were put back, by the id of the decision."""
+    first: Mapping[TopicPartition, int] = field(default_factory=dict)
+    """First offset of each partition; none for a topic that is not of this deployment."""
+
+
+def _put_back(settings: Settings, claims: list[Decision]) -> _There:
+    """Look for the records that belong to these claims, from the offsets that they name."""
+    labels = {topic.name: label for label, topic in topics(settings.topics).items()}
+    starts: dict[TopicPartition, int] = {}
+    for claim in claims:
+        if claim.source.topic in labels:
+            tp = (claim.source.topic, claim.partition)
+            starts[tp] = min(claim.end, starts.get(tp, claim.end))
+    if not starts:
+        return _There()
+    bounds = admin.offsets(settings, {labels[name] for name, _ in starts})
+    starts = {tp: max(start, bounds[tp][0]) for tp, start in starts.items() if tp in bounds}
+    ends = {tp: bounds[tp][1] for tp, start in starts.items() if start < bounds[tp][1]}
+    ids = {claim.decision_id.encode(): claim.decision_id for claim in claims}
+    found: dict[str, Coordinates] = {}
+    for record in read(settings, {tp: starts[tp] for tp in ends}, ends):
+        for name, value in record.headers:
+            if name == RETRY_HEADER and value in ids:
+                found.setdefault(ids[value], record.at)
+    return _There(found, {tp: low for tp, (low, _) in bounds.items()})
+
+
+@dataclass(slots=True)
+class _Run:
+    """One run of `decide`."""
+
+    settings: Settings
+    letters: Letters
+    order: Order
+    producer: Producer
+    now_ms: int
+    there: _There
+
+    def round(self, cases: list[_Case]) -> Iterator[Outcome]:
+        """Decide about some cases: all claims are written and read together, then all records."""
+        ready: list[_Case] = []
+        for case in cases:
+            outcome = self._decided(case)
+            if outcome is None:
+                ready.append(case)
+            else:
+                yield outcome
+        if self.order.verdict == "retried":
+            ready, refused = self._prepared(ready)
+            yield from refused
+        if self.order.dry_run:
+            would: Result = "would retry" if self.order.verdict == "retried" else "would drop"
+            yield from (Outcome(case.letter, would) for case in ready)
+        elif ready:
+            yield from self._carry_out(ready)
+
+    def _decided(self, case: _Case) -> Outcome | None:
+        """Return what earlier decisions make of a case, or None if there is something left to decide."""
+        if not case.holding:
+            return None
+        letter, last = case.letter, case.holding[-1]
+        back = next(
+            (self.there.records[d.decision_id] for d in case.holding if d.decision_id in self.there.records), None
+        )
+        if self.order.verdict == last.verdict and (back is not None or last.verdict == "dropped"):
+            return Outcome(letter, "already", back)
+        if back is not None:
+            why = f"it was put back already, and lies at {back}; if that fails as well, drop the letter about it"
+        elif last.verdict == "dropped":
+            if self.order.force:
+                return None
+            why = f"it was {last.said} ({last.at}). Give --force to put it back all the same"
+        else:
+            found = self._hindrance(last)
+            if found is None:
+                return None
+            why = found
+        return Outcome(letter, "refused", error=RefusedError(f"{letter.source}: {why}"))
+
+    def _hindrance(self, claim: Decision) -> str | None:
+        """Return why a retry whose record is not there may not be finished, or None if it may."""
+        age_s = (self.now_ms - claim.written_ms) / 1000
+        if age_s < STALE_S:
+            return (
+                f"somebody is at it: {claim.said} ({claim.at}), {age_s:.0f} s ago, and the record is not back yet. If "
+                f"that was cut short, the same command finishes it {STALE_S} s after the claim"
+            )
+        low = self.there.first.get((claim.source.topic, claim.partition), 0)
+        if low > claim.end and not self.order.force:
+            return (
+                f"{claim.said} ({claim.at}), and whether the record came back cannot be told any more: retention has "
+                f"cut {claim.source.topic}[{claim.partition}] up to {low}, expected to read it from {claim.end}. Give "
+                "--force if you know that it did not"
+            )
+        return None
+
+    # --- retry: may it go back, and where to ------------------------------------------------------------------------
+
+    def _prepared(self, cases: list[_Case]) -> tuple[list[_Case], list[Outcome]]:
+        """Return the cases whose originals can go back, with partition and its end; and the outcomes of the others."""
+        named = {topic.name: topic for topic in topics(self.settings.topics).values()}
+        labels = {named[c.letter.source.topic].label for c in cases if c.letter.source.topic in named}
+        bounds = admin.offsets(self.settings, sorted(labels))
+        ready, refused = [], []
+        found = originals(self.settings, [case.letter for case in cases])
+        for case, (letter, original) in zip(cases, found, strict=True):
+            error = self._unfit(case, named.get(letter.source.topic), original, bounds)
+            if error is None:
+                ready.append(case)
+            else:
+                refused.append(Outcome(case.letter, "refused", error=error))
+        return ready, refused
+
+    def _unfit(
+        self,
+        case: _Case,
+        topic: Topic | None,
+        original: Original | EventError,
+        bounds: Mapping[TopicPartition, tuple[int, int]],
+    ) -> StreamwardError | None:
+        """Return why the original cannot go back, or None once the case knows where it goes."""
+        source = case.letter.source
+        if isinstance(original, EventError):
+            return original
+        if topic is None:
+            return NotFoundError(
+                f"{source}: topic {source.topic} is not of this deployment, whose topics.prefix is "
+                f"{self.settings.topics.prefix!r}; run the command with the settings of the other one"
+            )
+        try:
+            check_size(topic, original.key, original.payload)
+        except EventError as exc:
+            return EventError(f"{source}: {exc}", reason=exc.reason)
+        partition = home(original.key, source, sum(name == topic.name for name, _ in bounds))
+        if (topic.name, partition) not in bounds:
+            return NotFoundError(f"{source}: topic {topic.name} has no such partition any more")
+        if not self.order.force:
+            reasons = [hopeless(letter, topic, original) for letter in case.letters]
+            if all(reasons):
+                return RefusedError(f"{source}: {reasons[0]}. `streamward dlq drop` closes the letter; --force retries")
+        case.original, case.partition, case.end = original, partition, bounds[topic.name, partition][1]
+        return None
+
+    # --- claim, look, write -----------------------------------------------------------------------------------------
+
+    def _carry_out(self, cases: list[_Case]) -> list[Outcome]:
+        """Do all of it before anything is said: whoever reads what we say may be slow, or leave."""
+        begun = time.monotonic()
+        try:
+            self._claim(cases)
+            won = [case for case in cases if self._holds(case)]
+            if self.order.verdict == "dropped":
+                outcomes = [Outcome(case.letter, "dropped") for case in won]
+            else:
+                outcomes = self._write(won, begun)
+        except LogError as exc:
+            if self.order.verdict == "dropped":
+                raise
+            raise LogError(
+                f"{exc}. {len(cases)} letters may be claimed already without their records being back: "
+                f"`streamward dlq retry --all-matching --unfinished` finishes that, {STALE_S} s from now"
+            ) from exc
+        return outcomes + [self._lost(case) for case in cases if not self._holds(case)]
+
+    def _lost(self, case: _Case) -> Outcome:
+        first = self.letters.decisions(case.letter.source)[case.attempt - 1]
+        why = f"somebody was faster: {first.said} ({first.at}). Nothing was done here"
+        return Outcome(case.letter, "refused", error=RefusedError(f"{case.letter.source}: {why}"))
+
+    def _claim(self, cases: list[_Case]) -> None:
+        """Write the decisions, and read the topic up to them."""
+        now_ms = int(time.time() * 1000)
+        for case in cases:
+            claim = decision(
+                case.letter, self.order.verdict, case.attempt, self.order.said,
+                now_ms=now_ms, partition=case.partition, end=case.end,
+            )  # fmt: skip
+
+            def acknowledged(at: Coordinates, case: _Case = case) -> None:
+                case.claimed_at = at
+
+            self.producer.send(claim, on_ack=acknowledged)
+        self.producer.flush()
+        ends: dict[TopicPartition, int] = {}
+        for at in (case.claimed_at for case in cases):
+            assert at is not None  # noqa: S101 - flush returned
+            ends[at.topic, at.partition] = max(at.offset + 1, ends.get((at.topic, at.partition), 0))
+        go_on(self.settings, self.letters, ends)
+
+    def _holds(self, case: _Case) -> bool:
+        return any(found.at == case.claimed_at for found in self.letters.decisions(case.letter.source))
+
+    def _write(self, cases: list[_Case], begun: float) -> list[Outcome]:
+        """Put originals back, as long as nobody may think that their claims were left behind."""
+        back: dict[Coordinates, Coordinates] = {}
+        for case in cases:
+            if time.monotonic() - begun > CLAIM_S:
+                break
+            assert case.original is not None  # noqa: S101 - _prepared found it
+            source = case.letter.source
+
+            def acknowledged(at: Coordinates, source: Coordinates = source) -> None:
+                back[source] = at
+
+            self.producer.send_bytes(
+                source.topic,
+                case.original.key,
+                case.original.payload,
+                headers=case.original.headers | {RETRY_HEADER: decision_id(source, case.attempt).encode()},
+                partition=case.partition,
+                on_ack=acknowledged,
+            )
+        self.producer.flush()
+        why = f"claimed, and after {CLAIM_S} s it was too late to write it; the same command does so in {STALE_S} s"
+        return [
+            Outcome(case.letter, "retried", back[case.letter.source])
+            if case.letter.source in back
+            else Outcome(case.letter, "refused", error=LogError(f"{case.letter.source}: {why}"))
+            for case in cases
+        ]
+
+
+def home(key: bytes | None, source: Coordinates, partitions: int) -> int:
+    """Return the partition in which a record belongs: that of its key; without a key, the one it was in."""
+    return source.partition if key is None else (murmur2(key) & 0x7FFFFFFF) % max(partitions, 1)

@@ -1,0 +1,273 @@
+"""What is wrong with this set-up, and what to do about it.
+
+    settings ──► broker, topics, schemas, model, disk ──► findings: ok, warning, failed, skipped
+
+Each look yields findings and raises nothing; one that cannot be taken, because an earlier one failed, says so. Looking
+changes nothing: no topic is made, no model loaded or fetched.
+
+Not covered: whether the processes of the loop run, and whether they get anywhere (`streamward events tail`).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from streams.errors import LogError, SettingsError, StreamwardError
+from streams.output import size
+from streams.settings.load import Settings
+
+DISK_WARNING_BYTES = 5 * 2**30
+"""About what an installed environment and a long demo take together."""
+DISK_FAILED_BYTES = 512 * 2**20
+"""Below this Kafka's next segments and a checkpoint may not fit."""
+
+State = Literal["ok", "warning", "failed", "skipped"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at."""
+
+    check: str
+    state: State
+    what: str
+    do: str = ""
+    exit_code: int = 0
+
+    def row(self) -> dict[str, Any]:
+        """Return it for printing."""
+        return {"check": self.check, "state": self.state, "what": self.what, "do": self.do}
+
+
+def examine(load: Callable[[], Settings]) -> list[Finding]:
+    """Return everything there is to say, in order. `load` gives the settings, or raises SettingsError."""
+    try:
+        settings = load()
+    except SettingsError as exc:
+        return [
+            Finding(
+                "settings", "failed", str(exc), "`streamward config show` lists every key", SettingsError.exit_code
+            ),
+            *(
+                Finding(check, "skipped", "needs settings")
+                for check in ("broker", "topics", "schemas", "model", "disk")
+            ),
+        ]
+    broker = _broker(settings)
+    reached = broker.state == "ok"
+    topics = list(_topics(settings)) if reached else [Finding("topics", "skipped", "needs a broker that answers")]
+    return [broker, *topics, *_schemas(), *_registry(settings), *_model(settings), *_disk(settings)]
+
+
+# --- the log ----------------------------------------------------------------------------------------------------------
+
+
+def _broker(settings: Settings) -> Finding:
+    from streams.kafka import admin
+
+    began = time.monotonic()
+    try:
+        found = admin.describe(settings)
+    except LogError as exc:
+        return Finding("broker", "failed", str(exc), _other_broker(settings), LogError.exit_code)
+    took_ms = (time.monotonic() - began) * 1000
+    return Finding(
+        "broker", "ok", f"{settings.kafka.bootstrap} answered in {took_ms:.0f} ms and has {len(found)} topics"
+    )
+
+
+def _other_broker(settings: Settings) -> str:
+    """Return what to do when the bootstrap does not answer: an embedded node may run at another one."""
+    from streams.kafka.node import process as broker
+
+    running = broker.status(settings.broker)
+    if running is None or running.bootstrap == settings.kafka.bootstrap:
+        return ""
+    return f"An embedded node runs at another address: export STREAMWARD_KAFKA__BOOTSTRAP={running.bootstrap}"
+
+
+def _topics(settings: Settings) -> Iterator[Finding]:
+    from streams.kafka import admin
+    from streams.kafka.topics import topics
+
+    wanted = topics(settings.topics)
+    try:
+        existing = admin.describe(settings)
+        configs = admin.configs(settings, [topic.name for topic in wanted.values() if topic.name in existing])
+        checked = _raised(lambda: admin.check_topics(settings))
+    except LogError as exc:
+        yield Finding("topics", "failed", str(exc), exit_code=exc.exit_code)
+        return
+    missing = [topic.name for topic in wanted.values() if topic.name not in existing]
+    if missing:
+        yield Finding("topics", "failed", f"missing: {', '.join(missing)}", "Run `streamward topics apply`", 3)
+    elif checked is not None:
+        yield Finding("topics", "failed", str(checked), exit_code=checked.exit_code)
+    else:
+        yield Finding("topics", "ok", f"all {len(wanted)} exist with the right partitions")
+    for topic in wanted.values():
+        if topic.name in configs:
+            yield from _topic_config(topic.name, topic.config, configs[topic.name])
+
+
+def _topic_config(name: str, wanted: dict[str, str], found: dict[str, str]) -> Iterator[Finding]:
+    if "compact" in found.get("cleanup.policy", "delete"):
+        yield Finding(
+            "topics",
+            "failed",
+            f"{name} is compacted, which leaves gaps in the offsets that batches refer to",
+            "Set cleanup.policy=delete on it, or use another topics.prefix",
+            2,
+        )
+    for key in ("max.message.bytes", "retention.ms", "message.timestamp.type"):
+        if (got := found.get(key)) is not None and got != wanted[key]:
+            yield Finding(
+                "topics",
+                "warning",
+                f"{name} has {key}={got}, the settings say {wanted[key]}",
+                "Change one of them; topics that exist are never changed by `topics apply`",
+            )
+
+
+def _raised(act: Callable[[], object]) -> StreamwardError | None:
+    try:
+        act()
+    except LogError:
+        raise
+    except StreamwardError as exc:
+        return exc
+    return None
+
+
+def _schemas() -> Iterator[Finding]:
+    from schemas.versions import SchemaError, check, files
+
+    try:
+        registry = files()
+        problems = list(check(registry))
+    except SchemaError as exc:
+        yield Finding("schemas", "failed", str(exc), exit_code=1)
+        return
+    for problem in problems:
+        yield Finding("schemas", "failed", problem, exit_code=1)
+    if not problems:
+        yield Finding("schemas", "ok", f"{len(registry.schemas)} as locked, every version reads every other")
+
+
+def _registry(settings: Settings) -> Iterator[Finding]:
+    if not settings.schemas.registry_url:
+        return
+    from streams.kafka.registry import client as schema_registry
+
+    try:
+        schema_registry.connect(settings)
+    except StreamwardError as exc:
+        yield Finding("schemas", "failed", str(exc), exit_code=exc.exit_code)
+    else:
+        yield Finding("schemas", "ok", f"{settings.schemas.registry_url} holds every version")
+
+
+# --- the machine ------------------------------------------------------------------------------------------------------
+
+
+def _model(settings: Settings) -> Iterator[Finding]:
+    missing = [name for name in ("torch", "transformers", "peft", "trl") if importlib.util.find_spec(name) is None]
+    if missing:
+        yield Finding(
+            "model",
+            "failed",
+            f"the packages {', '.join(missing)} are not installed",
+            "Install streamward with its dependencies (`make setup`)",
+            1,
+        )
+        return
+    if settings.model.device != "cpu":
+        yield from _device(settings.model.device)
+    yield _base(settings.model.base)
+
+
+def _device(device: str) -> Iterator[Finding]:
+    from streams.engines.base_model import check_device
+
+    try:
+        check_device(device)
+    except SettingsError as exc:
+        what, _, way_out = str(exc).rpartition("; ")
+        yield Finding("model", "failed", what, way_out, 2)
+
+
+def _base(base: str) -> Finding:
+    from streams.engines import base_model
+
+    if base in base_model.KNOWN:
+        try:
+            file = base_model.gguf_file(base)
+        except SettingsError as exc:
+            return Finding("model", "failed", str(exc), exit_code=exc.exit_code)
+        return Finding("model", "ok", f"{base} is installed ({file.name}, {size(file.stat().st_size)})")
+    folder = Path(base)
+    if folder.is_dir():
+        lacking = [
+            name
+            for name, found in (
+                ("config.json", (folder / "config.json").exists()),
+                ("*.safetensors", any(folder.glob("*.safetensors"))),
+            )
+            if not found
+        ]
+        if lacking:
+            return Finding(
+                "model",
+                "failed",
+                f"{base} has no {' and no '.join(lacking)}",
+                "Point model.base at a complete folder",
+                2,
+            )
+        return Finding("model", "ok", f"{base} is a folder with config and weights")
+    if base.startswith((".", "/", "~")):
+        return Finding("model", "failed", f"model.base={base}: there is no such folder", "Point it at one", 2)
+    from huggingface_hub import try_to_load_from_cache
+
+    if isinstance(try_to_load_from_cache(base, "config.json"), str):
+        return Finding("model", "ok", f"{base} is in the hub's local cache")
+    return Finding(
+        "model", "warning", f"{base} is not in the hub's local cache", "It is fetched at the first start: needs network"
+    )
+
+
+def _disk(settings: Settings) -> Iterator[Finding]:
+    places = {"broker.data_dir": settings.broker.data_dir, "trainer.checkpoints": settings.trainer.checkpoints}
+    if "://" not in settings.adapters.store:
+        places["adapters.store"] = Path(settings.adapters.store)
+    by_disk: dict[int, tuple[Path, list[str]]] = {}
+    for name, path in places.items():
+        parent = _existing(path.expanduser())
+        if not os.access(parent, os.W_OK):
+            yield Finding(
+                "disk", "failed", f"{name}={path}: {parent} is not writable", f"Change its rights, or set {name}", 1
+            )
+        by_disk.setdefault(parent.stat().st_dev, (parent, []))[1].append(name)
+    for parent, names in by_disk.values():
+        yield _free(parent, names)
+
+
+def _existing(path: Path) -> Path:
+    return next(parent for parent in (path.absolute(), *path.absolute().parents) if parent.exists())
+
+
+def _free(parent: Path, names: Iterable[str]) -> Finding:
+    free = shutil.disk_usage(parent).free
+    what = f"{size(free)} free at {parent} ({', '.join(names)})"
+    do = "Make room, or move these folders (--set, or the settings file)"
+    if free < DISK_FAILED_BYTES:
+        return Finding("disk", "failed", what, do, 1)
+    if free < DISK_WARNING_BYTES:
+        return Finding("disk", "warning", what, do)
+    return Finding("disk", "ok", what)

@@ -1,0 +1,98 @@
+"""Read segments of the archive: as they are where that is right, and from their payloads where it is not.
+
+    segments ─┬─ written with the newest schema, all events ──► read_parquet
+              ├─ with records that are no event ──────────────► read_parquet, without those
+              └─ written before a field was there ────────────► payloads ──► decoded anew, with its default
+
+Not covered: damage inside a page, which DuckDB meets as it reads. Size and footer are looked at before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import NamedTuple
+
+import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from schemas import ids as numbering, versions
+from schemas.events import Coordinates, Event
+from streams.errors import LogError
+from streams.kafka.topics import Topic
+from streams.tools.archive.segments import Archive, Segment
+from streams.tools.arrow import decode
+from streams.tools.arrow.decode import Bad, Rows
+from streams.tools.query.source import Scope
+from streams.tools.query.views import literal
+
+
+class Sorted(NamedTuple):
+    """Segments by how they are read."""
+
+    clean: list[Segment]
+    with_bad: list[Segment]
+    older: list[Segment]
+
+
+def sort(archive: Archive, event: type[Event], segments: Iterable[Segment]) -> Sorted:
+    """Return the segments by how they must be read. Only those without a record of the newest schema are opened."""
+    found = Sorted([], [], [])
+    newest = versions.files().newest(event)
+    ids = numbering.current().ids_meaning(newest) if newest.version > 1 else frozenset()
+    for segment in segments:
+        if newest.version > 1 and ids.isdisjoint(segment.schema_ids) and not _has_columns(archive, event, segment):
+            found.older.append(segment)
+        else:
+            (found.with_bad if segment.bad else found.clean).append(segment)
+    return found
+
+
+def _has_columns(archive: Archive, event: type[Event], segment: Segment) -> bool:
+    name = f"{archive.folder(segment.label, segment.partition)}/{segment.path.rsplit('/', 1)[-1]}"
+    try:
+        with archive.store.open(name) as source:
+            held = pq.read_schema(source)
+    except (OSError, pa.ArrowException, LogError):
+        return True  # missing or damaged: who asks for it is told (`Archive.sound`)
+    wanted = decode.arrow_schema(event)
+    return all(field.name in held.names and held.field(field.name).type == field.type for field in wanted)
+
+
+def selects(sorted_: Sorted, listed: str, scope: Scope) -> list[str]:
+    """Return a SELECT for each kind of segment that DuckDB reads by itself."""
+    found = []
+    for segments, condition in ((sorted_.clean, ""), (sorted_.with_bad, "_bad IS NULL")):
+        limits = [text for text in (condition, scope.condition()) if text]
+        if segments:
+            where = f" WHERE {' AND '.join(limits)}" if limits else ""
+            found.append(f"SELECT {listed} FROM read_parquet({files(segments)}){where}")  # noqa: S608 - quoted
+    return found
+
+
+def files(segments: Iterable[Segment]) -> str:
+    """Return the segments' files as a SQL list."""
+    return f"[{', '.join(literal(segment.path) for segment in segments)}]"
+
+
+def rows(archive: Archive, topic: Topic, segments: Iterable[Segment]) -> Iterator[Rows]:
+    """Yield what the segments hold, to be decoded again."""
+    for segment in segments:
+        tp = (topic.name, segment.partition)
+        records = archive.read({tp: segment.first}, {tp: segment.next})
+        while some := list(islice(records, decode.CHUNK_RECORDS)):
+            yield decode.side_by_side(topic.name, some)
+
+
+def bad(con: duckdb.DuckDBPyConnection, topic: Topic, segments: Iterable[Segment], scope: Scope) -> list[Bad]:
+    """Return the records in these segments that are no event."""
+    held = [segment for segment in segments if segment.bad]
+    if not held:
+        return []
+    found = con.execute(
+        f"SELECT _partition, _offset, _bad FROM read_parquet({files(held)}) "  # noqa: S608 - paths as literals
+        f"WHERE _bad IS NOT NULL AND {scope.condition() or 'true'}"
+    ).fetchall()
+    how = "`streamward events tail` shows it, if the log still has it"
+    return [Bad(Coordinates(topic.name, partition, offset), reason, how) for partition, offset, reason in found]

@@ -1,0 +1,142 @@
+"""Records of the log as a table that is read when a query asks for it, and not before.
+
+    bounds ──► rows as they lie ──► chunks, decoded when pulled ──► columns and rows that were asked for ──► DuckDB
+
+DuckDB's Python client hands the columns and the filters of a statement to a `pyarrow.dataset.Dataset`. This one holds
+no files: its rows are records between two offsets. A chunk is decoded once and kept for the next statement, and a
+statement that has enough stops the reading.
+
+Not covered: a live part that is larger than memory. `streamward archive sync` keeps it short.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import dataset
+
+from schemas.events import Event
+from streams.tools.arrow import decode
+from streams.tools.arrow.decode import Bad, Rows
+
+
+class Troubles:
+    """What went wrong while DuckDB was pulling: it keeps the words of an exception, and loses what it was."""
+
+    def __init__(self) -> None:
+        self.last: BaseException | None = None
+
+    def taken(self) -> BaseException | None:
+        """Return what went wrong, once."""
+        last, self.last = self.last, None
+        return last
+
+
+class Chunks:
+    """Tables of records, decoded one by one as they are asked for, and kept."""
+
+    def __init__(
+        self,
+        event: type[Event],
+        read: Callable[[], Iterator[Rows]],
+        tell: Callable[[tuple[Bad, ...]], None] | None = None,
+    ) -> None:
+        self._event = event
+        self._read = read
+        self._tell = tell
+        self._rows: Iterator[Rows] | None = None
+        self._made: list[pa.Table] = []
+        self._whole = False
+        self._lock = threading.Lock()
+        self.bad: list[Bad] = []
+
+    def __iter__(self) -> Iterator[pa.Table]:
+        number = 0
+        while (table := self._nth(number)) is not None:
+            yield table
+            number += 1
+
+    def close(self) -> None:
+        """Let go of the reader."""
+        with self._lock:
+            self._let_go()
+
+    def _nth(self, number: int) -> pa.Table | None:
+        with self._lock:  # two scans of one statement may pull at once
+            while number >= len(self._made) and not self._whole:
+                self._decode_next()
+            return self._made[number] if number < len(self._made) else None
+
+    def _decode_next(self) -> None:
+        if self._rows is None:
+            self._rows = iter(self._read())
+            self._made.clear()
+            self.bad.clear()
+        try:
+            rows = next(self._rows, None)
+        except BaseException:
+            self._let_go()  # the next statement begins anew
+            raise
+        if rows is None:
+            self._whole = True
+            self._let_go()
+            return
+        decoded = decode.decode_rows(self._event, rows)
+        self._made.append(decoded.table)
+        self.bad += decoded.bad
+        if decoded.bad and self._tell is not None:
+            self._tell(decoded.bad)
+
+    def _let_go(self) -> None:
+        rows, self._rows = self._rows, None
+        close = getattr(rows, "close", None)
+        if close is not None:
+            close()
+        if not self._whole:
+            self._made.clear()
+
+
+class Live(dataset.Dataset):  # type: ignore[misc]  # pyarrow has no types
+    """The records of a topic between two offsets, as DuckDB's Arrow scan wants them."""
+
+    def __init__(self, event: type[Event], chunks: Chunks, troubles: Troubles) -> None:
+        self._schema = decode.arrow_schema(event)
+        self._chunks = chunks
+        self._troubles = troubles
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns."""
+        return self._schema
+
+    def scanner(self, columns: list[str] | None = None, filter: pc.Expression | None = None, **_: Any) -> Scan:
+        """Return what reads these columns of the rows that pass."""
+        names = self._schema.names if columns is None else columns
+        return Scan(pa.schema([self._schema.field(name) for name in names]), self._batches(names, filter))
+
+    def _batches(self, names: list[str], chosen: pc.Expression | None) -> Iterator[pa.RecordBatch]:
+        try:
+            for table in self._chunks:
+                rows = table if chosen is None else table.filter(chosen)
+                yield from rows.select(names).to_batches()
+        except GeneratorExit:
+            raise
+        except BaseException as exc:
+            self._troubles.last = exc
+            raise
+
+
+class Scan:
+    """One reading of a `Live`: the part of a pyarrow Scanner that DuckDB uses."""
+
+    def __init__(self, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> None:
+        self._schema = schema
+        self._batches = batches
+
+    def to_reader(self) -> pa.RecordBatchReader:
+        """Return the batches."""
+        return pa.RecordBatchReader.from_batches(self._schema, self._batches)

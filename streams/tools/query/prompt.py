@@ -1,0 +1,218 @@
+"""A shell for questions one after another.
+
+    line ──► .command, or SQL until `;` ──► Session.run ──► query_show       an error is printed, and the shell goes on
+
+`Shell.feed` takes a line and says whether more are wanted: it needs no terminal. `interact` gives it lines from one,
+with history, completion, and a continuation prompt; Ctrl-C ends the statement that runs, or empties the line.
+
+Not covered: a pager. `--out FILE` of a single query, or the terminal's own scrolling, serve for long answers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+import duckdb
+
+from streams import output as show
+from streams.errors import StreamwardError
+from streams.tools.query import show as query_show
+from streams.tools.query.session import Session
+
+if TYPE_CHECKING:
+    from prompt_toolkit.completion import Completer
+
+FORMATS = tuple(name for name in query_show.FORMATS if name != "parquet")
+HELP = """\
+.help               this
+.tables             the views, and what a row of each is
+.schema VIEW        the columns of a view
+.output FORMAT      {formats}
+.refresh            see what came to the log since
+.quit               leave (or Ctrl-D)
+Anything else is SQL, over several lines if need be, and runs at `;`."""
+PROMPT, MORE = "streamward> ", "        ... "
+
+
+class Shell:
+    """What is said between a person and a session."""
+
+    def __init__(self, session: Session, *, output: str, out: TextIO, err: TextIO) -> None:
+        self.session = session
+        self._output = output
+        self._out = out
+        self._err = err
+        self._lines: list[str] = []
+
+    @property
+    def prompt(self) -> str:
+        """What to show before the next line."""
+        return MORE if self._lines else PROMPT
+
+    def feed(self, line: str) -> bool:
+        """Take one line; return whether more are wanted."""
+        word = line.strip()
+        if not self._lines and word.startswith("."):
+            return self._guarded(lambda: self._command(word))
+        if not self._lines and not word:
+            return True
+        self._lines.append(line)
+        sql = "\n".join(self._lines)
+        if is_whole(sql):
+            self._lines.clear()
+            return self._guarded(lambda: self._run(sql))
+        return True
+
+    def forget(self) -> None:
+        """Drop the lines of a statement that was not ended."""
+        self._lines.clear()
+
+    def end(self) -> None:
+        """Run what was not ended with `;`."""
+        sql = "\n".join(self._lines)
+        self._lines.clear()
+        if sql.strip():
+            self._guarded(lambda: self._run(sql))
+
+    def _guarded(self, act: Callable[[], bool]) -> bool:
+        try:
+            return act()
+        except StreamwardError as exc:
+            self._say(f"Error: {exc}")
+        except KeyboardInterrupt:
+            self._say("interrupted")
+        return True
+
+    def _command(self, line: str) -> bool:
+        name, _, argument = line.partition(" ")
+        argument = argument.strip().rstrip(";")
+        match name:
+            case ".quit" | ".exit":
+                return False
+            case ".help":
+                self._print(HELP.format(formats=", ".join(FORMATS)))
+            case ".tables":
+                width = max(map(len, self.session.views))
+                for view in self.session.views.values():
+                    self._print(f"{view.name:{width}}  {view.about}")
+            case ".schema" if argument:
+                columns = self.session.columns(argument)
+                width = max(len(column) for column, _ in columns)
+                for column, kind in columns:
+                    self._print(f"{column:{width}}  {kind}")
+            case ".output" if argument in FORMATS:
+                self._output = argument
+            case ".output":
+                self._say(f"Error: .output takes {', '.join(FORMATS)}; it is {self._output}")
+            case ".refresh":
+                self.session = self.session.renewed()
+            case _:
+                self._say(f"Error: {show.printable(line)}: no such command; .help lists them")
+        return True
+
+    def _run(self, sql: str) -> bool:
+        statement = self.session.parse(sql)
+        labels = self.session.labels(statement)
+        self.session.check(labels)
+        count = query_show.write(self.session.run(sql), self._output, self._out)
+        self._out.flush()
+        if not count and self._err.isatty():
+            self._say("no rows")
+        for line in left_out(self.session, labels):
+            self._say(line)
+        return True
+
+    def _print(self, text: str) -> None:
+        self._out.write(text + "\n")
+
+    def _say(self, text: str) -> None:
+        self._err.write(text + "\n")
+        self._err.flush()
+
+
+def left_out(session: Session, labels: set[str]) -> list[str]:
+    """Return a sentence for each kind of thing that the answer is without; none if it is whole."""
+    found = []
+    bad = session.bad(labels)
+    if bad:
+        what = f"{bad[0].at}: {bad[0].reason}: {show.printable(bad[0].error)}"
+        found.append(f"{_counted(len(bad), 'record')} could not be read and left out, first {what}")
+    for gap in session.gaps(labels):
+        found.append(f"{gap.at}: {gap.what}")
+    return found
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
+
+
+def is_whole(sql: str) -> bool:
+    """Return whether a statement is ended: by a `;` that is in no string and no comment."""
+    tokens = [at for at, kind in duckdb.tokenize(sql) if kind != duckdb.token_type.comment]
+    return bool(tokens) and sql.encode()[tokens[-1] :].startswith(b";")
+
+
+def feed_all(shell: Shell, lines: Iterable[str]) -> None:
+    """Give a shell lines until it, or they, are at an end."""
+    for line in lines:
+        if not shell.feed(line.rstrip("\n")):
+            return
+    shell.end()
+
+
+# --- at a terminal ----------------------------------------------------------------------------------------------------
+
+
+def interact(shell: Shell) -> None:
+    """Talk to a person at the terminal until they have had enough."""
+    from prompt_toolkit import PromptSession
+    from prompt_toolkit.history import FileHistory
+
+    talk: PromptSession[str] = PromptSession(
+        history=FileHistory(str(_history())), completer=_completer(shell.session), complete_while_typing=False
+    )
+    shell.feed(".tables")
+    while True:
+        try:
+            line = talk.prompt(shell.prompt)
+        except KeyboardInterrupt:
+            shell.forget()
+            continue
+        except EOFError:
+            return
+        if not shell.feed(line):
+            return
+
+
+def words(session: Session) -> dict[str, str]:
+    """Return what can be completed: commands, views, columns and SQL's own words, each with what it is."""
+    found = {
+        name: "SQL" for (name,) in session.con.execute("SELECT upper(keyword_name) FROM duckdb_keywords()").fetchall()
+    }
+    for view in session.views:
+        found |= {column: kind for column, kind in session.columns(view)}
+    found |= dict.fromkeys(session.views, "view")
+    return found | dict.fromkeys((".help", ".tables", ".schema", ".output", ".refresh", ".quit"), "command")
+
+
+def _completer(session: Session) -> Completer:
+    from prompt_toolkit.completion import WordCompleter
+
+    known = words(session)
+    meta: dict[Any, Any] = {name: kind[:40] for name, kind in known.items()}
+    return WordCompleter(sorted(known), ignore_case=True, meta_dict=meta, WORD=False)
+
+
+def _history() -> Path:
+    """Return the file of what was asked before; it is its owner's alone."""
+    folder = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "streamward"
+    with contextlib.suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        path = folder / "query_history"
+        path.touch(mode=0o600)
+        return path
+    return Path(os.devnull)

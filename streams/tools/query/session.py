@@ -1,0 +1,361 @@
+"""Ask the log with SQL: everything that happened, old and new, without moving it first.
+
+    archive ──► segments ──► read_parquet ─┐
+    log ──────► bounds now ─► Live ────────┴─► one view per topic, and joins ──► DuckDB ──► rows
+
+`connect()` gives a DuckDB connection with the views, for a notebook or a program. A `Session` adds what a command
+needs: statements are checked before they run, errors keep their kind, and records that could not be read are counted.
+What a session sees is fixed when it is opened. Nothing is read until a statement asks, then only the topics and columns
+it names, and nothing is committed: looking changes nothing.
+
+A session is locked unless files are allowed: DuckDB opens the archive's segments and no other file, loads nothing, and
+takes no settings (enable_external_access and lock_configuration of DuckDB's "Securing DuckDB").
+
+Not covered: the sha256 of the segments, which `streamward archive verify` recounts; how long a statement may take; and
+times beyond the year 294246, which Avro has and DuckDB has not: a statement that reads one fails, and says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Self
+
+import duckdb
+import fsspec
+import pyarrow as pa
+
+from streams.errors import LogError, NotFoundError, StreamwardError
+from streams.files import Scratch
+from streams.settings.load import Settings, load
+from streams.tools.archive.segments import Archive, Segment
+from streams.tools.arrow import bulk, decode
+from streams.tools.arrow.decode import Bad, Rows
+from streams.tools.query import archived, statement as query_statement
+from streams.tools.query.live import Chunks, Live, Troubles
+from streams.tools.query.pull import Pull
+from streams.tools.query.source import Gap, Parts, Scope, Source, newest, seek, snapshot
+from streams.tools.query.statement import Statement
+from streams.tools.query.views import WHOLE, View, literal, quoted, views
+from streams.tools.replay import selection
+
+BATCH_ROWS = 2048
+"""Rows that a result gives at a time: DuckDB's own vector."""
+NOTHING = Scope()
+
+_log = logging.getLogger("streamward.query")
+
+
+def connect(
+    settings: Settings | None = None, *, source: Source = "auto", since: str | None = None, until: str | None = None
+) -> duckdb.DuckDBPyConnection:
+    """Return a DuckDB connection with a view per topic, and the joins. It is an ordinary one: files may be read.
+
+    `settings` are those of the command line unless given; `source` is auto (archive, then log), log or archive; `since`
+    and `until` are ISO 8601 times or ages (2h, 7d). The views end where the log ends now: connect again for what came
+    later. Records that cannot be decoded are left out, with a warning in the log of the program.
+
+    >>> con = connect()                                                        # doctest: +SKIP
+    >>> con.sql("SELECT policy, count(*) FROM tasks GROUP BY policy").df()     # doctest: +SKIP
+
+    Raises LogError if the broker does not answer.
+    """
+    scope = Scope(
+        None if since is None else selection.parse_time(since, "since"),
+        None if until is None else selection.parse_time(until, "until"),
+    )
+    return Session(settings or load(), source=source, scope=scope, allow_files=True, warn=True).con
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a statement gives."""
+
+    names: tuple[str, ...]
+    schema: pa.Schema
+    batches: Iterator[pa.RecordBatch]
+    """Read once. Raises as `Session.run` does."""
+
+
+class Session:
+    """A connection to the log as it is now. Use as a context manager, or close it."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        source: Source = "auto",
+        scope: Scope = NOTHING,
+        allow_files: bool = False,
+        warn: bool = False,
+    ) -> None:
+        self.views = views(settings)
+        self._settings = settings
+        self._source = source
+        self._scope = scope
+        self._allow_files = allow_files
+        self._warn = warn
+        self._troubles = Troubles()
+        self._chunks: dict[str, list[Chunks]] = {}
+        self._archive = None if source == "log" else Archive(settings)
+        self._looked_at: set[str] = set()
+        self._parts = snapshot(settings, self._archive, log=source != "archive")
+        self._spill = Scratch("query")  # where rows go if memory runs out
+        self.con = duckdb.connect(config={"temp_directory": str(self._spill.folder)})
+        self.con.execute("SET TimeZone = 'UTC'")
+        if self._archive is not None and self._archive.store.local is None:
+            self.con.register_filesystem(fsspec.core.url_to_fs(settings.archive.store)[0])
+        self._make_views()
+        if not allow_files:
+            self._lock()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of readers and memory."""
+        for chunks in self._every_chunks():
+            chunks.close()
+        self.con.close()
+        self._spill.close()
+
+    def renewed(self) -> Session:
+        """Return a session like this one that sees the log as it is now; this one is closed."""
+        fresh = Session(
+            self._settings,
+            source=self._source,
+            scope=self._scope,
+            allow_files=self._allow_files,
+            warn=self._warn,
+        )
+        self.close()
+        return fresh
+
+    def only_new(self, name: str) -> bool:
+        """Let the view of a topic show what came to the log since this session last looked; return whether any did."""
+        view = self.views[name]
+        before = self._parts[view.label]
+        now = newest(self._settings, before.topic)
+        starts = {tp: before.ends.get(tp, now.starts[tp]) for tp in now.starts}
+        new = Parts(now.topic, (), starts, now.ends)
+        if not new.live:
+            return False
+        self._parts[view.label] = new
+        for chunks in self._chunks.pop(view.label, []):
+            chunks.close()
+        self._make_view("main", view, new.within(self._scope), self._scope)
+        return True
+
+    # --- statements ---------------------------------------------------------------------------------------------------
+
+    def parse(self, sql: str) -> Statement:
+        """Return the statement in `sql`, checked. Raises as `query_statement.parse` does."""
+        return query_statement.parse(self.con, sql)
+
+    def run(self, sql: str, *, limit: int | None = None) -> Result:
+        """Run one statement that only reads, and return its rows.
+
+        Raises SettingsError for an error in the statement, RefusedError for what it may not do, LogError if the log or
+        the archive cannot be read, KeyboardInterrupt if it was interrupted.
+        """
+        self._troubles.taken()
+
+        def opened() -> tuple[tuple[str, ...], pa.RecordBatchReader]:
+            made = self.con.sql(sql) if limit is None else self.con.sql(sql).limit(limit)
+            return tuple(made.columns), made.to_arrow_reader(BATCH_ROWS)
+
+        with self._translated(sql):
+            pull = Pull(self.con, opened)
+        return Result(pull.names, pull.schema, self._batches(sql, pull))
+
+    def columns(self, name: str) -> list[tuple[str, str]]:
+        """Return (name, type) of each column of a view. Raises NotFoundError, with the nearest name."""
+        if name not in self.views:
+            raise NotFoundError(f"no view is called {name!r}; there are {', '.join(self.views)}")
+        rows = self.con.execute(f"DESCRIBE main.{quoted(name)}").fetchall()
+        return [(str(row[0]), str(row[1])) for row in rows]
+
+    def labels(self, statement: Statement) -> set[str]:
+        """Return the topics that a statement reads, as far as it names them."""
+        named = [self.views[name] for name in statement.tables if name in self.views]
+        return {label for view in named for label in (view.label, *view.also)}
+
+    def check(self, labels: set[str]) -> None:
+        """Return if the segments of these topics are there, as they were written; looks once. Raises LogError."""
+        if self._archive is None:
+            return
+        for label in labels - self._looked_at:
+            for segment in self._parts[label].segments:
+                self._archive.sound(segment)
+            self._looked_at.add(label)
+
+    # --- what could not be read ---------------------------------------------------------------------------------------
+
+    def bad(self, labels: set[str]) -> list[Bad]:
+        """Return the records of these topics that are no events, in the order of their coordinates.
+
+        From the log only those that were met: a statement that had enough has not seen the rest.
+        """
+        found = {bad.at: bad for chunks in self._every_chunks() for bad in chunks.bad}
+        for label in labels:
+            parts = self._parts[label].within(self._scope)
+            for bad in archived.bad(self.con, parts.topic, parts.segments, self._scope):
+                found.setdefault(bad.at, bad)
+        return sorted(found.values())
+
+    def gaps(self, labels: set[str]) -> list[Gap]:
+        """Return what is missing from these topics, in the archive and in the log."""
+        return [gap for label in sorted(labels) for gap in self._parts[label].gaps]
+
+    @property
+    def ranges(self) -> list[dict[str, Any]]:
+        """What the views of the topics show: topic, partition, first and next offset, where there is anything."""
+        found: dict[tuple[str, int], list[int]] = {}
+        for parts in self._parts.values():
+            seen = parts.within(self._scope)
+            pieces = [(segment.partition, segment.first, segment.next) for segment in seen.segments]
+            pieces += [(tp[1], seen.starts[tp], end) for tp, end in seen.ends.items()]
+            for partition, first, end in pieces:
+                if first < end:
+                    found.setdefault((parts.topic.name, partition), []).extend((first, end))
+        return [
+            {"topic": topic, "partition": partition, "first": min(offsets), "next": max(offsets)}
+            for (topic, partition), offsets in sorted(found.items())
+        ]
+
+    # --- how it is set up ---------------------------------------------------------------------------------------------
+
+    def _make_views(self) -> None:
+        self.con.execute(f"CREATE SCHEMA {WHOLE}")
+        for view in self.views.values():
+            if view.sql:
+                self.con.execute(f"CREATE VIEW main.{quoted(view.name)} AS {view.sql}")
+                continue
+            parts = self._parts[view.label]
+            self._make_view(WHOLE, view, parts, NOTHING)
+            if self._scope.whole:
+                self.con.execute(f"CREATE VIEW main.{quoted(view.name)} AS FROM {WHOLE}.{quoted(view.name)}")
+            else:
+                self._make_view("main", view, parts.within(self._scope), self._scope)
+
+    def _make_view(self, schema: str, view: View, parts: Parts, scope: Scope) -> None:
+        """Create the view of a topic, or put another in its place."""
+        event = parts.topic.event
+        listed = ", ".join(map(quoted, decode.arrow_schema(event).names))
+        selects, older = [], []
+        if self._archive is not None and parts.segments:
+            by_kind = archived.sort(self._archive, event, parts.segments)
+            selects, older = archived.selects(by_kind, listed, scope), by_kind.older
+        if parts.live or older or not selects:
+            if scope.since_ms is not None:
+                parts = seek(self._settings, parts, scope.since_ms)
+            selects.append(
+                self._live(schema, view, parts, partial(_read, self._settings, self._archive, parts, older, scope))
+            )
+        create = f"CREATE OR REPLACE VIEW {schema}.{quoted(view.name)} AS "
+        try:
+            self.con.execute(create + " UNION ALL ".join(selects))
+        except (duckdb.IOException, duckdb.InvalidInputException) as exc:  # the first segment is opened for its columns
+            broken = partial(_cannot_read, self._archive, parts, str(exc))
+            self.con.execute(create + self._live(schema, view, parts, broken))
+
+    def _live(self, schema: str, view: View, parts: Parts, read: Callable[[], Iterator[Rows]]) -> str:
+        """Return a SELECT of what is read when a statement asks for it."""
+        event, name = parts.topic.event, f"live_{schema}_{view.name}"
+        chunks = Chunks(event, read, self._told if self._warn else None)
+        self._chunks.setdefault(view.label, []).append(chunks)
+        self.con.register(name, Live(event, chunks, self._troubles))
+        listed = ", ".join(map(quoted, decode.arrow_schema(event).names))
+        return f"SELECT {listed} FROM {quoted(name)}"  # noqa: S608 - names, quoted
+
+    def _lock(self) -> None:
+        files = [literal(segment.path) for parts in self._parts.values() for segment in parts.segments]
+        self.con.execute(f"SET allowed_paths = [{', '.join(files)}]")
+        self.con.execute("SET python_enable_replacements = false")  # a Python variable's name is no table
+        self.con.execute("SET enable_external_access = false")
+        self.con.execute("SET lock_configuration = true")
+
+    def _every_chunks(self) -> Iterator[Chunks]:
+        for chunks in self._chunks.values():
+            yield from chunks
+
+    @staticmethod
+    def _told(bad: tuple[Bad, ...]) -> None:
+        _log.warning("%d records are left out, first %s: %s: %s", len(bad), bad[0].at, bad[0].reason, bad[0].error)
+
+    # --- errors -------------------------------------------------------------------------------------------------------
+
+    def _batches(self, sql: str, pull: Pull) -> Iterator[pa.RecordBatch]:
+        try:
+            with self._translated(sql):
+                yield from pull
+        finally:
+            pull.end()  # who leaves early does not wait for the rest
+
+    @contextlib.contextmanager
+    def _translated(self, sql: str) -> Iterator[None]:
+        """Raise our errors for DuckDB's; what was raised inside a view comes out as it was."""
+        try:
+            yield
+        except StreamwardError:
+            raise
+        except (duckdb.Error, pa.ArrowException, OSError, RuntimeError) as exc:
+            trouble = self._troubles.taken()
+            if trouble is not None:
+                raise trouble from None
+            if isinstance(exc, duckdb.InterruptException) or "interrupted" in str(exc).lower():
+                raise KeyboardInterrupt from None
+            if isinstance(exc, duckdb.IOException | OSError):
+                raise _unreadable(exc) from exc
+            if isinstance(exc, duckdb.OutOfMemoryException):
+                raise StreamwardError(f"{exc}\nAsk for less: fewer columns, a narrower --since, a --limit") from exc
+            if not isinstance(exc, duckdb.Error):
+                raise
+            raise query_statement.sql_error(self._placed(sql, exc)) from exc
+
+    def _placed(self, sql: str, exc: duckdb.Error) -> duckdb.Error:
+        """Return the error with the line it is about: a relation loses that, an EXPLAIN of the statement has it."""
+        if "LINE " in str(exc):
+            return exc
+        try:
+            self.con.execute(f"EXPLAIN\n{sql}").fetchall()
+        except duckdb.Error as again:
+            if type(again) is type(exc):
+                return type(exc)(re.sub(r"\bLINE (\d+):", lambda found: f"LINE {int(found[1]) - 1}:", str(again)))
+        return exc
+
+
+# What reads is a function, and knows no session: a connection that something it holds refers to is never freed.
+
+
+def _read(
+    settings: Settings, archive: Archive | None, parts: Parts, older: list[Segment], scope: Scope
+) -> Iterator[Rows]:
+    """Yield what DuckDB cannot read by itself, within the scope."""
+    if parts.missing and not parts.segments:
+        raise NotFoundError(f"topic {parts.topic.name} does not exist; create it with `streamward topics apply`")
+    if archive is not None:
+        for rows in archived.rows(archive, parts.topic, older):
+            yield scope.chosen(rows)
+    if parts.live:
+        for rows in bulk.read(settings, parts.starts, parts.ends):
+            yield scope.chosen(rows)
+
+
+def _cannot_read(archive: Archive | None, parts: Parts, why: str) -> Iterator[Rows]:
+    """Raise LogError, naming the segment: only who asks for this topic is to hear of it."""
+    if archive is not None:
+        for segment in parts.segments:
+            archive.sound(segment)
+    raise _unreadable(why)
+
+
+def _unreadable(why: object) -> LogError:
+    return LogError(f"the archive cannot be read: {why}. `streamward archive verify` names what is missing or damaged")

@@ -1,0 +1,198 @@
+"""Where each topic lies now: segments of the archive, and the offsets of the log behind them.
+
+    archive's manifests ─┬─► segments ──────────────► read_parquet
+    log's bounds ────────┴─► first and next offset ─► Live         cut on offset: nothing twice, nothing missing
+
+The archive is asked first, so that what moves there meanwhile is read from the log. What is in neither, because
+retention was faster than the archive, is a gap and is named.
+
+Not covered: comparing the two where they overlap. `streamward archive verify` reads segments again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Literal, NamedTuple
+
+from schemas.events import Coordinates
+from streams.errors import NotFoundError
+from streams.kafka import admin
+from streams.kafka.record import TopicPartition
+from streams.kafka.topics import Topic, topics
+from streams.settings.load import Settings
+from streams.tools.archive.segments import Archive, Segment
+from streams.tools.arrow.decode import Rows
+
+Source = Literal["auto", "log", "archive"]
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """Which records a view shows; None is no limit."""
+
+    since_ms: int | None = None
+    until_ms: int | None = None
+    """Exclusive."""
+    first: int | None = None
+    next: int | None = None
+    """Exclusive."""
+    partition: int | None = None
+    key: str | None = None
+
+    @property
+    def whole(self) -> bool:
+        """Whether there is no limit."""
+        return self == Scope()
+
+    def condition(self) -> str:
+        """Return the limits as SQL over the columns of every view; empty without any."""
+        limits = (
+            ("_timestamp >= make_timestamptz({} * 1000)", self.since_ms),
+            ("_timestamp < make_timestamptz({} * 1000)", self.until_ms),
+            ("_offset >= {}", self.first),
+            ("_offset < {}", self.next),
+            ("_partition = {}", self.partition),
+            ("_key = {}", None if self.key is None else "'" + self.key.replace("'", "''") + "'"),
+        )
+        return " AND ".join(text.format(value) for text, value in limits if value is not None)
+
+    def chosen(self, rows: Rows) -> Rows:
+        """Return the records within the limits, before they are decoded."""
+        if self.whole:
+            return rows
+        low = -math.inf if self.since_ms is None else self.since_ms
+        high = math.inf if self.until_ms is None else self.until_ms
+        first, end = self.first or 0, math.inf if self.next is None else self.next
+        keep = [
+            number
+            for number, (at_ms, offset, key) in enumerate(zip(rows.timestamps, rows.offsets, rows.keys, strict=True))
+            if low <= at_ms < high and first <= offset < end and self._has(key)
+        ]
+        return Rows(
+            rows.topic,
+            [rows.partitions[number] for number in keep],
+            [rows.offsets[number] for number in keep],
+            [rows.timestamps[number] for number in keep],
+            [rows.keys[number] for number in keep],
+            [rows.payloads[number] for number in keep],
+            [],
+        )
+
+    def _has(self, key: bytes | None) -> bool:
+        return self.key is None or (key is not None and key.decode(errors="replace") == self.key)
+
+    def reaches(self, segment: Segment) -> bool:
+        """Return whether a segment may hold such records."""
+        return not (
+            (self.partition is not None and segment.partition != self.partition)
+            or (self.first is not None and segment.next <= self.first)
+            or (self.next is not None and segment.first >= self.next)
+            or (self.since_ms is not None and segment.to_ms < self.since_ms)
+            or (self.until_ms is not None and segment.from_ms >= self.until_ms)
+        )
+
+
+class Gap(NamedTuple):
+    """Records that are nowhere."""
+
+    at: Coordinates
+    """The first of them."""
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a topic consists of."""
+
+    topic: Topic
+    segments: tuple[Segment, ...] = ()
+    starts: dict[TopicPartition, int] = field(default_factory=dict)
+    """First offset to be read from the log."""
+    ends: dict[TopicPartition, int] = field(default_factory=dict)
+    gaps: tuple[Gap, ...] = ()
+    missing: bool = False
+    """Whether the log was asked, and has no such topic."""
+
+    def within(self, scope: Scope) -> Parts:
+        """Return what of it a scope can reach."""
+        low, high = scope.first or 0, scope.next
+        wanted = [tp for tp in self.starts if scope.partition in (None, tp[1])]
+        return replace(
+            self,
+            segments=tuple(segment for segment in self.segments if scope.reaches(segment)),
+            starts={tp: max(self.starts[tp], low) for tp in wanted},
+            ends={tp: self.ends[tp] if high is None else min(self.ends[tp], high) for tp in wanted},
+        )
+
+    @property
+    def live(self) -> bool:
+        """Whether anything is to be read from the log."""
+        return any(self.starts[tp] < end for tp, end in self.ends.items())
+
+
+def snapshot(settings: Settings, archive: Archive | None, *, log: bool) -> dict[str, Parts]:
+    """Return what every topic consists of now, by label: of an archive if there is one, and of the log if asked.
+
+    Raises LogError if the broker or the archive does not answer.
+    """
+    known = topics(settings.topics)
+    segments = {label: _segments(archive, topic) for label, topic in known.items()}
+    if not log:
+        return {label: Parts(topic, segments[label]) for label, topic in known.items()}
+    bounds = _bounds(settings, known)
+    return {label: _cut(topic, segments[label], bounds) for label, topic in known.items()}
+
+
+def newest(settings: Settings, topic: Topic) -> Parts:
+    """Return what the log holds of one topic now. Raises LogError if the broker does not answer."""
+    return _cut(topic, (), admin.offsets(settings, [topic.label]))
+
+
+def seek(settings: Settings, parts: Parts, since_ms: int) -> Parts:
+    """Return the parts without what the log recorded before a time. Raises LogError if the broker does not answer."""
+    if not parts.live:
+        return parts
+    found = admin.offsets_at(settings, [parts.topic.label], since_ms)
+    at = {tp: parts.ends[tp] if found.get(tp, -1) < 0 else found[tp] for tp in parts.starts}
+    return replace(parts, starts={tp: max(start, at[tp]) for tp, start in parts.starts.items()})
+
+
+def _segments(archive: Archive | None, topic: Topic) -> tuple[Segment, ...]:
+    if archive is None:
+        return ()
+    return tuple(
+        segment for partition in archive.partitions(topic.label) for segment in archive.segments(topic.label, partition)
+    )
+
+
+def _bounds(settings: Settings, labels: Iterable[str]) -> dict[TopicPartition, tuple[int, int]]:
+    """Return first and next offset per partition of the topics that exist."""
+    try:
+        return admin.offsets(settings, labels)
+    except NotFoundError:
+        there = admin.describe(settings)
+        known = topics(settings.topics)
+        return admin.offsets(settings, [label for label in labels if known[label].name in there])
+
+
+def _cut(topic: Topic, segments: tuple[Segment, ...], bounds: dict[TopicPartition, tuple[int, int]]) -> Parts:
+    """Return where the archive ends and the log goes on, partition by partition."""
+    archived: dict[int, int] = {}
+    for segment in segments:
+        archived[segment.partition] = max(archived.get(segment.partition, 0), segment.next)
+    own = {tp: bound for tp, bound in bounds.items() if tp[0] == topic.name}
+    gaps, starts, ends = [], {}, {}
+    for tp, (low, high) in own.items():
+        begin = archived.get(tp[1], low)
+        starts[tp], ends[tp] = max(begin, low), max(high, begin, low)
+        at = Coordinates(topic.name, tp[1], begin)
+        if low > begin:
+            gaps.append(
+                Gap(at, f"{low - begin} records are neither in the archive nor in the log: retention was faster")
+            )
+        elif 0 < high < begin:
+            what = f"the log ends at {high}, before the archive's {begin}: the topic was made anew, and is not read"
+            gaps.append(Gap(at, what))
+    return Parts(topic, segments, starts, ends, tuple(gaps), missing=not own)

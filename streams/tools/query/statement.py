@@ -1,0 +1,121 @@
+"""What a statement is, before it is run: may it run, what does it read, and can it be followed?
+
+    SQL ──► one statement? reads only? ──► the views it names ──► Statement
+
+DuckDB's own parser answers, so that a string or a comment with `COPY` in it is no COPY. Nothing is bound and no file is
+touched: that is what the run itself is for, and the connection is locked besides (streams/tools/query/session.py).
+
+Not covered: names hidden from the parser, as in query_table('tasks'). Such a statement runs, and takes no option that
+needs to know what it reads.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import duckdb
+
+from streams.errors import RefusedError, SettingsError
+
+ALLOWED = "SELECT, WITH, FROM, VALUES, DESCRIBE, SUMMARIZE, SHOW and EXPLAIN"
+_EXPLAIN = re.compile(
+    r"(?:\s|--[^\n]*(?:\n|$)|/\*.*?\*/)*explain\b(?:\s*\([^)]*\)|\s+analyze\b)?", re.IGNORECASE | re.DOTALL
+)
+
+
+class Statement(NamedTuple):
+    """One statement that only reads."""
+
+    sql: str
+    tables: frozenset[str]
+    """The tables and views it names, as far as the parser sees them; its own CTEs are not among them."""
+    rows: bool
+    """Whether it gives rows of data, and so takes a limit: not EXPLAIN, DESCRIBE, SUMMARIZE or SHOW."""
+    plain: bool
+    """Whether each row it gives comes from one record of one table, by itself: it can be followed."""
+
+
+def parse(con: duckdb.DuckDBPyConnection, sql: str) -> Statement:
+    """Return the one statement in `sql`.
+
+    Raises SettingsError if there is none, or several, or it cannot be parsed; RefusedError if it does not only read.
+    """
+    try:
+        found = con.extract_statements(sql)
+    except duckdb.Error as exc:
+        raise sql_error(exc) from exc
+    if len(found) != 1:
+        raise SettingsError(f"expected one SQL statement, got {len(found)}. Run them one by one")
+    if found[0].type == duckdb.StatementType.EXPLAIN:
+        head = _EXPLAIN.match(sql)
+        inner = parse(con, sql[head.end() :]) if head else None
+        if inner is None:
+            raise _refused("this EXPLAIN")
+        return Statement(sql, inner.tables, False, False)
+    if found[0].type != duckdb.StatementType.SELECT:
+        raise _refused(found[0].type.name)
+    tree = _tree(con, sql)
+    own = {str(entry["key"]).lower() for node in _nodes(tree) for entry in node.get("cte_map", {}).get("map", ())}
+    named = frozenset(
+        str(node["table_name"]).strip('"').lower()
+        for node in _nodes(tree)
+        if node.get("type") in ("BASE_TABLE", "SHOW_REF") and node.get("table_name")
+    )
+    shows = any(node.get("type") == "SHOW_REF" for node in _nodes(tree))
+    plain = not shows and _is_plain(con, tree)
+    return Statement(sql, named - own, not shows, plain)
+
+
+def sql_error(exc: duckdb.Error) -> SettingsError | RefusedError:
+    """Return our error for one of DuckDB's about a statement. It says where, and which names are near."""
+    text = str(exc).strip()
+    if isinstance(exc, duckdb.PermissionException) or "the configuration has been locked" in text:
+        return RefusedError(f"{text}\nQueries read the log only; --allow-files lets a query read and write files")
+    return SettingsError(text)
+
+
+def _refused(what: str) -> RefusedError:
+    return RefusedError(
+        f"{what} is refused: a query only reads. What may be run: {ALLOWED}. Results go to a file with --out"
+    )
+
+
+def _tree(con: duckdb.DuckDBPyConnection, sql: str) -> Any:
+    ((text,),) = con.execute("SELECT json_serialize_sql(?)", [sql]).fetchall()
+    return json.loads(text).get("statements", [])
+
+
+def _nodes(tree: Any) -> Iterator[dict[str, Any]]:
+    """Yield every object in a syntax tree, outer ones first."""
+    waiting = [tree]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, dict):
+            yield node
+            waiting += node.values()
+        elif isinstance(node, list):
+            waiting += node
+
+
+def _is_plain(con: duckdb.DuckDBPyConnection, tree: Any) -> bool:
+    """Return whether the statement is SELECT ... FROM one table [WHERE ...], without anything over several rows."""
+    if len(tree) != 1:
+        return False
+    node = tree[0]["node"]
+    whole = ("modifiers", "group_expressions", "having", "qualify", "sample")
+    if node.get("type") != "SELECT_NODE" or any(node.get(part) for part in whole) or node["cte_map"]["map"]:
+        return False
+    if node["from_table"]["type"] != "BASE_TABLE":
+        return False
+    asked = [each for part in ("select_list", "where_clause") for each in _nodes(node.get(part))]
+    if any(each.get("class") in ("WINDOW", "SUBQUERY") for each in asked):
+        return False
+    functions = {str(each["function_name"]).lower() for each in asked if each.get("class") == "FUNCTION"}
+    found = con.execute(
+        "SELECT count(*) FROM duckdb_functions() WHERE function_type = 'aggregate' AND list_contains(?, function_name)",
+        [sorted(functions)],
+    ).fetchall()
+    return found == [(0,)]

@@ -1,0 +1,181 @@
+"""The views of the log: one per topic, and the joins that people would write again and again.
+
+    topic `group-control` ──► view group_control       groups + responses ──► group_responses
+    the columns of streams/columns/                    adapters + batches + groups ──► lineage
+                                                       adapters, folded          ──► rollout
+
+A view has a topic that leads it: `--since`, `--key` and the like choose records of that one, and what a join looks up
+beside them is looked up in the whole log (schema `whole`), so that a narrow window never loses the other half of a
+row. Records that were written twice count once in a join: the first in its partition wins, as in the stages.
+
+Not covered: what the trainer makes of a group. Token ids and logprobs are in `groups.responses`. `rollout` folds all
+events of a policy, those in a partition that is not the policy's included, which agents never read.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from streams.kafka.topics import topics
+from streams.settings.load import Settings
+
+WHOLE = "whole"
+"""The schema of the views that no option narrows."""
+
+
+class View(NamedTuple):
+    """A name that a statement can read."""
+
+    name: str
+    label: str
+    """Of the topic whose records lead: one row, or more, for each."""
+    about: str
+    sql: str = ""
+    """How a join is made; `` for a topic itself."""
+    also: tuple[str, ...] = ()
+    """Labels of the topics that a join looks into besides."""
+
+
+GROUP_RESPONSES = """
+WITH first AS (SELECT _partition, min(_offset) AS _offset FROM whole.groups GROUP BY _partition, group_id),
+members AS (
+    SELECT g.* EXCLUDE (responses), unnest(g.responses) AS m FROM
+    (SELECT _partition, _offset, _timestamp, _key, group_id, task_id, policy, purpose, scenario, tenant,
+            adapter_version, complete, dropped_reason, formula, reward_mean, reward_std, responses FROM groups) AS g
+    SEMI JOIN first USING (_partition, _offset)
+)
+SELECT
+    g.policy, g.adapter_version, g.scenario, g.purpose, g.tenant, g.task_id, g.group_id, m.slot, m.response_id,
+    r.text, m.finish_reason, m.reward, m.advantage, m.components, g.formula, g.reward_mean, g.reward_std, g.complete,
+    r.prompt_tokens, r.completion_tokens, r.latency_ms, r.created_at AS sampled_at,
+    m."partition" AS response_partition, m."offset" AS response_offset,
+    g._partition AS group_partition, g._offset AS group_offset, g._timestamp AS grouped_at
+FROM members AS g
+LEFT JOIN whole.responses AS r ON r._partition = m."partition" AND r._offset = m."offset"
+"""
+LINEAGE = """
+WITH steps AS (
+    SELECT policy, version, last_batch, _partition, _offset FROM adapters WHERE kind = 'trained'
+    QUALIFY row_number() OVER (PARTITION BY policy, version ORDER BY _offset) = 1
+), cut AS (
+    SELECT policy, sequence, groups_partition, unnest(groups_offsets) AS group_offset, _partition, _offset FROM (
+        FROM whole.batches QUALIFY row_number() OVER (PARTITION BY policy, sequence ORDER BY _offset) = 1)
+), made AS (
+    SELECT _partition, _offset, group_id, task_id, adapter_version, unnest(responses) AS m FROM whole.groups
+)
+SELECT
+    a.policy, a.version, b.sequence AS batch, g.group_id, g.task_id, g.adapter_version AS sampled_by,
+    m.slot, m.response_id, m.reward, m.advantage,
+    a._partition AS adapter_partition, a._offset AS adapter_offset,
+    b._partition AS batch_partition, b._offset AS batch_offset,
+    b.groups_partition AS group_partition, b.group_offset,
+    m."partition" AS response_partition, m."offset" AS response_offset
+FROM steps AS a
+LEFT JOIN cut AS b ON b.policy = a.policy AND b.sequence = a.last_batch
+LEFT JOIN made AS g ON g._partition = b.groups_partition AND g._offset = b.group_offset
+"""
+"""Each version's own step. What it was trained on before is in the rows of the versions before it."""
+ROLLOUT = """
+WITH RECURSIVE numbered AS MATERIALIZED (
+    SELECT *, row_number() OVER (PARTITION BY policy ORDER BY _partition, _offset) AS n, coalesce(suite, '') AS asked_of
+    FROM whole.adapters
+), told AS MATERIALIZED (
+    SELECT e.*, coalesce(CAST(e.share AS DOUBLE), 0) AS wanted,
+        CASE e.kind
+            WHEN 'trained' THEN e.version = 0 OR e.n > k.known_from
+            WHEN 'evaluated' THEN e.n > k.known_from
+                AND sum(CAST(e.n > k.known_from AS INTEGER)) OVER (PARTITION BY e.policy, e.kind, e.version, e.asked_of
+                    ORDER BY e.n) > 1
+            ELSE row_number() OVER (PARTITION BY e.policy, e.event_id, e.kind IN ('trained', 'evaluated')
+                ORDER BY e.n) > 1
+        END AS again
+    FROM numbered AS e
+    LEFT JOIN (
+        SELECT policy, version, min(n) AS known_from FROM numbered WHERE kind = 'trained' AND version <> 0 GROUP BY ALL
+        UNION ALL SELECT DISTINCT policy, 0, 0 FROM numbered
+    ) AS k USING (policy, version)
+), fold AS (
+    SELECT DISTINCT policy, CAST(0 AS BIGINT) AS n, CAST(NULL AS BOOLEAN) AS works, MAP {0: 'primary'} AS statuses,
+        0 AS primary_version, CAST(NULL AS INTEGER) AS candidate_version, CAST(0 AS DOUBLE) AS share
+    FROM told
+    UNION ALL
+    SELECT policy, n, works,
+        CASE WHEN NOT works THEN statuses
+            WHEN kind = 'trained' THEN map_concat(statuses, MAP {version: 'trained'})
+            WHEN kind = 'canary_started' THEN map_concat(statuses, MAP {version: 'canary'})
+            WHEN kind IN ('rejected', 'retired') THEN map_concat(statuses, MAP {version: kind})
+            WHEN swaps THEN map_concat(
+                statuses,
+                CASE WHEN candidate_version IS NULL THEN MAP {} ELSE MAP {candidate_version: 'trained'} END,
+                MAP {primary_version: CASE kind WHEN 'promoted' THEN 'superseded' ELSE 'rolled_back' END},
+                MAP {version: 'primary'})
+            ELSE statuses
+        END,
+        CASE WHEN works AND swaps THEN version ELSE primary_version END,
+        CASE WHEN NOT works THEN candidate_version WHEN splits THEN version WHEN ends THEN NULL ELSE candidate_version
+        END,
+        CASE WHEN NOT works THEN share WHEN splits THEN wanted WHEN ends THEN 0 ELSE share END
+    FROM (
+        SELECT f.* EXCLUDE (n, works), t.n, t.kind, t.version, t.wanted,
+            kind IN ('promoted', 'rolled_back') AS swaps, kind IN ('canary_started', 'canary_advanced') AS splits,
+            swaps OR (kind = 'rejected' AND version = candidate_version) AS ends,
+            NOT again AND coalesce((expected_version = primary_version OR NOT (swaps OR splits OR
+                (kind = 'rejected' AND expected_version IS NOT NULL))) AND CASE kind
+                WHEN 'trained' THEN true
+                WHEN 'canary_started' THEN
+                    statuses[version] = 'trained' AND candidate_version IS NULL AND wanted > f.share AND wanted <= 1
+                WHEN 'canary_advanced' THEN statuses[version] = 'canary' AND wanted > f.share AND wanted <= 1
+                WHEN 'promoted' THEN statuses[version] IN ('trained', 'canary', 'superseded', 'rolled_back')
+                WHEN 'rolled_back' THEN statuses[version] IN ('trained', 'superseded', 'rolled_back')
+                WHEN 'rejected' THEN statuses[version] IN ('trained', 'canary')
+                WHEN 'retired' THEN
+                    version <> 0 AND statuses[version] IN ('trained', 'superseded', 'rolled_back', 'rejected')
+                ELSE statuses[version] IS NOT NULL
+            END, false) AS works
+        FROM fold AS f JOIN told AS t ON t.policy = f.policy AND t.n = f.n + 1
+    )
+)
+SELECT t.policy, t.kind, t.version, CASE WHEN f.works THEN 'effective' WHEN t.again THEN 'again' ELSE 'refused' END
+    AS effect, f.primary_version, f.candidate_version, f.share, t.actor, t.reason, t.event_id, t._partition, t._offset,
+    t._timestamp
+FROM fold AS f JOIN told AS t USING (policy, n) SEMI JOIN adapters USING (_partition, _offset)
+"""
+"""What streams/adapters/serving.py does with events, once more: a property test folds random histories with both."""
+
+JOINS = (
+    View(
+        "group_responses", "groups", "one row per response in a group, with its reward", GROUP_RESPONSES, ("responses",)
+    ),
+    View(
+        "lineage",
+        "adapters",
+        "adapter version <- batch <- group <- response, one row per response of its step",
+        LINEAGE,
+        ("batches", "groups"),
+    ),
+    View("rollout", "adapters", "one row per AdapterEvent, with who answers after it", ROLLOUT),
+)
+
+
+def views(settings: Settings) -> dict[str, View]:
+    """Return every view by its name, topics first, in the order of the topics."""
+    own = [
+        View(name_of(label), label, f"one row per {topic.event.__name__} on {topic.name}")
+        for label, topic in topics(settings.topics).items()
+    ]
+    return {view.name: view for view in (*own, *JOINS)}
+
+
+def name_of(label: str) -> str:
+    """Return the name of a topic's view."""
+    return label.replace("-", "_")
+
+
+def quoted(name: str) -> str:
+    """Return a name as SQL reads it literally."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def literal(text: str) -> str:
+    """Return a text as a SQL literal."""
+    return "'" + text.replace("'", "''") + "'"

@@ -1,0 +1,98 @@
+"""Held-out scores of two lines of adapters, side by side.
+
+    adapters of each log: evaluated ──► score by suite and version ──► rows: one suite, one version, both lines
+
+A line is an experiment, or a policy of the log itself. Only equal suites are compared: equal names mean equal
+questions.
+
+Not covered: questions that nobody asked. `streamward replay evaluate` asks an experiment's versions, and `streamward
+evaluate` those of a policy.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from streams.adapters import versions as adapters
+from streams.errors import NotFoundError
+from streams.scorers.verdict import nearest
+from streams.settings.load import Settings
+from streams.tools.replay import experiments
+from streams.tools.replay.experiments import Experiment
+
+SIGMAS = 1.96
+"""Standard errors on either side of a difference, for 95 of 100 times."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line of adapters and how its versions did."""
+
+    name: str
+    is_experiment: bool
+    newest: int
+    scores: Mapping[tuple[str, int], Mapping[str, float]]
+    """By suite and version."""
+
+
+def line(settings: Settings, name: str, every: Mapping[str, Experiment] | None = None) -> Line:
+    """Return the experiment called `name`, or else the policy. Raises NotFoundError if neither is there.
+
+    `every` is what `experiments.read` returned, for who has read it before.
+    """
+    every = experiments.read(settings) if every is None else every
+    if name in every:
+        log, policy = experiments.of(settings, every[name]), name
+    else:
+        log, policy = settings, name
+    try:
+        state = adapters.read_state(log, policy)
+    except NotFoundError:
+        if name not in every:
+            raise
+        return Line(name, True, 0, {})  # it was stopped before it had any topics
+    scores = {
+        (suite, number): metrics for number, one in state.versions.items() for suite, metrics in one.evaluated.items()
+    }
+    if name not in every and not state.newest and not scores and name != settings.policy.name:
+        raise NotFoundError(
+            f"{name!r} is no experiment and no policy with an adapter or a score; experiments: {nearest(name, every)}"
+        )
+    return Line(name, name in every, state.newest, scores)
+
+
+def rows(first: Line, second: Line) -> list[dict[str, Any]]:
+    """Return one row for each suite and version that either line was asked; a score that is missing is None.
+
+    `difference` is second minus first in `exact`; `within` is what chance alone makes of it, 95 of 100 times, for
+    questions drawn anew (normal approximation). Both are None unless both lines were asked.
+    """
+    found = []
+    for suite, number in sorted(first.scores.keys() | second.scores.keys()):
+        ours, theirs = first.scores.get((suite, number), {}), second.scores.get((suite, number), {})
+        found.append(
+            {
+                "suite": suite,
+                "version": number,
+                first.name: ours.get("exact"),
+                second.name if second.name != first.name else f"{second.name} again": theirs.get("exact"),
+                "difference": _difference(ours, theirs),
+                "within": _within(ours, theirs),
+                "n": [int(side.get("n", 0)) for side in (ours, theirs)],
+                "mean_reward": [side.get("mean_reward") for side in (ours, theirs)],
+            }
+        )
+    return found
+
+
+def _difference(ours: Mapping[str, float], theirs: Mapping[str, float]) -> float | None:
+    return theirs["exact"] - ours["exact"] if "exact" in ours and "exact" in theirs else None
+
+
+def _within(ours: Mapping[str, float], theirs: Mapping[str, float]) -> float | None:
+    if _difference(ours, theirs) is None or not ours.get("n") or not theirs.get("n"):
+        return None
+    return SIGMAS * math.sqrt(sum(side["exact"] * (1 - side["exact"]) / side["n"] for side in (ours, theirs)))

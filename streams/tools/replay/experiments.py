@@ -1,0 +1,198 @@
+"""Experiments: what of this log was replayed into a log of its own, and what came of it.
+
+    experiments: started, stopped, failed, finished ──► fold ──► Experiment: selection, ranges, settings, counts, state
+    settings, NAME ──► settings of its log: the same topics under <prefix>experiment.NAME., adapters in its own folder
+
+No live process subscribes to a topic of another prefix, so an experiment is seen by nobody who does not ask for it, and
+every command works on it with `--config FOLDER/streamward.toml`. Where it came from is told by the log it came from.
+
+Not covered: two machines that run one experiment at the same time. On one machine the second is refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import time
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from schemas.events import ExperimentEvent, ExperimentKind, SourceRange, derive_id
+from schemas.serde import Poison
+from streams import files
+from streams.errors import NotFoundError, SettingsError
+from streams.kafka.admin import read_topic
+from streams.kafka.record import Producer
+from streams.scorers.verdict import nearest
+from streams.settings.load import Settings, changed, dotted
+
+PREFIX = "experiment."
+FOLDER = Path(".streamward/experiments")
+DECIDING = ("advantages", "batches", "model", "trainer")
+"""Sections of the settings that decide what an experiment comes to."""
+_WHERE = ("trainer.checkpoints", "trainer.keep_checkpoints")
+_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,59}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experiment:
+    """One experiment, as the fold of its events."""
+
+    name: str
+    policy: str
+    created_at: int
+    kind: ExperimentKind
+    """Of its last event."""
+    reason: str
+    code_version: str
+    selection: Mapping[str, str]
+    settings: Mapping[str, str]
+    changed: tuple[str, ...]
+    ranges: tuple[SourceRange, ...]
+    folder: Path
+    counts: Mapping[str, int] = field(default_factory=dict)
+    events: tuple[ExperimentEvent, ...] = ()
+
+
+# --- names and settings -----------------------------------------------------------------------------------------------
+
+
+def check_name(name: str) -> None:
+    """Raise SettingsError if no experiment can be called so: the name is part of topic names and of paths."""
+    if _NAME.fullmatch(name) is None:
+        raise SettingsError(
+            f"experiment {name!r}: expected 1 to 60 of a-z, 0-9, - and _, a letter or digit first, e.g. dr-grpo"
+        )
+
+
+def settings_of(source: Settings, name: str, folder: Path, changes: Mapping[str, Any], origin: str) -> Settings:
+    """Return the settings of the experiment's own log; `changes` by dotted key.
+
+    Raises SettingsError, naming `origin`, for a key or value that cannot be.
+    """
+    own = {
+        "topics.prefix": f"{source.topics.prefix}{PREFIX}{name}.",
+        "topics.retention_days": 0,  # its records are as old as those they were copied from
+        "policy.name": name,
+        "trainer.checkpoints": folder / "checkpoints",
+        "trainer.off_policy": True,
+        "adapters.store": str(folder / "adapters"),
+    }
+    if taken := sorted(own.keys() & changes.keys()):
+        raise SettingsError(f"{origin}: {taken[0]} is an experiment's own; leave it out")
+    return changed(source, {**changes, **own}, origin)
+
+
+def of(source: Settings, experiment: Experiment) -> Settings:
+    """Return the settings of an experiment that ran, as its events have them."""
+    own = ("trainer.off_policy", "scorers")
+    decided = {key: text for key, text in experiment.settings.items() if key not in own}
+    return settings_of(source, experiment.name, experiment.folder, decided, f"experiment {experiment.name}")
+
+
+def deciding(settings: Settings) -> dict[str, str]:
+    """Return every setting that decides what an experiment comes to, as text."""
+    return {
+        key: str(value) for key, value in dotted(settings) if key.partition(".")[0] in DECIDING and key not in _WHERE
+    }
+
+
+def code_version() -> str:
+    """Return the version of Streamward, and a digest of the source files that run."""
+    root, digest = Path(__file__).parents[2], hashlib.sha256()
+    for package in ("schemas", "streams", "trainer"):
+        for path in sorted((root / package).rglob("*.py")):
+            digest.update(f"{path.relative_to(root)}\n".encode() + path.read_bytes())
+    return f"{version('streamward')} {digest.hexdigest()[:12]}"
+
+
+def hold(folder: Path, name: str) -> AbstractContextManager[None]:
+    """Be the one process on this machine that works on an experiment. Raises RefusedError naming who does."""
+    return files.hold(folder, refusal=f"experiment {name} is being worked on", way_out="wait, or stop it")
+
+
+# --- events -----------------------------------------------------------------------------------------------------------
+
+
+def read(settings: Settings) -> dict[str, Experiment]:
+    """Return every experiment of this log by name, the oldest first.
+
+    Raises NotFoundError without the topic, LogError if the broker does not answer.
+    """
+    found: dict[str, Experiment] = {}
+    for record in read_topic(settings, "experiments"):
+        event = record.decode(ExperimentEvent)
+        if not isinstance(event, Poison):
+            found[event.experiment] = fold(found.get(event.experiment), event)
+    return dict(sorted(found.items(), key=lambda item: item[1].created_at))
+
+
+def fold(experiment: Experiment | None, event: ExperimentEvent) -> Experiment:
+    """Return an experiment after `event`; the first says what is replayed, and each how far it came."""
+    if experiment is None:
+        return Experiment(
+            name=event.experiment,
+            policy=event.policy,
+            created_at=event.created_at,
+            kind=event.kind,
+            reason=event.reason,
+            code_version=event.code_version,
+            selection=event.selection,
+            settings=event.settings,
+            changed=event.changed,
+            ranges=event.ranges,
+            folder=Path(event.metadata.get("folder", str(FOLDER / event.experiment))),
+            counts=event.counts,
+            events=(event,),
+        )
+    return replace(
+        experiment,
+        kind=event.kind,
+        reason=event.reason,
+        code_version=event.code_version,
+        counts={**experiment.counts, **event.counts},
+        events=(*experiment.events, event),
+    )
+
+
+def find(settings: Settings, name: str) -> Experiment:
+    """Return the experiment called `name`. Raises NotFoundError, with the nearest one."""
+    every = read(settings)
+    if name not in every:
+        raise NotFoundError(f"no experiment of {settings.topics.prefix}* is called {name!r}; {nearest(name, every)}")
+    return every[name]
+
+
+class Journal:
+    """Writes the events of one experiment."""
+
+    def __init__(self, settings: Settings, experiment: Experiment, *, actor: str) -> None:
+        self._settings, self._actor = settings, actor
+        self._about, self._written = experiment, len(experiment.events)
+
+    def write(self, kind: ExperimentKind, reason: str, counts: Mapping[str, int] | None = None) -> None:
+        """Write an event, and return when it is acknowledged. Raises LogError if the log refuses."""
+        about = self._about
+        event = ExperimentEvent(
+            event_id=derive_id("experiment", about.name, about.policy, self._written),
+            experiment=about.name,
+            created_at=time.time_ns() // 1_000_000,
+            metadata={"folder": str(about.folder)},
+            kind=kind,
+            policy=about.policy,
+            actor=self._actor,
+            reason=reason,
+            code_version=code_version(),
+            selection=dict(about.selection),
+            settings=dict(about.settings),
+            counts=dict(counts or {}),
+            changed=about.changed,
+            ranges=about.ranges,
+        )
+        with Producer(self._settings) as producer:
+            producer.send(event)
+        self._written += 1

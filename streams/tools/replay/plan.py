@@ -1,0 +1,228 @@
+"""Say what a replay would come to, and write nothing.
+
+    select ──► join ──► cut, from the source, in memory ──► tasks, responses, rewards, groups, batches, steps, seconds
+
+With other scorers the rewards are not known yet, so groups and batches are the most there can be: a group whose rewards
+turn out equal teaches nothing, and may be dropped. A few responses are scored to say how long scoring takes.
+
+Not covered: how long the joining takes, which is seconds for what took hours to sample; and a machine that is busy with
+something else.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from statistics import mean
+from typing import Any
+
+from schemas.events import AdapterEvent, AdvantagedGroup, Coordinates, Response, Task
+from schemas.serde import Poison
+from streams.errors import RefusedError
+from streams.kafka import admin
+from streams.kafka.record import Record
+from streams.kafka.topics import topics
+from streams.scorers import Scorers
+from streams.settings.load import Settings
+from streams.stages.batches import Cutter, Window
+from streams.tools.archive.history import History, Log
+from streams.tools.replay import driver, experiments, recorded_lag
+from streams.tools.replay.regroup import partition_records
+from streams.tools.replay.run import Request, about_of, chosen_of, settings_of
+from streams.tools.replay.selection import Chosen
+
+SAMPLE = 16
+"""Responses that are scored to see how long it takes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What a replay would come to."""
+
+    experiment: str
+    policy: str
+    tasks: int
+    scenarios: Mapping[str, int]
+    responses: int
+    rewards: int
+    """Recorded rewards that are copied, or scores that will be given."""
+    to_score: bool
+    unreadable: int
+    groups: int
+    batches: int
+    exact: bool
+    """Whether groups and batches will come out so; else they are the most there can be."""
+    dropped: Mapping[str, int]
+    steps: int
+    step_s: float | None
+    """Seconds of one step, from what the source's trainer recorded; None if it recorded none."""
+    score_s: float | None
+    """Seconds of one score, one after the other; None if nothing is scored."""
+    changed: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def seconds(self) -> float | None:
+        """How long scoring and training take together; None if nobody can say."""
+        if self.steps and self.step_s is None:
+            return None
+        return self.steps * (self.step_s or 0.0) + self.rewards * (self.score_s or 0.0)
+
+    def plain(self) -> dict[str, Any]:
+        """Return it for printing."""
+        return {
+            "experiment": self.experiment,
+            "policy": self.policy,
+            "tasks": self.tasks,
+            "scenarios": dict(self.scenarios),
+            "responses": self.responses,
+            "rewards_to_score" if self.to_score else "rewards": self.rewards,
+            "unreadable": self.unreadable,
+            "groups" if self.exact else "groups_at_most": self.groups,
+            "batches" if self.exact else "batches_at_most": self.batches,
+            "dropped": dict(self.dropped),
+            "steps": self.steps,
+            "seconds": None if self.seconds is None else round(self.seconds, 1),
+            "changed": list(self.changed),
+            "notes": list(self.notes),
+        }
+
+
+@dataclass
+class _Seen:
+    """What was read."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    sampled: set[str] = field(default_factory=set)
+    """Tasks with a response that can be scored."""
+    tasks: dict[str, Task] = field(default_factory=dict)
+    responses: list[Response] = field(default_factory=list)
+
+
+def plan(source: Settings, request: Request, history: History | None = None) -> Plan:
+    """Return what `replay.run` would make of this request. Raises as it does before anything is written."""
+    history = history or Log(source)
+    own = settings_of(source, request)
+    about = about_of(source, history, request, own)
+    _refuse_taken(source, request, own)
+    chosen = chosen_of(source, history, request, about)
+    trained, versions = recorded_lag.read(source, history, about.policy, about.ranges)
+    here = own.model_copy(update={"topics": source.topics, "policy": source.policy})
+    seen, groups = _Seen(), Counter[str]()
+    cutter, window, batches = Cutter(own.batches, off_policy=True), Window(), 0
+    for partition in range(source.topics.partitions):
+        records = partition_records(source, history, about.ranges, partition, lambda record: record.key in chosen.keys)
+        if request.scorers:
+            for _ in _counted(source, records, seen, len(request.scorers)):
+                pass
+            continue
+        made = driver.joined(here, _counted(source, records, seen, 0), look_up=history.fetch, note=trained.note)
+        for _, group in made:
+            if isinstance(group, AdvantagedGroup):
+                groups["groups"] += 1
+                at = Coordinates("groups", 0, groups["groups"])
+                window, cut = cutter.reduce(window, group, at, doubled=False)
+                batches += len(cut)
+                groups.update(f"dropped {dropped.reason}" for batch in cut for dropped in batch.dropped)
+    groups.update(f"dropped {dropped.reason}" for dropped in window.dropped)
+    if request.scorers:
+        groups["groups"] = len(seen.sampled)
+        batches = len(seen.sampled) // own.batches.groups
+    return _plan(own, request, chosen, seen, groups, batches, versions, about.changed)
+
+
+def _refuse_taken(source: Settings, request: Request, own: Settings) -> None:
+    """Raise RefusedError if this name is taken: a plan is for something new."""
+    known = experiments.read(source).get(request.name)
+    if known is not None or topics(own.topics)["tasks"].name in admin.describe(source):
+        state = f"is {known.kind}" if known else "has topics already"
+        raise RefusedError(
+            f"experiment {request.name} {state}; `streamward experiments show {request.name}` tells of it. "
+            "Give the one you plan another name"
+        )
+
+
+def _counted(source: Settings, records: Iterator[Record], seen: _Seen, scorers: int) -> Iterator[Record]:
+    """Yield the records, counted by topic; a few tasks and responses are kept to be scored."""
+    labels = {topic.name: (topic.label, topic.event) for topic in topics(source.topics).values()}
+    for record in records:
+        label, kind = labels[record.at.topic]
+        seen.counts[label] += 1
+        if scorers and label in ("tasks", "responses"):
+            event = record.decode(kind)
+            if isinstance(event, Poison):
+                seen.counts["unreadable"] += 1
+            elif isinstance(event, Task) and len(seen.tasks) < SAMPLE:
+                seen.tasks.setdefault(event.task_id, event)
+            elif isinstance(event, Response) and event.error is None:
+                seen.sampled.add(event.task_id)
+                seen.counts["to score"] += scorers
+                if event.task_id in seen.tasks and len(seen.responses) < SAMPLE:
+                    seen.responses.append(event)
+        yield record
+
+
+def _plan(
+    own: Settings,
+    request: Request,
+    chosen: Chosen,
+    seen: _Seen,
+    groups: Counter[str],
+    batches: int,
+    versions: list[AdapterEvent],
+    changed: tuple[str, ...],
+) -> Plan:
+    steps = min(batches, request.steps or batches) if request.train else 0
+    score_s, notes = _scored(own, request, seen)
+    if steps and not versions:
+        notes = (*notes, f"nobody trained {request.selection.policy}, so how long a step takes is not known")
+    if not batches:
+        notes = (*notes, f"not one batch of {own.batches.groups} groups: choose more tasks, or less --groups")
+    return Plan(
+        experiment=request.name,
+        policy=request.selection.policy,
+        tasks=len(chosen.keys),
+        scenarios=chosen.by_scenario,
+        responses=seen.counts["responses"],
+        rewards=seen.counts["to score"] if request.scorers else seen.counts["rewards"],
+        to_score=bool(request.scorers),
+        unreadable=chosen.unreadable + seen.counts["unreadable"],
+        groups=groups.pop("groups", 0),
+        batches=batches,
+        exact=not request.scorers,
+        dropped={name.removeprefix("dropped "): count for name, count in groups.items()},
+        steps=steps,
+        step_s=_step_s(own, versions),
+        score_s=score_s,
+        changed=changed,
+        notes=notes,
+    )
+
+
+def _step_s(own: Settings, versions: list[AdapterEvent]) -> float | None:
+    """Return the seconds of a step of this many groups, from the steps that were recorded."""
+    of_group = [
+        event.metrics["step_s"] / event.metrics["groups"]
+        for event in versions
+        if event.metrics.get("groups") and "step_s" in event.metrics
+    ]
+    return mean(of_group) * own.batches.groups if of_group else None
+
+
+def _scored(own: Settings, request: Request, seen: _Seen) -> tuple[float | None, tuple[str, ...]]:
+    """Score a few responses; return the seconds of one score, and what is wrong with the scores."""
+    if not request.scorers or not seen.responses:
+        return None, ()
+    began, failed = time.perf_counter(), Counter[str]()
+    with Scorers(own.scoring) as scorers:
+        for response in seen.responses:
+            for source in request.scorers:
+                outcome = scorers.score(seen.tasks[response.task_id], response, source)
+                if outcome.error is not None:
+                    failed[outcome.error] += 1
+    tried = len(seen.responses) * len(request.scorers)
+    took_s = (time.perf_counter() - began) / tried
+    notes = tuple(f"{count} of {tried} scores that were tried failed: {error}" for error, count in failed.items())
+    return took_s, notes[:3]

@@ -1,0 +1,68 @@
+"""How far behind a group was, when another line of adapters goes on with it.
+
+    adapters[policy]: trained, by record time ──► newest version when the group was whole ──► lag, in its metadata
+
+In the log where a group was made, batch s turns version s into s + 1, and its lag is s - adapter_version. In an
+experiment the batches are others and so are the versions; what stays true is how many versions the sampler was behind
+the newest one at the moment the group was whole. That is what is recorded, and `batches.max_policy_lag` applies to it.
+
+Not covered: how far the experiment's own adapter has moved from the one that sampled. No count of versions says that;
+the importance ratios of the trainer do.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable
+from dataclasses import replace
+from itertools import accumulate
+
+from schemas.events import AdapterEvent, SourceRange
+from schemas.serde import Poison
+from streams.kafka.topics import topics
+from streams.settings.load import Settings
+from streams.stages.advantages.state import POLICY_LAG, Close
+from streams.tools.archive.history import History
+from streams.tools.replay.selection import bounds
+
+
+class Trained:
+    """When each version of a policy was announced."""
+
+    def __init__(self, announced: Iterable[tuple[int, int]]) -> None:
+        """`announced`: (record timestamp, version) of each."""
+        ordered = sorted(announced)
+        self._times = [timestamp_ms for timestamp_ms, _ in ordered]
+        self._newest = list(accumulate((version for _, version in ordered), max))
+
+    def newest(self, at_ms: int) -> int:
+        """Return the newest version there was at a time; 0, the base model, if none was trained yet."""
+        known = bisect_right(self._times, at_ms)
+        return self._newest[known - 1] if known else 0
+
+    def lag(self, version: int, at_ms: int) -> int:
+        """Return how many versions `version` was behind at a time; clocks that disagree make it no less than 0."""
+        return max(0, self.newest(at_ms) - version)
+
+    def note(self, close: Close) -> Close:
+        """Return a group that leaves with its lag among its metadata; one that nobody answered has none."""
+        if close.adapter_version < 0:
+            return close
+        lag = (POLICY_LAG, str(self.lag(close.adapter_version, close.created_at)))
+        others = tuple(item for item in close.task.metadata if item[0] != POLICY_LAG)
+        task = close.task._replace(metadata=tuple(sorted((*others, lag))))
+        return replace(close, task=task)
+
+
+def read(
+    settings: Settings, history: History, policy: str, ranges: Iterable[SourceRange]
+) -> tuple[Trained, list[AdapterEvent]]:
+    """Return when the versions of a policy came, and their events. Raises LogError if the log cannot be read."""
+    made: dict[int, tuple[int, AdapterEvent]] = {}
+    starts, ends = bounds(ranges, topics(settings.topics)["adapters"].name)
+    for record in history.read(starts, ends):
+        event = record.decode(AdapterEvent)
+        if not isinstance(event, Poison) and event.policy == policy and event.kind == "trained":
+            made.setdefault(event.version, (record.timestamp_ms, event))
+    announced = ((timestamp_ms, version) for version, (timestamp_ms, _) in made.items())
+    return Trained(announced), [event for _, event in made.values()]

@@ -1,0 +1,198 @@
+"""Say which tasks of a log are meant, and find them.
+
+    --policy --since --until --from --to --key --scenario --where ──► Selection ──► tasks ──► Chosen: their keys
+
+Only train tasks are chosen; what belongs to them (responses, rewards, control records) follows by key. Ages become
+times once, when something is first asked, and a range is fixed then, so that asking again means the same records.
+
+Not covered: a task that lies in the log twice, once inside the range. It is chosen, and both copies belong to it.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from schemas.events import SourceRange, Task
+from schemas.serde import Poison
+from streams.errors import NotFoundError, RefusedError, SettingsError
+from streams.kafka import times
+from streams.kafka.record import Record, TopicPartition
+from streams.kafka.topics import topics
+from streams.settings.load import Settings
+from streams.tools.archive.history import History
+
+SOURCES = ("tasks", "responses", "rewards", "group-control", "adapters")
+"""The topics a replay reads."""
+_AGE = re.compile(r"(\d+(?:\.\d+)?)([smhdw])")
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """Which train tasks are meant; None is no limit. Times are those of the records, milliseconds since the epoch."""
+
+    policy: str
+    since_ms: int | None = None
+    until_ms: int | None = None
+    """Exclusive."""
+    first: int | None = None
+    """Offset in each partition of `tasks`."""
+    next: int | None = None
+    """Exclusive."""
+    key: str | None = None
+    scenario: str | None = None
+    where: str | None = None
+    """SQL condition over the view of tasks."""
+    asked: tuple[tuple[str, str], ...] = ()
+    """The options as they were given: `--since 2h` means the same experiment an hour later."""
+
+    def plain(self) -> dict[str, str]:
+        """Return it as an event records it."""
+        fields = ("policy", "since_ms", "until_ms", "first", "next", "key", "scenario", "where")
+        found = {name: str(value) for name in fields if (value := getattr(self, name)) is not None}
+        return found | {f"--{name}": text for name, text in self.asked}
+
+
+def from_plain(plain: Mapping[str, str]) -> Selection:
+    """Return the selection that an event records."""
+
+    def number(name: str) -> int | None:
+        return int(plain[name]) if name in plain else None
+
+    return Selection(
+        policy=plain["policy"],
+        since_ms=number("since_ms"),
+        until_ms=number("until_ms"),
+        first=number("first"),
+        next=number("next"),
+        key=plain.get("key"),
+        scenario=plain.get("scenario"),
+        where=plain.get("where"),
+        asked=tuple((name.removeprefix("--"), text) for name, text in plain.items() if name.startswith("--")),
+    )
+
+
+def parse_time(text: str, option: str, now_ms: int | None = None) -> int:
+    """Return the time, ms since the epoch, that an ISO 8601 time or an age such as 90s, 30m, 2h, 7d, 1w means.
+
+    Raises SettingsError, naming the option.
+
+    >>> parse_time("1970-01-01T00:00:02Z", "--since"), parse_time("2s", "--since", now_ms=5000)
+    (2000, 3000)
+    """
+    if age := _AGE.fullmatch(text):
+        now_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
+        return now_ms - int(float(age[1]) * _SECONDS[age[2]] * 1000)
+    try:
+        return times.parse_time(text)
+    except ValueError as exc:
+        raise SettingsError(
+            f"{option} {text}: expected a time as ISO 8601 (UTC unless it says otherwise), e.g. 2026-01-31T12:00, "
+            "or an age, e.g. 90s, 30m, 2h, 7d or 1w"
+        ) from exc
+
+
+def ranges_of(settings: Settings, history: History, selection: Selection) -> tuple[SourceRange, ...]:
+    """Return what there is to read now, cut to the offsets that were asked for.
+
+    Raises RefusedError if retention has cut a part of that, LogError if the log cannot be read.
+    """
+    tasks = topics(settings.topics)["tasks"].name
+    found = []
+    for (topic, partition), (low, high) in sorted(history.bounds(SOURCES).items()):
+        first, end = low, high
+        if topic == tasks:
+            first = low if selection.first is None else selection.first
+            end = high if selection.next is None else min(high, max(selection.next, first))
+            if first < low:
+                raise RefusedError(_cut(f"{topic}[{partition}]@{first}", f"the first record has offset {low}"))
+        found.append(SourceRange(topic=topic, partition=partition, first=min(first, high), next=end))
+    return tuple(found)
+
+
+def _cut(where: str, what: str) -> str:
+    return (
+        f"{where}: retention has cut what was asked for; {what}. Ask for a later range, or restore what is gone "
+        "(from an archive, if there is one)"
+    )
+
+
+class Chosen(NamedTuple):
+    """The tasks that were found."""
+
+    keys: frozenset[bytes]
+    by_scenario: dict[str, int]
+    unreadable: int
+    """Records of `tasks` in the range that are no tasks."""
+
+
+def choose(
+    settings: Settings, history: History, selection: Selection, ranges: Iterable[SourceRange], among: set[str] | None
+) -> Chosen:
+    """Return the train tasks that are meant; `among` are the ids for which `selection.where` holds, None without one.
+
+    Raises NotFoundError if there is none, RefusedError if the log begins behind `selection.since_ms`.
+    """
+    name = topics(settings.topics)["tasks"].name
+    starts, ends = bounds(ranges, name)
+    keys: set[bytes] = set()
+    by_scenario: dict[str, int] = {}
+    seen: set[TopicPartition] = set()
+    unreadable = 0
+    for record in history.read(starts, ends):
+        tp = (record.at.topic, record.at.partition)
+        if tp not in seen:
+            seen.add(tp)
+            _refuse_cut(record, starts[tp], selection)
+        if not _in_time(record, selection):
+            continue
+        task = record.decode(Task)
+        if isinstance(task, Poison):
+            unreadable += 1
+        elif _is_meant(task, selection, among) and record.key == task.task_id.encode() and record.key not in keys:
+            keys.add(record.key)
+            by_scenario[task.scenario] = by_scenario.get(task.scenario, 0) + 1
+    if not keys:
+        limits = ", ".join(f"--{option} {text}" for option, text in selection.asked) or "no other limit"
+        raise NotFoundError(
+            f"no train task of policy {selection.policy} is in the range ({limits}); `streamward events tail tasks "
+            "--from start` shows what there is"
+        )
+    return Chosen(frozenset(keys), by_scenario, unreadable)
+
+
+def bounds(ranges: Iterable[SourceRange], *names: str) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
+    """Return first and next offset per partition of these topics, without those where there is nothing."""
+    wanted = [one for one in ranges if one.topic in names and one.first < one.next]
+    return (
+        {(one.topic, one.partition): one.first for one in wanted},
+        {(one.topic, one.partition): one.next for one in wanted},
+    )
+
+
+def _refuse_cut(record: Record, start: int, selection: Selection) -> None:
+    """Raise RefusedError if the log begins with this record, behind the time from which on everything was asked for."""
+    since_ms = selection.since_ms
+    if start > 0 and selection.first is None and since_ms is not None and record.timestamp_ms > since_ms:
+        what = f"the first record, of {record.timestamp_ms} ms, is younger than --since, {since_ms} ms"
+        raise RefusedError(_cut(str(record.at), what))
+
+
+def _in_time(record: Record, selection: Selection) -> bool:
+    if selection.since_ms is not None and record.timestamp_ms < selection.since_ms:
+        return False
+    return selection.until_ms is None or record.timestamp_ms < selection.until_ms
+
+
+def _is_meant(task: Task, selection: Selection, among: set[str] | None) -> bool:
+    return (
+        task.purpose == "train"
+        and task.policy == selection.policy
+        and selection.scenario in (None, task.scenario)
+        and selection.key in (None, task.task_id)
+        and (among is None or task.task_id in among)
+    )

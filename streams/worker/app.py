@@ -1,0 +1,361 @@
+"""The Faust worker: one app with every setting that matters, and what stages build on.
+
+    settings ──► build_app ──► stages register agents ──► run_worker ──► exit code
+                    └─ fixes installed           source, table, emit, agent
+
+Values are bytes, in and out; a stage decodes inside its agent. Delivery is at least once: an event is done when `agent`
+says so, after what it emitted is acknowledged. An event that was interrupted (a rebalance, a stop, a crash) is not
+done, whatever Faust believes, and comes again.
+
+Not covered: librdkafka settings in `kafka.client` do not reach Faust, which speaks through aiokafka; a warning says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import ssl
+import threading
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+import faust
+from aiokafka.errors import KafkaConnectionError
+from confluent_kafka import admin
+from faust.auth import SASLCredentials, SSLCredentials
+from faust.types import TP
+
+from schemas.events import AdapterEvent, Coordinates, DeadLetter as Letter, Event
+from schemas.serde import encode
+from streams.errors import EXIT_RESTART, EventError, LogError, SettingsError
+from streams.kafka import admin as cluster
+from streams.kafka.lag import Intake
+from streams.kafka.record import Record, check_size, dead_letter, key_of, trace_of, unreachable
+from streams.kafka.topics import FRAMING_BYTES, Topic, topics
+from streams.observability import catalog, quiet
+from streams.observability.metrics import OFF, Meter
+from streams.observability.tracing.tracer import OFF as NO_TRACER, Trace, Traced, Tracer, headers_of
+from streams.settings.load import Kafka, Settings
+from streams.worker.faust import fixes
+from streams.worker.table import Table
+
+log = logging.getLogger("streamward.app")
+
+READ_AHEAD_BYTES = 64 * 1024
+"""Of one partition. Faust hands on all that was read ahead before it looks for more, so behind a backlog of many
+partitions a topic that the worker itself writes (`groups`) would wait a minute for its next turn, uncommitted; a
+record that is larger is read all the same (KIP-74)."""
+COMMIT_EVERY_S = 1.0
+"""What is worked on twice after a kill -9 is at most this much."""
+
+CHANGELOG_SEGMENT_BYTES = 16 * 2**20
+"""Kafka compacts no segment that it still writes to, and a worker that starts reads all there is: with Kafka's own
+1 GiB, every version of every row for days."""
+
+DeadLetter = Callable[[Any, EventError], Awaitable[None]]
+"""Writes the dead letter of one faust event."""
+
+
+class App(faust.App):  # type: ignore[misc]  # faust is not typed
+    """A Faust app that knows its settings and the events that are being worked on."""
+
+    settings: Settings
+    working: int = 0
+    """Events inside a handler now."""
+    meter: Meter = OFF
+    traces: Tracer = NO_TRACER
+    """Not `tracer`: that is Faust's own, of another kind."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.reached: dict[TP, tuple[int, int, int]] = {}
+        """By partition: generation, offset behind the last event that is done, and that one's timestamp in ms."""
+        self.holding: set[str] = set()
+        """Topics whose next event waits for other topics to be read."""
+        self.intakes: list[Intake] = []
+        """Of the agents, for the meter."""
+
+    def _create_directories(self) -> None:
+        """Make none: the tables are in memory, and Faust's folders would stay empty."""
+
+    async def _consumer_wait_empty(self, consumer: Any, logger: Any) -> None:
+        """Wait for the events at work, and commit: what a rebalance and a stop do once the queues are cleared.
+
+        Faust waits until every agent of a topic has acknowledged what one of them took up. Where a topic has two, the
+        cleared queue of the other held it too, so that wait never ended.
+        """
+        while self.working and not consumer.should_stop:
+            await asyncio.sleep(0.01)
+        await consumer.commit()
+
+
+# --- the app ---------------------------------------------------------------------------------------------------------
+
+
+def build_app(
+    settings: Settings,
+    *,
+    worker_name: str,
+    meter: Meter = OFF,
+    tracer: Tracer = NO_TRACER,
+) -> App:
+    """Return the app of a stream worker, with the fixes installed; `worker_name` is its client id in the broker's logs.
+
+    `meter` counts what the stages do, `tracer` tells of it.
+    Raises SettingsError if the installed Faust is not the one that was fixed, or a TLS file cannot be read.
+    """
+    kafka, session_s = settings.kafka, settings.kafka.session_timeout_s
+    if kafka.client:
+        log.warning("kafka.client (%s) does not reach the Faust worker", ", ".join(kafka.client))
+    name = f"{settings.topics.prefix}streams"
+    app = App(
+        name,
+        broker=[f"kafka://{server.strip()}" for server in kafka.bootstrap.split(",")],
+        broker_credentials=_credentials(kafka),
+        broker_client_id=worker_name,
+        broker_session_timeout=session_s,
+        broker_heartbeat_interval=session_s / 4,
+        broker_rebalance_timeout=session_s * 2,
+        broker_commit_interval=COMMIT_EVERY_S,
+        consumer_auto_offset_reset="earliest",
+        consumer_max_fetch_size=READ_AHEAD_BYTES,
+        processing_guarantee="at_least_once",
+        producer_acks=-1,
+        producer_linger=0,  # an awaited send would wait for the batch to fill
+        producer_max_request_size=max(t.max_bytes for t in topics(settings.topics).values()) + FRAMING_BYTES,
+        producer_partitioner=None,  # aiokafka's: murmur2 of the key, as Java and librdkafka's murmur2_random
+        key_serializer="raw",
+        value_serializer="raw",
+        store="memory://",
+        Table=Table,
+        table_standby_replicas=0,
+        stream_buffer_maxsize=1024,
+        stream_wait_empty=False,  # App waits for the handlers instead
+        topic_allow_declare=False,
+        topic_disable_leader=True,
+        topic_replication_factor=settings.topics.replication,
+        web_enabled=False,
+        worker_redirect_stdouts=False,
+        autodiscover=False,
+    )
+    app.settings, app.meter, app.traces = settings, meter, tracer
+    fixes.install(app)
+    return app
+
+
+def _credentials(kafka: Kafka) -> SASLCredentials | SSLCredentials | None:
+    """Return the credentials in Faust's terms. Raises SettingsError, naming the TLS setting that cannot be used."""
+    context = None
+    if kafka.security_protocol.endswith("SSL"):
+        try:
+            context = ssl.create_default_context(cafile=kafka.ssl_ca_location)
+            if kafka.ssl_certificate_location is not None:
+                context.load_cert_chain(kafka.ssl_certificate_location, kafka.ssl_key_location)
+        except OSError as exc:  # ssl.SSLError is one
+            raise SettingsError(
+                f"TLS cannot be set up from kafka.ssl_ca_location={kafka.ssl_ca_location}, ssl_certificate_location="
+                f"{kafka.ssl_certificate_location}, ssl_key_location={kafka.ssl_key_location}: {exc}. Each must be a "
+                "readable PEM file, and the key must fit the certificate"
+            ) from exc
+    if kafka.security_protocol.startswith("SASL"):
+        assert kafka.sasl_password is not None  # noqa: S101  # settings refuse SASL without it
+        return SASLCredentials(
+            mechanism=kafka.sasl_mechanism,
+            username=kafka.sasl_username,
+            password=kafka.sasl_password.get_secret_value(),
+            ssl_context=context,
+        )
+    return SSLCredentials(context=context) if context is not None else None
+
+
+# --- what stages build on --------------------------------------------------------------------------------------------
+
+
+def source(app: App, topic: Topic) -> Any:
+    """Return `topic` as a faust topic of bytes, to read from or to emit to."""
+    return app.topic(topic.name, key_type=bytes, value_type=bytes, partitions=topic.partitions)
+
+
+def table(app: App, name: str, partitions: int) -> Any:
+    """Return a faust table of bytes by bytes; `partitions` are those of the topics whose agents write it.
+
+    Write it only inside an event, by assignment, after what the event emits was acknowledged. It also holds keys of
+    partitions owned by others before: never iterate over it without asking `owned_partitions`.
+    """
+    return app.Table(
+        name,
+        key_type=bytes,
+        value_type=bytes,
+        partitions=partitions,
+        extra_topic_configs={"max.message.bytes": str(app.settings.topics.max_record_bytes)},
+    )
+
+
+async def emit(topic: Any, key: bytes | None, value: bytes, headers: Mapping[str, bytes] | None = None) -> Any:
+    """Write a record to `topic` (of `source`) and return its metadata once all replicas have it."""
+    return await (await topic.send(key=key, value=value, headers=list(headers.items()) if headers else None))
+
+
+def record_of(event: Any) -> Record:
+    """Return the record of one faust event, as the rest of Streamward knows records."""
+    message = event.message
+    return Record(
+        Coordinates(message.topic, message.partition, message.offset),
+        round(message.timestamp * 1000),
+        message.key,
+        message.value,
+        tuple(message.headers.items() if isinstance(message.headers, dict) else message.headers or ()),
+    )
+
+
+class Outlet:
+    """Writes events where they belong, and returns once they are acknowledged."""
+
+    def __init__(self, app: App, stage: str) -> None:
+        """`stage` is who writes, for the meter."""
+        self._meter, self._tracer, self._stage = app.meter, app.traces, stage
+        self._topics = {topic.event: topic for topic in topics(app.settings.topics).values()}
+        self._sources = {event: source(app, topic) for event, topic in self._topics.items()}
+
+    async def emit(self, event: Event) -> None:
+        """Write one event to its topic. Raises EventError if it is larger than that takes."""
+        await self._write(event, trace_of(event) if isinstance(event, Letter) else {})
+
+    async def emit_traced(self, event: Traced, trace: Trace | None, *, began_ms: float | None = None) -> None:
+        """Write one event under its trace, and tell of it: the work on it began at `began_ms`. Raises as `emit`."""
+        lies = await self._write(event, headers_of(trace))
+        self._tracer.told(event, trace, Coordinates(lies.topic, lies.partition, lies.offset), began_ms=began_ms)
+
+    async def _write(self, event: Event, headers: Mapping[str, bytes]) -> Any:
+        kind = type(event)
+        key, payload = key_of(event, self._topics[kind]), encode(event)
+        check_size(self._topics[kind], key, payload)
+        written = await emit(self._sources[kind], key, payload, headers)
+        self._meter.add(catalog.EVENTS_OUT, self._stage, self._topics[kind].label)
+        if isinstance(event, Letter):
+            self._meter.add(catalog.DEAD_LETTERS, self._stage, event.reason)
+        elif isinstance(event, AdapterEvent):
+            self._meter.add(catalog.DECISIONS, event.policy, event.kind)
+        return written
+
+    def dead_letters(self) -> DeadLetter:
+        """Return what `agent` calls with an event that the stage cannot use."""
+
+        async def write(event: Any, error: EventError) -> None:
+            letter = dead_letter(record_of(event), stage=self._stage, reason=error.reason, error=str(error))
+            await self.emit(letter)
+
+        return write
+
+
+def owned_partitions(app: App, topic_name: str) -> set[int]:
+    """Return the partitions of a topic that this worker owns; none while it is recovering or between generations."""
+    if app.rebalancing or not app.tables.recovery.completed.is_set():
+        return set()
+    return {tp.partition for tp in app.consumer.assignment() if tp.topic == topic_name}
+
+
+# --- running it ------------------------------------------------------------------------------------------------------
+
+
+def create_changelogs(app: App) -> None:
+    """Create the changelog topics of the app's tables, and check those that exist. Faust itself creates no topic.
+
+    Raises LogError if the broker does not answer or refuses, SettingsError for a wrong partition count.
+    """
+    settings = app.settings
+    existing = cluster.describe(settings)
+    wanted = {t.changelog_topic.get_topic_name(): t for t in app.tables.values()}
+    for name, t in wanted.items():
+        if existing.get(name, t.partitions) != t.partitions:
+            raise SettingsError(
+                f"changelog {name} has {existing[name]} partitions, expected {t.partitions}, as its source. Delete it "
+                "together with the offsets of the group, or use another topics.prefix"
+            )
+    new = [
+        admin.NewTopic(
+            name,
+            num_partitions=t.partitions,
+            replication_factor=settings.topics.replication,
+            config={
+                "cleanup.policy": "compact",
+                "segment.bytes": str(max(CHANGELOG_SEGMENT_BYTES, settings.topics.max_record_bytes)),
+                "max.message.bytes": str(settings.topics.max_record_bytes),
+            },
+        )
+        for name, t in wanted.items()
+        if name not in existing
+    ]
+    cluster.create(settings, new)
+
+
+def run_worker(app: App, *, grace_s: float = 25) -> int:
+    """Run the app in this process until SIGTERM or SIGINT, and return the exit code: 0 drained, 1 crashed.
+
+    A signal stops the reading; events at work are finished and committed. A stop that takes longer than `grace_s`, and
+    every watchdog, ends the process with 75. The topics must exist; changelogs are created. Raises LogError if the
+    broker is not there at the start, or records were deleted before they were read. Call from the main thread.
+    """
+    create_changelogs(app)
+    quiet.quieten()
+    loop = fixes.new_event_loop()
+    asyncio.set_event_loop(loop)
+    worker = _Worker(app, loop=loop, grace_s=grace_s)
+    try:
+        worker.execute_from_commandline()
+    except SystemExit as exc:
+        reason = worker.crash_reason or app.crash_reason
+        if isinstance(reason, KafkaConnectionError):
+            raise unreachable(app.settings.kafka, reason) from exc
+        if isinstance(reason, LogError):
+            raise reason from None
+        return int(exc.code or 0)
+    return 0
+
+
+class _Worker(faust.Worker):  # type: ignore[misc]
+    """A Faust worker without console and log set-up of its own, that drains before it stops."""
+
+    def __init__(self, app: App, *, loop: asyncio.AbstractEventLoop, grace_s: float) -> None:
+        super().__init__(app, loop=loop, quiet=True, override_logging=False, redirect_stdouts=False)
+        self.spinner = None
+        self._grace_s = grace_s
+
+    def _setproctitle(self, info: str, *, ident: str = "") -> None:
+        """Leave the title of the process as it is."""
+
+    def _install_signal_handlers_unix(self) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self.loop.add_signal_handler(number, self._schedule_shutdown, number)
+
+    def _schedule_shutdown(self, number: signal.Signals) -> None:
+        if not self._signal_stop_time:
+            deadline = threading.Timer(self._grace_s, self._too_late)
+            deadline.daemon = True
+            deadline.start()
+        super()._schedule_shutdown(number)
+
+    def _too_late(self) -> None:
+        os.write(2, f"not drained within {self._grace_s:g} s; exit code {EXIT_RESTART}\n".encode())
+        os._exit(EXIT_RESTART)
+
+    async def _stop_on_signal(self, number: signal.Signals) -> None:
+        log.info("%s: draining", number.name)
+        await drain(self.app)
+        await super()._stop_on_signal(number)
+
+
+async def drain(app: App) -> None:
+    """Stop reading, wait for the events at work, and commit. What is queued stays in the log."""
+    consumer = app._consumer
+    if consumer is None or not app.consumer.started:
+        return
+    consumer.stop_flow()
+    app.flow_control.suspend()
+    app.flow_control.clear()
+    while app.working and not app.should_stop:
+        await asyncio.sleep(0.01)
+    if not app.rebalancing:
+        await consumer.commit()

@@ -1,0 +1,180 @@
+"""Where a Faust worker starts to read, and what its commits say about it.
+
+    commits and their notes ──► are the records still there? ──► are the changelogs whole? ──► seek, begin
+                                   └─ no: LogError, exit 5           └─ no: wind back, rebuild
+
+Faust seeks to what was committed and asks nothing. Where retention was faster than the group, aiokafka then starts at
+the earliest record instead, in silence; where a changelog lost rows, the state is gone in silence. Both are told here.
+These functions take the place of Faust's or serve those that do; `faust_fixes` installs them.
+
+Not covered: a partition whose first records were deleted before the group ever committed starts at the earliest left.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from time import monotonic
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from aiokafka.errors import CommitFailedError
+from aiokafka.structs import OffsetAndMetadata, TopicPartition
+from faust.transport.drivers.aiokafka import AIOKafkaConsumerThread
+from faust.types import TP
+
+from streams.errors import LogError
+from streams.worker.faust.changelogs import Changelogs, Extent, distrust
+from streams.worker.faust.delivery import Delivery
+from streams.worker.faust.pinned_sources import STOCK
+
+log = logging.getLogger("streamward.faust")
+
+_deliveries: WeakKeyDictionary[Any, Delivery] = WeakKeyDictionary()
+_changelogs: WeakKeyDictionary[Any, Changelogs] = WeakKeyDictionary()
+
+
+def delivery_of(consumer: Any) -> Delivery:
+    """Return the bookkeeping of `consumer`; its counters are metrics."""
+    return _deliveries.setdefault(consumer, Delivery())
+
+
+def changelogs_of(app: Any) -> Changelogs:
+    """Return what the worker of `app` knows of its changelogs."""
+    return _changelogs.setdefault(app, Changelogs())
+
+
+# --- commits, with a note --------------------------------------------------------------------------------------------
+
+
+async def seek_to_committed(self: Any) -> Any:
+    """In place of AIOKafkaConsumerThread.seek_to_committed: keep what the commits noted as well."""
+    committed = await STOCK[AIOKafkaConsumerThread, "seek_to_committed"](self)
+    coordinator = self._ensure_consumer()._coordinator
+    found = await self.call_thread(coordinator.fetch_committed_offsets, list(committed))
+    changelogs_of(self.app).notes = {TP(*tp): commit.metadata for tp, commit in found.items()}
+    return committed
+
+
+async def _commit(self: Any, offsets: Mapping[TP, int]) -> bool:
+    """In place of AIOKafkaConsumerThread._commit: note in the metadata how far the changelogs reach."""
+    consumer, changelogs = self._ensure_consumer(), changelogs_of(self.app)
+    owned = {tp: offset for tp, offset in offsets.items() if tp in self.assignment()}
+    now = monotonic()
+    self.tp_last_committed_at.update(dict.fromkeys(owned, now))
+    try:
+        await consumer.commit(
+            {
+                TopicPartition(*tp): OffsetAndMetadata(offset, changelogs.note(tp.partition))
+                for tp, offset in owned.items()
+            }
+        )
+    except CommitFailedError as exc:
+        if "already rebalanced" not in str(exc):
+            await self.crash(exc)
+        return False
+    except Exception as exc:
+        log.exception("the offsets %s were not committed; assigned are %s", owned, self.assignment())
+        await self.crash(exc)
+        return False
+    return True
+
+
+# --- the start -------------------------------------------------------------------------------------------------------
+
+
+async def perform_seek(self: Any) -> None:
+    """In place of Consumer.perform_seek: each source partition to its committed offset, or the earliest there is.
+
+    Where the changelogs are not to be trusted, to the earliest as well, in spite of the commit. Raises LogError if a
+    committed offset is not in the log any more.
+    """
+    tps = [tp for tp in self.assignment() if not self._is_changelog_tp(tp)]
+    if not tps:
+        return
+    committed = await self.seek_to_committed()
+    start = {tp: committed.get(tp) or 0 for tp in tps}
+    owned = sorted(self.assignment())
+    first, ends = await self.earliest_offsets(*owned), await self.highwaters(*owned)
+    extents = {tp: Extent(first.get(tp) or 0, ends.get(tp) or 0) for tp in owned}
+    for tp in tps:
+        if start[tp] > extents[tp].end:
+            raise LogError(
+                f"{tp.topic}[{tp.partition}]: group {self.app.conf.id} has committed {start[tp]}, but the partition "
+                f"ends at {extents[tp].end}. The topic was made anew or lost records; reset the group's offsets to the "
+                "earliest"
+            )
+        if 0 < start[tp] < extents[tp].start:
+            raise _cut(self, tp, start[tp], extents[tp].start)
+    wound_back = await _wind_back(self, start, extents)
+    unsought = [tp for tp in tps if start[tp] <= 0 or tp in wound_back]
+    if unsought:
+        start |= {tp: extents[tp].start for tp in unsought}
+        await self._thread.seek_wait({tp: start[tp] for tp in unsought})
+    for tp in tps:
+        delivery_of(self).begin(tp, start[tp])
+        self._committed_offset[tp] = start[tp]
+        self._read_offset[tp] = None
+        self._gap.pop(tp, None)
+        self._acked[tp].clear()
+        self._acked_index[tp].clear()
+
+
+async def _wind_back(consumer: Any, start: Mapping[TP, int], extents: Mapping[TP, Extent]) -> set[TP]:
+    """Return the source partitions that are to be read again from their start, once that is committed."""
+    changelogs = changelogs_of(consumer.app)
+    notes, owned = changelogs.notes, [tp for tp in extents if consumer._is_changelog_tp(tp)]
+    changelogs.accept({tp: extents[tp] for tp in owned})
+    wound_back: set[TP] = set()
+    for number in sorted({(consumer.topic_partitions(tp.topic), tp.partition) for tp in owned}, key=str):
+        sources = sorted(tp for tp in start if (consumer.topic_partitions(tp.topic), tp.partition) == number)
+        fed = [tp for tp in owned if (consumer.topic_partitions(tp.topic), tp.partition) == number]
+        why = distrust(
+            {tp.topic: extents[tp] for tp in fed},
+            [notes.get(tp, "") for tp in sources],
+            committed=any(start[tp] for tp in sources),
+        )
+        for topic, reason in why.items():
+            log.warning(
+                "%s[%d] %s. Its rows cannot be trusted, and are rebuilt from %s",
+                *(topic, number[1], reason, _origins(sources, extents)),
+            )
+        if why:
+            wound_back |= {tp for tp in sources if start[tp] > extents[tp].start}
+    if wound_back:
+        # with the note that was accepted: a crash from here on goes on with what was rebuilt
+        await consumer._thread.commit({tp: extents[tp].start for tp in wound_back})
+    elif owned:
+        log.info("recovered from %d changelog partitions; none of them has lost records", len(owned))
+    return wound_back
+
+
+def _origins(sources: Iterable[TP], extents: Mapping[TP, Extent]) -> str:
+    told = []
+    for tp in sources:
+        first = extents[tp].start
+        lost = f" (what came before was deleted from it, and cannot be rebuilt; it begins at {first})" if first else ""
+        told.append(f"{tp.topic}[{tp.partition}]@{first}{lost}")
+    return ", ".join(told) or "nothing: no source of theirs is assigned here"
+
+
+# --- records that were deleted unread --------------------------------------------------------------------------------
+
+
+async def refuse_cut(consumer: Any, due: Mapping[TP, int]) -> None:
+    """Raise LogError if the record that is due in one of these source partitions was deleted meanwhile."""
+    due = {tp: offset for tp, offset in due.items() if not consumer._is_changelog_tp(tp)}
+    if not due:
+        return
+    for tp, first in (await consumer.earliest_offsets(*due)).items():
+        if first is not None and first > due[tp]:
+            raise _cut(consumer, TP(*tp), due[tp], first)
+
+
+def _cut(consumer: Any, tp: TP, due: int, first: int) -> LogError:
+    group = consumer.app.conf.id.removeprefix(consumer.app.settings.topics.prefix)
+    return LogError(
+        f"{tp.topic}[{tp.partition}]: group {consumer.app.conf.id} goes on at {due}, as committed or read, but the "
+        f"first record there is {first}: {first - due} records were deleted (retention) before they were read. Restore "
+        f"them, or accept their loss with `streamward offsets skip --group {group}`"
+    )

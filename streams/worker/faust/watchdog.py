@@ -1,0 +1,231 @@
+"""End a stream worker that is stuck, so that its supervisor can start a fresh one.
+
+    every second: acknowledged behind a hole? no commit in spite of lag? event loop frozen? ──► log why, exit 75
+
+A worker that is restarted reads again from its last commit, so ending it is always safe; one that looks healthy and
+does nothing is not. A broker that is away is no reason: a running worker survives that by itself. Time is counted in
+looks, not by the clock, so that a process that was stopped and continued is not taken for a stuck one.
+
+Not covered: an agent that waits for ever inside one event while other partitions go on committing is seen only once
+its own partition has been without a commit for `stuck_s`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import os
+import sys
+import threading
+import traceback
+from collections.abc import Awaitable, Callable, Iterator
+from types import FrameType
+from typing import Any, NamedTuple, NoReturn
+
+from aiokafka.errors import IllegalStateError, KafkaError
+from faust.types import TP
+from faust.types.transports import ConsumerT
+from mode.services import Service
+
+from streams.errors import EXIT_RESTART
+
+log = logging.getLogger("streamward.faust")
+
+LOOK_EVERY_S = 1.0
+
+
+def give_up(why: str) -> NoReturn:
+    """Log why and end the process with EXIT_RESTART, at once: nothing that is left running could be trusted."""
+    log.critical("%s. Ending this process with exit code %d; it should be started again", why, EXIT_RESTART)
+    for handler in [*log.handlers, *logging.getLogger().handlers]:
+        handler.flush()
+    os._exit(EXIT_RESTART)
+
+
+class Sight(NamedTuple):
+    """What one look at a worker shows."""
+
+    committed: dict[TP, int]
+    """The next offset to work on, per source partition owned."""
+    lagging: frozenset[TP]
+    """Owned partitions with records from `committed` on."""
+    holes: dict[TP, int]
+    """First offset that was acknowledged behind one that was not, per partition."""
+    rebalancing: bool
+    recovered: dict[TP, int]
+    """Offset reached per changelog."""
+
+
+class Patience:
+    """How long each thing has stood still. Pure: seconds are what `look` is told."""
+
+    def __init__(self, *, hole_s: float, stuck_s: float) -> None:
+        self._hole_s, self._stuck_s = hole_s, stuck_s
+        self._still_s: dict[Any, tuple[Any, float]] = {}
+
+    def look(self, sight: Sight, passed_s: float) -> tuple[str | None, str | None]:
+        """Return (why to end the process now, why to end it if the broker answers); None where all is well."""
+        hole = stuck = None
+        seen: dict[Any, Any] = {}
+        if sight.rebalancing:
+            seen["rebalance"] = sight.recovered
+        else:
+            seen |= {("hole", tp): (sight.committed.get(tp), first) for tp, first in sight.holes.items()}
+            seen |= {("lag", tp): sight.committed[tp] for tp in sight.lagging}
+        still: dict[Any, tuple[Any, float]] = {}
+        for what, state in seen.items():
+            before, since = self._still_s.get(what, (None, 0.0))
+            still[what] = (state, since + passed_s if before == state else 0.0)
+        self._still_s = still
+        for what, (state, seconds) in still.items():
+            if what[0] == "hole" and seconds > self._hole_s:
+                hole = f"{_at(what[1], state[0])} is not done, though {state[1]} is, for {seconds:.0f} s"
+            elif what == "rebalance" and seconds > self._stuck_s:
+                stuck = f"a rebalance has come no further for {seconds:.0f} s; changelogs read up to {state}"
+            elif what[0] == "lag" and seconds > self._stuck_s:
+                stuck = f"{_at(what[1], state)} has waited for {seconds:.0f} s"
+        return hole, stuck
+
+
+def _at(tp: TP, offset: int) -> str:
+    return f"{tp.topic}[{tp.partition}]@{offset}"
+
+
+class Watchdog(Service):  # type: ignore[misc]  # mode is not typed
+    """Looks at the worker of `app` once a second and gives up when it is stuck.
+
+    A hole: an offset was acknowledged while one before it is not done, for `hole_s`. No progress: a partition has
+    records, or a rebalance goes on, and for `stuck_s` nothing was committed or recovered, though the broker answers.
+    Frozen: the event loop has not run for `frozen_s`; the place where it stands is printed. `look_behind` is called
+    with the consumer after each look that found nothing.
+    """
+
+    def __init__(
+        self,
+        app: Any,
+        look_behind: Callable[[Any], Awaitable[None]],
+        *,
+        hole_s: float,
+        stuck_s: float,
+        frozen_s: float,
+    ) -> None:
+        self.app = app
+        self._look_behind = look_behind
+        self._patience = Patience(hole_s=hole_s, stuck_s=stuck_s)
+        self._frozen_s = frozen_s
+        self._looks_missed = 0
+        self._ended = threading.Event()
+        super().__init__()
+
+    async def on_start(self) -> None:
+        """Start the thread that watches the loop itself."""
+        thread = threading.Thread(target=self._watch_loop, args=(threading.get_ident(),), name="watchdog", daemon=True)
+        thread.start()
+
+    async def on_stop(self) -> None:
+        """End the thread."""
+        self._ended.set()
+
+    @Service.task  # type: ignore[untyped-decorator]
+    async def _look(self) -> None:
+        while not self.should_stop:
+            await self.sleep(LOOK_EVERY_S)
+            if self.should_stop or self.app.should_stop or self.app._consumer is None:
+                continue
+            hole, stuck = self._patience.look(sight_of(self.app), LOOK_EVERY_S)
+            if hole is not None:
+                give_up(hole)
+            if stuck is not None and await broker_answers(self.app):
+                give_up("\n".join([f"{stuck}. What it was at:", *await_chains(), "Nothing came of it for too long"]))
+            if not self.app.rebalancing:
+                with contextlib.suppress(IllegalStateError):  # revoked meanwhile
+                    await self._look_behind(self.app.consumer)
+
+    @Service.task  # type: ignore[untyped-decorator]
+    async def _beat(self) -> None:
+        while not self.should_stop:
+            self._looks_missed = 0
+            await self.sleep(LOOK_EVERY_S)
+
+    def _watch_loop(self, watched: int) -> None:
+        while not self._ended.wait(LOOK_EVERY_S):
+            self._looks_missed += 1
+            if self._looks_missed * LOOK_EVERY_S <= self._frozen_s:
+                continue
+            stack = "".join(traceback.format_stack(sys._current_frames().get(watched)))
+            why = f"the event loop has not run for {self._frozen_s:g} s. It stands at\n{stack}"
+            os.write(2, f"{why}Ending this process with exit code {EXIT_RESTART}\n".encode())  # no lock of logging's
+            os._exit(EXIT_RESTART)
+
+
+def sight_of(app: Any) -> Sight:
+    """Look at the worker of `app`."""
+    consumer: Any = app.consumer
+    owned = _owned(consumer)
+    committed = {tp: offset for tp in owned if (offset := consumer._committed_offset.get(tp)) is not None}
+    acked = {tp: min(offsets) for tp, offsets in list(consumer._acked.items()) if offsets and tp in committed}
+    return Sight(
+        committed=committed,
+        lagging=frozenset(
+            tp
+            for tp, offset in committed.items()
+            if (consumer.highwater(tp) or 0) > offset and tp.topic not in app.holding
+        ),
+        holes={tp: first for tp, first in acked.items() if first > committed[tp]},
+        rebalancing=bool(app.rebalancing),
+        recovered={tp: offset for tp, offset in app.tables.recovery.active_offsets.items() if offset is not None},
+    )
+
+
+def _owned(consumer: ConsumerT) -> list[TP]:
+    try:
+        return [tp for tp in consumer.assignment() if tp.topic not in consumer.app.tables.changelog_topics]
+    except Exception:  # the consumer's thread has not started yet
+        return []
+
+
+def await_chains() -> list[str]:
+    """Return a line for each task in which an agent or the producer waits: outermost function first, then the line."""
+    lines = []
+    for task in asyncio.all_tasks():
+        frames = list(_frames(task.get_coro()))
+        if any(name in frame.f_code.co_filename for frame in frames for name in _TOLD):
+            names = " > ".join(frame.f_code.co_name for frame in frames)
+            at = frames[-1]
+            lines.append(f"  {names} ({os.path.basename(at.f_code.co_filename)}:{at.f_lineno})")
+    return sorted(lines)
+
+
+_TOLD = ("streams/worker/agent.py", "faust/transport/producer.py", "aiokafka/producer/", "aiokafka/client.py")
+"""Files whose functions are worth telling of when a worker is stuck."""
+
+
+def _frames(waiting: Any) -> Iterator[FrameType]:
+    """Yield the frames of a coroutine and of everything that it awaits, outermost first."""
+    while waiting is not None:
+        if type(waiting).__name__ in ("coroutine_wrapper", "async_generator_asend"):  # they do not say of what
+            waiting = next((one for one in gc.get_referents(waiting) if hasattr(one, "cr_frame")), None) or next(
+                (one for one in gc.get_referents(waiting) if hasattr(one, "ag_frame")), None
+            )
+        for kind in ("cr", "ag", "gi"):
+            frame = getattr(waiting, f"{kind}_frame", None)
+            if frame is not None:
+                yield frame
+                waiting = getattr(waiting, f"{kind}_await", None) or getattr(waiting, f"{kind}_yieldfrom", None)
+                break
+        else:
+            return
+
+
+async def broker_answers(app: Any) -> bool:
+    """Whether the broker answers a request for metadata within 5 seconds."""
+    client = getattr(app.producer._producer, "client", None)
+    if client is None:
+        return False
+    try:
+        await asyncio.wait_for(client.fetch_all_metadata(), 5)
+    except (KafkaError, TimeoutError, OSError):
+        return False
+    return True

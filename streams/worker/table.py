@@ -1,0 +1,152 @@
+"""A Faust table whose changelog can be read in spite of a zombie's rows.
+
+    event ──► table[key] = row ──► changelog record, header `generation` ──► recovery: stale rows are passed over
+                                                                                  └─► what they covered is written again
+
+Faust has no fencing. A worker that was stopped beyond its session timeout, and goes on, may still flush rows; they come
+behind those of its successor, and win. So each row carries the generation of the consumer group in which it was
+written. Generations only grow, and a partition has one owner in each, so a row of an older generation than a row before
+it is a zombie's. What it stands for was not committed, and its successor worked on those events itself.
+
+The generation is a header, on tombstones too, so the row is what it always was: versions that know no header read it,
+and write rows that are taken in the order in which they lie.
+
+Not covered: a zombie's row that was kept by compaction while the better one before it was removed. Recovery writes the
+better one again as soon as it sees both, and compaction leaves the newest segment alone.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from typing import Any
+
+import faust
+from faust.streams import current_event
+from faust.types import TP
+
+from streams.worker.faust.membership import lease
+
+log = logging.getLogger("streamward.app")
+
+GENERATION = "generation"
+"""The header: the generation of the group in which the row was written, decimal."""
+
+
+class Fence:
+    """Tells rows of a zombie from others, partition by partition. Knows no Kafka."""
+
+    def __init__(self) -> None:
+        self._newest: dict[int, tuple[int, int]] = {}
+        """By partition: the last offset read, and the newest generation up to there."""
+
+    def admits(self, partition: int, offset: int, generation: int | None) -> bool:
+        """Return whether a row holds; rows are given as they lie. None: it says no generation, and holds."""
+        last, newest = self._newest.get(partition, (-1, 0))
+        if offset <= last:  # read again from the start
+            newest = 0
+        self._newest[partition] = (offset, max(newest, generation or 0))
+        return generation is None or generation >= newest
+
+    def generation(self, partition: int, current: int) -> int:
+        """Return what a row that is written now says.
+
+        The generation itself; but a group that was deleted begins again at 1, and then its rows must come after those
+        that were read.
+        """
+        newest = self._newest.get(partition, (-1, 0))[1]
+        return current if current >= newest else newest + 1
+
+
+class Table(faust.Table):  # type: ignore[misc]  # faust is not typed
+    """A Faust table that neither an event nor a row of an earlier generation can write to.
+
+    Such an event began before a rebalance; its partition may have another owner, or a newer state, and it comes again.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._fence = Fence()
+        self._membership = lease.memberships
+        self._covered: dict[bytes, int] = {}
+        """Keys whose newest row in the changelog is a zombie's, with their partition."""
+
+    def __setitem__(self, key: bytes, value: bytes) -> None:
+        if not _interrupted(self.app):
+            super().__setitem__(key, value)
+
+    def __delitem__(self, key: bytes) -> None:
+        if not _interrupted(self.app):
+            super().__delitem__(key)
+
+    def send_changelog(
+        self, partition: int | None, key: Any, value: Any, key_serializer: Any = None, value_serializer: Any = None
+    ) -> Any:
+        """Write a row to the changelog, with its generation. In place of Collection.send_changelog."""
+        assert partition is not None  # noqa: S101  # `partition_for_key` gives that of the event
+        generation = self._fence.generation(partition, self.app.consumer_generation_id)
+        return self.changelog_topic.send_soon(
+            key=key,
+            value=value,
+            partition=partition,
+            headers=[(GENERATION, b"%d" % generation)],
+            key_serializer=key_serializer or self.key_serializer,
+            value_serializer=value_serializer or self.value_serializer,
+            callback=self._on_changelog_sent,
+            eager_partitioning=True,
+        )
+
+    def apply_changelog_batch(self, batch: Iterable[Any]) -> None:
+        """Take rows from the changelog, but for a zombie's. In place of Collection.apply_changelog_batch."""
+        super().apply_changelog_batch([event for event in batch if self._holds(event)])
+
+    def _holds(self, event: Any) -> bool:
+        message = event.message
+        generation = generation_of(message.headers)
+        if self._fence.admits(message.partition, message.offset, generation):
+            self._covered.pop(message.key, None)
+            return True
+        log.warning(
+            "%s[%d]@%d: a row of generation %s lies behind rows of a newer one, and is passed over",
+            *(message.topic, message.partition, message.offset, generation),
+        )
+        self._covered[message.key] = message.partition
+        return False
+
+    async def on_rebalance(self, *args: Any, **kwargs: Any) -> None:
+        """Forget what was made under a membership that was lost: only the changelog says what holds."""
+        await super().on_rebalance(*args, **kwargs)
+        if self._membership == lease.memberships:
+            return
+        self._membership = lease.memberships
+        self.data.data.clear()
+        self.data._key_partition.clear()
+        offsets = self.app.tables.recovery.active_offsets  # Faust goes on from these where a partition stays
+        for tp in [tp for tp in offsets if tp.topic == self.changelog_topic_name]:
+            del offsets[tp]
+
+    async def on_recovery_completed(self, active_tps: set[TP], standby_tps: set[TP]) -> None:
+        """Write again what a zombie's rows cover, so that compaction keeps the right ones."""
+        await super().on_recovery_completed(active_tps, standby_tps)
+        owned = {tp.partition for tp in active_tps}
+        for key, partition in self._covered.items():
+            if partition in owned:
+                row = self.data.get(key)
+                self.send_changelog(partition, key, row, value_serializer="raw" if row is None else None)
+        self._covered.clear()
+
+
+def generation_of(headers: Any) -> int | None:
+    """Return the generation that a row says; None if it says none that can be read."""
+    value = dict(headers or ()).get(GENERATION, b"")
+    return int(value) if value.isdigit() else None
+
+
+def _interrupted(app: Any) -> bool:
+    event = current_event()
+    return event is not None and stale(app, event)
+
+
+def stale(app: Any, event: Any) -> bool:
+    """Return whether `event` is of an earlier generation, or a rebalance goes on: it comes again."""
+    return lease.lost or bool(app.rebalancing) or event.message.generation_id != app.consumer_generation_id

@@ -1,0 +1,130 @@
+"""What a version was trained with, as settings again; and what is otherwise here.
+
+    recipe of the version's event ──► as_recorded ──► Settings to train it with
+    recorded, here ──► in_recipe, in_data, in_files ──► [Difference] ──► cause: one sentence for people
+
+A recipe is texts (trainer/model.py); so it says what counted, and nothing of where things lay.
+
+Not covered: what no recipe names, such as the build of a BLAS or the firmware of a CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import ValidationError
+
+from schemas.events import AdapterFile
+from streams.errors import SettingsError
+from streams.settings.load import Model, Settings, Trainer, dotted
+
+DATA = ("groups", "groups_refused", "responses", "tokens", "reward")
+"""Metrics of a step that its groups alone decide, whatever computes: if one differs, other groups were read."""
+_SECTIONS: dict[str, type[Model] | type[Trainer]] = {"model": Model, "trainer": Trainer}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """One thing that is not as recorded."""
+
+    version: int
+    """The version at which it was seen first."""
+    kind: Literal["file", "recipe", "data"]
+    name: str
+    """Of the file, of the recipe's entry, or of the metric."""
+    recorded: str | None
+    reproduced: str | None
+
+
+def as_recorded(settings: Settings, recipe: Mapping[str, str], changed: Collection[str] = ()) -> Settings:
+    """Return `settings` with the model and trainer of `recipe`; keys in `changed` keep the value they have in settings.
+
+    Raises SettingsError if the recipe names what this version of Streamward does not know, or contradicts itself.
+    """
+    trees: dict[str, dict[str, object]] = {"model": {}, "trainer": {"checkpoints": settings.trainer.checkpoints}}
+    for key, text in recipe.items():
+        section, _, name = key.partition(".")
+        if section in trees:
+            trees[section][name] = getattr(getattr(settings, section), name) if key in changed else text
+    for key in changed:
+        section, _, name = key.partition(".")
+        trees[section].setdefault(name, getattr(getattr(settings, section), name))
+    try:
+        made = {section: _SECTIONS[section].model_validate(tree) for section, tree in trees.items()}
+    except ValidationError as exc:
+        first = exc.errors()[0]
+        raise SettingsError(
+            f"the recipe in the log has {'.'.join(map(str, first['loc'])) or 'settings'} that cannot be used here: "
+            f"{first['msg']}; reproduce it with the version of Streamward that trained it"
+        ) from exc
+    return settings.model_copy(update=made)
+
+
+def threads_of(settings: Settings, recipe: Mapping[str, str], changed: Collection[str] = ()) -> int:
+    """Return how many threads to compute with; 0 means one a core.
+
+    The count that was recorded, since `trainer.threads=0` means another number on another machine.
+    """
+    recorded = recipe.get("threads", "")
+    if "trainer.threads" in changed or not recorded.isdecimal():
+        return settings.trainer.threads
+    return int(recorded)
+
+
+# --- what differs -----------------------------------------------------------------------------------------------------
+
+
+def in_files(version: int, recorded: Iterable[AdapterFile], here: Iterable[AdapterFile]) -> list[Difference]:
+    """Return each file whose bytes differ, by its sha256; None where there is no such file."""
+    then, now = ({file.path: file.sha256 for file in files} for files in (recorded, here))
+    return _between(version, "file", then, now)
+
+
+def in_recipe(version: int, recorded: Mapping[str, str], here: Mapping[str, str]) -> list[Difference]:
+    """Return each entry of the recipe that differs; None where there is no such entry.
+
+    A setting that was not there yet is as if it had been recorded with its default.
+    """
+    defaults = {key: str(value) for key, value in dotted(Settings()) if key in here}
+    return _between(version, "recipe", {**defaults, **recorded}, here)
+
+
+def in_data(version: int, recorded: Mapping[str, float], here: Mapping[str, float]) -> list[Difference]:
+    """Return each metric that the groups alone decide, and that differs."""
+    then, now = ({name: repr(of[name]) for name in DATA if name in of} for of in (recorded, here))
+    return _between(version, "data", then, now)
+
+
+def _between(
+    version: int, kind: Literal["file", "recipe", "data"], then: Mapping[str, str], now: Mapping[str, str]
+) -> list[Difference]:
+    return [
+        Difference(version=version, kind=kind, name=name, recorded=then.get(name), reproduced=now.get(name))
+        for name in sorted(then.keys() | now.keys())
+        if then.get(name) != now.get(name)
+    ]
+
+
+def cause(differences: Collection[Difference]) -> str:
+    """Return the likely cause of bytes that differ, and what to do."""
+    data = [_told(one) for one in differences if one.kind == "data"]
+    recipe = [_told(one) for one in differences if one.kind == "recipe"]
+    if data:
+        return (
+            f"other groups than those it was trained on: {'; '.join(data)}. Is this the log it was trained from? "
+            "`streamward audit` recounts it" + (f". And the recipe: {'; '.join(recipe)}" if recipe else "")
+        )
+    if recipe:
+        return f"{'; '.join(recipe)}. Install or set what was recorded, and reproduce it again"
+    return (
+        "not in the recipe: settings, libraries, threads and device kind are as recorded, and as many groups, "
+        "responses and tokens went in, with the same rewards. So a group has other tokens, logprobs or advantages "
+        "than then, or this machine computes otherwise in a way that no recipe names; try the one that trained it"
+    )
+
+
+def _told(one: Difference) -> str:
+    then = "not recorded" if one.recorded is None else f"recorded {one.recorded}"
+    return f"{one.name} is {'not there' if one.reproduced is None else one.reproduced} here, {then}"
