@@ -287,7 +287,8 @@ class Proxy:
 def _listening(port: int) -> socket.socket:
     """Return a socket that listens; not among the ports that clients are given, see
     `streams.kafka.node.config.PORTS`."""
-    listener = socket.socket() listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.setblocking(False)
     for candidate in [port] if port else random.SystemRandom().sample(node.PORTS, len(node.PORTS)):
         try:
@@ -328,7 +329,8 @@ def proxied_node(
 ) -> Iterator[ProxiedNode]:
     """Run a node and a proxy before it while the block runs; arguments and errors as
     `streams.kafka.node.process.embedded`."""
-    port, controller_port, behind = free_ports(3) data_dir = node.folder(folder)
+    port, controller_port, behind = free_ports(3)
+    data_dir = node.folder(folder)
     node.remember(data_dir, node.Node(0, port, controller_port, "", {}))  # the ports that a start prefers
     with Proxy(behind) as proxy:
         config = {**through_proxy_properties(port, controller_port, behind, proxy.port), **(properties or {})}

@@ -149,9 +149,9 @@ def advice(history: History, found: Sequence[str]) -> str:
         f"{history.name}: today's code decides otherwise about this log than when it was recorded:\n  "
         + "\n  ".join(found[:TOLD])
         + more
-        + "\nIf that is not meant, it is a fault. If it is, raise streams.advantage_formulas.FORMULA_VERSION (for batches "
-        "streams.stages.batches.RULE_VERSION), and record new histories with `python -m tests.histories`; the old ones "
-        "stay: their records lie in logs that must still be read"
+        + "\nIf that is not meant, it is a fault. If it is, raise streams.advantage_formulas.FORMULA_VERSION (for "
+        "batches streams.stages.batches.RULE_VERSION), and record new histories with `python -m tests.histories`; the "
+        "old ones stay: their records lie in logs that must still be read"
     )
 
 
