@@ -63,7 +63,7 @@ class Numbering:
         return f"in schemas/lock.json (known: 1 to {len(versions.files().schemas)})"
 
 
-class Held(NamedTuple):
+class RegistryVersion(NamedTuple):
     """A version that a registry holds under the subject of a topic."""
 
     event: str
@@ -74,10 +74,10 @@ class Held(NamedTuple):
     text: str
 
 
-class Given(Numbering):
+class RegistryIds(Numbering):
     """The ids that a registry gave."""
 
-    def __init__(self, held: Iterable[Held], ask: Ask, *, where: str, own_ids: bool = True) -> None:
+    def __init__(self, held: Iterable[RegistryVersion], ask: Ask, *, where: str, own_ids: bool = True) -> None:
         """Take over what the registry at `where` holds under our subjects; `ask` it about any other id."""
         self._ask, self._where, self._own_ids = ask, where, own_ids
         self._held: dict[str, dict[int, Schema | None]] = {}

@@ -15,9 +15,12 @@ from factories import reward, task
 from schemas.serde import encode
 from streams.cli.root import cli
 from streams.kafka import admin as cluster
-from streams.kafka.record import Producer, Record, client_config
+from streams.kafka.client import client_config
+from streams.kafka.producer import Producer
+from streams.kafka.record import Record
 from streams.kafka.topics import topics
-from streams.settings.load import Settings, to_env
+from streams.settings.load import to_env
+from streams.settings.model import Settings
 from streams.tools.archive import history
 
 ONE = 1

@@ -31,8 +31,9 @@ from schemas.events import (
     derive_id,
 )
 from streams.kafka import admin
-from streams.kafka.record import Producer, Record
-from streams.settings.load import Settings, Topics
+from streams.kafka.producer import Producer
+from streams.kafka.record import Record
+from streams.settings.model import Settings, Topics
 from streams.tools.replay import driver
 
 BEGIN_MS = int(datetime(2026, 1, 31, 12, tzinfo=UTC).timestamp() * 1000)

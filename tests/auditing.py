@@ -35,9 +35,9 @@ from schemas.events import (
 from schemas.serde import decode, encode
 from streams.kafka.record import Record, TopicPartition, key_of, partition_of
 from streams.kafka.topics import KEYED_BY_TASK, topics
-from streams.settings.load import Batches, Settings, Topics
-from streams.stages.advantages.stage import Stage
-from streams.stages.advantages.state import State
+from streams.settings.model import Batches, Settings, Topics
+from streams.stages.advantages.stage import AdvantageStage
+from streams.stages.advantages.state import GroupState
 from streams.tools.audit.facts import Reach
 from streams.tools.audit.recount import Report, recount
 from streams.tools.replay import driver
@@ -81,8 +81,8 @@ class Joined:
     """The join, reading record by record; what it makes is written into the same log."""
 
     def __init__(self, log: Written) -> None:
-        self._log, self._stage = log, Stage(SETTINGS)
-        self._states: dict[tuple[int, str], State] = {}
+        self._log, self._stage = log, AdvantageStage(SETTINGS)
+        self._states: dict[tuple[int, str], GroupState] = {}
 
     def read(self, record: Record) -> None:
         event = self._stage.decode(record)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from streams.kafka import topics
-from streams.settings.load import Topics
+from streams.settings.model import Topics
 
 CHART = Path(__file__).parent.parent / "helm"
 VALUES, PAGE, TOPICS = CHART / "values.yaml", CHART / "README.md", CHART / "files" / "topics.yaml"

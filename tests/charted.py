@@ -21,7 +21,7 @@ import pytest
 import yaml
 from deployed import loaded
 
-from streams.settings.load import Settings
+from streams.settings.model import Settings
 
 ROOT = Path(__file__).parents[1]
 CHART = ROOT / "helm"

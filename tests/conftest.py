@@ -16,7 +16,7 @@ import hypothesis
 import pytest
 
 from streams.observability.logging import StderrLog
-from streams.settings.load import Adapters, Archive, Broker, Kafka, Settings, Topics, Trainer
+from streams.settings.model import Adapters, Archive, Broker, Kafka, Settings, Topics, Trainer
 
 hypothesis.settings.register_profile("streamward", deadline=None)  # a busy machine is no failure
 hypothesis.settings.load_profile("streamward")

@@ -17,7 +17,7 @@ from schemas.serde import Poison
 from streams.kafka import admin, reader
 from streams.kafka.record import Record, TopicPartition
 from streams.kafka.topics import topics
-from streams.settings.load import Settings
+from streams.settings.model import Settings
 
 E = TypeVar("E", bound=Event)
 

@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 import click
 
 from streams.cli.root import cli
-from streams.settings.load import Settings, load
+from streams.settings.load import load
+from streams.settings.model import Settings
 
 
 def parsed(arguments: Sequence[str]) -> str:

@@ -28,9 +28,9 @@ from factories import T0, control, response, reward, task
 from schemas.events import AdvantagedGroup, Coordinates, DeadLetter, Event, Response, Reward, RewardSource
 from schemas.serde import encode
 from streams.kafka.record import Record
-from streams.settings.load import Advantages, Settings, Topics
-from streams.stages.advantages.rows import Rows
-from streams.stages.advantages.stage import Stage
+from streams.settings.model import Advantages, Settings, Topics
+from streams.stages.advantages.rows import GroupRows
+from streams.stages.advantages.stage import AdvantageStage
 from streams.tools.replay import driver
 
 PARTITIONS = 2
@@ -245,7 +245,7 @@ class Worker:
     """The live stage without Faust: its caches, and the table rows of the partitions that it owns."""
 
     def __init__(self) -> None:
-        self.stage, self.rows = Stage(SETTINGS), Rows()
+        self.stage, self.rows = AdvantageStage(SETTINGS), GroupRows()
         self.stage.KEPT_BYTES = 8000  # so that some responses are read again from the log
         self.table: dict[int, dict[bytes, bytes]] = {}
 

@@ -14,10 +14,10 @@ from typing import Any
 from factories import response, reward
 
 from schemas.events import AdvantagedGroup, Coordinates, Event, GroupControl, Response, Reward, Task
-from streams.settings.load import Advantages
+from streams.settings.model import Advantages
 from streams.stages.advantages.reducer import Join
 from streams.stages.advantages.rows import dump, load
-from streams.stages.advantages.state import Close, Effect, Reject, State, assemble
+from streams.stages.advantages.state import DeadLetterEffect, Effect, EmitGroup, GroupState, assemble
 
 TOPICS: dict[type[Any], str] = {
     Task: "tasks",
@@ -32,11 +32,11 @@ class Log:
 
     def __init__(self, **rule: Any) -> None:
         self.join = Join(Advantages(**rule), "responses", "rewards")
-        self.state: State = None
+        self.state: GroupState = None
         self.ends: dict[str, int] = {}
         self.responses: dict[tuple[int, int], Response] = {}
-        self.closes: list[Close] = []
-        self.rejects: list[Reject] = []
+        self.closes: list[EmitGroup] = []
+        self.rejects: list[DeadLetterEffect] = []
         self.history: dict[str, int] = {}
 
     def read(self, event: Event, at_ms: int | None = None) -> Sequence[Effect]:
@@ -51,8 +51,8 @@ class Log:
         at = Coordinates(TOPICS[type(event)], 5, offset)
         self.state, effects = self.join.reduce(reloaded(self.state), event, at, at_ms)
         assert reloaded(self.state) == self.state
-        self.closes += [effect for effect in effects if isinstance(effect, Close)]
-        self.rejects += [effect for effect in effects if isinstance(effect, Reject)]
+        self.closes += [effect for effect in effects if isinstance(effect, EmitGroup)]
+        self.rejects += [effect for effect in effects if isinstance(effect, DeadLetterEffect)]
         return effects
 
     def read_all(self, events: Iterable[Event]) -> None:
@@ -69,7 +69,7 @@ class Log:
         return [(f"{effect.at.topic}@{effect.at.offset}", effect.reason) for effect in self.rejects]
 
 
-def reloaded(state: State) -> State:
+def reloaded(state: GroupState) -> GroupState:
     return None if state is None else load(dump(state))
 
 

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from streams.settings.load import Model, Settings, Trainer
+from streams.settings.model import Model, Settings, Trainer
 from trainer import launch
 
 STEPS = 3

@@ -37,7 +37,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from streams.kafka.node import process as broker
-from streams.settings.load import Broker
+from streams.settings.model import Broker
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "README.md"

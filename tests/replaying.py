@@ -18,9 +18,10 @@ from factories import T0, response, reward, task
 from schemas.events import AdapterEvent, AdvantagedGroup, Event, Response, Reward, RewardSource, derive_id
 from schemas.serde import encode
 from streams.kafka import admin
-from streams.kafka.record import Producer, key_of
+from streams.kafka.producer import Producer
+from streams.kafka.record import key_of
 from streams.kafka.topics import topic_of, topics
-from streams.settings.load import Batches, Settings, Topics
+from streams.settings.model import Batches, Settings, Topics
 
 NUMBER, SIZE, HALF = 8, 3, 4
 FRESH = 4

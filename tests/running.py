@@ -29,7 +29,8 @@ from schemas.serde import Poison
 from streams.kafka import admin
 from streams.kafka.record import Record
 from streams.kafka.topics import topics
-from streams.settings.load import Settings, to_env
+from streams.settings.load import to_env
+from streams.settings.model import Settings
 
 E = TypeVar("E", bound=Event)
 

@@ -25,7 +25,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from streams.kafka.node import config as node, process as broker
-from streams.settings.load import Broker
+from streams.settings.model import Broker
 
 PLAIN = "org.apache.kafka.common.security.plain.PlainLoginModule"
 

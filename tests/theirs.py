@@ -10,7 +10,7 @@ from confluent_kafka.serialization import MessageField, SerializationContext
 
 from schemas.events import Event
 from streams.kafka.topics import topic_of
-from streams.settings.load import Topics
+from streams.settings.model import Topics
 
 
 def where(event: Event, topics: Topics) -> SerializationContext:

@@ -14,9 +14,11 @@ from schemas.events import AdapterEvent, AdvantagedGroup, Batch, Coordinates, Ev
 from schemas.serde import encode
 from streams.engines.base_model import Base
 from streams.kafka import admin as cluster
-from streams.kafka.record import Producer, client_config, partition_of
+from streams.kafka.client import client_config
+from streams.kafka.producer import Producer
+from streams.kafka.record import partition_of
 from streams.kafka.topics import topics
-from streams.settings.load import Settings
+from streams.settings.model import Settings
 
 PER_BATCH = 2
 

@@ -29,7 +29,7 @@ from streams.engines import SamplingRequest
 from streams.engines.scripted import ScriptedEngine
 from streams.kafka.record import Record, partition_of
 from streams.kafka.topics import topic_of
-from streams.settings.load import Batches, Settings
+from streams.settings.model import Batches, Settings
 from streams.stages.policy import rounds
 from streams.stages.rollouts import stage as rollouts
 from streams.stages.scoring import agent as scoring
@@ -69,7 +69,7 @@ def walk() -> Iterator[tuple[str, Record]]:
 
     engine = ScriptedEngine('{"accuracy": 0.5}')
     request = SamplingRequest(sampling_id=derive_id(task.task_id, 0, *asked.at, "tour", 0), task=task)
-    served = rounds.Served(
+    served = rounds.ServedVersion(
         adapter_version=engine.served_version,
         engine=engine.name,
         base_digest=engine.base_digest,

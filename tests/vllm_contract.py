@@ -24,7 +24,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from schemas.events import Message, RewardSource, Sampling, Task
 from streams.engines import SamplingRequest
-from streams.settings.load import Model, Policy, Settings
+from streams.settings.model import Model, Policy, Settings
 from tests.tiny import VOCABULARY, tiny_tokenizer
 
 VERSION = "0.32.0"

@@ -29,7 +29,7 @@ in a model of 135M parameters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Expected:
+class GroupOrigin:
     """What every group of a batch must agree with."""
 
     policy: str
@@ -128,7 +128,7 @@ def collate(groups: Sequence[AdvantagedGroup], *, pad_id: int, device: torch.dev
     )
 
 
-def check_group(group: AdvantagedGroup, expected: Expected, at: Coordinates) -> None:
+def check_group(group: AdvantagedGroup, expected: GroupOrigin, at: Coordinates) -> None:
     """Refuse a group that cannot be trained on.
 
     Raises ContradictoryEvent with the coordinates, what was expected and got, and what to do.
@@ -142,7 +142,7 @@ def check_group(group: AdvantagedGroup, expected: Expected, at: Coordinates) -> 
             )
 
 
-def _group_problems(group: AdvantagedGroup, expected: Expected) -> Iterator[str]:
+def _group_problems(group: AdvantagedGroup, expected: GroupOrigin) -> Iterator[str]:
     if group.policy != expected.policy:
         yield f"policy is {group.policy!r}, expected {expected.policy!r}; check who wrote the batch"
     if group.dropped_reason is not None or not group.responses:
@@ -173,7 +173,7 @@ def _group_problems(group: AdvantagedGroup, expected: Expected) -> Iterator[str]
         yield f"slots are {slots}, expected each once and in order; the advantages stage writes them so"
 
 
-def _response_problems(response: GroupResponse, expected: Expected) -> Iterator[str]:
+def _response_problems(response: GroupResponse, expected: GroupOrigin) -> Iterator[str]:
     tokens = len(response.completion_token_ids)
     if len(response.logprobs) != tokens or len(response.loss_mask) != tokens:
         yield (

@@ -36,22 +36,24 @@ from streams.adapters.versions import read_state
 from streams.engines.base_model import Base, load_base
 from streams.errors import RefusedError, SettingsError, StreamwardError
 from streams.kafka import admin
-from streams.kafka.lag import Intake
-from streams.kafka.reader import Tail, fetch
-from streams.kafka.record import Producer, client_config, dead_letter, partition_of
+from streams.kafka.client import client_config
+from streams.kafka.lag import LagMeter
+from streams.kafka.producer import Producer
+from streams.kafka.reader import PartitionReader, fetch
+from streams.kafka.record import dead_letter, partition_of
 from streams.kafka.registry import client as schema_registry
-from streams.kafka.retry import Patience, StoppedWaiting
+from streams.kafka.retry import BrokerOutage, StoppedWaiting
 from streams.kafka.topics import topics
 from streams.observability import metrics
 from streams.observability.metrics import OFF, Meter
 from streams.observability.tracing import context, tracer as tracing
 from streams.observability.tracing.context import Context
 from streams.observability.tracing.tracer import OFF as NO_TRACER, Tracer
-from streams.settings.load import Settings
+from streams.settings.model import Settings
 from trainer import checkpoint, metrics as report, ranks
 from trainer.checkpoint import ADAPTER_FOLDER, State
 from trainer.launch import Place
-from trainer.learner import Chosen, Learner, cut, due, out_of_turn, where
+from trainer.learner import BatchGroups, Learner, cut, due, out_of_turn, where
 from trainer.model import pin
 from trainer.recipe import in_recipe
 from trainer.shares import Others
@@ -95,7 +97,7 @@ def _run(settings: Settings, steps: int | None, stop: threading.Event, place: Pl
 def _follow(
     settings: Settings, steps: int | None, stop: threading.Event, meter: Meter, tracer: Tracer, place: Place | None
 ) -> None:
-    patience = Patience(settings.kafka, stop, meter)
+    patience = BrokerOutage(settings.kafka, stop, meter)
     try:
         with (
             checkpoint.hold(settings.trainer.checkpoints, settings.policy.name) as folder,
@@ -104,7 +106,7 @@ def _follow(
         ):
             schema_registry.wait(settings, meter, stop)
             meter.at("loading the base model", within_s=START_S)
-            line = Line(settings, folder, load_base(settings.model), producer, patience, meter, tracer, others)
+            line = PolicyTrainer(settings, folder, load_base(settings.model), producer, patience, meter, tracer, others)
             line.resume()
             for done, (at, batch, came) in enumerate(line.batches(stop), start=1):
                 line.train(at, batch, came)
@@ -114,7 +116,7 @@ def _follow(
         log.warning("%s", exc)
 
 
-class Line:
+class PolicyTrainer:
     """The line of adapters of one policy, and the trainer that makes it longer."""
 
     def __init__(
@@ -123,7 +125,7 @@ class Line:
         folder: Path,
         base: Base,
         producer: Producer,
-        patience: Patience,
+        patience: BrokerOutage,
         meter: Meter = OFF,
         tracer: Tracer = NO_TRACER,
         others: Others | None = None,
@@ -134,9 +136,9 @@ class Line:
         self._known = dict(read_state(settings, settings.policy.name).versions)
         partition = partition_of(settings.policy.name, settings.topics.policy_partitions)
         self._source = (topics(settings.topics)["batches"].name, partition)
-        self._tail: Tail | None = None
+        self._tail: PartitionReader | None = None
         self._handled = 0
-        self._intake = Intake(meter, STAGE, settings.topics, self._stands)
+        self._intake = LagMeter(meter, STAGE, settings.topics, self._stands)
         self._waited_since = time.perf_counter()
 
     def resume(self) -> None:
@@ -183,7 +185,7 @@ class Line:
                 "does no harm if they were of other policies", *self._source, begin, first, first - begin,
             )  # fmt: skip
         self._handled = max(first, begin)
-        with Tail(self._settings, {self._source: self._handled}, patience=self._patience) as self._tail:
+        with PartitionReader(self._settings, {self._source: self._handled}, patience=self._patience) as self._tail:
             self._meter.ready("kafka")
             while not stop.is_set():
                 self._meter.at("waits for a batch")
@@ -235,7 +237,7 @@ class Line:
         end = None if self._tail is None else self._tail.end(self._source)
         return {} if end is None else {self._source: (min(self._handled, end), end)}
 
-    def _chosen(self, batch: Batch) -> Chosen:
+    def _chosen(self, batch: Batch) -> BatchGroups:
         """Return the groups of `batch`; those refused are dead-lettered."""
         topic = topics(self._settings.topics)["groups"].name
         bounds = self._patience.ask(lambda: admin.offsets(self._settings, ["groups"]), "to where groups begin")

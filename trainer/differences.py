@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 FILE = "adapter_model.safetensors"
 
 
-class Change(NamedTuple):
+class ParameterChange(NamedTuple):
     """One tensor in two adapters."""
 
     tensor: str
@@ -27,7 +27,7 @@ class Change(NamedTuple):
     """Norm of the difference over that norm; None if it is in one of them only, has another shape, or was 0."""
 
 
-def relative_changes(one: Path, other: Path) -> list[Change]:
+def relative_changes(one: Path, other: Path) -> list[ParameterChange]:
     """Return |B - A| / |A| for each tensor A of the first folder and its namesake B in the other, largest first.
 
     Tensors that cannot be compared come before all others.
@@ -39,7 +39,7 @@ def relative_changes(one: Path, other: Path) -> list[Change]:
         shape = tuple((b if a is None else a).shape)
         norm = 0.0 if a is None else float(a.double().norm())
         if a is None or b is None or a.shape != b.shape or not norm:
-            changes.append(Change(name, shape, norm, None))
+            changes.append(ParameterChange(name, shape, norm, None))
         else:
-            changes.append(Change(name, shape, norm, float((b.double() - a.double()).norm()) / norm))
+            changes.append(ParameterChange(name, shape, norm, float((b.double() - a.double()).norm()) / norm))
     return sorted(changes, key=lambda change: (change.relative is not None, -(change.relative or 0.0)))

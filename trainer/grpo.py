@@ -35,7 +35,7 @@ from trl.trainer.utils import add_fused_lm_head
 
 from schemas.events import AdvantagedGroup
 from streams.errors import SettingsError
-from streams.settings.load import Trainer
+from streams.settings.model import Trainer
 from trainer import prefix_tree
 from trainer.collate import Micro, collate, micro_batches, scaled
 from trainer.shares import Others, Share, gradient_of, set_gradient, split, weights_of
@@ -129,7 +129,7 @@ class LogGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         """Why TRL's plain pass is run instead of the shared one; None when prefixes are shared."""
         if self.aux_loss_enabled:
             self.plain_because = "its experts' load-balancing loss is part of TRL's plain pass"
-        self._step_state: _Step | None = None
+        self._step_state: _OptimizerStep | None = None
 
     def train_batch(
         self, groups: Sequence[AdvantagedGroup], beat: Callable[[], None] = lambda: None
@@ -142,7 +142,7 @@ class LogGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         if not groups:
             return {"groups": 0.0, "responses": 0.0, "tokens": 0.0, "skipped": 1.0}
         started = time.perf_counter()
-        step = _Step(groups)
+        step = _OptimizerStep(groups)
         if self.settings.processes == 1:
             self._differentiate(groups, 0, step, beat)
         else:
@@ -173,7 +173,7 @@ class LogGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
 
     def share(self, groups: Sequence[AdvantagedGroup], number: int, beat: Callable[[], None] = lambda: None) -> Share:
         """Return share `number` of the step on the batch `groups`. Nothing is changed by it."""
-        step = _Step(groups)
+        step = _OptimizerStep(groups)
         self._differentiate(groups, number, step, beat)
         gradient = gradient_of(self.parameters)
         self.optimizer.zero_grad(set_to_none=True)
@@ -191,7 +191,7 @@ class LogGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         yield from self.others.shares(time.perf_counter() - started)
 
     def _differentiate(
-        self, groups: Sequence[AdvantagedGroup], number: int, step: _Step, beat: Callable[[], None]
+        self, groups: Sequence[AdvantagedGroup], number: int, step: _OptimizerStep, beat: Callable[[], None]
     ) -> None:
         """Add the gradient of share `number` of the batch `groups` to the parameters', and what it saw to `step`."""
         weighed = scaled(groups)
@@ -284,7 +284,7 @@ class LogGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         add_fused_lm_head(base, temperature=temperature, outputs=("log_probs", "entropy"))
 
 
-class _Step:
+class _OptimizerStep:
     """Sums over the micro-batches of one step."""
 
     def __init__(self, groups: Sequence[AdvantagedGroup]) -> None:

@@ -30,7 +30,7 @@ from typing import NamedTuple
 
 from streams.errors import EXIT_RESTART, SettingsError
 from streams.files import Scratch
-from streams.settings.load import Settings
+from streams.settings.model import Settings
 
 MEET = "RANKS_MEET"
 """Variable of a rank that this file started: where it meets the others, as torch.distributed's init_method."""

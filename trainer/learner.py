@@ -25,10 +25,10 @@ from schemas.serde import Poison
 from streams.engines.base_model import Base
 from streams.errors import ContradictoryEvent
 from streams.kafka.record import Record
-from streams.settings.load import Settings
+from streams.settings.model import Settings
 from trainer import checkpoint
 from trainer.checkpoint import State
-from trainer.collate import Expected, check_group
+from trainer.collate import GroupOrigin, check_group
 from trainer.grpo import LogGRPOTrainer
 from trainer.model import recipe, wrap
 from trainer.shares import Others, Share, set_weights
@@ -36,7 +36,7 @@ from trainer.shares import Others, Share, set_weights
 log = logging.getLogger(__name__)
 
 
-class Refused(NamedTuple):
+class BatchRefused(NamedTuple):
     """A record that is no group to train on, and why."""
 
     record: Record
@@ -45,11 +45,11 @@ class Refused(NamedTuple):
     error: str
 
 
-class Chosen(NamedTuple):
+class BatchGroups(NamedTuple):
     """The groups of a batch, in its order."""
 
     good: list[AdvantagedGroup]
-    refused: list[Refused]
+    refused: list[BatchRefused]
 
 
 def due(batch: Batch, policy: str, version: int) -> bool:
@@ -116,19 +116,19 @@ class Learner:
         checkpoint.restore(path, self._trainer.model, self._trainer.optimizer)
         self.version, self.next_offset = state.version, state.next_offset
 
-    def choose(self, batch: Batch, records: Iterable[Record]) -> Chosen:
+    def choose(self, batch: Batch, records: Iterable[Record]) -> BatchGroups:
         """Return the groups in the records of `batch`, given in its order, and which of them no step may take."""
-        expected = Expected(
+        expected = GroupOrigin(
             policy=batch.policy,
             version=None if self._off_policy else batch.sequence,
             base_digest=self._base.base_digest,
             tokenizer_digest=self._base.tokenizer_digest,
             vocabulary=self._base.model.config.get_text_config().vocab_size,
         )
-        chosen = Chosen([], [])
+        chosen = BatchGroups([], [])
         for record in records:
             checked = _checked(record, expected)
-            if isinstance(checked, Refused):
+            if isinstance(checked, BatchRefused):
                 chosen.refused.append(checked)
             else:
                 chosen.good.append(checked)
@@ -138,7 +138,7 @@ class Learner:
         self,
         at: Coordinates,
         batch: Batch,
-        chosen: Chosen,
+        chosen: BatchGroups,
         timings: Mapping[str, float],
         beat: Callable[[], None] = lambda: None,
     ) -> tuple[State, dict[str, float]]:
@@ -173,12 +173,12 @@ class Learner:
         return checkpoint.save(folder, state, self._trainer.model, self._trainer.optimizer, name, keep)
 
 
-def _checked(record: Record, expected: Expected) -> AdvantagedGroup | Refused:
+def _checked(record: Record, expected: GroupOrigin) -> AdvantagedGroup | BatchRefused:
     group = record.decode(AdvantagedGroup)
     if isinstance(group, Poison):
-        return Refused(record, group.reason, group.error)
+        return BatchRefused(record, group.reason, group.error)
     try:
         check_group(group, expected, record.at)
     except ContradictoryEvent as exc:
-        return Refused(record, exc.reason, str(exc).removeprefix(f"{record.at}: "))
+        return BatchRefused(record, exc.reason, str(exc).removeprefix(f"{record.at}: "))
     return group

@@ -25,7 +25,8 @@ from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
 from streams.errors import SettingsError
-from streams.settings.load import Settings, Trainer, dotted
+from streams.settings.load import dotted
+from streams.settings.model import Settings, Trainer
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"

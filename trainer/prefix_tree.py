@@ -36,7 +36,7 @@ LOGITS = 2**24
 """Most logits alive at once: 64 MiB of float32."""
 
 
-class Forest(NamedTuple):
+class PrefixTrees(NamedTuple):
     """Rows merged by prefix. N nodes, U of which predict one of the M tokens asked for."""
 
     tokens: Tensor  # [N] int64
@@ -48,7 +48,7 @@ class Forest(NamedTuple):
     target_places: Tensor  # [M] int64 into the flat [B * T] output
 
 
-def grow(rows: Sequence[tuple[Sequence[int], int]], width: int, nodes: int = NODES) -> list[Forest]:
+def grow(rows: Sequence[tuple[Sequence[int], int]], width: int, nodes: int = NODES) -> list[PrefixTrees]:
     """Return forests over `rows`, each a row's tokens (no padding) and how many of them are the prompt (at least 1).
 
     The logprob of completion token t of row b belongs at place b * width + t. Rows stay in order; a forest ends where
@@ -97,14 +97,14 @@ class _Tree:
                 self.depths.append(depth)
             node = child
 
-    def forest(self) -> Forest:
+    def forest(self) -> PrefixTrees:
         sees = np.eye(len(self.tokens), dtype=np.bool_)
         for node, parent in enumerate(self.parents):  # a parent stands before its children
             if parent >= 0:
                 sees[node, : parent + 1] = sees[parent, : parent + 1]
         targets = np.array(self.targets, dtype=np.int64).reshape(-1, 3)
         heads, target_heads = np.unique(targets[:, 0], return_inverse=True)
-        return Forest(
+        return PrefixTrees(
             tokens=torch.tensor(self.tokens),
             positions=torch.tensor(self.depths),
             sees=torch.from_numpy(sees),
@@ -179,7 +179,7 @@ def logprobs(
     run = 0
     weight = model.get_output_embeddings().weight
     for forest in grow(rows, width, nodes):
-        forest = Forest(*(part.to(input_ids.device) for part in forest))
+        forest = PrefixTrees(*(part.to(input_ids.device) for part in forest))
         hidden = model.base_model(
             input_ids=forest.tokens[None],
             position_ids=forest.positions[None],

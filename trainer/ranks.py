@@ -31,7 +31,7 @@ from schemas.events import AdvantagedGroup
 from schemas.serde import Poison, decode, encode
 from streams.engines.base_model import load_base
 from streams.errors import LostProcessError, SettingsError
-from streams.settings.load import Settings
+from streams.settings.model import Settings
 from trainer.grpo import SUMS
 from trainer.launch import Place
 from trainer.learner import Learner

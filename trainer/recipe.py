@@ -18,7 +18,8 @@ from pydantic import ValidationError
 
 from schemas.events import AdapterFile
 from streams.errors import SettingsError
-from streams.settings.load import Model, Settings, Trainer, dotted
+from streams.settings.load import dotted
+from streams.settings.model import Model, Settings, Trainer
 
 DATA = ("groups", "groups_refused", "responses", "tokens", "reward")
 """Metrics of a step that its groups alone decide, whatever computes: if one differs, other groups were read."""
@@ -26,7 +27,7 @@ _SECTIONS: dict[str, type[Model] | type[Trainer]] = {"model": Model, "trainer": 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
+class RecipeDifference:
     """One thing that is not as recorded."""
 
     version: int
@@ -76,13 +77,13 @@ def threads_of(settings: Settings, recipe: Mapping[str, str], changed: Collectio
 # --- what differs -----------------------------------------------------------------------------------------------------
 
 
-def in_files(version: int, recorded: Iterable[AdapterFile], here: Iterable[AdapterFile]) -> list[Difference]:
+def in_files(version: int, recorded: Iterable[AdapterFile], here: Iterable[AdapterFile]) -> list[RecipeDifference]:
     """Return each file whose bytes differ, by its sha256; None where there is no such file."""
     then, now = ({file.path: file.sha256 for file in files} for files in (recorded, here))
     return _between(version, "file", then, now)
 
 
-def in_recipe(version: int, recorded: Mapping[str, str], here: Mapping[str, str]) -> list[Difference]:
+def in_recipe(version: int, recorded: Mapping[str, str], here: Mapping[str, str]) -> list[RecipeDifference]:
     """Return each entry of the recipe that differs; None where there is no such entry.
 
     A setting that was not there yet is as if it had been recorded with its default.
@@ -91,7 +92,7 @@ def in_recipe(version: int, recorded: Mapping[str, str], here: Mapping[str, str]
     return _between(version, "recipe", {**defaults, **recorded}, here)
 
 
-def in_data(version: int, recorded: Mapping[str, float], here: Mapping[str, float]) -> list[Difference]:
+def in_data(version: int, recorded: Mapping[str, float], here: Mapping[str, float]) -> list[RecipeDifference]:
     """Return each metric that the groups alone decide, and that differs."""
     then, now = ({name: repr(of[name]) for name in DATA if name in of} for of in (recorded, here))
     return _between(version, "data", then, now)
@@ -99,15 +100,15 @@ def in_data(version: int, recorded: Mapping[str, float], here: Mapping[str, floa
 
 def _between(
     version: int, kind: Literal["file", "recipe", "data"], then: Mapping[str, str], now: Mapping[str, str]
-) -> list[Difference]:
+) -> list[RecipeDifference]:
     return [
-        Difference(version=version, kind=kind, name=name, recorded=then.get(name), reproduced=now.get(name))
+        RecipeDifference(version=version, kind=kind, name=name, recorded=then.get(name), reproduced=now.get(name))
         for name in sorted(then.keys() | now.keys())
         if then.get(name) != now.get(name)
     ]
 
 
-def cause(differences: Collection[Difference]) -> str:
+def cause(differences: Collection[RecipeDifference]) -> str:
     """Return the likely cause of bytes that differ, and what to do."""
     data = [_told(one) for one in differences if one.kind == "data"]
     recipe = [_told(one) for one in differences if one.kind == "recipe"]
@@ -125,6 +126,6 @@ def cause(differences: Collection[Difference]) -> str:
     )
 
 
-def _told(one: Difference) -> str:
+def _told(one: RecipeDifference) -> str:
     then = "not recorded" if one.recorded is None else f"recorded {one.recorded}"
     return f"{one.name} is {'not there' if one.reproduced is None else one.reproduced} here, {then}"

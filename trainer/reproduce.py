@@ -35,17 +35,17 @@ from streams.errors import NotFoundError, RefusedError, SettingsError, Streamwar
 from streams.files import Scratch
 from streams.kafka.record import partition_of
 from streams.kafka.topics import topics
-from streams.settings.load import Settings
+from streams.settings.model import Settings
 from streams.tools.archive.history import History
 from trainer import checkpoint
 from trainer.checkpoint import ADAPTER_FOLDER, State
-from trainer.learner import Chosen, Learner, cut, due, out_of_turn, where
+from trainer.learner import BatchGroups, Learner, cut, due, out_of_turn, where
 from trainer.model import pin
-from trainer.recipe import Difference, as_recorded, in_data, in_files, in_recipe, threads_of
+from trainer.recipe import RecipeDifference, as_recorded, in_data, in_files, in_recipe, threads_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class ReproductionPlan:
     """What will be trained, from what; nothing of it is missing."""
 
     policy: str
@@ -77,9 +77,9 @@ class Made:
     recorded: tuple[AdapterFile, ...] | None
     """None: the log has no such version."""
     reproduced: tuple[AdapterFile, ...]
-    differences: tuple[Difference, ...]
+    differences: tuple[RecipeDifference, ...]
     """Nothing if equal; else the files, then what of data and recipe differs, each with the version it began at."""
-    other_recipe: tuple[Difference, ...]
+    other_recipe: tuple[RecipeDifference, ...]
     """What of the recipe differs, also if the bytes do not."""
     seconds: float
     """From the records to the digests; the first one's include loading the model."""
@@ -110,7 +110,7 @@ def recorded(settings: Settings, policy: str, history: History) -> dict[int, Ada
     return found
 
 
-def plan(settings: Settings, policy: str, version: int | None, history: History, *, start: int = 0) -> Plan:
+def plan(settings: Settings, policy: str, version: int | None, history: History, *, start: int = 0) -> ReproductionPlan:
     """Return what it takes to train `version` (None: the newest) from `start`, all of it there.
 
     Raises NotFoundError for a version or a checkpoint that is not there, SettingsError if `start` is not before the
@@ -134,7 +134,7 @@ def plan(settings: Settings, policy: str, version: int | None, history: History,
     found = _checkpoint(settings, policy, start, events) if start else None
     batches = _batches(settings, policy, range(start, version), history)
     _refuse_cut(settings, policy, batches, version, history)
-    return Plan(
+    return ReproductionPlan(
         policy=policy,
         start=start,
         version=version,
@@ -222,7 +222,12 @@ def _way_out(settings: Settings, policy: str, earliest: int, version: int) -> st
 
 
 def run(
-    planned: Plan, settings: Settings, history: History, *, into: Path | None = None, changed: Collection[str] = ()
+    planned: ReproductionPlan,
+    settings: Settings,
+    history: History,
+    *,
+    into: Path | None = None,
+    changed: Collection[str] = (),
 ) -> Iterator[Made]:
     """Train what is planned and yield each version, compared; the first that is not equal is the last.
 
@@ -261,7 +266,13 @@ class _Again:
     """The line, made again."""
 
     def __init__(
-        self, planned: Plan, settings: Settings, history: History, folder: Path, keep: bool, changed: frozenset[str]
+        self,
+        planned: ReproductionPlan,
+        settings: Settings,
+        history: History,
+        folder: Path,
+        keep: bool,
+        changed: frozenset[str],
     ) -> None:
         trainer = settings.trainer.model_copy(update={"checkpoints": folder})
         self._settings = settings.model_copy(update={"trainer": trainer})
@@ -270,7 +281,7 @@ class _Again:
         self._learner: Learner | None = None
         self._as: tuple[Settings, int] | None = None
         self._newest = planned.checkpoint
-        self._other: dict[str, Difference] = {}  # of the recipe, by name, as seen first
+        self._other: dict[str, RecipeDifference] = {}  # of the recipe, by name, as seen first
 
     def versions(self) -> Iterator[Made]:
         """Yield each version, up to the first that differs."""
@@ -290,7 +301,7 @@ class _Again:
         path = learner.save(self._folder, state, self._keep)
         self._newest = path, state
         files = manifest_of(path / ADAPTER_FOLDER)
-        differences: list[Difference] = []
+        differences: list[RecipeDifference] = []
         for one in in_recipe(version, event.recipe, learner.recipe):
             self._other.setdefault(one.name, one)
         known = event if event.version == version else None
@@ -308,7 +319,7 @@ class _Again:
             seconds=time.perf_counter() - began,
         )
 
-    def _chosen(self, learner: Learner, batch: Batch) -> Chosen:
+    def _chosen(self, learner: Learner, batch: Batch) -> BatchGroups:
         wanted = where(batch, topics(self._settings.topics)["groups"].name)
         records = self._history.fetch(wanted)
         return learner.choose(batch, (records[at] for at in wanted))

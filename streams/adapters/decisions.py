@@ -21,17 +21,18 @@ from streams.adapters.serving import SWAPS, TRANSITIONS, refusal
 from streams.adapters.versions import AdapterState
 from streams.errors import NotFoundError, RefusedError
 from streams.kafka.admin import offsets
+from streams.kafka.producer import Producer
 from streams.kafka.reader import read
-from streams.kafka.record import Producer, TopicPartition, partition_of
+from streams.kafka.record import TopicPartition, partition_of
 from streams.kafka.topics import topics
-from streams.settings.load import Settings
+from streams.settings.model import Settings
 
 NO_DECISIONS = ("trained", "evaluated", "judged")
 """Kinds that say something of a version, and change nothing about it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Life:
+class AdapterHistory:
     """Everything the log says of one policy's adapters, up to an offset."""
 
     state: AdapterState
@@ -64,7 +65,7 @@ class Life:
 
 
 @dataclass(frozen=True, slots=True)
-class Decided:
+class AdapterDecision:
     """A decision that took effect."""
 
     at: Coordinates
@@ -77,17 +78,17 @@ class Decided:
     """Whether it had taken effect before, and was not written now."""
 
 
-def read_life(settings: Settings, policy: str) -> Life:
+def read_life(settings: Settings, policy: str) -> AdapterHistory:
     """Return the life of a policy's adapters as the log has it now. Records that cannot be read are passed over.
 
     Raises NotFoundError if there is no such topic, LogError if the broker does not answer.
     """
     tp = (topics(settings.topics)["adapters"].name, partition_of(policy, settings.topics.policy_partitions))
     low, high = offsets(settings, ["adapters"])[tp]
-    return follow(settings, Life(adapters.empty(policy), tp, low), high)
+    return follow(settings, AdapterHistory(adapters.empty(policy), tp, low), high)
 
 
-def follow(settings: Settings, life: Life, end: int) -> Life:
+def follow(settings: Settings, life: AdapterHistory, end: int) -> AdapterHistory:
     """Return `life` with the records up to below offset `end`."""
     state, events = life.state, list(life.events)
     for record in read(settings, {life.tp: life.next}, {life.tp: end}):
@@ -109,7 +110,7 @@ def known(state: AdapterState, version: int) -> adapters.Version:
     return found
 
 
-def rolls_back_to(life: Life, expect: int, *, actor: str, reason: str) -> int:
+def rolls_back_to(life: AdapterHistory, expect: int, *, actor: str, reason: str) -> int:
     """Return the version that was primary before the one that is, and can be again.
 
     The same roll-back by the same person, said again, leads to where it led, and not further back. Raises RefusedError.
@@ -139,14 +140,14 @@ def _possible(state: AdapterState, version: int) -> set[AdapterKind]:
 
 def decide(
     settings: Settings,
-    life: Life,
+    life: AdapterHistory,
     kind: AdapterKind,
     version: int,
     *,
     actor: str,
     reason: str,
     expect: int | None = None,
-) -> Decided:
+) -> AdapterDecision:
     """Write a decision and return once it has taken effect.
 
     `expect` is the primary it is decided against; without it, the one in `life`. Kinds that do not compare take none.
@@ -182,12 +183,12 @@ def decide(
         raise RefusedError(
             f"{at}: another decision came first, and this one has no effect: {why}{_winner(life, after)}"
         )
-    return Decided(at, event, life.state.primary, after.state)
+    return AdapterDecision(at, event, life.state.primary, after.state)
 
 
 def _in_force(
-    life: Life, kind: AdapterKind, version: int, actor: str, reason: str, expect: int | None
-) -> Decided | None:
+    life: AdapterHistory, kind: AdapterKind, version: int, actor: str, reason: str, expect: int | None
+) -> AdapterDecision | None:
     """Return this very decision, if it took effect and nothing was decided about anything since."""
     taken = _taken(life)
     if not taken:
@@ -197,10 +198,10 @@ def _in_force(
     if said != (kind, version, actor, reason) or expect not in (None, event.expected_version):
         return None
     before = life.state.primary if event.expected_version is None else event.expected_version
-    return Decided(at, event, before, life.state, again=True)
+    return AdapterDecision(at, event, before, life.state, again=True)
 
 
-def _taken(life: Life) -> list[tuple[Coordinates, AdapterEvent]]:
+def _taken(life: AdapterHistory) -> list[tuple[Coordinates, AdapterEvent]]:
     """Return the decisions that took effect; of a record that came twice, the first."""
     first: dict[str, tuple[Coordinates, AdapterEvent]] = {}
     for at, event in life.events:
@@ -225,7 +226,7 @@ def _hint(state: AdapterState, kind: AdapterKind, version: int) -> str:
     return f". What can be done with it: {can}" if can else ". Nothing can be done with it"
 
 
-def _winner(before: Life, after: Life) -> str:
+def _winner(before: AdapterHistory, after: AdapterHistory) -> str:
     """Return who decided what between two looks."""
     for at, event in _taken(after):
         if at.offset >= before.next:

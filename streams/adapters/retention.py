@@ -22,7 +22,7 @@ FIRST = ("exact", "mean_reward", "reward_mean", "reward")
 """Metrics that say how well a version did, the best known first."""
 
 
-class Fate(NamedTuple):
+class RetentionDecision(NamedTuple):
     """What becomes of one version."""
 
     version: Version
@@ -65,7 +65,7 @@ def measure(state: AdapterState, by: str | None) -> tuple[str, str] | None:
     return None
 
 
-def plan(state: AdapterState, *, best: int, primaries: int, by: tuple[str, str] | None) -> list[Fate]:
+def plan(state: AdapterState, *, best: int, primaries: int, by: tuple[str, str] | None) -> list[RetentionDecision]:
     """Return what becomes of every version but the base model, the oldest first.
 
     `best` so many by score, `primaries` so many of those that were primary before this one, stay besides what must.
@@ -85,7 +85,7 @@ def plan(state: AdapterState, *, best: int, primaries: int, by: tuple[str, str] 
             continue
         goes = number not in why
         reason = why.get(number) or _gone(version, scores[number], ranked, name)
-        fates.append(Fate(version, reason, goes, scores[number]))
+        fates.append(RetentionDecision(version, reason, goes, scores[number]))
     return fates
 
 

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from schemas.events import AdapterFile
 from streams.errors import EventError, SettingsError
 from streams.files import Scratch
-from streams.settings.load import Adapters
+from streams.settings.model import Adapters
 
 if TYPE_CHECKING:
     from model_signing import signing, verifying
@@ -41,7 +41,7 @@ MAX_BYTES = 1 << 20
 """A larger signature or manifest is not read: an adapter has a few files, and each takes a line."""
 
 
-class Expected(NamedTuple):
+class ExpectedSigner(NamedTuple):
     """Who must have signed what."""
 
     key: Path
@@ -50,9 +50,9 @@ class Expected(NamedTuple):
     version: int
 
 
-def expected(adapters: Adapters, policy: str, version: int) -> Expected | None:
+def expected(adapters: Adapters, policy: str, version: int) -> ExpectedSigner | None:
     """Return what the signature of a version must be, or None if none is asked for (adapters.verify_key)."""
-    return None if adapters.verify_key is None else Expected(adapters.verify_key, policy, version)
+    return None if adapters.verify_key is None else ExpectedSigner(adapters.verify_key, policy, version)
 
 
 def check_signing_key(adapters: Adapters) -> None:
@@ -89,7 +89,9 @@ def sign(local: Path, names: Iterable[str], manifest: bytes, *, label: str, key:
         return signature.read_bytes()
 
 
-def verify(folder: Path, files: Iterable[AdapterFile], manifest: bytes, signature: bytes, wanted: Expected) -> None:
+def verify(
+    folder: Path, files: Iterable[AdapterFile], manifest: bytes, signature: bytes, wanted: ExpectedSigner
+) -> None:
     """Return if `signature` is that of `wanted` on `manifest` and on all that is in `folder`, which holds `files`.
 
     Raises EventError (bad_signature) if it is not, SettingsError if the key cannot be used.
@@ -110,7 +112,7 @@ def verify(folder: Path, files: Iterable[AdapterFile], manifest: bytes, signatur
         raise refused(wanted, f"its signature is for version {said.get('version')} of {said.get('policy')}")
 
 
-def refused(wanted: Expected, got: str) -> EventError:
+def refused(wanted: ExpectedSigner, got: str) -> EventError:
     """Return the error for an adapter that nobody we trust has signed."""
     return EventError(
         f"version {wanted.version} of {wanted.policy}: {got}; expected one made with the private half of {wanted.key} "

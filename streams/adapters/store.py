@@ -83,7 +83,7 @@ def publish(
     return uri, files
 
 
-def fetch(uri: str, files: Iterable[AdapterFile], into: Path, signed: signing.Expected | None = None) -> Path:
+def fetch(uri: str, files: Iterable[AdapterFile], into: Path, signed: signing.ExpectedSigner | None = None) -> Path:
     """Return a folder below `into` that holds exactly `files`, each with its sha256; copied if it is not there yet.
 
     `files` is what the log says, `signed` who must have signed them, if anybody. Raises EventError: bad_adapter if the
@@ -331,7 +331,7 @@ def _copy(fs: Any, source: str, target: Path, uri: str, file: AdapterFile) -> No
         raise _bad(uri, what, f"{file.bytes} bytes with {file.sha256}, as the log says")
 
 
-def _small(fs: Any, path: str, signed: signing.Expected) -> bytes:
+def _small(fs: Any, path: str, signed: signing.ExpectedSigner) -> bytes:
     """Return a file that is read whole. Raises EventError (bad_signature) if it is missing or large."""
     name = path.rsplit("/", 1)[-1]
     try:

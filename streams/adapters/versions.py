@@ -19,7 +19,7 @@ from schemas.serde import Poison
 from streams.adapters.serving import DECISIONS, SWAPS, Serving, Status, refusal, step
 from streams.kafka.admin import read_topic
 from streams.kafka.record import partition_of
-from streams.settings.load import Settings
+from streams.settings.model import Settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +60,7 @@ class Judgement:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Refused:
+class RefusedEvent:
     """An event that changed nothing, and why."""
 
     event: AdapterEvent
@@ -77,7 +77,7 @@ class AdapterState:
     newest: int = 0
     primaries: tuple[int, ...] = (0,)
     """The versions that were primary, oldest first; the last is in force. A rollback takes its victim off the list."""
-    refused: tuple[Refused, ...] = ()
+    refused: tuple[RefusedEvent, ...] = ()
     decided: frozenset[str] = frozenset()
     """Ids of the `DECISIONS` read so far, refused ones included."""
 
@@ -102,7 +102,7 @@ def fold(state: AdapterState, event: AdapterEvent) -> AdapterState:
         state = replace(state, decided=state.decided | {event.event_id})
     reason = refusal(event, state.serving)
     if reason is not None:
-        return replace(state, refused=(*state.refused, Refused(event=event, reason=reason)))
+        return replace(state, refused=(*state.refused, RefusedEvent(event=event, reason=reason)))
     serving = step(state.serving, event)
     statuses = serving.statuses
     versions = {

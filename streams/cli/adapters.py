@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from streams.cli.runtime import Call, output_option, pass_call, source_option
+from streams.cli.runtime import AppContext, output_option, pass_call, source_option
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from schemas.events import AdapterFile
-    from streams.adapters.decisions import Life
+    from streams.adapters.decisions import AdapterHistory
     from streams.adapters.versions import AdapterState, Version
     from streams.output import Output
     from streams.tools.archive.history import Source
@@ -37,7 +37,7 @@ def adapters() -> None:
 @policy_option
 @output_option
 @pass_call
-def adapters_list(call: Call, policy: str | None, output: Output) -> None:
+def adapters_list(call: AppContext, policy: str | None, output: Output) -> None:
     """Print every version, its status and held-out scores."""
     from streams import output as show
     from streams.adapters.versions import read_state
@@ -61,7 +61,7 @@ def adapters_list(call: Call, policy: str | None, output: Output) -> None:
 @policy_option
 @output_option
 @pass_call
-def adapters_show(call: Call, version: int, policy: str | None, output: Output) -> None:
+def adapters_show(call: AppContext, version: int, policy: str | None, output: Output) -> None:
     """Print everything the log says about a version.
 
     Its recipe, metrics, held-out scores, files, and each event of its life.
@@ -105,7 +105,7 @@ def adapters_show(call: Call, version: int, policy: str | None, output: Output) 
 @output_option
 @pass_call
 def adapters_lineage(
-    call: Call, version: int, steps: int | None, policy: str | None, source: Source, output: Output
+    call: AppContext, version: int, steps: int | None, policy: str | None, source: Source, output: Output
 ) -> None:
     """Print what a version was made of, step by step.
 
@@ -142,7 +142,7 @@ def adapters_lineage(
 @policy_option
 @output_option
 @pass_call
-def adapters_diff(call: Call, one: int, other: int, weights: bool, policy: str | None, output: Output) -> None:
+def adapters_diff(call: AppContext, one: int, other: int, weights: bool, policy: str | None, output: Output) -> None:
     """Print what tells two versions apart.
 
     The settings of the recipe that differ, metrics and scores side by side, files, and the batches between them.
@@ -163,7 +163,7 @@ def adapters_diff(call: Call, one: int, other: int, weights: bool, policy: str |
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
-def read(call: Call, policy: str | None) -> Life:
+def read(call: AppContext, policy: str | None) -> AdapterHistory:
     """Return the life of the adapters that a command is about."""
     from streams.adapters.decisions import read_life
 
@@ -205,7 +205,7 @@ def _digest(files: tuple[AdapterFile, ...]) -> str | None:
     return hashlib.sha256(lines.encode()).hexdigest()
 
 
-def _tensors(call: Call, versions: list[Version], policy: str) -> list[dict[str, Any]]:
+def _tensors(call: AppContext, versions: list[Version], policy: str) -> list[dict[str, Any]]:
     """Return how far two adapters are apart. Raises EventError if one is not what the log says, NotFoundError."""
     from streams.adapters import signing, store
     from streams.errors import NotFoundError

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from streams.cli.runtime import Call, output_option, pass_call, until_stopped
+from streams.cli.runtime import AppContext, output_option, pass_call, until_stopped
 
 if TYPE_CHECKING:
     from streams.output import Output
@@ -29,7 +29,7 @@ def _complete_topic(_: click.Context, __: click.Parameter, incomplete: str) -> l
 names_argument = click.argument("names", metavar="[TOPIC]...", nargs=-1, shell_complete=_complete_topic)
 
 
-def _labels(call: Call, names: tuple[str, ...]) -> list[str]:
+def _labels(call: AppContext, names: tuple[str, ...]) -> list[str]:
     from streams.kafka import times
     from streams.kafka.topics import LABELS
 
@@ -50,7 +50,7 @@ def archive() -> None:
 @click.option("--follow", is_flag=True, help="Go on, every archive.follow_s seconds, until Ctrl-C.")
 @output_option
 @pass_call
-def archive_sync(call: Call, names: tuple[str, ...], follow: bool, output: Output) -> None:
+def archive_sync(call: AppContext, names: tuple[str, ...], follow: bool, output: Output) -> None:
     """Archive what is new in the log.
 
     Prints what each partition has in the archive now. It may be killed at any moment, and two may run at once. What
@@ -89,12 +89,12 @@ def archive_sync(call: Call, names: tuple[str, ...], follow: bool, output: Outpu
 @names_argument
 @output_option
 @pass_call
-def archive_list(call: Call, names: tuple[str, ...], output: Output) -> None:
+def archive_list(call: AppContext, names: tuple[str, ...], output: Output) -> None:
     """Print what is archived of each partition. No broker is asked."""
     from streams import output as show
-    from streams.tools.archive.segments import Archive
+    from streams.tools.archive.segments import ArchiveReader
 
-    kept = Archive(call.settings)
+    kept = ArchiveReader(call.settings)
     rows = []
     for label in _labels(call, names):
         for partition in kept.partitions(label):
@@ -137,7 +137,7 @@ def archive_list(call: Call, names: tuple[str, ...], output: Output) -> None:
 @output_option
 @click.pass_context
 @pass_call
-def archive_verify(call: Call, ctx: click.Context, names: tuple[str, ...], output: Output) -> None:
+def archive_verify(call: AppContext, ctx: click.Context, names: tuple[str, ...], output: Output) -> None:
     """Name each file that is missing or changed.
 
     Reads every byte of the archive. The exit code is 0 only if nothing is wrong. No broker is asked.
@@ -169,7 +169,7 @@ def archive_verify(call: Call, ctx: click.Context, names: tuple[str, ...], outpu
 )
 @output_option
 @pass_call
-def archive_restore(call: Call, names: tuple[str, ...], into_prefix: str | None, output: Output) -> None:
+def archive_restore(call: AppContext, names: tuple[str, ...], into_prefix: str | None, output: Output) -> None:
     """Put the archive back into empty topics.
 
     Each record comes back at its partition and offset, with its key, timestamp and headers. Missing topics are made;

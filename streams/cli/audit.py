@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from streams.cli.runtime import Call, pass_call, until_stopped
+from streams.cli.runtime import AppContext, pass_call, until_stopped
 
 if TYPE_CHECKING:
     from streams.tools.audit.reading import Audit
@@ -54,7 +54,7 @@ def _output(_: click.Context, __: click.Parameter, value: str | None) -> str:
 @click.pass_context
 @pass_call
 def audit(
-    call: Call,
+    call: AppContext,
     ctx: click.Context,
     since: str | None,
     policy: str | None,

@@ -18,7 +18,7 @@ import click
 from streams.cli.runtime import output_option
 
 if TYPE_CHECKING:
-    from streams.observability.grafana.upload import Grafana, Standing
+    from streams.observability.grafana.upload import DashboardState, Grafana
     from streams.output import Output
 
 URL = click.option(
@@ -83,7 +83,7 @@ def _grafana(url: str, token_file: Path | None) -> Grafana:
     return Grafana(url, token)
 
 
-def _show(found: Sequence[Standing], output: Output) -> None:
+def _show(found: Sequence[DashboardState], output: Output) -> None:
     from streams import output as show
 
     columns = [

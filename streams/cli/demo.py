@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 
-from streams.cli.runtime import Call, pass_call
+from streams.cli.runtime import AppContext, pass_call
 
 
 @click.command()
@@ -42,7 +42,7 @@ from streams.cli.runtime import Call, pass_call
 )
 @pass_call
 def demo(
-    call: Call,
+    call: AppContext,
     minutes: float,
     steps: int,
     model: str | None,
@@ -61,7 +61,7 @@ def demo(
 
     from streams.demo import run as loop
 
-    options = loop.Options(
+    options = loop.DemoOptions(
         data_dir=data_dir,
         minutes=minutes,
         steps=steps,

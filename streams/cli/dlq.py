@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from streams.cli.runtime import Call, output_option, pass_call
+from streams.cli.runtime import AppContext, output_option, pass_call
 from streams.errors import NotFoundError, RefusedError, SettingsError, StreamwardError
 
 if TYPE_CHECKING:
     from streams.output import Output
     from streams.tools.dead_letters.letters import Letter, Letters, Matching, Original, Verdict
-    from streams.tools.dead_letters.redrive import Order, Outcome
+    from streams.tools.dead_letters.redrive import RedriveOrder, RedriveOutcome
 
 SHOWN_BYTES = 4096
 """Of a payload that is no event, so much is dumped; --raw has all of it."""
@@ -53,7 +53,7 @@ def _filters(command: F) -> F:
 
 
 def _matching(
-    call: Call, letters: Letters, *, reason: str | None, stage: str | None, topic: str | None, since: str | None
+    call: AppContext, letters: Letters, *, reason: str | None, stage: str | None, topic: str | None, since: str | None
 ) -> Matching:
     from streams.kafka import times as tails
     from streams.tools.dead_letters.letters import Matching, topic_named
@@ -80,7 +80,7 @@ def _matching(
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", default=None, help="Only the newest N.")
 @output_option
 @pass_call
-def dlq_list(call: Call, /, every: bool, limit: int | None, output: Output, **filters: str | None) -> None:
+def dlq_list(call: AppContext, /, every: bool, limit: int | None, output: Output, **filters: str | None) -> None:
     """Print the dead letters that are open, newest last."""
     from streams import output as show
     from streams.tools.dead_letters import letters as dead_letters
@@ -130,7 +130,7 @@ def _row(letters: Letters, letter: Letter) -> dict[str, Any]:
 )
 @output_option
 @pass_call
-def dlq_show(call: Call, name: str, raw: Path | None, output: Output) -> None:
+def dlq_show(call: AppContext, name: str, raw: Path | None, output: Output) -> None:
     """Print everything about a dead letter, the original record included.
 
     Its payload is printed as JSON if it can be decoded here, else as a dump of its bytes. Of coordinates that two
@@ -180,7 +180,7 @@ def _write_raw(payload: bytes | None, raw: Path, letter: Letter) -> None:
         raise StreamwardError(f"{raw}: {exc.strerror}; give a file that can be written, or - for stdout") from exc
 
 
-def _payload(call: Call, letter: Letter, original: Original) -> dict[str, Any] | None:
+def _payload(call: AppContext, letter: Letter, original: Original) -> dict[str, Any] | None:
     """Return the original's payload as JSON takes it; None for a tombstone."""
     from schemas.serde import Poison, decode
     from streams.kafka.topics import topics
@@ -266,7 +266,7 @@ def _deciding(command: F) -> F:
 @click.option("--force", is_flag=True, help="Also what no mending helps, and what was dropped.")
 @click.option("--unfinished", is_flag=True, help="With --all-matching: instead, those whose retry was cut short.")
 @pass_call
-def dlq_retry(call: Call, /, names: tuple[str, ...], output: Output, force: bool, **options: Any) -> None:
+def dlq_retry(call: AppContext, /, names: tuple[str, ...], output: Output, force: bool, **options: Any) -> None:
     """Put original records back on their topics.
 
     Do it once the cause is mended. The record keeps its key, payload and headers, and gets the header
@@ -279,7 +279,7 @@ def dlq_retry(call: Call, /, names: tuple[str, ...], output: Output, force: bool
 @dlq.command("drop")
 @_deciding
 @pass_call
-def dlq_drop(call: Call, /, names: tuple[str, ...], output: Output, **options: Any) -> None:
+def dlq_drop(call: AppContext, /, names: tuple[str, ...], output: Output, **options: Any) -> None:
     """Close letters without putting anything back.
 
     They are no longer listed; the letters stay in the log, with who dropped them and why.
@@ -288,7 +288,7 @@ def dlq_drop(call: Call, /, names: tuple[str, ...], output: Output, **options: A
 
 
 def _decide(
-    call: Call,
+    call: AppContext,
     verdict: Verdict,
     names: tuple[str, ...],
     output: Output,
@@ -315,8 +315,8 @@ def _decide(
     else:
         wanted = _matching(call, letters, **filters)
         chosen = letters.matching(wanted, "retried" if unfinished else "open")
-    order = redrive.Order(verdict=verdict, actor=_actor(), why=why, force=force, dry_run=dry_run)
-    outcomes: Iterable[Outcome] = redrive.decide(settings, letters, chosen, order)
+    order = redrive.RedriveOrder(verdict=verdict, actor=_actor(), why=why, force=force, dry_run=dry_run)
+    outcomes: Iterable[RedriveOutcome] = redrive.decide(settings, letters, chosen, order)
     if unfinished:
         outcomes = (outcome for outcome in outcomes if outcome.result != "already")
     _report(outcomes, order, output)
@@ -332,7 +332,7 @@ def _actor() -> str:
         return f"uid {os.getuid()}"
 
 
-def _report(outcomes: Iterable[Outcome], order: Order, output: Output) -> None:
+def _report(outcomes: Iterable[RedriveOutcome], order: RedriveOrder, output: Output) -> None:
     """Print a line an outcome, and a summary. Raises the error of the only refusal, or RefusedError for several."""
     from collections import Counter
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from streams.cli.runtime import INTERRUPTED, Call, output_option, pass_call, until_stopped
+from streams.cli.runtime import INTERRUPTED, AppContext, output_option, pass_call, until_stopped
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from streams.adapters.versions import AdapterState
     from streams.evaluation.suites import Suite
     from streams.output import Output
-    from streams.settings.load import Settings
+    from streams.settings.model import Settings
 
 
 @click.command()
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 @click.pass_context
 @pass_call
 def evaluate(
-    call: Call,
+    call: AppContext,
     ctx: click.Context,
     policy: str | None,
     version: int | None,

@@ -13,11 +13,11 @@ from __future__ import annotations
 from typing import Any
 
 from schemas.serde import Poison
-from streams.kafka.times import Seen
+from streams.kafka.times import TailedRecord
 from streams.output import Column, Lines, cell, json_line, moment
 
 
-def json_of(seen: Seen) -> str:
+def json_of(seen: TailedRecord) -> str:
     """Return a record as one line of JSON."""
     at, event = seen.record.at, seen.event
     line: dict[str, Any] = {
@@ -45,7 +45,7 @@ class EventLines:
             Column("at", lambda seen: _at(seen, several), 22 if several else 8),
         )
 
-    def add(self, seen: Seen) -> None:
+    def add(self, seen: TailedRecord) -> None:
         """Print one record."""
         if self._lines is None:
             self._lines = Lines(self._columns(seen))
@@ -54,13 +54,13 @@ class EventLines:
         else:
             self._lines.add(seen)
 
-    def _columns(self, seen: Seen) -> list[Column]:
+    def _columns(self, seen: TailedRecord) -> list[Column]:
         if self._several:
             return [*self._where, Column("event", _fields)]
         return [*self._where, *(_of_event(column) for column in EVENT_COLUMNS[seen.topic.event.__name__])]
 
 
-def _at(seen: Seen, several: bool) -> str:
+def _at(seen: TailedRecord, several: bool) -> str:
     label = f"{seen.topic.label}[{seen.record.at.partition}]" if several else str(seen.record.at.partition)
     return f"{label}@{seen.record.at.offset}"
 
@@ -70,7 +70,7 @@ def _of_event(column: Column) -> Column:
     return column._replace(value=lambda seen: column.of(seen.event))
 
 
-def _fields(seen: Seen) -> str:
+def _fields(seen: TailedRecord) -> str:
     """Return the event's columns as `title value` pairs."""
     pairs = ((column.title, column.of(seen.event)) for column in EVENT_COLUMNS[seen.topic.event.__name__])
     return "  ".join(f"{title} {text}" for title, text in pairs if text)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from streams.cli.runtime import Call, output_option, pass_call, source_option
+from streams.cli.runtime import AppContext, output_option, pass_call, source_option
 
 if TYPE_CHECKING:
     from streams.output import Output
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 @click.pass_context
 @pass_call
 def export(
-    call: Call,
+    call: AppContext,
     ctx: click.Context,
     /,
     folder: Path,
@@ -78,7 +78,7 @@ def export(
     from streams.tools.query.source import Scope
     from streams.tools.replay.selection import parse_time
 
-    options = sets.Options(policy=policy or call.settings.policy.name, **chosen)
+    options = sets.ExportOptions(policy=policy or call.settings.policy.name, **chosen)
     sets.check(options)
     scope = Scope(
         None if since is None else parse_time(since, "since"), None if until is None else parse_time(until, "until")

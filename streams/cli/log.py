@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from streams.cli.runtime import Call, output_option, pass_call, until_stopped
+from streams.cli.runtime import AppContext, output_option, pass_call, until_stopped
 
 if TYPE_CHECKING:
     from streams.output import Output
@@ -36,7 +36,7 @@ def topics() -> None:
 @topics.command("apply")
 @output_option
 @pass_call
-def topics_apply(call: Call, output: Output) -> None:
+def topics_apply(call: AppContext, output: Output) -> None:
     """Create the topics that are missing.
 
     One that exists in another shape is an error, and never changed.
@@ -52,7 +52,7 @@ def topics_apply(call: Call, output: Output) -> None:
 @topics.command("list")
 @output_option
 @pass_call
-def topics_list(call: Call, output: Output) -> None:
+def topics_list(call: AppContext, output: Output) -> None:
     """Print each topic: its event, its key, how many records."""
     from streams import output as show
     from streams.kafka import admin
@@ -94,7 +94,7 @@ def topics_list(call: Call, output: Output) -> None:
 @click.argument("names", metavar="[TOPIC]...", nargs=-1, shell_complete=_complete_topic)
 @output_option
 @pass_call
-def topics_describe(call: Call, names: tuple[str, ...], output: Output) -> None:
+def topics_describe(call: AppContext, names: tuple[str, ...], output: Output) -> None:
     """Print partitions, offsets and configuration.
 
     Of each TOPIC, by label (tasks) or full name; of all, if none is named.
@@ -183,7 +183,7 @@ def schemas_check(ctx: click.Context) -> None:
 @click.option("--dry-run", is_flag=True, help="Check everything, and change nothing.")
 @output_option
 @pass_call
-def schemas_register(call: Call, dry_run: bool, output: Output) -> None:
+def schemas_register(call: AppContext, dry_run: bool, output: Output) -> None:
     """Put every schema version into the Schema Registry.
 
     Into that of schemas.registry_url, under <topic>-value, each subject FULL_TRANSITIVE. All versions of all subjects
@@ -212,7 +212,7 @@ def schemas_register(call: Call, dry_run: bool, output: Output) -> None:
 @click.option("--port", type=click.IntRange(0, 65535), default=8081, show_default=True, help="0 takes any free one.")
 @output_option
 @pass_call
-def schemas_serve(call: Call, host: str, port: int, output: Output) -> None:
+def schemas_serve(call: AppContext, host: str, port: int, output: Output) -> None:
     """Serve the schemas as a Schema Registry, read only.
 
     Speaks Confluent's API until SIGTERM or Ctrl-C. Any Confluent-compatible consumer can then read the topics; the
@@ -250,7 +250,7 @@ def events() -> None:
 @click.pass_context
 @pass_call
 def events_tail(
-    call: Call,
+    call: AppContext,
     ctx: click.Context,
     names: tuple[str, ...],
     count: int | None,

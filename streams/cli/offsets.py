@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from streams.cli.runtime import Call, output_option, pass_call
+from streams.cli.runtime import AppContext, output_option, pass_call
 
 if TYPE_CHECKING:
     from streams.kafka.offsets import Position
@@ -29,7 +29,7 @@ def offsets() -> None:
 @offsets.command("list")
 @output_option
 @pass_call
-def offsets_list(call: Call, output: Output) -> None:
+def offsets_list(call: AppContext, output: Output) -> None:
     """Print where each group stands.
 
     Of every partition that it has committed: the commit, the first offset there is, the next one, how many records it
@@ -62,7 +62,7 @@ def offsets_list(call: Call, output: Output) -> None:
 @click.option("--dry-run", is_flag=True, help="Say what would be given up, and change nothing.")
 @output_option
 @pass_call
-def offsets_skip(call: Call, group: str, dry_run: bool, output: Output) -> None:
+def offsets_skip(call: AppContext, group: str, dry_run: bool, output: Output) -> None:
     """Accept the loss of what retention has cut before GROUP read it.
 
     Commits the first offset there is, in those partitions only, and prints what is given up. The group must have no

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from streams.cli.runtime import Call, pass_call, source_option, until_stopped
+from streams.cli.runtime import AppContext, pass_call, source_option, until_stopped
 
 if TYPE_CHECKING:
     from streams.tools.query.options import Asked
@@ -50,7 +50,7 @@ FORMATS = ("table", "json", "jsonl", "csv", "parquet", "markdown")
 @click.option("--allow-files", is_flag=True, help="Let the statement read and write files; else only the log is read.")
 @click.pass_context
 @pass_call
-def query(call: Call, ctx: click.Context, /, **given: Any) -> None:
+def query(call: AppContext, ctx: click.Context, /, **given: Any) -> None:
     """Ask the log with SQL, archive and all. Without SQL: a shell.
 
     SQL is one statement of DuckDB's dialect that only reads. Its tables are the topics, with _ for -: tasks, responses,
@@ -122,7 +122,7 @@ def _tell(session: Session, statement: Statement) -> bool:
     return not found
 
 
-def _shell(call: Call, asked: Asked) -> None:
+def _shell(call: AppContext, asked: Asked) -> None:
     import sys
 
     from streams.tools.query import prompt

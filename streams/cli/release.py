@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from streams.cli.adapters import adapters, policy_option, read
-from streams.cli.runtime import Call, output_option, pass_call
+from streams.cli.runtime import AppContext, output_option, pass_call
 
 if TYPE_CHECKING:
     from schemas.events import AdapterKind
-    from streams.adapters.decisions import Decided, Life
-    from streams.adapters.retention import Fate
+    from streams.adapters.decisions import AdapterDecision, AdapterHistory
+    from streams.adapters.retention import RetentionDecision
     from streams.output import Output
 
 __all__ = ["adapters"]
@@ -53,7 +53,7 @@ def _by_a_person(command: F) -> F:
 )
 @_by_a_person
 @pass_call
-def adapters_promote(call: Call, /, version: int, expect: int | None, **given: Any) -> None:
+def adapters_promote(call: AppContext, /, version: int, expect: int | None, **given: Any) -> None:
     """Make a version primary.
 
     It replaces the primary that was in force when you looked. If somebody was faster nothing changes, and the exit
@@ -66,7 +66,7 @@ def adapters_promote(call: Call, /, version: int, expect: int | None, **given: A
 @version_option
 @_by_a_person
 @pass_call
-def adapters_reject(call: Call, /, version: int, **given: Any) -> None:
+def adapters_reject(call: AppContext, /, version: int, **given: Any) -> None:
     """Turn a version down; if it is the candidate, its canary ends.
 
     It stays in the store, and cannot be promoted any more.
@@ -81,7 +81,7 @@ def adapters_reject(call: Call, /, version: int, **given: Any) -> None:
 @click.option("--expect", type=int, required=True, metavar="M", help="The primary that is taken back.")
 @_by_a_person
 @pass_call
-def adapters_rollback(call: Call, /, to: int | None, expect: int, policy: str | None, **given: Any) -> None:
+def adapters_rollback(call: AppContext, /, to: int | None, expect: int, policy: str | None, **given: Any) -> None:
     """Take the primary back, and serve an older version.
 
     Only if version M is primary: if somebody was faster nothing changes, and the exit code is 4. Agents follow at
@@ -99,7 +99,7 @@ def adapters_rollback(call: Call, /, to: int | None, expect: int, policy: str | 
 @version_option
 @_by_a_person
 @pass_call
-def adapters_retire(call: Call, /, version: int, **given: Any) -> None:
+def adapters_retire(call: AppContext, /, version: int, **given: Any) -> None:
     """Take a version out of use for ever.
 
     Its files stay until `adapters gc` deletes them.
@@ -118,7 +118,7 @@ def _actor(given: str | None) -> str:
 
 
 def _decide(
-    call: Call,
+    call: AppContext,
     kind: AdapterKind,
     version: int,
     *,
@@ -127,7 +127,7 @@ def _decide(
     reason: str,
     output: Output,
     expect: int | None = None,
-    life: Life | None = None,
+    life: AdapterHistory | None = None,
 ) -> None:
     from streams import output as show
     from streams.adapters import decisions
@@ -137,7 +137,7 @@ def _decide(
     show.record(_row(made), output)
 
 
-def _row(made: Decided) -> dict[str, Any]:
+def _row(made: AdapterDecision) -> dict[str, Any]:
     return {
         "policy": made.event.policy,
         "version": made.event.version,
@@ -170,7 +170,7 @@ def _row(made: Decided) -> dict[str, Any]:
 @output_option
 @pass_call
 def adapters_gc(
-    call: Call,
+    call: AppContext,
     keep_best: int,
     by: str | None,
     keep_primaries: int,
@@ -218,7 +218,7 @@ def adapters_gc(
     )
 
 
-def _fate(call: Call, life: Life, fate: Fate) -> dict[str, Any]:
+def _fate(call: AppContext, life: AdapterHistory, fate: RetentionDecision) -> dict[str, Any]:
     """Return what becomes of a version as a row; `what` is keep, delete, retire (no files of ours) or gone."""
     from streams.adapters import store
 
@@ -240,7 +240,9 @@ def _fate(call: Call, life: Life, fate: Fate) -> dict[str, Any]:
     }
 
 
-def _delete(call: Call, life: Life, fate: Fate, what: str, actor: str) -> tuple[Life, str]:
+def _delete(
+    call: AppContext, life: AdapterHistory, fate: RetentionDecision, what: str, actor: str
+) -> tuple[AdapterHistory, str]:
     """Retire a version, and delete its files once that has taken effect. Return the life after, and what was done."""
     from streams.adapters import decisions, store
     from streams.errors import RefusedError

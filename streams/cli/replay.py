@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from streams.cli.runtime import INTERRUPTED, Call, output_option, pass_call, source_option, until_stopped
+from streams.cli.runtime import INTERRUPTED, AppContext, output_option, pass_call, source_option, until_stopped
 
 if TYPE_CHECKING:
     from streams.output import Output
-    from streams.settings.load import Settings
+    from streams.settings.model import Settings
     from streams.tools.archive.history import History, Source
-    from streams.tools.replay.run import Request
+    from streams.tools.replay.run import ReplayRequest
 
 F = TypeVar("F", bound=Callable[..., Any])
 FORMULAS = ("grpo", "dr_grpo", "rloo", "batch_std")
@@ -85,7 +85,7 @@ def replay() -> None:
 @_asked
 @output_option
 @pass_call
-def replay_plan(call: Call, /, output: Output, source: Source, **given: Any) -> None:
+def replay_plan(call: AppContext, /, output: Output, source: Source, **given: Any) -> None:
     """Say what a replay would come to.
 
     Counts tasks, responses, rewards, groups, batches and steps, and says about how long it takes. Writes nothing.
@@ -105,7 +105,9 @@ def replay_plan(call: Call, /, output: Output, source: Source, **given: Any) -> 
 @output_option
 @click.pass_context
 @pass_call
-def replay_run(call: Call, ctx: click.Context, /, output: Output, source: Source, skip_bad: bool, **given: Any) -> None:
+def replay_run(
+    call: AppContext, ctx: click.Context, /, output: Output, source: Source, skip_bad: bool, **given: Any
+) -> None:
     """Replay tasks into an experiment: a log of its own.
 
     Copies the tasks that are meant, what was answered and how it was scored; scores again with --scorer; joins, cuts
@@ -150,10 +152,10 @@ def _progress() -> Iterator[Callable[[str, int, int | None], None]]:
         yield told
 
 
-def _request(settings: Settings, given: dict[str, Any], source: Source) -> Request:
+def _request(settings: Settings, given: dict[str, Any], source: Source) -> ReplayRequest:
     """Return what the options ask for. Raises SettingsError."""
     from streams.tools.replay import rescore
-    from streams.tools.replay.run import Request
+    from streams.tools.replay.run import ReplayRequest
     from streams.tools.replay.selection import Selection, parse_time
 
     policy = given["policy"] or settings.policy.name
@@ -176,7 +178,7 @@ def _request(settings: Settings, given: dict[str, Any], source: Source) -> Reque
         "batches.max_policy_lag": given["max_policy_lag"],
         "batches.groups": given["groups"],
     }
-    return Request(
+    return ReplayRequest(
         name=given["name"],
         selection=selected,
         changes={key: value for key, value in changes.items() if value is not None} | _recipe(given["recipe"]),
@@ -245,7 +247,7 @@ def _where(settings: Settings, condition: str, *, source: Source) -> set[str]:
 @click.pass_context
 @pass_call
 def replay_evaluate(
-    call: Call,
+    call: AppContext,
     ctx: click.Context,
     name: str,
     generator: str,
@@ -264,7 +266,7 @@ def replay_evaluate(
     from streams.tools.replay import held_out as asking, rescore
     from streams.tools.replay.copy import Stopped
 
-    suite = asking.Suite(
+    suite = asking.HeldOutSuite(
         generator=generator,
         count=count,
         seed=seed,
@@ -293,7 +295,7 @@ def experiments() -> None:
 @experiments.command("list")
 @output_option
 @pass_call
-def experiments_list(call: Call, output: Output) -> None:
+def experiments_list(call: AppContext, output: Output) -> None:
     """Print every experiment of this log."""
     from streams import output as show
     from streams.tools.replay import comparison, experiments as records
@@ -321,7 +323,7 @@ def experiments_list(call: Call, output: Output) -> None:
 @click.argument("name")
 @output_option
 @pass_call
-def experiments_show(call: Call, name: str, output: Output) -> None:
+def experiments_show(call: AppContext, name: str, output: Output) -> None:
     """Print where an experiment came from.
 
     Which offsets of which topics, under which settings and code, and each event of its life.
@@ -366,7 +368,7 @@ def experiments_show(call: Call, name: str, output: Output) -> None:
 @click.argument("second", metavar="B")
 @output_option
 @pass_call
-def experiments_compare(call: Call, first: str, second: str, output: Output) -> None:
+def experiments_compare(call: AppContext, first: str, second: str, output: Output) -> None:
     """Print held-out scores side by side.
 
     A and B are experiments, or policies of this log. The exit code is 3 if neither has a score.

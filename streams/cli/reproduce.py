@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from streams.cli.runtime import Call, pass_call, source_option
+from streams.cli.runtime import AppContext, pass_call, source_option
 
 if TYPE_CHECKING:
     from schemas.events import AdapterFile
     from streams.tools.archive.history import Source
-    from trainer.reproduce import Made, Plan
+    from trainer.reproduce import Made, ReproductionPlan
 
 
 def _output(_: click.Context, __: click.Parameter, value: str | None) -> str:
@@ -57,7 +57,7 @@ def _output(_: click.Context, __: click.Parameter, value: str | None) -> str:
 @click.pass_context
 @pass_call
 def reproduce(
-    call: Call,
+    call: AppContext,
     ctx: click.Context,
     policy: str | None,
     version: int | None,
@@ -115,7 +115,7 @@ def digest(files: Iterable[AdapterFile]) -> str:
     return hashlib.sha256(lines.encode()).hexdigest()
 
 
-def row(planned: Plan, made: Made, seconds: float, *, version: int) -> dict[str, Any]:
+def row(planned: ReproductionPlan, made: Made, seconds: float, *, version: int) -> dict[str, Any]:
     """Return what `--output json` says of `version`, when `made` is the last that was made.
 
     `reproduced` is null if an earlier version differed, so that this one was not made.
@@ -146,7 +146,7 @@ def _span(first: int, last: int, one: str = "", more: str = "") -> str:
     return f"{one}{first}" if first == last else f"{more}{first} to {last}"
 
 
-def _table(planned: Plan, made: Made, seconds: float) -> None:
+def _table(planned: ReproductionPlan, made: Made, seconds: float) -> None:
     from streams import output as show
     from trainer.recipe import cause
 

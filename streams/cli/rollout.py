@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from streams.cli.adapters import policy_option
-from streams.cli.runtime import Call, pass_call, until_stopped
+from streams.cli.runtime import AppContext, pass_call, until_stopped
 
 EVERY_S = 2.0
 
@@ -40,15 +40,15 @@ def rollout() -> None:
     help="How to print; a table on a terminal and one JSON object in a pipe unless said.",
 )
 @pass_call
-def rollout_status(call: Call, policy: str | None, watch: bool, output: str) -> None:
+def rollout_status(call: AppContext, policy: str | None, watch: bool, output: str) -> None:
     """Show who answers, what a canary found, and what is waited for.
 
     Primary, candidate and its share; groups, mean reward and guardrail figures of each arm; the gain with its interval,
     which holds however often you look; and the last decisions with their reasons. It reads the log and changes nothing.
     """
-    from streams.stages.rollouts.status import Watch
+    from streams.stages.rollouts.status import RolloutWatch
 
-    look = Watch(call.settings, policy or call.settings.policy.name)
+    look = RolloutWatch(call.settings, policy or call.settings.policy.name)
     before = look.look().plain(call.settings)
     _show(before, output)
     if not watch:

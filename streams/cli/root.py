@@ -45,7 +45,7 @@ from streams.cli.release import adapters
 from streams.cli.replay import experiments, replay
 from streams.cli.reproduce import reproduce
 from streams.cli.rollout import rollout
-from streams.cli.runtime import Call, Guarded, end_at_signals, output_option, pass_call, until_stopped
+from streams.cli.runtime import AppContext, Guarded, end_at_signals, output_option, pass_call, until_stopped
 from streams.cli.tasks import tasks
 from streams.errors import NotFoundError
 
@@ -95,7 +95,7 @@ def cli(ctx: click.Context, config: Path | None, overrides: tuple[str, ...], log
     """
     from streams.observability import logging as program_log
 
-    ctx.obj = Call(config=config, overrides=overrides, log_level=log_level)
+    ctx.obj = AppContext(config=config, overrides=overrides, log_level=log_level)
     program_log.set_up(log_level)
 
 
@@ -139,7 +139,7 @@ def broker() -> None:
 )
 @output_option
 @pass_call
-def broker_start(call: Call, port: int | None, output: Output) -> None:
+def broker_start(call: AppContext, port: int | None, output: Output) -> None:
     """Start the node and return when it answers.
 
     It goes on running until `streamward broker stop`. Without --port the node takes the port it had before, else
@@ -156,7 +156,7 @@ def broker_start(call: Call, port: int | None, output: Output) -> None:
 
 @broker.command("stop")
 @pass_call
-def broker_stop(call: Call) -> None:
+def broker_stop(call: AppContext) -> None:
     """Stop the node. Its data stays."""
     from streams.kafka.node import process as node
 
@@ -168,7 +168,7 @@ def broker_stop(call: Call) -> None:
 @broker.command("status")
 @output_option
 @pass_call
-def broker_status(call: Call, output: Output) -> None:
+def broker_status(call: AppContext, output: Output) -> None:
     """Say where the node runs; exit code 3 if it does not."""
     from streams.kafka.node import process as node
 
@@ -198,7 +198,7 @@ def _show_node(running: RunningBroker, output: Output) -> None:
 # --- the processes of the loop ----------------------------------------------------------------------------------------
 
 
-def _begin(call: Call, what: str, reads: str) -> None:
+def _begin(call: AppContext, what: str, reads: str) -> None:
     """Refuse to run without topics, and say what starts, so that silence afterwards means waiting."""
     import logging
 
@@ -213,7 +213,7 @@ def _begin(call: Call, what: str, reads: str) -> None:
 @cli.command()
 @click.pass_context
 @pass_call
-def streams(call: Call, ctx: click.Context) -> None:
+def streams(call: AppContext, ctx: click.Context) -> None:
     """Run the stream worker: advantages, batches, rollouts.
 
     It ends at SIGTERM or Ctrl-C, when what is in hand is done. Several workers share the partitions. Exit code 75
@@ -229,7 +229,7 @@ def streams(call: Call, ctx: click.Context) -> None:
 
 @cli.command()
 @pass_call
-def scoring(call: Call) -> None:
+def scoring(call: AppContext) -> None:
     """Run a scoring agent: responses in, rewards out.
 
     It ends at SIGTERM or Ctrl-C, when what is in hand is done. Several agents share the partitions.
@@ -244,7 +244,7 @@ def scoring(call: Call) -> None:
 
 @cli.command()
 @pass_call
-def policy(call: Call) -> None:
+def policy(call: AppContext) -> None:
     """Run a policy agent: tasks in, responses out.
 
     It answers the tasks of policy.name with the engine in policy.engine, and ends at SIGTERM or Ctrl-C, when what is in
@@ -262,7 +262,7 @@ def policy(call: Call) -> None:
 @click.option("--steps", type=click.IntRange(min=1), default=None, help="Train so many batches, then end.")
 @click.pass_context
 @pass_call
-def train(call: Call, ctx: click.Context, steps: int | None) -> None:
+def train(call: AppContext, ctx: click.Context, steps: int | None) -> None:
     """Run the trainer: batches in, adapter versions out.
 
     It trains policy.name, and ends at SIGTERM or Ctrl-C, when the step in hand is done. It goes on where its newest
@@ -302,7 +302,7 @@ def config() -> None:
 @click.argument("only", metavar="[SECTION|SECTION.KEY]", required=False)
 @output_option
 @pass_call
-def config_show(call: Call, only: str | None, output: Output) -> None:
+def config_show(call: AppContext, only: str | None, output: Output) -> None:
     """Print each setting and where its value came from.
 
     Secrets are stars.
@@ -330,7 +330,7 @@ def config_show(call: Call, only: str | None, output: Output) -> None:
 @output_option
 @click.pass_context
 @pass_call
-def doctor(call: Call, ctx: click.Context, output: Output) -> None:
+def doctor(call: AppContext, ctx: click.Context, output: Output) -> None:
     """Say what is wrong with this set-up, and what to do.
 
     Looks at broker, topics, schemas, model and disk, and changes nothing. The exit code is that of the worst

@@ -28,7 +28,7 @@ import click
 from streams.errors import StreamwardError
 
 if TYPE_CHECKING:
-    from streams.settings.load import Settings
+    from streams.settings.model import Settings
 
 INTERRUPTED = 130
 """128 + SIGINT, as shells count."""
@@ -37,7 +37,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 @dataclass
-class Call:
+class AppContext:
     """One call of the program: what its global options said."""
 
     config: Path | None = None
@@ -70,7 +70,7 @@ class Call:
         return [sys.executable, "-m", "streams.cli", "--log-level", self.log_level, *config, *overrides, *command]
 
 
-pass_call = click.make_pass_decorator(Call, ensure=True)
+pass_call = click.make_pass_decorator(AppContext, ensure=True)
 
 
 class Guarded(click.Group):
@@ -97,7 +97,7 @@ class Guarded(click.Group):
             if type(exc).__module__ in ("schemas.versions", "schemas.serde"):  # import nothing of ours, errors included
                 _say(str(exc))
                 ctx.exit(1)
-            _say(_unexpected(exc, ctx.find_object(Call) or Call()))
+            _say(_unexpected(exc, ctx.find_object(AppContext) or AppContext()))
             ctx.exit(1)
 
 
@@ -106,7 +106,7 @@ def _say(message: str) -> None:
         click.echo(f"Error: {message}", err=True)
 
 
-def _unexpected(exc: Exception, call: Call) -> str:
+def _unexpected(exc: Exception, call: AppContext) -> str:
     """Return one line about an error nobody foresaw; its traceback goes to stderr, or to a file that the line names."""
     import tempfile
     import traceback

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from streams.cli.runtime import Call, output_option, pass_call
+from streams.cli.runtime import AppContext, output_option, pass_call
 from streams.errors import EventError, NotFoundError, SettingsError
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def tasks() -> None:
 @click.option("--policy", default=None, metavar="NAME", help="For lines that name no policy, instead of policy.name.")
 @output_option
 @pass_call
-def tasks_submit(call: Call, file: Path, skip_bad: bool, policy: str | None, output: Output) -> None:
+def tasks_submit(call: AppContext, file: Path, skip_bad: bool, policy: str | None, output: Output) -> None:
     """Submit the tasks in a file of JSON lines; - is stdin.
 
     A line is {"prompt": "...", "answer": "..."}, or a whole task as schemas/README.md describes it. Every line is
@@ -86,7 +86,7 @@ def tasks_submit(call: Call, file: Path, skip_bad: bool, policy: str | None, out
 @output_option
 @pass_call
 def tasks_generate(
-    call: Call,
+    call: AppContext,
     family: str,
     count: int,
     seed: int,

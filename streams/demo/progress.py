@@ -17,14 +17,14 @@ from schemas.events import AdapterEvent, AdvantagedGroup, Batch, DeadLetter, Eve
 from schemas.serde import Poison
 from streams.kafka.record import Record, TopicPartition
 from streams.kafka.topics import topics
-from streams.settings.load import Settings
+from streams.settings.model import Settings
 
 PLACES = ("waiting", "sampled", "scored", "grouped", "batched", "trained", "left out")
 """The places of a train task, in the order it passes them."""
 
 
 @dataclass
-class Open:
+class TaskProgress:
     """A task on its way. What is about it may be read before the task itself, which tells whether it counts."""
 
     place: str = "waiting"
@@ -69,7 +69,7 @@ class Progress:
     evaluations: set[int] = field(default_factory=set)
     """Versions for which held-out tasks were submitted."""
     batches: int = 0
-    _open: dict[str, Open] = field(default_factory=dict)
+    _open: dict[str, TaskProgress] = field(default_factory=dict)
     _grouped: set[str] = field(default_factory=set)
     """Tasks whose group was read: the first one counts, and what else comes of the task changes nothing."""
     _batched: dict[int, list[str]] = field(default_factory=dict)
@@ -136,7 +136,7 @@ class Progress:
             task.rewards += 1
             self._judge(task)
 
-    def _judge(self, task: Open) -> None:
+    def _judge(self, task: TaskProgress) -> None:
         """Move a task as far as its responses and rewards say."""
         if 0 < task.group_size <= task.responses:
             self._move(task, "scored" if task.rewards >= task.responses else "sampled")
@@ -203,19 +203,19 @@ class Progress:
         self.reasons[reason] += 1
         self._move(self._open.pop(task_id), "left out")
 
-    def _on_its_way(self, task_id: str) -> Open | None:
+    def _on_its_way(self, task_id: str) -> TaskProgress | None:
         """Return what is known of a task; None if its way has ended."""
         if task_id in self._grouped:
             return self._open.get(task_id)
-        return self._open.setdefault(task_id, Open())
+        return self._open.setdefault(task_id, TaskProgress())
 
-    def _counts(self, task: Open | None) -> None:
+    def _counts(self, task: TaskProgress | None) -> None:
         """Count a task from now on, at the place it has reached: it is one to train on."""
         if task is not None and not task.is_train:
             task.is_train = True
             self.places[task.place] += 1
 
-    def _move(self, task: Open, place: str) -> None:
+    def _move(self, task: TaskProgress, place: str) -> None:
         """Move a task forward; never back."""
         if PLACES.index(place) > PLACES.index(task.place):
             self.places[task.place] -= task.is_train

@@ -37,11 +37,12 @@ from streams.errors import SettingsError
 from streams.evaluation import run as evaluate, suites
 from streams.kafka import admin
 from streams.kafka.node import process as broker
-from streams.kafka.reader import Tail
-from streams.kafka.record import Producer
+from streams.kafka.producer import Producer
+from streams.kafka.reader import PartitionReader
 from streams.kafka.topics import LABELS
 from streams.settings import write as config_file
-from streams.settings.load import Settings, load
+from streams.settings.load import load
+from streams.settings.model import Settings
 from streams.stages.tasks import generators
 
 POLICY = "demo"
@@ -61,7 +62,7 @@ PROCESSES = ("streams", "scoring", "policy", "train")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class DemoOptions:
     """What a run of the demo may change."""
 
     data_dir: Path = Path(".streamward/demo")
@@ -77,10 +78,10 @@ class Options:
 
 
 @dataclass
-class Run:
+class DemoRun:
     """One run of the loop: what it was asked, and what it has seen."""
 
-    options: Options
+    options: DemoOptions
     settings: Settings
     progress: Progress
     processes: Processes
@@ -103,7 +104,7 @@ class Run:
         return progress.versions >= steps and steps in progress.held_out
 
 
-def run(options: Options, console: Console) -> dict[str, Any]:
+def run(options: DemoOptions, console: Console) -> dict[str, Any]:
     """Run the loop until its steps are done, its time is over or it is interrupted; return the report.
 
     Raises SettingsError for options that cannot be, LogError if the broker does not start.
@@ -130,7 +131,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
         broker.stop(settings.broker)
 
 
-def settings_of(options: Options, bootstrap: str) -> Settings:
+def settings_of(options: DemoOptions, bootstrap: str) -> Settings:
     """Return the settings of a demo. Raises SettingsError if an override does not fit."""
     folder = options.data_dir
     chosen = [
@@ -160,16 +161,16 @@ def settings_of(options: Options, bootstrap: str) -> Settings:
     return load(overrides=[*chosen, *options.overrides])
 
 
-def _loop(options: Options, settings: Settings, config: Path, console: Console) -> dict[str, Any]:
+def _loop(options: DemoOptions, settings: Settings, config: Path, console: Console) -> dict[str, Any]:
     started_at = time.monotonic()
     starts = {tp: first for tp, (first, _) in admin.offsets(settings, LABELS).items()}
     with (
-        Tail(settings, starts) as tail,
+        PartitionReader(settings, starts) as tail,
         Producer(settings) as producer,
         Processes(options.data_dir / "logs", _child_env(options)) as processes,
         Display(console, steps=options.steps, started_at=started_at) as display,
     ):
-        run = Run(options, settings, Progress(settings), processes, display, producer, started_at)
+        run = DemoRun(options, settings, Progress(settings), processes, display, producer, started_at)
         _catch_up(tail, run.progress)
         tasks = _tasks(options, run.progress)
         resumed = bool(run.progress.counts["tasks"])
@@ -203,18 +204,18 @@ def _loop(options: Options, settings: Settings, config: Path, console: Console) 
     return result
 
 
-def _child_env(options: Options) -> dict[str, str]:
+def _child_env(options: DemoOptions) -> dict[str, str]:
     if options.starts_vllm:
         return vllm_launch.environment() | CHILD
     env = {name: value for name, value in os.environ.items() if not name.startswith("STREAMWARD_")}
     return env | CHILD
 
 
-def _names_servers(options: Options) -> bool:
+def _names_servers(options: DemoOptions) -> bool:
     return any(override.startswith("policy.servers=") for override in options.overrides)
 
 
-def _start_vllm(run: Run) -> None:
+def _start_vllm(run: DemoRun) -> None:
     """Start the server, and wait until it answers. Raises StreamwardError with its last words if it does not."""
     processes, (url,) = run.processes, run.settings.policy.server_urls
     processes.start("vllm", vllm_launch.server_for(run.settings))
@@ -227,7 +228,7 @@ def _start_vllm(run: Run) -> None:
     )
 
 
-def _start(run: Run, config: Path) -> None:
+def _start(run: DemoRun, config: Path) -> None:
     if run.options.starts_vllm:
         _start_vllm(run)
     for name in PROCESSES:
@@ -236,7 +237,7 @@ def _start(run: Run, config: Path) -> None:
         run.processes.start(name, [sys.executable, "-m", "streams.cli", "--config", str(config), name])
 
 
-def _catch_up(tail: Tail, progress: Progress) -> None:
+def _catch_up(tail: PartitionReader, progress: Progress) -> None:
     """Fold everything that lies in the log by now."""
     quiet = 0
     while quiet < 2:
@@ -247,7 +248,7 @@ def _catch_up(tail: Tail, progress: Progress) -> None:
 
 
 @contextmanager
-def _node_kept_up(run: Run) -> Iterator[None]:
+def _node_kept_up(run: DemoRun) -> Iterator[None]:
     """Start the Kafka node again whenever it has ended, from a thread: meanwhile writers wait for it."""
     over = threading.Event()
 
@@ -266,7 +267,7 @@ def _node_kept_up(run: Run) -> Iterator[None]:
         thread.join()
 
 
-def _work(run: Run, tail: Tail, tasks: Iterator[Task]) -> None:
+def _work(run: DemoRun, tail: PartitionReader, tasks: Iterator[Task]) -> None:
     """Feed, watch and draw until the run is over."""
     next_memory = 0.0
     deadline = run.started_at + run.options.minutes * 60
@@ -282,7 +283,7 @@ def _work(run: Run, tail: Tail, tasks: Iterator[Task]) -> None:
         run.display.update(run.progress, sum(run.peak_bytes.values()))
 
 
-def _feed(run: Run, tasks: Iterator[Task]) -> None:
+def _feed(run: DemoRun, tasks: Iterator[Task]) -> None:
     """Submit the train tasks that are wanted, and the held-out ones of each version that is due."""
     progress = run.progress
     now_ms = int(time.time() * 1000)
@@ -302,7 +303,7 @@ def _feed(run: Run, tasks: Iterator[Task]) -> None:
     run.producer.flush()
 
 
-def _tasks(options: Options, progress: Progress) -> Iterator[Task]:
+def _tasks(options: DemoOptions, progress: Progress) -> Iterator[Task]:
     """Return the train tasks that are not in the log yet, for ever."""
     endless = generators.generate(
         options.generator,
@@ -315,7 +316,7 @@ def _tasks(options: Options, progress: Progress) -> Iterator[Task]:
     return itertools.islice(endless, progress.train_tasks[options.generator], None)
 
 
-def _measure(run: Run) -> None:
+def _measure(run: DemoRun) -> None:
     node = broker.status(run.settings.broker)
     now = {"demo": memory_of_this_process(), **run.processes.memory_bytes()}
     if node is not None:
@@ -350,7 +351,7 @@ def _interruptible(stopping: threading.Event) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def check(options: Options) -> None:
+def check(options: DemoOptions) -> None:
     """Raise SettingsError for options that cannot be, before anything is started."""
     if options.steps < 1:
         raise SettingsError(f"--steps {options.steps}: at least one step is needed")

@@ -19,7 +19,7 @@ from typing import Protocol
 
 from schemas.events import FinishReason, Message, Sampling, Task
 from streams.observability.tracing.context import Context
-from streams.settings.load import Settings
+from streams.settings.model import Settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from streams.errors import SettingsError
-from streams.settings.load import Model
+from streams.settings.model import Model
 
 if TYPE_CHECKING:
     import torch

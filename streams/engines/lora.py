@@ -47,14 +47,14 @@ NOT_APPLIED = (
 """Settings of an adapter that change its arithmetic and have to be unset."""
 
 
-class Pair(NamedTuple):
+class LoraPair(NamedTuple):
     """The two factors of one module, as they are multiplied."""
 
     a: Tensor  # [in, r]
     b: Tensor  # [r, out], scaled
 
 
-def read_lora(folder: Path, model: nn.Module) -> dict[str, Pair]:
+def read_lora(folder: Path, model: nn.Module) -> dict[str, LoraPair]:
     """Return the factors for each module of `model` that the adapter in `folder` changes, on the model's device.
 
     Raises EventError (reason bad_adapter) if anything in it is missing, unknown, of another shape, or not finite.
@@ -83,7 +83,9 @@ def read_lora(folder: Path, model: nn.Module) -> dict[str, Pair]:
     if halves or not found:
         what = f"{halves[0]} has only one of lora_A and lora_B" if halves else f"{WEIGHTS} holds no tensors"
         raise _bad(folder, what, "publish the adapter again")
-    return {name: Pair(f["lora_A"].T.contiguous(), (f["lora_B"] * scaling).T.contiguous()) for name, f in found.items()}
+    return {
+        name: LoraPair(f["lora_A"].T.contiguous(), (f["lora_B"] * scaling).T.contiguous()) for name, f in found.items()
+    }
 
 
 def _scaling(folder: Path) -> tuple[float, int]:
@@ -110,7 +112,7 @@ def _bad(folder: Path, what: str, do: str) -> EventError:
 class Lora:
     """An adapter at work on a model, until removed."""
 
-    def __init__(self, model: nn.Module, pairs: Mapping[str, Pair]) -> None:
+    def __init__(self, model: nn.Module, pairs: Mapping[str, LoraPair]) -> None:
         self._hooks = [model.get_submodule(name).register_forward_hook(_adding(pair)) for name, pair in pairs.items()]
 
     def remove(self) -> None:
@@ -119,7 +121,7 @@ class Lora:
             hook.remove()
 
 
-def _adding(pair: Pair) -> Any:
+def _adding(pair: LoraPair) -> Any:
     def hook(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
         low = inputs[0].reshape(-1, pair.a.shape[0]) @ pair.a
         output.view(-1, pair.b.shape[1]).addmm_(low, pair.b)

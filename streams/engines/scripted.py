@@ -29,7 +29,7 @@ from pydantic import Field, ValidationError
 from schemas.events import FinishReason, Task
 from streams.engines import Completion, SamplingRequest, failed, uniform
 from streams.errors import EventError, SettingsError
-from streams.settings.load import Section
+from streams.settings.model import Section
 
 END_OF_TURN = 256
 """The token after the 256 bytes."""
@@ -42,7 +42,7 @@ Share = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=0)]
 
 
-class Rule(Section):
+class ScriptRule(Section):
     """What is otherwise for one version, or one scenario; what it leaves out stays as the script has it."""
 
     version: Count | None = Field(None, description="for this version only")
@@ -59,7 +59,7 @@ class Script(Section):
     accuracy: float = Field(1.0, ge=0, le=1, description="share of right answers of an oracle at version 0")
     accuracy_per_version: float = Field(0.0, description="added for each version; the sum is kept within 0 and 1")
     padding: Count = Field(0, description="spaces after each answer, which make it longer and nothing else")
-    rules: tuple[Rule, ...] = Field((), description="exceptions, by version and scenario")
+    rules: tuple[ScriptRule, ...] = Field((), description="exceptions, by version and scenario")
     latency_ms: float = Field(0.0, ge=0, description="how long one call of `sample` takes at least")
     fail_rate: float = Field(0.0, ge=0, le=1, description="share of slots that fail for good")
     context_tokens: int = Field(8192, ge=2, description="a prompt with as many bytes, or more, fails")

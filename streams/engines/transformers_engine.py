@@ -28,7 +28,7 @@ from transformers.cache_utils import DynamicCache
 from schemas.events import FinishReason, Sampling
 from streams.engines import Completion, SamplingRequest, failed, uniform
 from streams.engines.base_model import Base
-from streams.engines.lora import Lora, Pair, read_lora
+from streams.engines.lora import Lora, LoraPair, read_lora
 from streams.engines.prompts import Prompts
 from streams.engines.shared_prefix import ATTENTION, FanOut
 from streams.engines.token_draw import draw
@@ -53,7 +53,7 @@ AGREEMENT_HALF = 0.5
 
 
 @dataclass(slots=True)
-class Row:
+class DecodingRow:
     """One slot while it is being decoded."""
 
     request: int
@@ -74,7 +74,7 @@ class Kept:
     """A version that was served not long ago."""
 
     folder: Path | None
-    pairs: Mapping[str, Pair]
+    pairs: Mapping[str, LoraPair]
     shared: tuple[tuple[int, ...], DynamicCache] | None = None
     """What prompts begin with, as this version sees it."""
 
@@ -131,7 +131,7 @@ class TransformersEngine:
     def sample(self, requests: Sequence[SamplingRequest]) -> list[list[Completion]]:
         """Answer every slot of every request; see `Engine.sample`."""
         answers: list[list[Completion]] = [[] for _ in requests]
-        rows: list[Row] = []
+        rows: list[DecodingRow] = []
         for index, request in enumerate(requests):
             prompt, error = self._prompts.tokens(request)
             slots = range(request.task.group_size)
@@ -140,7 +140,7 @@ class TransformersEngine:
                 continue
             sampling = request.sampling
             room = min(sampling.max_tokens, self.context_tokens - len(prompt))
-            rows += [Row(index, slot, prompt, sampling, request.draw_key, room) for slot in slots]
+            rows += [DecodingRow(index, slot, prompt, sampling, request.draw_key, room) for slot in slots]
         rows.sort(key=lambda row: len(row.prompt))  # stable: the slots of a request stay together
         for together in self._rounds(rows):
             with torch.inference_mode():
@@ -151,13 +151,13 @@ class TransformersEngine:
 
     # --- prompts -----------------------------------------------------------------------------------------------------
 
-    def _rounds(self, rows: Sequence[Row]) -> Iterator[list[Row]]:
+    def _rounds(self, rows: Sequence[DecodingRow]) -> Iterator[list[DecodingRow]]:
         """Yield rows that fit together, none empty."""
         config = self._model.config.get_text_config()
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         token_bytes = 2 * config.num_hidden_layers * heads * width * self._model.dtype.itemsize
-        together: list[Row] = []
+        together: list[DecodingRow] = []
         cached = prefill = 0
         for row in rows:
             new = 0 if together and together[-1].request == row.request else len(row.prompt)
@@ -211,7 +211,7 @@ class TransformersEngine:
 
     # --- decoding ----------------------------------------------------------------------------------------------------
 
-    def _decode(self, rows: Sequence[Row]) -> None:
+    def _decode(self, rows: Sequence[DecodingRow]) -> None:
         """Fill in `rows`, whose slots of one request stand together."""
         first = [index for index, row in enumerate(rows) if index == 0 or rows[index - 1].request != row.request]
         ends = [*first[1:], len(rows)]
@@ -246,7 +246,7 @@ class TransformersEngine:
         ).logits[:, -1]
         return logits
 
-    def _draw(self, rows: Sequence[Row], logits: Tensor, step: int) -> Tensor:
+    def _draw(self, rows: Sequence[DecodingRow], logits: Tensor, step: int) -> Tensor:
         """Draw a token for every row and note it in those that are not done; return all tokens [rows]."""
         numbers = [uniform(row.key, row.slot, step) for row in rows]
         samplings = [row.sampling for row in rows]
@@ -266,12 +266,12 @@ class TransformersEngine:
                 row.finish = "length"
         return tokens
 
-    def _cut(self, row: Row) -> bool:
+    def _cut(self, row: DecodingRow) -> bool:
         """Cut the row's text at the first stop text in it, if any."""
         row.text = self._prompts.cut(row.tokens, row.sampling.stop)
         return row.text is not None
 
-    def _completion(self, row: Row) -> Completion:
+    def _completion(self, row: DecodingRow) -> Completion:
         if row.error or row.finish is None:
             return failed(row.slot, row.error or "the slot was never decoded")
         text = self._prompts.text(row.tokens) if row.text is None else row.text

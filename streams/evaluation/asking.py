@@ -26,10 +26,10 @@ from streams.evaluation import intervals, paired
 from streams.evaluation.run import in_turns
 from streams.evaluation.suites import Suite
 from streams.kafka import admin
-from streams.kafka.reader import Tail
+from streams.kafka.reader import PartitionReader
 from streams.kafka.record import TopicPartition, partition_of
 from streams.kafka.topics import topics
-from streams.settings.load import Settings
+from streams.settings.model import Settings
 from streams.stages.tasks import submit
 
 DEADLINE_MS = 24 * 3600 * 1000
@@ -96,7 +96,7 @@ def wait(
     before = _ends(settings)
     done: dict[int, set[str]] = {version: set() for version in versions}
     moved = time.monotonic()
-    with Tail(settings, _starts(settings, policy)) as tail:
+    with PartitionReader(settings, _starts(settings, policy)) as tail:
         while not stop.is_set():
             for record in tail.poll():
                 if kinds[record.at.topic] == "adapters":

@@ -39,7 +39,7 @@ class Estimate(NamedTuple):
     n: int
 
 
-class Difference(NamedTuple):
+class MeanDifference(NamedTuple):
     """The mean of first minus second over `n` pairs, and its interval."""
 
     value: float
@@ -94,7 +94,7 @@ def mean(values: Sequence[float], confidence: float = CONFIDENCE) -> Estimate:
     return Estimate(middle, middle - half, middle + half, n)
 
 
-def difference(first: Sequence[float], second: Sequence[float], confidence: float = CONFIDENCE) -> Difference:
+def difference(first: Sequence[float], second: Sequence[float], confidence: float = CONFIDENCE) -> MeanDifference:
     """Return the mean of first minus second over pairs: values of the same task stand at the same place.
 
     Zeros and ones only: `newcombe`, since t would be sure of itself as soon as all pairs agree. Else the t interval of
@@ -108,8 +108,8 @@ def difference(first: Sequence[float], second: Sequence[float], confidence: floa
         only_first, only_second = sum(a > b for a, b in pairs), sum(a < b for a, b in pairs)
         neither = len(pairs) - both - only_first - only_second
         low, high = newcombe(both, only_first, only_second, neither, confidence)
-        return Difference((only_first - only_second) / len(pairs), low, high, len(pairs), "newcombe")
-    return Difference(*mean([a - b for a, b in pairs], confidence), "t")
+        return MeanDifference((only_first - only_second) / len(pairs), low, high, len(pairs), "newcombe")
+    return MeanDifference(*mean([a - b for a, b in pairs], confidence), "t")
 
 
 def newcombe(both: int, only_first: int, only_second: int, neither: int, confidence: float = CONFIDENCE) -> Interval:

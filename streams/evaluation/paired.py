@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from schemas.events import Outcome
 from streams.evaluation import intervals
-from streams.evaluation.intervals import Difference
+from streams.evaluation.intervals import MeanDifference
 
 Pair = tuple[Outcome, Outcome]
 
@@ -29,10 +29,10 @@ class Comparison:
     n: int
     reward: float
     reward_against: float
-    gain: Difference
+    gain: MeanDifference
     success: float
     success_against: float
-    success_gain: Difference
+    success_gain: MeanDifference
     tokens_ratio: float | None
     """Completion tokens per response, first over second; None too if the second wrote none."""
     latency_ratio: float | None

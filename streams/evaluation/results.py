@@ -52,7 +52,7 @@ class Counted(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Suite:
+class SuiteResults:
     """What is known of one suite asked of one version."""
 
     size: int
@@ -76,7 +76,7 @@ def suite_key(group: AdvantagedGroup) -> bytes | None:
     return "\x1f".join((group.policy, group.metadata["suite"], str(_pinned(group)))).encode()
 
 
-def count(suite: Suite | None, group: AdvantagedGroup) -> tuple[Suite, Sequence[AdapterEvent]]:
+def count(suite: SuiteResults | None, group: AdvantagedGroup) -> tuple[SuiteResults, Sequence[AdapterEvent]]:
     """Return the suite after `group`, which `suite_key` gave a key, and its result if that was the last one.
 
     A response is right if its source "exact" gave 1.0 (without such a source: if its reward is 1.0).
@@ -85,7 +85,7 @@ def count(suite: Suite | None, group: AdvantagedGroup) -> tuple[Suite, Sequence[
     began with, or the index is not below it.
     """
     size = _count(group, "suite_size")
-    suite = suite or Suite(size=size)
+    suite = suite or SuiteResults(size=size)
     if size != suite.size:
         raise ContradictoryEvent(
             f"task {group.task_id} says suite {group.metadata['suite']!r} has {size} tasks, but it began with "
@@ -134,7 +134,7 @@ def _counted(group: AdvantagedGroup) -> Counted:
 # --- the result -------------------------------------------------------------------------------------------------------
 
 
-def _result(suite: Suite, group: AdvantagedGroup) -> AdapterEvent:
+def _result(suite: SuiteResults, group: AdvantagedGroup) -> AdapterEvent:
     name, version = group.metadata["suite"], _pinned(group)
     numbered = not suite.tasks and all(task.isdecimal() for task in suite.counted)
     entries = sorted(suite.counted.items(), key=lambda entry: (len(entry[0]), entry[0]))
@@ -234,12 +234,12 @@ def _count(group: AdvantagedGroup, name: str) -> int:
 # --- the table row ----------------------------------------------------------------------------------------------------
 
 
-def dump(suite: Suite) -> bytes:
+def dump(suite: SuiteResults) -> bytes:
     """Return the table row of a suite."""
     return pack(ROW_VERSION, {one.name: getattr(suite, one.name) for one in fields(suite)})
 
 
-def load(row: bytes | None) -> Suite | None:
+def load(row: bytes | None) -> SuiteResults | None:
     """Return the suite in a table row; None for no row. A row of version 1 is taken over as far as it goes.
 
     Raises ValueError for a row of another version.
@@ -251,12 +251,12 @@ def load(row: bytes | None) -> Suite | None:
     data = unpack(row, ROW_VERSION)
     counted = {task: Counted(*values) for task, values in data["counted"].items()}
     before = None if data["before"] is None else Counted(*data["before"])
-    return Suite(**data | {"counted": counted, "before": before, "tasks": tuple(data["tasks"])})
+    return SuiteResults(**data | {"counted": counted, "before": before, "tasks": tuple(data["tasks"])})
 
 
-def _from_version_1(data: Mapping[str, Any]) -> Suite:
+def _from_version_1(data: Mapping[str, Any]) -> SuiteResults:
     """Return what an older release had counted: sums over tasks of which it kept the ids alone."""
-    suite = Suite(size=data["size"], last_at=data["last_at"], done=data["done"])
+    suite = SuiteResults(size=data["size"], last_at=data["last_at"], done=data["done"])
     if suite.done or not data["tasks"]:
         return suite
     n = data["n"]

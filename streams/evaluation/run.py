@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 from schemas.events import AdapterEvent, Task, derive_id
 from streams.evaluation.suites import Suite
-from streams.settings.load import Guard
+from streams.settings.model import Guard
 
 TURN = 16
 """Tasks of one version before the next one's turn: a round of the policy agent, which answers with one version."""

@@ -53,14 +53,14 @@ class Arm:
         return Arm(n, mean, self.spread + away * (value - mean))
 
 
-class Pair(NamedTuple):
+class ArmPair(NamedTuple):
     """Both arms of one step."""
 
     candidate: Arm
     primary: Arm
 
 
-class Interval(NamedTuple):
+class ConfidenceSequence(NamedTuple):
     """What is known of candidate - primary."""
 
     estimate: float
@@ -68,7 +68,7 @@ class Interval(NamedTuple):
     high: float
 
 
-def interval(steps: Sequence[Pair], alpha: float) -> Interval | None:
+def interval(steps: Sequence[ArmPair], alpha: float) -> ConfidenceSequence | None:
     """Return the difference of the means, with an interval that holds at every look with probability 1 - alpha.
 
         D = sum(I_k D_k) / sum(I_k),  I_k = 1 / (var_c / n_ck + var_p / m_k),  t = var * sum(I_k)
@@ -90,7 +90,7 @@ def interval(steps: Sequence[Pair], alpha: float) -> Interval | None:
     differences = [pair.candidate.mean - pair.primary.mean for pair in compared]
     estimate = math.fsum(w * d for w, d in zip(weights, differences, strict=True)) / total
     margin = math.sqrt(common) * boundary(common * total, alpha) / (common * total)
-    return Interval(estimate, estimate - margin, estimate + margin)
+    return ConfidenceSequence(estimate, estimate - margin, estimate + margin)
 
 
 def boundary(time: float, alpha: float) -> float:
@@ -99,7 +99,7 @@ def boundary(time: float, alpha: float) -> float:
     return math.sqrt((time + rho) * math.log((time + rho) / (rho * alpha**2)))
 
 
-def estimate(steps: Sequence[Pair]) -> float | None:
+def estimate(steps: Sequence[ArmPair]) -> float | None:
     """Return the difference of the means over the steps that have both arms, each weighed by its groups; None without.
 
     The weight is n m / (n + m): what `interval` uses while the variances are equal.
@@ -108,13 +108,13 @@ def estimate(steps: Sequence[Pair]) -> float | None:
     return None if weighed is None else weighed[0] - weighed[1]
 
 
-def level(steps: Sequence[Pair]) -> float:
+def level(steps: Sequence[ArmPair]) -> float:
     """Return the primary's mean over the same steps, by the same weights; 0 without any."""
     weighed = _weighed(steps)
     return 0.0 if weighed is None else weighed[1]
 
 
-def _weighed(steps: Sequence[Pair]) -> tuple[float, float] | None:
+def _weighed(steps: Sequence[ArmPair]) -> tuple[float, float] | None:
     compared = [(_weight(pair), pair) for pair in steps if pair.candidate.n and pair.primary.n]
     total = math.fsum(weight for weight, _ in compared)
     if not compared:
@@ -137,7 +137,7 @@ def _variance(arms: Sequence[Arm]) -> float:
     return math.fsum(arm.spread for arm in arms) / free if free else 0.0
 
 
-def _common_variance(pairs: Sequence[Pair]) -> float | None:
+def _common_variance(pairs: Sequence[ArmPair]) -> float | None:
     """Return the variance of both arms together within each step; None if that is nothing but rounding."""
     spread = math.fsum(pair.candidate.spread + pair.primary.spread + _between(pair) for pair in pairs)
     groups = sum(arm.n for pair in pairs for arm in pair)
@@ -146,9 +146,9 @@ def _common_variance(pairs: Sequence[Pair]) -> float | None:
     return variance if variance > NO_SPREAD**2 * size else None
 
 
-def _between(pair: Pair) -> float:
+def _between(pair: ArmPair) -> float:
     return _weight(pair) * (pair.candidate.mean - pair.primary.mean) ** 2
 
 
-def _weight(pair: Pair) -> float:
+def _weight(pair: ArmPair) -> float:
     return pair.candidate.n * pair.primary.n / (pair.candidate.n + pair.primary.n)

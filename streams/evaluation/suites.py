@@ -38,7 +38,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Validation
 from schemas.events import MAX_GROUP_SIZE, RewardSource, Task
 from streams.errors import EventError, NotFoundError, SettingsError
 from streams.scorers.verdict import nearest
-from streams.settings.load import Topics
+from streams.settings.model import Topics
 from streams.stages.tasks import generators
 from streams.stages.tasks.submit import RewardSourceLine, check_file, task_problems
 
@@ -48,13 +48,13 @@ Name = Annotated[str, StringConstraints(pattern=NAME)]
 KeyPath = tuple[str | int, ...]
 
 
-class _Part(BaseModel):
+class _SuiteModel(BaseModel):
     """Strict types, no unknown keys, no NaN."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
-class SamplingPart(_Part):
+class SamplingPart(_SuiteModel):
     """How tokens are drawn."""
 
     temperature: float = Field(0.0, ge=0)
@@ -64,14 +64,14 @@ class SamplingPart(_Part):
     stop: tuple[str, ...] | None = None
 
 
-class ThresholdsPart(_Part):
+class ThresholdsPart(_SuiteModel):
     """What a version must reach, whatever the primary does."""
 
     success: float | None = Field(None, ge=0, le=1)
     mean_reward: float | None = None
 
 
-class ScenarioPart(_Part):
+class ScenarioPart(_SuiteModel):
     """One family of questions."""
 
     generator: str | None = None
@@ -100,7 +100,7 @@ class ScenarioPart(_Part):
         return self
 
 
-class SuitePart(_Part):
+class SuitePart(_SuiteModel):
     """The file."""
 
     name: Name

@@ -19,11 +19,12 @@ import confluent_kafka as ck
 from confluent_kafka import admin
 
 from streams.errors import LogError, NotFoundError, SettingsError
+from streams.kafka.client import client_config, unreachable
 from streams.kafka.reader import read
-from streams.kafka.record import Record, TopicPartition, client_config, unreachable
+from streams.kafka.record import Record, TopicPartition
 from streams.kafka.retry import ANSWER_S
 from streams.kafka.topics import KEYED_BY_TASK, Topic, topics
-from streams.settings.load import Settings
+from streams.settings.model import Settings
 
 
 def offsets(settings: Settings, labels: Iterable[str]) -> dict[TopicPartition, tuple[int, int]]:

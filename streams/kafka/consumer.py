@@ -20,14 +20,15 @@ from typing import Self, TypeVar
 import confluent_kafka as ck
 
 from streams.errors import LogError
-from streams.kafka.lag import Intake
+from streams.kafka.client import POLL_S, client_config, unreachable
+from streams.kafka.lag import LagMeter
 from streams.kafka.reader import Reader, consume, is_unknown_topic, record_of, trouble_of
-from streams.kafka.record import POLL_S, Record, TopicPartition, client_config, unreachable
-from streams.kafka.retry import ANSWER_S, TRANSIENT, Patience
+from streams.kafka.record import Record, TopicPartition
+from streams.kafka.retry import ANSWER_S, TRANSIENT, BrokerOutage
 from streams.kafka.topics import topics
 from streams.observability import catalog
 from streams.observability.metrics import OFF, Meter
-from streams.settings.load import Settings
+from streams.settings.model import Settings
 
 T = TypeVar("T")
 
@@ -38,7 +39,7 @@ MISSING_S = 3 * METADATA_S
 """How long a topic may be unknown to the broker before it counts as missing."""
 
 
-class Consumer(Reader):
+class GroupConsumer(Reader):
     """Follows topics as a member of a consumer group, and commits only what `commit` is told.
 
     `on_assigned` and `on_revoked` are called from `poll` with the partitions gained and lost; a consumer that keeps
@@ -57,7 +58,7 @@ class Consumer(Reader):
         *,
         on_assigned: Callable[[list[TopicPartition]], None] | None = None,
         on_revoked: Callable[[list[TopicPartition]], None] | None = None,
-        patience: Patience | None = None,
+        patience: BrokerOutage | None = None,
         meter: Meter = OFF,
         stage: str = "",
     ) -> None:
@@ -67,7 +68,7 @@ class Consumer(Reader):
         self._meter, self._stage = meter, stage
         self._next: dict[TopicPartition, int] = {}
         """Of each partition owned, the next offset that is not done."""
-        self._intake = Intake(meter, stage, settings.topics, self._stands)
+        self._intake = LagMeter(meter, stage, settings.topics, self._stands)
         self._missing: tuple[float, str, LogError] | None = None  # since when, which topic, and what that would mean
         self._stopped: set[TopicPartition] = set()  # librdkafka reads them no more: the broker did not know them
         self._topics = [topics(settings.topics)[label].name for label in labels]
@@ -304,7 +305,7 @@ def _bounds(consumer: ck.Consumer, tp: TopicPartition, timeout_s: float) -> tupl
     return first, end
 
 
-class Contiguous:
+class OffsetTracker:
     """Which records of one partition are done. Only what is contiguous may be committed."""
 
     def __init__(self) -> None:

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Mapping
 from streams.kafka.topics import topics
 from streams.observability import catalog
 from streams.observability.metrics import Meter
-from streams.settings.load import Topics
+from streams.settings.model import Topics
 
 LOOK_EVERY_S = 1.0
 
@@ -30,7 +30,7 @@ Standing = Callable[[], Mapping[TopicPartition, tuple[int, int]]]
 """Returns, for each partition owned, the next offset that is not done, and the end of the log."""
 
 
-class Intake:
+class LagMeter:
     """The numbers of one stage's reading."""
 
     def __init__(self, meter: Meter, stage: str, settings: Topics, standing: Standing) -> None:

@@ -19,9 +19,10 @@ from confluent_kafka import admin
 
 from streams.errors import LogError, NotFoundError, RefusedError
 from streams.kafka import admin as cluster
-from streams.kafka.record import TopicPartition, client_config, unreachable
+from streams.kafka.client import client_config, unreachable
+from streams.kafka.record import TopicPartition
 from streams.kafka.topics import topics
-from streams.settings.load import Settings
+from streams.settings.model import Settings
 
 GROUPS = ("streams", "scoring", "policy-", "trainer-")
 """Names behind topics.prefix; one that ends in a dash is followed by a policy."""

@@ -21,9 +21,10 @@ import confluent_kafka as ck
 
 from schemas.events import Coordinates
 from streams.errors import LogError
-from streams.kafka.record import POLL_S, Record, TopicPartition, client_config, unreachable
-from streams.kafka.retry import ANSWER_S, TRANSIENT, Patience
-from streams.settings.load import Settings
+from streams.kafka.client import POLL_S, client_config, unreachable
+from streams.kafka.record import Record, TopicPartition
+from streams.kafka.retry import ANSWER_S, TRANSIENT, BrokerOutage
+from streams.settings.model import Settings
 
 QUEUE_KIB = 16 * 1024
 """What a Tail reads ahead: librdkafka's own 64 MiB would make many readers side by side as large as a small log."""
@@ -32,7 +33,7 @@ QUEUE_KIB = 16 * 1024
 class Reader:
     """A client that tells of trouble when the records before it were returned, and of silence if it has `patience`."""
 
-    def __init__(self, config: Mapping[str, Any], topic: str, patience: Patience | None) -> None:
+    def __init__(self, config: Mapping[str, Any], topic: str, patience: BrokerOutage | None) -> None:
         self._consumer = ck.Consumer(dict(config))
         self._topic = topic  # to ask the broker for, when it is silent
         self._patience = patience
@@ -56,7 +57,7 @@ class Reader:
         return records
 
 
-class Tail(Reader):
+class PartitionReader(Reader):
     """Reads partitions from given offsets with `assign`: no group, no commit, bounded or following.
 
     `poll` returns what came; `position` is the next offset per partition; `at_end` says whether all bounds are reached.
@@ -68,7 +69,7 @@ class Tail(Reader):
         starts: Mapping[TopicPartition, int],
         *,
         ends: Mapping[TopicPartition, int] | None = None,
-        patience: Patience | None = None,
+        patience: BrokerOutage | None = None,
     ) -> None:
         self._ends = None if ends is None else dict(ends)
         self._position = dict(starts)
@@ -143,13 +144,13 @@ def read(
     starts: Mapping[TopicPartition, int],
     ends: Mapping[TopicPartition, int],
     *,
-    patience: Patience | None = None,
+    patience: BrokerOutage | None = None,
 ) -> Iterator[Record]:
     """Yield every record from `starts` to below `ends`, in partition order, and never commit.
 
     Raises LogError if a range is no longer there, or nothing comes for a minute; with `patience`, as long as it lasts.
     """
-    with Tail(settings, starts, ends=ends) as tail:
+    with PartitionReader(settings, starts, ends=ends) as tail:
         silent_since = time.monotonic()
         while not tail.at_end():
             records = tail.poll()
@@ -168,7 +169,7 @@ def read(
 
 
 def fetch(
-    settings: Settings, wanted: Iterable[Coordinates], *, patience: Patience | None = None
+    settings: Settings, wanted: Iterable[Coordinates], *, patience: BrokerOutage | None = None
 ) -> dict[Coordinates, Record]:
     """Return the records at these coordinates. Raises LogError, naming those that are gone."""
     by_partition: dict[TopicPartition, set[int]] = {}

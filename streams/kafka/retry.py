@@ -25,7 +25,7 @@ import confluent_kafka as ck
 
 from streams.errors import LogError
 from streams.observability.metrics import OFF, Meter
-from streams.settings.load import Kafka
+from streams.settings.model import Kafka
 
 NOTICE_S = 5.0
 """A broker that was silent for so long, while something was wanted of it, counts as away."""
@@ -68,7 +68,7 @@ TRANSIENT = frozenset(
 """Errors that pass when the broker is back and has settled."""
 
 
-class Unreachable(LogError):
+class BrokerUnreachable(LogError):
     """The broker did not answer in time; it may later."""
 
 
@@ -76,7 +76,7 @@ class StoppedWaiting(LogError):
     """The process was told to stop while the broker was away. What was not acknowledged is done again."""
 
 
-class Patience:
+class BrokerOutage:
     """How long the clients of one thread wait for their broker: kafka.outage_s, or until `stop` is set."""
 
     def __init__(self, kafka: Kafka, stop: threading.Event, meter: Meter = OFF) -> None:
@@ -144,7 +144,7 @@ class Patience:
         while True:
             try:
                 result = call() if here else self._aside(call, wanted)
-            except Unreachable:
+            except BrokerUnreachable:
                 self.silent(wanted)
             except ck.KafkaException as exc:
                 if exc.args[0].code() not in TRANSIENT:

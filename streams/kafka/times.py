@@ -22,10 +22,11 @@ from schemas.events import Event
 from schemas.serde import Poison
 from streams.errors import NotFoundError, SettingsError
 from streams.kafka import admin
-from streams.kafka.reader import Tail
-from streams.kafka.record import POLL_S, Record, TopicPartition
+from streams.kafka.client import POLL_S
+from streams.kafka.reader import PartitionReader
+from streams.kafka.record import Record, TopicPartition
 from streams.kafka.topics import LABELS, Topic, topics
-from streams.settings.load import Settings
+from streams.settings.model import Settings
 
 MERGED = 10_000
 """Records of a bounded tail that are sorted together; they lie in memory."""
@@ -40,7 +41,7 @@ class Begin:
     """How many, for `last`; milliseconds since the epoch, UTC, for `time`."""
 
 
-class Seen(NamedTuple):
+class TailedRecord(NamedTuple):
     """One record with what it holds."""
 
     record: Record
@@ -95,7 +96,7 @@ def _hint(name: str) -> str:
     return f"did you mean {close[0]}?" if close else f"there are {', '.join(LABELS)}"
 
 
-def tail(settings: Settings, of: Iterable[Topic], begin: Begin, *, until_end: bool) -> Iterator[Seen]:
+def tail(settings: Settings, of: Iterable[Topic], begin: Begin, *, until_end: bool) -> Iterator[TailedRecord]:
     """Yield records of these topics from `begin` on; up to where they end now, or for ever.
 
     Raises NotFoundError for a topic that does not exist, LogError if the broker does not answer.
@@ -117,7 +118,7 @@ def tail(settings: Settings, of: Iterable[Topic], begin: Begin, *, until_end: bo
             for record in _last(settings, starts, ends, begin.number):
                 yield _seen(record, by_name)
             starts = dict(ends)
-    with Tail(settings, starts, ends=ends if until_end else None) as reader:
+    with PartitionReader(settings, starts, ends=ends if until_end else None) as reader:
         while not reader.at_end():
             records = reader.poll(timeout_s=POLL_S)
             while until_end and len(records) < MERGED and not reader.at_end():
@@ -132,7 +133,7 @@ def _last(
     """Yield the last `count` records of each topic, all merged by timestamp."""
     by_topic: dict[str, list[Record]] = {}
     records: list[Record] = []
-    with Tail(settings, starts, ends=ends) as reader:
+    with PartitionReader(settings, starts, ends=ends) as reader:
         while not reader.at_end():
             records += reader.poll(timeout_s=POLL_S)
     for record in merged(records):
@@ -152,6 +153,6 @@ def _when(record: Record) -> int:
     return record.timestamp_ms
 
 
-def _seen(record: Record, by_name: Mapping[str, Topic]) -> Seen:
+def _seen(record: Record, by_name: Mapping[str, Topic]) -> TailedRecord:
     topic = by_name[record.at.topic]
-    return Seen(record, topic, record.decode(topic.event))
+    return TailedRecord(record, topic, record.decode(topic.event))

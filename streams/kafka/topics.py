@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from schemas import events
-from streams.settings.load import Topics
+from streams.settings.model import Topics
 
 DAY_MS = 86_400_000
 FRAMING_BYTES = 4096

@@ -28,7 +28,7 @@ LEVELS = ("debug", "info", "warning", "error")
 
 
 @dataclass
-class _Held:
+class _Suppressed:
     """Records that were not printed: how many, and the last of them."""
 
     count: int = 0
@@ -39,12 +39,12 @@ class _Held:
 
 
 @dataclass
-class _Window:
+class _Burst:
     """What one sentence did lately."""
 
     began: float
     printed: int = 0
-    held: _Held = field(default_factory=_Held)
+    held: _Suppressed = field(default_factory=_Suppressed)
 
 
 class StderrLog(logging.Handler):
@@ -53,8 +53,8 @@ class StderrLog(logging.Handler):
     def __init__(self, level: int, *, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(level)
         self._clock = clock
-        self._windows: dict[tuple[str, int, str], _Window] = {}
-        self.setFormatter(_Line("%(asctime)s %(levelname)s %(name)s: %(message)s", "%H:%M:%S"))
+        self._windows: dict[tuple[str, int, str], _Burst] = {}
+        self.setFormatter(_LineFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s", "%H:%M:%S"))
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether this record is printed; one that is printed after held ones says how many those were."""
@@ -66,7 +66,7 @@ class StderrLog(logging.Handler):
         return self.level <= logging.DEBUG or self._fits(record, BURST if ours else LIBRARY_BURST)
 
     def _fits(self, record: logging.LogRecord, burst: int) -> bool:
-        window = self._windows.setdefault((record.name, record.levelno, str(record.msg)), _Window(self._clock()))
+        window = self._windows.setdefault((record.name, record.levelno, str(record.msg)), _Burst(self._clock()))
         if self._clock() - window.began < WINDOW_S:
             window.printed += 1
             if window.printed <= burst:
@@ -74,7 +74,7 @@ class StderrLog(logging.Handler):
             window.held.append(record)
             return False
         window.began, window.printed = self._clock(), 1
-        record.held_back, window.held = window.held.count, _Held()
+        record.held_back, window.held = window.held.count, _Suppressed()
         return True
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -95,7 +95,7 @@ class StderrLog(logging.Handler):
         super().close()
 
 
-class _Line(logging.Formatter):
+class _LineFormatter(logging.Formatter):
     """Lower-case levels; coordinates before the message; the held-back count after it."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:

@@ -28,7 +28,7 @@ from typing import Any
 from streams.errors import SettingsError
 from streams.observability import catalog
 from streams.observability.catalog import Metric, Process
-from streams.settings.load import Settings
+from streams.settings.model import Settings
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 MOST_SERIES = 200
@@ -176,7 +176,7 @@ class Meter:
             yield f"{metric.name}_count{_braces(labels)} {so_far}"
 
 
-class _Off(Meter):
+class _MetricsOff(Meter):
     """A meter that nobody looks at."""
 
     on = False
@@ -206,7 +206,7 @@ class _Off(Meter):
         """Listen to nothing."""
 
 
-OFF = _Off("audit")
+OFF = _MetricsOff("audit")
 """For a process without metrics.port. It has no state, so all may share it."""
 
 
@@ -263,7 +263,7 @@ def _version() -> str:
         return "unknown"
 
 
-class _Server(ThreadingHTTPServer):
+class _MetricsServer(ThreadingHTTPServer):
     daemon_threads = True
 
     def server_bind(self) -> None:
@@ -298,7 +298,7 @@ def serve(answer: Answer, host: str, port: int) -> Iterator[str]:
             """Say nothing: a scrape is no news."""
 
     is_ipv6 = ":" in host
-    kind = type("_Server6", (_Server,), {"address_family": socket.AF_INET6}) if is_ipv6 else _Server
+    kind = type("_Server6", (_MetricsServer,), {"address_family": socket.AF_INET6}) if is_ipv6 else _MetricsServer
     server = kind((host, port), Request)
     thread = threading.Thread(target=server.serve_forever, args=(0.05,), name="metrics", daemon=True)
     thread.start()

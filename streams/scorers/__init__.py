@@ -12,14 +12,14 @@ belongs and always gives an `Outcome`.
 Not covered: when to score, and what to do with the outcome. That is the scoring agent's business.
 """
 
-from streams.scorers.execution import Outcome, Scorers
+from streams.scorers.execution import ScoreOutcome, Scorers
 from streams.scorers.registry import SCORERS, find, parts, source_problems
 from streams.scorers.verdict import ScoreError, Verdict, entry_point
 
 __all__ = [
     "SCORERS",
-    "Outcome",
     "ScoreError",
+    "ScoreOutcome",
     "Scorers",
     "Verdict",
     "entry_point",

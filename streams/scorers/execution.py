@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 from schemas.events import Response, RewardSource, Task
 from streams.observability.tracing.context import Context
 from streams.scorers.judge import Judge, JudgeOptions
-from streams.scorers.registry import Part, blend, find, parts
+from streams.scorers.registry import MixPart, blend, find, parts
 from streams.scorers.sandbox import Sandbox
 from streams.scorers.verdict import ScoreError, Verdict, options, storable
-from streams.settings.load import Scoring
+from streams.settings.model import Scoring
 
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 2.0
@@ -27,7 +27,7 @@ LONGEST_PAUSE_S = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class ScoreOutcome:
     """What became of one reward source for one response: a value, or an error and its short reason."""
 
     value: float | None
@@ -63,7 +63,9 @@ class Scorers:
         except ScoreError:
             return True  # it fails at once
 
-    def score(self, task: Task, response: Response, source: RewardSource, *, trace: Context | None = None) -> Outcome:
+    def score(
+        self, task: Task, response: Response, source: RewardSource, *, trace: Context | None = None
+    ) -> ScoreOutcome:
         """Return the outcome. Never raises for what a task, a response or a scorer did.
 
         `trace` is that of the score, for a scorer that asks somebody else.
@@ -80,7 +82,7 @@ class Scorers:
             verdict = verdicts[0] if source.name != "mix" else blend(mixed, verdicts)
         except ScoreError as exc:
             version = exc.version or _version(name)
-            return Outcome(
+            return ScoreOutcome(
                 value=None,
                 error=storable(f"{exc.reason}: {exc}"),
                 reason=exc.reason,
@@ -88,7 +90,7 @@ class Scorers:
                 latency_ms=_since(started),
                 tries=max(tries, exc.tries),
             )
-        return Outcome(
+        return ScoreOutcome(
             value=verdict.value,
             version=verdict.version,
             components=verdict.components,
@@ -108,7 +110,7 @@ class Scorers:
         if self._judge is not None:
             self._judge.close()
 
-    def _persist(self, task: Task, response: Response, part: Part, trace: Context | None) -> tuple[Verdict, int]:
+    def _persist(self, task: Task, response: Response, part: MixPart, trace: Context | None) -> tuple[Verdict, int]:
         for used in range(1, self._scoring.retries + 2):
             try:
                 return self._once(task, response, part, trace), used
@@ -118,7 +120,7 @@ class Scorers:
                     raise _after(exc, used) from exc
         raise AssertionError("unreachable: the loop returns or raises")
 
-    def _once(self, task: Task, response: Response, part: Part, trace: Context | None) -> Verdict:
+    def _once(self, task: Task, response: Response, part: MixPart, trace: Context | None) -> Verdict:
         scorer = find(part.name)
         if scorer.home == "sandbox":
             return self._sandbox.score(part.name, part.settings, task, response)

@@ -15,10 +15,10 @@ from functools import cache
 from typing import Any
 
 from schemas.events import Response, Task
-from streams.scorers.verdict import Options, ScoreError, Verdict, json_object, nearest
+from streams.scorers.verdict import ScoreError, ScorerOptions, Verdict, json_object, nearest
 
 
-class Gym(Options):
+class Gym(ScorerOptions):
     """`reasoning-gym` has no settings; all it needs is in the task's verifier."""
 
 

@@ -20,8 +20,8 @@ from pydantic import Field, model_validator
 
 from schemas.events import Response, Task
 from streams.observability.tracing.context import Context, http_headers_of
-from streams.scorers.verdict import Options, ScoreError, Verdict, json_object
-from streams.settings.load import Scoring
+from streams.scorers.verdict import ScoreError, ScorerOptions, Verdict, json_object
+from streams.settings.model import Scoring
 
 TEMPLATE = """\
 You grade an answer. {rubric}
@@ -42,7 +42,7 @@ _PLACEHOLDER = re.compile(r"\{(rubric|question|answer|reference|low|high)\}")
 _AGAIN = {408, 409, 425, 429}
 
 
-class JudgeOptions(Options):
+class JudgeOptions(ScorerOptions):
     """Settings of `judge`."""
 
     rubric: str = "Judge whether it is right, complete and to the point."

@@ -22,7 +22,7 @@ from pydantic import Field
 
 from schemas.events import Response, RewardSource, Task
 from streams.scorers import gym, judge, text
-from streams.scorers.verdict import Options, ScoreError, Verdict, answers, checked, json_object, nearest, options
+from streams.scorers.verdict import ScoreError, ScorerOptions, Verdict, answers, checked, json_object, nearest, options
 
 Home = Literal["inline", "sandbox", "judge"]
 _ENTRY_POINT = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
@@ -35,7 +35,7 @@ class Scorer:
     name: str
     version: str
     home: Home
-    options: type[Options] | None = None
+    options: type[ScorerOptions] | None = None
     """None: the function checks its settings itself."""
     function: Callable[..., Any] | None = None
     """None: runs elsewhere (the judge), or is imported in a worker (entry points)."""
@@ -49,7 +49,7 @@ class Scorer:
         return Verdict(verdict.value, verdict.components, verdict.rationale, self.version)
 
 
-class Part(Options):
+class MixPart(ScorerOptions):
     """One scorer in a mix."""
 
     name: str
@@ -59,10 +59,10 @@ class Part(Options):
     settings: dict[str, Any] = Field(default_factory=dict)
 
 
-class Mix(Options):
+class Mix(ScorerOptions):
     """Settings of `mix`: the weighted sum of its parts, each part a component under its own name."""
 
-    of: tuple[Part, ...] = Field(min_length=1)
+    of: tuple[MixPart, ...] = Field(min_length=1)
 
 
 SCORERS: dict[str, Scorer] = {
@@ -120,7 +120,7 @@ def load(name: str) -> Scorer:
 
 
 @lru_cache(maxsize=1024)
-def parts(source: RewardSource) -> tuple[Part, ...]:
+def parts(source: RewardSource) -> tuple[MixPart, ...]:
     """Return the scorers behind a reward source, settings checked: the parts of a mix, or itself alone.
 
     Raises ScoreError: unknown_scorer, bad_settings.
@@ -128,7 +128,7 @@ def parts(source: RewardSource) -> tuple[Part, ...]:
     given = json_object(source.settings, f"reward source {source.name}: settings", reason="bad_settings")
     if find(source.name) is not SCORERS["mix"]:
         _check(source.name, given)
-        return (Part(name=source.name, settings=given),)
+        return (MixPart(name=source.name, settings=given),)
     mixed = options(Mix, given, "mix").of
     labels = [part.label or part.name for part in mixed]
     for part in mixed:
@@ -143,7 +143,7 @@ def parts(source: RewardSource) -> tuple[Part, ...]:
     return mixed
 
 
-def blend(mixed: Sequence[Part], verdicts: list[Verdict]) -> Verdict:
+def blend(mixed: Sequence[MixPart], verdicts: list[Verdict]) -> Verdict:
     """Return the weighted sum of the parts, rounded once.
 
     Components: each part's value under its label, and the part's own components as label.name.

@@ -41,8 +41,8 @@ class Sandbox:
         self.timeout_s = timeout_s
         self._memory_bytes = memory_bytes
         self._closed = False
-        self._alive: set[_Worker] = set()
-        self._free: queue.LifoQueue[_Worker | None] = queue.LifoQueue()
+        self._alive: set[_SandboxProcess] = set()
+        self._free: queue.LifoQueue[_SandboxProcess | None] = queue.LifoQueue()
         for _ in range(processes):
             self._free.put(None)
 
@@ -56,7 +56,7 @@ class Sandbox:
             if self._closed:
                 raise ScoreError(f"{name} was not asked: the sandbox is closed", reason="crashed")
             if worker is None:
-                worker = _Worker()
+                worker = _SandboxProcess()
                 self._alive.add(worker)
             body = (self.timeout_s, self._memory_bytes, name, settings, task, response)
             return worker.score(name, pickle.dumps(body), self.timeout_s)
@@ -84,7 +84,7 @@ class Sandbox:
 _KILLING = {"timeout", "crashed", "memory"}
 
 
-class _Worker:
+class _SandboxProcess:
     """One child process and the pipe to it."""
 
     def __init__(self) -> None:

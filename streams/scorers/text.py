@@ -22,7 +22,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from schemas.events import Response, Task
-from streams.scorers.verdict import Options, ScoreError, Verdict, answers
+from streams.scorers.verdict import ScoreError, ScorerOptions, Verdict, answers
 
 _NUMBER = re.compile(r"[-+−]?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:[eE][-+]?\d+)?", re.ASCII)
 _SHAPES = {
@@ -36,7 +36,7 @@ Positive = Annotated[int, Field(ge=1)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
-class Exact(Options):
+class Exact(ScorerOptions):
     """Settings of `exact`."""
 
     ignore_case: bool = False
@@ -54,7 +54,7 @@ def exact(task: Task, response: Response, settings: Exact) -> Verdict:
     return _yes(plain(response.text) in {plain(right) for right in answers(task, "exact")})
 
 
-class Numeric(Options):
+class Numeric(ScorerOptions):
     """Settings of `numeric`."""
 
     number: Literal["only", "first", "last"] = "only"
@@ -99,7 +99,7 @@ def _near(got: Decimal, answer: Decimal, settings: Numeric) -> bool:
         return False
 
 
-class Regex(Options):
+class Regex(ScorerOptions):
     """Settings of `regex`."""
 
     pattern: str
@@ -125,7 +125,7 @@ def regex(task: Task, response: Response, settings: Regex) -> Verdict:
     return _yes((compiled.fullmatch if settings.mode == "fullmatch" else compiled.search)(text) is not None)
 
 
-class Format(Options):
+class Format(ScorerOptions):
     """Settings of `format`."""
 
     shape: Literal["bare_integer", "bare_number", "leading_digit", "one_line", "prefix", "json_object"]
@@ -147,7 +147,7 @@ def format_(task: Task, response: Response, settings: Format) -> Verdict:
     return _yes(_SHAPES[settings.shape].fullmatch(text) is not None)
 
 
-class Length(Options):
+class Length(ScorerOptions):
     """Settings of `length`."""
 
     unit: Literal["tokens", "characters"] = "tokens"

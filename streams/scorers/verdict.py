@@ -24,7 +24,7 @@ from schemas.events import Task
 from streams.errors import EventError
 
 F = TypeVar("F", bound=Callable[..., Any])
-O = TypeVar("O", bound="Options")  # noqa: E741 - options
+O = TypeVar("O", bound="ScorerOptions")  # noqa: E741 - options
 
 MAX_RATIONALE = 2_000
 """Characters kept of a rationale; the rest is cut, since each one is stored for ever."""
@@ -58,7 +58,7 @@ class ScoreError(EventError):
         """How often it was tried."""
 
 
-class Options(BaseModel):
+class ScorerOptions(BaseModel):
     """The settings of one scorer: strict types, no unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)

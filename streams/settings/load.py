@@ -22,54 +22,12 @@ from typing import Any
 from pydantic import SecretStr, TypeAdapter, ValidationError
 
 from streams.errors import SettingsError
-from streams.settings.model import (
-    Adapters as Adapters,
-    Advantages as Advantages,
-    Archive as Archive,
-    Batches as Batches,
-    Broker as Broker,
-    Canary as Canary,
-    Guard as Guard,
-    Kafka as Kafka,
-    Metrics as Metrics,
-    Model as Model,
-    Policy as Policy,
-    Rollouts as Rollouts,
-    Schemas as Schemas,
-    Scoring as Scoring,
-    Section as Section,
-    Topics as Topics,
-    Tracing as Tracing,
-    Trainer as Trainer,
-    is_secret_name as is_secret_name,
-)
+from streams.settings.model import Settings, is_secret_name
 
 ENV_PREFIX = "STREAMWARD_"
 CONFIG_FILE = "streamward.toml"
 ENV_CONFIG = "STREAMWARD_CONFIG"
 """Names the file to read instead of `streamward.toml`; it is about settings, not one of them."""
-
-
-class Settings(Section):
-    """The whole tree."""
-
-    kafka: Kafka = Kafka()
-    topics: Topics = Topics()
-    advantages: Advantages = Advantages()
-    batches: Batches = Batches()
-    model: Model = Model()
-    policy: Policy = Policy()
-    scoring: Scoring = Scoring()
-    rollouts: Rollouts = Rollouts()
-    guard: Guard = Guard()
-    canary: Canary = Canary()
-    trainer: Trainer = Trainer()
-    adapters: Adapters = Adapters()
-    archive: Archive = Archive()
-    schemas: Schemas = Schemas()
-    metrics: Metrics = Metrics()
-    tracing: Tracing = Tracing()
-    broker: Broker = Broker()
 
 
 def load(

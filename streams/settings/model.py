@@ -421,3 +421,25 @@ class Broker(Section):
 
     data_dir: Path = Field(Path(".streamward/kafka"), description="its folder; one node per folder")
     heap_mb: int = Field(384, ge=128, description="JVM heap, megabytes")
+
+
+class Settings(Section):
+    """The whole tree."""
+
+    kafka: Kafka = Kafka()
+    topics: Topics = Topics()
+    advantages: Advantages = Advantages()
+    batches: Batches = Batches()
+    model: Model = Model()
+    policy: Policy = Policy()
+    scoring: Scoring = Scoring()
+    rollouts: Rollouts = Rollouts()
+    guard: Guard = Guard()
+    canary: Canary = Canary()
+    trainer: Trainer = Trainer()
+    adapters: Adapters = Adapters()
+    archive: Archive = Archive()
+    schemas: Schemas = Schemas()
+    metrics: Metrics = Metrics()
+    tracing: Tracing = Tracing()
+    broker: Broker = Broker()

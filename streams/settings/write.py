@@ -15,7 +15,8 @@ from typing import Any
 
 from pydantic import SecretStr
 
-from streams.settings.load import CONFIG_FILE, ENV_PREFIX, Settings, dotted, is_secret_name
+from streams.settings.load import CONFIG_FILE, ENV_PREFIX, dotted
+from streams.settings.model import Settings, is_secret_name
 
 
 def write(settings: Settings, folder: Path, *, by: str) -> Path:

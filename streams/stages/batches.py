@@ -25,7 +25,7 @@ from streams.kafka.topics import topics
 from streams.observability import catalog
 from streams.observability.metrics import Meter
 from streams.observability.tracing import context
-from streams.settings.load import Batches
+from streams.settings.model import Batches
 from streams.stages.advantages.state import POLICY_LAG
 from streams.table_rows import pack, unpack
 
@@ -54,7 +54,7 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class BatchWindow:
     """What one policy's next batch will be."""
 
     sequence: int = 0
@@ -75,8 +75,8 @@ class Cutter:
     """Whether another line of adapters sampled the groups; their lag is then the one recorded in their metadata."""
 
     def reduce(
-        self, window: Window, group: AdvantagedGroup, at: Coordinates, *, doubled: bool, trace: str = ""
-    ) -> tuple[Window, Sequence[Batch]]:
+        self, window: BatchWindow, group: AdvantagedGroup, at: Coordinates, *, doubled: bool, trace: str = ""
+    ) -> tuple[BatchWindow, Sequence[Batch]]:
         """Return the window after `group`, and the batch if that filled it.
 
         `doubled` says that this group_id was read before; the driver remembers them, since there are many. `trace` is
@@ -104,9 +104,9 @@ class Cutter:
         window = replace(window, entries=(*window.entries, entry))
         if len(window.entries) < self.rule.groups:
             return window, ()
-        return Window(window.sequence + 1, window.next_offset), (self._cut(window, group.policy, at.partition),)
+        return BatchWindow(window.sequence + 1, window.next_offset), (self._cut(window, group.policy, at.partition),)
 
-    def _why_dropped(self, window: Window, group: AdvantagedGroup) -> str | None:
+    def _why_dropped(self, window: BatchWindow, group: AdvantagedGroup) -> str | None:
         if group.dropped_reason is not None:
             return group.dropped_reason
         if self.rule.zero_variance == "drop" and all(response.advantage == 0 for response in group.responses):
@@ -118,14 +118,14 @@ class Cutter:
             return "unknown_version"  # sampled by a version that no batch of this log can have made
         return None
 
-    def _lag(self, window: Window, group: AdvantagedGroup) -> int:
+    def _lag(self, window: BatchWindow, group: AdvantagedGroup) -> int:
         """Return how many versions ago `group` was sampled; below 0 if that cannot be, or is not recorded."""
         if not self.off_policy:
             return window.sequence - group.adapter_version
         recorded = group.metadata.get(POLICY_LAG, "")
         return int(recorded) if recorded.isdecimal() else -1
 
-    def _cut(self, window: Window, policy: str, partition: int) -> Batch:
+    def _cut(self, window: BatchWindow, policy: str, partition: int) -> Batch:
         lags = Counter(entry.lag for entry in window.entries)
         return Batch(
             batch_id=derive_id(policy, "batch", window.sequence),
@@ -145,7 +145,7 @@ class Cutter:
         )
 
 
-def _report(meter: Meter, policy: str, before: Window, after: Window, made: Sequence[Batch]) -> None:
+def _report(meter: Meter, policy: str, before: BatchWindow, after: BatchWindow, made: Sequence[Batch]) -> None:
     """Count what was dropped, and how old the groups of a batch are."""
     if len(after.dropped) > len(before.dropped):
         meter.add(catalog.DROPS, STAGE, after.dropped[-1].reason)
@@ -164,7 +164,7 @@ FIELDS = ("offset", "lag", "responses", "loss_tokens", "created_at")
 """Of an entry, in the order in which a row holds them."""
 
 
-def dump(window: Window) -> bytes:
+def dump(window: BatchWindow) -> bytes:
     """Return the table row of a window."""
     row = {
         "sequence": window.sequence,
@@ -178,13 +178,13 @@ def dump(window: Window) -> bytes:
     return pack(ROW_VERSION, row)
 
 
-def load(row: bytes | None) -> Window:
+def load(row: bytes | None) -> BatchWindow:
     """Return the window in a table row; a new one for no row. Raises ValueError for a row of another version."""
     if row is None:
-        return Window()
+        return BatchWindow()
     data = unpack(row, ROW_VERSION)
     traces = data.get("traces", {})
-    return Window(
+    return BatchWindow(
         sequence=data["sequence"],
         next_offset=data["next_offset"],
         entries=tuple(Entry(*(*entry, traces.get(str(entry[0]), ""))) for entry in data["entries"]),

@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 from streams.errors import LogError, SettingsError, StreamwardError
 from streams.output import size
-from streams.settings.load import Settings
+from streams.settings.model import Settings
 
 DISK_WARNING_BYTES = 5 * 2**30
 """About what an installed environment and a long demo take together."""
@@ -32,7 +32,7 @@ State = Literal["ok", "warning", "failed", "skipped"]
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class DoctorFinding:
     """One thing that was looked at."""
 
     check: str
@@ -46,39 +46,39 @@ class Finding:
         return {"check": self.check, "state": self.state, "what": self.what, "do": self.do}
 
 
-def examine(load: Callable[[], Settings]) -> list[Finding]:
+def examine(load: Callable[[], Settings]) -> list[DoctorFinding]:
     """Return everything there is to say, in order. `load` gives the settings, or raises SettingsError."""
     try:
         settings = load()
     except SettingsError as exc:
         return [
-            Finding(
+            DoctorFinding(
                 "settings", "failed", str(exc), "`streamward config show` lists every key", SettingsError.exit_code
             ),
             *(
-                Finding(check, "skipped", "needs settings")
+                DoctorFinding(check, "skipped", "needs settings")
                 for check in ("broker", "topics", "schemas", "model", "disk")
             ),
         ]
     broker = _broker(settings)
     reached = broker.state == "ok"
-    topics = list(_topics(settings)) if reached else [Finding("topics", "skipped", "needs a broker that answers")]
+    topics = list(_topics(settings)) if reached else [DoctorFinding("topics", "skipped", "needs a broker that answers")]
     return [broker, *topics, *_schemas(), *_registry(settings), *_model(settings), *_disk(settings)]
 
 
 # --- the log ----------------------------------------------------------------------------------------------------------
 
 
-def _broker(settings: Settings) -> Finding:
+def _broker(settings: Settings) -> DoctorFinding:
     from streams.kafka import admin
 
     began = time.monotonic()
     try:
         found = admin.describe(settings)
     except LogError as exc:
-        return Finding("broker", "failed", str(exc), _other_broker(settings), LogError.exit_code)
+        return DoctorFinding("broker", "failed", str(exc), _other_broker(settings), LogError.exit_code)
     took_ms = (time.monotonic() - began) * 1000
-    return Finding(
+    return DoctorFinding(
         "broker", "ok", f"{settings.kafka.bootstrap} answered in {took_ms:.0f} ms and has {len(found)} topics"
     )
 
@@ -93,7 +93,7 @@ def _other_broker(settings: Settings) -> str:
     return f"An embedded node runs at another address: export STREAMWARD_KAFKA__BOOTSTRAP={running.bootstrap}"
 
 
-def _topics(settings: Settings) -> Iterator[Finding]:
+def _topics(settings: Settings) -> Iterator[DoctorFinding]:
     from streams.kafka import admin
     from streams.kafka.topics import topics
 
@@ -103,23 +103,23 @@ def _topics(settings: Settings) -> Iterator[Finding]:
         configs = admin.configs(settings, [topic.name for topic in wanted.values() if topic.name in existing])
         checked = _raised(lambda: admin.check_topics(settings))
     except LogError as exc:
-        yield Finding("topics", "failed", str(exc), exit_code=exc.exit_code)
+        yield DoctorFinding("topics", "failed", str(exc), exit_code=exc.exit_code)
         return
     missing = [topic.name for topic in wanted.values() if topic.name not in existing]
     if missing:
-        yield Finding("topics", "failed", f"missing: {', '.join(missing)}", "Run `streamward topics apply`", 3)
+        yield DoctorFinding("topics", "failed", f"missing: {', '.join(missing)}", "Run `streamward topics apply`", 3)
     elif checked is not None:
-        yield Finding("topics", "failed", str(checked), exit_code=checked.exit_code)
+        yield DoctorFinding("topics", "failed", str(checked), exit_code=checked.exit_code)
     else:
-        yield Finding("topics", "ok", f"all {len(wanted)} exist with the right partitions")
+        yield DoctorFinding("topics", "ok", f"all {len(wanted)} exist with the right partitions")
     for topic in wanted.values():
         if topic.name in configs:
             yield from _topic_config(topic.name, topic.config, configs[topic.name])
 
 
-def _topic_config(name: str, wanted: dict[str, str], found: dict[str, str]) -> Iterator[Finding]:
+def _topic_config(name: str, wanted: dict[str, str], found: dict[str, str]) -> Iterator[DoctorFinding]:
     if "compact" in found.get("cleanup.policy", "delete"):
-        yield Finding(
+        yield DoctorFinding(
             "topics",
             "failed",
             f"{name} is compacted, which leaves gaps in the offsets that batches refer to",
@@ -128,7 +128,7 @@ def _topic_config(name: str, wanted: dict[str, str], found: dict[str, str]) -> I
         )
     for key in ("max.message.bytes", "retention.ms", "message.timestamp.type"):
         if (got := found.get(key)) is not None and got != wanted[key]:
-            yield Finding(
+            yield DoctorFinding(
                 "topics",
                 "warning",
                 f"{name} has {key}={got}, the settings say {wanted[key]}",
@@ -146,22 +146,22 @@ def _raised(act: Callable[[], object]) -> StreamwardError | None:
     return None
 
 
-def _schemas() -> Iterator[Finding]:
+def _schemas() -> Iterator[DoctorFinding]:
     from schemas.versions import SchemaError, check, files
 
     try:
         registry = files()
         problems = list(check(registry))
     except SchemaError as exc:
-        yield Finding("schemas", "failed", str(exc), exit_code=1)
+        yield DoctorFinding("schemas", "failed", str(exc), exit_code=1)
         return
     for problem in problems:
-        yield Finding("schemas", "failed", problem, exit_code=1)
+        yield DoctorFinding("schemas", "failed", problem, exit_code=1)
     if not problems:
-        yield Finding("schemas", "ok", f"{len(registry.schemas)} as locked, every version reads every other")
+        yield DoctorFinding("schemas", "ok", f"{len(registry.schemas)} as locked, every version reads every other")
 
 
-def _registry(settings: Settings) -> Iterator[Finding]:
+def _registry(settings: Settings) -> Iterator[DoctorFinding]:
     if not settings.schemas.registry_url:
         return
     from streams.kafka.registry import client as schema_registry
@@ -169,18 +169,18 @@ def _registry(settings: Settings) -> Iterator[Finding]:
     try:
         schema_registry.connect(settings)
     except StreamwardError as exc:
-        yield Finding("schemas", "failed", str(exc), exit_code=exc.exit_code)
+        yield DoctorFinding("schemas", "failed", str(exc), exit_code=exc.exit_code)
     else:
-        yield Finding("schemas", "ok", f"{settings.schemas.registry_url} holds every version")
+        yield DoctorFinding("schemas", "ok", f"{settings.schemas.registry_url} holds every version")
 
 
 # --- the machine ------------------------------------------------------------------------------------------------------
 
 
-def _model(settings: Settings) -> Iterator[Finding]:
+def _model(settings: Settings) -> Iterator[DoctorFinding]:
     missing = [name for name in ("torch", "transformers", "peft", "trl") if importlib.util.find_spec(name) is None]
     if missing:
-        yield Finding(
+        yield DoctorFinding(
             "model",
             "failed",
             f"the packages {', '.join(missing)} are not installed",
@@ -193,25 +193,25 @@ def _model(settings: Settings) -> Iterator[Finding]:
     yield _base(settings.model.base)
 
 
-def _device(device: str) -> Iterator[Finding]:
+def _device(device: str) -> Iterator[DoctorFinding]:
     from streams.engines.base_model import check_device
 
     try:
         check_device(device)
     except SettingsError as exc:
         what, _, way_out = str(exc).rpartition("; ")
-        yield Finding("model", "failed", what, way_out, 2)
+        yield DoctorFinding("model", "failed", what, way_out, 2)
 
 
-def _base(base: str) -> Finding:
+def _base(base: str) -> DoctorFinding:
     from streams.engines import base_model
 
     if base in base_model.KNOWN:
         try:
             file = base_model.gguf_file(base)
         except SettingsError as exc:
-            return Finding("model", "failed", str(exc), exit_code=exc.exit_code)
-        return Finding("model", "ok", f"{base} is installed ({file.name}, {size(file.stat().st_size)})")
+            return DoctorFinding("model", "failed", str(exc), exit_code=exc.exit_code)
+        return DoctorFinding("model", "ok", f"{base} is installed ({file.name}, {size(file.stat().st_size)})")
     folder = Path(base)
     if folder.is_dir():
         lacking = [
@@ -223,26 +223,26 @@ def _base(base: str) -> Finding:
             if not found
         ]
         if lacking:
-            return Finding(
+            return DoctorFinding(
                 "model",
                 "failed",
                 f"{base} has no {' and no '.join(lacking)}",
                 "Point model.base at a complete folder",
                 2,
             )
-        return Finding("model", "ok", f"{base} is a folder with config and weights")
+        return DoctorFinding("model", "ok", f"{base} is a folder with config and weights")
     if base.startswith((".", "/", "~")):
-        return Finding("model", "failed", f"model.base={base}: there is no such folder", "Point it at one", 2)
+        return DoctorFinding("model", "failed", f"model.base={base}: there is no such folder", "Point it at one", 2)
     from huggingface_hub import try_to_load_from_cache
 
     if isinstance(try_to_load_from_cache(base, "config.json"), str):
-        return Finding("model", "ok", f"{base} is in the hub's local cache")
-    return Finding(
+        return DoctorFinding("model", "ok", f"{base} is in the hub's local cache")
+    return DoctorFinding(
         "model", "warning", f"{base} is not in the hub's local cache", "It is fetched at the first start: needs network"
     )
 
 
-def _disk(settings: Settings) -> Iterator[Finding]:
+def _disk(settings: Settings) -> Iterator[DoctorFinding]:
     places = {"broker.data_dir": settings.broker.data_dir, "trainer.checkpoints": settings.trainer.checkpoints}
     if "://" not in settings.adapters.store:
         places["adapters.store"] = Path(settings.adapters.store)
@@ -250,7 +250,7 @@ def _disk(settings: Settings) -> Iterator[Finding]:
     for name, path in places.items():
         parent = _existing(path.expanduser())
         if not os.access(parent, os.W_OK):
-            yield Finding(
+            yield DoctorFinding(
                 "disk", "failed", f"{name}={path}: {parent} is not writable", f"Change its rights, or set {name}", 1
             )
         by_disk.setdefault(parent.stat().st_dev, (parent, []))[1].append(name)
@@ -262,12 +262,12 @@ def _existing(path: Path) -> Path:
     return next(parent for parent in (path.absolute(), *path.absolute().parents) if parent.exists())
 
 
-def _free(parent: Path, names: Iterable[str]) -> Finding:
+def _free(parent: Path, names: Iterable[str]) -> DoctorFinding:
     free = shutil.disk_usage(parent).free
     what = f"{size(free)} free at {parent} ({', '.join(names)})"
     do = "Make room, or move these folders (--set, or the settings file)"
     if free < DISK_FAILED_BYTES:
-        return Finding("disk", "failed", what, do, 1)
+        return DoctorFinding("disk", "failed", what, do, 1)
     if free < DISK_WARNING_BYTES:
-        return Finding("disk", "warning", what, do)
-    return Finding("disk", "ok", what)
+        return DoctorFinding("disk", "warning", what, do)
+    return DoctorFinding("disk", "ok", what)

@@ -20,11 +20,11 @@ from itertools import pairwise
 from typing import Any
 
 from schemas.events import AdvantagedGroup, Batch, Coordinates, Reward
-from streams.adapters.decisions import Life, known
+from streams.adapters.decisions import AdapterHistory, known
 from streams.errors import LogError
 from streams.kafka.record import TopicPartition, partition_of
 from streams.kafka.topics import topics
-from streams.settings.load import Settings
+from streams.settings.model import Settings
 from streams.tools.archive.history import History
 
 
@@ -44,7 +44,7 @@ class Range:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class LineageStep:
     """A version, and what made it from its parent."""
 
     version: int
@@ -72,7 +72,7 @@ class Step:
         }
 
 
-def parents(life: Life, version: int) -> list[int]:
+def parents(life: AdapterHistory, version: int) -> list[int]:
     """Return a version and those before it, down to the base model, as far as the log names them.
 
     Raises NotFoundError without such a version.
@@ -87,7 +87,9 @@ def parents(life: Life, version: int) -> list[int]:
     return line
 
 
-def steps(settings: Settings, life: Life, version: int, history: History, *, last: int | None = None) -> list[Step]:
+def steps(
+    settings: Settings, life: AdapterHistory, version: int, history: History, *, last: int | None = None
+) -> list[LineageStep]:
     """Return the steps to `version`, the newest first; of these the `last` ones, or all.
 
     Raises NotFoundError without such a version, LogError if a record that it was made of is gone.
@@ -113,11 +115,11 @@ def steps(settings: Settings, life: Life, version: int, history: History, *, las
             )
         first, end = (found[0], found[-1]) if found else (None, None)
         status = life.state.versions[number].status
-        made.append(Step(number, parent, status, at, first, end, sources.of(found), sources.missing(found)))
+        made.append(LineageStep(number, parent, status, at, first, end, sources.of(found), sources.missing(found)))
     return made
 
 
-def _batches_of(life: Life, number: int, parent: int) -> range:
+def _batches_of(life: AdapterHistory, number: int, parent: int) -> range:
     """Return the batches between a version and its parent: the events count them from version 0."""
     version, before = life.state.versions[number], life.state.versions[parent]
     if version.last_batch is None:
@@ -228,7 +230,7 @@ def _ranges(where: Iterable[Coordinates]) -> tuple[Range, ...]:
 # --- two versions beside each other -----------------------------------------------------------------------------------
 
 
-def difference(life: Life, one: int, other: int) -> dict[str, Any]:
+def difference(life: AdapterHistory, one: int, other: int) -> dict[str, Any]:
     """Return what tells two versions apart: recipe, metrics, scores, files, and the batches between them.
 
     Of a recipe only what differs is named. Raises NotFoundError if one of the versions is not there.

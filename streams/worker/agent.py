@@ -19,7 +19,7 @@ from faust.types import TP
 
 from schemas import ids as numbering
 from streams.errors import EventError
-from streams.kafka.lag import Intake
+from streams.kafka.lag import LagMeter
 from streams.kafka.topics import Topic
 from streams.observability import catalog
 from streams.worker.app import App, DeadLetter, source
@@ -52,7 +52,7 @@ def agent(
     before = [earlier.name for earlier in after]
     name = name or f"{topic.label}.{handle.__qualname__}"
     stage = name.removesuffix(f".{topic.label}")
-    intake = Intake(app.meter, stage, app.settings.topics, lambda: _stands(app, topic.name))
+    intake = LagMeter(app.meter, stage, app.settings.topics, lambda: _stands(app, topic.name))
     app.intakes.append(intake)
 
     async def learned(event: Any) -> None:

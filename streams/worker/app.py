@@ -31,13 +31,14 @@ from schemas.events import AdapterEvent, Coordinates, DeadLetter as Letter, Even
 from schemas.serde import encode
 from streams.errors import EXIT_RESTART, EventError, LogError, SettingsError
 from streams.kafka import admin as cluster
-from streams.kafka.lag import Intake
-from streams.kafka.record import Record, check_size, dead_letter, key_of, trace_of, unreachable
+from streams.kafka.client import unreachable
+from streams.kafka.lag import LagMeter
+from streams.kafka.record import Record, check_size, dead_letter, key_of, trace_of
 from streams.kafka.topics import FRAMING_BYTES, Topic, topics
 from streams.observability import catalog, quiet
 from streams.observability.metrics import OFF, Meter
 from streams.observability.tracing.tracer import OFF as NO_TRACER, Trace, Traced, Tracer, headers_of
-from streams.settings.load import Kafka, Settings
+from streams.settings.model import Kafka, Settings
 from streams.worker.faust import fixes
 from streams.worker.table import Table
 
@@ -74,7 +75,7 @@ class App(faust.App):  # type: ignore[misc]  # faust is not typed
         """By partition: generation, offset behind the last event that is done, and that one's timestamp in ms."""
         self.holding: set[str] = set()
         """Topics whose next event waits for other topics to be read."""
-        self.intakes: list[Intake] = []
+        self.intakes: list[LagMeter] = []
         """Of the agents, for the meter."""
 
     def _create_directories(self) -> None:
@@ -302,7 +303,7 @@ def run_worker(app: App, *, grace_s: float = 25) -> int:
     quiet.quieten()
     loop = fixes.new_event_loop()
     asyncio.set_event_loop(loop)
-    worker = _Worker(app, loop=loop, grace_s=grace_s)
+    worker = _FaustWorker(app, loop=loop, grace_s=grace_s)
     try:
         worker.execute_from_commandline()
     except SystemExit as exc:
@@ -315,7 +316,7 @@ def run_worker(app: App, *, grace_s: float = 25) -> int:
     return 0
 
 
-class _Worker(faust.Worker):  # type: ignore[misc]
+class _FaustWorker(faust.Worker):  # type: ignore[misc]
     """A Faust worker without console and log set-up of its own, that drains before it stops."""
 
     def __init__(self, app: App, *, loop: asyncio.AbstractEventLoop, grace_s: float) -> None:

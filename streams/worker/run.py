@@ -18,7 +18,7 @@ from streams.kafka import admin
 from streams.kafka.registry import client as schema_registry
 from streams.observability import catalog, metrics
 from streams.observability.tracing import tracer as tracing
-from streams.settings.load import Settings
+from streams.settings.model import Settings
 from streams.stages import batches
 from streams.stages.advantages import stage as advantages
 from streams.stages.rollouts import stage as rollouts

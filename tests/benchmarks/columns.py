@@ -23,9 +23,9 @@ import fastavro
 
 from schemas import versions
 from streams.kafka import admin
-from streams.kafka.record import client_config
+from streams.kafka.client import client_config
 from streams.kafka.topics import topics
-from streams.settings.load import Archive, Settings
+from streams.settings.model import Archive, Settings
 from streams.tools.archive.sync import sync
 from streams.tools.arrow import bulk
 from streams.tools.arrow.decode import decode_rows

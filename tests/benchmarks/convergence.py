@@ -29,9 +29,10 @@ from confluent_kafka import admin
 from schemas.events import AdapterEvent, AdapterKind, Message, Response, RewardSource, Task, derive_id
 from schemas.serde import decode
 from streams.adapters import store as adapter_store
-from streams.kafka.record import Producer, client_config
+from streams.kafka.client import client_config
+from streams.kafka.producer import Producer
 from streams.kafka.topics import topics
-from streams.settings.load import Policy, Settings
+from streams.settings.model import Policy, Settings
 from tests.benchmarks.loop import node, process
 from tests.benchmarks.side_by_side import by_turns, line, median_s, say
 
@@ -198,7 +199,7 @@ def _loading() -> Iterator[dict[str, Any]]:
     from streams.engines import SamplingRequest
     from streams.engines.base_model import load_base
     from streams.engines.transformers_engine import TransformersEngine
-    from streams.settings.load import Model
+    from streams.settings.model import Model
     from streams.stages.tasks.generators import generate
 
     base = load_base(Model())

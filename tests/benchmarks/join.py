@@ -22,10 +22,10 @@ import confluent_kafka as ck
 
 from schemas.serde import encode
 from streams.kafka import admin
+from streams.kafka.client import client_config
 from streams.kafka.offsets import positions
-from streams.kafka.record import client_config
 from streams.kafka.topics import KEYED_BY_TASK, topics
-from streams.settings.load import Settings
+from streams.settings.model import Settings
 from streams.tools.replay import driver
 from tests.benchmarks.loop import node, process
 from tests.benchmarks.side_by_side import line, say

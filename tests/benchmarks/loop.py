@@ -17,7 +17,8 @@ from pathlib import Path
 
 from streams.kafka import admin
 from streams.kafka.node import process as broker
-from streams.settings.load import Broker, Kafka, Settings, Topics, to_env
+from streams.settings.load import to_env
+from streams.settings.model import Broker, Kafka, Settings, Topics
 
 REPO = Path(__file__).parents[2]
 

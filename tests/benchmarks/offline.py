@@ -75,7 +75,7 @@ def run() -> Iterator[dict[str, Any]]:
 def _write(settings: Any) -> list[list[AdvantagedGroup]]:
     """Write batches of random groups to the log; return their groups."""
     from streams.engines.base_model import load_base
-    from streams.kafka.record import Producer
+    from streams.kafka.producer import Producer
     from trainer.grpo import LogGRPOTrainer
     from trainer.model import pin, wrap
 

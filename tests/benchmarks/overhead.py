@@ -21,9 +21,10 @@ from confluent_kafka import admin
 
 from schemas.events import AdvantagedGroup, derive_id
 from schemas.serde import decode, encode
-from streams.kafka.record import Producer, client_config
+from streams.kafka.client import client_config
+from streams.kafka.producer import Producer
 from streams.kafka.topics import topics
-from streams.settings.load import Settings
+from streams.settings.model import Settings
 from tests.benchmarks.loop import node, process
 from tests.benchmarks.side_by_side import line, say
 from tests.benchmarks.whole_groups import SLOTS, whole

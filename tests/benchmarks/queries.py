@@ -23,9 +23,10 @@ import duckdb
 
 from schemas.events import AdapterEvent, AdvantagedGroup, Batch, Event, GroupResponse, RewardSource, derive_id
 from schemas.serde import encode
-from streams.kafka.record import Producer, key_of, partition_of
+from streams.kafka.producer import Producer
+from streams.kafka.record import key_of, partition_of
 from streams.kafka.topics import topics
-from streams.settings.load import Archive, Settings
+from streams.settings.model import Archive, Settings
 from streams.tools.archive import sync
 from streams.tools.query.session import Session
 from tests.benchmarks.loop import node
@@ -104,7 +105,7 @@ def _against_plain(settings: Settings) -> Iterator[dict[str, Any]]:
 
 
 def _segments(settings: Settings, partition: int) -> list[Any]:
-    from streams.tools.archive.segments import Archive as Kept
+    from streams.tools.archive.segments import ArchiveReader as Kept
 
     return Kept(settings).segments("responses", partition)
 

@@ -24,8 +24,9 @@ from typing import Any
 
 from schemas.events import GroupControl, derive_id
 from streams.kafka import admin
-from streams.kafka.record import Producer
-from streams.settings.load import Settings, to_env
+from streams.kafka.producer import Producer
+from streams.settings.load import to_env
+from streams.settings.model import Settings
 from tests.benchmarks import join
 from tests.benchmarks.loop import REPO, node
 from tests.benchmarks.side_by_side import line, say

@@ -21,7 +21,7 @@ import psutil
 
 from streams.settings.load import load
 from streams.tools.replay import run as replay
-from streams.tools.replay.run import Request
+from streams.tools.replay.run import ReplayRequest
 from streams.tools.replay.selection import Selection
 
 TICK_S = 0.1
@@ -62,7 +62,7 @@ def main(name: str) -> None:
     before = peak.mib
     peak.start()
     with tempfile.TemporaryDirectory(prefix="streamward-bench-") as folder:
-        asked = Request(name=name, selection=Selection(policy="bench"), folder=Path(folder), train=False)
+        asked = ReplayRequest(name=name, selection=Selection(policy="bench"), folder=Path(folder), train=False)
         result = replay.run(conf, asked, stop=threading.Event(), told=told)
     peak.over.set()
     found = {

@@ -32,7 +32,7 @@ def run() -> Iterator[dict[str, Any]]:
     import torch
 
     from streams.engines.base_model import load_base
-    from streams.settings.load import Model, Settings, Trainer
+    from streams.settings.model import Model, Settings, Trainer
     from trainer.grpo import LogGRPOTrainer
     from trainer.model import pin, wrap
 

@@ -36,7 +36,7 @@ def run() -> Iterator[dict[str, Any]]:
     from streams.engines.base_model import folder_of, load_base
     from streams.engines.transformers_engine import TransformersEngine
     from streams.engines.vllm.engine import VllmEngine
-    from streams.settings.load import Model, Policy, Settings
+    from streams.settings.model import Model, Policy, Settings
     from tests.vllm_running import vllm_server
 
     with tempfile.TemporaryDirectory() as name:
@@ -79,7 +79,7 @@ def _adapter(folder: Path) -> Path:
     from peft import LoraConfig, get_peft_model
 
     from streams.engines.base_model import load_base
-    from streams.settings.load import Model
+    from streams.settings.model import Model
 
     torch.manual_seed(0)
     model = get_peft_model(load_base(Model()).model, LoraConfig(r=8, lora_alpha=16, target_modules="all-linear"))

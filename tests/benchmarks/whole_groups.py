@@ -13,8 +13,8 @@ from itertools import chain
 from typing import NamedTuple
 
 from schemas.events import Message, Response, Reward, RewardSource, Sampling, Task, derive_id
-from streams.kafka.record import Producer
-from streams.settings.load import Settings
+from streams.kafka.producer import Producer
+from streams.settings.model import Settings
 from tests.benchmarks.side_by_side import say
 
 SLOTS = 8

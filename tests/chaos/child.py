@@ -108,15 +108,15 @@ def _arm_streams(point: str, count: Any) -> None:
 
 
 def _arm_agent(point: str, count: Any) -> None:
-    from streams.kafka.consumer import Consumer
-    from streams.kafka.record import Producer
+    from streams.kafka.consumer import GroupConsumer
+    from streams.kafka.producer import Producer
 
     if point == "after poll":
-        wrap(Consumer, "poll", after=count)
+        wrap(GroupConsumer, "poll", after=count)
     elif point == "after produce":
         wrap(Producer, "flush", after=count)
     else:
-        wrap(Consumer, "commit", **({"before": count} if point == "before commit" else {"after": count}))
+        wrap(GroupConsumer, "commit", **({"before": count} if point == "before commit" else {"after": count}))
 
 
 def _arm_trainer(point: str, count: Any) -> None:
@@ -135,9 +135,9 @@ def _arm_trainer(point: str, count: Any) -> None:
         case "after produce":
             wrap(consumer.Producer, "flush", after=count)
         case "before commit":
-            wrap(consumer.Line, "_commit", before=count)
+            wrap(consumer.PolicyTrainer, "_commit", before=count)
         case _:
-            wrap(consumer.Line, "_commit", after=count)
+            wrap(consumer.PolicyTrainer, "_commit", after=count)
 
 
 def without_fixes() -> None:

@@ -23,9 +23,9 @@ import confluent_kafka as ck
 
 from schemas import serde
 from schemas.events import Message, RewardSource, Sampling, Task, derive_id
-from streams.kafka.record import client_config
+from streams.kafka.client import client_config
 from streams.kafka.topics import topics
-from streams.settings.load import Settings
+from streams.settings.model import Settings
 
 State = Literal["sent", "acknowledged", "failed", "unknown"]
 SLOTS = 8

@@ -29,7 +29,7 @@ from typing import Literal, Self
 
 from streams.kafka.node import config as node, process as broker
 from streams.kafka.node.process import RunningBroker
-from streams.settings.load import Broker
+from streams.settings.model import Broker
 
 Direction = Literal["to_broker", "to_client"]
 DIRECTIONS: tuple[Direction, Direction] = ("to_broker", "to_client")

@@ -23,7 +23,8 @@ from schemas.events import AdvantagedGroup, Batch, DeadLetter
 from schemas.serde import Poison, decode, encode
 from streams.kafka import admin
 from streams.kafka.topics import topic_of
-from streams.settings.load import Settings, load, to_env
+from streams.settings.load import load, to_env
+from streams.settings.model import Settings
 from streams.stages.advantages.stage import STAGE
 from streams.tools.audit.reading import Audit
 from streams.tools.replay import driver

@@ -32,7 +32,8 @@ from streams.kafka import admin
 from streams.kafka.node import process as broker
 from streams.kafka.record import TopicPartition
 from streams.kafka.topics import topics
-from streams.settings.load import Broker, Settings, to_env
+from streams.settings.load import to_env
+from streams.settings.model import Broker, Settings
 from streams.tools.audit.reading import commits
 from tests.chaos import child
 

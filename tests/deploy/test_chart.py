@@ -47,7 +47,7 @@ from deployed import loaded, parsed
 from pydantic import SecretStr
 
 from streams.kafka import topics
-from streams.settings.load import Topics
+from streams.settings.model import Topics
 
 # --- what runs is what the program takes -----------------------------------------------------------------------------
 

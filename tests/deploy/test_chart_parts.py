@@ -36,7 +36,7 @@ from streams.errors import LogError, NotFoundError, RefusedError, SettingsError
 from streams.evaluation import run as evaluate, suites
 from streams.kafka import topics
 from streams.observability import catalog
-from streams.settings.load import Kafka, Schemas, Topics
+from streams.settings.model import Kafka, Schemas, Topics
 
 pytestmark = needs_helm
 

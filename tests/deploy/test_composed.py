@@ -29,7 +29,7 @@ from tiny import save_tiny
 
 from streams.kafka.node import process as broker
 from streams.observability import catalog
-from streams.settings.load import Broker
+from streams.settings.model import Broker
 
 pytestmark = pytest.mark.kafka
 

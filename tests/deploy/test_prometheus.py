@@ -23,11 +23,11 @@ from pipeline.test_metrics import GROUPS, asked, tiny_loop
 from prometheus import Answer, Prometheus, needs, running as scraping
 from running import running, until
 
-from streams.kafka.record import Producer
+from streams.kafka.producer import Producer
 from streams.observability.catalog import SERVED
 from streams.observability.grafana.alerts import ALERTS, FILE, PREFIX, Alert
 from streams.observability.grafana.dashboards import DASHBOARDS, FOLDER
-from streams.settings.load import Metrics
+from streams.settings.model import Metrics
 from tests.chaos.proxy import free_ports
 
 OPT_IN = "TEST_CLUSTER"

@@ -34,10 +34,11 @@ from schemas.events import AdvantagedGroup, DeadLetter, Message, Response, Rewar
 from schemas.serde import decode, encode
 from streams.cli.root import cli
 from streams.kafka import admin
-from streams.kafka.record import Producer
+from streams.kafka.producer import Producer
 from streams.kafka.registry import client as schema_registry
 from streams.kafka.topics import topic_of, topics
-from streams.settings.load import Kafka, Metrics, Policy, Schemas, Settings, Topics, to_env
+from streams.settings.load import to_env
+from streams.settings.model import Kafka, Metrics, Policy, Schemas, Settings, Topics
 from tests.chaos.proxy import free_ports
 
 pytestmark = [pytest.mark.kafka, pytest.mark.registry]

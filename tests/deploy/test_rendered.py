@@ -38,7 +38,7 @@ from streams import output
 from streams.kafka.registry.server import serve as serve_schemas
 from streams.kafka.topics import topics
 from streams.observability import catalog
-from streams.settings.load import Settings, Topics
+from streams.settings.model import Settings, Topics
 
 pytestmark = [pytest.mark.kafka, needs_helm]
 

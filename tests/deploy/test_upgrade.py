@@ -43,8 +43,8 @@ from running import command, environment
 from tiny import save_tiny
 
 from schemas.events import AdvantagedGroup, Message, Response, Sampling, Task
-from streams.kafka.record import Producer
-from streams.settings.load import Batches, Kafka, Settings, Topics
+from streams.kafka.producer import Producer
+from streams.settings.model import Batches, Kafka, Settings, Topics
 
 pytestmark = [pytest.mark.kafka, needs_helm]
 

@@ -34,7 +34,7 @@ from schemas.serde import Poison, decode
 from streams import advantage_formulas
 from streams.kafka.record import Record
 from streams.kafka.topics import topics
-from streams.settings.load import Settings
+from streams.settings.model import Settings
 from streams.stages import batches
 from streams.tools.replay import driver
 

@@ -25,7 +25,7 @@ from schemas.events import AdvantagedGroup, Coordinates
 from schemas.serde import encode
 from streams.advantage_formulas import FORMULA_VERSION
 from streams.kafka.record import Record
-from streams.settings.load import Advantages, Batches, Settings, Topics
+from streams.settings.model import Advantages, Batches, Settings, Topics
 from streams.stages.batches import RULE_VERSION
 from tests.histories import FOLDER, SUFFIX, History, decide, save
 

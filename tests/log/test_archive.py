@@ -22,9 +22,9 @@ from streams.errors import LogError, StreamwardError
 from streams.kafka import admin
 from streams.observability import catalog
 from streams.observability.metrics import Meter
-from streams.settings.load import Settings
+from streams.settings.model import Settings
 from streams.tools.archive import sync as archive_sync
-from streams.tools.archive.segments import Archive, manifest_numbers
+from streams.tools.archive.segments import ArchiveReader, manifest_numbers
 from streams.tools.archive.sync import segment_schema, sync
 from streams.tools.archive.verify import verify
 from streams.tools.arrow.decode import decode
@@ -55,7 +55,7 @@ def test_a_segment_has_the_events_as_columns_and_says_why_a_record_is_none(made:
     write(made, 5)
     write_odd(made)
     sync(made, ["rewards"])
-    (segment,) = Archive(made).segments("rewards", ONE)
+    (segment,) = ArchiveReader(made).segments("rewards", ONE)
     table = pq.read_table(segment.path)
     assert table.schema == segment_schema(Reward)
     decoded = decode(Reward, in_the_log(made))
@@ -75,7 +75,7 @@ def test_segments_are_cut_by_size_and_the_next_sync_goes_on(made: Settings) -> N
     write(made, 3, first=25)
     sync(small(made), ["rewards"])
     sync(small(made), ["rewards"])
-    segments = Archive(made).segments("rewards", ONE)
+    segments = ArchiveReader(made).segments("rewards", ONE)
     assert [(each.first, each.next) for each in segments] == [(0, 10), (10, 20), (20, 25), (25, 28)]
     assert [each.records for each in segments] == [10, 10, 5, 3]
     assert held(of(made)) == in_the_log(made)
@@ -92,7 +92,7 @@ def test_many_syncs_keep_few_manifests(made: Settings) -> None:
     write(made, 40)
     sync(small(made, 1), ["rewards"])
     folder = Path(made.archive.store) / name(made) / str(ONE)
-    assert len(Archive(made).segments("rewards", ONE)) == 40
+    assert len(ArchiveReader(made).segments("rewards", ONE)) == 40
     assert len(manifest_numbers([path.name for path in folder.iterdir()])) <= 17
 
 
@@ -126,7 +126,7 @@ def test_a_killed_sync_leaves_nothing_that_the_next_one_does_not_put_right(made:
     sync(settings, ["rewards"])
     assert verify(settings).findings == ()
     assert held(of(settings)) == in_the_log(settings)
-    named = {segment.path.rsplit("/", 1)[-1] for segment in Archive(settings).segments("rewards", ONE)}
+    named = {segment.path.rsplit("/", 1)[-1] for segment in ArchiveReader(settings).segments("rewards", ONE)}
     assert {file for file in files(settings) if not file.endswith(".json")} == named
 
 
@@ -182,9 +182,9 @@ def test_follow_archives_what_comes_until_it_is_stopped(made: Settings) -> None:
     quick = made.model_copy(update={"archive": made.archive.model_copy(update={"follow_s": 0.05})})
     following = threading.Thread(target=sync, args=(quick, ["rewards"]), kwargs={"stop": stop, "follow": True})
     following.start()
-    until(lambda: Archive(made).next_offset("rewards", ONE) == 3, "three records in the archive")
+    until(lambda: ArchiveReader(made).next_offset("rewards", ONE) == 3, "three records in the archive")
     write(made, 2, first=3)
-    until(lambda: Archive(made).next_offset("rewards", ONE) == 5, "five records in the archive")
+    until(lambda: ArchiveReader(made).next_offset("rewards", ONE) == 5, "five records in the archive")
     stop.set()
     following.join(60)
     assert held(of(made)) == in_the_log(made)
@@ -246,7 +246,7 @@ def test_a_process_that_follows_is_watched_like_the_others(made: Settings, tmp_p
     write(made, 4)
     with running(watched, tmp_path, "archive sync rewards --follow"):
         until(lambda: get(f"{url}/readyz") == (200, "ok\n"), "it to be ready", folder=tmp_path)
-        until(lambda: Archive(made).next_offset("rewards", ONE) == 4, "four records", folder=tmp_path)
+        until(lambda: ArchiveReader(made).next_offset("rewards", ONE) == 4, "four records", folder=tmp_path)
         assert get(f"{url}/healthz")[0] == 200
         found = parse(get(f"{url}/metrics")[1])
         own = {metric.name for metric in catalog.every() if "archive" in metric.processes and not metric.needs}
@@ -269,7 +269,7 @@ def test_what_retention_cut_before_it_was_archived_is_an_error_and_the_rest_is_a
     )
     with pytest.raises(LogError, match=expected):
         sync(made, ["rewards"])
-    assert (Archive(made).next_offset("rewards", ONE), Archive(made).next_offset("rewards", 2)) == (5, 4)
+    assert (ArchiveReader(made).next_offset("rewards", ONE), ArchiveReader(made).next_offset("rewards", 2)) == (5, 4)
     with pytest.raises(
         LogError, match=rf"rewards\[{ONE}\]: offsets 5 to 7 are neither in the archive .*3 records are lost"
     ):

@@ -12,9 +12,9 @@ from archiving import ONE, cut, deleted, elsewhere, held, in_the_log, name, of, 
 from schemas.events import Coordinates
 from streams.errors import LogError, NotFoundError
 from streams.kafka import admin
-from streams.settings.load import Settings
+from streams.settings.model import Settings
 from streams.tools.archive.restore import restore
-from streams.tools.archive.segments import Archive
+from streams.tools.archive.segments import ArchiveReader
 from streams.tools.archive.sync import sync
 from streams.tools.archive.verify import verify
 
@@ -32,7 +32,7 @@ def damaged(path: Path, at: int) -> None:
 
 
 def first_segment(settings: Settings) -> Path:
-    return Path(Archive(settings).segments("rewards", ONE)[0].path)
+    return Path(ArchiveReader(settings).segments("rewards", ONE)[0].path)
 
 
 @pytest.mark.parametrize("place", [0.0, 0.5, 0.999])
@@ -94,11 +94,11 @@ def test_a_changed_manifest_is_named(made: Settings) -> None:
 def test_a_cut_off_footer_is_seen_by_the_quick_look_too(made: Settings) -> None:
     write(made, 3)
     sync(made, ["rewards"])
-    (segment,) = Archive(made).segments("rewards", ONE)
-    Archive(made).sound(segment)
+    (segment,) = ArchiveReader(made).segments("rewards", ONE)
+    ArchiveReader(made).sound(segment)
     damaged(Path(segment.path), segment.bytes - 20)
     with pytest.raises(LogError, match="has another footer"):
-        Archive(made).sound(segment)
+        ArchiveReader(made).sound(segment)
 
 
 # --- archive and log together -----------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from confluent_kafka import admin
 from streams.errors import LogError, RefusedError, SettingsError
 from streams.kafka.node import jvm, process as broker
 from streams.kafka.node.config import Node, remember
-from streams.settings.load import Broker
+from streams.settings.model import Broker
 
 pytestmark = pytest.mark.kafka
 QUIET = {"log_level": 0}

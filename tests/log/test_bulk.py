@@ -10,9 +10,11 @@ from factories import response, reward
 from schemas.events import Reward
 from streams.errors import LogError
 from streams.kafka import admin as cluster, reader
-from streams.kafka.record import Producer, Record, TopicPartition, client_config
+from streams.kafka.client import client_config
+from streams.kafka.producer import Producer
+from streams.kafka.record import Record, TopicPartition
 from streams.kafka.topics import topics
-from streams.settings.load import Settings
+from streams.settings.model import Settings
 from streams.tools.arrow import bulk, decode
 
 pytestmark = pytest.mark.kafka
@@ -31,7 +33,7 @@ def bounds(settings: Settings, *labels: str) -> tuple[dict[TopicPartition, int],
     return {tp: low for tp, (low, _) in found.items()}, {tp: high for tp, (_, high) in found.items()}
 
 
-def records(rows: decode.Rows) -> list[Record]:
+def records(rows: decode.DecodedRows) -> list[Record]:
     every = zip(rows.timestamps, rows.keys, rows.payloads, rows.headers, strict=True)
     return [Record(rows.at(number), *each) for number, each in enumerate(every)]
 

@@ -26,8 +26,9 @@ from schemas.serde import Poison
 from streams.adapters.versions import read_state
 from streams.cli.root import cli
 from streams.kafka import admin
-from streams.kafka.record import Producer
-from streams.settings.load import Canary, Guard, Rollouts, Settings, to_env
+from streams.kafka.producer import Producer
+from streams.settings.load import to_env
+from streams.settings.model import Canary, Guard, Rollouts, Settings
 
 pytestmark = pytest.mark.kafka
 

@@ -20,8 +20,10 @@ from streams.adapters.versions import read_state
 from streams.cli.root import cli
 from streams.errors import RefusedError
 from streams.kafka import admin
-from streams.kafka.record import Producer, Record
-from streams.settings.load import Settings, to_env
+from streams.kafka.producer import Producer
+from streams.kafka.record import Record
+from streams.settings.load import to_env
+from streams.settings.model import Settings
 
 pytestmark = pytest.mark.kafka
 

@@ -23,9 +23,12 @@ from schemas.events import DeadLetter, derive_id
 from schemas.serde import encode
 from streams.cli.root import cli
 from streams.kafka import admin
-from streams.kafka.record import Producer, Record, client_config
+from streams.kafka.client import client_config
+from streams.kafka.producer import Producer
+from streams.kafka.record import Record
 from streams.output import moment
-from streams.settings.load import Settings, to_env
+from streams.settings.load import to_env
+from streams.settings.model import Settings
 from streams.tools.audit.metrics import IMBALANCE
 from streams.tools.audit.reading import commits
 

@@ -19,11 +19,13 @@ from schemas import serde
 from schemas.events import Coordinates, Event, derive_id
 from streams.cli.root import cli
 from streams.kafka import admin
-from streams.kafka.record import Producer, Record, dead_letter, key_of
+from streams.kafka.producer import Producer
+from streams.kafka.record import Record, dead_letter, key_of
 from streams.kafka.topics import topic_of, topics
-from streams.settings.load import Kafka, Settings, Topics, to_env
+from streams.settings.load import to_env
+from streams.settings.model import Kafka, Settings, Topics
 from streams.tools.dead_letters.letters import decision, load
-from streams.tools.dead_letters.redrive import RETRY_HEADER, STALE_S, Order, decide
+from streams.tools.dead_letters.redrive import RETRY_HEADER, STALE_S, RedriveOrder, decide
 
 pytestmark = pytest.mark.kafka
 
@@ -255,7 +257,9 @@ def test_two_retries_side_by_side_put_one_record_back(made: Settings) -> None:
         letters = load(made)
         both_have_read.wait(30)
         wanted = [letter for name in chosen for letter in letters.find(name)]
-        return [outcome.result for outcome in decide(made, letters, wanted, Order(verdict="retried", actor=name))]
+        return [
+            outcome.result for outcome in decide(made, letters, wanted, RedriveOrder(verdict="retried", actor=name))
+        ]
 
     with ThreadPoolExecutor(2) as pool:
         results = [result for said in pool.map(operator, ("mina", "noah")) for result in said]
@@ -267,8 +271,8 @@ def test_who_read_the_letters_before_the_other_decided_is_told_who_was_faster(ma
     # the race, told in order: both have looked, then one decides, then the other
     _, letter = buried(made)
     slow, fast = load(made), load(made)
-    (first,) = decide(made, fast, fast.find(letter), Order(verdict="retried", actor="mina"))
-    (second,) = decide(made, slow, slow.find(letter), Order(verdict="dropped", actor="noah"))
+    (first,) = decide(made, fast, fast.find(letter), RedriveOrder(verdict="retried", actor="mina"))
+    (second,) = decide(made, slow, slow.find(letter), RedriveOrder(verdict="dropped", actor="noah"))
     assert (first.result, second.result) == ("retried", "refused")
     assert "put back by mina" in str(second.error)
     assert load(made).state(first.letter) == "retried"

@@ -18,8 +18,9 @@ from schemas.events import AdapterEvent, AdvantagedGroup, Task, derive_id
 from streams.cli.root import cli
 from streams.evaluation import asking, results, suites
 from streams.kafka import admin
-from streams.kafka.record import Producer
-from streams.settings.load import Kafka, Settings, Topics, to_env
+from streams.kafka.producer import Producer
+from streams.settings.load import to_env
+from streams.settings.model import Kafka, Settings, Topics
 
 pytestmark = pytest.mark.kafka
 SUITE = """\

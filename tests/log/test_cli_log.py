@@ -25,9 +25,10 @@ from schemas.events import (
 )
 from streams.cli.root import cli
 from streams.kafka import admin
-from streams.kafka.record import Producer
+from streams.kafka.producer import Producer
 from streams.kafka.topics import LABELS, topics
-from streams.settings.load import Broker, Settings, to_env
+from streams.settings.load import to_env
+from streams.settings.model import Broker, Settings
 
 pytestmark = pytest.mark.kafka
 

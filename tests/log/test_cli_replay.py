@@ -19,9 +19,11 @@ from running import command, environment, read
 from schemas.events import AdapterEvent, Reward, derive_id
 from streams.cli.root import cli
 from streams.kafka import admin
-from streams.kafka.record import Producer, partition_of
+from streams.kafka.producer import Producer
+from streams.kafka.record import partition_of
 from streams.kafka.topics import topics
-from streams.settings.load import Settings, load, to_env
+from streams.settings.load import load, to_env
+from streams.settings.model import Settings
 from streams.tools.replay import experiments
 
 pytestmark = pytest.mark.kafka

@@ -7,9 +7,11 @@ from confluent_kafka import admin
 
 from streams.errors import LogError, NotFoundError, SettingsError
 from streams.kafka import admin as cluster
-from streams.kafka.record import Producer, client_config, partition_of
+from streams.kafka.client import client_config
+from streams.kafka.producer import Producer
+from streams.kafka.record import partition_of
 from streams.kafka.topics import topics
-from streams.settings.load import Settings
+from streams.settings.model import Settings
 
 pytestmark = pytest.mark.kafka
 

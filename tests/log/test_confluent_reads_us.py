@@ -20,9 +20,9 @@ from schemas.events import Event, Response
 from schemas.serde import decode, encode
 from streams.errors import SettingsError
 from streams.kafka import admin
-from streams.kafka.record import Producer
+from streams.kafka.producer import Producer
 from streams.kafka.registry import server as schema_server
-from streams.settings.load import Settings, Topics
+from streams.settings.model import Settings, Topics
 
 
 @pytest.fixture(scope="module")

@@ -13,10 +13,11 @@ from schemas.events import Coordinates, DeadLetter, Message, Task
 from schemas.serde import EncodeError, Poison, encode
 from streams.errors import EventError, LogError
 from streams.kafka import admin
+from streams.kafka.producer import Producer
 from streams.kafka.reader import fetch
-from streams.kafka.record import Producer, dead_letter, key_of, partition_of
+from streams.kafka.record import dead_letter, key_of, partition_of
 from streams.kafka.topics import topics
-from streams.settings.load import Kafka, Settings, Topics
+from streams.settings.model import Kafka, Settings, Topics
 
 pytestmark = pytest.mark.kafka
 

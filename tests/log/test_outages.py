@@ -25,9 +25,9 @@ from streams.errors import LogError
 from streams.kafka import admin, retry as patience_module
 from streams.kafka.node import process as broker
 from streams.kafka.offsets import positions
-from streams.kafka.record import Producer
-from streams.kafka.retry import Patience, StoppedWaiting
-from streams.settings.load import Broker, Kafka, Policy as PolicySettings, Settings, Topics
+from streams.kafka.producer import Producer
+from streams.kafka.retry import BrokerOutage, StoppedWaiting
+from streams.settings.model import Broker, Kafka, Policy as PolicySettings, Settings, Topics
 from streams.stages.policy import agent as policy
 from streams.stages.scoring import agent as scoring
 
@@ -230,7 +230,7 @@ def test_an_outage_that_lasts_too_long_is_an_error_that_names_the_setting(
 ) -> None:
     monkeypatch.setattr(patience_module, "NOTICE_S", 0.5)
     hasty = nowhere.model_copy(update={"kafka": nowhere.kafka.model_copy(update={"outage_s": 1.0})})
-    patience = Patience(hasty.kafka, threading.Event())
+    patience = BrokerOutage(hasty.kafka, threading.Event())
     with pytest.raises(LogError, match=r"127\.0\.0\.1:1 has not answered for \d s .* kafka\.outage_s is 1"):
         while True:
             patience.silent("anything")
@@ -245,6 +245,6 @@ def test_what_was_sent_when_the_process_should_stop_is_not_waited_for_long(
     stop.set()
     with (
         pytest.raises(StoppedWaiting, match="to 1 records"),
-        Producer(nowhere, patience=Patience(nowhere.kafka, stop)) as producer,
+        Producer(nowhere, patience=BrokerOutage(nowhere.kafka, stop)) as producer,
     ):
         producer.send(reward())

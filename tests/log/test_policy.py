@@ -34,9 +34,11 @@ from streams.engines import Completion, SamplingRequest
 from streams.engines.scripted import ScriptedEngine
 from streams.errors import StreamwardError
 from streams.kafka import admin as cluster
-from streams.kafka.record import Producer, client_config, key_of
+from streams.kafka.client import client_config
+from streams.kafka.producer import Producer
+from streams.kafka.record import key_of
 from streams.kafka.topics import topic_of, topics
-from streams.settings.load import Batches, Policy as PolicySettings, Settings
+from streams.settings.model import Batches, Policy as PolicySettings, Settings
 from streams.stages.policy import agent as policy
 
 pytestmark = pytest.mark.kafka

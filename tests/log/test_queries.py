@@ -18,7 +18,7 @@ from auditing import Written, event_of
 from schemas.events import AdvantagedGroup, Batch, Response, Reward, Task
 from streams.adapters import versions as adapters
 from streams.kafka.record import Record
-from streams.settings.load import Kafka, Settings
+from streams.settings.model import Kafka, Settings
 from streams.tools.archive import sync
 from streams.tools.query import show
 from streams.tools.query.session import Session

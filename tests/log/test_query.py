@@ -30,10 +30,13 @@ from schemas.events import Response, Task
 from streams.cli.root import cli
 from streams.errors import LogError, RefusedError
 from streams.kafka import admin as cluster
-from streams.kafka.record import Producer, Record, client_config
-from streams.settings.load import Kafka, Settings, to_env
+from streams.kafka.client import client_config
+from streams.kafka.producer import Producer
+from streams.kafka.record import Record
+from streams.settings.load import to_env
+from streams.settings.model import Kafka, Settings
 from streams.tools.archive import sync
-from streams.tools.archive.segments import Archive
+from streams.tools.archive.segments import ArchiveReader
 from streams.tools.arrow import rules
 from streams.tools.query import show
 from streams.tools.query.session import Session, connect
@@ -166,7 +169,7 @@ def test_segments_in_an_object_store_are_read_from_there_and_nothing_else_is(own
     cut(own, "tasks")
     with Session(own) as session:
         assert answer(session, "SELECT task_id FROM tasks ORDER BY 1") == [["a"], ["b"]]
-        (segment, *_) = [s for p in (0, 1) for s in Archive(own).segments("tasks", p)]
+        (segment, *_) = [s for p in (0, 1) for s in ArchiveReader(own).segments("tasks", p)]
         with pytest.raises(RefusedError):
             answer(session, f"FROM read_parquet('{segment.path}x')")
 
@@ -300,7 +303,7 @@ def test_a_group_written_twice_counts_once(told: tuple[Settings, Written], own: 
 def test_records_that_are_no_events_are_counted_in_the_archive_and_in_the_log(told: tuple[Settings, Written]) -> None:
     settings, written = told
     bad = [record for record in written.records if record.payload == b"{}"]
-    archived = [r for r in bad if r.at.offset < (Archive(settings).next_offset(label_of(r), r.at.partition) or 0)]
+    archived = [r for r in bad if r.at.offset < (ArchiveReader(settings).next_offset(label_of(r), r.at.partition) or 0)]
     assert 0 < len(archived) < len(bad)
     for record in bad:
         done = run(settings, label_of(record), "--output", "csv")
@@ -319,7 +322,7 @@ def label_of(record: Record) -> str:
 def test_a_segment_that_is_gone_or_changed_is_named(own: Settings) -> None:
     write(own, "a")
     sync.sync(own)
-    (segment,) = [s for p in (0, 1) for s in Archive(own).segments("tasks", p)]
+    (segment,) = [s for p in (0, 1) for s in ArchiveReader(own).segments("tasks", p)]
     data = Path(segment.path).read_bytes()
     Path(segment.path).write_bytes(data[:-9] + b"x" + data[-8:])
     done = run(own, "tasks")

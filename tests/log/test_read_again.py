@@ -12,9 +12,10 @@ from running import read, running, until
 from schemas.events import AdvantagedGroup
 from schemas.serde import encode
 from streams.kafka import admin
-from streams.kafka.record import Producer, key_of
+from streams.kafka.producer import Producer
+from streams.kafka.record import key_of
 from streams.kafka.topics import topic_of
-from streams.settings.load import Settings
+from streams.settings.model import Settings
 
 pytestmark = pytest.mark.kafka
 

@@ -14,11 +14,13 @@ from schemas.events import Coordinates, Response, Reward
 from schemas.serde import Poison
 from streams.errors import LogError
 from streams.kafka import admin as cluster, consumer as following
-from streams.kafka.consumer import Consumer
-from streams.kafka.reader import Tail, fetch, read
-from streams.kafka.record import Producer, Record, client_config
+from streams.kafka.client import client_config
+from streams.kafka.consumer import GroupConsumer
+from streams.kafka.producer import Producer
+from streams.kafka.reader import PartitionReader, fetch, read
+from streams.kafka.record import Record
 from streams.kafka.topics import topics
-from streams.settings.load import Settings
+from streams.settings.model import Settings
 
 pytestmark = pytest.mark.kafka
 
@@ -45,7 +47,7 @@ def numbers(records: Iterable[Record]) -> list[float | None]:
     return found
 
 
-def poll(reader: Consumer | Tail, count: int, *, within_s: float = 30) -> list[Record]:
+def poll(reader: GroupConsumer | PartitionReader, count: int, *, within_s: float = 30) -> list[Record]:
     """Return the next `count` records, or fail."""
     records: list[Record] = []
     deadline = time.monotonic() + within_s
@@ -69,21 +71,21 @@ def sees(settings: Settings, label: str, wanted: bool) -> None:
 def test_a_consumer_goes_on_where_it_committed_and_not_where_it_read(made: Settings) -> None:
     (at, *_) = write(made, 10)
     partition = (at.topic, at.partition)
-    with Consumer(made, "g", ["rewards"]) as consumer:
+    with GroupConsumer(made, "g", ["rewards"]) as consumer:
         assert numbers(poll(consumer, 10)) == [float(n) for n in range(10)]
         consumer.commit({partition: 4})
         assert consumer.committed([partition, (at.topic, (at.partition + 1) % 8)]) == {
             partition: 4,
             (at.topic, (at.partition + 1) % 8): 0,
         }
-    with Consumer(made, "g", ["rewards"]) as consumer:
+    with GroupConsumer(made, "g", ["rewards"]) as consumer:
         assert numbers(poll(consumer, 6)) == [4.0, 5.0, 6.0, 7.0, 8.0, 9.0]
 
 
 def test_a_consumer_without_any_commit_begins_at_offset_0_again(made: Settings) -> None:
     write(made, 3)
     for _ in range(2):
-        with Consumer(made, "g", ["rewards"]) as consumer:
+        with GroupConsumer(made, "g", ["rewards"]) as consumer:
             assert numbers(poll(consumer, 3)) == [0.0, 1.0, 2.0]
 
 
@@ -91,7 +93,7 @@ def test_a_member_is_told_what_it_gains_and_loses(made: Settings) -> None:
     gained: list[list[tuple[str, int]]] = []
     lost: list[list[tuple[str, int]]] = []
     write(made, 1)
-    with Consumer(made, "g", ["rewards"], on_assigned=gained.append, on_revoked=lost.append) as consumer:
+    with GroupConsumer(made, "g", ["rewards"], on_assigned=gained.append, on_revoked=lost.append) as consumer:
         poll(consumer, 1)
         every = [(name(made, "rewards"), partition) for partition in range(8)]
         assert sorted(consumer.assignment()) == sorted(gained[0]) == every
@@ -99,7 +101,10 @@ def test_a_member_is_told_what_it_gains_and_loses(made: Settings) -> None:
 
 
 def test_the_same_partition_numbers_of_two_topics_go_to_one_member(made: Settings) -> None:
-    with Consumer(made, "g", ["responses", "rewards"]) as one, Consumer(made, "g", ["responses", "rewards"]) as two:
+    with (
+        GroupConsumer(made, "g", ["responses", "rewards"]) as one,
+        GroupConsumer(made, "g", ["responses", "rewards"]) as two,
+    ):
         deadline = time.monotonic() + 30
         while not (len(one.assignment()) == len(two.assignment()) == 8):
             assert time.monotonic() < deadline
@@ -114,9 +119,9 @@ def test_the_same_partition_numbers_of_two_topics_go_to_one_member(made: Setting
 def test_a_commit_for_a_lost_partition_says_nothing_and_changes_nothing(made: Settings) -> None:
     (at, *_) = write(made, 3)
     settings = made.model_copy(update={"kafka": made.kafka.model_copy(update={"session_timeout_s": 6.0})})
-    with Consumer(settings, "g", ["rewards"]) as one:
+    with GroupConsumer(settings, "g", ["rewards"]) as one:
         poll(one, 3)
-        with Consumer(settings, "g", ["rewards"]) as two:
+        with GroupConsumer(settings, "g", ["rewards"]) as two:
             deadline = time.monotonic() + 30
             while len(two.assignment()) != 4:
                 assert time.monotonic() < deadline
@@ -132,7 +137,7 @@ def test_a_topic_that_the_broker_does_not_know_for_a_moment_is_followed_again(
     """As when a broker was just started; here the topic is made anew, which no client can tell from that."""
     monkeypatch.setattr(following, "METADATA_S", 1)
     client, topic = admin.AdminClient(client_config(made.kafka)), name(made, "rewards")
-    with Consumer(made, "g", ["rewards"]) as consumer:
+    with GroupConsumer(made, "g", ["rewards"]) as consumer:
 
         def sees(wanted: bool) -> None:
             deadline = time.monotonic() + 30
@@ -152,7 +157,7 @@ def test_a_topic_that_the_broker_does_not_know_for_a_moment_is_followed_again(
         sees(True)
 
 
-class TooLate(Consumer):
+class TooLate(GroupConsumer):
     """Is given partitions of a topic that the broker does not know any more when it begins to read them."""
 
     is_first = True
@@ -196,7 +201,7 @@ def test_a_topic_that_is_missing_is_an_error_and_what_came_with_it_is_not_lost(
 ) -> None:
     monkeypatch.setattr(following, "MISSING_S", 0.5)
     write(made, 3)
-    with Consumer(made, "g", ["rewards"]) as consumer:
+    with GroupConsumer(made, "g", ["rewards"]) as consumer:
         consumer._consumer.subscribe([name(made, "rewards"), "nowhere"], on_assign=consumer._begin)
         records: list[Record] = []
         with pytest.raises(LogError, match=r"nowhere: .*streamward doctor"):
@@ -214,7 +219,7 @@ def test_a_topic_that_is_missing_is_an_error_and_what_came_with_it_is_not_lost(
 
 def test_a_paused_partition_gives_nothing_until_it_is_resumed(made: Settings) -> None:
     (at, *_) = write(made, 1)
-    with Consumer(made, "g", ["rewards"]) as consumer:
+    with GroupConsumer(made, "g", ["rewards"]) as consumer:
         poll(consumer, 1)
         consumer.pause([(at.topic, at.partition)])
         write(made, 1, first=1)
@@ -225,7 +230,7 @@ def test_a_paused_partition_gives_nothing_until_it_is_resumed(made: Settings) ->
 
 def test_committed_offsets_that_cannot_be_asked_are_an_error_with_the_ways_out(nowhere: Settings) -> None:
     with (
-        Consumer(nowhere, "g", ["tasks"]) as consumer,
+        GroupConsumer(nowhere, "g", ["tasks"]) as consumer,
         pytest.raises(LogError, match=r"Kafka at 127\.0\.0\.1:1 did not answer"),
     ):
         consumer.committed([("streamward.tasks", 0)])
@@ -254,7 +259,7 @@ def test_several_partitions_are_read_each_to_its_own_bound(made: Settings) -> No
     assert first[0].partition != second[0].partition
     starts = {(at.topic, at.partition): 0 for at in (first[0], second[0])}
     ends = dict(zip(starts, (2, 6), strict=True))
-    with Tail(made, starts, ends=ends) as tail:
+    with PartitionReader(made, starts, ends=ends) as tail:
         records = poll(tail, 8)
         deadline = time.monotonic() + 30
         while not tail.at_end():
@@ -266,7 +271,7 @@ def test_several_partitions_are_read_each_to_its_own_bound(made: Settings) -> No
 
 def test_a_tail_without_bounds_follows(made: Settings) -> None:
     (at, *_) = write(made, 2)
-    with Tail(made, {(at.topic, at.partition): 1}) as tail:
+    with PartitionReader(made, {(at.topic, at.partition): 1}) as tail:
         assert numbers(poll(tail, 1)) == [1.0]
         assert not tail.at_end()
         write(made, 1, first=2)

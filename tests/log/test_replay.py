@@ -18,13 +18,13 @@ from running import read
 from schemas.events import AdvantagedGroup, Batch, Response, Reward, RewardSource, Task
 from streams.errors import NotFoundError, RefusedError, SettingsError, StreamwardError
 from streams.kafka import admin as cluster
-from streams.kafka.record import client_config
-from streams.settings.load import Archive, Settings
+from streams.kafka.client import client_config
+from streams.settings.model import Archive, Settings
 from streams.tools.archive import history, sync
 from streams.tools.archive.history import Log
 from streams.tools.audit.reading import Audit
 from streams.tools.replay import driver, experiments, plan as planning, run as replay, selection
-from streams.tools.replay.run import Request, Result
+from streams.tools.replay.run import ReplayRequest, ReplayResult
 from streams.tools.replay.selection import Selection
 
 pytestmark = pytest.mark.kafka
@@ -50,18 +50,18 @@ class Before(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def same(source: Settings, tmp_path_factory: pytest.TempPathFactory) -> tuple[Result, Before]:
+def same(source: Settings, tmp_path_factory: pytest.TempPathFactory) -> tuple[ReplayResult, Before]:
     """An experiment under the settings of the source, and what there was before it."""
     before = Before(contents(source), consumer_groups(source))
     return run(source, request("same", tmp_path_factory.mktemp("same"))), before
 
 
-def request(name: str, folder: Path, **changes: Any) -> Request:
+def request(name: str, folder: Path, **changes: Any) -> ReplayRequest:
     selected = changes.pop("selection", Selection(policy="default"))
-    return Request(name=name, selection=selected, folder=folder / name, train=False, **changes)
+    return ReplayRequest(name=name, selection=selected, folder=folder / name, train=False, **changes)
 
 
-def run(source: Settings, asked: Request) -> Result:
+def run(source: Settings, asked: ReplayRequest) -> ReplayResult:
     return replay.run(source, asked, stop=threading.Event())
 
 
@@ -74,7 +74,7 @@ def batches_of(settings: Settings) -> list[Batch]:
 
 
 def test_the_same_settings_give_the_groups_that_the_join_makes_of_the_source(
-    source: Settings, same: tuple[Result, Before]
+    source: Settings, same: tuple[ReplayResult, Before]
 ) -> None:
     result, _ = same
     ours = groups_of(result.settings)
@@ -87,7 +87,9 @@ def test_the_same_settings_give_the_groups_that_the_join_makes_of_the_source(
     assert result.counts["tasks"] == result.counts["groups"] == NUMBER
 
 
-def test_a_group_carries_the_lag_it_had_when_it_was_whole_and_batches_go_by_it(same: tuple[Result, Before]) -> None:
+def test_a_group_carries_the_lag_it_had_when_it_was_whole_and_batches_go_by_it(
+    same: tuple[ReplayResult, Before],
+) -> None:
     result, _ = same
     lags = [int(group.metadata["policy_lag"]) for group in groups_of(result.settings)]
     assert lags == [0] * HALF + [0] + [1] * (NUMBER - FRESH - 1)
@@ -128,7 +130,7 @@ def test_a_new_scorer_judges_the_recorded_responses_and_the_old_rewards_stay_beh
 
 
 def test_the_source_is_left_as_it_was_but_for_the_events_that_tell_of_it(
-    source: Settings, same: tuple[Result, Before]
+    source: Settings, same: tuple[ReplayResult, Before]
 ) -> None:
     before, after = dict(same[1].contents), contents(source)
     new = [record for record in after.pop("experiments") if record not in before["experiments"]]
@@ -253,7 +255,7 @@ def test_nothing_chosen_is_an_error_and_makes_nothing(source: Settings, tmp_path
     assert "empty" not in experiments.read(source)
 
 
-def test_a_name_is_not_given_twice_but_for_the_same(source: Settings, same: tuple[Result, Before]) -> None:
+def test_a_name_is_not_given_twice_but_for_the_same(source: Settings, same: tuple[ReplayResult, Before]) -> None:
     folder = experiments.find(source, "same").folder.parent
     there = contents(same[0].settings)
     run(source, request("same", folder))
@@ -284,7 +286,7 @@ def test_a_scorer_that_cannot_judge_one_response_ends_the_experiment_and_says_wh
     assert experiments.find(source, "unjudged").kind == "failed"
 
 
-def test_an_experiment_is_not_replayed(same: tuple[Result, Before], tmp_path: Path) -> None:
+def test_an_experiment_is_not_replayed(same: tuple[ReplayResult, Before], tmp_path: Path) -> None:
     with pytest.raises(RefusedError, match="is an experiment's log"):
         run(same[0].settings, request("nested", tmp_path))
 
@@ -298,7 +300,7 @@ def test_a_scripted_log_has_nothing_to_train(source: Settings, tmp_path: Path) -
 # --- what it can be asked ---------------------------------------------------------------------------------------------
 
 
-def test_the_log_of_an_experiment_balances_as_any_other(same: tuple[Result, Before]) -> None:
+def test_the_log_of_an_experiment_balances_as_any_other(same: tuple[ReplayResult, Before]) -> None:
     report = Audit(same[0].settings, settled=True).look()
     assert report.balanced, [str(finding) for finding in report.wrong]
     assert (report.counts["groups in batches"], report.counts["batches"]) == (NUMBER, NUMBER // 2)
@@ -330,7 +332,7 @@ def test_a_plan_with_a_scorer_counts_the_scores_and_says_what_is_wrong_with_them
 
 
 def test_an_archive_gives_the_same_experiment_when_the_topics_are_emptied(
-    settings: Settings, same: tuple[Result, Before], tmp_path: Path
+    settings: Settings, same: tuple[ReplayResult, Before], tmp_path: Path
 ) -> None:
     source = shaped(settings).model_copy(update={"archive": Archive(store=str(tmp_path / "archive"))})
     write(source)

@@ -25,10 +25,10 @@ from archiving import (
 
 from streams.errors import NotFoundError, RefusedError
 from streams.kafka import admin
-from streams.kafka.record import Producer
-from streams.settings.load import Settings
+from streams.kafka.producer import Producer
+from streams.settings.model import Settings
 from streams.tools.archive.restore import PLACEHOLDER, restore
-from streams.tools.archive.segments import Archive
+from streams.tools.archive.segments import ArchiveReader
 from streams.tools.archive.sync import sync
 from streams.tools.archive.verify import verify
 
@@ -151,7 +151,7 @@ def test_an_object_store_holds_an_archive_too(made: Settings) -> None:
     sync(there, ["rewards"])
     write(there, 4, first=25)
     sync(there, ["rewards"])
-    segments = Archive(there).segments("rewards", ONE)
+    segments = ArchiveReader(there).segments("rewards", ONE)
     assert [each.next for each in segments] == [10, 20, 25, 29]
     assert segments[0].path.startswith("memory://")
     assert verify(there).findings == ()

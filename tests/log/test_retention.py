@@ -13,10 +13,12 @@ from factories import reward
 
 from schemas.events import Coordinates
 from streams.errors import LogError
-from streams.kafka.consumer import Consumer
-from streams.kafka.record import Producer, Record, client_config
+from streams.kafka.client import client_config
+from streams.kafka.consumer import GroupConsumer
+from streams.kafka.producer import Producer
+from streams.kafka.record import Record
 from streams.kafka.topics import topics
-from streams.settings.load import Settings
+from streams.settings.model import Settings
 from streams.stages.scoring import agent as scoring
 
 pytestmark = pytest.mark.kafka
@@ -50,7 +52,7 @@ def commit(settings: Settings, group: str, at: Coordinates, offset: int) -> None
         time.sleep(0.1)
 
 
-def until(consumer: Consumer, holds: Callable[[list[Record]], bool]) -> list[Record]:
+def until(consumer: GroupConsumer, holds: Callable[[list[Record]], bool]) -> list[Record]:
     records: list[Record] = []
     deadline = time.monotonic() + 30
     while not holds(records):
@@ -68,13 +70,13 @@ def test_a_commit_that_retention_has_cut_is_an_error_that_counts_the_loss_and_na
         r"has offset 4: retention has cut 3 .*Restore them, or accept .*`streamward offsets skip --group g`"
     )
     for _ in range(2):  # to start again does not lose them in silence
-        with Consumer(made, "g", ["rewards"]) as consumer, pytest.raises(LogError, match=expected):
+        with GroupConsumer(made, "g", ["rewards"]) as consumer, pytest.raises(LogError, match=expected):
             until(consumer, lambda records: bool(records))
 
 
 def test_what_retention_cuts_before_a_reader_that_lags_is_an_error_too(made: Settings) -> None:
     at = write(made, 2)
-    with Consumer(made, "g", ["rewards"]) as consumer:
+    with GroupConsumer(made, "g", ["rewards"]) as consumer:
         until(consumer, lambda records: len(records) == 2)
         consumer.pause([(at.topic, at.partition)])
         write(made, 6)
@@ -90,7 +92,7 @@ def test_a_commit_beyond_the_end_is_an_error(made: Settings) -> None:
     at = write(made, 2)
     commit(made, "g", at, 3)
     with (
-        Consumer(made, "g", ["rewards"]) as consumer,
+        GroupConsumer(made, "g", ["rewards"]) as consumer,
         pytest.raises(LogError, match=r"has committed 3, but the partition ends at 2\. The topic was made anew"),
     ):
         until(consumer, lambda records: bool(records))
@@ -99,7 +101,7 @@ def test_a_commit_beyond_the_end_is_an_error(made: Settings) -> None:
 def test_a_group_without_a_commit_begins_with_the_first_record_there_is(made: Settings) -> None:
     at = write(made, 5)
     cut(made, at, 3)
-    with Consumer(made, "g", ["rewards"]) as consumer:
+    with GroupConsumer(made, "g", ["rewards"]) as consumer:
         assert [record.at.offset for record in until(consumer, lambda records: len(records) == 2)] == [3, 4]
 
 
@@ -107,7 +109,7 @@ def test_a_group_that_has_read_all_that_was_cut_goes_on(made: Settings) -> None:
     at = write(made, 5)
     commit(made, "g", at, 5)
     cut(made, at, 5)
-    with Consumer(made, "g", ["rewards"]) as consumer:
+    with GroupConsumer(made, "g", ["rewards"]) as consumer:
         while not consumer.assignment():
             consumer.poll()
         write(made, 1)

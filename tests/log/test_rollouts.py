@@ -17,9 +17,10 @@ from schemas.events import AdapterEvent, AdvantagedGroup, DeadLetter, LeftOut, d
 from schemas.serde import Poison
 from streams.adapters.versions import read_state
 from streams.kafka import admin
-from streams.kafka.record import Producer
+from streams.kafka.producer import Producer
 from streams.kafka.topics import topics
-from streams.settings.load import Settings, to_env
+from streams.settings.load import to_env
+from streams.settings.model import Settings
 
 pytestmark = pytest.mark.kafka
 

@@ -16,10 +16,11 @@ from schemas.serde import encode
 from streams.cli.root import cli
 from streams.errors import NotFoundError, SettingsError
 from streams.kafka.registry import client as schema_registry, register as schema_register, server as schema_server
-from streams.kafka.registry.client import Away
+from streams.kafka.registry.client import RegistryUnavailable
 from streams.kafka.retry import StoppedWaiting
 from streams.observability.metrics import Meter
-from streams.settings.load import Kafka, Schemas, Settings, Topics, to_env
+from streams.settings.load import to_env
+from streams.settings.model import Kafka, Schemas, Settings, Topics
 from streams.tools.replay.experiments import settings_of
 from tests.chaos.proxy import free_ports
 
@@ -91,7 +92,7 @@ def test_a_registry_that_is_away_is_unreachable_and_none_at_all_a_setting() -> N
 
 def test_a_command_that_needs_no_ids_asks_nobody() -> None:
     assert run(NOBODY, "config", "show", "schemas.registry_url").exit_code == 0
-    with pytest.raises(Away):
+    with pytest.raises(RegistryUnavailable):
         encode(one_of_each()[0])
 
 
@@ -144,14 +145,14 @@ def test_a_process_that_waits_can_be_stopped() -> None:
 def test_an_id_is_unknown_only_if_the_registry_knows_what_it_gave(ours: Settings) -> None:
     assert schema_registry.text_of(ours, 1, 3) == versions.files().schemas[3].text
     assert schema_registry.text_of(ours, 1, 4242) is None
-    with pytest.raises(Away, match="does not know schema id 77, which it gave"):
+    with pytest.raises(RegistryUnavailable, match="does not know schema id 77, which it gave"):
         schema_registry.text_of(ours, 77, 4242)
 
 
 def test_a_version_that_reads_nothing_of_ours_is_named_before_anything_is_changed(ours: Settings) -> None:
     with schema_registry.asking(ours) as client:
         plan = schema_register._planned(client, ours)
-    strange = ids.Held("Reward", 2, 17, json.dumps({"type": "record", "name": "Reward", "fields": []}))
+    strange = ids.RegistryVersion("Reward", 2, 17, json.dumps({"type": "record", "name": "Reward", "fields": []}))
     problems = list(schema_register.incompatible(plan._replace(held=[*plan.held, strange])))
     assert problems and all(
         problem.startswith("streamward.rewards-value: version") and "(id 17)" in problem for problem in problems

@@ -20,11 +20,13 @@ import pytest
 
 from schemas.events import DeadLetter, Message, Response, Reward, RewardSource, Sampling, Task, derive_id
 from streams.kafka import admin
-from streams.kafka.consumer import Consumer
-from streams.kafka.record import Producer, partition_of
-from streams.settings.load import Scoring, Settings, to_env
+from streams.kafka.consumer import GroupConsumer
+from streams.kafka.producer import Producer
+from streams.kafka.record import partition_of
+from streams.settings.load import to_env
+from streams.settings.model import Scoring, Settings
 from streams.stages.scoring import agent as scoring
-from streams.stages.scoring.task_lookup import KnownTasks
+from streams.stages.scoring.task_lookup import TaskLookup
 from streams.stages.tasks.generators import generate
 from streams.stages.tasks.submit import check_file, submit
 
@@ -145,7 +147,7 @@ def wait_for(condition: Callable[[], bool], limit_s: float = 60.0) -> None:
 def lag(settings: Settings) -> int:
     """How many responses are not committed by the scoring group."""
     ends = {tp: high for tp, (_, high) in admin.offsets(settings, ["responses"]).items()}
-    with Consumer(settings, scoring.STAGE, ["responses"]) as consumer:
+    with GroupConsumer(settings, scoring.STAGE, ["responses"]) as consumer:
         done = consumer.committed(ends)
     return sum(ends.values()) - sum(done.values())
 
@@ -342,7 +344,7 @@ def test_a_task_that_was_let_go_is_found_again(ready: Settings) -> None:
     tasks = [a_task(n, answer="x" * 500) for n in range(300)]
     write(ready, *tasks)
     mine = [task for task in tasks if partition_of(task.task_id, 8) == 0]
-    with KnownTasks(ready, cache_bytes=3000) as known:
+    with TaskLookup(ready, cache_bytes=3000) as known:
         for order in (mine, mine[::-1], mine[::2] + mine[1::2]):
             for task in order:
                 assert known.find(0, [task.task_id]) == {task.task_id: task}

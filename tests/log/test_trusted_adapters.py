@@ -17,8 +17,8 @@ from streams.adapters import store
 from streams.engines.scripted import ScriptedEngine
 from streams.errors import SettingsError
 from streams.kafka import admin
-from streams.kafka.record import Producer
-from streams.settings.load import Settings
+from streams.kafka.producer import Producer
+from streams.settings.model import Settings
 from streams.stages.policy import agent as policy
 from streams.tools.audit import metrics as audit_metrics
 from streams.tools.audit.reading import Audit

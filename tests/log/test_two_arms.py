@@ -18,10 +18,10 @@ from streams.engines.scripted import ScriptedEngine
 from streams.errors import EventError
 from streams.kafka import admin
 from streams.kafka.topics import topics
-from streams.settings.load import Settings
+from streams.settings.model import Settings
 from streams.stages.policy.state import PAUSE_S
 from streams.tools.audit import recount
-from streams.tools.audit.facts import Finding, Reach
+from streams.tools.audit.facts import AuditFinding, Reach
 from tests.log.test_policy import (
     answers,
     committed,
@@ -54,7 +54,7 @@ def in_canary(settings: Settings, folder: Path) -> None:
     write(settings, move("canary_started", 2, 1, 0.5))
 
 
-def wrong_versions(settings: Settings) -> list[Finding]:
+def wrong_versions(settings: Settings) -> list[AuditFinding]:
     """Return what the audit has against versions that answered."""
     records = [record for label in topics(settings.topics) for record in admin.read_topic(settings, label)]
     ends: dict[tuple[str, int], int] = {}

@@ -6,7 +6,7 @@ import pytest
 from tiny import save_tiny
 
 from streams.engines.base_model import Base, load_base
-from streams.settings.load import Model
+from streams.settings.model import Model
 
 
 @pytest.fixture(scope="module")

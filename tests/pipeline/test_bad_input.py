@@ -40,9 +40,10 @@ from schemas.events import (
 from schemas.serde import encode
 from streams.adapters import store
 from streams.kafka import admin as cluster
-from streams.kafka.record import Producer, client_config
+from streams.kafka.client import client_config
+from streams.kafka.producer import Producer
 from streams.kafka.topics import topics
-from streams.settings.load import Settings
+from streams.settings.model import Settings
 
 pytestmark = pytest.mark.kafka
 

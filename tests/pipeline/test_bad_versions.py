@@ -27,8 +27,8 @@ from schemas.events import AdapterEvent, Message, RewardSource, Sampling, Task, 
 from streams.adapters import store
 from streams.adapters.versions import read_state
 from streams.kafka import admin
-from streams.kafka.record import Producer
-from streams.settings.load import Canary, Guard, Policy, Rollouts, Settings
+from streams.kafka.producer import Producer
+from streams.settings.model import Canary, Guard, Policy, Rollouts, Settings
 
 pytestmark = pytest.mark.kafka
 

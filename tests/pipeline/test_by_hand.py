@@ -20,7 +20,8 @@ from secured import Right, Secured, running_node
 from tiny import save_tiny
 
 from schemas.events import AdapterEvent, AdvantagedGroup, Batch
-from streams.settings.load import Settings, load as configuration
+from streams.settings.load import load as configuration
+from streams.settings.model import Settings
 
 pytestmark = pytest.mark.kafka
 

@@ -12,8 +12,8 @@ import pytest
 from factories import group
 
 import tests.chaos.faults  # noqa: F401 - fills FAULTS
-from streams.kafka.record import Producer
-from streams.settings.load import Settings
+from streams.kafka.producer import Producer
+from streams.settings.model import Settings
 from tests.chaos.disks import NotShown
 from tests.chaos.matrix import FAULTS, run
 from tests.chaos.verdict import judge

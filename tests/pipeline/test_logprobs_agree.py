@@ -15,7 +15,7 @@ from streams.adapters.store import fetch, publish
 from streams.engines import SamplingRequest
 from streams.engines.base_model import KNOWN, Base, gguf_file, load_base
 from streams.engines.transformers_engine import TransformersEngine
-from streams.settings.load import Model
+from streams.settings.model import Model
 
 pytestmark = pytest.mark.model
 

@@ -29,7 +29,8 @@ from schemas.events import AdapterEvent, AdvantagedGroup, Batch, DeadLetter, Res
 from streams.demo import run as demo
 from streams.kafka.node import process as broker
 from streams.kafka.topics import LABELS
-from streams.settings.load import Settings, load as configuration
+from streams.settings.load import load as configuration
+from streams.settings.model import Settings
 from streams.stages.policy import agent as policy
 
 pytestmark = pytest.mark.kafka

@@ -21,10 +21,10 @@ from tiny import save_tiny
 
 from schemas.events import AdapterEvent, AdvantagedGroup, Batch, Message, Response, Reward, RewardSource, Sampling, Task
 from streams.kafka import admin
-from streams.kafka.record import Producer
+from streams.kafka.producer import Producer
 from streams.observability import catalog
 from streams.observability.catalog import LOOP, Metric
-from streams.settings.load import Metrics, Settings
+from streams.settings.model import Metrics, Settings
 from tests.chaos.proxy import free_ports
 
 pytestmark = pytest.mark.kafka

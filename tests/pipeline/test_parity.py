@@ -22,9 +22,10 @@ from running import read, records, running, said, until
 from schemas.events import AdvantagedGroup, Batch, DeadLetter, Event, Response, Reward, RewardSource, Task, derive_id
 from schemas.serde import encode
 from streams.kafka import admin
-from streams.kafka.record import Producer, key_of, partition_of
+from streams.kafka.producer import Producer
+from streams.kafka.record import key_of, partition_of
 from streams.kafka.topics import topic_of, topics
-from streams.settings.load import Advantages, Batches, Settings
+from streams.settings.model import Advantages, Batches, Settings
 from streams.tools.replay import driver
 
 pytestmark = pytest.mark.kafka

@@ -16,7 +16,7 @@ from tiny_log import manifests, trained, write
 from streams.engines.base_model import Base
 from streams.errors import EXIT_RESTART
 from streams.kafka import admin
-from streams.settings.load import Adapters, Metrics, Model, Settings, Topics, Trainer
+from streams.settings.model import Adapters, Metrics, Model, Settings, Topics, Trainer
 from streams.tools.archive import history
 from trainer import consumer, reproduce
 

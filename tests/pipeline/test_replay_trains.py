@@ -13,18 +13,18 @@ from tiny import save_tiny
 from schemas.events import AdapterEvent, AdvantagedGroup, DeadLetter
 from streams.engines.base_model import load_base
 from streams.errors import NotFoundError, RefusedError
-from streams.settings.load import Model, Settings
+from streams.settings.model import Model, Settings
 from streams.tools.archive import history
 from streams.tools.replay import comparison, experiments, held_out, run as replay
-from streams.tools.replay.held_out import Suite
-from streams.tools.replay.run import Request, Result
+from streams.tools.replay.held_out import HeldOutSuite
+from streams.tools.replay.run import ReplayRequest, ReplayResult
 from streams.tools.replay.selection import Selection
 from trainer import reproduce
 
 pytestmark = [pytest.mark.kafka, pytest.mark.usefixtures("torch_as_before")]
 SAMPLED_BY = 7
 """A version that the experiment's own line never has when it trains on what that version sampled."""
-ASKED = Suite(generator="sums", count=2)
+ASKED = HeldOutSuite(generator="sums", count=2)
 
 
 @pytest.fixture(scope="module")
@@ -53,8 +53,8 @@ def source(kafka_bootstrap: str, folder: Path) -> Settings:
     return settings
 
 
-def run(source: Settings, folder: Path, name: str, steps: int | None = None) -> Result:
-    asked = Request(name=name, selection=Selection(policy="default"), folder=folder / name, steps=steps)
+def run(source: Settings, folder: Path, name: str, steps: int | None = None) -> ReplayResult:
+    asked = ReplayRequest(name=name, selection=Selection(policy="default"), folder=folder / name, steps=steps)
     return replay.run(source, asked, stop=threading.Event())
 
 
@@ -63,12 +63,12 @@ def versions(settings: Settings) -> list[AdapterEvent]:
 
 
 @pytest.fixture(scope="module")
-def whole(source: Settings, folder: Path) -> Result:
+def whole(source: Settings, folder: Path) -> ReplayResult:
     """An experiment that was run to its end in one go."""
     return run(source, folder, "whole")
 
 
-def test_one_version_a_batch_is_trained_on_responses_of_another_line(whole: Result) -> None:
+def test_one_version_a_batch_is_trained_on_responses_of_another_line(whole: ReplayResult) -> None:
     made = versions(whole.settings)
     assert [event.version for event in made] == [1, 2, 3, 4] == list(range(1, NUMBER // 2 + 1))
     assert {(event.policy, event.recipe["trainer.off_policy"]) for event in made} == {("whole", "True")}
@@ -78,7 +78,7 @@ def test_one_version_a_batch_is_trained_on_responses_of_another_line(whole: Resu
 
 
 def test_a_run_with_fewer_steps_goes_on_later_and_ends_with_the_same_bytes(
-    source: Settings, folder: Path, whole: Result
+    source: Settings, folder: Path, whole: ReplayResult
 ) -> None:
     first = run(source, folder, "twice", steps=1)
     assert (first.counts["steps"], len(versions(first.settings))) == (1, 1)
@@ -86,7 +86,7 @@ def test_a_run_with_fewer_steps_goes_on_later_and_ends_with_the_same_bytes(
     assert [event.files for event in versions(second.settings)] == [event.files for event in versions(whole.settings)]
 
 
-def test_its_versions_are_reproduced_to_the_byte_as_those_of_any_log(whole: Result) -> None:
+def test_its_versions_are_reproduced_to_the_byte_as_those_of_any_log(whole: ReplayResult) -> None:
     reader = history.of(whole.settings, "log")
     planned = reproduce.plan(whole.settings, "whole", None, reader, start=0)
     made = list(reproduce.run(planned, whole.settings, reader))
@@ -94,14 +94,14 @@ def test_its_versions_are_reproduced_to_the_byte_as_those_of_any_log(whole: Resu
 
 
 def test_an_experiment_without_a_score_has_nothing_to_compare(source: Settings, folder: Path) -> None:
-    asked = Request(name="bare", selection=Selection(policy="default"), folder=folder / "bare", train=False)
+    asked = ReplayRequest(name="bare", selection=Selection(policy="default"), folder=folder / "bare", train=False)
     replay.run(source, asked, stop=threading.Event())
     assert comparison.line(source, "bare").scores == {}
     with pytest.raises(NotFoundError, match="'nobody' is no experiment and no policy with an adapter or a score"):
         comparison.line(source, "nobody")
 
 
-def test_its_versions_answer_held_out_questions_once_and_are_compared(source: Settings, whole: Result) -> None:
+def test_its_versions_answer_held_out_questions_once_and_are_compared(source: Settings, whole: ReplayResult) -> None:
     for _ in range(2):
         results = held_out.run(source, "whole", ASKED, stop=threading.Event())
         assert [(version, event.metrics["n"]) for version, event in results.items()] == [(0, 2.0), (4, 2.0)]
@@ -114,15 +114,15 @@ def test_its_versions_answer_held_out_questions_once_and_are_compared(source: Se
     assert last["whole"] is not None and last["n"] == [2, 0]
 
 
-def test_questions_of_a_version_that_is_not_there_are_refused(source: Settings, whole: Result) -> None:
+def test_questions_of_a_version_that_is_not_there_are_refused(source: Settings, whole: ReplayResult) -> None:
     with pytest.raises(NotFoundError, match="experiment whole has no version 9; the newest is 4"):
-        held_out.run(source, "whole", Suite(generator="sums", count=1, versions=("9",)), stop=threading.Event())
+        held_out.run(source, "whole", HeldOutSuite(generator="sums", count=1, versions=("9",)), stop=threading.Event())
 
 
 def test_an_experiment_that_has_not_finished_is_not_asked(source: Settings, folder: Path) -> None:
     stop = threading.Event()
     stop.set()
-    asked = Request(name="halted", selection=Selection(policy="default"), folder=folder / "halted")
+    asked = ReplayRequest(name="halted", selection=Selection(policy="default"), folder=folder / "halted")
     assert replay.run(source, asked, stop=stop).kind == "stopped"
     with pytest.raises(RefusedError, match="experiment halted is stopped; let `streamward replay run` finish it"):
         held_out.run(source, "halted", ASKED, stop=threading.Event())

@@ -23,9 +23,9 @@ from streams.cli.root import cli
 from streams.engines.base_model import Base
 from streams.errors import NotFoundError, RefusedError, SettingsError
 from streams.kafka import admin
-from streams.kafka.record import Producer
+from streams.kafka.producer import Producer
 from streams.kafka.topics import LABELS
-from streams.settings.load import Adapters, Archive, Model, Settings, Topics, Trainer
+from streams.settings.model import Adapters, Archive, Model, Settings, Topics, Trainer
 from streams.tools.archive import history, sync
 from streams.tools.query import session
 from trainer import checkpoint, consumer, reproduce

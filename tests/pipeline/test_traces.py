@@ -21,10 +21,10 @@ from tiny import save_tiny
 
 from schemas.events import AdapterEvent, AdvantagedGroup, Batch, Event, Message, Response, Reward, RewardSource, Task
 from streams.kafka import admin
-from streams.kafka.record import Producer
+from streams.kafka.producer import Producer
 from streams.observability.tracing import context
 from streams.observability.tracing.context import Context, child, of_headers, span_id_of
-from streams.settings.load import Settings
+from streams.settings.model import Settings
 from tests.vllm_contract import replay, request, save_all, settings_for as settings_for_vllm
 
 pytestmark = pytest.mark.kafka

@@ -22,9 +22,10 @@ from streams.adapters.versions import read_state
 from streams.engines.base_model import Base, load_base
 from streams.errors import RefusedError, SettingsError
 from streams.kafka import admin
-from streams.kafka.record import Producer
-from streams.kafka.retry import Patience
-from streams.settings.load import Model, Settings, to_env
+from streams.kafka.producer import Producer
+from streams.kafka.retry import BrokerOutage
+from streams.settings.load import to_env
+from streams.settings.model import Model, Settings
 from trainer import checkpoint, consumer
 from trainer.grpo import LogGRPOTrainer
 from trainer.model import pin
@@ -277,9 +278,11 @@ def test_two_trainers_with_a_folder_each_announce_the_same_bytes_and_the_first_c
     write(settings, base, range(4))
     other = elsewhere(settings, tmp_path)
     stop = threading.Event()
-    patience = Patience(settings.kafka, stop)
+    patience = BrokerOutage(settings.kafka, stop)
     with checkpoint.hold(other.trainer.checkpoints, "default") as folder, Producer(other) as producer:
-        slower = consumer.Line(other, folder, load_base(other.model), producer, patience)  # it knows no version
+        slower = consumer.PolicyTrainer(
+            other, folder, load_base(other.model), producer, patience
+        )  # it knows no version
         train(settings, 2)
         pin(settings)
         batches = slower.batches(stop)
@@ -300,7 +303,9 @@ def test_a_second_trainer_of_another_recipe_is_refused_before_it_announces_anyth
     other = elsewhere(settings, tmp_path, seed=1)
     stop = threading.Event()
     with checkpoint.hold(other.trainer.checkpoints, "default") as folder, Producer(other) as producer:
-        slower = consumer.Line(other, folder, load_base(other.model), producer, Patience(settings.kafka, stop))
+        slower = consumer.PolicyTrainer(
+            other, folder, load_base(other.model), producer, BrokerOutage(settings.kafka, stop)
+        )
         train(settings, 1)
         batches = slower.batches(stop)
         with pytest.raises(RefusedError, match=r"there with other bytes.* which of two trainers"):

@@ -16,10 +16,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from schemas.events import AdapterFile
 from streams.adapters import signing
-from streams.adapters.signing import SIGNATURE, Expected
+from streams.adapters.signing import SIGNATURE, ExpectedSigner
 from streams.adapters.store import fetch, manifest_of, publish
 from streams.errors import EventError, SettingsError
-from streams.settings.load import Adapters
+from streams.settings.model import Adapters
 
 pytest.importorskip("model_signing", reason="NOT TESTED: model-signing is missing; install the extra `signing`")
 
@@ -52,7 +52,7 @@ def adapter(folder: Path, weights: bytes = b"weights") -> Path:
     return folder
 
 
-def refused(uri: str, files: tuple[AdapterFile, ...], into: Path, wanted: Expected) -> str:
+def refused(uri: str, files: tuple[AdapterFile, ...], into: Path, wanted: ExpectedSigner) -> str:
     """Return why nothing is served."""
     with pytest.raises(EventError) as caught:
         fetch(uri, files, into, wanted)
@@ -63,7 +63,7 @@ def refused(uri: str, files: tuple[AdapterFile, ...], into: Path, wanted: Expect
 
 def test_a_signed_adapter_is_fetched_without_its_signature(store: str, keys: tuple[Path, Path], tmp_path: Path) -> None:
     uri, files = publish(adapter(tmp_path / "local"), store, "p", 3, keys[0])
-    folder = fetch(uri, files, tmp_path / "cache", Expected(keys[1], "p", 3))
+    folder = fetch(uri, files, tmp_path / "cache", ExpectedSigner(keys[1], "p", 3))
     assert {path.name for path in folder.iterdir()} == {"adapter_config.json", "adapter_model.safetensors"}
     assert [path.name for path in (tmp_path / "cache").iterdir()] == [folder.name]
 
@@ -72,7 +72,7 @@ def test_a_signed_adapter_is_fetched_without_its_signature(store: str, keys: tup
 def test_other_curves_sign_as_well(curve: ec.EllipticCurve, tmp_path: Path) -> None:
     private, public = key_pair(tmp_path, curve=curve)
     uri, files = publish(adapter(tmp_path / "local"), str(tmp_path / "store"), "p", 1, private)
-    assert fetch(uri, files, tmp_path / "cache", Expected(public, "p", 1)).is_dir()
+    assert fetch(uri, files, tmp_path / "cache", ExpectedSigner(public, "p", 1)).is_dir()
 
 
 def test_the_identity_of_an_adapter_does_not_depend_on_its_signature(
@@ -102,7 +102,7 @@ def test_a_version_that_was_published_before_there_was_a_key_is_signed_by_publis
 ) -> None:
     local = adapter(tmp_path / "local")
     uri, files = publish(local, store, "p", 1)
-    wanted = Expected(keys[1], "p", 1)
+    wanted = ExpectedSigner(keys[1], "p", 1)
     assert "it has no signature (model.sig)" in refused(uri, files, tmp_path / "cache", wanted)
     publish(local, store, "p", 1, keys[0])
     assert fetch(uri, files, tmp_path / "cache", wanted).is_dir()
@@ -120,7 +120,7 @@ def test_who_asks_for_no_signature_serves_signed_and_unsigned_adapters(
 def test_the_signature_of_a_stranger_is_refused(keys: tuple[Path, Path], tmp_path: Path) -> None:
     stranger, _ = key_pair(tmp_path, "stranger")
     uri, files = publish(adapter(tmp_path / "local"), str(tmp_path / "store"), "p", 1, stranger)
-    why = refused(uri, files, tmp_path / "cache", Expected(keys[1], "p", 1))
+    why = refused(uri, files, tmp_path / "cache", ExpectedSigner(keys[1], "p", 1))
     assert "version 1 of p: its signature does not hold" in why
     assert str(keys[1]) in why
 
@@ -134,7 +134,7 @@ def test_other_bytes_under_an_old_signature_are_refused_although_log_and_store_a
     (published / "adapter_model.safetensors").write_bytes(b"others!")
     files = manifest_of(adapter(tmp_path / "other", b"others!"))
     (published / "manifest.json").write_bytes(signing.manifest_text("p", 1, files))
-    assert "does not hold" in refused(uri, files, tmp_path / "cache", Expected(keys[1], "p", 1))
+    assert "does not hold" in refused(uri, files, tmp_path / "cache", ExpectedSigner(keys[1], "p", 1))
 
 
 @pytest.mark.parametrize("wanted", [("p", 2), ("q", 1)])
@@ -143,7 +143,7 @@ def test_a_signed_adapter_cannot_be_put_in_the_place_of_another(
 ) -> None:
     # an old version, signed long ago, under the number of a new one: its signature is good, and not for this
     uri, files = publish(adapter(tmp_path / "local"), str(tmp_path / "store"), "p", 1, keys[0])
-    why = refused(uri, files, tmp_path / "cache", Expected(keys[1], *wanted))
+    why = refused(uri, files, tmp_path / "cache", ExpectedSigner(keys[1], *wanted))
     assert "its signature is for version 1 of p" in why
 
 
@@ -152,7 +152,7 @@ def test_a_file_that_was_not_signed_is_refused(keys: tuple[Path, Path], tmp_path
     uri, _ = publish(local, str(tmp_path / "store"), "p", 1, keys[0])
     for folder in (local, tmp_path / "store" / "p" / "1"):
         (folder / "more.json").write_text("{}")
-    assert "does not hold" in refused(uri, manifest_of(local), tmp_path / "cache", Expected(keys[1], "p", 1))
+    assert "does not hold" in refused(uri, manifest_of(local), tmp_path / "cache", ExpectedSigner(keys[1], "p", 1))
 
 
 DAMAGED: dict[str, Callable[[Path], object]] = {
@@ -171,30 +171,30 @@ DAMAGED: dict[str, Callable[[Path], object]] = {
 def test_a_damaged_signature_is_refused(how: str, keys: tuple[Path, Path], tmp_path: Path) -> None:
     uri, files = publish(adapter(tmp_path / "local"), str(tmp_path / "store"), "p", 1, keys[0])
     DAMAGED[how](tmp_path / "store" / "p" / "1" / SIGNATURE)
-    refused(uri, files, tmp_path / "cache", Expected(keys[1], "p", 1))
+    refused(uri, files, tmp_path / "cache", ExpectedSigner(keys[1], "p", 1))
 
 
 def test_what_was_fetched_unverified_is_not_taken_for_verified(keys: tuple[Path, Path], tmp_path: Path) -> None:
     uri, files = publish(adapter(tmp_path / "local"), str(tmp_path / "store"), "p", 1)
     fetch(uri, files, tmp_path / "cache")
     with pytest.raises(EventError, match="it has no signature"):
-        fetch(uri, files, tmp_path / "cache", Expected(keys[1], "p", 1))
+        fetch(uri, files, tmp_path / "cache", ExpectedSigner(keys[1], "p", 1))
 
 
 def test_what_was_verified_for_one_key_is_not_taken_for_verified_for_another(
     keys: tuple[Path, Path], tmp_path: Path
 ) -> None:
     uri, files = publish(adapter(tmp_path / "local"), str(tmp_path / "store"), "p", 1, keys[0])
-    fetch(uri, files, tmp_path / "cache", Expected(keys[1], "p", 1))
+    fetch(uri, files, tmp_path / "cache", ExpectedSigner(keys[1], "p", 1))
     _, other = key_pair(tmp_path, "other")
-    for wanted in (Expected(other, "p", 1), Expected(keys[1], "p", 2), Expected(keys[1], "q", 1)):
+    for wanted in (ExpectedSigner(other, "p", 1), ExpectedSigner(keys[1], "p", 2), ExpectedSigner(keys[1], "q", 1)):
         with pytest.raises(EventError, match=r"version . of .: its signature"):
             fetch(uri, files, tmp_path / "cache", wanted)
 
 
 def test_what_was_verified_is_served_without_the_store(keys: tuple[Path, Path], tmp_path: Path) -> None:
     uri, files = publish(adapter(tmp_path / "local"), str(tmp_path / "store"), "p", 1, keys[0])
-    wanted = Expected(keys[1], "p", 1)
+    wanted = ExpectedSigner(keys[1], "p", 1)
     folder = fetch(uri, files, tmp_path / "cache", wanted)
     shutil.rmtree(tmp_path / "store")
     assert fetch(uri, files, tmp_path / "cache", wanted) == folder

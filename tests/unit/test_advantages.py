@@ -12,14 +12,14 @@ from joining import TOPICS, Log, answers, left_out, scores
 from schemas.events import AdvantagedGroup, Coordinates, DeadLetter, Event, RewardSource
 from schemas.serde import encode
 from streams.kafka.record import Record
-from streams.settings.load import Advantages, Settings, Topics
-from streams.stages.advantages.stage import Stage, Timers, _at_most
-from streams.stages.advantages.state import Close, Effect, Member
+from streams.settings.model import Advantages, Settings, Topics
+from streams.stages.advantages.stage import AdvantageStage, DeadlineTimers, _at_most
+from streams.stages.advantages.state import Effect, EmitGroup, GroupMember
 from streams.tools.replay import driver
 
 
-def timers(now_ms: int = 0, **rule: Any) -> tuple[Timers, Log]:
-    made = Timers(Settings(advantages=Advantages(**rule)))
+def timers(now_ms: int = 0, **rule: Any) -> tuple[DeadlineTimers, Log]:
+    made = DeadlineTimers(Settings(advantages=Advantages(**rule)))
     made.rebuild(set(range(8)), [], Log().join, now_ms)
     return made, Log(**rule)
 
@@ -67,7 +67,7 @@ def test_no_time_passes_while_a_backlog_is_read() -> None:
 def test_a_worker_that_has_just_begun_looks_for_a_backlog_first() -> None:
     log = Log()
     log.read(task(deadline_at=T0 + 100))
-    clock = Timers(Settings())
+    clock = DeadlineTimers(Settings())
     now = T0 + 3_600_000
     clock.rebuild(set(range(8)), [("t1", log.state)], log.join, now)
     assert clock.due(now + 1000) == []
@@ -77,7 +77,7 @@ def test_a_worker_that_has_just_begun_looks_for_a_backlog_first() -> None:
 def test_rows_of_partitions_owned_by_others_have_no_timers_here() -> None:
     log = Log()
     log.read(task(deadline_at=T0 + 100))
-    clock = Timers(Settings())
+    clock = DeadlineTimers(Settings())
     clock.rebuild(set(), [("t1", log.state)], log.join, T0)
     assert clock.due(T0 * 2) == []
 
@@ -161,9 +161,9 @@ def test_the_size_told_without_writing_a_group_is_never_too_small(
 # --- responses kept at hand -------------------------------------------------------------------------------------------
 
 
-def kept(task_ids: list[str], *, partition: int = 5) -> tuple[Stage, list[Record]]:
+def kept(task_ids: list[str], *, partition: int = 5) -> tuple[AdvantageStage, list[Record]]:
     """Return a stage that has read one response of each of these tasks, and their records."""
-    stage, records = Stage(Settings()), []
+    stage, records = AdvantageStage(Settings()), []
     for offset, task_id in enumerate(task_ids):
         said = response(task_id=task_id, sampling_id=task_id)
         at = Coordinates("streamward.responses", partition, offset)
@@ -174,7 +174,7 @@ def kept(task_ids: list[str], *, partition: int = 5) -> tuple[Stage, list[Record
 
 def closing(*offsets: int) -> list[Effect]:
     members = tuple(
-        Member(
+        GroupMember(
             slot=slot, response_id="", at=(5, offset), finish_reason="stop", reward=0.0, advantage=0.0, components={}
         )
         for slot, offset in enumerate(offsets)
@@ -182,7 +182,7 @@ def closing(*offsets: int) -> list[Effect]:
     return [replace(_close(), members=members)]
 
 
-def _close() -> Close:
+def _close() -> EmitGroup:
     log = Log()
     log.read(task())
     log.read_all(answers())

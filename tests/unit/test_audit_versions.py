@@ -10,8 +10,8 @@ from auditing import SETTINGS, TOPICS, Written, ends, trained
 from factories import T0, response, task
 
 from schemas.events import AdapterEvent, AdapterKind, Coordinates, DeadLetter, derive_id
-from streams.settings.load import Settings
-from streams.tools.audit.facts import Finding, Reach
+from streams.settings.model import Settings
+from streams.tools.audit.facts import AuditFinding, Reach
 from streams.tools.audit.recount import recount
 
 SECOND = 1000
@@ -61,7 +61,7 @@ class Log:
         )  # fmt: skip
         return self.written.write(one, done_ms).at
 
-    def told(self, settings: Settings = SETTINGS, **reach: Any) -> list[Finding]:
+    def told(self, settings: Settings = SETTINGS, **reach: Any) -> list[AuditFinding]:
         """Return what the audit says about versions of responses."""
         far: dict[str, Any] = {"settled": True, **reach}
         report = recount(self.written.records, settings, Reach(ends=ends(self.written.records), **far))

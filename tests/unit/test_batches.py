@@ -11,8 +11,8 @@ from hypothesis import given, strategies as st
 
 from schemas.events import AdvantagedGroup, Batch, Coordinates, GroupResponse, LagCount, derive_id
 from schemas.serde import encode
-from streams.settings.load import Batches
-from streams.stages.batches import MAX_NAMED, Cutter, Window, dump, load
+from streams.settings.model import Batches
+from streams.stages.batches import MAX_NAMED, BatchWindow, Cutter, dump, load
 
 
 class Line:
@@ -20,7 +20,7 @@ class Line:
 
     def __init__(self, **rule: Any) -> None:
         self.cutter = Cutter(Batches(**{"groups": 2, "max_policy_lag": 1, **rule}))
-        self.window, self.offset = Window(), 0
+        self.window, self.offset = BatchWindow(), 0
         self.seen: dict[str, int] = {}
 
     def read(self, one: AdvantagedGroup, *, offset: int | None = None) -> list[Batch]:
@@ -181,7 +181,7 @@ def test_a_batch_cut_again_after_a_kill_has_the_same_id_and_bytes() -> None:
 
 def test_what_a_learned_policy_drops_does_not_grow_without_bound() -> None:
     line = Line(groups=1)
-    cutter, window = line.cutter, Window()
+    cutter, window = line.cutter, BatchWindow()
     for n in range(MAX_NAMED + 5):
         window, made = cutter.reduce(window, flat(numbered(n)), Coordinates("groups", 3, n), doubled=False)
         assert made == ()
@@ -192,7 +192,7 @@ def test_what_a_learned_policy_drops_does_not_grow_without_bound() -> None:
 
 def test_a_row_of_another_version_is_refused_with_the_way_out() -> None:
     with pytest.raises(ValueError, match=r"row has version 0, expected 1.*start under another consumer group"):
-        load(dump(Window()).replace(b'"v":1', b'"v":0'))
+        load(dump(BatchWindow()).replace(b'"v":1', b'"v":0'))
 
 
 some_groups = st.lists(

@@ -18,11 +18,11 @@ from schemas.events import AdapterEvent, AdvantagedGroup, derive_id
 from schemas.serde import encode
 from streams.adapters.serving import answers
 from streams.adapters.versions import empty, fold
-from streams.settings.load import Canary
+from streams.settings.model import Canary
 from streams.stages.rollouts import canary, stage as rollouts
-from streams.stages.rollouts.state import Rule
+from streams.stages.rollouts.state import RolloutRule
 
-RULE = Rule("canary", canary=Canary(steps="0.3,0.6,1", step_groups=10, max_groups=400))
+RULE = RolloutRule("canary", canary=Canary(steps="0.3,0.6,1", step_groups=10, max_groups=400))
 QUALITY = {0: 0.3, 1: 0.6, 2: 0.1, 3: 0.9}
 TABLES = ("line", "evidence", "counted")
 
@@ -107,7 +107,7 @@ class Deployment:
         else:
             self.position[topic] += 1
 
-    def _weigh(self, trial: canary.Trial, event: AdvantagedGroup, offset: int) -> list[tuple[str, Any]]:
+    def _weigh(self, trial: canary.CanaryTrial, event: AdvantagedGroup, offset: int) -> list[tuple[str, Any]]:
         row = str(offset).encode()
         counted, evidence = self.tables["counted"], self.tables["evidence"]
         if canary.arm_of(event, trial) is None or counted.get(event.group_id) not in (None, row):

@@ -11,12 +11,12 @@ import pytest
 from factories import T0, group
 
 from schemas.events import AdapterEvent, AdvantagedGroup, LeftOut
-from streams.settings.load import Canary
+from streams.settings.model import Canary
 from streams.stages.rollouts import canary
-from streams.stages.rollouts.canary import Evidence, Trial
+from streams.stages.rollouts.canary import CanaryTrial, Evidence
 
 RULE = Canary(step_groups=10, max_groups=200)
-TRIAL = Trial("canary", version=2, primary=1, steps=((0.05, T0),))
+TRIAL = CanaryTrial("canary", version=2, primary=1, steps=((0.05, T0),))
 
 
 def answered(
@@ -52,7 +52,7 @@ def answered(
     return group(**fields | changed)
 
 
-def after(groups: Iterable[AdvantagedGroup], trial: Trial = TRIAL, evidence: Evidence | None = None) -> Evidence:
+def after(groups: Iterable[AdvantagedGroup], trial: CanaryTrial = TRIAL, evidence: Evidence | None = None) -> Evidence:
     evidence = evidence or Evidence()
     for offset, one in enumerate(groups, evidence.next_offset):
         evidence = canary.load(canary.dump(canary.count(evidence, trial, one, offset)))
@@ -68,7 +68,7 @@ def both(n: int, candidate: dict[str, Any], primary: dict[str, Any] | None = Non
             yield answered(number, version, **{**what, "reward": what.get("reward", 0.5) + noise})
 
 
-def decided(groups: Iterable[AdvantagedGroup], rule: Canary = RULE, trial: Trial = TRIAL) -> AdapterEvent | None:
+def decided(groups: Iterable[AdvantagedGroup], rule: Canary = RULE, trial: CanaryTrial = TRIAL) -> AdapterEvent | None:
     return canary.decide(after(groups, trial), trial, rule, policy="p", at_ms=T0 + 99)[1]
 
 
@@ -130,7 +130,7 @@ def test_a_group_counts_for_the_step_in_which_it_ended() -> None:
 
 def test_evidence_of_another_canary_is_forgotten() -> None:
     evidence = after([answered(1, 2), answered(2, 1)])
-    evidence = after([answered(3, 3)], Trial("next", 3, 1, ((0.05, T0),)), evidence)
+    evidence = after([answered(3, 3)], CanaryTrial("next", 3, 1, ((0.05, T0),)), evidence)
     assert (evidence.groups(0), evidence.groups(1)) == (1, 0)
 
 

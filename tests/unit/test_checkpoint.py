@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from tiny import tiny_group, tiny_model, tiny_tokenizer
 
 from streams.errors import RefusedError, SettingsError
-from streams.settings.load import Model, Settings, Trainer
+from streams.settings.model import Model, Settings, Trainer
 from trainer import checkpoint
 from trainer.checkpoint import State
 from trainer.grpo import LogGRPOTrainer

@@ -26,7 +26,7 @@ from streams.cli.runtime import Guarded, pass_call
 from streams.errors import EventError, LogError, NotFoundError, RefusedError, SettingsError, StreamwardError
 from streams.kafka.record import Record
 from streams.kafka.times import Begin, merged, parse_begin
-from streams.settings.load import Broker, Kafka, Model, Settings
+from streams.settings.model import Broker, Kafka, Model, Settings
 from streams.tools import doctor
 
 HEAVY = ("torch", "vllm", "transformers", "faust", "confluent_kafka", "fastavro", "pydantic", "rich", "trl", "peft")
@@ -411,7 +411,7 @@ def test_doctor_with_bad_settings_says_which_and_ends_with_2() -> None:
     assert "trainer.epsilon_high=5.0" in json.loads(result.stdout.splitlines()[0])["what"]
 
 
-def examined(tmp_path: Path, **sections: object) -> list[doctor.Finding]:
+def examined(tmp_path: Path, **sections: object) -> list[doctor.DoctorFinding]:
     nobody = Kafka(bootstrap="127.0.0.1:1", request_timeout_s=0.2)
     settings = Settings(kafka=nobody, broker=Broker(data_dir=tmp_path / "kafka")).model_copy(update=sections)
     return doctor.examine(lambda: settings)

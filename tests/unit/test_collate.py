@@ -10,10 +10,10 @@ from tiny import VOCABULARY, tiny_group, tiny_model
 
 from schemas.events import AdvantagedGroup, Coordinates, Sampling
 from streams.errors import ContradictoryEvent
-from trainer.collate import Expected, check_group, collate, micro_batches, scaled
+from trainer.collate import GroupOrigin, check_group, collate, micro_batches, scaled
 
 AT = Coordinates("streamward.groups", 2, 41)
-EXPECTED = Expected(
+EXPECTED = GroupOrigin(
     policy="default", version=3, base_digest="base", tokenizer_digest="tokenizer", vocabulary=VOCABULARY
 )
 

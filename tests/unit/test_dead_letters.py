@@ -16,8 +16,17 @@ from streams.cli.dlq import hex_dump
 from streams.errors import NotFoundError, SettingsError
 from streams.kafka.record import GIVE_UP_S, Record, dead_letter, murmur2, partition_of
 from streams.kafka.topics import topic_of
-from streams.settings.load import Topics
-from streams.tools.dead_letters.letters import Decision, Letter, Letters, Matching, Original, decision, hopeless, parse
+from streams.settings.model import Topics
+from streams.tools.dead_letters.letters import (
+    Letter,
+    LetterDecision,
+    Letters,
+    Matching,
+    Original,
+    decision,
+    hopeless,
+    parse,
+)
 from streams.tools.dead_letters.redrive import CLAIM_S, STALE_S, home
 
 HERE = "dead-letters"
@@ -28,7 +37,7 @@ def source(at: Coordinates = AT, key: bytes | None = b"t1", payload: bytes | Non
     return Record(at, T0, key, payload)
 
 
-def written(event: DeadLetter, offset: int, partition: int = 0, timestamp_ms: int = T0) -> Letter | Decision:
+def written(event: DeadLetter, offset: int, partition: int = 0, timestamp_ms: int = T0) -> Letter | LetterDecision:
     """Return what a reader finds where `event` was written."""
     found = parse(Record(Coordinates(HERE, partition, offset), timestamp_ms, b"t1", serde.encode(event)))
     assert not isinstance(found, Poison)
@@ -41,14 +50,14 @@ def a_letter(offset: int = 0, at: Coordinates = AT, *, stage: str = "scoring", r
     return found
 
 
-def a_decision(offset: int, attempt: int = 1, verdict: str = "retried", who: str = "mina") -> Decision:
+def a_decision(offset: int, attempt: int = 1, verdict: str = "retried", who: str = "mina") -> LetterDecision:
     event = decision(a_letter(), verdict, attempt, f"done by {who}", now_ms=T0, partition=3, end=2000)  # type: ignore[arg-type]
     found = written(event, offset)
-    assert isinstance(found, Decision)
+    assert isinstance(found, LetterDecision)
     return found
 
 
-def folded(*found: Letter | Decision) -> Letters:
+def folded(*found: Letter | LetterDecision) -> Letters:
     letters = Letters()
     for one in found:
         letters.take(one)
@@ -117,7 +126,7 @@ HISTORY = st.lists(
 
 @given(HISTORY, st.data())
 def test_any_order_and_any_repetition_gives_the_same_fates(
-    history: list[Letter | Decision], data: st.DataObject
+    history: list[Letter | LetterDecision], data: st.DataObject
 ) -> None:
     again = data.draw(st.permutations([*history, *data.draw(st.lists(st.sampled_from(history)))] if history else []))
     letters, other = folded(*history), folded(*again)
@@ -126,10 +135,10 @@ def test_any_order_and_any_repetition_gives_the_same_fates(
 
 
 @given(HISTORY)
-def test_holding_decisions_are_numbered_in_order_and_only_more_follow(history: list[Letter | Decision]) -> None:
+def test_holding_decisions_are_numbered_in_order_and_only_more_follow(history: list[Letter | LetterDecision]) -> None:
     """What holds for a reader up to some offset holds for every later reader."""
     in_order = sorted(history, key=lambda found: found.at)
-    before: list[Decision] = []
+    before: list[LetterDecision] = []
     for count in range(len(in_order) + 1):
         now = folded(*in_order[:count]).decisions(AT)
         assert now[: len(before)] == before

@@ -16,7 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from streams.settings.load import Settings, dotted
+from streams.settings.load import dotted
+from streams.settings.model import Settings
 from tests.benchmarks.table import BEGIN, END
 
 ROOT = Path(__file__).parents[2]

@@ -24,7 +24,7 @@ from streams.engines.scripted import END_OF_TURN, ScriptedEngine
 from streams.engines.token_draw import draw
 from streams.engines.transformers_engine import KEPT, TransformersEngine
 from streams.errors import EventError, SettingsError
-from streams.settings.load import Model, Policy, Settings
+from streams.settings.model import Model, Policy, Settings
 from tests.tiny import VOCABULARY, sampled_logps, save_tiny, tiny_model, tiny_tokenizer
 
 HEADER = " ".join(str(number) for number in range(20, 32))

@@ -14,7 +14,7 @@ import pytest
 from judging import outcome
 
 from streams.scorers import Outcome, ScoreError, Scorers, find
-from streams.settings.load import Scoring
+from streams.settings.model import Scoring
 
 ENTRY_POINTS = """
     import math, os, subprocess, sys, time

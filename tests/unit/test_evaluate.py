@@ -9,7 +9,7 @@ import pytest
 from schemas.events import AdapterEvent, AdapterKind, Task, derive_id, problems
 from streams.evaluation import suites
 from streams.evaluation.run import evaluation, in_turns, is_due, tasks_for
-from streams.settings.load import Guard
+from streams.settings.model import Guard
 
 
 def asked(**changes: object) -> list[Task]:

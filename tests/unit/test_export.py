@@ -19,7 +19,7 @@ from streams.errors import NotFoundError, RefusedError, SettingsError
 from streams.kafka.record import Record
 from streams.tools.arrow import decode
 from streams.tools.query import export
-from streams.tools.query.export import MANIFEST, Counts, Options, check, split_of, statement
+from streams.tools.query.export import MANIFEST, Counts, ExportOptions, check, split_of, statement
 
 RANGES = [{"topic": "groups", "partition": 0, "first": 0, "next": 3}]
 
@@ -57,7 +57,7 @@ def _connected(events: dict[type[Event], list[Any]]) -> duckdb.DuckDBPyConnectio
     return con
 
 
-def write(con: duckdb.DuckDBPyConnection, options: Options, folder: Path) -> Counts:
+def write(con: duckdb.DuckDBPyConnection, options: ExportOptions, folder: Path) -> Counts:
     rows = con.sql(statement(options)).to_arrow_table().to_pylist()
     return export.write(rows, options, folder, ranges=RANGES)
 
@@ -71,7 +71,7 @@ ALL_TRAIN = {"policy": "default", "test_share": 0.0}
 
 
 def test_the_best_answer_of_each_group_is_an_example_to_imitate(tmp_path: Path) -> None:
-    write(_log(TWO), Options(**ALL_TRAIN), tmp_path / "d")
+    write(_log(TWO), ExportOptions(**ALL_TRAIN), tmp_path / "d")
     assert [(line["messages"], line["reward"], line["task_id"]) for line in _lines(tmp_path / "d/train.jsonl")] == [
         ([{"role": "user", "content": "4 + 7 ="}, {"role": "assistant", "content": "11"}], 1.0, "t1"),
         ([{"role": "user", "content": "4 + 7 ="}, {"role": "assistant", "content": "5"}], 0.3, "t2"),
@@ -79,19 +79,19 @@ def test_the_best_answer_of_each_group_is_an_example_to_imitate(tmp_path: Path) 
 
 
 def test_a_least_reward_leaves_groups_out_and_the_manifest_counts_them(tmp_path: Path) -> None:
-    counts = write(_log(TWO), Options(**ALL_TRAIN, min_reward=0.9), tmp_path / "d")
+    counts = write(_log(TWO), ExportOptions(**ALL_TRAIN, min_reward=0.9), tmp_path / "d")
     assert counts.examples == 1
     manifest = json.loads((tmp_path / "d" / MANIFEST).read_text())
     assert manifest["counts"]["left_out"] == {"below the least reward": 1}
 
 
 def test_every_good_response_is_an_example_when_all_are_asked_for(tmp_path: Path) -> None:
-    write(_log(TWO), Options(**ALL_TRAIN, all_responses=True, min_reward=0.2), tmp_path / "d")
+    write(_log(TWO), ExportOptions(**ALL_TRAIN, all_responses=True, min_reward=0.2), tmp_path / "d")
     assert [line["messages"][-1]["content"] for line in _lines(tmp_path / "d/train.jsonl")] == ["11", "12", "5", "6"]
 
 
 def test_a_preference_pair_is_best_against_worst_and_a_group_without_difference_gives_none(tmp_path: Path) -> None:
-    counts = write(_log(TWO), Options(**ALL_TRAIN, format="preference"), tmp_path / "d")
+    counts = write(_log(TWO), ExportOptions(**ALL_TRAIN, format="preference"), tmp_path / "d")
     (line,) = _lines(tmp_path / "d/train.jsonl")
     assert (line["chosen"][0]["content"], line["rejected"][0]["content"]) == ("11", "no")
     assert (line["chosen_reward"], line["rejected_reward"], line["rejected_at"]) == (1.0, 0.0, "responses[0]@2")
@@ -99,7 +99,7 @@ def test_a_preference_pair_is_best_against_worst_and_a_group_without_difference_
 
 
 def test_prompts_carry_every_completion_with_its_reward(tmp_path: Path) -> None:
-    write(_log(TWO), Options(**ALL_TRAIN, format="prompts"), tmp_path / "d")
+    write(_log(TWO), ExportOptions(**ALL_TRAIN, format="prompts"), tmp_path / "d")
     first = _lines(tmp_path / "d/train.jsonl")[0]
     assert (first["completions"], first["rewards"]) == (["11", "12", "no"], [1.0, 0.2, 0.0])
 
@@ -107,7 +107,7 @@ def test_prompts_carry_every_completion_with_its_reward(tmp_path: Path) -> None:
 def test_openai_lines_hold_messages_and_nothing_else(tmp_path: Path) -> None:
     call = ToolCall(id="c1", name="add", arguments='{"a": 4}')
     asked = (Message(role="user", content="?"), Message(role="assistant", content="", tool_calls=(call,)))
-    write(_log(TWO, messages=asked), Options(**ALL_TRAIN, format="openai"), tmp_path / "d")
+    write(_log(TWO, messages=asked), ExportOptions(**ALL_TRAIN, format="openai"), tmp_path / "d")
     line = _lines(tmp_path / "d/train.jsonl")[0]
     assert list(line) == ["messages"]
     assert line["messages"][1]["tool_calls"] == [
@@ -116,7 +116,7 @@ def test_openai_lines_hold_messages_and_nothing_else(tmp_path: Path) -> None:
 
 
 def test_openai_preferences_have_the_three_keys_of_their_format(tmp_path: Path) -> None:
-    write(_log(TWO), Options(**ALL_TRAIN, format="openai-preference"), tmp_path / "d")
+    write(_log(TWO), ExportOptions(**ALL_TRAIN, format="openai-preference"), tmp_path / "d")
     assert _lines(tmp_path / "d/train.jsonl") == [
         {
             "input": {"messages": [{"role": "user", "content": "4 + 7 ="}]},
@@ -127,13 +127,13 @@ def test_openai_preferences_have_the_three_keys_of_their_format(tmp_path: Path) 
 
 
 def test_a_group_that_came_twice_gives_its_examples_once(tmp_path: Path) -> None:
-    counts = write(_log([TWO[0], TWO[0]]), Options(**ALL_TRAIN), tmp_path / "d")
+    counts = write(_log([TWO[0], TWO[0]]), ExportOptions(**ALL_TRAIN), tmp_path / "d")
     assert (counts.groups, counts.examples) == (1, 1)
 
 
 def test_no_task_is_on_both_sides_and_the_shares_are_about_right(tmp_path: Path) -> None:
     many = [(f"t{number}", [("a", 1.0), ("b", 0.9), ("c", 0.0)]) for number in range(200)]
-    options = Options(policy="default", test_share=0.2, all_responses=True)
+    options = ExportOptions(policy="default", test_share=0.2, all_responses=True)
     write(_log(many), options, tmp_path / "d")
     train, test = ({line["task_id"] for line in _lines(tmp_path / f"d/{name}.jsonl")} for name in ("train", "test"))
     assert not train & test and len(train | test) == 200
@@ -143,7 +143,7 @@ def test_no_task_is_on_both_sides_and_the_shares_are_about_right(tmp_path: Path)
 
 def test_the_same_records_give_the_same_bytes_and_the_manifest_their_hash(tmp_path: Path) -> None:
     for folder in ("a", "b"):
-        write(_log(TWO), Options(policy="default"), tmp_path / folder)
+        write(_log(TWO), ExportOptions(policy="default"), tmp_path / folder)
     names = sorted(path.name for path in (tmp_path / "a").iterdir())
     assert [(tmp_path / "a" / name).read_bytes() for name in names] == [
         (tmp_path / "b" / name).read_bytes() for name in names
@@ -162,7 +162,7 @@ def test_hugging_face_datasets_reads_the_folder_as_it_is(tmp_path: Path, form: A
     many = [(f"t{number}", [("a", 1.0), ("b", 0.0)]) for number in range(40)]
     write(
         _log(many),
-        Options(policy="default", format=form, files=files, test_share=0.3),
+        ExportOptions(policy="default", format=form, files=files, test_share=0.3),
         tmp_path / "d",
     )
     read = load_dataset(str(tmp_path / "d"), cache_dir=str(tmp_path / "cache"))
@@ -175,17 +175,17 @@ def test_hugging_face_datasets_reads_the_folder_as_it_is(tmp_path: Path, form: A
 def test_a_folder_that_holds_something_is_not_written_to(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("x")
     with pytest.raises(RefusedError, match="not empty"):
-        write(_log(TWO), Options(policy="default"), tmp_path)
+        write(_log(TWO), ExportOptions(policy="default"), tmp_path)
 
 
 def test_a_policy_without_groups_is_named(tmp_path: Path) -> None:
     with pytest.raises(NotFoundError, match="policy nobody has no train groups"):
-        write(_log(TWO), Options(policy="nobody"), tmp_path / "d")
+        write(_log(TWO), ExportOptions(policy="nobody"), tmp_path / "d")
 
 
 def test_nothing_good_enough_says_why(tmp_path: Path) -> None:
     with pytest.raises(NotFoundError, match=r"2 groups were read .* \(2 below the least reward\)"):
-        write(_log(TWO), Options(policy="default", min_reward=7.0), tmp_path / "d")
+        write(_log(TWO), ExportOptions(policy="default", min_reward=7.0), tmp_path / "d")
 
 
 @pytest.mark.parametrize(
@@ -199,4 +199,4 @@ def test_nothing_good_enough_says_why(tmp_path: Path) -> None:
 )
 def test_options_without_effect_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(SettingsError, match=message):
-        check(Options(policy="default", **changes))
+        check(ExportOptions(policy="default", **changes))

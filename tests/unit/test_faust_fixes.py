@@ -19,7 +19,7 @@ from faust.types import TP
 from faust.types.tuples import FutureMessage, PendingMessage
 
 from streams.errors import LogError, SettingsError
-from streams.settings.load import Settings
+from streams.settings.model import Settings
 from streams.worker.app import App, build_app, table
 from streams.worker.faust import fixes, pinned_sources, watchdog
 from streams.worker.faust.seek import changelogs_of, delivery_of

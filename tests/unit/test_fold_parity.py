@@ -23,9 +23,9 @@ from schemas.events import AdapterEvent, AdapterKind, Coordinates, derive_id
 from streams.adapters import versions as adapters
 from streams.adapters.serving import DECISIONS, TRANSITIONS, Serving, refusal, step
 from streams.kafka.record import Record
-from streams.stages.policy.versions import Arms
+from streams.stages.policy.versions import VersionRouter
 from streams.stages.rollouts import stage as rollouts
-from streams.stages.rollouts.state import Line
+from streams.stages.rollouts.state import RolloutState
 from streams.tools.audit.records import fact_of
 from streams.tools.audit.versions import reigns
 from streams.tools.query.views import ROLLOUT
@@ -104,7 +104,7 @@ def by_fold(history: Sequence[AdapterEvent]) -> tuple[list[Now], list[str]]:
 
 
 def by_arms(history: Sequence[AdapterEvent]) -> list[Now]:
-    arms, after = Arms("p"), []
+    arms, after = VersionRouter("p"), []
     for one in history:
         arms.take(one)
         after.append(now(arms.serving))
@@ -112,7 +112,7 @@ def by_arms(history: Sequence[AdapterEvent]) -> list[Now]:
 
 
 def by_stage(history: Sequence[AdapterEvent]) -> list[Now]:
-    line, after = Line(), []
+    line, after = RolloutState(), []
     for one in history:
         line, _ = rollouts.reduce(line, one)
         after.append(now(line.serving))

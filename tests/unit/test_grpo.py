@@ -15,7 +15,7 @@ from transformers import MistralConfig, MistralForCausalLM
 
 from schemas.events import AdvantagedGroup
 from streams.errors import SettingsError
-from streams.settings.load import Trainer
+from streams.settings.model import Trainer
 from trainer import prefix_tree
 from trainer.grpo import LogGRPOTrainer
 from trainer.model import wrap

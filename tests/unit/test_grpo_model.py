@@ -10,7 +10,7 @@ import torch
 from tiny import tiny_group, tiny_model
 
 from streams.engines.base_model import load_base
-from streams.settings.load import Model, Trainer
+from streams.settings.model import Model, Trainer
 from trainer.grpo import LogGRPOTrainer
 from trainer.model import wrap
 

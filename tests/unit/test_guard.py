@@ -11,9 +11,9 @@ from hypothesis import given, strategies as st
 from schemas.events import AdapterEvent, Outcome, problems
 from schemas.serde import decode, encode
 from streams.adapters.versions import Version
-from streams.settings.load import Guard
+from streams.settings.model import Guard
 from streams.stages.rollouts import guard
-from streams.stages.rollouts.guard import Judgement, Thresholds
+from streams.stages.rollouts.guard import GuardResult, Thresholds
 
 SUITE = "sums@1f3c9a2b"
 RULE = Guard()
@@ -49,7 +49,7 @@ def version(
 
 def judged(
     candidate: Version, incumbent: Version, rule: Guard = RULE, thresholds: Thresholds | None = None
-) -> Judgement:
+) -> GuardResult:
     return guard.judge(candidate, incumbent, rule, SUITE, thresholds)
 
 
@@ -238,7 +238,7 @@ def test_a_result_without_outcomes_cannot_be_paired() -> None:
 # --- the record -------------------------------------------------------------------------------------------------------
 
 
-def event_of(found: Judgement, **changed: object) -> AdapterEvent:
+def event_of(found: GuardResult, **changed: object) -> AdapterEvent:
     given = {"policy": "p", "version": 7, "against": 3, "suite": SUITE, "created_at": 9} | changed
     return guard.event(found, **given)  # type: ignore[arg-type]
 

@@ -13,12 +13,12 @@ from hypothesis import given, settings, strategies as st
 from schemas.events import AdapterEvent, Outcome, Task, derive_id
 from schemas.serde import decode, encode
 from streams.evaluation.suites import Suite, generated
-from streams.settings.load import Guard
+from streams.settings.model import Guard
 from streams.stages.rollouts import stage as rollouts
-from streams.stages.rollouts.state import Rule
+from streams.stages.rollouts.state import RolloutRule
 
 SUITE = Suite(name="sums@1", questions=generated("sums", count=2, seed=0).questions, thresholds={})
-RULE = Rule("guarded", Guard(min_tasks=20), SUITE)
+RULE = RolloutRule("guarded", Guard(min_tasks=20), SUITE)
 QUALITY = {0: 0.2, 1: 0.5, 2: 0.1, 3: 0.9}
 
 

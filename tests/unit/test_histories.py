@@ -18,7 +18,7 @@ from schemas.events import AdvantagedGroup, Batch, DeadLetter, Task
 from schemas.serde import Poison, decode, encode
 from streams import advantage_formulas
 from streams.kafka.topics import topics
-from streams.settings.load import Settings
+from streams.settings.model import Settings
 from streams.stages import batches
 
 ROOT = Path(__file__).parents[2]

@@ -11,7 +11,7 @@ from joining import Log, answers, left_out, scores
 
 from schemas.events import AdvantagedGroup, RewardSource
 from schemas.serde import decode, encode
-from streams.stages.advantages.state import Open
+from streams.stages.advantages.state import OpenGroup
 
 # --- a whole group ---------------------------------------------------------------------------------------------------
 
@@ -163,7 +163,7 @@ def test_another_value_under_the_same_reward_id_is_contradictory_and_the_first_w
 def test_repetitions_before_the_task_do_not_make_the_state_grow() -> None:
     log, slots = Log(), answers()
     log.read_all([*slots, *scores(slots)] * 20)
-    assert isinstance(log.state, Open)
+    assert isinstance(log.state, OpenGroup)
     assert len(log.state.early) == 8
 
 

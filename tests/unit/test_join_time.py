@@ -8,7 +8,7 @@ from joining import Log, answers, left_out, scores
 
 from schemas.events import AdvantagedGroup, Event
 from schemas.serde import decode, encode
-from streams.stages.advantages.state import Closed, Open
+from streams.stages.advantages.state import ClosedGroup, OpenGroup
 
 
 def test_expire_emits_the_part_that_is_scored() -> None:
@@ -92,14 +92,14 @@ def test_a_task_without_deadline_has_the_stages_counted_from_its_record() -> Non
     log = Log(deadline_s=2.5)
     log.read(task(), T0 + 7)
     log.read(task(), T0 + 1000)  # the first in its partition wins
-    assert isinstance(log.state, Open)
+    assert isinstance(log.state, OpenGroup)
     assert log.join.deadline_ms(log.state) == T0 + 7 + 2500
 
 
 def test_with_deadline_zero_a_group_waits_for_ever() -> None:
     log = Log(deadline_s=0)
     log.read(task())
-    assert isinstance(log.state, Open)
+    assert isinstance(log.state, OpenGroup)
     assert log.join.deadline_ms(log.state) is None
 
 
@@ -112,9 +112,9 @@ def test_what_comes_after_the_group_left_is_late() -> None:
 def test_evict_forgets_and_only_what_has_left_is_forgotten() -> None:
     log = Log()
     log.read_all([task(), control(kind="evict")])
-    assert isinstance(log.state, Open)
+    assert isinstance(log.state, OpenGroup)
     log.read(control())
-    assert isinstance(log.state, Closed)
+    assert isinstance(log.state, ClosedGroup)
     log.read(control(kind="evict"))
     assert log.state is None
 

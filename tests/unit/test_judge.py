@@ -15,7 +15,7 @@ from pydantic import SecretStr
 from schemas.events import Message, RewardSource, Task
 from streams.observability.tracing.context import Context
 from streams.scorers import Outcome, Scorers
-from streams.settings.load import Scoring
+from streams.settings.model import Scoring
 
 TASK = Task(
     task_id="t1",

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from streams.errors import EXIT_RESTART, SettingsError
-from streams.settings.load import Model, Settings, Trainer
+from streams.settings.model import Model, Settings, Trainer
 from trainer import launch
 from trainer.launch import Place
 

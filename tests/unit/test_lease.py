@@ -16,7 +16,7 @@ from aiokafka.protocol.commit import OffsetCommitRequest
 from aiokafka.protocol.group import SyncGroupRequest
 from aiokafka.structs import OffsetAndMetadata, TopicPartition
 
-from streams.settings.load import Settings
+from streams.settings.model import Settings
 from streams.worker.app import build_app
 from streams.worker.faust import fixes, pinned_sources, watchdog
 from streams.worker.faust.membership import REPLACED, Lease, lease

@@ -17,11 +17,11 @@ from streams.engines import Completion, SamplingRequest
 from streams.engines.scripted import ScriptedEngine
 from streams.errors import SettingsError
 from streams.kafka import retry
-from streams.kafka.lag import Intake
+from streams.kafka.lag import LagMeter
 from streams.observability import catalog, metrics
 from streams.observability.catalog import Metric
 from streams.observability.metrics import OFF, OTHER, Meter, serve, served
-from streams.settings.load import Kafka, Metrics, Policy, Settings, Topics
+from streams.settings.model import Kafka, Metrics, Policy, Settings, Topics
 from streams.stages.policy.sampling import Sampler
 
 ROOT = Path(__file__).parents[2]
@@ -202,7 +202,7 @@ def test_what_says_that_it_takes_longer_may_and_what_comes_next_may_not() -> Non
 def test_waiting_for_a_broker_is_a_sign_of_life_and_no_readiness(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retry, "NOTICE_S", 0.0)
     meter = Meter("scoring", waits_for=("kafka",))
-    waits = retry.Patience(Kafka(), threading.Event(), meter)
+    waits = retry.BrokerOutage(Kafka(), threading.Event(), meter)
     meter.ready("kafka")
     assert meter.answer("/readyz") == (200, "ok\n")
     waits.silent("to a commit")
@@ -251,8 +251,8 @@ def test_an_engine_that_fails_is_not_ready_until_it_answers_again() -> None:
 TASKS = ("streamward.tasks", 0)
 
 
-def intake(meter: Meter, standing: dict[tuple[str, int], tuple[int, int]]) -> Intake:
-    return Intake(meter, "policy", Topics(), lambda: standing)
+def intake(meter: Meter, standing: dict[tuple[str, int], tuple[int, int]]) -> LagMeter:
+    return LagMeter(meter, "policy", Topics(), lambda: standing)
 
 
 def test_lag_is_the_sum_of_the_partitions_and_the_age_of_the_oldest_record() -> None:

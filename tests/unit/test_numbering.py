@@ -11,7 +11,7 @@ from factories import in_version_1, one_of_each, reward, task
 
 from schemas import ids as numbering, versions
 from schemas.events import AdapterEvent, AdvantagedGroup, Coordinates, Event, Reward
-from schemas.ids import Given, Held
+from schemas.ids import RegistryIds, RegistryVersion
 from schemas.serde import Poison, decode, encode
 from streams.kafka.record import Record
 from streams.tools.arrow import decode as columns
@@ -30,13 +30,18 @@ def never(schema_id: int) -> str | None:
     raise AssertionError(f"asked for {schema_id}")
 
 
-def held(offset: int = OFFSET) -> list[Held]:
+def held(offset: int = OFFSET) -> list[RegistryVersion]:
     """What a registry holds that registered ours in their order, behind `offset` schemas of others."""
-    return [Held(each.event, each.version, each.id + offset, each.text) for each in versions.files().schemas.values()]
+    return [
+        RegistryVersion(each.event, each.version, each.id + offset, each.text)
+        for each in versions.files().schemas.values()
+    ]
 
 
-def given(*more: Held, offset: int = OFFSET, own_ids: bool = True, ask: numbering.Ask = never) -> Given:
-    return Given([*held(offset), *more], ask, where="http://registry", own_ids=own_ids)
+def given(
+    *more: RegistryVersion, offset: int = OFFSET, own_ids: bool = True, ask: numbering.Ask = never
+) -> RegistryIds:
+    return RegistryIds([*held(offset), *more], ask, where="http://registry", own_ids=own_ids)
 
 
 def renumbered(payload: bytes, schema_id: int) -> bytes:
@@ -99,10 +104,10 @@ def test_an_id_of_two_events_is_none_since_a_topic_has_one(offset: int) -> None:
 
 
 def test_a_strange_schema_in_our_subject_clashes_with_an_own_id_and_with_no_other() -> None:
-    assert list(given(Held("Reward", 2, 17, '"string"')).clashes()) == []
-    (clash,) = given(Held("Reward", 2, 3, '"string"')).clashes()
+    assert list(given(RegistryVersion("Reward", 2, 17, '"string"')).clashes()) == []
+    (clash,) = given(RegistryVersion("Reward", 2, 3, '"string"')).clashes()
     assert clash.startswith("a Reward with schema id 3 may be version 1 of lock.json, or no schema of ours of the")
-    assert list(given(Held("Reward", 2, 3, '"string"'), own_ids=False).clashes()) == []
+    assert list(given(RegistryVersion("Reward", 2, 3, '"string"'), own_ids=False).clashes()) == []
 
 
 def test_an_unknown_id_is_asked_for_once() -> None:
@@ -152,11 +157,11 @@ def test_a_record_on_the_wrong_topic_is_known_for_what_it_is() -> None:
 
 def test_of_two_ids_for_one_schema_the_one_with_its_very_text_is_written_and_both_are_read() -> None:
     text = versions.files().newest(Reward).text
-    ids = Given([Held("Reward", 1, 70, without_docs(text)), *held()], never, where="")
+    ids = RegistryIds([RegistryVersion("Reward", 1, 70, without_docs(text)), *held()], never, where="")
     numbering.use(ids)
     assert encode(reward())[1:5] == (103).to_bytes(4, "big")
     assert decode(renumbered(encode(reward()), 70), Reward) == reward()
-    assert ids.lacking() == [] and len(Given([], never, where="").lacking()) == len(versions.files().schemas)
+    assert ids.lacking() == [] and len(RegistryIds([], never, where="").lacking()) == len(versions.files().schemas)
 
 
 def test_a_schema_is_the_same_on_the_wire_whatever_its_comments_and_layout() -> None:

@@ -105,7 +105,7 @@ def test_a_suite_task_that_cannot_be_counted_says_what_it_lacks(metadata: dict[s
 
 def test_a_suite_that_changes_its_size_is_refused() -> None:
     with pytest.raises(ContradictoryEvent, match="another suite name"):
-        outcomes.count(outcomes.Suite(size=4), group(1))
+        outcomes.count(outcomes.SuiteResults(size=4), group(1))
 
 
 @pytest.mark.parametrize("changed", [{"purpose": "train"}, {"metadata": {}}])
@@ -216,7 +216,7 @@ def test_a_row_stays_small_enough_for_the_largest_suite() -> None:
     # the row is written for every task, so its size times their number goes to the changelog
     long = "a-scenario-with-quite-a-name"
     entry = outcomes.Counted(long, slots=8, n=8, right=5, reward=5.123456789012345, tokens=123456, latency_ms=12345.6)
-    suite = outcomes.Suite(size=1000, counted={str(index): entry for index in range(1000)})
+    suite = outcomes.SuiteResults(size=1000, counted={str(index): entry for index in range(1000)})
     assert len(outcomes.dump(suite)) < 100_000
 
 

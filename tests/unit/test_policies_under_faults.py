@@ -17,7 +17,7 @@ from schemas.events import AdapterEvent, AdvantagedGroup, Batch, Coordinates, de
 from schemas.serde import encode
 from streams.adapters.versions import empty, fold
 from streams.kafka.record import Record
-from streams.settings.load import Batches, Settings
+from streams.settings.model import Batches, Settings
 from streams.stages.batches import Cutter, dump, dump_offset, is_double, load
 from streams.stages.rollouts import stage as rollouts
 from streams.tools.replay import driver

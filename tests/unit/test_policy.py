@@ -28,11 +28,20 @@ from schemas.events import (
 )
 from streams.adapters.serving import Serving, answers
 from streams.engines import Completion, SamplingRequest
-from streams.settings.load import Batches
-from streams.stages.batches import Cutter, Window
+from streams.settings.model import Batches
+from streams.stages.batches import BatchWindow, Cutter
 from streams.stages.policy.admission import Admission
-from streams.stages.policy.rounds import Round, Served, Waiting, all_failed, choose, malformed, response, unusable
-from streams.stages.policy.versions import Arms, route
+from streams.stages.policy.rounds import (
+    SamplingBatch,
+    ServedVersion,
+    WaitingTask,
+    all_failed,
+    choose,
+    malformed,
+    response,
+    unusable,
+)
+from streams.stages.policy.versions import VersionRouter, route
 
 
 def task(number: int = 0, **changed: object) -> Task:
@@ -47,8 +56,8 @@ def task(number: int = 0, **changed: object) -> Task:
     return Task(**fields | changed)  # type: ignore[arg-type]
 
 
-def waiting(number: int = 0, **changed: object) -> Waiting:
-    return Waiting(task(number, **changed), Coordinates("tasks", 0, number), None)
+def waiting(number: int = 0, **changed: object) -> WaitingTask:
+    return WaitingTask(task(number, **changed), Coordinates("tasks", 0, number), None)
 
 
 def group(number: int, *, version: int = 0, teaches: bool = True, **changed: object) -> AdvantagedGroup:
@@ -61,7 +70,7 @@ class Stage:
     """The batch stage on one policy's groups."""
 
     def __init__(self, rule: Batches) -> None:
-        self.cutter, self.window = Cutter(rule), Window()
+        self.cutter, self.window = Cutter(rule), BatchWindow()
         self.seen: set[str] = set()
         self.offset = -1
         self.dropped: list[str] = []
@@ -153,7 +162,7 @@ def test_only_a_version_that_no_batch_may_hold_is_hopeless() -> None:
         offset, (batch,) = (
             number,
             Cutter(Batches(groups=1)).reduce(
-                Window(sequence=number),
+                BatchWindow(sequence=number),
                 group(number, version=number),
                 Coordinates("groups", 0, number),
                 doubled=False,
@@ -289,7 +298,7 @@ SECOND_OF_THREE = Serving({0: "superseded", 1: "superseded", 2: "primary"}, prim
 
 
 def chosen(
-    tasks: Sequence[Waiting], *, now: Serving = BASE_ALONE, room: int = 100, most: int = 4
+    tasks: Sequence[WaitingTask], *, now: Serving = BASE_ALONE, room: int = 100, most: int = 4
 ) -> tuple[int, list[int]] | None:
     found = choose(tasks, version_for=partial(route, now), room=lambda _: room, most=most)
     return None if found is None else (found.version, [one.at.offset for one in found.tasks])
@@ -330,7 +339,7 @@ def test_long_and_short_answers_are_not_decoded_together() -> None:
 
 def test_nothing_waits_so_nothing_is_chosen() -> None:
     assert choose([], version_for=lambda _: 0, room=lambda _: 1, most=1) is None
-    assert Round(0, ()).tasks == ()
+    assert SamplingBatch(0, ()).tasks == ()
 
 
 def canary(share: float) -> Serving:
@@ -388,8 +397,8 @@ def move(kind: str, version: int, **changed: object) -> AdapterEvent:
     return AdapterEvent(**fields | changed)  # type: ignore[arg-type]
 
 
-def arms(*moves: AdapterEvent) -> Arms:
-    made = Arms("p")
+def arms(*moves: AdapterEvent) -> VersionRouter:
+    made = VersionRouter("p")
     for one in moves:
         made.take(one)
     return made
@@ -438,7 +447,9 @@ def test_a_pin_is_taken_at_its_word_whatever_became_of_the_version() -> None:
 
 # --- answers ----------------------------------------------------------------------------------------------------------
 
-SERVED = Served(adapter_version=3, engine="e", base_digest="b", tokenizer_digest="t", created_at=7, latency_ms=1.5)
+SERVED = ServedVersion(
+    adapter_version=3, engine="e", base_digest="b", tokenizer_digest="t", created_at=7, latency_ms=1.5
+)
 COMPLETION = Completion(
     slot=1,
     text="2",

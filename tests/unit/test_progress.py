@@ -26,7 +26,7 @@ from schemas.serde import encode
 from streams.demo.progress import Progress, waits
 from streams.kafka.record import Record
 from streams.kafka.topics import topic_of
-from streams.settings.load import Batches, Settings
+from streams.settings.model import Batches, Settings
 
 SETTINGS = Settings(batches=Batches(groups=2, max_policy_lag=0))
 SIZE = 2

@@ -18,7 +18,7 @@ from pyarrow import parquet
 
 from streams.errors import NotFoundError, RefusedError, SettingsError
 from streams.kafka.topics import LABELS
-from streams.settings.load import Archive, Settings
+from streams.settings.model import Archive, Settings
 from streams.tools.query import options as query_options, show
 from streams.tools.query.prompt import Shell, feed_all, is_whole, words
 from streams.tools.query.session import Session, connect

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from hypothesis import given, strategies as st
 
-from streams.kafka.consumer import Contiguous
+from streams.kafka.consumer import OffsetTracker
 
 
 def test_nothing_may_be_committed_before_the_first_record_is_done() -> None:
-    progress = Contiguous()
+    progress = OffsetTracker()
     for offset in (3, 4, 5):
         progress.read(offset)
     progress.done(4)
@@ -18,7 +18,7 @@ def test_nothing_may_be_committed_before_the_first_record_is_done() -> None:
 
 
 def test_a_hole_in_the_log_holds_nothing_up() -> None:
-    progress = Contiguous()
+    progress = OffsetTracker()
     for offset in (3, 7):
         progress.read(offset)
         progress.done(offset)
@@ -27,7 +27,7 @@ def test_a_hole_in_the_log_holds_nothing_up() -> None:
 
 @given(st.permutations(range(6)))
 def test_an_offset_is_committable_exactly_when_all_before_it_are_done(order: list[int]) -> None:
-    progress, done = Contiguous(), set()
+    progress, done = OffsetTracker(), set()
     for offset in range(6):
         progress.read(offset)
     for offset in order:

@@ -9,9 +9,9 @@ import pytest
 
 from schemas.events import AdapterFile
 from streams.errors import SettingsError
-from streams.settings.load import Model, Settings, Trainer
+from streams.settings.model import Model, Settings, Trainer
 from trainer.model import recipe
-from trainer.recipe import Difference, as_recorded, cause, in_data, in_files, in_recipe, threads_of
+from trainer.recipe import RecipeDifference, as_recorded, cause, in_data, in_files, in_recipe, threads_of
 
 FILES = (
     AdapterFile(path="adapter_config.json", sha256="c" * 64, bytes=2),
@@ -87,9 +87,9 @@ def test_each_difference_is_named_with_what_was_recorded() -> None:
     ]
 
 
-def one(**changes: Any) -> Difference:
+def one(**changes: Any) -> RecipeDifference:
     values = {"version": 1, "kind": "recipe", "name": "threads", "recorded": "1", "reproduced": "4"}
-    return Difference(**{**values, **changes})
+    return RecipeDifference(**{**values, **changes})
 
 
 FILE = one(kind="file", name="adapter_model.safetensors", recorded="a", reproduced="b")

@@ -9,7 +9,7 @@ import pytest
 from factories import state_after
 
 from schemas.events import AdapterEvent, AdapterFile, AdapterKind, Coordinates, derive_id
-from streams.adapters.decisions import Life, rolls_back_to
+from streams.adapters.decisions import AdapterHistory, rolls_back_to
 from streams.adapters.retention import measure, plan
 from streams.adapters.versions import AdapterState
 from streams.errors import NotFoundError, RefusedError, SettingsError
@@ -39,11 +39,11 @@ def evaluated(version: int, exact: float, suite: str = SUITE) -> AdapterEvent:
     return event(version, "evaluated", suite=suite, metrics={"n": 64.0, "exact": exact})
 
 
-def life_of(*events: AdapterEvent) -> Life:
+def life_of(*events: AdapterEvent) -> AdapterHistory:
     state = state_after(events)
     assert state.refused == ()
     written = tuple((Coordinates("adapters", 0, offset), one) for offset, one in enumerate(events))
-    return Life(state, ("adapters", 0), len(events), written)
+    return AdapterHistory(state, ("adapters", 0), len(events), written)
 
 
 def promoted_up_to(last: int) -> list[AdapterEvent]:

@@ -15,11 +15,12 @@ from schemas.events import Coordinates, ExperimentEvent
 from streams.errors import SettingsError
 from streams.evaluation import run as evaluate, suites
 from streams.settings import write as config_file
-from streams.settings.load import Batches, Kafka, Settings, load
-from streams.stages.batches import Cutter, Window
+from streams.settings.load import load
+from streams.settings.model import Batches, Kafka, Settings
+from streams.stages.batches import BatchWindow, Cutter
 from streams.tools.replay import comparison, experiments, rescore
-from streams.tools.replay.comparison import Line
-from streams.tools.replay.held_out import Suite
+from streams.tools.replay.comparison import ComparisonLine
+from streams.tools.replay.held_out import HeldOutSuite
 from streams.tools.replay.recorded_lag import Trained
 from streams.tools.replay.selection import Selection, from_plain, parse_time
 
@@ -144,10 +145,10 @@ def test_the_newest_version_is_that_of_the_moment() -> None:
     assert Trained([]).newest(5) == 0
 
 
-def cut(off_policy: bool, lag: int, **metadata: str) -> tuple[Window, Any]:
+def cut(off_policy: bool, lag: int, **metadata: str) -> tuple[BatchWindow, Any]:
     cutter = Cutter(Batches(groups=2, max_policy_lag=lag), off_policy)
     return cutter.reduce(
-        Window(), group(adapter_version=9, metadata=metadata), Coordinates("groups", 0, 0), doubled=False
+        BatchWindow(), group(adapter_version=9, metadata=metadata), Coordinates("groups", 0, 0), doubled=False
     )
 
 
@@ -194,8 +195,12 @@ def test_a_scorer_that_cannot_be_is_refused(options: list[str], says: str) -> No
 
 
 def test_scores_stand_side_by_side_where_the_questions_are_equal() -> None:
-    first = Line("a", True, 2, {("sums", 0): {"exact": 0.5, "n": 100.0}, ("sums", 2): {"exact": 0.9, "n": 100.0}})
-    second = Line("b", False, 1, {("sums", 0): {"exact": 0.75, "n": 50.0}, ("more", 0): {"exact": 1.0, "n": 1.0}})
+    first = ComparisonLine(
+        "a", True, 2, {("sums", 0): {"exact": 0.5, "n": 100.0}, ("sums", 2): {"exact": 0.9, "n": 100.0}}
+    )
+    second = ComparisonLine(
+        "b", False, 1, {("sums", 0): {"exact": 0.75, "n": 50.0}, ("more", 0): {"exact": 1.0, "n": 1.0}}
+    )
     rows = [
         (row["suite"], row["version"], row["a"], row["b"], row["difference"]) for row in comparison.rows(first, second)
     ]
@@ -209,7 +214,7 @@ def test_scores_stand_side_by_side_where_the_questions_are_equal() -> None:
 
 def test_another_judge_makes_another_question_and_another_suite() -> None:
     (asked,) = evaluate.evaluation(suites.generated("sums", count=1, seed=0), policy="p", version=3, now_ms=0)
-    plain = Suite(generator="sums", count=1)
+    plain = HeldOutSuite(generator="sums", count=1)
     judged = replace(plain, scorers=rescore.parse(['regex={"pattern": "x"}']))
     assert plain.judged(asked) is asked
     other = judged.judged(asked)

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from streams.demo import report
 from streams.demo.progress import HeldOut, Progress
-from streams.settings.load import Broker, Kafka, Settings
+from streams.settings.model import Broker, Kafka, Settings
 
 CONFIG = Path("demo/streamward.toml")
 

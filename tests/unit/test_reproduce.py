@@ -17,9 +17,9 @@ from streams.cli.reproduce import digest, row
 from streams.errors import RefusedError
 from streams.kafka.record import Record, TopicPartition, partition_of
 from streams.output import json_line
-from streams.settings.load import Settings, Trainer
-from trainer.recipe import Difference
-from trainer.reproduce import Made, Plan, plan, recorded
+from streams.settings.model import Settings, Trainer
+from trainer.recipe import RecipeDifference
+from trainer.reproduce import Made, ReproductionPlan, plan, recorded
 
 FILES = (
     AdapterFile(path="adapter_config.json", sha256="c" * 64, bytes=2),
@@ -102,15 +102,17 @@ def event(version: int, **changes: Any) -> AdapterEvent:
     return AdapterEvent(**{**values, **changes})
 
 
-def made(version: int, *differences: Difference) -> Made:
+def made(version: int, *differences: RecipeDifference) -> Made:
     return Made(
         version=version, batch=Coordinates("batches", 0, version - 1), groups=2, refused=0, recorded=FILES,
         reproduced=OTHER if differences else FILES, differences=differences, other_recipe=(), seconds=0.25,
     )  # fmt: skip
 
 
-THREADS = Difference(version=2, kind="recipe", name="threads", recorded="1", reproduced="4")
-PLAN = Plan(policy="default", start=1, version=3, events={2: event(2), 3: event(3)}, batches=(), checkpoint=None)
+THREADS = RecipeDifference(version=2, kind="recipe", name="threads", recorded="1", reproduced="4")
+PLAN = ReproductionPlan(
+    policy="default", start=1, version=3, events={2: event(2), 3: event(3)}, batches=(), checkpoint=None
+)
 
 
 def test_an_equal_version_is_one_object_with_these_keys() -> None:

@@ -12,14 +12,14 @@ from schemas.events import AdapterEvent, AdapterKind, Outcome, Task, derive_id
 from streams.adapters import serving, versions as adapters
 from streams.errors import SettingsError
 from streams.evaluation.suites import Suite, generated
-from streams.settings.load import Canary, Guard, Rollouts, Settings
+from streams.settings.model import Canary, Guard, Rollouts, Settings
 from streams.stages.rollouts import stage as rollouts
-from streams.stages.rollouts.state import Rule, rule_of
+from streams.stages.rollouts.state import RolloutRule, rule_of
 
 SUITE = Suite(name="sums@1", questions=generated("sums", count=3, seed=0).questions, thresholds={})
-GUARDED = Rule("guarded", Guard(min_tasks=20), SUITE)
-CANARY = Rule("canary", canary=Canary(steps="0.1,0.5,1"))
-BOTH = Rule("canary", Guard(min_tasks=20), SUITE)
+GUARDED = RolloutRule("guarded", Guard(min_tasks=20), SUITE)
+CANARY = RolloutRule("canary", canary=Canary(steps="0.1,0.5,1"))
+BOTH = RolloutRule("canary", Guard(min_tasks=20), SUITE)
 
 
 def event(kind: AdapterKind, version: int, **changed: object) -> AdapterEvent:
@@ -53,7 +53,7 @@ def evaluated(version: int, rewards: float, *, n: int = 40) -> AdapterEvent:
 class Log:
     """The `adapters` partition with the stage at its end: what it writes is read again, in order."""
 
-    def __init__(self, rule: Rule) -> None:
+    def __init__(self, rule: RolloutRule) -> None:
         self.rule = rule
         self.events: list[AdapterEvent] = []
         self.tasks: list[Task] = []
@@ -249,7 +249,7 @@ def test_a_row_of_before_canaries_is_taken_over() -> None:
 
 
 def test_in_mode_manual_nothing_is_decided_and_the_suite_is_asked() -> None:
-    log = Log(Rule("manual", suite=SUITE)).append(trained(1), evaluated(0, 0.1), evaluated(1, 0.9))
+    log = Log(RolloutRule("manual", suite=SUITE)).append(trained(1), evaluated(0, 0.1), evaluated(1, 0.9))
     assert log.said == []
     assert {task.adapter_version for task in log.tasks} == {0, 1}
 

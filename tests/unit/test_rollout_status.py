@@ -11,7 +11,7 @@ from factories import T0, group
 from schemas.events import AdapterEvent, AdapterKind, derive_id
 from streams.adapters import versions as adapters
 from streams.cli import rollout as cli_rollout
-from streams.settings.load import Canary, Guard, Rollouts, Settings
+from streams.settings.model import Canary, Guard, Rollouts, Settings
 from streams.stages.rollouts import canary
 from streams.stages.rollouts.status import Rollout
 

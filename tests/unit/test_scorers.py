@@ -13,7 +13,7 @@ from judging import a_response, a_task, outcome
 from schemas.events import RewardSource
 from streams.errors import EventError
 from streams.scorers import SCORERS, ScoreError, Scorers, find, source_problems
-from streams.settings.load import Scoring
+from streams.settings.model import Scoring
 
 DEMO_MIX = {
     "of": [

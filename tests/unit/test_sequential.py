@@ -11,7 +11,17 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from streams.evaluation.sequential import BURN_IN, TIGHTEST, Arm, Interval, Pair, boundary, estimate, interval, level
+from streams.evaluation.sequential import (
+    BURN_IN,
+    TIGHTEST,
+    Arm,
+    ArmPair,
+    ConfidenceSequence,
+    boundary,
+    estimate,
+    interval,
+    level,
+)
 from tests.benchmarks import sequential as simulation
 from tests.benchmarks.sequential import always_valid, hits, normal, peeking_t, simulate
 
@@ -67,7 +77,7 @@ def test_the_interval_is_that_of_the_simulation(sizes: list[tuple[int, int]], se
             for value in numbers:
                 arms.add(np.array([side]), np.array([step]), np.array([value]))
             found.append(arm(numbers))
-        steps.append(Pair(*found))
+        steps.append(ArmPair(*found))
     (low,), (high,) = always_valid(arms, 0.05)
     ours = interval(steps, 0.05)
     assert (ours is None) == math.isinf(low)
@@ -77,13 +87,13 @@ def test_the_interval_is_that_of_the_simulation(sizes: list[tuple[int, int]], se
 
 def test_there_is_no_interval_before_the_burn_in_of_each_arm() -> None:
     many, few = arm(drawn(500, 3.0)), arm(drawn(BURN_IN - 1, 0.0))
-    assert interval([Pair(many, few)], 0.05) is None
-    assert interval([Pair(few, many)], 0.05) is None
+    assert interval([ArmPair(many, few)], 0.05) is None
+    assert interval([ArmPair(few, many)], 0.05) is None
 
 
 def test_a_step_in_which_one_arm_is_silent_says_nothing() -> None:
-    pair = Pair(arm(drawn(40, 0.0)), arm(drawn(40, 0.0, seed=2)))
-    alone = Pair(arm(drawn(500, 9.0)), Arm())
+    pair = ArmPair(arm(drawn(40, 0.0)), arm(drawn(40, 0.0, seed=2)))
+    alone = ArmPair(arm(drawn(500, 9.0)), Arm())
     assert interval([pair, alone], 0.05) == interval([pair], 0.05)
     assert (estimate([pair, alone]), level([pair, alone])) == (estimate([pair]), level([pair]))
 
@@ -91,27 +101,27 @@ def test_a_step_in_which_one_arm_is_silent_says_nothing() -> None:
 def test_constant_rewards_give_no_interval_whatever_rounding_does_to_them() -> None:
     ours, other = arm([0.1] * 300), arm([0.1 * 3 / 3] * 300)
     assert ours.mean != other.mean
-    assert interval([Pair(ours, other)], 0.05) is None
-    assert interval([Pair(arm([0.0] * 300), arm([0.0] * 300))], 0.05) is None
+    assert interval([ArmPair(ours, other)], 0.05) is None
+    assert interval([ArmPair(arm([0.0] * 300), arm([0.0] * 300))], 0.05) is None
 
 
 def test_constant_rewards_that_differ_are_told_apart() -> None:
-    found = interval([Pair(arm([1.0] * 20), arm([0.0] * 20))], 0.05)
-    assert isinstance(found, Interval)
+    found = interval([ArmPair(arm([1.0] * 20), arm([0.0] * 20))], 0.05)
+    assert isinstance(found, ConfidenceSequence)
     assert 0 < found.low < 1 < found.high
 
 
 def test_an_arm_without_spread_is_not_taken_for_certain() -> None:
     # 20 right of 20, where the primary has 98 of 100: by its own variance, 0, the candidate would be better for sure
-    found = interval([Pair(arm([1.0] * 20), arm([1.0] * 392 + [0.0] * 8))], 0.05)
+    found = interval([ArmPair(arm([1.0] * 20), arm([1.0] * 392 + [0.0] * 8))], 0.05)
     assert found is not None
     assert found.low < 0
 
 
 def test_what_both_arms_have_in_common_in_a_later_step_weighs_on_neither() -> None:
     # few candidate groups while tasks are easy, many once they are hard: pooled, the candidate would look worse by 2
-    easy = Pair(arm(drawn(20, 5.0)), arm(drawn(380, 5.0, seed=2)))
-    hard = Pair(arm(drawn(200, 0.0, seed=3)), arm(drawn(200, 0.0, seed=4)))
+    easy = ArmPair(arm(drawn(20, 5.0)), arm(drawn(380, 5.0, seed=2)))
+    hard = ArmPair(arm(drawn(200, 0.0, seed=3)), arm(drawn(200, 0.0, seed=4)))
     found = interval([easy, hard], 0.05)
     assert found is not None
     assert found.low < 0 < found.high

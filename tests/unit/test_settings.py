@@ -10,9 +10,9 @@ import pytest
 from pydantic import SecretStr, ValidationError
 
 from streams.errors import SettingsError
-from streams.kafka.record import client_config
-from streams.settings.load import (
-    ENV_CONFIG,
+from streams.kafka.client import client_config
+from streams.settings.load import ENV_CONFIG, described, dotted, load, load_with_origins, to_env
+from streams.settings.model import (
     Advantages,
     Batches,
     Kafka,
@@ -23,11 +23,6 @@ from streams.settings.load import (
     Topics,
     Tracing,
     Trainer,
-    described,
-    dotted,
-    load,
-    load_with_origins,
-    to_env,
 )
 
 SECURED = Kafka(

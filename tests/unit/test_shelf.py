@@ -12,9 +12,9 @@ from schemas.events import AdapterEvent, AdapterKind, derive_id
 from streams.adapters import store
 from streams.engines.scripted import ScriptedEngine
 from streams.errors import EventError
-from streams.settings.load import Adapters, Settings
-from streams.stages.policy.adapter_cache import KEPT, Shelf
-from streams.stages.policy.versions import Arms
+from streams.settings.model import Adapters, Settings
+from streams.stages.policy.adapter_cache import KEPT, AdapterCache
+from streams.stages.policy.versions import VersionRouter
 
 
 class Noted(ScriptedEngine):
@@ -33,8 +33,8 @@ class World:
     """An engine, a shelf and a store."""
 
     def __init__(self, folder: Path) -> None:
-        self.store, self.engine, self.arms = folder / "store", Noted(), Arms("default")
-        self.shelf = Shelf(Settings(adapters=Adapters(store=str(self.store))), self.engine, self.arms)
+        self.store, self.engine, self.arms = folder / "store", Noted(), VersionRouter("default")
+        self.shelf = AdapterCache(Settings(adapters=Adapters(store=str(self.store))), self.engine, self.arms)
 
     def move(self, kind: AdapterKind, version: int, expected: int | None = None) -> None:
         self.arms.take(

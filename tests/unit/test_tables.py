@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from faust.types import TP
 
-from streams.settings.load import Settings
+from streams.settings.model import Settings
 from streams.worker import app as apps
 from streams.worker.faust.membership import lease
 from streams.worker.table import Fence, Table, generation_of

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from schemas.events import Message, RewardSource, Sampling, Task, ToolCall
-from streams.settings.load import Topics
+from streams.settings.model import Topics
 from streams.stages.tasks.submit import (
     BadLine,
     Checked,

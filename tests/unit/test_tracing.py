@@ -25,12 +25,12 @@ from streams.observability.tracing import context, tracer as tracing
 from streams.observability.tracing.context import Context, child, of_headers, parse
 from streams.observability.tracing.spans import Span
 from streams.observability.tracing.tracer import OFF, Trace, Traced, Tracer
-from streams.settings.load import Batches, Settings, Topics, Tracing
+from streams.settings.model import Batches, Settings, Topics, Tracing
 from streams.stages import batches
 from streams.stages.advantages import rows as group_rows
-from streams.stages.advantages.stage import Stage, _trace
-from streams.stages.advantages.state import Close
-from streams.stages.batches import Cutter, Entry, Window
+from streams.stages.advantages.stage import AdvantageStage, _trace
+from streams.stages.advantages.state import EmitGroup
+from streams.stages.batches import BatchWindow, Cutter, Entry
 
 CAME = Context("4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7")
 AT = Coordinates("streamward.tasks", 3, 41)
@@ -112,14 +112,14 @@ def test_the_same_policy_in_two_logs_has_traces_of_its_own_in_each() -> None:
 def test_a_group_has_the_trace_of_its_task_in_whatever_order_its_events_are_read(order: tuple[int, ...]) -> None:
     slots = answers(2)
     kinds = [[task(group_size=2)], slots, scores(slots, [0.0, 1.0])]
-    stage, state, closes = Stage(Settings(), tracer()), None, []
+    stage, state, closes = AdvantageStage(Settings(), tracer()), None, []
     for kind in order:
         for offset, event in enumerate(kinds[kind]):
             topic = f"streamward.{('tasks', 'responses', 'rewards')[kind]}"
             headers = tuple(context.headers_of(CAME).items()) if kind == 0 else ()
             record = Record(Coordinates(topic, 0, offset), event.created_at, b"t1", encode(event), headers)
             state, effects = stage.reduce(state and group_rows.load(group_rows.dump(state)), event, record)
-            closes += [effect for effect in effects if isinstance(effect, Close)]
+            closes += [effect for effect in effects if isinstance(effect, EmitGroup)]
     (close,) = closes
     assert close.trace == CAME.traceparent
     left = group(responses=())
@@ -142,7 +142,7 @@ def test_a_trace_changes_nothing_of_what_a_stage_writes_and_no_trace_changes_not
 
 
 def test_a_window_remembers_the_traces_of_its_groups_and_an_older_release_reads_its_row() -> None:
-    cutter, window = Cutter(Batches(groups=2)), Window()
+    cutter, window = Cutter(Batches(groups=2)), BatchWindow()
     window, _ = cutter.reduce(window, group(), Coordinates("groups", 3, 7), doubled=False, trace=CAME.traceparent)
     row = batches.dump(window)
     assert batches.load(row) == window

@@ -17,7 +17,7 @@ from vllm_replayed import BY_NAME, PLAIN, files, impatient, name_in, serve, serv
 from streams import engines
 from streams.engines.vllm import engine as vllm_engine
 from streams.engines.vllm.engine import VllmEngine
-from streams.engines.vllm.probe import Change, change
+from streams.engines.vllm.probe import WeightChange, change
 from streams.engines.vllm.responses import seed_of
 from streams.errors import EventError, SettingsError
 from streams.observability.tracing.context import Context
@@ -304,7 +304,7 @@ BASE = [-2.0 - 0.01 * step for step in range(100)]
 STEPS = [0.05 * math.sin(step) for step in range(100)]
 
 
-def seen(share: float, rounding: float = 0.0) -> Change:
+def seen(share: float, rounding: float = 0.0) -> WeightChange:
     """How a server looks that applies `share` of an adapter, and whose base is off ours by `rounding`."""
     theirs = [value + rounding * (-1) ** place for place, value in enumerate(BASE)]
     return change(

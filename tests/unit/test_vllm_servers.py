@@ -14,7 +14,7 @@ import pytest
 from vllm_replayed import BY_NAME, PLAIN, files, impatient, name_in, serve, server, start
 
 from streams.engines.vllm import client
-from streams.engines.vllm.client import Server, rendezvous
+from streams.engines.vllm.client import VllmServer, rendezvous
 from streams.engines.vllm.engine import VllmEngine
 from streams.errors import SettingsError, StreamwardError
 from tests.vllm_contract import (
@@ -232,7 +232,7 @@ def test_a_prompt_goes_to_the_same_server_again_and_only_a_full_one_gives_it_awa
         assert sorted((len(server.tasks()), len(other.tasks()))) == [0, 3]
         servers = engine._servers
         first = servers._pick(b"a prompt", None, [])
-        assert isinstance(first, Server)
+        assert isinstance(first, VllmServer)
         first.in_flight = client.FAR_OFF - 1
         assert servers._pick(b"a prompt", None, []) is first
         first.in_flight = client.FAR_OFF

@@ -11,7 +11,7 @@ import pytest
 from faust.types import TP
 
 from streams.worker.faust import watchdog
-from streams.worker.faust.watchdog import EXIT_RESTART, Patience, Sight, Watchdog
+from streams.worker.faust.watchdog import EXIT_RESTART, Sight, StallDetector, Watchdog
 
 TASKS = TP("streamward.tasks", 3)
 
@@ -29,25 +29,25 @@ def sight(**changes: Any) -> Sight:
     )
 
 
-def looks(patience: Patience, seen: Sight, times: int) -> tuple[str | None, str | None]:
+def looks(patience: StallDetector, seen: Sight, times: int) -> tuple[str | None, str | None]:
     return [patience.look(seen, 1.0) for _ in range(times)][-1]
 
 
 def test_hole_that_stays_is_named_and_ends_the_process() -> None:
-    patience = Patience(hole_s=10, stuck_s=60)
+    patience = StallDetector(hole_s=10, stuck_s=60)
     assert looks(patience, sight(holes={TASKS: 9}), 11) == (None, None)
     hole, _ = looks(patience, sight(holes={TASKS: 9}), 1)
     assert hole is not None and hole.startswith("streamward.tasks[3]@7 is not done, though 9 is")
 
 
 def test_hole_that_closes_in_time_is_none() -> None:
-    patience = Patience(hole_s=10, stuck_s=60)
+    patience = StallDetector(hole_s=10, stuck_s=60)
     for committed in range(7, 40):  # never twice the same
         assert patience.look(sight(committed={TASKS: committed}, holes={TASKS: committed + 2}), 5.0) == (None, None)
 
 
 def test_lag_without_a_commit_is_stuck_and_lag_with_commits_is_not() -> None:
-    patience = Patience(hole_s=10, stuck_s=60)
+    patience = StallDetector(hole_s=10, stuck_s=60)
     waiting = frozenset({TASKS})
     for committed in range(100):
         assert patience.look(sight(committed={TASKS: committed}, lagging=waiting), 1.0) == (None, None)
@@ -56,7 +56,7 @@ def test_lag_without_a_commit_is_stuck_and_lag_with_commits_is_not() -> None:
 
 
 def test_busy_partition_does_not_hide_a_stuck_one() -> None:
-    patience = Patience(hole_s=10, stuck_s=60)
+    patience = StallDetector(hole_s=10, stuck_s=60)
     other = TP("streamward.tasks", 4)
     both = frozenset({TASKS, other})
     verdicts = [patience.look(sight(committed={TASKS: 7, other: n}, lagging=both), 1.0) for n in range(62)]
@@ -64,7 +64,7 @@ def test_busy_partition_does_not_hide_a_stuck_one() -> None:
 
 
 def test_rebalance_is_stuck_only_while_changelogs_come_no_further() -> None:
-    patience = Patience(hole_s=10, stuck_s=60)
+    patience = StallDetector(hole_s=10, stuck_s=60)
     for offset in range(100):
         assert patience.look(sight(rebalancing=True, recovered={TASKS: offset}), 1.0) == (None, None)
     _, stuck = looks(patience, sight(rebalancing=True, recovered={TASKS: 99}), 62)

@@ -20,7 +20,7 @@ from hypothesis import given, strategies as st
 from streams.errors import SettingsError
 from streams.kafka.record import partition_of
 from streams.observability.quiet import RepeatLimit
-from streams.settings.load import Kafka, Settings, Topics
+from streams.settings.model import Kafka, Settings, Topics
 from streams.worker import app as apps
 
 

@@ -28,7 +28,7 @@ from streams.engines import uniform
 from streams.engines.vllm.responses import BadAnswer
 from streams.errors import SettingsError, StreamwardError
 from streams.observability.tracing.context import Context, http_headers_of
-from streams.settings.load import Policy
+from streams.settings.model import Policy
 
 T = TypeVar("T")
 log = logging.getLogger("streamward.vllm")
@@ -46,7 +46,7 @@ CONNECT_S = 5.0
 BUSY = {429, 502, 503, 504}
 
 
-class Away(StreamwardError):
+class ServerUnavailable(StreamwardError):
     """A server that cannot be asked now; `lost` if it may have been restarted, so that nothing is known of it."""
 
     def __init__(self, message: str, *, lost: bool, wait_s: float | None = None) -> None:
@@ -54,11 +54,11 @@ class Away(StreamwardError):
         self.lost, self.wait_s = lost, wait_s
 
 
-class Broke(StreamwardError):
+class ServerError(StreamwardError):
     """A healthy server failed on this very request (HTTP 5xx)."""
 
 
-class Refused(StreamwardError):
+class RequestRejected(StreamwardError):
     """A server will not do it, now or later (HTTP 4xx); `status` and `said` are its own words."""
 
     def __init__(self, message: str, status: int, said: str) -> None:
@@ -66,11 +66,11 @@ class Refused(StreamwardError):
         self.status, self.said = status, said
 
 
-class Unfit(StreamwardError):
+class WrongModel(StreamwardError):
     """A server that must not answer this: it would answer with other weights, or report other logprobs."""
 
 
-class Server:
+class VllmServer:
     """One server, and what is known of it. `lock` guards what is known while it is found out."""
 
     def __init__(self, url: str, client: httpx.Client, most: int, timeout_s: float) -> None:
@@ -104,13 +104,13 @@ class Server:
         try:
             with self._places:
                 if self.is_paused():
-                    raise Away(f"{self.url} was paused", lost=False, wait_s=0.0)
+                    raise ServerUnavailable(f"{self.url} was paused", lost=False, wait_s=0.0)
                 yield
         finally:
             with self._counting:
                 self.in_flight -= 1
 
-    def pause(self, away: Away) -> None:
+    def pause(self, away: ServerUnavailable) -> None:
         """Leave it alone for a while."""
         if away.wait_s == 0.0:
             return  # it is paused already
@@ -145,18 +145,24 @@ class Server:
             reply = self._client.request(method, self.url + path, json=body, timeout=timeout, headers=headers)
         except httpx.TimeoutException as exc:
             what = f"{self.url}{path} did not answer within {patience_s:g} s; policy.server_timeout_s sets how long"
-            raise Away(f"{what} ({type(exc).__name__})", lost=True) from exc
+            raise ServerUnavailable(f"{what} ({type(exc).__name__})", lost=True) from exc
         except (httpx.HTTPError, httpx.InvalidURL) as exc:
-            raise Away(f"{self.url}{path} cannot be reached: {exc or type(exc).__name__}", lost=True) from exc
+            raise ServerUnavailable(
+                f"{self.url}{path} cannot be reached: {exc or type(exc).__name__}", lost=True
+            ) from exc
         said = f"{self.url}{path} answered HTTP {reply.status_code}: {_message(reply)}"
         if reply.status_code in (401, 403):
             raise SettingsError(f"{said}; check policy.server_key")
         if reply.status_code in BUSY:
-            raise Away(said, lost=False, wait_s=_retry_after_s(reply))
+            raise ServerUnavailable(said, lost=False, wait_s=_retry_after_s(reply))
         if reply.status_code >= 500:
-            raise Broke(said) if self._is_healthy() else Away(f"{said}; and it says that it is not well", lost=True)
+            raise (
+                ServerError(said)
+                if self._is_healthy()
+                else ServerUnavailable(f"{said}; and it says that it is not well", lost=True)
+            )
         if reply.status_code != 200:
-            raise Refused(said, reply.status_code, _message(reply))
+            raise RequestRejected(said, reply.status_code, _message(reply))
         self.falls = 0
         if "json" not in reply.headers.get("content-type", ""):
             return reply.text
@@ -172,7 +178,7 @@ class Server:
             return False
 
 
-class Servers:
+class VllmServers:
     """All servers of a policy. Threads share it."""
 
     def __init__(self, policy: Policy) -> None:
@@ -182,7 +188,7 @@ class Servers:
             headers={"Authorization": f"Bearer {key}"} if key else None,
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=KEEPALIVE_S),
         )
-        self.all = [Server(url, self._client, most, policy.server_timeout_s) for url in policy.server_urls]
+        self.all = [VllmServer(url, self._client, most, policy.server_timeout_s) for url in policy.server_urls]
         self._retries = policy.server_retries
         self._outage_s = policy.server_timeout_s * (policy.server_retries + 1)
 
@@ -190,7 +196,7 @@ class Servers:
         """Close the connections."""
         self._client.close()
 
-    def run(self, key: bytes, job: Callable[[Server], T]) -> T:
+    def run(self, key: bytes, job: Callable[[VllmServer], T]) -> T:
         """Return what `job` gives on the server that `key` belongs to, or on another one.
 
         Away is waited for, up to the time that all tries may take; Broke and BadAnswer are tried again, elsewhere if
@@ -198,7 +204,7 @@ class Servers:
         (StreamwardError for Away), and whatever else `job` raises.
         """
         deadline = time.monotonic() + self._outage_s
-        tries, avoided, unfit = 0, None, list[Server]()
+        tries, avoided, unfit = 0, None, list[VllmServer]()
         last: StreamwardError | None = None
         while True:
             server = self._pick(key, avoided, unfit)
@@ -214,15 +220,15 @@ class Servers:
             try:
                 with server.place():
                     return job(server)
-            except Away as exc:
+            except ServerUnavailable as exc:
                 last = exc if exc.wait_s != 0.0 else last
                 server.pause(exc)
-            except Unfit as exc:
+            except WrongModel as exc:
                 unfit.append(server)
                 if len(unfit) == len(self.all):
                     raise
                 last = exc
-            except (Broke, BadAnswer) as exc:
+            except (ServerError, BadAnswer) as exc:
                 tries, avoided, last = tries + 1, server, exc
                 if tries > self._retries:
                     raise
@@ -230,7 +236,7 @@ class Servers:
                 pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (tries - 1))
                 time.sleep(pause_s * (0.5 + uniform(key.hex(), 0, tries) / 2))
 
-    def _pick(self, key: bytes, avoided: Server | None, unfit: list[Server]) -> Server | None:
+    def _pick(self, key: bytes, avoided: VllmServer | None, unfit: list[VllmServer]) -> VllmServer | None:
         """Return the server to ask, None if all that could be asked are paused."""
         now = time.monotonic()
         there = [server for server in self.all if server not in unfit and server.paused_until <= now]

@@ -33,12 +33,19 @@ from streams.engines import Completion, SamplingRequest, failed
 from streams.engines.base_model import load_base
 from streams.engines.prompts import Prompts
 from streams.engines.vllm import responses
-from streams.engines.vllm.client import Away, Broke, Refused, Server, Servers, Unfit
+from streams.engines.vllm.client import (
+    RequestRejected,
+    ServerError,
+    ServerUnavailable,
+    VllmServer,
+    VllmServers,
+    WrongModel,
+)
 from streams.engines.vllm.probe import Probe
 from streams.engines.vllm.responses import BadAnswer, completions, needs_processed, unanswerable
 from streams.engines.vllm.verify import Loaded, Proof
 from streams.errors import EventError, SettingsError, StreamwardError
-from streams.settings.load import Settings
+from streams.settings.model import Settings
 
 log = logging.getLogger("streamward.vllm")
 
@@ -72,13 +79,13 @@ class VllmEngine:
         self._now: Loaded | None = None
         self._known: dict[int, Loaded] = {}  # the one used last stands last
         self._folder = _own_folder(policy.server_folder)
-        self._servers = Servers(policy)
+        self._servers = VllmServers(policy)
         workers = min(MOST_THREADS, policy.max_concurrent * len(self._servers.all))
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="vllm")
         self._each(None)
         try:
             self._servers.run(b"", lambda server: self._proof.ready(server, None))
-        except (Unfit, Broke, BadAnswer) as exc:
+        except (WrongModel, ServerError, BadAnswer) as exc:
             self.close()
             raise SettingsError(str(exc)) from exc
         except StreamwardError:
@@ -151,7 +158,7 @@ class VllmEngine:
         self._each(loaded)
         try:
             self._servers.run(loaded.name.encode(), lambda server: self._proof.ready(server, loaded))
-        except (Unfit, Broke, BadAnswer) as exc:
+        except (WrongModel, ServerError, BadAnswer) as exc:
             raise EventError(
                 f"adapter {loaded.name}: no server in policy.servers serves it: {exc}; version {self.served_version} "
                 "goes on: look into the log of the server, or train the version again",
@@ -163,14 +170,14 @@ class VllmEngine:
         for attempt in [self._pool.submit(self._try, server, loaded) for server in self._servers.all]:
             attempt.result()
 
-    def _try(self, server: Server, loaded: Loaded | None) -> None:
+    def _try(self, server: VllmServer, loaded: Loaded | None) -> None:
         if server.is_paused():
             return
         try:
             self._proof.ready(server, loaded)
-        except Away as exc:
+        except ServerUnavailable as exc:
             server.pause(exc)
-        except (Unfit, Broke, BadAnswer) as exc:
+        except (WrongModel, ServerError, BadAnswer) as exc:
             log.warning("%s is passed over for %s: %s", server.url, loaded.name if loaded else "the base", exc)
 
     def _unload(self, loaded: Loaded) -> None:
@@ -213,12 +220,12 @@ class VllmEngine:
         asked = responses.body(request, prompt, room, sorted(self._prompts.ends))
         is_unreported = False
 
-        def on(server: Server) -> list[Completion]:
+        def on(server: VllmServer) -> list[Completion]:
             model = self._proof.ready(server, loaded)
             if needs_processed(request) and not server.is_processed:
                 nonlocal is_unreported
                 is_unreported = True
-                raise Unfit(
+                raise WrongModel(
                     f"task {request.task.task_id}: temperature {request.sampling.temperature:g} and top_p "
                     f"{request.sampling.top_p:g} need logprobs of the distribution drawn from, and {server.url} "
                     "reports those before them; start it with --logprobs-mode processed_logprobs"
@@ -226,7 +233,7 @@ class VllmEngine:
             try:
                 answer = server.ask("POST", "/v1/completions", {"model": model, **asked}, trace=request.trace)
                 return completions(answer, request, model=model, prompt=prompt, room=room, prompts=self._prompts)
-            except Refused as exc:
+            except RequestRejected as exc:
                 if exc.status != 404:
                     raise
                 server.forget()  # it was restarted, or another agent took the adapter off it
@@ -238,8 +245,8 @@ class VllmEngine:
 
         try:
             return self._servers.run(hashlib.sha256(str(prompt).encode()).digest(), on)
-        except (Refused, Broke, Unfit) as exc:
-            if isinstance(exc, Unfit) and not is_unreported:
+        except (RequestRejected, ServerError, WrongModel) as exc:
+            if isinstance(exc, WrongModel) and not is_unreported:
                 raise
             return [failed(slot, str(exc)) for slot in slots]
 

@@ -24,7 +24,7 @@ import httpx
 
 from streams.engines.base_model import folder_of
 from streams.errors import SettingsError, StreamwardError
-from streams.settings.load import Settings
+from streams.settings.model import Settings
 
 ENV_PYTHON = "VLLM_PYTHON"
 OWN = Path(".venv-vllm/bin/python")

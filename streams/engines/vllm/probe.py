@@ -78,7 +78,7 @@ class Probe:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class WeightChange:
     """What a server changed from base to adapter, against what was predicted; root mean squares, nats."""
 
     size: float
@@ -116,11 +116,11 @@ def noise(ours: Sequence[float], theirs: Sequence[float]) -> float:
 
 def change(
     *, predicted: Sequence[float], predicted_base: Sequence[float], seen: Sequence[float], seen_base: Sequence[float]
-) -> Change:
+) -> WeightChange:
     """Return how the change that was seen compares with the predicted one; all logprobs of the same tokens, nats."""
     wanted = [with_it - without for with_it, without in zip(predicted, predicted_base, strict=True)]
     found = [with_it - without for with_it, without in zip(seen, seen_base, strict=True)]
-    return Change(
+    return WeightChange(
         size=_rms(wanted),
         moved=_rms(found),
         apart=noise(wanted, found),

@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from streams.engines.prompts import Prompts
-from streams.engines.vllm.client import Broke, Refused, Server, Unfit
+from streams.engines.vllm.client import RequestRejected, ServerError, VllmServer, WrongModel
 from streams.engines.vllm.probe import QUESTION, SAME_BASE, Probe, change, noise
 from streams.engines.vllm.responses import PLAIN, SLACK, BadAnswer, prompt_logprobs
 from streams.errors import SettingsError
-from streams.settings.load import Policy
+from streams.settings.model import Policy
 
 log = logging.getLogger("streamward.vllm")
 
@@ -53,7 +53,7 @@ class Proof:
         self._policy, self._probe = policy, probe
         self._ids = probe.tokens if probe else prompts.plain(QUESTION)
 
-    def ready(self, server: Server, loaded: Loaded | None) -> str:
+    def ready(self, server: VllmServer, loaded: Loaded | None) -> str:
         """Return the name to ask for, once `server` has shown that it serves `loaded` (None: the base) under it.
 
         Raises Unfit if it does not, SettingsError if it takes no adapters, Away if it is not there, BadAnswer if what
@@ -62,26 +62,26 @@ class Proof:
         with server.lock:
             for what in ("", loaded.name if loaded else ""):
                 if what in server.unfit:
-                    raise Unfit(server.unfit[what])
+                    raise WrongModel(server.unfit[what])
                 try:
                     if not what and server.base is None:
                         self._meet(server)
                     elif loaded is not None and what and what not in server.verified:
                         self._verify(server, loaded)
-                except Unfit as exc:
+                except WrongModel as exc:
                     server.unfit[what] = str(exc)
                     raise
-                except (Refused, Broke) as exc:  # which is no fault of the task that waits for this
+                except (RequestRejected, ServerError) as exc:  # which is no fault of the task that waits for this
                     raise BadAnswer(str(exc)) from exc
             return loaded.name if loaded else str(server.base)
 
-    def _meet(self, server: Server) -> None:
+    def _meet(self, server: VllmServer) -> None:
         """Learn what its base is called, whether it is ours, and which logprobs it reports."""
         cards = _cards(server)
         bases = [name for name, card in cards.items() if not card.get("parent")]
         wanted = self._policy.server_model
         if (wanted not in bases) if wanted else len(bases) != 1:
-            raise Unfit(
+            raise WrongModel(
                 f"{server.url} lists the models {bases}, expected {wanted or 'one'}; set policy.server_model to the "
                 "name of the base model there"
             )
@@ -94,7 +94,7 @@ class Proof:
             server.of_base = self._probed(server, name)
             apart = noise(self._probe.of_base, server.of_base)
             if apart > SAME_BASE:
-                raise Unfit(
+                raise WrongModel(
                     f"{server.url}: the logprobs of {name} are {apart:.3g} nats off those of model.base (root mean "
                     f"square, at most {SAME_BASE} expected); start it with the folder of model.base"
                 )
@@ -102,14 +102,14 @@ class Proof:
         server.is_processed = self._reports_processed(server, name)
         server.base = name
 
-    def _verify(self, server: Server, loaded: Loaded) -> None:
+    def _verify(self, server: VllmServer, loaded: Loaded) -> None:
         """Load the adapter unless the server lists it. Raises Unfit if it is not what is served under its name then."""
         was_listed = loaded.name in _cards(server)
         if not was_listed:
             self._load(server, loaded)
         try:
             self._compare(server, loaded)
-        except (Broke, Refused):
+        except (ServerError, RequestRejected):
             if not was_listed:
                 raise
             # loaded by somebody else, perhaps from a folder that is gone: once more, from ours
@@ -119,26 +119,26 @@ class Proof:
         server.verified.add(loaded.name)
         log.info("%s serves %s", server.url, loaded.name)
 
-    def _load(self, server: Server, loaded: Loaded) -> None:
+    def _load(self, server: VllmServer, loaded: Loaded) -> None:
         try:
             server.ask("POST", "/v1/load_lora_adapter", {"lora_name": loaded.name, "lora_path": loaded.seen_as})
-        except (Refused, Broke) as exc:
-            if isinstance(exc, Refused) and exc.status in (404, 405) and "lora" not in exc.said.lower():
+        except (RequestRejected, ServerError) as exc:
+            if isinstance(exc, RequestRejected) and exc.status in (404, 405) and "lora" not in exc.said.lower():
                 raise SettingsError(
                     f"{exc}; it takes no adapters at run time: start it with --enable-lora and, in its environment, "
                     "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"
                 ) from exc
             if loaded.name not in _cards(server):  # else another agent was faster
-                raise Unfit(
+                raise WrongModel(
                     f"{exc} (it was told to load {loaded.seen_as}; where it does not see policy.server_folder under "
                     "this path, set policy.server_adapters)"
                 ) from exc
         else:
             server.ours.add(loaded.name)
         if loaded.name not in _cards(server):
-            raise Unfit(f"{server.url} took {loaded.name} and does not list it")
+            raise WrongModel(f"{server.url} took {loaded.name} and does not list it")
 
-    def _compare(self, server: Server, loaded: Loaded) -> None:
+    def _compare(self, server: VllmServer, loaded: Loaded) -> None:
         if not self._probe:
             return
         found = change(
@@ -148,7 +148,7 @@ class Proof:
             seen_base=server.of_base,
         )
         if not found.is_served:
-            raise Unfit(f"{server.url} lists {loaded.name} and answers with other weights: {found}")
+            raise WrongModel(f"{server.url} lists {loaded.name} and answers with other weights: {found}")
         log.info("%s: %s shows %s", server.url, loaded.name, found)
         if not found.is_told:
             log.warning(
@@ -156,13 +156,13 @@ class Proof:
                 *(loaded.name, server.url, found),
             )
 
-    def _probed(self, server: Server, model: str) -> list[float]:
+    def _probed(self, server: VllmServer, model: str) -> list[float]:
         """Return what a server says about the probe."""
         asked = {"prompt": list(self._ids), "max_tokens": 1, "temperature": 0.0, "return_token_ids": True}
         answer = server.ask("POST", "/v1/completions", {"model": model, **asked, "prompt_logprobs": 0, **PLAIN})
         return prompt_logprobs(answer, model=model, prompt=self._ids)
 
-    def _reports_processed(self, server: Server, model: str) -> bool:
+    def _reports_processed(self, server: VllmServer, model: str) -> bool:
         """Return whether its logprobs are those after temperature and top_p. Raises Unfit if they are no logprobs.
 
         With a top_p near 0 one token is left: its logprob is 0 after, and what greedy decoding reports before. Where
@@ -179,7 +179,7 @@ class Proof:
         return False
 
 
-def _cards(server: Server) -> dict[str, dict[str, Any]]:
+def _cards(server: VllmServer) -> dict[str, dict[str, Any]]:
     """Return what a server lists, by name."""
     answer = server.ask("GET", "/v1/models")
     try:
@@ -196,5 +196,5 @@ def _first_logprob(answer: Any, url: str) -> float:
     except (LookupError, TypeError, ValueError, AttributeError) as exc:
         raise BadAnswer(f"{url}/v1/completions gives no logprobs: {exc!r}") from exc
     if any(value > SLACK for value in values):
-        raise Unfit(f"{url} reports logits for logprobs; start it without --logprobs-mode, or processed_logprobs")
+        raise WrongModel(f"{url} reports logits for logprobs; start it without --logprobs-mode, or processed_logprobs")
     return values[0]

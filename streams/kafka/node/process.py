@@ -37,7 +37,7 @@ from confluent_kafka.admin import AdminClient
 from streams.errors import LogError, RefusedError
 from streams.kafka.node import config as node, jvm
 from streams.kafka.node.config import DEFAULT_PORT, Node
-from streams.settings.load import Broker
+from streams.settings.model import Broker
 
 logger = logging.getLogger(__name__)
 

@@ -24,12 +24,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from schemas import ids as numbering
-from schemas.ids import Given, Held
+from schemas.ids import RegistryIds, RegistryVersion
 from streams.errors import LogError, NotFoundError, RefusedError, SettingsError
 from streams.kafka.retry import StoppedWaiting
 from streams.kafka.topics import Topic, topics
 from streams.observability.metrics import OFF, SCHEMA_REGISTRY, Meter
-from streams.settings.load import Settings
+from streams.settings.model import Settings
 
 if TYPE_CHECKING:
     from confluent_kafka.schema_registry import SchemaRegistryClient
@@ -46,7 +46,7 @@ log = logging.getLogger("streamward.schemas")
 T = TypeVar("T")
 
 
-class Away(LogError):
+class RegistryUnavailable(LogError):
     """The registry did not answer; it may later."""
 
 
@@ -80,7 +80,7 @@ def _patiently(settings: Settings, meter: Meter, stop: threading.Event, call: Ca
     while True:
         try:
             result = call()
-        except (Away, NotFoundError) as exc:
+        except (RegistryUnavailable, NotFoundError) as exc:
             meter.beat()
             meter.ready(SCHEMA_REGISTRY, str(exc))
             if told is not type(exc):
@@ -103,7 +103,7 @@ def _patiently(settings: Settings, meter: Meter, stop: threading.Event, call: Ca
 # --- what it holds ----------------------------------------------------------------------------------------------------
 
 
-def connect(settings: Settings, ask: Callable[[int, int], str | None] | None = None) -> Given:
+def connect(settings: Settings, ask: Callable[[int, int], str | None] | None = None) -> RegistryIds:
     """Return the numbering of the registry; `ask` is given an id that exists, and one that is asked about.
 
     Raises Away if it does not answer, NotFoundError if a schema is not registered, RefusedError, and SettingsError for
@@ -112,7 +112,7 @@ def connect(settings: Settings, ask: Callable[[int, int], str | None] | None = N
     with asking(settings) as client:
         held = [one for topic in topics(settings.topics).values() for one in versions(client, settings, topic)]
     known = held[0].id if held else 0
-    ids = Given(
+    ids = RegistryIds(
         held,
         partial(ask or partial(text_of, settings), known),
         where=str(settings.schemas.registry_url),
@@ -143,12 +143,12 @@ def subject_of(settings: Settings, topic: Topic) -> str:
     return f"{_EXPERIMENT.sub('', settings.topics.prefix)}{topic.label}-value"
 
 
-def versions(client: SchemaRegistryClient, settings: Settings, topic: Topic) -> list[Held]:
+def versions(client: SchemaRegistryClient, settings: Settings, topic: Topic) -> list[RegistryVersion]:
     """Return every version of a topic's subject, oldest first; none if there is no such subject."""
     subject = subject_of(settings, topic)
     numbers = unless_missing(lambda: client.get_versions(subject)) or []
     found = [client.get_version(subject, number) for number in sorted(numbers)]
-    return [Held(topic.event.__name__, one.version, one.schema_id, one.schema.schema_str) for one in found]
+    return [RegistryVersion(topic.event.__name__, one.version, one.schema_id, one.schema.schema_str) for one in found]
 
 
 def text_of(settings: Settings, known: int, schema_id: int) -> str | None:
@@ -161,7 +161,7 @@ def text_of(settings: Settings, known: int, schema_id: int) -> str | None:
         if found is not None:
             return str(found.schema_str)
         if unless_missing(lambda: client.get_schema(known)) is None:
-            raise Away(
+            raise RegistryUnavailable(
                 f"the Schema Registry at {settings.schemas.registry_url} does not know schema id {known}, which it "
                 "gave: it is another one, or has not read what it holds"
             )
@@ -202,13 +202,13 @@ def asking(settings: Settings) -> Iterator[SchemaRegistryClient]:
     except SchemaRegistryError as exc:
         status = exc.http_status_code
         if status >= 500 or status in (408, 429):
-            raise Away(f"{where} cannot answer now: {exc}. Check that it is healthy") from exc
+            raise RegistryUnavailable(f"{where} cannot answer now: {exc}. Check that it is healthy") from exc
         who = "check schemas.registry_username, registry_password, and what that user may do"
         raise RefusedError(f"{where} refused: {exc}; {who if status in (401, 403) else 'see its log'}") from exc
     except Exception as exc:
         if not _is_transport(exc):
             raise
-        raise Away(
+        raise RegistryUnavailable(
             f"{where} does not answer: {_reason(exc)}. Check that it runs, and that schemas.registry_url is right"
         ) from exc
 

@@ -17,12 +17,12 @@ from itertools import product
 from typing import TYPE_CHECKING, NamedTuple
 
 from schemas import ids as numbering, versions as registry
-from schemas.ids import Given, Held
+from schemas.ids import RegistryIds, RegistryVersion
 from schemas.versions import Schema
 from streams.errors import RefusedError, SettingsError
 from streams.kafka.registry.client import asking, clashing, subject_of, unless_missing, versions
 from streams.kafka.topics import topics
-from streams.settings.load import Settings
+from streams.settings.model import Settings
 
 if TYPE_CHECKING:
     from confluent_kafka.schema_registry import SchemaRegistryClient
@@ -49,7 +49,7 @@ class Registered(NamedTuple):
 class Planned(NamedTuple):
     """What the registry holds, and which subjects have another level."""
 
-    held: list[Held]
+    held: list[RegistryVersion]
     subjects: Mapping[str, str]
     """By event."""
     other_level: dict[str, str]
@@ -74,7 +74,7 @@ def register(settings: Settings, *, dry_run: bool = False) -> tuple[list[Registe
                 client.set_compatibility(subject, LEVEL)
         done = [_registered(client, plan, schema, dry_run) for schema in registry.files().schemas.values()]
         held = plan.held if dry_run else _planned(client, settings).held
-    ids = Given(held, lambda _: None, where=str(settings.schemas.registry_url), own_ids=settings.schemas.own_ids)
+    ids = RegistryIds(held, lambda _: None, where=str(settings.schemas.registry_url), own_ids=settings.schemas.own_ids)
     if clash := next(ids.clashes(), None):
         raise RefusedError(f"{clashing(clash)}. {'Nothing was changed' if dry_run else 'Every version is registered'}")
     return done, plan.other_level

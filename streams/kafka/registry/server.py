@@ -23,7 +23,7 @@ from schemas import versions as registry
 from schemas.versions import Schema
 from streams.errors import SettingsError
 from streams.kafka.topics import topics
-from streams.settings.load import Settings
+from streams.settings.model import Settings
 
 CONTENT_TYPE = "application/vnd.schemaregistry.v1+json"
 

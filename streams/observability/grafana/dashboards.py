@@ -18,7 +18,7 @@ from streams.observability import catalog
 from streams.observability.catalog import Metric, every
 from streams.observability.grafana import alerts
 from streams.observability.grafana.alerts import FAILED_SCORES, FLAT, LAG_SECONDS, PREFIX, REASONS
-from streams.observability.grafana.model import Dashboard, Panel, Query, Row, text
+from streams.observability.grafana.model import Dashboard, Panel, PanelRow, Query, text
 from streams.observability.grafana.promql import (
     STEP,
     average,
@@ -170,7 +170,7 @@ OVERVIEW = Dashboard(
     "Overview",
     "Is it fine, and what waits for what?",
     (
-        Row(
+        PanelRow(
             "Is it fine?",
             (
                 FIRING,
@@ -196,8 +196,8 @@ OVERVIEW = Dashboard(
                 REWARD,
             ),
         ),
-        Row("What waits for what?", (LAG, LAG_AGE, WAITS)),
-        Row(
+        PanelRow("What waits for what?", (LAG, LAG_AGE, WAITS)),
+        PanelRow(
             "How fast does it go?",
             (_speed("Records a second, by stage", "ops", catalog.EVENTS_OUT, "stage"), TOKENS, VERSIONS),
         ),
@@ -208,7 +208,7 @@ TRAINING = Dashboard(
     "Training",
     "What each step was, and where its time went.",
     (
-        Row(
+        PanelRow(
             "Does it learn?",
             (
                 REWARD,
@@ -221,7 +221,7 @@ TRAINING = Dashboard(
                 VERSIONS,
             ),
         ),
-        Row(
+        PanelRow(
             "Is the step sound?",
             (
                 _of_step("KL", "short", "kl", "kl_reference"),
@@ -235,7 +235,7 @@ TRAINING = Dashboard(
                 SERVED,
             ),
         ),
-        Row(
+        PanelRow(
             "Where does the time go?",
             (
                 _panel(
@@ -262,7 +262,7 @@ POLICY = Dashboard(
     "Policy serving",
     "How tasks are answered, and by which version.",
     (
-        Row(
+        PanelRow(
             "Answers",
             (
                 TOKENS,
@@ -273,7 +273,7 @@ POLICY = Dashboard(
                 DROPS,
             ),
         ),
-        Row("Versions", (VERSIONS, SERVED, TRIAL)),
+        PanelRow("Versions", (VERSIONS, SERVED, TRIAL)),
     ),
 )
 SCORING = Dashboard(
@@ -281,7 +281,7 @@ SCORING = Dashboard(
     "Scoring",
     "How responses are judged.",
     (
-        Row(
+        PanelRow(
             "Scores",
             (
                 _speed("Scores a second", "ops", catalog.SCORE_SECONDS, "source"),
@@ -303,7 +303,7 @@ STREAMS = Dashboard(
     "Streams and Kafka",
     "Every stage at its topics, the groups, and what was not used.",
     (
-        Row(
+        PanelRow(
             "Reading and writing",
             (
                 _speed("Records taken up a second", "ops", catalog.EVENTS_IN, "stage", "topic"),
@@ -321,7 +321,7 @@ STREAMS = Dashboard(
                 PROGRESS,
             ),
         ),
-        Row(
+        PanelRow(
             "Groups",
             (
                 _speed("Groups a second, by what became of them", "ops", catalog.GROUPS, "policy", "outcome"),
@@ -329,7 +329,7 @@ STREAMS = Dashboard(
                 POLICY_LAG,
             ),
         ),
-        Row(
+        PanelRow(
             "What was not used",
             (
                 DEAD,
@@ -337,7 +337,7 @@ STREAMS = Dashboard(
                 REFUSED,
             ),
         ),
-        Row(
+        PanelRow(
             "The archive",
             (
                 _panel(
@@ -350,7 +350,7 @@ STREAMS = Dashboard(
                 ),
             ),
         ),
-        Row(
+        PanelRow(
             "The audit, and the processes",
             (
                 _panel("Ledger imbalance", "short", (largest(select(catalog.IMBALANCE)), "records")),
@@ -383,8 +383,8 @@ ROLLOUT = Dashboard(
     "Rollout",
     "Which version answers, which is on trial, and what was decided.",
     (
-        Row("Versions", (VERSIONS, TRIAL, SERVED)),
-        Row(
+        PanelRow("Versions", (VERSIONS, TRIAL, SERVED)),
+        PanelRow(
             "Decisions",
             (
                 DECISIONS,
@@ -392,7 +392,7 @@ ROLLOUT = Dashboard(
                 POLICY_LAG,
             ),
         ),
-        Row("What follows from them", (REWARD, ENDS, ROUNDS)),
+        PanelRow("What follows from them", (REWARD, ENDS, ROUNDS)),
     ),
 )
 DASHBOARDS = (OVERVIEW, TRAINING, POLICY, SCORING, STREAMS, ROLLOUT)

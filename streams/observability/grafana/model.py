@@ -43,7 +43,7 @@ class Panel(NamedTuple):
     about: str = ""
 
 
-class Row(NamedTuple):
+class PanelRow(NamedTuple):
     """Panels under one heading."""
 
     title: str
@@ -56,7 +56,7 @@ class Dashboard(NamedTuple):
     name: str
     title: str
     about: str
-    rows: tuple[Row, ...]
+    rows: tuple[PanelRow, ...]
 
     @property
     def uid(self) -> str:
@@ -116,7 +116,7 @@ def _variables() -> Iterator[dict[str, Any]]:
         }  # fmt: skip
 
 
-def _laid_out(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
+def _laid_out(rows: Sequence[PanelRow]) -> Iterator[dict[str, Any]]:
     number = y = 0
     for row in rows:
         number += 1

@@ -25,7 +25,7 @@ MOST_DIFFERENCES = 10
 """Of one dashboard that are told."""
 
 
-class Standing(NamedTuple):
+class DashboardState(NamedTuple):
     """How one dashboard stands."""
 
     dashboard: str
@@ -56,11 +56,11 @@ class Grafana:
             f"{url.rstrip('/')}/" if parts.path.strip("/") else url.rstrip("/"), token, TIMEOUT_S
         )
 
-    def check(self, dashboards: Sequence[Dashboard]) -> list[Standing]:
+    def check(self, dashboards: Sequence[Dashboard]) -> list[DashboardState]:
         """Return how each stands. Raises LogError if Grafana does not answer, RefusedError if it will not."""
         return [self._standing(one, self._read(one)) for one in dashboards]
 
-    def apply(self, dashboards: Sequence[Dashboard]) -> list[Standing]:
+    def apply(self, dashboards: Sequence[Dashboard]) -> list[DashboardState]:
         """Create or update each, read it back, and return what was done.
 
         Raises LogError if Grafana does not answer, RefusedError if it will not, or if somebody changed one meanwhile,
@@ -69,7 +69,7 @@ class Grafana:
         self._make_folder()
         return [self._put(one) for one in dashboards]
 
-    def _put(self, dashboard: Dashboard) -> Standing:
+    def _put(self, dashboard: Dashboard) -> DashboardState:
         found = self._read(dashboard)
         before = self._standing(dashboard, found)
         if before.state == "same":
@@ -88,7 +88,7 @@ class Grafana:
                 f"{self.shown}: {dashboard.uid} was written and reads back otherwise: {'; '.join(after.differences)}. "
                 "Is there a proxy in between, or a Grafana older than 11?"
             )
-        return Standing(dashboard.uid, "created" if found is None else "updated", before.differences)
+        return DashboardState(dashboard.uid, "created" if found is None else "updated", before.differences)
 
     def _make_folder(self) -> None:
         try:
@@ -108,13 +108,13 @@ class Grafana:
             raise StreamwardError(f"{self.shown}: what answers is no Grafana: {str(found)[:80]!r}")
         return found
 
-    def _standing(self, dashboard: Dashboard, found: Mapping[str, Any] | None) -> Standing:
+    def _standing(self, dashboard: Dashboard, found: Mapping[str, Any] | None) -> DashboardState:
         if found is None:
-            return Standing(dashboard.uid, "missing", ("it is not there",))
+            return DashboardState(dashboard.uid, "missing", ("it is not there",))
         told = tuple(differences(model(dashboard), found["dashboard"]))
         if found.get("meta", {}).get("folderUid", TAG) != TAG:
             told += (f"folder: got {found['meta']['folderUid']!r}, expected {TAG!r}",)
-        return Standing(dashboard.uid, "differs" if told else "same", told)
+        return DashboardState(dashboard.uid, "differs" if told else "same", told)
 
     @contextmanager
     def _asking(self, what: str) -> Iterator[None]:

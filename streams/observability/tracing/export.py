@@ -28,7 +28,7 @@ from streams.observability import catalog
 from streams.observability.metrics import Meter
 from streams.observability.tracing.context import Context
 from streams.observability.tracing.spans import Span
-from streams.settings.load import Tracing
+from streams.settings.model import Tracing
 
 AT_ONCE = 512
 """Most spans in one request."""

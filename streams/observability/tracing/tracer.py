@@ -26,7 +26,7 @@ from streams.observability.metrics import OFF as NO_METER, Meter
 from streams.observability.tracing import context as trace_context
 from streams.observability.tracing.context import Context
 from streams.observability.tracing.spans import Span, span_of
-from streams.settings.load import Settings
+from streams.settings.model import Settings
 
 Traced = Task | Response | Reward | AdvantagedGroup | Batch | AdapterEvent
 
@@ -129,7 +129,7 @@ class Tracer:
         return lambda at: self.told(event, trace, at, began_ms=began_ms)
 
 
-class _Off(Tracer):
+class _TracingOff(Tracer):
     """Passes on what came, and tells nobody."""
 
     on = False
@@ -165,7 +165,7 @@ class _Off(Tracer):
         return None
 
 
-OFF = _Off()
+OFF = _TracingOff()
 """Without tracing.otlp_endpoint."""
 
 

@@ -32,22 +32,22 @@ from streams.stages.advantages.checks import (
     said_digest,
 )
 from streams.stages.advantages.state import (
-    Answer,
-    Attempt,
-    Closed,
+    ClosedGroup,
+    ClosedGroupDigest,
+    DeadLetterEffect,
     Effect,
-    Facts,
-    Memory,
-    Open,
-    Reject,
-    Said,
-    Score,
-    Verdict,
+    OpenGroup,
+    ResponseCandidate,
+    RewardRef,
+    SamplingState,
+    ScoreDigest,
+    SourceScore,
+    TaskInfo,
     short_id,
 )
 
 
-def marker(state: Open, task: Facts, chosen: str | None, closed_ms: int) -> Closed:
+def marker(state: OpenGroup, task: TaskInfo, chosen: str | None, closed_ms: int) -> ClosedGroup:
     """Return what stays of a group that leaves, made of the sampling `chosen`."""
     slots = state.attempts[chosen].slots.values() if chosen else ()
     said = {
@@ -58,7 +58,7 @@ def marker(state: Open, task: Facts, chosen: str | None, closed_ms: int) -> Clos
     answers = {
         short_id(slot.response_id): slot.said for attempt in state.attempts.values() for slot in attempt.slots.values()
     }
-    memory = Memory(
+    memory = ClosedGroupDigest(
         task=task._replace(scenario="", tenant=None, traceparent=None, metadata=()),
         content=content_digest(task),
         drawn={name: (attempt.adapter_version, attempt.shared) for name, attempt in state.attempts.items()},
@@ -66,61 +66,71 @@ def marker(state: Open, task: Facts, chosen: str | None, closed_ms: int) -> Clos
         said=said,
         answers=answers,
     )
-    return Closed(closed_ms, frozenset((*answers, *said)), chosen, memory, state.refused)
+    return ClosedGroup(closed_ms, frozenset((*answers, *said)), chosen, memory, state.refused)
 
 
 def task_after(
-    state: Closed, memory: Memory, task_id: str, task: Facts, at: Coordinates, effects: list[Effect]
-) -> Closed:
+    state: ClosedGroup, memory: ClosedGroupDigest, task_id: str, task: TaskInfo, at: Coordinates, effects: list[Effect]
+) -> ClosedGroup:
     """Return the marker after another copy of the task, which lies at `at`; a changed one is refused."""
     content = content_digest(task)
     if content == memory.content:
         return state
-    return refuse(state, content, Reject(at, *changed_task(task_id)), effects)
+    return refuse(state, content, DeadLetterEffect(at, *changed_task(task_id)), effects)
 
 
 def answer_after(
-    state: Closed, memory: Memory, task_id: str, answer: Answer, at: Coordinates, effects: list[Effect]
-) -> Closed:
+    state: ClosedGroup,
+    memory: ClosedGroupDigest,
+    task_id: str,
+    answer: ResponseCandidate,
+    at: Coordinates,
+    effects: list[Effect],
+) -> ClosedGroup:
     """Return the marker after a response; what is not a repetition is refused."""
     own = short_id(answer.slot.response_id)
     if own in state.seen:
         if memory.answers.get(own) in (None, "", answer.slot.said):
             return state
         changed = changed_answer(answer.slot.response_id)
-        return refuse(state, said_digest(answer), Reject(at, *changed), effects)
+        return refuse(state, said_digest(answer), DeadLetterEffect(at, *changed), effects)
     version, shared = memory.drawn.get(answer.sampling_id, (answer.adapter_version, answer.shared))
-    attempt = Attempt(version, answer.group_size, shared, {})
+    attempt = SamplingState(version, answer.group_size, shared, {})
     if (refusal := refusal_of_answer(memory.task, attempt, answer)) is not None:
-        return refuse(state, said_digest(answer), Reject(at, *refusal), effects)
+        return refuse(state, said_digest(answer), DeadLetterEffect(at, *refusal), effects)
     of_the_group = state.sampling_id in (None, answer.sampling_id)
-    effects.append(Reject(at, *(already_left(task_id) if of_the_group else by_another(task_id))))
+    effects.append(DeadLetterEffect(at, *(already_left(task_id) if of_the_group else by_another(task_id))))
     drawn = {**memory.drawn, answer.sampling_id: (version, shared or answer.shared)}
     memory = memory._replace(drawn=drawn, answers={**memory.answers, own: answer.slot.said})
     return replace(state, seen=state.seen | {own}, memory=memory)
 
 
 def verdict_after(
-    state: Closed, memory: Memory, task_id: str, verdict: Verdict, at: Coordinates, effects: list[Effect]
-) -> Closed:
+    state: ClosedGroup,
+    memory: ClosedGroupDigest,
+    task_id: str,
+    verdict: RewardRef,
+    at: Coordinates,
+    effects: list[Effect],
+) -> ClosedGroup:
     """Return the marker after a reward; what is not a repetition, or about a failed slot, is refused."""
     own = short_id(derive_id(verdict.response_id, verdict.source))
     said, before = _in_short(verdict.score), memory.said.get(own)
     if before is not None and (before.value, before.components) == (said.value, said.components):
         return state
-    known = None if before is None else Score(before.value, {}, at.partition, before.offset, 0)
+    known = None if before is None else SourceScore(before.value, {}, at.partition, before.offset, 0)
     if (refusal := refusal_of_verdict(memory.task, known, verdict, at.topic)) is not None:
-        return refuse(state, said_digest(verdict), Reject(at, *refusal), effects)
+        return refuse(state, said_digest(verdict), DeadLetterEffect(at, *refusal), effects)
     if short_id(verdict.response_id) not in memory.failed:
         of_the_group = state.sampling_id is None or verdict.response_id in {
             derive_id(state.sampling_id, slot) for slot in range(memory.task.group_size)
         }
         why = already_left(task_id) if of_the_group else about_another(task_id, verdict.response_id)
-        effects.append(Reject(at, *why))
+        effects.append(DeadLetterEffect(at, *why))
     return replace(state, seen=state.seen | {own}, memory=memory._replace(said={**memory.said, own: said}))
 
 
-def by_id_alone(state: Closed, event: Task | Response | Reward, at: Coordinates) -> Sequence[Effect]:
+def by_id_alone(state: ClosedGroup, event: Task | Response | Reward, at: Coordinates) -> Sequence[Effect]:
     """Return what becomes of `event` as far as a marker without memory can tell."""
     if isinstance(event, Task):
         return ()
@@ -129,11 +139,11 @@ def by_id_alone(state: Closed, event: Task | Response | Reward, at: Coordinates)
         return ()
     if state.sampling_id is not None:
         if isinstance(event, Response) and event.sampling_id != state.sampling_id:
-            return [Reject(at, *by_another(event.task_id))]
+            return [DeadLetterEffect(at, *by_another(event.task_id))]
         if isinstance(event, Reward) and event.response_id != derive_id(state.sampling_id, event.slot):
-            return [Reject(at, *about_another(event.task_id, event.response_id))]
-    return [Reject(at, *already_left(event.task_id))]
+            return [DeadLetterEffect(at, *about_another(event.task_id, event.response_id))]
+    return [DeadLetterEffect(at, *already_left(event.task_id))]
 
 
-def _in_short(score: Score) -> Said:
-    return Said(score.offset, score.value, components_digest(score.components))
+def _in_short(score: SourceScore) -> ScoreDigest:
+    return ScoreDigest(score.offset, score.value, components_digest(score.components))

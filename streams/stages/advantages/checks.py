@@ -20,25 +20,25 @@ from typing import TypeVar
 
 from schemas.events import Coordinates, Response, Reward, derive_id
 from streams.stages.advantages.state import (
-    Answer,
-    Attempt,
-    Closed,
+    ClosedGroup,
+    DeadLetterEffect,
     Effect,
-    Facts,
-    Open,
-    Reject,
-    Score,
-    Slot,
-    Verdict,
+    OpenGroup,
+    ResponseCandidate,
+    ResponseRef,
+    RewardRef,
+    SamplingState,
+    SourceScore,
+    TaskInfo,
     is_late,
 )
 
 Refusal = tuple[str, str]
 """The short word dead letters are grouped by, and the sentence."""
-Known = TypeVar("Known", Open, Closed)
+Known = TypeVar("Known", OpenGroup, ClosedGroup)
 
 
-def refuse(state: Known, said: str, reject: Reject, effects: list[Effect]) -> Known:
+def refuse(state: Known, said: str, reject: DeadLetterEffect, effects: list[Effect]) -> Known:
     """Add `reject` to the effects, unless the same was refused before, and return the state that remembers it.
 
     `said` is the digest of what is refused. A repetition of a refusal is a no-op, as that of anything else: whether it
@@ -50,24 +50,24 @@ def refuse(state: Known, said: str, reject: Reject, effects: list[Effect]) -> Kn
     return replace(state, refused=state.refused | {said})
 
 
-def by_reference(event: Response | Reward, at: Coordinates, timestamp_ms: int) -> Answer | Verdict:
+def by_reference(event: Response | Reward, at: Coordinates, timestamp_ms: int) -> ResponseCandidate | RewardRef:
     """Return what the state keeps of an event."""
     if isinstance(event, Reward):
         return verdict_of(event, at, timestamp_ms)
     return answer_of(event, at, timestamp_ms)
 
 
-def answer_of(event: Response, at: Coordinates, timestamp_ms: int) -> Answer:
+def answer_of(event: Response, at: Coordinates, timestamp_ms: int) -> ResponseCandidate:
     """Return what the state keeps of a response."""
     failed, shared = event.error is not None, shared_digest(event)
-    return Answer(
+    return ResponseCandidate(
         sampling_id=event.sampling_id,
         number=event.slot,
         adapter_version=event.adapter_version,
         group_size=event.group_size,
         policy=event.policy,
         shared=shared,
-        slot=Slot(
+        slot=ResponseRef(
             event.response_id,
             at.partition,
             at.offset,
@@ -79,16 +79,16 @@ def answer_of(event: Response, at: Coordinates, timestamp_ms: int) -> Answer:
     )
 
 
-def verdict_of(event: Reward, at: Coordinates, timestamp_ms: int) -> Verdict:
+def verdict_of(event: Reward, at: Coordinates, timestamp_ms: int) -> RewardRef:
     """Return what the state keeps of a reward."""
-    score = Score(event.value, event.components, at.partition, at.offset, timestamp_ms)
-    return Verdict(event.response_id, event.source, score)
+    score = SourceScore(event.value, event.components, at.partition, at.offset, timestamp_ms)
+    return RewardRef(event.response_id, event.source, score)
 
 
 # --- the doors --------------------------------------------------------------------------------------------------------
 
 
-def refusal_of_answer(task: Facts, attempt: Attempt, answer: Answer) -> Refusal | None:
+def refusal_of_answer(task: TaskInfo, attempt: SamplingState, answer: ResponseCandidate) -> Refusal | None:
     """Return why this answer may not enter its sampling, or None."""
     if (wrong := _disagreement(task, answer)) is not None:
         return "contradictory", f"the task has {wrong}"
@@ -109,7 +109,7 @@ def refusal_of_answer(task: Facts, attempt: Attempt, answer: Answer) -> Refusal 
     return None
 
 
-def refusal_of_verdict(task: Facts, known: Score | None, verdict: Verdict, topic: str) -> Refusal | None:
+def refusal_of_verdict(task: TaskInfo, known: SourceScore | None, verdict: RewardRef, topic: str) -> Refusal | None:
     """Return why this reward may not enter, or None; `known` is another of its source, which lies in `topic`."""
     score, source = verdict.score, verdict.source
     if known is not None:
@@ -126,7 +126,7 @@ def refusal_of_verdict(task: Facts, known: Score | None, verdict: Verdict, topic
     return None
 
 
-def _disagreement(task: Facts, answer: Answer) -> str | None:
+def _disagreement(task: TaskInfo, answer: ResponseCandidate) -> str | None:
     """Return what task and response disagree on, or None."""
     if answer.group_size != task.group_size:
         return (
@@ -140,7 +140,7 @@ def _disagreement(task: Facts, answer: Answer) -> str | None:
     return None
 
 
-def _late(task: Facts, timestamp_ms: int) -> str:
+def _late(task: TaskInfo, timestamp_ms: int) -> str:
     over = timestamp_ms - (task.deadline_ms or 0)
     return f"recorded {over} ms after the deadline of its task; raise deadline_at if such answers should count"
 
@@ -215,7 +215,7 @@ class _Text:
 _text_of = _Text()
 
 
-def content_digest(task: Facts) -> str:
+def content_digest(task: TaskInfo) -> str:
     """Return a digest of what makes two records the same task: not when they were written, nor under which trace."""
     sources = tuple((name, weight + 0.0) for name, weight in task.sources)  # -0.0 is 0.0
     timeless = task._replace(sources=sources, deadline_ms=None, timestamp_ms=0, traceparent=None)
@@ -251,9 +251,9 @@ def _digest(*shared: object) -> str:
     return derive_id(*shared)[:13]
 
 
-def said_digest(early: Answer | Verdict) -> str:
+def said_digest(early: ResponseCandidate | RewardRef) -> str:
     """Return a digest of what an event says, without where and when it was written."""
-    if isinstance(early, Answer):
+    if isinstance(early, ResponseCandidate):
         slot = early.slot._replace(partition=0, offset=0, timestamp_ms=0)
         return derive_id(*map(repr, (*early[:-1], *slot)))[:13]
     value = None if early.score.value is None else early.score.value + 0.0

@@ -18,27 +18,27 @@ from collections.abc import Mapping
 from typing import Any
 
 from streams.stages.advantages.state import (
-    Answer,
-    Attempt,
-    Closed,
-    Facts,
-    Memory,
-    Open,
-    Said,
-    Score,
-    Slot,
-    State,
-    Verdict,
+    ClosedGroup,
+    ClosedGroupDigest,
+    GroupState,
+    OpenGroup,
+    ResponseCandidate,
+    ResponseRef,
+    RewardRef,
+    SamplingState,
+    ScoreDigest,
+    SourceScore,
+    TaskInfo,
 )
 from streams.table_rows import pack, unpack
 
 ROW_VERSION = 1
 
 
-def dump(state: Open | Closed) -> bytes:
+def dump(state: OpenGroup | ClosedGroup) -> bytes:
     """Return the table row of a state."""
     refused = {"refused": sorted(state.refused)} if state.refused else {}
-    if isinstance(state, Closed):
+    if isinstance(state, ClosedGroup):
         seen, memory = sorted(state.seen), state.memory
         row: dict[str, Any] = {"closed": [state.closed_ms, seen, state.sampling_id]}
         if memory is not None:
@@ -60,7 +60,7 @@ def dump(state: Open | Closed) -> bytes:
     )
 
 
-def load(row: bytes | None) -> State:
+def load(row: bytes | None) -> GroupState:
     """Return the state in a table row; None for no row. Raises ValueError for a row of another version."""
     if row is None:
         return None
@@ -69,16 +69,16 @@ def load(row: bytes | None) -> State:
     if "closed" in data:
         closed_ms, seen, sampling_id = data["closed"]
         memory = _memory(seen, *data["memory"]) if "memory" in data else None
-        return Closed(closed_ms, frozenset(seen), sampling_id, memory, refused)
-    return Open(
+        return ClosedGroup(closed_ms, frozenset(seen), sampling_id, memory, refused)
+    return OpenGroup(
         task=None if data["task"] is None else _facts(*data["task"]),
         early=tuple(_early(*values) for values in data["early"]),
         attempts={
-            sampling_id: Attempt(version, size, shared, {int(n): Slot(*slot) for n, slot in slots.items()})
+            sampling_id: SamplingState(version, size, shared, {int(n): ResponseRef(*slot) for n, slot in slots.items()})
             for sampling_id, (version, size, shared, slots) in data["attempts"].items()
         },
         scores={
-            response_id: {source: Score(*score) for source, score in scores.items()}
+            response_id: {source: SourceScore(*score) for source, score in scores.items()}
             for response_id, scores in data["scores"].items()
         },
         first_seen_ms=data["first"],
@@ -87,7 +87,7 @@ def load(row: bytes | None) -> State:
     )
 
 
-class Rows:
+class GroupRows:
     """Dumps and loads as above, and need not parse a row that it dumped itself and that nobody exchanged since.
 
     Whoever else writes the table (a recovery, an owner before) puts another object there. So it is a cache, never a
@@ -97,13 +97,13 @@ class Rows:
     KEPT = 4096
 
     def __init__(self) -> None:
-        self._made: dict[bytes, tuple[bytes, Open]] = {}
+        self._made: dict[bytes, tuple[bytes, OpenGroup]] = {}
 
-    def dump(self, key: bytes, state: Open | Closed) -> bytes:
+    def dump(self, key: bytes, state: OpenGroup | ClosedGroup) -> bytes:
         """Return the table row of the state under `key`."""
         row = dump(state)
         self._made.pop(key, None)
-        if isinstance(state, Open):  # a closed one is hardly asked for again
+        if isinstance(state, OpenGroup):  # a closed one is hardly asked for again
             if len(self._made) >= self.KEPT:
                 del self._made[next(iter(self._made))]
             self._made[key] = (row, state)
@@ -114,32 +114,32 @@ class Rows:
         for key in [key for key, (row, _) in self._made.items() if table.get(key) is not row]:
             del self._made[key]
 
-    def load(self, key: bytes, row: bytes | None) -> State:
+    def load(self, key: bytes, row: bytes | None) -> GroupState:
         """Return the state in the row that lies under `key`. Raises as `load`."""
         made = self._made.get(key)
         return made[1] if made is not None and made[0] is row else load(row)
 
 
-def _facts(*values: Any) -> Facts:
-    facts = Facts(*values)
+def _facts(*values: Any) -> TaskInfo:
+    facts = TaskInfo(*values)
     return facts._replace(
         sources=tuple((name, weight) for name, weight in facts.sources),
         metadata=tuple((name, text) for name, text in facts.metadata),
     )
 
 
-def _memory(seen: list[str], task: Any, content: str, drawn: Any, failed: Any, said: Any) -> Memory:
-    return Memory(
+def _memory(seen: list[str], task: Any, content: str, drawn: Any, failed: Any, said: Any) -> ClosedGroupDigest:
+    return ClosedGroupDigest(
         task=_facts(*task),
         content=content,
         drawn={sampling_id: (version, shared) for sampling_id, (version, shared) in drawn.items()},
         failed=frozenset(failed),
-        said={one: Said(*values) for one, values in zip(seen, said, strict=True) if isinstance(values, list)},
+        said={one: ScoreDigest(*values) for one, values in zip(seen, said, strict=True) if isinstance(values, list)},
         answers={one: digest for one, digest in zip(seen, said, strict=True) if isinstance(digest, str)},
     )
 
 
-def _early(*values: Any) -> Answer | Verdict:
+def _early(*values: Any) -> ResponseCandidate | RewardRef:
     *scalars, row = values
-    kind: Any = Answer if len(values) == len(Answer._fields) else Verdict
-    return kind(*scalars, (Slot if kind is Answer else Score)(*row))  # type: ignore[no-any-return]
+    kind: Any = ResponseCandidate if len(values) == len(ResponseCandidate._fields) else RewardRef
+    return kind(*scalars, (ResponseRef if kind is ResponseCandidate else SourceScore)(*row))  # type: ignore[no-any-return]

@@ -33,10 +33,19 @@ from streams.observability import catalog
 from streams.observability.metrics import Meter
 from streams.observability.tracing import context
 from streams.observability.tracing.tracer import OFF as NO_TRACER, Trace, Tracer
-from streams.settings.load import Settings
+from streams.settings.model import Settings
 from streams.stages.advantages.reducer import GroupEvent, Join
-from streams.stages.advantages.rows import Rows, load
-from streams.stages.advantages.state import Close, Closed, Effect, Open, Reject, State, assemble, without_responses
+from streams.stages.advantages.rows import GroupRows, load
+from streams.stages.advantages.state import (
+    ClosedGroup,
+    DeadLetterEffect,
+    Effect,
+    EmitGroup,
+    GroupState,
+    OpenGroup,
+    assemble,
+    without_responses,
+)
 
 if TYPE_CHECKING:
     from streams.worker.app import App
@@ -47,7 +56,7 @@ STAGE = "advantages"
 # --- what both drivers share -----------------------------------------------------------------------------------------
 
 
-class Stage:
+class AdvantageStage:
     """The reducer with what it needs of the log: decoding, the responses of open groups, the records of rejections.
 
     Responses are kept by coordinates while there is room, and read again from the log when they are not here: after a
@@ -78,9 +87,9 @@ class Stage:
             return dead_letter(record, stage=STAGE, reason="wrong_key", error=error)
         return event
 
-    def reduce(self, state: State, event: GroupEvent, record: Record) -> tuple[State, Sequence[Effect]]:
+    def reduce(self, state: GroupState, event: GroupEvent, record: Record) -> tuple[GroupState, Sequence[Effect]]:
         """Return the reducer's answer, and keep a response at hand for when its group leaves."""
-        if isinstance(event, Response) and event.error is None and not isinstance(state, Closed):
+        if isinstance(event, Response) and event.error is None and not isinstance(state, ClosedGroup):
             self._keep(record, event)
         trace = None
         if isinstance(event, Task):
@@ -95,7 +104,7 @@ class Stage:
         """
         wanted: list[Coordinates] = []
         for effect in effects:
-            if isinstance(effect, Close):
+            if isinstance(effect, EmitGroup):
                 places = [member.at for member in effect.members]
                 self._taken |= {at: self._forget(at) for at in places if at in self._kept}
                 wanted += [Coordinates(self._responses, *at) for at in places if at not in self._taken]
@@ -109,7 +118,7 @@ class Stage:
         """Return the records that `effects` ask for, in order."""
         made: list[AdvantagedGroup | DeadLetter] = []
         for effect in effects:
-            if isinstance(effect, Reject):
+            if isinstance(effect, DeadLetterEffect):
                 if effect.at.topic == self._responses and effect.at[1:] in self._kept:
                     self._forget(effect.at[1:])
                 source = record if effect.at == record.at else fetched[effect.at]
@@ -146,7 +155,7 @@ class Stage:
         return response
 
 
-def fitting(close: Close, bodies: Mapping[tuple[int, int], Response], topic: Topic) -> AdvantagedGroup:
+def fitting(close: EmitGroup, bodies: Mapping[tuple[int, int], Response], topic: Topic) -> AdvantagedGroup:
     """Return the group's record, as `assemble` does, such that `topic` takes it.
 
     One that is too large leaves without its responses, each of which is left out as `too_large`; if the task's metadata
@@ -201,13 +210,18 @@ def register(app: App) -> None:
 
     settings = app.settings
     sources = {label: topic for label, topic in topics(settings.topics).items() if label in KEYED_BY_TASK}
-    stage, rows, outlet, timers = Stage(settings, app.traces), Rows(), Outlet(app, STAGE), Timers(settings)
+    stage, rows, outlet, timers = (
+        AdvantageStage(settings, app.traces),
+        GroupRows(),
+        Outlet(app, STAGE),
+        DeadlineTimers(settings),
+    )
     states = table(app, "open-groups", settings.topics.partitions)
     turns = [asyncio.Lock() for _ in range(settings.topics.partitions)]
     generation = app.consumer_generation_id
 
     def is_open(key: bytes) -> bool:
-        return isinstance(rows.load(key, states.get(key)), Open)
+        return isinstance(rows.load(key, states.get(key)), OpenGroup)
 
     async def handle(faust_event: Any) -> None:
         record = record_of(faust_event)
@@ -259,7 +273,7 @@ def register(app: App) -> None:
 
 def _trace(tracer: Tracer, effect: Effect, group: AdvantagedGroup) -> Trace | None:
     """Return the trace of a group: its task's, with links to the rewards that it was made of."""
-    if not isinstance(effect, Close) or not effect.trace:
+    if not isinstance(effect, EmitGroup) or not effect.trace:
         return None
     trace = tracer.follows(context.parse(effect.trace), group.group_id)
     if trace is None or not tracer.on:
@@ -272,15 +286,15 @@ def _trace(tracer: Tracer, effect: Effect, group: AdvantagedGroup) -> Trace | No
     return trace._replace(links=tuple(context.child(trace.context, one) for one in ids))
 
 
-def _first_ms(state: State) -> int | None:
-    return state.first_seen_ms or None if isinstance(state, Open) else None
+def _first_ms(state: GroupState) -> int | None:
+    return state.first_seen_ms or None if isinstance(state, OpenGroup) else None
 
 
-def _report(meter: Meter, group: AdvantagedGroup, before: State) -> None:
+def _report(meter: Meter, group: AdvantagedGroup, before: GroupState) -> None:
     """Count a group that left."""
     flat = not any(response.advantage for response in group.responses)
     meter.add(catalog.GROUPS, group.policy, group.dropped_reason or ("flat" if flat else "varied"))
-    if isinstance(before, Open) and before.first_seen_ms:
+    if isinstance(before, OpenGroup) and before.first_seen_ms:
         meter.observe(catalog.GROUP_SECONDS, max(0, group.created_at - before.first_seen_ms) / 1000, group.policy)
 
 
@@ -288,7 +302,7 @@ def _now_ms() -> int:
     return int(time.time() * 1000)
 
 
-class Timers:
+class DeadlineTimers:
     """When to write which control record. Held in memory and rebuilt from the table, so it is never a fact.
 
     No time passes while there is a backlog: after an hour's outage the answers that came in time are in the log, and
@@ -311,7 +325,7 @@ class Timers:
         if timestamp_ms < now_ms - self.BACKLOG_S * 1000:
             self._quiet_from_ms = now_ms + self.QUIET_S * 1000
 
-    def rebuild(self, owned: set[int], rows: Iterable[tuple[str, State]], join: Join, now_ms: int) -> None:
+    def rebuild(self, owned: set[int], rows: Iterable[tuple[str, GroupState]], join: Join, now_ms: int) -> None:
         """Start over from the rows of the partitions that are owned now."""
         self.owned, self._due = owned, {}
         self._quiet_from_ms = now_ms + self.QUIET_S * 1000
@@ -319,12 +333,12 @@ class Timers:
             if partition_of(task_id, self._partitions) in owned:
                 self.note(task_id, state, join)
 
-    def note(self, task_id: str, state: State, join: Join) -> None:
+    def note(self, task_id: str, state: GroupState, join: Join) -> None:
         """Remember when this state wants a control record, if ever."""
         self._due.pop(task_id, None)
-        if isinstance(state, Open) and (deadline_ms := join.deadline_ms(state)) is not None:
+        if isinstance(state, OpenGroup) and (deadline_ms := join.deadline_ms(state)) is not None:
             self._due[task_id] = (deadline_ms + int(self._rule.grace_s * 1000), "expire")
-        elif isinstance(state, Closed) and self._rule.evict_after_s:
+        elif isinstance(state, ClosedGroup) and self._rule.evict_after_s:
             self._due[task_id] = (state.closed_ms + int(self._rule.evict_after_s * 1000), "evict")
 
     def due(self, now_ms: int) -> list[GroupControl]:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from schemas.events import AdvantagedGroup, Coordinates, GroupResponse, LeftOut, Response, Sampling, Task, derive_id
 from streams import advantage_formulas
-from streams.settings.load import Advantages
+from streams.settings.model import Advantages
 
 POLICY_LAG = "policy_lag"
 """Metadata of a group that another line of adapters sampled: how many versions its sampler was behind the newest one
@@ -28,7 +28,7 @@ when the group was whole. A version of that line says nothing about this one's."
 # --- state: references and scalars, never texts -----------------------------------------------------------------------
 
 
-class Facts(NamedTuple):
+class TaskInfo(NamedTuple):
     """What the stage needs of a task."""
 
     policy: str
@@ -47,9 +47,9 @@ class Facts(NamedTuple):
     """Digest of what was asked, of whom, how; "" in a row of the first release."""
 
 
-def facts_of(task: Task, timestamp_ms: int, rule: Advantages) -> Facts:
+def task_info(task: Task, timestamp_ms: int, rule: Advantages) -> TaskInfo:
     """Return what the stage needs of a task whose record has this timestamp."""
-    return Facts(
+    return TaskInfo(
         policy=task.policy,
         purpose=task.purpose,
         scenario=task.scenario,
@@ -75,7 +75,7 @@ def deadline_ms(task: Task, timestamp_ms: int, rule: Advantages) -> int | None:
     return timestamp_ms + int(rule.deadline_s * 1000)
 
 
-class Slot(NamedTuple):
+class ResponseRef(NamedTuple):
     """An answered slot: where the response lies."""
 
     response_id: str
@@ -88,14 +88,14 @@ class Slot(NamedTuple):
     """Digest of what it says, to tell a repetition from another answer; "" in a row of the first release."""
 
 
-class Attempt(NamedTuple):
+class SamplingState(NamedTuple):
     """One sampling: the slots seen so far, and what its responses agree on."""
 
     adapter_version: int
     group_size: int
     shared: str
     """Digest of what they must share besides (`refusals.shared_digest`); "" while only failed slots were seen."""
-    slots: Mapping[int, Slot]
+    slots: Mapping[int, ResponseRef]
 
     @property
     def last_at(self) -> int:
@@ -103,7 +103,7 @@ class Attempt(NamedTuple):
         return max(slot.offset for slot in self.slots.values())
 
 
-class Score(NamedTuple):
+class SourceScore(NamedTuple):
     """One source's verdict."""
 
     value: float | None
@@ -113,7 +113,7 @@ class Score(NamedTuple):
     timestamp_ms: int
 
 
-class Answer(NamedTuple):
+class ResponseCandidate(NamedTuple):
     """A response, with what decides whether it may enter."""
 
     sampling_id: str
@@ -122,26 +122,26 @@ class Answer(NamedTuple):
     group_size: int
     policy: str
     shared: str
-    slot: Slot
+    slot: ResponseRef
 
 
-class Verdict(NamedTuple):
+class RewardRef(NamedTuple):
     """A reward, with what decides whether it may enter."""
 
     response_id: str
     source: str
-    score: Score
+    score: SourceScore
 
 
 @dataclass(frozen=True, slots=True)
-class Open:
+class OpenGroup:
     """A group that waits for something."""
 
-    task: Facts | None = None
-    early: tuple[Answer | Verdict, ...] = ()
+    task: TaskInfo | None = None
+    early: tuple[ResponseCandidate | RewardRef, ...] = ()
     """What was read before its task. It enters with the task, through the same door, in the order it was read."""
-    attempts: Mapping[str, Attempt] = field(default_factory=dict)
-    scores: Mapping[str, Mapping[str, Score]] = field(default_factory=dict)
+    attempts: Mapping[str, SamplingState] = field(default_factory=dict)
+    scores: Mapping[str, Mapping[str, SourceScore]] = field(default_factory=dict)
     """response_id -> source -> score; a reward may come before its response."""
     first_seen_ms: int = 0
     refused: frozenset[str] = frozenset()
@@ -149,7 +149,7 @@ class Open:
     trace: str = ""  # of its task, as a header says it; "" without one
 
 
-class Said(NamedTuple):
+class ScoreDigest(NamedTuple):
     """A score of a closed group, in short."""
 
     offset: int
@@ -158,10 +158,10 @@ class Said(NamedTuple):
     """Their digest."""
 
 
-class Memory(NamedTuple):
+class ClosedGroupDigest(NamedTuple):
     """What a closed group keeps, beside the ids, to judge what is read later as it would have been judged before."""
 
-    task: Facts
+    task: TaskInfo
     """Without what only the group's record needed."""
     content: str
     """Digest of the task's content, to tell a repetition from a changed copy."""
@@ -169,14 +169,14 @@ class Memory(NamedTuple):
     """sampling_id -> adapter version, and the digest of what its responses share."""
     failed: frozenset[str]
     """Short ids of the failed slots of the sampling it was made of: a score of one changes nothing."""
-    said: Mapping[str, Said]
+    said: Mapping[str, ScoreDigest]
     """Short reward_id -> what it said."""
     answers: Mapping[str, str]
     """Short response_id -> digest of what it said."""
 
 
 @dataclass(frozen=True, slots=True)
-class Closed:
+class ClosedGroup:
     """A group that has left. It stays known until `evict`, so that a repetition is told from a latecomer."""
 
     closed_ms: int
@@ -184,16 +184,16 @@ class Closed:
     """Short ids of every response and reward that the group knows, those that were read after it left included."""
     sampling_id: str | None
     """The sampling it was made of; None if nobody answered in time."""
-    memory: Memory | None = None
+    memory: ClosedGroupDigest | None = None
     """None in a row of the first release, which had none: what is read later is then judged by ids alone."""
     refused: frozenset[str] = frozenset()
     """As in Open."""
 
 
-State = Open | Closed | None
+GroupState = OpenGroup | ClosedGroup | None
 
 
-class Member(NamedTuple):
+class GroupMember(NamedTuple):
     """A response in the group that leaves, still by reference."""
 
     slot: int
@@ -207,11 +207,11 @@ class Member(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Close:
+class EmitGroup:
     """Effect: this group leaves. `assemble` makes the record of it, given the responses it refers to."""
 
     task_id: str
-    task: Facts
+    task: TaskInfo
     rule: Advantages
     sampling_id: str | None
     adapter_version: int
@@ -220,13 +220,13 @@ class Close:
     created_at: int
     reward_mean: float
     reward_std: float
-    members: tuple[Member, ...]
+    members: tuple[GroupMember, ...]
     left_out: tuple[LeftOut, ...]
     trace: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Reject:
+class DeadLetterEffect:
     """Effect: the record at these coordinates goes to dead letters."""
 
     at: Coordinates
@@ -234,10 +234,10 @@ class Reject:
     error: str
 
 
-Effect = Close | Reject
+Effect = EmitGroup | DeadLetterEffect
 
 
-def without_responses(close: Close, reason: str) -> Close:
+def without_responses(close: EmitGroup, reason: str) -> EmitGroup:
     """Return `close` as the record of a group that is not for the trainer, with `reason` for each member's slot."""
     members = (LeftOut(slot=m.slot, response_id=m.response_id, reason=reason) for m in close.members)
     return replace(
@@ -252,7 +252,7 @@ def _by_slot(left: LeftOut) -> tuple[int, str]:
 # --- who is in --------------------------------------------------------------------------------------------------------
 
 
-def winner(state: Open) -> str | None:
+def winner(state: OpenGroup) -> str | None:
     """Return the sampling whose last slot stands first in the partition, among those that are whole."""
     attempts = state.attempts
     if len(attempts) == 1:  # the usual case, asked at every event
@@ -264,7 +264,7 @@ def winner(state: Open) -> str | None:
     return min(whole, key=lambda sampling_id: attempts[sampling_id].last_at)
 
 
-def fullest(state: Open) -> str | None:
+def fullest(state: OpenGroup) -> str | None:
     """Return the sampling with the most scored slots, then the most slots, then the first; None without any."""
 
     def rank(sampling_id: str) -> tuple[int, int, int]:
@@ -275,13 +275,13 @@ def fullest(state: Open) -> str | None:
     return min(state.attempts, key=rank, default=None)
 
 
-def weigh(state: Open, task: Facts, chosen: str | None) -> tuple[list[Member], list[LeftOut], list[int]]:
+def weigh(state: OpenGroup, task: TaskInfo, chosen: str | None) -> tuple[list[GroupMember], list[LeftOut], list[int]]:
     """Return the scored slots in slot order, those left out, and the timestamps of everything that counted.
 
     Nothing else that happens to be there counts: which other samplings and rewards were read before the group left
     depends on how the topics were read side by side, and the same log must give the same record.
     """
-    members: list[Member] = []
+    members: list[GroupMember] = []
     left_out: list[LeftOut] = []
     stamps = [task.timestamp_ms]
     slots = state.attempts[chosen].slots if chosen else {}
@@ -300,7 +300,7 @@ def weigh(state: Open, task: Facts, chosen: str | None) -> tuple[list[Member], l
             left_out.append(LeftOut(slot=number, response_id=slot.response_id, reason=reason))
             continue
         members.append(
-            Member(
+            GroupMember(
                 slot=number,
                 response_id=slot.response_id,
                 at=(slot.partition, slot.offset),
@@ -313,14 +313,14 @@ def weigh(state: Open, task: Facts, chosen: str | None) -> tuple[list[Member], l
     return members, left_out, stamps
 
 
-def _why_unscored(task: Facts, scores: Mapping[str, Score]) -> str | None:
+def _why_unscored(task: TaskInfo, scores: Mapping[str, SourceScore]) -> str | None:
     values = [scores[name].value for name, _ in task.sources if name in scores]
     if len(values) < len(task.sources):
         return "unscored"
     return "score_failed" if None in values else None
 
 
-def _components(task: Facts, scores: Mapping[str, Score]) -> dict[str, float]:
+def _components(task: TaskInfo, scores: Mapping[str, SourceScore]) -> dict[str, float]:
     components: dict[str, float] = {}
     for name, _ in task.sources:
         score = scores[name]
@@ -330,7 +330,7 @@ def _components(task: Facts, scores: Mapping[str, Score]) -> dict[str, float]:
     return components
 
 
-def is_late(task: Facts, timestamp_ms: int) -> bool:
+def is_late(task: TaskInfo, timestamp_ms: int) -> bool:
     """Return whether a record of this time stands behind the task's deadline."""
     return task.deadline_ms is not None and timestamp_ms > task.deadline_ms
 
@@ -347,7 +347,7 @@ def short_id(event_id: str) -> str:
 # --- from references to the record ------------------------------------------------------------------------------------
 
 
-def assemble(close: Close, responses: Mapping[tuple[int, int], Response]) -> AdvantagedGroup:
+def assemble(close: EmitGroup, responses: Mapping[tuple[int, int], Response]) -> AdvantagedGroup:
     """Return the group's record; `responses` holds what `close.members` refer to, by partition and offset."""
     bodies = [responses[member.at] for member in close.members]
     first = bodies[0] if bodies else None
@@ -397,7 +397,7 @@ def assemble(close: Close, responses: Mapping[tuple[int, int], Response]) -> Adv
     )
 
 
-def _metadata(task: Facts) -> dict[str, str]:
+def _metadata(task: TaskInfo) -> dict[str, str]:
     """Return the task's metadata, with the version it was pinned to: nothing else tells it if nobody answered."""
     pinned = {} if task.adapter_version is None else {"pinned_version": str(task.adapter_version)}
     return dict(task.metadata) | pinned

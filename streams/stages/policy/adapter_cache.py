@@ -19,8 +19,8 @@ from streams.adapters import signing, store
 from streams.engines import Engine
 from streams.errors import EventError
 from streams.files import Scratch
-from streams.settings.load import Settings
-from streams.stages.policy.versions import BASE, Arms
+from streams.settings.model import Settings
+from streams.stages.policy.versions import BASE, VersionRouter
 
 KEPT = 4
 """Versions whose folders stay after they were served last, beside those of primary and candidate."""
@@ -28,10 +28,10 @@ KEPT = 4
 log = logging.getLogger("streamward.policy")
 
 
-class Shelf:
+class AdapterCache:
     """The local folders of adapters, and the engine they are handed to. Use `close` at the end."""
 
-    def __init__(self, settings: Settings, engine: Engine, arms: Arms) -> None:
+    def __init__(self, settings: Settings, engine: Engine, arms: VersionRouter) -> None:
         """Begin with an empty folder of its own."""
         self._settings, self._engine, self._arms = settings, engine, arms
         self._scratch = Scratch("adapters")

@@ -33,7 +33,7 @@ import hashlib
 from collections import OrderedDict
 
 from schemas.events import AdvantagedGroup, Batch
-from streams.settings.load import Batches
+from streams.settings.model import Batches
 
 REMEMBERED_TASKS = 100_000
 """Tasks whose group is out, remembered by 8 bytes each, so that one delivered again is not sampled in vain."""

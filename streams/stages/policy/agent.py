@@ -37,22 +37,32 @@ from schemas.events import Response, Task, derive_id
 from streams.adapters import signing
 from streams.engines import Engine, SamplingRequest
 from streams.errors import EventError
-from streams.kafka.consumer import Consumer, Contiguous
+from streams.kafka.client import POLL_S
+from streams.kafka.consumer import GroupConsumer, OffsetTracker
+from streams.kafka.producer import Producer
 from streams.kafka.reader import fetch
-from streams.kafka.record import POLL_S, Producer, Record, TopicPartition, dead_letter
+from streams.kafka.record import Record, TopicPartition, dead_letter
 from streams.kafka.registry import client as schema_registry
-from streams.kafka.retry import Patience, StoppedWaiting
+from streams.kafka.retry import BrokerOutage, StoppedWaiting
 from streams.kafka.topics import topics
 from streams.observability import catalog, metrics
 from streams.observability.metrics import OFF, Meter
 from streams.observability.tracing import tracer as tracing
 from streams.observability.tracing.tracer import OFF as NO_TRACER, Tracer
-from streams.settings.load import Settings
+from streams.settings.model import Settings
 from streams.stages.advantages.state import deadline_ms
 from streams.stages.policy import sampling
-from streams.stages.policy.adapter_cache import Shelf
-from streams.stages.policy.rounds import Round, Served, Waiting, all_failed, choose, response, unusable
-from streams.stages.policy.state import Standing, answered, give_up_ms
+from streams.stages.policy.adapter_cache import AdapterCache
+from streams.stages.policy.rounds import (
+    SamplingBatch,
+    ServedVersion,
+    WaitingTask,
+    all_failed,
+    choose,
+    response,
+    unusable,
+)
+from streams.stages.policy.state import PolicyState, answered, give_up_ms
 from streams.stages.policy.versions import BASE, route
 
 STAGE = "policy"
@@ -100,18 +110,18 @@ def _run(settings: Settings, stop: threading.Event, engine: Engine, meter: Meter
     meter.ready("engine")
     try:
         schema_registry.wait(settings, meter, stop)
-        with Agent(settings, engine, Patience(settings.kafka, stop, meter), meter, tracer) as agent:
+        with PolicyAgent(settings, engine, BrokerOutage(settings.kafka, stop, meter), meter, tracer) as agent:
             while not stop.is_set():
                 agent.step()
     except StoppedWaiting as exc:
         log.warning("%s", exc)
 
 
-class Agent:
+class PolicyAgent:
     """One policy agent. Use as a context manager, and call `step` from one thread."""
 
     def __init__(
-        self, settings: Settings, engine: Engine, patience: Patience, meter: Meter = OFF, tracer: Tracer = NO_TRACER
+        self, settings: Settings, engine: Engine, patience: BrokerOutage, meter: Meter = OFF, tracer: Tracer = NO_TRACER
     ) -> None:
         self._settings, self._meter, self._tracer = settings, meter, tracer
         self._patience = patience
@@ -120,19 +130,19 @@ class Agent:
         self._nonce = uuid.uuid4().hex
         self._attempts, self._arrivals = count(), count()
         self._response_topic = topics(settings.topics)["responses"].name
-        self._waiting: dict[TopicPartition, dict[int, Waiting]] = {}
-        self._progress: dict[TopicPartition, Contiguous] = {}
+        self._waiting: dict[TopicPartition, dict[int, WaitingTask]] = {}
+        self._progress: dict[TopicPartition, OffsetTracker] = {}
         self._committed: dict[TopicPartition, int] = {}
         self._answered: dict[TopicPartition, set[str]] = {}
         self._assigned: set[TopicPartition] = set()  # new since the last step
         self._paused = False
         self._swept = 0.0
         self._lingers_until: float | None = None
-        self._standing = Standing(settings)
-        self._shelf = Shelf(settings, engine, self._standing.arms)
+        self._standing = PolicyState(settings)
+        self._shelf = AdapterCache(settings, engine, self._standing.arms)
         self._back_at = 0.0
         self._producer = Producer(settings, patience=patience, meter=meter, stage=STAGE)
-        self._consumer = Consumer(
+        self._consumer = GroupConsumer(
             settings,
             f"{STAGE}-{settings.policy.name}",
             ["tasks"],
@@ -204,7 +214,7 @@ class Agent:
         self._standing.poll()
         found = answered(self._settings, committed, self._standing, now_ms=_now_ms(), patience=self._patience)
         for tp in partitions:
-            self._waiting[tp], self._progress[tp] = {}, Contiguous()
+            self._waiting[tp], self._progress[tp] = {}, OffsetTracker()
             self._committed[tp], self._answered[tp] = committed[tp], found[tp[1]]
 
     def _take(self, record: Record) -> None:
@@ -223,7 +233,7 @@ class Agent:
         else:
             until_ms = deadline_ms(task, record.timestamp_ms, self._settings.advantages)
             trace = self._tracer.taken(task, record)
-            self._waiting[tp][offset] = Waiting(task, record.at, until_ms, next(self._arrivals), trace)
+            self._waiting[tp][offset] = WaitingTask(task, record.at, until_ms, next(self._arrivals), trace)
 
     def _sweep(self) -> None:
         """Now and then, let go of what time has overtaken."""
@@ -236,7 +246,7 @@ class Agent:
             log.warning("task %s: its group did not come; it holds no place in training any more", task_id)
         self._pass_over(list(self._all_waiting()))
 
-    def _pass_over(self, candidates: Sequence[Waiting]) -> bool:
+    def _pass_over(self, candidates: Sequence[WaitingTask]) -> bool:
         """Let go of tasks that no answer can reach any more; their group says why. Return whether there were any."""
         now_ms, before = _now_ms(), sum(map(len, self._waiting.values()))
         for waiting in candidates:
@@ -250,12 +260,12 @@ class Agent:
                 self._done(waiting)
         return sum(map(len, self._waiting.values())) < before
 
-    def _all_waiting(self) -> Iterable[Waiting]:
+    def _all_waiting(self) -> Iterable[WaitingTask]:
         return (waiting for of_partition in self._waiting.values() for waiting in of_partition.values())
 
     # --- answering ----------------------------------------------------------------------------------------------------
 
-    def _next_round(self) -> Round | None:
+    def _next_round(self) -> SamplingBatch | None:
         """Return the round to answer now, or None. Unless somebody is urgent, a part of a round waits for more."""
         chosen = self._choose()
         while chosen is not None and self._pass_over(chosen.tasks):
@@ -269,7 +279,7 @@ class Agent:
             self._lingers_until = time.monotonic() + LINGER_S
         return chosen if time.monotonic() >= self._lingers_until else None
 
-    def _choose(self) -> Round | None:
+    def _choose(self) -> SamplingBatch | None:
         serving, admission = self._standing.arms.serving, self._standing.admission
 
         def room(version: int) -> int:
@@ -281,7 +291,7 @@ class Agent:
         most = self._settings.policy.round_tasks
         return choose(self._all_waiting(), version_for=partial(route, serving), room=room, most=most)
 
-    def _answer(self, chosen: Round) -> None:
+    def _answer(self, chosen: SamplingBatch) -> None:
         self._lingers_until = None
         began = time.monotonic()
         refused = self._serve(chosen.version)
@@ -297,7 +307,7 @@ class Agent:
             answers = self._sampler.sample(requests, chosen.version)
         else:
             answers = [all_failed(request, refused) for request in requests]
-        served = Served(
+        served = ServedVersion(
             adapter_version=chosen.version,
             engine=self._engine.name,
             base_digest=self._engine.base_digest,
@@ -317,7 +327,7 @@ class Agent:
         self._meter.observe(catalog.PROCESSING, time.monotonic() - began, STAGE)
         log.info("version %d answered %d tasks in %.0f ms", chosen.version, len(chosen.tasks), served.latency_ms)
 
-    def _sampling_id(self, waiting: Waiting, version: int) -> str:
+    def _sampling_id(self, waiting: WaitingTask, version: int) -> str:
         return derive_id(waiting.task.task_id, version, *waiting.at, self._nonce, next(self._attempts))
 
     def _serve(self, version: int) -> str | None:
@@ -353,7 +363,7 @@ class Agent:
         record = fetch(self._settings, [at], patience=self._patience)[at]
         self._producer.send(dead_letter(record, stage=STAGE, reason=error.reason, error=str(error)))
 
-    def _write(self, slot: Response, waiting: Waiting) -> None:
+    def _write(self, slot: Response, waiting: WaitingTask) -> None:
         """Hand one response to the log; one that cannot be written becomes one that failed."""
         try:
             payload = serde.encode(slot)
@@ -382,7 +392,7 @@ class Agent:
 
     # --- done ---------------------------------------------------------------------------------------------------------
 
-    def _done(self, waiting: Waiting) -> None:
+    def _done(self, waiting: WaitingTask) -> None:
         tp = (waiting.at.topic, waiting.at.partition)
         self._waiting[tp].pop(waiting.at.offset)
         self._progress[tp].done(waiting.at.offset)

@@ -18,7 +18,7 @@ from streams.observability.tracing.context import Context
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class WaitingTask:
     """A task that was read and is not answered yet."""
 
     task: Task
@@ -36,20 +36,20 @@ class Waiting:
 
 
 @dataclass(frozen=True, slots=True)
-class Round:
+class SamplingBatch:
     """Tasks that are answered together, by one version."""
 
     version: int
-    tasks: tuple[Waiting, ...]
+    tasks: tuple[WaitingTask, ...]
 
 
 def choose(
-    waiting: Iterable[Waiting],
+    waiting: Iterable[WaitingTask],
     *,
     version_for: Callable[[Task], int | None],
     room: Callable[[int], int],
     most: int,
-) -> Round | None:
+) -> SamplingBatch | None:
     """Return the next round of at most `most` tasks, or None if nothing may start.
 
     The first task that may start decides the version and the length: those of one round share both, since a round lasts
@@ -58,7 +58,7 @@ def choose(
     most `room(version)` train tasks start.
     """
     first: tuple[int, int] | None = None
-    chosen: list[Waiting] = []
+    chosen: list[WaitingTask] = []
     places: dict[int, int] = {}
     for candidate in sorted(waiting, key=lambda one: (not one.urgent, one.arrival)):
         length = candidate.task.sampling.max_tokens
@@ -76,14 +76,14 @@ def choose(
         chosen.append(candidate)
         if len(chosen) == most:
             break
-    return None if first is None else Round(first[0], tuple(chosen))
+    return None if first is None else SamplingBatch(first[0], tuple(chosen))
 
 
 # --- answers ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Served:
+class ServedVersion:
     """What every response of a round says about who answered."""
 
     adapter_version: int
@@ -107,7 +107,7 @@ def all_failed(request: SamplingRequest, error: str) -> list[Completion]:
     return [failed(slot, error) for slot in range(request.task.group_size)]
 
 
-def response(request: SamplingRequest, completion: Completion, served: Served) -> Response:
+def response(request: SamplingRequest, completion: Completion, served: ServedVersion) -> Response:
     """Return the record of one slot."""
     task = request.task
     good = completion.error is None

@@ -17,7 +17,7 @@ from streams.engines import Completion, Engine, SamplingRequest
 from streams.errors import StreamwardError
 from streams.observability import catalog
 from streams.observability.metrics import Meter
-from streams.settings.load import Policy
+from streams.settings.model import Policy
 from streams.stages.policy.deadline import at_most
 from streams.stages.policy.rounds import all_failed, malformed
 

@@ -20,13 +20,14 @@ from typing import TypeVar
 from schemas.events import AdapterEvent, AdvantagedGroup, Batch, Coordinates, Event, Response
 from schemas.serde import Poison
 from streams.kafka.admin import offsets, offsets_at
-from streams.kafka.reader import Tail, read
-from streams.kafka.record import POLL_S, Record, TopicPartition, partition_of
-from streams.kafka.retry import Patience
+from streams.kafka.client import POLL_S
+from streams.kafka.reader import PartitionReader, read
+from streams.kafka.record import Record, TopicPartition, partition_of
+from streams.kafka.retry import BrokerOutage
 from streams.kafka.topics import topics
-from streams.settings.load import Settings
+from streams.settings.model import Settings
 from streams.stages.policy.admission import Admission
-from streams.stages.policy.versions import Arms
+from streams.stages.policy.versions import VersionRouter
 
 log = logging.getLogger("streamward.policy")
 
@@ -38,14 +39,14 @@ CLOCK_SKEW_MS = 60_000
 """How far the clocks of those who write tasks and responses may be apart when the log is searched by time."""
 
 
-class Standing:
+class PolicyState:
     """The fold of one policy's adapters, batches and groups, up to date after each `poll`. Use as a context manager."""
 
     def __init__(self, settings: Settings) -> None:
         """Read what there is now. Raises NotFoundError without the topics, LogError if the broker does not answer."""
         self._settings = settings
         self._policy = settings.policy.name
-        self.arms = Arms(self._policy)
+        self.arms = VersionRouter(self._policy)
         self.admission = Admission(settings.batches)
         self.trained_at: dict[int, Coordinates] = {}
         """Where the event that made each version lies."""
@@ -67,13 +68,13 @@ class Standing:
                 self._fold[tp[0]](record)
         first, end = bounds[groups_tp]
         start = max(first, self._last_group.get(self.oldest_useful - 1, -1) + 1)
-        self._tail = Tail(
+        self._tail = PartitionReader(
             settings, {adapters_tp: bounds[adapters_tp][1], batches_tp: bounds[batches_tp][1], groups_tp: start}
         )
         while self._tail.position[groups_tp] < end:
             self.poll()
 
-    def __enter__(self) -> Standing:
+    def __enter__(self) -> PolicyState:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -90,7 +91,7 @@ class Standing:
             self._fold[record.at.topic](record)
         self._polled = time.monotonic()
 
-    def follow(self, patience: Patience) -> None:
+    def follow(self, patience: BrokerOutage) -> None:
         """Take in what came since the last call; after a pause, every adapter event that is there by now.
 
         librdkafka goes on fetching while a round is decoded, but not in a process that was frozen, nor while its broker
@@ -148,7 +149,7 @@ def _usable(record: Record, expected: type[E]) -> E | None:
 
 
 @dataclass(slots=True)
-class _Attempt:
+class _AnsweredSampling:
     """A sampling as it is found on `responses`."""
 
     first: Response
@@ -159,10 +160,10 @@ class _Attempt:
 def answered(
     settings: Settings,
     committed: Mapping[TopicPartition, int],
-    standing: Standing,
+    standing: PolicyState,
     *,
     now_ms: int,
-    patience: Patience,
+    patience: BrokerOutage,
 ) -> dict[int, set[str]]:
     """Return, per partition of `tasks` in `committed`, the tasks from there on that have a whole sampling already.
 
@@ -178,14 +179,14 @@ def answered(
     found_at = patience.ask(lambda: offsets_at(settings, ["responses"], max(0, since_ms)), "to where a time is")
     ends = {(responses, partition): bounds[responses, partition][1] for _, partition in committed}
     starts = {tp: found_at[tp] if found_at[tp] >= 0 else end for tp, end in ends.items()}
-    attempts: dict[tuple[int, str], _Attempt] = {}
+    attempts: dict[tuple[int, str], _AnsweredSampling] = {}
     found: dict[int, set[str]] = {partition: set() for _, partition in committed}
     for record in read(settings, starts, ends, patience=patience):
         response = _usable(record, Response)
         if response is None or response.policy != settings.policy.name:
             continue
         key = (record.at.partition, response.sampling_id)
-        attempt = attempts.setdefault(key, _Attempt(response, record.timestamp_ms))
+        attempt = attempts.setdefault(key, _AnsweredSampling(response, record.timestamp_ms))
         attempt.slots.add(response.slot)
         if len(attempt.slots) < response.group_size:
             continue
@@ -209,7 +210,7 @@ def _first_times(
     settings: Settings,
     committed: Mapping[TopicPartition, int],
     bounds: Mapping[TopicPartition, tuple[int, int]],
-    patience: Patience,
+    patience: BrokerOutage,
 ) -> dict[TopicPartition, int]:
     """Return the record timestamp of the first uncommitted record of each partition that has one."""
     starts = {tp: max(offset, bounds[tp][0]) for tp, offset in committed.items()}
@@ -218,7 +219,7 @@ def _first_times(
     return {(record.at.topic, record.at.partition): record.timestamp_ms for record in first}
 
 
-def _in_flight_since(settings: Settings, standing: Standing, now_ms: int) -> int:
+def _in_flight_since(settings: Settings, standing: PolicyState, now_ms: int) -> int:
     """Return the time before which no sampling was written that is still in flight and of use, ms; 0 if not known."""
     version = standing.arms.adapters.versions.get(standing.oldest_useful)
     made = version.created_at if version is not None else 0

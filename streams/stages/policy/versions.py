@@ -25,7 +25,7 @@ BASE = 0
 """The version that needs no files."""
 
 
-class Arms:
+class VersionRouter:
     """One policy's versions and who of them answers here."""
 
     def __init__(self, policy: str) -> None:

@@ -26,8 +26,8 @@ from typing import Any, Literal, NamedTuple
 from schemas.events import AdapterEvent, AdvantagedGroup, Verdict, derive_id
 from streams.evaluation import sequential
 from streams.evaluation.results import short
-from streams.evaluation.sequential import Arm, Interval, Pair
-from streams.settings.load import Canary as Rule
+from streams.evaluation.sequential import Arm, ArmPair, ConfidenceSequence
+from streams.settings.model import Canary as Rule
 from streams.stages.advantages.state import POLICY_LAG
 from streams.table_rows import pack, unpack
 
@@ -41,7 +41,7 @@ GUARDRAILS = FIGURES[1:]
 # --- what the line knows of a canary ----------------------------------------------------------------------------------
 
 
-class Trial(NamedTuple):
+class CanaryTrial(NamedTuple):
     """A canary under way, as the topic `adapters` tells it."""
 
     id: str
@@ -62,13 +62,13 @@ class Trial(NamedTuple):
         return begun[-1] if begun else None
 
 
-def followed(trial: Trial | None, event: AdapterEvent, candidate: int | None, at_ms: int) -> Trial | None:
+def followed(trial: CanaryTrial | None, event: AdapterEvent, candidate: int | None, at_ms: int) -> CanaryTrial | None:
     """Return the canary after an event, recorded at `at_ms`, that took effect and left `candidate` the candidate."""
     if candidate is None:
         return None
     step = (event.share or 0.0, at_ms)
     if event.kind == "canary_started":
-        return Trial(event.event_id, event.version, event.expected_version or 0, (step,))
+        return CanaryTrial(event.event_id, event.version, event.expected_version or 0, (step,))
     if event.kind == "canary_advanced" and trial is not None:
         return trial._replace(steps=(*trial.steps, step))
     return trial
@@ -98,16 +98,16 @@ class Evidence:
     over: bool = False
     """Whether one of them ends the canary."""
 
-    def pairs(self, figure: str) -> list[Pair]:
+    def pairs(self, figure: str) -> list[ArmPair]:
         """Return both arms of each step, for one figure."""
         at = FIGURES.index(figure)
-        return [Pair(candidate[at], primary[at]) for candidate, primary in self.steps]
+        return [ArmPair(candidate[at], primary[at]) for candidate, primary in self.steps]
 
     def groups(self, arm: int, figure: str = "reward") -> int:
         """Return the groups of one arm (0 candidate, 1 primary) that brought this figure."""
         return sum(pair[arm].n for pair in self.pairs(figure))
 
-    def in_step(self, arm: int, trial: Trial) -> int:
+    def in_step(self, arm: int, trial: CanaryTrial) -> int:
         """Return the groups of one arm that brought a reward in the step in force."""
         return self.steps[-1][arm][0].n if len(self.steps) == len(trial.steps) else 0
 
@@ -131,14 +131,14 @@ def figures(group: AdvantagedGroup) -> tuple[float | None, ...]:
     )
 
 
-def arm_of(group: AdvantagedGroup, trial: Trial) -> int | None:
+def arm_of(group: AdvantagedGroup, trial: CanaryTrial) -> int | None:
     """Return 0 for a group of the candidate, 1 for one of the primary, None for one that says nothing of either."""
     if group.purpose == "eval" or "pinned_version" in group.metadata or POLICY_LAG in group.metadata:
         return None
     return {trial.version: 0, trial.primary: 1}.get(group.adapter_version)
 
 
-def count(evidence: Evidence, trial: Trial, group: AdvantagedGroup, offset: int) -> Evidence:
+def count(evidence: Evidence, trial: CanaryTrial, group: AdvantagedGroup, offset: int) -> Evidence:
     """Return the evidence after the group at `offset`. One that was counted before, or is of no arm, changes nothing.
 
     Evidence of another canary is forgotten.
@@ -167,7 +167,7 @@ def _mean(values: Iterable[float]) -> float | None:
 # --- what follows -----------------------------------------------------------------------------------------------------
 
 
-class Finding(NamedTuple):
+class CanaryFinding(NamedTuple):
     """What the evidence says now."""
 
     kind: Literal["canary_advanced", "promoted", "rejected", "judged"]
@@ -176,7 +176,7 @@ class Finding(NamedTuple):
     verdict: Verdict | None = None
 
 
-def reward(evidence: Evidence, rule: Rule) -> Interval | None:
+def reward(evidence: Evidence, rule: Rule) -> ConfidenceSequence | None:
     """Return the gain in mean reward over the primary, once there are `step_groups` of each arm."""
     if min(evidence.groups(0), evidence.groups(1)) < rule.step_groups:
         return None
@@ -213,7 +213,7 @@ def _allowed(figure: str, rule: Rule, level: float) -> float:
             return (rule.max_latency_ratio - 1) * level
 
 
-def find(evidence: Evidence, trial: Trial, rule: Rule) -> tuple[Evidence, Finding | None]:
+def find(evidence: Evidence, trial: CanaryTrial, rule: Rule) -> tuple[Evidence, CanaryFinding | None]:
     """Return what follows from the evidence, if anything does; whether it was said before is not asked.
 
     In this order: a guardrail or the test rolls the candidate back; the test is remembered to have spoken for it; a
@@ -221,42 +221,42 @@ def find(evidence: Evidence, trial: Trial, rule: Rule) -> tuple[Evidence, Findin
     compare with, so it is entered only once the test has spoken.
     """
     if broken := tripped(evidence, rule):
-        return evidence, Finding("rejected", f"canary: {'; '.join(broken)}")
+        return evidence, CanaryFinding("rejected", f"canary: {'; '.join(broken)}")
     interval = reward(evidence, rule)
     if interval is not None and interval.high < rule.min_improvement:
-        return evidence, Finding("rejected", f"canary: {_says(interval, rule)}, below {rule.min_improvement:g}")
+        return evidence, CanaryFinding("rejected", f"canary: {_says(interval, rule)}, below {rule.min_improvement:g}")
     if interval is not None and interval.low > rule.min_improvement:
         evidence = replace(evidence, proven=True)
     larger = [share for share in rule.shares if share > trial.share]
     if _is_full(evidence, trial, rule):
         if larger and (larger[0] < 1 or evidence.proven):
             reason = f"canary: {rule.step_groups} groups of each arm at {trial.share:g} broke no guardrail"
-            return evidence, Finding("canary_advanced", reason, share=larger[0])
+            return evidence, CanaryFinding("canary_advanced", reason, share=larger[0])
         if not larger and evidence.proven:
             reason = f"canary: {_says(interval, rule)}" if interval is not None else "canary: the test spoke for it"
             if rule.decide == "ask":
-                return evidence, Finding("judged", f"{reason}; a person promotes it", verdict="promote")
-            return evidence, Finding("promoted", reason)
+                return evidence, CanaryFinding("judged", f"{reason}; a person promotes it", verdict="promote")
+            return evidence, CanaryFinding("promoted", reason)
     if not evidence.in_step(0, trial) and evidence.in_step(1, trial) >= rule.step_groups / trial.share:
         says = f"not one of {evidence.in_step(1, trial)} groups at {trial.share:g} is the candidate's"
-        return evidence, Finding(
+        return evidence, CanaryFinding(
             "judged", f"canary: {says}; look whether the agents could load it. A person decides", verdict="ask"
         )
     if evidence.groups(0) >= rule.max_groups and not evidence.proven:
         says = "no interval" if interval is None else _says(interval, rule)
-        return evidence, Finding(
+        return evidence, CanaryFinding(
             "judged", f"canary: {says} after {rule.max_groups} groups of the candidate; a person decides", verdict="ask"
         )
     return evidence, None
 
 
-def _is_full(evidence: Evidence, trial: Trial, rule: Rule) -> bool:
+def _is_full(evidence: Evidence, trial: CanaryTrial, rule: Rule) -> bool:
     """Return whether the step in force has its groups: of both arms, while both answer."""
     candidate, primary = evidence.in_step(0, trial), evidence.in_step(1, trial)
     return candidate >= rule.step_groups and (trial.share >= 1 or primary >= rule.step_groups)
 
 
-def _says(interval: Interval, rule: Rule) -> str:
+def _says(interval: ConfidenceSequence, rule: Rule) -> str:
     return (
         f"reward {interval.estimate:+.4g}, {1 - rule.alpha:.4g} interval {interval.low:+.4g} to {interval.high:+.4g} "
         "at every look"
@@ -267,7 +267,7 @@ def _says(interval: Interval, rule: Rule) -> str:
 
 
 def decide(
-    evidence: Evidence, trial: Trial, rule: Rule, *, policy: str, at_ms: int
+    evidence: Evidence, trial: CanaryTrial, rule: Rule, *, policy: str, at_ms: int
 ) -> tuple[Evidence, AdapterEvent | None]:
     """Return the evidence, and the event that follows from it unless that was written before.
 

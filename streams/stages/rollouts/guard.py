@@ -35,7 +35,7 @@ from typing import NamedTuple
 from schemas.events import AdapterEvent, Outcome, Verdict, derive_id
 from streams.adapters.versions import Version
 from streams.evaluation import intervals, paired as pairing
-from streams.settings.load import Guard
+from streams.settings.model import Guard
 
 ACTOR = "rollouts"
 HARDEST: tuple[Verdict, ...] = ("reject", "ask", "promote")
@@ -47,7 +47,7 @@ Thresholds = Mapping[str, Mapping[str, float]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Judgement:
+class GuardResult:
     """What the rule says of a version, and why."""
 
     verdict: Verdict
@@ -59,14 +59,14 @@ class Judgement:
     """The rule in force, setting by setting."""
 
 
-class _Finding(NamedTuple):
+class _GuardFinding(NamedTuple):
     verdict: Verdict
     says: str
 
 
 def judge(
     candidate: Version, incumbent: Version, rule: Guard, suite: str, thresholds: Thresholds | None = None
-) -> Judgement:
+) -> GuardResult:
     """Return the verdict on `candidate` against the version in force, by what both showed on `suite`.
 
     `suite` is its identity (`sums@1f3c9a2b`); results on another one are not looked at. Without a result of either
@@ -75,20 +75,20 @@ def judge(
     thresholds = thresholds or {}
     gate = effective(rule, thresholds)
     if missing := [text for one in (candidate, incumbent) if (text := _missing(one, suite)) is not None]:
-        return Judgement(verdict="ask", reasons=tuple(missing), metrics={}, gate=gate)
+        return GuardResult(verdict="ask", reasons=tuple(missing), metrics={}, gate=gate)
     found = pairing.pairs(candidate.outcomes[suite], incumbent.outcomes[suite])
     share, metrics = _failed_share(candidate, suite), {}
     findings = list(_failed(share, rule))
     metrics["failed_share"] = share
     if not found:
-        findings.append(_Finding("ask", f"no task of suite {suite} was scored for both versions"))
+        findings.append(_GuardFinding("ask", f"no task of suite {suite} was scored for both versions"))
         return _judgement(findings, metrics, gate)
     whole = pairing.compare(found, rule.confidence)
     metrics |= whole.metrics()
     gain = _gain(whole, found, rule)
     if whole.n < rule.min_tasks:
         few = f"{whole.n} tasks were scored for both versions, the rule asks for {rule.min_tasks}"
-        return _judgement([_Finding("ask", few), *findings, gain._replace(verdict="ask")], metrics, gate)
+        return _judgement([_GuardFinding("ask", few), *findings, gain._replace(verdict="ask")], metrics, gate)
     findings += _scenarios(candidate.outcomes[suite], found, rule, metrics)
     findings += _below_thresholds(candidate.outcomes[suite], thresholds, rule)
     findings += _tokens(found, rule)
@@ -97,7 +97,7 @@ def judge(
 
 
 def event(
-    judgement: Judgement, *, policy: str, version: int, against: int, suite: str, created_at: int
+    judgement: GuardResult, *, policy: str, version: int, against: int, suite: str, created_at: int
 ) -> AdapterEvent:
     """Return the `judged` event; the same judgement under the same rule is the same event."""
     rule = json.dumps(dict(judgement.gate), sort_keys=True)
@@ -128,9 +128,9 @@ def effective(rule: Guard, thresholds: Thresholds) -> dict[str, str]:
     return gate | least
 
 
-def _judgement(findings: Sequence[_Finding], metrics: Mapping[str, float], gate: Mapping[str, str]) -> Judgement:
+def _judgement(findings: Sequence[_GuardFinding], metrics: Mapping[str, float], gate: Mapping[str, str]) -> GuardResult:
     ordered = sorted(findings, key=lambda finding: HARDEST.index(finding.verdict))
-    return Judgement(
+    return GuardResult(
         verdict=ordered[0].verdict, reasons=tuple(finding.says for finding in ordered), metrics=metrics, gate=gate
     )
 
@@ -162,12 +162,12 @@ def _failed_share(version: Version, suite: str) -> float:
     return failed / (scored + failed) if scored + failed else 0.0
 
 
-def _failed(share: float, rule: Guard) -> Iterator[_Finding]:
+def _failed(share: float, rule: Guard) -> Iterator[_GuardFinding]:
     if share > rule.max_failed:
-        yield _Finding("ask", f"{share:.1%} of the slots have no score, the rule allows {rule.max_failed:.1%}")
+        yield _GuardFinding("ask", f"{share:.1%} of the slots have no score, the rule allows {rule.max_failed:.1%}")
 
 
-def _gain(whole: pairing.Comparison, found: Sequence[pairing.Pair], rule: Guard) -> _Finding:
+def _gain(whole: pairing.Comparison, found: Sequence[pairing.Pair], rule: Guard) -> _GuardFinding:
     gain, least = whole.gain, rule.min_improvement
     says = (
         f"mean reward {whole.reward:.3g} against {whole.reward_against:.3g} on {whole.n} tasks: gain "
@@ -176,22 +176,24 @@ def _gain(whole: pairing.Comparison, found: Sequence[pairing.Pair], rule: Guard)
     needed = intervals.fewest_unequal(rule.confidence)
     unequal = sum(abs(one - other - least) > ROUNDING for one, other in zip(*pairing.rewards(found), strict=True))
     if unequal < needed:
-        return _Finding("ask", f"{says}; {unequal} tasks came out differently, and {needed} could first prove anything")
+        return _GuardFinding(
+            "ask", f"{says}; {unequal} tasks came out differently, and {needed} could first prove anything"
+        )
     if gain.low > least + ROUNDING:
-        return _Finding("promote", says)
-    return _Finding("reject" if gain.high < least - ROUNDING else "ask", says)
+        return _GuardFinding("promote", says)
+    return _GuardFinding("reject" if gain.high < least - ROUNDING else "ask", says)
 
 
 def _scenarios(
     outcomes: Sequence[Outcome], found: Sequence[pairing.Pair], rule: Guard, metrics: dict[str, float]
-) -> Iterator[_Finding]:
+) -> Iterator[_GuardFinding]:
     """Yield what the scenarios have against the version, and note the figures of each in `metrics`."""
     every = sorted({outcome.scenario for outcome in outcomes})
     paired = pairing.by_scenario(found)
     confidence = 1 - (1 - rule.confidence) / len(every)
     for name in every:
         if name not in paired:
-            yield _Finding("ask", f"scenario {name} has no task that was scored for both versions")
+            yield _GuardFinding("ask", f"scenario {name} has no task that was scored for both versions")
             continue
         one = pairing.compare(paired[name], confidence)
         metrics |= {
@@ -202,18 +204,18 @@ def _scenarios(
         if one.gain.value >= -rule.max_scenario_loss - ROUNDING:
             continue
         proven = one.gain.high < -rule.max_scenario_loss - ROUNDING
-        yield _Finding(
+        yield _GuardFinding(
             "reject" if proven else "ask",
             f"scenario {name}: mean reward {one.reward:.3g} against {one.reward_against:.3g} on {one.n} tasks, a "
             f"change of {_span(one.gain)}, the rule allows a loss of {rule.max_scenario_loss:g}",
         )
 
 
-def _below_thresholds(outcomes: Sequence[Outcome], thresholds: Thresholds, rule: Guard) -> Iterator[_Finding]:
+def _below_thresholds(outcomes: Sequence[Outcome], thresholds: Thresholds, rule: Guard) -> Iterator[_GuardFinding]:
     for scenario, least in sorted(thresholds.items()):
         scored = [one for one in outcomes if one.scenario == scenario and one.reward is not None]
         if not scored:
-            yield _Finding("ask", f"scenario {scenario} has a threshold and no task with a score")
+            yield _GuardFinding("ask", f"scenario {scenario} has a threshold and no task with a score")
             continue
         for name, value in sorted(least.items()):
             values = [(one.success if name == "success" else one.reward) or 0.0 for one in scored]
@@ -221,10 +223,10 @@ def _below_thresholds(outcomes: Sequence[Outcome], thresholds: Thresholds, rule:
             high = intervals.wilson(got.value, got.n, rule.confidence).high if name == "success" else got.high
             if got.value < value - ROUNDING:
                 says = f"scenario {scenario}: {name} {got.value:.3g} on {got.n} tasks, the suite asks for {value:g}"
-                yield _Finding("reject" if high < value - ROUNDING else "ask", says)
+                yield _GuardFinding("reject" if high < value - ROUNDING else "ask", says)
 
 
-def _tokens(found: Sequence[pairing.Pair], rule: Guard) -> Iterator[_Finding]:
+def _tokens(found: Sequence[pairing.Pair], rule: Guard) -> Iterator[_GuardFinding]:
     """Yield what the length of the answers has against the version.
 
     first - allowed · second has, per pair, a mean above 0 exactly if the ratio of the means is too large, and needs no
@@ -237,22 +239,22 @@ def _tokens(found: Sequence[pairing.Pair], rule: Guard) -> Iterator[_Finding]:
     if excess.value > ROUNDING:
         first, second = (math.fsum(side) / len(every) for side in zip(*every, strict=True))
         says = f"{first:.3g} tokens against {second:.3g} per response"
-        yield _Finding(
+        yield _GuardFinding(
             "reject" if excess.low > 0 else "ask", f"{says}, the rule allows {rule.max_tokens_ratio:g} times as many"
         )
 
 
-def _latency(found: Sequence[pairing.Pair], rule: Guard) -> Iterator[_Finding]:
+def _latency(found: Sequence[pairing.Pair], rule: Guard) -> Iterator[_GuardFinding]:
     medians = pairing.medians(found, "latency_ms")
     if medians is None:
         return
     first, second = medians
     if first > rule.max_latency_ratio * second and first - second > LATENCY_NOISE_MS:
         says = f"median of {first:.3g} ms against {second:.3g} per response"
-        yield _Finding("ask", f"{says}, the rule allows {rule.max_latency_ratio:g} times as long")
+        yield _GuardFinding("ask", f"{says}, the rule allows {rule.max_latency_ratio:g} times as long")
 
 
-def _span(gain: intervals.Difference) -> str:
+def _span(gain: intervals.MeanDifference) -> str:
     return f"{_number(gain.value)} ({_number(gain.low)} to {_number(gain.high)})"
 
 

@@ -40,9 +40,9 @@ from streams.evaluation import results as outcomes, run as evaluate
 from streams.evaluation.results import short
 from streams.kafka.topics import topics
 from streams.observability.tracing import context
-from streams.settings.load import Canary
+from streams.settings.model import Canary
 from streams.stages.rollouts import canary, guard
-from streams.stages.rollouts.state import DIRECT, Line, Rule, dump, load_line, rule_of, waiting
+from streams.stages.rollouts.state import DIRECT, RolloutRule, RolloutState, dump, load_line, rule_of, waiting
 
 if TYPE_CHECKING:
     from streams.kafka.record import Record
@@ -62,13 +62,13 @@ def _no_results(_: int) -> AdapterEvent | None:
 
 
 def reduce(
-    line: Line,
+    line: RolloutState,
     event: AdapterEvent,
-    rule: Rule = DIRECT,
+    rule: RolloutRule = DIRECT,
     results: Results = _no_results,
     *,
     at_ms: int | None = None,
-) -> tuple[Line, Sequence[AdapterEvent | Task]]:
+) -> tuple[RolloutState, Sequence[AdapterEvent | Task]]:
     """Return the line after `event`, recorded at `at_ms` (created_at if not given), and what it calls for."""
     if rule.suite is not None and line.suite != rule.suite.name:
         line = replace(line, suite=rule.suite.name, evaluating=frozenset(), judged={})
@@ -89,7 +89,7 @@ def reduce(
     return replace(line, asked=decision.event_id), (*tasks, decision)
 
 
-def _after(line: Line, event: AdapterEvent, rule: Rule, at_ms: int) -> Line:
+def _after(line: RolloutState, event: AdapterEvent, rule: RolloutRule, at_ms: int) -> RolloutState:
     """Return the line after an event that takes effect."""
     serving = step(line.serving, event)
     line = replace(line, serving=serving, canary=canary.followed(line.canary, event, serving.candidate, at_ms))
@@ -106,7 +106,7 @@ def _after(line: Line, event: AdapterEvent, rule: Rule, at_ms: int) -> Line:
 # --- what is asked ----------------------------------------------------------------------------------------------------
 
 
-def _questions(line: Line, event: AdapterEvent, rule: Rule, results: Results) -> Iterator[Task]:
+def _questions(line: RolloutState, event: AdapterEvent, rule: RolloutRule, results: Results) -> Iterator[Task]:
     """Yield the guard's suite for a version that is due, and for the primary that it will be compared with."""
     waits = event.kind in SWAPS and any(version in line.evaluating for version in waiting(line))
     if rule.suite is None or not (waits or evaluate.is_due(event, rule.guard)):
@@ -119,7 +119,7 @@ def _questions(line: Line, event: AdapterEvent, rule: Rule, results: Results) ->
 # --- what is decided --------------------------------------------------------------------------------------------------
 
 
-def _decision(line: Line, event: AdapterEvent, rule: Rule, results: Results) -> AdapterEvent | None:
+def _decision(line: RolloutState, event: AdapterEvent, rule: RolloutRule, results: Results) -> AdapterEvent | None:
     """Return what the state of things calls for; `event` is what brought it about."""
     match rule.mode:
         case "direct":
@@ -130,7 +130,7 @@ def _decision(line: Line, event: AdapterEvent, rule: Rule, results: Results) -> 
             return _turn(line, event, rule) or _judgement(line, event.policy, rule, results)
 
 
-def _newest_promoted(line: Line, policy: str) -> AdapterEvent | None:
+def _newest_promoted(line: RolloutState, policy: str) -> AdapterEvent | None:
     """Return the promotion of the newest version: a function of the line, so a second one is no other."""
     serving = line.serving
     if line.newest <= serving.primary or serving.statuses[line.newest] != "trained":
@@ -148,7 +148,7 @@ def _newest_promoted(line: Line, policy: str) -> AdapterEvent | None:
     )
 
 
-def _turn(line: Line, event: AdapterEvent, rule: Rule) -> AdapterEvent | None:
+def _turn(line: RolloutState, event: AdapterEvent, rule: RolloutRule) -> AdapterEvent | None:
     """Return what the newest version that waits is in for: promotion, canary, rejection; None to go on waiting."""
     if rule.mode == "canary" and line.serving.candidate is not None:
         return None
@@ -168,11 +168,11 @@ def _turn(line: Line, event: AdapterEvent, rule: Rule) -> AdapterEvent | None:
 
 
 def _moved(
-    line: Line,
+    line: RolloutState,
     event: AdapterEvent,
     version: int,
     kind: Literal["promoted", "canary_started", "rejected"],
-    rule: Rule,
+    rule: RolloutRule,
 ) -> AdapterEvent:
     primary, suite = line.serving.primary, rule.suite
     gate = guard.effective(rule.guard, suite.thresholds) if suite is not None and rule.waits_for_guard else {}
@@ -194,7 +194,7 @@ def _moved(
     )
 
 
-def _judgement(line: Line, policy: str, rule: Rule, results: Results) -> AdapterEvent | None:
+def _judgement(line: RolloutState, policy: str, rule: RolloutRule, results: Results) -> AdapterEvent | None:
     """Return the guard's verdict on the newest version that waits and has a result, if there is none yet."""
     suite, primary = rule.suite, line.serving.primary
     if suite is None or (against := results(primary)) is None:

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from schemas.events import Verdict
 from streams.adapters.serving import Serving, Status
 from streams.errors import SettingsError
-from streams.settings.load import Canary, Guard, Settings
-from streams.stages.rollouts.canary import Trial
+from streams.settings.model import Canary, Guard, Settings
+from streams.stages.rollouts.canary import CanaryTrial
 from streams.table_rows import pack, unpack
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class RolloutRule:
     """The settings that decide, with the guard's suite read."""
 
     mode: Literal["direct", "guarded", "canary", "manual"] = "direct"
@@ -40,10 +40,10 @@ class Rule:
         return self.mode == "guarded" or (self.suite is not None and self.guard.decide != "never")
 
 
-DIRECT = Rule()
+DIRECT = RolloutRule()
 
 
-def rule_of(settings: Settings) -> Rule:
+def rule_of(settings: Settings) -> RolloutRule:
     """Return the rule in force. Raises SettingsError for mode `guarded` without a suite, and as `suites.load`."""
     mode, file = settings.rollouts.mode, settings.guard.suite
     if mode == "guarded" and file is None:
@@ -56,11 +56,11 @@ def rule_of(settings: Settings) -> Rule:
         from streams.evaluation import suites
 
         suite = suites.load(file, settings.topics)
-    return Rule(mode, settings.guard, suite, settings.canary)
+    return RolloutRule(mode, settings.guard, suite, settings.canary)
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class RolloutState:
     """The adapters of one policy, as far as the next decision needs them."""
 
     serving: Serving = field(default_factory=Serving)
@@ -73,7 +73,7 @@ class Line:
     """Short ids of the decisions read so far (serving.DECISIONS): a second copy of one must not act."""
     swaps: int = 0
     """How often the primary was replaced: part of the ids, since what was decided before a swap is another fact."""
-    canary: Trial | None = None
+    canary: CanaryTrial | None = None
     """The canary under way."""
     suite: str = ""
     """The guard's suite that the next two are about; with another one they begin anew."""
@@ -83,7 +83,7 @@ class Line:
     """The guard's verdict by version and the primary it was compared with, for versions that wait."""
 
 
-def waiting(line: Line) -> list[int]:
+def waiting(line: RolloutState) -> list[int]:
     """Return the versions that may take their turn, newest first: newer than every one that had it."""
     statuses = line.serving.statuses
     last = max(version for version, status in statuses.items() if status != "trained")
@@ -95,26 +95,26 @@ def waiting(line: Line) -> list[int]:
 ROW_VERSION = 2
 
 
-def dump(line: Line) -> bytes:
+def dump(line: RolloutState) -> bytes:
     """Return the table row of a line."""
     sets = {name: sorted(getattr(line, name)) for name in ("decided", "evaluating")}
     judged = [[*key, verdict] for key, verdict in line.judged.items()]
     return pack(ROW_VERSION, asdict(replace(line, judged={})) | sets | {"judged": judged})
 
 
-def load_line(row: bytes | None) -> Line:
+def load_line(row: bytes | None) -> RolloutState:
     """Return the line in a table row; a new one for no row. A row of version 1, which knew no canary, is taken over.
 
     Raises ValueError for a row of another version.
     """
     if row is None:
-        return Line()
+        return RolloutState()
     if row.startswith(b'{"v":1,'):
         return _from_version_1(unpack(row, 1))
     data = unpack(row, ROW_VERSION)
     serving, trial = data["serving"], data.get("canary")
     serving["statuses"] = {int(version): status for version, status in serving["statuses"].items()}
-    return Line(
+    return RolloutState(
         serving=Serving(**serving),
         newest=data["newest"],
         newest_at=data["newest_at"],
@@ -123,18 +123,18 @@ def load_line(row: bytes | None) -> Line:
         swaps=data.get("swaps", 0),
         canary=None
         if trial is None
-        else Trial(trial[0], trial[1], trial[2], tuple((share, since) for share, since in trial[3])),
+        else CanaryTrial(trial[0], trial[1], trial[2], tuple((share, since) for share, since in trial[3])),
         suite=data.get("suite", ""),
         evaluating=frozenset(data.get("evaluating", ())),
         judged={(version, against): verdict for version, against, verdict in data.get("judged", ())},
     )
 
 
-def _from_version_1(data: Mapping[str, Any]) -> Line:
+def _from_version_1(data: Mapping[str, Any]) -> RolloutState:
     statuses: dict[int, Status] = {
         int(version): "trained" if status == "canary" else status for version, status in data["statuses"].items()
     }
-    return Line(
+    return RolloutState(
         serving=Serving(statuses=statuses, primary=data["primary"]),
         newest=data["newest"],
         newest_at=data["newest_at"],

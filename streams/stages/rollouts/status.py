@@ -25,15 +25,15 @@ from streams.kafka import admin
 from streams.kafka.reader import read
 from streams.kafka.record import TopicPartition, partition_of
 from streams.kafka.topics import topics
-from streams.settings.load import Canary, Settings
+from streams.settings.model import Canary, Settings
 from streams.stages.rollouts import canary
-from streams.stages.rollouts.canary import Evidence, Trial
+from streams.stages.rollouts.canary import CanaryTrial, Evidence
 
 LAST = 5
 """Decisions that are shown."""
 
 
-class Decision(NamedTuple):
+class RolloutDecision(NamedTuple):
     """A decision that the log holds, and whether it took effect."""
 
     at_ms: int
@@ -46,11 +46,11 @@ class Rollout:
     """One policy's rollout as far as it was read."""
 
     state: AdapterState
-    trial: Trial | None = None
+    trial: CanaryTrial | None = None
     rule: Canary | None = None
     """Of the canary under way."""
     evidence: Evidence = field(default_factory=Evidence)
-    decisions: tuple[Decision, ...] = ()
+    decisions: tuple[RolloutDecision, ...] = ()
 
     def add(self, event: AdapterEvent, at_ms: int) -> None:
         """Read one more event of `adapters`, recorded at `at_ms`."""
@@ -60,7 +60,7 @@ class Rollout:
             return  # a second copy, or another policy's
         refused = self.state.refused[-1].reason if len(self.state.refused) > len(before.refused) else None
         if event.kind in DECISIONS:
-            self.decisions = (*self.decisions, Decision(at_ms, event, refused))[-LAST:]
+            self.decisions = (*self.decisions, RolloutDecision(at_ms, event, refused))[-LAST:]
         if refused is not None:
             return
         self.trial = canary.followed(self.trial, event, self.state.serving.candidate, at_ms)
@@ -101,7 +101,7 @@ class Rollout:
         return found
 
 
-def _arm(evidence: Evidence, trial: Trial, number: int, rule: Canary) -> dict[str, Any]:
+def _arm(evidence: Evidence, trial: CanaryTrial, number: int, rule: Canary) -> dict[str, Any]:
     name = ("candidate", "primary")[number]
     shown = canary.metrics(evidence, rule)
     return {
@@ -135,7 +135,7 @@ def waits_for(rollout: Rollout, settings: Settings) -> str:
     return f"the stream worker, for version {waiting.version}: the guard says {judged.verdict}"
 
 
-def _canary_waits(rollout: Rollout, trial: Trial, rule: Canary) -> str:
+def _canary_waits(rollout: Rollout, trial: CanaryTrial, rule: Canary) -> str:
     evidence, (_, found) = rollout.evidence, canary.find(rollout.evidence, trial, rule)
     if found is not None and found.kind == "judged":
         return f"a person: {found.reason}"
@@ -159,7 +159,7 @@ def _newest_waiting(state: AdapterState) -> Version | None:
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
-class Watch:
+class RolloutWatch:
     """Reads a policy's rollout, and on each `look` what came since."""
 
     def __init__(self, settings: Settings, policy: str) -> None:

@@ -26,17 +26,19 @@ from typing import Self
 
 from schemas import serde
 from schemas.events import Response, Reward, RewardSource, Task, derive_id
-from streams.kafka.consumer import Consumer, Contiguous
-from streams.kafka.record import POLL_S, Producer, Record, TopicPartition, dead_letter
+from streams.kafka.client import POLL_S
+from streams.kafka.consumer import GroupConsumer, OffsetTracker
+from streams.kafka.producer import Producer
+from streams.kafka.record import Record, TopicPartition, dead_letter
 from streams.kafka.registry import client as schema_registry
-from streams.kafka.retry import Patience, StoppedWaiting
+from streams.kafka.retry import BrokerOutage, StoppedWaiting
 from streams.observability import catalog, metrics
 from streams.observability.metrics import OFF, Meter
 from streams.observability.tracing import context, tracer as tracing
 from streams.observability.tracing.tracer import OFF as NO_TRACER, Trace, Tracer
-from streams.scorers import Outcome, Scorers
-from streams.settings.load import Settings
-from streams.stages.scoring.task_lookup import KnownTasks
+from streams.scorers import ScoreOutcome, Scorers
+from streams.settings.model import Settings
+from streams.stages.scoring.task_lookup import TaskLookup
 
 STAGE = "scoring"
 TASK_WAIT_S = 5.0
@@ -65,7 +67,7 @@ def run(settings: Settings, *, stop: threading.Event) -> None:
             tracing.opened(settings, "scoring", meter) as tracer,
         ):
             schema_registry.wait(settings, meter, stop)
-            with Agent(settings, Patience(settings.kafka, stop, meter), meter, tracer) as agent:
+            with ScoringAgent(settings, BrokerOutage(settings.kafka, stop, meter), meter, tracer) as agent:
                 while not stop.is_set():
                     agent.step()
                 agent.drain()
@@ -79,7 +81,7 @@ class Item:
 
     record: Record
     response: Response
-    progress: Contiguous
+    progress: OffsetTracker
     sources_left: int = 0
     waits_until: float = 0.0
     began: float = field(default_factory=time.monotonic)
@@ -90,24 +92,26 @@ class Item:
         return self.record.at.partition
 
 
-class Agent:
+class ScoringAgent:
     """One scoring agent. Use as a context manager, and call `step` from one thread."""
 
-    def __init__(self, settings: Settings, patience: Patience, meter: Meter = OFF, tracer: Tracer = NO_TRACER) -> None:
+    def __init__(
+        self, settings: Settings, patience: BrokerOutage, meter: Meter = OFF, tracer: Tracer = NO_TRACER
+    ) -> None:
         self._meter, self._tracer = meter, tracer
         self._scorers = Scorers(settings.scoring)
         self._pool = ThreadPoolExecutor(settings.scoring.processes + JUDGE_THREADS, thread_name_prefix="scorer")
-        self._finished: queue.SimpleQueue[tuple[Item, RewardSource, Future[Outcome]]] = queue.SimpleQueue()
-        self._progress: dict[TopicPartition, Contiguous] = {}
+        self._finished: queue.SimpleQueue[tuple[Item, RewardSource, Future[ScoreOutcome]]] = queue.SimpleQueue()
+        self._progress: dict[TopicPartition, OffsetTracker] = {}
         self._committed: dict[TopicPartition, int] = {}
         self._waiting: list[Item] = []  # for their task
         self._tried = 0.0
         self._open = 0
         self._paused: list[TopicPartition] = []
         self._closing = False
-        self._tasks = KnownTasks(settings, patience=patience)
+        self._tasks = TaskLookup(settings, patience=patience)
         self._producer = Producer(settings, patience=patience, meter=meter, stage=STAGE)
-        self._consumer = Consumer(
+        self._consumer = GroupConsumer(
             settings,
             STAGE,
             ["responses"],
@@ -179,7 +183,7 @@ class Agent:
 
     def _take(self, record: Record) -> Item | None:
         """Return the response in this record, or None if there is nothing to score."""
-        progress = self._progress.setdefault((record.at.topic, record.at.partition), Contiguous())
+        progress = self._progress.setdefault((record.at.topic, record.at.partition), OffsetTracker())
         progress.read(record.at.offset)
         self._open += 1
         response = record.decode(Response)
@@ -239,7 +243,7 @@ class Agent:
     def _trace(self, item: Item, reward_id: str) -> Trace | None:
         return self._tracer.follows(context.of_headers(item.record.headers), reward_id)
 
-    def _on_scored(self, item: Item, source: RewardSource, future: Future[Outcome]) -> None:
+    def _on_scored(self, item: Item, source: RewardSource, future: Future[ScoreOutcome]) -> None:
         self._finished.put((item, source, future))  # called in the pool's thread
 
     def _collect(self, wait_s: float = 0.0) -> None:
@@ -254,7 +258,7 @@ class Agent:
             if self._is_ours(item):
                 self._write(item, source, outcome)
 
-    def _write(self, item: Item, source: RewardSource, outcome: Outcome) -> None:
+    def _write(self, item: Item, source: RewardSource, outcome: ScoreOutcome) -> None:
         self._meter.observe(catalog.SCORE_SECONDS, outcome.latency_ms / 1000, source.name)
         if outcome.error is not None:
             self._meter.add(catalog.SCORE_FAILURES, source.name)
@@ -272,7 +276,7 @@ class Agent:
 
     # --- done ---------------------------------------------------------------------------------------------------------
 
-    def _bury(self, record: Record, progress: Contiguous | None, reason: str, error: str) -> None:
+    def _bury(self, record: Record, progress: OffsetTracker | None, reason: str, error: str) -> None:
         letter = dead_letter(record, stage=STAGE, reason=reason, error=error)
         log.warning("dead letter, %s: %s", reason, error, extra={"at": record.at})
         self._producer.send(letter)
@@ -298,7 +302,7 @@ class Agent:
             self._committed.update(ready)
 
 
-def reward_of(response: Response, source: RewardSource, outcome: Outcome, now_ms: int) -> Reward:
+def reward_of(response: Response, source: RewardSource, outcome: ScoreOutcome, now_ms: int) -> Reward:
     """Return what `source` said about `response`, as the event that says so."""
     return Reward(
         reward_id=derive_id(response.response_id, source.name),

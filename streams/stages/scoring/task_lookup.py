@@ -23,20 +23,22 @@ import confluent_kafka as ck
 from schemas import serde
 from schemas.events import Task
 from streams.errors import LogError
-from streams.kafka.record import POLL_S, client_config, unreachable
-from streams.kafka.retry import TRANSIENT, Patience
+from streams.kafka.client import POLL_S, client_config, unreachable
+from streams.kafka.retry import TRANSIENT, BrokerOutage
 from streams.kafka.topics import topics
-from streams.settings.load import Settings
+from streams.settings.model import Settings
 
 CACHE_BYTES = 64 * 1024 * 1024
 SILENCE_S = 60.0
 """A broker that says nothing for so long while there is something to read counts as gone."""
 
 
-class KnownTasks:
+class TaskLookup:
     """Reads `tasks` on demand; one thread calls it. Use as a context manager."""
 
-    def __init__(self, settings: Settings, *, cache_bytes: int = CACHE_BYTES, patience: Patience | None = None) -> None:
+    def __init__(
+        self, settings: Settings, *, cache_bytes: int = CACHE_BYTES, patience: BrokerOutage | None = None
+    ) -> None:
         self._settings = settings
         self._patience = patience
         self._topic = topics(settings.topics)["tasks"].name

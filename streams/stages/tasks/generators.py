@@ -24,7 +24,7 @@ from schemas.events import Message, Purpose, RewardSource, Sampling, Task, deriv
 from streams.errors import EventError, NotFoundError, SettingsError
 from streams.scorers import ScoreError
 from streams.scorers.gym import dataset
-from streams.scorers.verdict import Options, nearest, options
+from streams.scorers.verdict import ScorerOptions, nearest, options
 
 HELD_OUT_PERCENT = 40
 """Share of the questions kept for `eval`; of the 100 sums of two one-digit terms it holds out 35."""
@@ -56,7 +56,7 @@ class Question(NamedTuple):
     max_tokens: int
 
 
-class SumsConfig(Options):
+class SumsConfig(ScorerOptions):
     """Settings of `sums`."""
 
     terms: int = Field(2, ge=2, le=10)

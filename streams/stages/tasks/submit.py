@@ -24,26 +24,27 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from schemas import serde
 from schemas.events import Message, Purpose, RewardSource, Sampling, Task, ToolCall, derive_id
 from streams.kafka.admin import offsets
+from streams.kafka.producer import Producer
 from streams.kafka.reader import read
-from streams.kafka.record import Producer, partition_of
+from streams.kafka.record import partition_of
 from streams.kafka.topics import topics
 from streams.observability.tracing import tracer as tracing
 from streams.observability.tracing.context import Context
 from streams.scorers import source_problems
 from streams.scorers.verdict import nearest
-from streams.settings.load import Settings, Topics
+from streams.settings.model import Settings, Topics
 
 RECORD_OVERHEAD_BYTES = 512
 """What Kafka adds to a payload: batch header, key, headers."""
 
 
-class _Line(BaseModel):
+class _LineModel(BaseModel):
     """Strict types, no unknown fields, no NaN."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
-class ToolCallLine(_Line):
+class ToolCallLine(_LineModel):
     """A call the assistant made; `arguments` as an object or as its JSON text."""
 
     id: str
@@ -51,7 +52,7 @@ class ToolCallLine(_Line):
     arguments: str | dict[str, Any] = "{}"
 
 
-class MessageLine(_Line):
+class MessageLine(_LineModel):
     """One turn of the conversation."""
 
     role: str
@@ -61,7 +62,7 @@ class MessageLine(_Line):
     tool_calls: tuple[ToolCallLine, ...] = ()
 
 
-class SamplingLine(_Line):
+class SamplingLine(_LineModel):
     """How tokens are drawn."""
 
     temperature: float = 1.0
@@ -71,7 +72,7 @@ class SamplingLine(_Line):
     stop: tuple[str, ...] = ()
 
 
-class RewardSourceLine(_Line):
+class RewardSourceLine(_LineModel):
     """A scorer, its weight, and its settings as an object or as its JSON text; a text alone is a scorer's name."""
 
     name: str
@@ -84,7 +85,7 @@ class RewardSourceLine(_Line):
         return {"name": given} if isinstance(given, str) else given
 
 
-class TaskLine(_Line):
+class TaskLine(_LineModel):
     """One line of a submission."""
 
     prompt: str | None = Field(None, description="short for one user message")

@@ -21,8 +21,8 @@ from streams.errors import LogError, NotFoundError
 from streams.kafka import admin, reader
 from streams.kafka.record import Record, TopicPartition
 from streams.kafka.topics import topics
-from streams.settings.load import Settings
-from streams.tools.archive.segments import Archive, fingerprint
+from streams.settings.model import Settings
+from streams.tools.archive.segments import ArchiveReader, fingerprint
 
 Source = Literal["auto", "log", "archive"]
 
@@ -79,7 +79,7 @@ class Archived:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self.archive = Archive(settings)
+        self.archive = ArchiveReader(settings)
 
     def bounds(self, labels: Iterable[str]) -> dict[TopicPartition, tuple[int, int]]:
         """Return (first offset, offset behind the last) per partition of these topics, given by label.

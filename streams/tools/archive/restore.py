@@ -25,10 +25,12 @@ from confluent_kafka import admin
 from schemas.events import Coordinates
 from streams.errors import LogError, NotFoundError, RefusedError
 from streams.kafka import admin as cluster, reader
-from streams.kafka.record import Producer, Record, TopicPartition, client_config
+from streams.kafka.client import client_config
+from streams.kafka.producer import Producer
+from streams.kafka.record import Record, TopicPartition
 from streams.kafka.topics import LABELS, topics
-from streams.settings.load import Settings
-from streams.tools.archive.segments import Archive, Manifest, fingerprint
+from streams.settings.model import Settings
+from streams.tools.archive.segments import ArchiveReader, Manifest, fingerprint
 
 PLACEHOLDER = b"streamward placeholder"
 
@@ -51,7 +53,7 @@ def restore(settings: Settings, labels: Iterable[str] = LABELS, *, into: Setting
     archive, or has other partitions; NotFoundError if nothing is archived; LogError if a segment is missing or damaged,
     or the broker refuses.
     """
-    into, archive, labels = into or settings, Archive(settings), list(labels)
+    into, archive, labels = into or settings, ArchiveReader(settings), list(labels)
     found = {(label, p): archive.manifest(label, p) for label in labels for p in archive.partitions(label)}
     manifests = {key: manifest for key, manifest in found.items() if manifest is not None}
     if not manifests:
@@ -81,7 +83,7 @@ def restore(settings: Settings, labels: Iterable[str] = LABELS, *, into: Setting
 class _Target:
     """One partition that gets its records back."""
 
-    def __init__(self, archive: Archive, manifest: Manifest, into: Settings, key: tuple[str, int]) -> None:
+    def __init__(self, archive: ArchiveReader, manifest: Manifest, into: Settings, key: tuple[str, int]) -> None:
         self._archive, self._manifest, self._into = archive, manifest, into
         self._label, self._partition = key
         self.first = manifest.first

@@ -35,7 +35,7 @@ from schemas.events import Coordinates
 from streams.errors import LogError
 from streams.kafka.record import Record, TopicPartition
 from streams.kafka.topics import topics
-from streams.settings.load import Settings
+from streams.settings.model import Settings
 from streams.tools.archive.store import Store
 
 RAW = ["_offset", "_timestamp", "_key", "_key_bytes", "_headers", "_payload"]
@@ -98,7 +98,7 @@ def fingerprint(record: Record) -> str:
     return digest.hexdigest()
 
 
-class Archive:
+class ArchiveReader:
     """The archive of a deployment's topics. Reads only; `streams/tools/archive/sync.py` writes."""
 
     def __init__(self, settings: Settings) -> None:

@@ -32,14 +32,14 @@ from streams.errors import LogError
 from streams.kafka import admin
 from streams.kafka.record import Record, TopicPartition
 from streams.kafka.registry import client as schema_registry
-from streams.kafka.retry import TICK_S, Patience, StoppedWaiting, Unreachable
+from streams.kafka.retry import TICK_S, BrokerOutage, BrokerUnreachable, StoppedWaiting
 from streams.kafka.topics import LABELS, topics
 from streams.observability import metrics
 from streams.observability.metrics import OFF, Meter
-from streams.settings.load import Settings
+from streams.settings.model import Settings
 from streams.tools.archive.behind import UNTOLD, Behind
 from streams.tools.archive.segments import (
-    Archive,
+    ArchiveReader,
     Manifest,
     Segment,
     fingerprint,
@@ -48,7 +48,7 @@ from streams.tools.archive.segments import (
     manifest_numbers,
 )
 from streams.tools.arrow import bulk
-from streams.tools.arrow.decode import RECORD_FIELDS, Rows, arrow_schema, judge, record_columns
+from streams.tools.arrow.decode import RECORD_FIELDS, DecodedRows, arrow_schema, judge, record_columns
 
 KEPT_MANIFESTS = 16
 """Older ones are removed: whoever reads one that old has seen a newer number since."""
@@ -116,11 +116,11 @@ def sync(
     or if the log is another than the one that was archived; what can be archived is, first.
     """
     stop, labels = stop or threading.Event(), list(labels)
-    patience, behind = Patience(settings.kafka, stop, meter), Behind(meter)
+    patience, behind = BrokerOutage(settings.kafka, stop, meter), Behind(meter)
     while True:
         try:
             done = _look(settings, labels, stop, behind)
-        except Unreachable:
+        except BrokerUnreachable:
             if not follow:
                 raise
             patience.silent("for what is new")
@@ -177,7 +177,7 @@ class _Partition:
     def __init__(self, settings: Settings, label: str, tp: TopicPartition, count: int, behind: Behind = UNTOLD) -> None:
         self._settings, self._label, self._tp, self._count = settings, label, tp, count
         self._behind = behind
-        self._archive = Archive(settings)
+        self._archive = ArchiveReader(settings)
         self._folder = self._archive.folder(label, tp[1])
         self._where = f"{tp[0]}[{tp[1]}]"
         self._low = 0
@@ -243,7 +243,7 @@ class _Partition:
         while start < high and not stop.is_set():
             self._behind.archived(self._label, self._tp[1], start, rows.timestamps[0] if rows is not None else None)
             with self._archive.store.half(self._folder) as path:
-                writing = _Segment(self._settings, self._label, path)
+                writing = _SegmentWriter(self._settings, self._label, path)
                 while rows is not None and not writing.full and not stop.is_set():
                     writing.add(rows)
                     self._behind.meter.beat()
@@ -257,7 +257,7 @@ class _Partition:
                     yield segment._replace(path=self._archive.store.where(f"{self._folder}/{name}"))
                 start = next_
 
-    def _chunks(self, last: Segment | None, start: int, high: int) -> Iterator[Rows]:
+    def _chunks(self, last: Segment | None, start: int, high: int) -> Iterator[DecodedRows]:
         """Yield what the log holds from `start` on, once it is seen to go on where `last` ends."""
         look_back = last is not None and last.records > 0 and self._low < start
         begin = start - 1 if look_back else start
@@ -271,7 +271,7 @@ class _Partition:
             for first in range(0, len(rows.offsets), limit):
                 yield rows.cut(first, first + limit)
 
-    def _check_seam(self, last: Segment, rows: Rows) -> None:
+    def _check_seam(self, last: Segment, rows: DecodedRows) -> None:
         if last.last_sha256 != fingerprint(record_in(rows, 0)):
             raise _NotThisLog(
                 f"{self._where}@{rows.offsets[0]}: holds another record than the archive in "
@@ -302,7 +302,7 @@ class _Partition:
                 store.remove(f"{self._folder}/{name}")
 
 
-def record_in(rows: Rows, row: int) -> Record:
+def record_in(rows: DecodedRows, row: int) -> Record:
     """Return one of the rows as a record."""
     return Record(rows.at(row), rows.timestamps[row], rows.keys[row], rows.payloads[row], rows.headers[row])
 
@@ -311,7 +311,7 @@ def record_in(rows: Rows, row: int) -> Record:
 
 
 @dataclass
-class _Segment:
+class _SegmentWriter:
     """A Parquet file that is being written, a row group per chunk."""
 
     settings: Settings
@@ -343,7 +343,7 @@ class _Segment:
         limits = self.settings.archive
         return self.records >= limits.segment_records or self.payload_bytes >= limits.segment_bytes
 
-    def add(self, rows: Rows) -> None:
+    def add(self, rows: DecodedRows) -> None:
         """Write a chunk of records."""
         if not rows.offsets:
             return
@@ -384,7 +384,7 @@ class _Segment:
         )
 
 
-def _table(event: type[Event], rows: Rows) -> tuple[pa.Table, int]:
+def _table(event: type[Event], rows: DecodedRows) -> tuple[pa.Table, int]:
     """Return the rows as a piece of a segment, and how many of them are no event."""
     judged = judge(event, rows.payloads)
     columns = record_columns(rows, judged)
@@ -401,7 +401,7 @@ def _table(event: type[Event], rows: Rows) -> tuple[pa.Table, int]:
     return pa.table([*columns, *judged.fields(event), *arrays], schema=segment_schema(event)), len(judged.wrong)
 
 
-def _headers(rows: Rows) -> pa.Array:
+def _headers(rows: DecodedRows) -> pa.Array:
     """Return the headers as a column; a list for each of so many rows would keep the garbage collector busy."""
     pairs = [pair for each in rows.headers for pair in each]
     ends = accumulate(map(len, rows.headers), initial=0)

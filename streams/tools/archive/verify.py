@@ -13,12 +13,12 @@ from typing import NamedTuple
 
 from streams.errors import LogError
 from streams.kafka.topics import LABELS
-from streams.settings.load import Settings
-from streams.tools.archive.segments import Archive, Manifest, Segment
+from streams.settings.model import Settings
+from streams.tools.archive.segments import ArchiveReader, Manifest, Segment
 from streams.tools.archive.store import HALF
 
 
-class Finding(NamedTuple):
+class ArchiveFinding(NamedTuple):
     """Something that is not as it should be."""
 
     label: str
@@ -34,14 +34,14 @@ class Verified(NamedTuple):
     records: int
     bad: int
     """Records that are archived and are no event; nothing is wrong with the archive."""
-    findings: tuple[Finding, ...]
+    findings: tuple[ArchiveFinding, ...]
 
 
 def verify(settings: Settings, labels: Iterable[str] = LABELS) -> Verified:
     """Return what is wrong with the archive of these topics; reads every byte of it. Raises LogError if it cannot."""
-    archive = Archive(settings)
+    archive = ArchiveReader(settings)
     segments: list[Segment] = []
-    findings: list[Finding] = []
+    findings: list[ArchiveFinding] = []
     for label in labels:
         there = {int(name) for name in archive.store.names(archive.folder(label)) if name.isdigit()}
         count = max(there, default=-1) + 1
@@ -63,7 +63,7 @@ def verify(settings: Settings, labels: Iterable[str] = LABELS) -> Verified:
     return Verified(len(segments), records, bad, tuple(findings))
 
 
-def _partition(archive: Archive, manifest: Manifest) -> Iterator[Finding]:
+def _partition(archive: ArchiveReader, manifest: Manifest) -> Iterator[ArchiveFinding]:
     expected = manifest.first
     for segment in manifest.segments:
         if segment.first != expected:
@@ -78,7 +78,7 @@ def _partition(archive: Archive, manifest: Manifest) -> Iterator[Finding]:
             yield from _segment(archive, segment)
 
 
-def _segment(archive: Archive, segment: Segment) -> Iterator[Finding]:
+def _segment(archive: ArchiveReader, segment: Segment) -> Iterator[ArchiveFinding]:
     with archive.opened(segment) as file:
         offsets = file.read(columns=["_offset"])["_offset"].to_pylist()
     if len(offsets) != segment.records:
@@ -87,16 +87,16 @@ def _segment(archive: Archive, segment: Segment) -> Iterator[Finding]:
         yield _finding(segment, f"has offsets outside {segment.first} to {segment.next - 1}, or twice")
 
 
-def _left_over(archive: Archive, label: str, partition: int) -> Iterator[Finding]:
+def _left_over(archive: ArchiveReader, label: str, partition: int) -> Iterator[ArchiveFinding]:
     """Yield a finding if there are segments and no manifest; those of a sync in hand are none of ours."""
     names = archive.store.names(archive.folder(label, partition))
     if kept := [name for name in names if not name.startswith(HALF)]:
         yield _folder(archive, label, partition, f"holds {len(kept)} segments, and its manifest is gone")
 
 
-def _folder(archive: Archive, label: str, partition: int, what: str) -> Finding:
-    return Finding(label, partition, archive.store.where(archive.folder(label, partition)), what)
+def _folder(archive: ArchiveReader, label: str, partition: int, what: str) -> ArchiveFinding:
+    return ArchiveFinding(label, partition, archive.store.where(archive.folder(label, partition)), what)
 
 
-def _finding(segment: Segment, what: str) -> Finding:
-    return Finding(segment.label, segment.partition, segment.path, what)
+def _finding(segment: Segment, what: str) -> ArchiveFinding:
+    return ArchiveFinding(segment.label, segment.partition, segment.path, what)

@@ -19,10 +19,11 @@ from typing import Any
 
 import confluent_kafka as ck
 
-from streams.kafka.reader import Tail, consume
-from streams.kafka.record import POLL_S, TopicPartition, unreachable
-from streams.settings.load import Settings
-from streams.tools.arrow.decode import CHUNK_BYTES, CHUNK_RECORDS, Rows
+from streams.kafka.client import POLL_S, unreachable
+from streams.kafka.reader import PartitionReader, consume
+from streams.kafka.record import TopicPartition
+from streams.settings.model import Settings
+from streams.tools.arrow.decode import CHUNK_BYTES, CHUNK_RECORDS, DecodedRows
 
 AT_A_TIME = 500
 """Messages held at once: fewer than the 700 new objects that make Python look for garbage."""
@@ -36,19 +37,19 @@ def read(
     ends: Mapping[TopicPartition, int],
     *,
     headers: bool = False,
-) -> Iterator[Rows]:
+) -> Iterator[DecodedRows]:
     """Yield every record from `starts` to below `ends`, in pieces of one topic, each partition in order.
 
     Headers are left out unless asked for. Raises LogError if a range is no longer there, or nothing comes for a minute.
     """
-    waiting: dict[str, Rows] = {}
+    waiting: dict[str, DecodedRows] = {}
     weights = {topic: 0 for topic, _ in starts}
     with Bulk(settings, starts, ends=ends) as tail:
         heard_at = time.monotonic()
         while not tail.at_end():
             for topic, messages in tail.poll_messages():
                 heard_at = time.monotonic()
-                rows = waiting.setdefault(topic, Rows(topic, [], [], [], [], [], []))
+                rows = waiting.setdefault(topic, DecodedRows(topic, [], [], [], [], [], []))
                 _append(rows, messages, headers)
                 weights[topic] += sum(map(len, messages))
                 if len(rows.payloads) >= CHUNK_RECORDS or weights[topic] >= CHUNK_BYTES:
@@ -60,7 +61,7 @@ def read(
         yield from waiting.values()
 
 
-def _append(rows: Rows, messages: list[Any], headers: bool) -> None:
+def _append(rows: DecodedRows, messages: list[Any], headers: bool) -> None:
     rows.partitions.extend(map(ck.Message.partition, messages))
     rows.offsets.extend(map(ck.Message.offset, messages))
     rows.timestamps.extend([message.timestamp()[1] for message in messages])
@@ -70,7 +71,7 @@ def _append(rows: Rows, messages: list[Any], headers: bool) -> None:
         rows.headers.extend([tuple(message.headers() or ()) for message in messages])
 
 
-class Bulk(Tail):
+class Bulk(PartitionReader):
     """A Tail that returns librdkafka's own messages."""
 
     @cached_property

@@ -82,7 +82,7 @@ class Decoded(NamedTuple):
     bad: tuple[Bad, ...]
 
 
-class Rows(NamedTuple):
+class DecodedRows(NamedTuple):
     """Records of one topic side by side, as a bulk decoder wants them."""
 
     topic: str
@@ -98,9 +98,9 @@ class Rows(NamedTuple):
         """Return where the record of a row lies."""
         return Coordinates(self.topic, self.partitions[row], self.offsets[row])
 
-    def cut(self, first: int, end: int) -> Rows:
+    def cut(self, first: int, end: int) -> DecodedRows:
         """Return the rows from `first` to below `end`."""
-        return Rows(self.topic, *(column[first:end] for column in self[1:]))  # type: ignore[arg-type]
+        return DecodedRows(self.topic, *(column[first:end] for column in self[1:]))  # type: ignore[arg-type]
 
 
 def decode(event: type[Event], records: Iterable[Record]) -> Decoded:
@@ -110,7 +110,7 @@ def decode(event: type[Event], records: Iterable[Record]) -> Decoded:
     return Decoded(pa.concat_tables(tables), tuple(bad for part in parts for bad in part.bad))
 
 
-def decode_rows(event: type[Event], rows: Rows) -> Decoded:
+def decode_rows(event: type[Event], rows: DecodedRows) -> Decoded:
     """Return the same for records side by side. They are decoded at once: keep to CHUNK_RECORDS and CHUNK_BYTES."""
     judged = judge(event, rows.payloads)
     table = pa.table([*record_columns(rows, judged), *judged.fields(event)], schema=arrow_schema(event))
@@ -128,7 +128,7 @@ def arrow_schema(event: type[Event]) -> pa.Schema:
     return _table_schema(versions.files().newest(event))
 
 
-def record_columns(rows: Rows, judged: Judged) -> list[pa.Array]:
+def record_columns(rows: DecodedRows, judged: Judged) -> list[pa.Array]:
     """Return the columns of RECORD_FIELDS."""
     ids = judged.schema_ids
     return [
@@ -148,7 +148,7 @@ def texts(keys: list[bytes | None]) -> pa.Array:
         return pa.array([None if key is None else key.decode(errors="replace") for key in keys], pa.string())
 
 
-def _chunks(records: Iterable[Record]) -> Iterator[Rows]:
+def _chunks(records: Iterable[Record]) -> Iterator[DecodedRows]:
     coming = iter(records)
     while some := list(islice(coming, CHUNK_RECORDS)):
         for topic, found in groupby(some, key=_topic):
@@ -159,9 +159,9 @@ def _topic(record: Record) -> str:
     return record.at.topic
 
 
-def side_by_side(topic: str, records: Sequence[Record]) -> Rows:
+def side_by_side(topic: str, records: Sequence[Record]) -> DecodedRows:
     """Return the records of one topic side by side."""
-    return Rows(
+    return DecodedRows(
         topic,
         [record.at.partition for record in records],
         [record.at.offset for record in records],
@@ -172,7 +172,7 @@ def side_by_side(topic: str, records: Sequence[Record]) -> Rows:
     )
 
 
-def _light_enough(rows: Rows) -> Iterator[Rows]:
+def _light_enough(rows: DecodedRows) -> Iterator[DecodedRows]:
     """Yield the rows in pieces of at most CHUNK_BYTES, unless one record is larger."""
     size = sum(map(len, filter(None, rows.payloads)))
     half = len(rows.payloads) // 2

@@ -19,7 +19,7 @@ from typing import Literal, NamedTuple
 from schemas.events import Coordinates
 from streams.kafka.record import TopicPartition
 from streams.kafka.topics import topics
-from streams.settings.load import Settings
+from streams.settings.model import Settings
 
 Components = tuple[tuple[str, float], ...]
 
@@ -243,7 +243,7 @@ class Reach:
 Category = Literal["lost", "doubled", "phantom", "contradictory", "late", "superseded", "out_of_order", "repeated"]
 
 
-class Finding(NamedTuple):
+class AuditFinding(NamedTuple):
     """One record that is not what it should be."""
 
     category: Category
@@ -257,7 +257,7 @@ RECORDED_LAG = "policy_lag"
 """Where a group that another line of adapters sampled says how many versions ago."""
 
 
-class View:
+class AuditView:
     """What the recounts look up beside their own facts."""
 
     def __init__(

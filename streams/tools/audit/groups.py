@@ -17,13 +17,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from schemas.events import Coordinates, derive_id
 from streams.tools.audit.facts import (
     RECORDED_LAG,
-    Finding,
+    AuditFinding,
+    AuditView,
     GroupFact,
     MemberFact,
     ResponseFact,
     RewardFact,
     TaskFact,
-    View,
 )
 
 TOLERANCE = 1e-9
@@ -43,8 +43,8 @@ def check_group(
     expires: bool,
     closed: bool,
     due: Callable[[Coordinates], bool],
-    view: View,
-) -> Iterator[Finding]:
+    view: AuditView,
+) -> Iterator[AuditFinding]:
     """Yield what is wrong with `group`.
 
     `winner` is the sampling that was whole first, `expires` whether there is a control record that closes the group,
@@ -56,7 +56,9 @@ def check_group(
     yield from check.numbers()
 
 
-def _about(group: GroupFact, task: TaskFact, winner: str | None, expires: bool, view: View) -> Iterator[Finding]:
+def _about(
+    group: GroupFact, task: TaskFact, winner: str | None, expires: bool, view: AuditView
+) -> Iterator[AuditFinding]:
     expected = (task.policy, task.purpose, task.scenario, task.tenant, task.group_size, task.traceparent)
     if group.about != expected:
         yield _wrong(group, f"it says {group.about} of its task {task.at}, which says {expected}")
@@ -85,7 +87,7 @@ class _Check:
         verdicts: Mapping[tuple[str, str], RewardFact],
         closed: bool,
         due: Callable[[Coordinates], bool],
-        view: View,
+        view: AuditView,
     ) -> None:
         self._group, self._task, self._chosen, self._verdicts = group, task, chosen, verdicts
         self._closed, self._due, self._view = closed, due, view
@@ -97,7 +99,7 @@ class _Check:
         """Whether the log tells all that was read before the group left."""
         self._is_broken = False
 
-    def slots(self) -> Iterator[Finding]:
+    def slots(self) -> Iterator[AuditFinding]:
         """Yield what is wrong with each slot."""
         group = self._group
         members = {member.slot: member for member in group.members}
@@ -110,7 +112,7 @@ class _Check:
         if group.dropped_reason is not None and members:
             yield _wrong(group, f"it was dropped as {group.dropped_reason}, and has responses")
         if [member.slot for member in group.members] != sorted(members):
-            yield Finding("out_of_order", group.at, "its responses do not stand in slot order")
+            yield AuditFinding("out_of_order", group.at, "its responses do not stand in slot order")
         for slot in range(self._task.group_size):
             response = self._chosen.get(slot)
             if response is not None and slot in left_out and left_out[slot][1] != "unanswered":
@@ -125,18 +127,18 @@ class _Check:
             yield _wrong(group, "it is not called complete, and every slot has its answer and verdicts")
         yield from self._heads()
 
-    def _member(self, member: MemberFact, response: ResponseFact | None) -> Iterator[Finding]:
+    def _member(self, member: MemberFact, response: ResponseFact | None) -> Iterator[AuditFinding]:
         group, view = self._group, self._view
         at = Coordinates(view.names["responses"], member.partition, member.offset)
         self._rewards.append(member.reward)
         if not view.exists(at):
             self._is_sure = False
             if view.never("responses", member.partition, member.offset):
-                yield Finding(
+                yield AuditFinding(
                     "phantom", group.at, f"slot {member.slot} is said to lie at {at}, where the topic has ended"
                 )
             elif not view.gone("responses", member.partition, member.offset):
-                yield Finding("lost", at, f"slot {member.slot} of {group.at} lies there, and nothing does")
+                yield AuditFinding("lost", at, f"slot {member.slot} of {group.at} lies there, and nothing does")
             return
         if response is None or (response.at, response.response_id) != (at, member.response_id):
             is_at = "no such answer" if response is None else f"the answer that counts at {response.at}"
@@ -147,7 +149,7 @@ class _Check:
             yield _wrong(group, f"slot {member.slot} has other tokens, logprobs, mask or ending than {at}")
         yield from self._score(member, response)
 
-    def _score(self, member: MemberFact, response: ResponseFact) -> Iterator[Finding]:
+    def _score(self, member: MemberFact, response: ResponseFact) -> Iterator[AuditFinding]:
         """Compare what the group says of one response's rewards with the rewards."""
         said, expected = dict(member.components), dict[str, float]()
         total: list[float] = []
@@ -156,14 +158,14 @@ class _Check:
             reward = self._verdicts.get((response.response_id, source))
             if reward is None or reward.value is None:
                 whole = False
-                yield Finding(
+                yield AuditFinding(
                     "lost", response.at, f"{self._group.at} counts a reward of {source!r} for it that is not in the log"
                 )
                 continue
             self._stamps.append(reward.ms)
             own = {source: reward.value} | {f"{source}.{part}": value for part, value in reward.components}
             if any(said.get(name) != value for name, value in own.items()):
-                yield Finding("contradictory", reward.at, f"it says {own}, and {self._group.at} says {said}")
+                yield AuditFinding("contradictory", reward.at, f"it says {own}, and {self._group.at} says {said}")
             expected |= own
             total.append(weight * reward.value)
         if not whole:
@@ -176,7 +178,7 @@ class _Check:
 
     def _left_out(
         self, slot: int, response_id: str | None, reason: str, response: ResponseFact | None
-    ) -> Iterator[Finding]:
+    ) -> Iterator[AuditFinding]:
         group = self._group
         if reason == "unanswered":
             self._is_whole = False
@@ -200,13 +202,15 @@ class _Check:
                 yield from self._came_later(max(found, key=lambda reward: reward.at.offset, default=response), slot)
         elif len(found) < len(rewards):
             self._is_whole = self._is_sure = False
-            yield Finding("lost", response.at, f"{group.at} says {reason} of it, and a reward of it is not in the log")
+            yield AuditFinding(
+                "lost", response.at, f"{group.at} says {reason} of it, and a reward of it is not in the log"
+            )
         else:
             yield from self._not_a_member(slot, reason, response, [reward.value for reward in found])
 
     def _not_a_member(
         self, slot: int, reason: str, response: ResponseFact, values: Sequence[float | None]
-    ) -> Iterator[Finding]:
+    ) -> Iterator[AuditFinding]:
         """Check why a slot that has every verdict is left out: a score failed, or the whole group was dropped."""
         expected = "score_failed" if None in values else self._group.dropped_reason
         if reason != expected:
@@ -217,15 +221,15 @@ class _Check:
             weights = [weight for _, weight in self._task.sources]
             self._rewards.append(sum(weight * (value or 0.0) for weight, value in zip(weights, values, strict=True)))
 
-    def _came_later(self, fact: ResponseFact | RewardFact, slot: int) -> Iterator[Finding]:
+    def _came_later(self, fact: ResponseFact | RewardFact, slot: int) -> Iterator[AuditFinding]:
         """Account for what is in the log and not in the group: it was read when the group had left."""
         what = f"{self._group.at} left without it in slot {slot}"
         if self._view.lettered(fact.at, "advantages"):
-            yield Finding("late", fact.at, what, accounted=True)
+            yield AuditFinding("late", fact.at, what, accounted=True)
         elif self._closed and self._due(fact.at):
-            yield Finding("late", fact.at, f"{what}; it has no dead letter")
+            yield AuditFinding("late", fact.at, f"{what}; it has no dead letter")
 
-    def _heads(self) -> Iterator[Finding]:
+    def _heads(self) -> Iterator[AuditFinding]:
         group, answers = self._group, self._chosen.values()
         if group.sampling_id is None:
             if group.version != -1 or group.dropped_reason != "unanswered":
@@ -234,7 +238,7 @@ class _Check:
         if not answers:
             topic = self._view.names["responses"]
             if not self._view.reach.cut(topic, self._task.at.partition):
-                yield Finding("phantom", group.at, f"sampling {group.sampling_id} has no answer in the log")
+                yield AuditFinding("phantom", group.at, f"sampling {group.sampling_id} has no answer in the log")
             return
         if {response.version for response in answers} != {group.version}:
             yield _wrong(group, f"it says version {group.version}, and its responses do not")
@@ -242,7 +246,7 @@ class _Check:
         if first is not None and first.head != group.head:
             yield _wrong(group, f"its prompt, sampling, model or tokenizer are not those of {first.at}")
 
-    def numbers(self) -> Iterator[Finding]:
+    def numbers(self) -> Iterator[AuditFinding]:
         """Yield what is wrong with time, mean, spread and advantages."""
         group, rewards = self._group, self._rewards
         if self._is_broken:
@@ -287,5 +291,5 @@ def _near(got: float, expected: float, scale: float) -> bool:
     return abs(got - expected) <= TOLERANCE * max(1e-3, abs(expected), scale)
 
 
-def _wrong(group: GroupFact, what: str) -> Finding:
-    return Finding("contradictory", group.at, what)
+def _wrong(group: GroupFact, what: str) -> AuditFinding:
+    return AuditFinding("contradictory", group.at, what)

@@ -17,8 +17,8 @@ from typing import Protocol, TypeVar
 
 from schemas.events import Coordinates, derive_id
 from streams.kafka.record import partition_of
-from streams.tools.audit.facts import AdapterFact, BatchFact, Category, Finding, GroupFact, View
-from streams.tools.audit.tasks import STREAMS, Outcome
+from streams.tools.audit.facts import AdapterFact, AuditFinding, AuditView, BatchFact, Category, GroupFact
+from streams.tools.audit.tasks import STREAMS, TaskOutcome
 
 MOST_UNNAMED = 1000
 """A batch names so many of its dropped groups, and counts the rest."""
@@ -35,7 +35,7 @@ M = TypeVar("M", bound=_Marked)
 
 
 @dataclass(slots=True)
-class Line:
+class PolicyLedger:
     """Everything the log says about one policy beyond its tasks, each list in the order of its partition."""
 
     policy: str
@@ -44,18 +44,18 @@ class Line:
     adapters: list[AdapterFact] = field(default_factory=list)
 
 
-def recount_policy(line: Line, view: View) -> Outcome:
+def recount_policy(line: PolicyLedger, view: AuditView) -> TaskOutcome:
     """Return what is wrong with the groups, batches and adapters of one policy, and what is still to come."""
-    recount = _Recount(line, view)
+    recount = _PolicyRecount(line, view)
     recount.batches()
     recount.groups()
     recount.adapters()
     return recount.out
 
 
-class _Recount:
-    def __init__(self, line: Line, view: View) -> None:
-        self._line, self._view, self.out = line, view, Outcome()
+class _PolicyRecount:
+    def __init__(self, line: PolicyLedger, view: AuditView) -> None:
+        self._line, self._view, self.out = line, view, TaskOutcome()
         self._offsets = [group.at.offset for group in line.groups]
         self._by_offset = {group.at.offset: group for group in line.groups}
         self._partition = partition_of(line.policy, view.settings.topics.policy_partitions)
@@ -284,7 +284,7 @@ class _Recount:
     # --- words --------------------------------------------------------------------------------------------------------
 
     def _found(self, category: Category, at: Coordinates, what: str, *, accounted: bool = False) -> None:
-        self.out.findings.append(Finding(category, at, what, accounted))
+        self.out.findings.append(AuditFinding(category, at, what, accounted))
 
     def _wrong(self, fact: BatchFact | AdapterFact, what: str) -> None:
         self._found("contradictory", fact.at, what)

@@ -18,7 +18,7 @@ from streams.kafka import admin
 from streams.kafka.offsets import positions
 from streams.kafka.reader import read
 from streams.kafka.record import TopicPartition
-from streams.settings.load import Settings
+from streams.settings.model import Settings
 from streams.tools.audit.facts import Reach
 from streams.tools.audit.recount import Ledger, Report
 

@@ -29,25 +29,25 @@ from typing import Any, get_args
 from schemas.events import Coordinates, GroupControl, Response, Reward, Task
 from streams.kafka.record import Record, TopicPartition, partition_of
 from streams.kafka.topics import KEYED_BY_TASK, topics
-from streams.settings.load import Settings
+from streams.settings.model import Settings
 from streams.tools.audit.facts import (
     AdapterFact,
+    AuditFinding,
+    AuditView,
     BatchFact,
     Category,
     Fact,
-    Finding,
     GroupFact,
     LetterFact,
     Reach,
     ResponseFact,
     TaskFact,
     Unusable,
-    View,
 )
-from streams.tools.audit.policies import Line, recount_policy
+from streams.tools.audit.policies import PolicyLedger, recount_policy
 from streams.tools.audit.records import event_and_key, fact_of, mark_of
-from streams.tools.audit.tasks import JOIN, SCORER, STREAMS, Outcome, Story, recount_task
-from streams.tools.audit.versions import Versions
+from streams.tools.audit.tasks import JOIN, SCORER, STREAMS, Story, TaskOutcome, recount_task
+from streams.tools.audit.versions import VersionLedger
 
 CATEGORIES: tuple[Category, ...] = get_args(Category)
 DECISIONS = "dlq"
@@ -79,7 +79,7 @@ def recount(records: Iterable[Record], settings: Settings, reach: Reach, *, poli
 class Report:
     """What a recount came to."""
 
-    findings: tuple[Finding, ...]
+    findings: tuple[AuditFinding, ...]
     counts: Counter[str]
     in_flight: Counter[str]
     """What is still to come: tasks without group, rewards, groups in a window, batches to train, events that wait."""
@@ -89,7 +89,7 @@ class Report:
     """Of these, by reason: versions that an agent would not serve."""
 
     @property
-    def wrong(self) -> list[Finding]:
+    def wrong(self) -> list[AuditFinding]:
         """What does not add up, first of all."""
         return [finding for finding in self.findings if not finding.accounted]
 
@@ -103,7 +103,7 @@ class Report:
         """Whether all does."""
         return not self.wrong
 
-    def of(self, category: Category) -> list[Finding]:
+    def of(self, category: Category) -> list[AuditFinding]:
         """Return the findings of one category."""
         return [finding for finding in self.findings if finding.category == category]
 
@@ -204,7 +204,7 @@ class Ledger:
         self._marks: dict[TopicPartition, _Marks] = {}
         self._first_ms: dict[TopicPartition, int] = {}
         self._stories: dict[tuple[int, str], Story] = {}
-        self._lines: dict[str, Line] = {}
+        self._lines: dict[str, PolicyLedger] = {}
         self._letters: dict[Coordinates, list[LetterFact]] = {}
         self._unusable: list[Unusable] = []
         self._new_letters: set[int] = set()
@@ -265,16 +265,16 @@ class Ledger:
         story.settled = None
         return story
 
-    def _line(self, policy: str) -> Line:
-        return self._lines.setdefault(policy, Line(policy))
+    def _line(self, policy: str) -> PolicyLedger:
+        return self._lines.setdefault(policy, PolicyLedger(policy))
 
     # --- the report ---------------------------------------------------------------------------------------------------
 
     def report(self, reach: Reach, *, policy: str | None = None) -> Report:
         """Return what is wrong with what was taken in, and what is in flight, as far as `reach` goes."""
-        view = View(self._settings, reach, self._letters, self._exists)
-        whole = Outcome(findings=[*self._holes(reach)])
-        versions = Versions({name: line.adapters for name, line in self._lines.items()}, view)
+        view = AuditView(self._settings, reach, self._letters, self._exists)
+        whole = TaskOutcome(findings=[*self._holes(reach)])
+        versions = VersionLedger({name: line.adapters for name, line in self._lines.items()}, view)
         horizons = [self._horizon_ms(reach, partition) for partition in range(self._settings.topics.partitions)]
         for (partition, _), story in self._stories.items():
             if policy is not None and story.policy not in (None, policy):
@@ -312,7 +312,7 @@ class Ledger:
         ]
         return max([reach.since_ms or 0, *times])
 
-    def _task(self, story: Story, view: View, horizon_ms: int, versions: Versions) -> Outcome:
+    def _task(self, story: Story, view: AuditView, horizon_ms: int, versions: VersionLedger) -> TaskOutcome:
         """Return a task's recount; that of one with which everybody is done is kept until something new is said."""
         if story.settled is not None and story.partition not in self._new_letters:
             return story.settled
@@ -331,28 +331,28 @@ class Ledger:
         story.settled = outcome if done else None
         return outcome
 
-    def _holes(self, reach: Reach) -> Iterator[Finding]:
+    def _holes(self, reach: Reach) -> Iterator[AuditFinding]:
         for tp in sorted(self._marks.keys() | reach.ends.keys()):
             begin, end = reach.begins.get(tp, 0), reach.ends.get(tp, 0)
             for gap in self._marks.get(tp, _Marks(begin)).missing(begin, end):
                 if len(gap) > RANGE:
                     what = f"nothing lies there, nor at any offset up to {gap[-1]}"
-                    yield Finding("lost", Coordinates(*tp, gap[0]), what)
+                    yield AuditFinding("lost", Coordinates(*tp, gap[0]), what)
                     continue
                 for offset in gap:
-                    yield Finding("lost", Coordinates(*tp, offset), "nothing lies there")
+                    yield AuditFinding("lost", Coordinates(*tp, offset), "nothing lies there")
 
-    def _useless(self, view: View) -> Iterator[Finding]:
+    def _useless(self, view: AuditView) -> Iterator[AuditFinding]:
         """Account for the records that are unreadable: who reads their topic writes a dead letter."""
         groups = {name for name, _, _ in view.reach.committed}
         for at, reason in self._unusable:
             label = self._topics[at.topic].label
             if reason in ("wrong_key", "wrong_partition") and label not in KEYED_BY_TASK:
                 if not view.lettered(at):
-                    yield Finding("phantom", at, f"{reason}: no stage writes such a record")
+                    yield AuditFinding("phantom", at, f"{reason}: no stage writes such a record")
                 continue
             if label == "dead-letters":
-                yield Finding("phantom", at, f"{reason}: it is no dead letter")
+                yield AuditFinding("phantom", at, f"{reason}: it is no dead letter")
             for begins, stage in READERS.get(label, ()) if reason != "wrong_key" else ((STREAMS, JOIN),):
                 readers = {
                     name
@@ -361,9 +361,11 @@ class Ledger:
                 } | ({STREAMS} & {begins})
                 unread = label == "batches" and not readers and view.reach.settled  # nobody will ever say it
                 if (unread or any(view.reach.passed(name, at) for name in readers)) and not view.lettered(at, stage):
-                    yield Finding("phantom", at, f"{reason}: {stage} has passed it, and it has no dead letter of it")
+                    yield AuditFinding(
+                        "phantom", at, f"{reason}: {stage} has passed it, and it has no dead letter of it"
+                    )
 
-    def _stray_letters(self, view: View, whole: Outcome) -> Iterator[Finding]:
+    def _stray_letters(self, view: AuditView, whole: TaskOutcome) -> Iterator[AuditFinding]:
         """Find the dead letters that are about nothing, and those that say otherwise than the record they are about."""
         for source, letters in self._letters.items():
             seen: set[tuple[str, str]] = set()
@@ -371,10 +373,10 @@ class Ledger:
                 if letter.stage == DECISIONS:
                     letter = letter._replace(has_own_id=True, source_mark=0)
                 elif (letter.stage, letter.reason) in seen:
-                    yield Finding("repeated", letter.at, f"{letter.stage} has written about {source} before", True)
+                    yield AuditFinding("repeated", letter.at, f"{letter.stage} has written about {source} before", True)
                 seen.add((letter.stage, letter.reason))
                 if source.topic not in self._topics:
-                    yield Finding("phantom", letter.at, f"it is about {source}, and there is no such topic")
+                    yield AuditFinding("phantom", letter.at, f"it is about {source}, and there is no such topic")
                 elif source.offset < view.reach.begins.get((source.topic, source.partition), 0):
                     whole.counts["outside"] += 1
                 elif not self._exists(source):
@@ -382,14 +384,14 @@ class Ledger:
                     if source.offset >= end and not view.reach.settled and end:
                         whole.in_flight["letters"] += 1
                     else:
-                        yield Finding("phantom", letter.at, f"it is about {source}, where nothing lies")
+                        yield AuditFinding("phantom", letter.at, f"it is about {source}, where nothing lies")
                 elif letter.source_mark not in (0, self._marks[source.topic, source.partition].at(source.offset)):
-                    yield Finding("phantom", letter.at, f"key and payload are not those of {source}")
+                    yield AuditFinding("phantom", letter.at, f"key and payload are not those of {source}")
                 elif not letter.has_own_id:
-                    yield Finding("phantom", letter.at, "its id is not that of its stage and its record")
+                    yield AuditFinding("phantom", letter.at, "its id is not that of its stage and its record")
 
 
-def _add(whole: Outcome, part: Outcome) -> None:
+def _add(whole: TaskOutcome, part: TaskOutcome) -> None:
     whole.findings += part.findings
     whole.counts.update(part.counts)
     whole.in_flight.update(part.in_flight)

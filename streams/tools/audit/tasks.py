@@ -21,14 +21,14 @@ from dataclasses import dataclass, field
 
 from schemas.events import Coordinates
 from streams.tools.audit.facts import (
+    AuditFinding,
+    AuditView,
     Category,
     ControlFact,
-    Finding,
     GroupFact,
     ResponseFact,
     RewardFact,
     TaskFact,
-    View,
 )
 from streams.tools.audit.groups import Slots, check_group
 
@@ -51,7 +51,7 @@ class Story:
     rewards: list[RewardFact] = field(default_factory=list)
     controls: list[ControlFact] = field(default_factory=list)
     groups: list[GroupFact] = field(default_factory=list)
-    settled: Outcome | None = None
+    settled: TaskOutcome | None = None
     """What came out last time, if nothing but a new record about this task can change it."""
 
     @property
@@ -62,33 +62,33 @@ class Story:
 
 
 @dataclass(slots=True)
-class Outcome:
+class TaskOutcome:
     """What the recount of one task, or of one policy, came to."""
 
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[AuditFinding] = field(default_factory=list)
     in_flight: Counter[str] = field(default_factory=Counter)
     counts: Counter[str] = field(default_factory=Counter)
     """What the equations add up."""
 
 
-def recount_task(story: Story, view: View, horizon_ms: int) -> Outcome:
+def recount_task(story: Story, view: AuditView, horizon_ms: int) -> TaskOutcome:
     """Return what is wrong with one task, and what is still to come. Tasks before the horizon are only counted."""
-    return _Recount(story, view, horizon_ms).outcome()
+    return _TaskRecount(story, view, horizon_ms).outcome()
 
 
-class _Recount:
+class _TaskRecount:
     """One task's recount. `enter` decides who counts, the rest compares that with what the log holds."""
 
-    def __init__(self, story: Story, view: View, horizon_ms: int) -> None:
+    def __init__(self, story: Story, view: AuditView, horizon_ms: int) -> None:
         self._story, self._view, self._reach, self._horizon_ms = story, view, view.reach, horizon_ms
-        self._out = Outcome()
+        self._out = TaskOutcome()
         self._samplings: dict[str, Slots] = {}
         self._verdicts: Verdicts = {}
         self._entered: set[tuple[object, ...]] = set()
         self._whole: list[str] = []
         """Samplings that have every slot, the one that was so first at the head."""
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> TaskOutcome:
         story, counts = self._story, self._out.counts
         counts["responses"] = len({response.response_id for response in story.responses})
         counts["rewards"] = len({(reward.response_id, reward.source) for reward in story.rewards})
@@ -147,7 +147,9 @@ class _Recount:
         """Return whether a record was given up before its task came: it cannot enter any more."""
         if self._view.reason(at, JOIN) != "unknown_task":
             return False
-        self._out.findings.append(Finding("late", at, f"it was given up before {self._task.at} came", accounted=True))
+        self._out.findings.append(
+            AuditFinding("late", at, f"it was given up before {self._task.at} came", accounted=True)
+        )
         return True
 
     def _enter_response(self, response: ResponseFact) -> None:
@@ -372,17 +374,17 @@ class _Recount:
         return bool(at.topic) and self._passed(at) and self._passed(self._task.at)
 
     def _found(self, category: Category, at: Coordinates, what: str) -> None:
-        self._out.findings.append(Finding(category, at, what))
+        self._out.findings.append(AuditFinding(category, at, what))
 
     def _repeated(self, at: Coordinates, first: Coordinates | None) -> None:
         what = "it repeats what was refused before" if first is None else f"it repeats {first}"
-        self._out.findings.append(Finding("repeated", at, what, accounted=True))
+        self._out.findings.append(AuditFinding("repeated", at, what, accounted=True))
 
     def _refused(self, category: Category, at: Coordinates, what: str, due: bool = True) -> None:
         """Account for a record that is in no group: it needs a dead letter, once the join is done with it."""
         if self._view.lettered(at, JOIN):
             if category != "phantom":
-                self._out.findings.append(Finding(category, at, what, accounted=True))
+                self._out.findings.append(AuditFinding(category, at, what, accounted=True))
         elif due and self._due(at):
             self._found(category, at, f"{what}; it has no dead letter")
         else:

@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 from schemas.events import Coordinates
 from streams.kafka.record import partition_of
-from streams.tools.audit.facts import AdapterFact, Category, Finding, ResponseFact, TaskFact, View
+from streams.tools.audit.facts import AdapterFact, AuditFinding, AuditView, Category, ResponseFact, TaskFact
 
 AGENT = "policy"
 """The stage whose dead letter about a `trained` record says that an agent could not load the version."""
@@ -93,15 +93,15 @@ def _decided(event: AdapterFact, now: Reign, became: dict[int, str]) -> Reign:
     return now
 
 
-class Versions:
+class VersionLedger:
     """The versions of every policy, for the recount of responses."""
 
-    def __init__(self, events: Mapping[str, Sequence[AdapterFact]], view: View) -> None:
+    def __init__(self, events: Mapping[str, Sequence[AdapterFact]], view: AuditView) -> None:
         """Take the adapter events by policy, those of each in order. Nothing is recounted before it is asked for."""
         self._events, self._view = events, view
-        self._of: dict[str, _Versions] = {}
+        self._of: dict[str, _VersionRecount] = {}
 
-    def check(self, tasks: Sequence[TaskFact], responses: Sequence[ResponseFact]) -> tuple[list[Finding], bool]:
+    def check(self, tasks: Sequence[TaskFact], responses: Sequence[ResponseFact]) -> tuple[list[AuditFinding], bool]:
         """Return what is wrong with the versions that these responses to one task name, and whether all were judged.
 
         One whose sampling began a moment ago may be ahead of what was read of `adapters`; it is judged next time.
@@ -113,17 +113,17 @@ class Versions:
         if reach.cut(self._view.names["adapters"], partition_of(policy, settings.topics.policy_partitions)):
             return [], True
         if policy not in self._of:
-            self._of[policy] = _Versions(self._events.get(policy, ()), self._view)
+            self._of[policy] = _VersionRecount(self._events.get(policy, ()), self._view)
         follow_ms = settings.rollouts.follow_s * 1000
         ripe = [one for one in responses if reach.settled or one.began_ms + follow_ms < reach.now_ms]
         wrong = [found for one in ripe if (found := self._of[policy].wrong(one)) is not None]
         return wrong, len(ripe) == len(responses)
 
 
-class _Versions:
+class _VersionRecount:
     """The versions of one policy."""
 
-    def __init__(self, events: Sequence[AdapterFact], view: View) -> None:
+    def __init__(self, events: Sequence[AdapterFact], view: AuditView) -> None:
         self._view = view
         self._made: dict[int, Coordinates] = {}
         for event in events:
@@ -132,7 +132,7 @@ class _Versions:
         self._reigns = reigns(events)
         self._since = list(accumulate((reign.since_ms for reign in self._reigns), max))
 
-    def wrong(self, response: ResponseFact) -> Finding | None:
+    def wrong(self, response: ResponseFact) -> AuditFinding | None:
         """Return the finding about a response that no version of that name should have given."""
         version, at = response.version, response.at
         follow_ms = self._view.settings.rollouts.follow_s * 1000
@@ -149,7 +149,7 @@ class _Versions:
         live = sorted({reign.primary for reign in around})
         tried = sorted({reign.candidate for reign in around if reign.candidate is not None})
         then = f"{_listed(live)} was live" + (f" and {_listed(tried)} candidate" if tried else "")
-        return Finding(category, at, f"{who}; {then} when its sampling began, at {_moment(response.began_ms)}")
+        return AuditFinding(category, at, f"{who}; {then} when its sampling began, at {_moment(response.began_ms)}")
 
     def _stands_in(self, version: int, around: Sequence[Reign]) -> bool:
         """Whether `version` was primary before one that some agent could not load."""

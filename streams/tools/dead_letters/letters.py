@@ -28,7 +28,7 @@ from streams.kafka import admin
 from streams.kafka.reader import fetch, read
 from streams.kafka.record import Record, TopicPartition
 from streams.kafka.topics import Topic, topics
-from streams.settings.load import Settings
+from streams.settings.model import Settings
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ class Letter:
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class LetterDecision:
     """What somebody decided about a source record."""
 
     at: Coordinates
@@ -115,7 +115,7 @@ def decision(
     )
 
 
-def parse(record: Record) -> Letter | Decision | Poison:
+def parse(record: Record) -> Letter | LetterDecision | Poison:
     """Return what a record of the topic holds. Never raises."""
     event = record.decode(DeadLetter)
     if isinstance(event, Poison):
@@ -126,12 +126,12 @@ def parse(record: Record) -> Letter | Decision | Poison:
     return Letter(record.at, record.timestamp_ms, replace(event, payload=None, headers={}), payload_bytes)
 
 
-def _decision(record: Record, event: DeadLetter) -> Decision | Poison:
+def _decision(record: Record, event: DeadLetter) -> LetterDecision | Poison:
     source = source_of(event)
     try:
         numbers = {name: int(base64.b64decode(value, validate=True)) for name, value in event.headers.items()}
         verdict: dict[str, Verdict] = {"retried": "retried", "dropped": "dropped"}
-        found = Decision(
+        found = LetterDecision(
             record.at, record.timestamp_ms, source, event.dead_letter_id, verdict[event.reason], numbers["attempt"],
             event.error.removeprefix(f"{source}: "), numbers.get("partition", 0), numbers.get("end", 0),
         )  # fmt: skip
@@ -173,11 +173,11 @@ class Letters:
     """Up to where the topic was read."""
     _first: dict[str, Letter] = field(default_factory=dict)
     _ids: dict[Coordinates, str] = field(default_factory=dict)
-    _decisions: dict[Coordinates, dict[Coordinates, Decision]] = field(default_factory=dict)
+    _decisions: dict[Coordinates, dict[Coordinates, LetterDecision]] = field(default_factory=dict)
 
-    def take(self, found: Letter | Decision) -> None:
+    def take(self, found: Letter | LetterDecision) -> None:
         """Take in what a record held. A letter that a stage wrote twice, after a restart, is one letter."""
-        if isinstance(found, Decision):
+        if isinstance(found, LetterDecision):
             self._decisions.setdefault(found.source, {})[found.at] = found
             return
         letter_id = found.event.dead_letter_id
@@ -186,9 +186,9 @@ class Letters:
         if known is None or (found.written_ms, found.at) < (known.written_ms, known.at):
             self._first[letter_id] = found
 
-    def decisions(self, source: Coordinates) -> list[Decision]:
+    def decisions(self, source: Coordinates) -> list[LetterDecision]:
         """Return the decisions about a source record that hold, in order; the last one is in force."""
-        holding: list[Decision] = []
+        holding: list[LetterDecision] = []
         for at in sorted(self._decisions.get(source, {})):
             found = self._decisions[source][at]
             if found.attempt == len(holding) + 1:

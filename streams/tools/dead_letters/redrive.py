@@ -24,13 +24,14 @@ from typing import Literal, NamedTuple
 from schemas.events import Coordinates
 from streams.errors import EventError, LogError, NotFoundError, RefusedError, StreamwardError
 from streams.kafka import admin
+from streams.kafka.producer import Producer
 from streams.kafka.reader import read
-from streams.kafka.record import Producer, TopicPartition, check_size, murmur2
+from streams.kafka.record import TopicPartition, check_size, murmur2
 from streams.kafka.topics import Topic, topics
-from streams.settings.load import Settings
+from streams.settings.model import Settings
 from streams.tools.dead_letters.letters import (
-    Decision,
     Letter,
+    LetterDecision,
     Letters,
     Original,
     Verdict,
@@ -55,7 +56,7 @@ Result = Literal["retried", "dropped", "already", "would retry", "would drop", "
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class RedriveOrder:
     """What is to be decided, by whom, and why."""
 
     verdict: Verdict
@@ -72,7 +73,7 @@ class Order:
         return f"{what} by {self.actor}{': ' if self.why else ''}{self.why}"
 
 
-class Outcome(NamedTuple):
+class RedriveOutcome(NamedTuple):
     """What became of one letter."""
 
     letter: Letter
@@ -88,7 +89,7 @@ class _Case:
     """One source record, and the letters about it that were chosen."""
 
     letters: list[Letter]
-    holding: list[Decision]
+    holding: list[LetterDecision]
     original: Original | None = None
     partition: int = 0
     end: int = 0
@@ -103,7 +104,9 @@ class _Case:
         return len(self.holding) + 1
 
 
-def decide(settings: Settings, letters: Letters, chosen: Sequence[Letter], order: Order) -> Iterator[Outcome]:
+def decide(
+    settings: Settings, letters: Letters, chosen: Sequence[Letter], order: RedriveOrder
+) -> Iterator[RedriveOutcome]:
     """Decide about every chosen letter, and yield what became of it: one outcome for each source record.
 
     `letters` is what was loaded just before, and is read on.
@@ -119,7 +122,7 @@ def decide(settings: Settings, letters: Letters, chosen: Sequence[Letter], order
     now_ms = int(time.time() * 1000)  # before the look at the topics: what is missing there was missing at this time
     there = _put_back(settings, [found for case in cases for found in case.holding if found.verdict == "retried"])
     with Producer(settings) as producer:
-        run = _Run(settings, letters, order, producer, now_ms, there)
+        run = _RedriveRun(settings, letters, order, producer, now_ms, there)
         for some in _rounds(cases):
             yield from run.round(some)
 
@@ -147,7 +150,7 @@ class _There:
     """First offset of each partition; none for a topic that is not of this deployment."""
 
 
-def _put_back(settings: Settings, claims: list[Decision]) -> _There:
+def _put_back(settings: Settings, claims: list[LetterDecision]) -> _There:
     """Look for the records that belong to these claims, from the offsets that they name."""
     labels = {topic.name: label for label, topic in topics(settings.topics).items()}
     starts: dict[TopicPartition, int] = {}
@@ -170,17 +173,17 @@ def _put_back(settings: Settings, claims: list[Decision]) -> _There:
 
 
 @dataclass(slots=True)
-class _Run:
+class _RedriveRun:
     """One run of `decide`."""
 
     settings: Settings
     letters: Letters
-    order: Order
+    order: RedriveOrder
     producer: Producer
     now_ms: int
     there: _There
 
-    def round(self, cases: list[_Case]) -> Iterator[Outcome]:
+    def round(self, cases: list[_Case]) -> Iterator[RedriveOutcome]:
         """Decide about some cases: all claims are written and read together, then all records."""
         ready: list[_Case] = []
         for case in cases:
@@ -194,11 +197,11 @@ class _Run:
             yield from refused
         if self.order.dry_run:
             would: Result = "would retry" if self.order.verdict == "retried" else "would drop"
-            yield from (Outcome(case.letter, would) for case in ready)
+            yield from (RedriveOutcome(case.letter, would) for case in ready)
         elif ready:
             yield from self._carry_out(ready)
 
-    def _decided(self, case: _Case) -> Outcome | None:
+    def _decided(self, case: _Case) -> RedriveOutcome | None:
         """Return what earlier decisions make of a case, or None if there is something left to decide."""
         if not case.holding:
             return None
@@ -207,7 +210,7 @@ class _Run:
             (self.there.records[d.decision_id] for d in case.holding if d.decision_id in self.there.records), None
         )
         if self.order.verdict == last.verdict and (back is not None or last.verdict == "dropped"):
-            return Outcome(letter, "already", back)
+            return RedriveOutcome(letter, "already", back)
         if back is not None:
             why = f"it was put back already, and lies at {back}; if that fails as well, drop the letter about it"
         elif last.verdict == "dropped":
@@ -219,9 +222,9 @@ class _Run:
             if found is None:
                 return None
             why = found
-        return Outcome(letter, "refused", error=RefusedError(f"{letter.source}: {why}"))
+        return RedriveOutcome(letter, "refused", error=RefusedError(f"{letter.source}: {why}"))
 
-    def _hindrance(self, claim: Decision) -> str | None:
+    def _hindrance(self, claim: LetterDecision) -> str | None:
         """Return why a retry whose record is not there may not be finished, or None if it may."""
         age_s = (self.now_ms - claim.written_ms) / 1000
         if age_s < STALE_S:
@@ -240,7 +243,7 @@ class _Run:
 
     # --- retry: may it go back, and where to ------------------------------------------------------------------------
 
-    def _prepared(self, cases: list[_Case]) -> tuple[list[_Case], list[Outcome]]:
+    def _prepared(self, cases: list[_Case]) -> tuple[list[_Case], list[RedriveOutcome]]:
         """Return the cases whose originals can go back, with partition and its end; and the outcomes of the others."""
         named = {topic.name: topic for topic in topics(self.settings.topics).values()}
         labels = {named[c.letter.source.topic].label for c in cases if c.letter.source.topic in named}
@@ -252,7 +255,7 @@ class _Run:
             if error is None:
                 ready.append(case)
             else:
-                refused.append(Outcome(case.letter, "refused", error=error))
+                refused.append(RedriveOutcome(case.letter, "refused", error=error))
         return ready, refused
 
     def _unfit(
@@ -287,14 +290,14 @@ class _Run:
 
     # --- claim, look, write -----------------------------------------------------------------------------------------
 
-    def _carry_out(self, cases: list[_Case]) -> list[Outcome]:
+    def _carry_out(self, cases: list[_Case]) -> list[RedriveOutcome]:
         """Do all of it before anything is said: whoever reads what we say may be slow, or leave."""
         begun = time.monotonic()
         try:
             self._claim(cases)
             won = [case for case in cases if self._holds(case)]
             if self.order.verdict == "dropped":
-                outcomes = [Outcome(case.letter, "dropped") for case in won]
+                outcomes = [RedriveOutcome(case.letter, "dropped") for case in won]
             else:
                 outcomes = self._write(won, begun)
         except LogError as exc:
@@ -306,10 +309,10 @@ class _Run:
             ) from exc
         return outcomes + [self._lost(case) for case in cases if not self._holds(case)]
 
-    def _lost(self, case: _Case) -> Outcome:
+    def _lost(self, case: _Case) -> RedriveOutcome:
         first = self.letters.decisions(case.letter.source)[case.attempt - 1]
         why = f"somebody was faster: {first.said} ({first.at}). Nothing was done here"
-        return Outcome(case.letter, "refused", error=RefusedError(f"{case.letter.source}: {why}"))
+        return RedriveOutcome(case.letter, "refused", error=RefusedError(f"{case.letter.source}: {why}"))
 
     def _claim(self, cases: list[_Case]) -> None:
         """Write the decisions, and read the topic up to them."""
@@ -334,7 +337,7 @@ class _Run:
     def _holds(self, case: _Case) -> bool:
         return any(found.at == case.claimed_at for found in self.letters.decisions(case.letter.source))
 
-    def _write(self, cases: list[_Case], begun: float) -> list[Outcome]:
+    def _write(self, cases: list[_Case], begun: float) -> list[RedriveOutcome]:
         """Put originals back, as long as nobody may think that their claims were left behind."""
         back: dict[Coordinates, Coordinates] = {}
         for case in cases:
@@ -357,9 +360,9 @@ class _Run:
         self.producer.flush()
         why = f"claimed, and after {CLAIM_S} s it was too late to write it; the same command does so in {STALE_S} s"
         return [
-            Outcome(case.letter, "retried", back[case.letter.source])
+            RedriveOutcome(case.letter, "retried", back[case.letter.source])
             if case.letter.source in back
-            else Outcome(case.letter, "refused", error=LogError(f"{case.letter.source}: {why}"))
+            else RedriveOutcome(case.letter, "refused", error=LogError(f"{case.letter.source}: {why}"))
             for case in cases
         ]
 

@@ -21,9 +21,9 @@ from schemas import ids as numbering, versions
 from schemas.events import Coordinates, Event
 from streams.errors import LogError
 from streams.kafka.topics import Topic
-from streams.tools.archive.segments import Archive, Segment
+from streams.tools.archive.segments import ArchiveReader, Segment
 from streams.tools.arrow import decode
-from streams.tools.arrow.decode import Bad, Rows
+from streams.tools.arrow.decode import Bad, DecodedRows
 from streams.tools.query.source import Scope
 from streams.tools.query.views import literal
 
@@ -36,7 +36,7 @@ class Sorted(NamedTuple):
     older: list[Segment]
 
 
-def sort(archive: Archive, event: type[Event], segments: Iterable[Segment]) -> Sorted:
+def sort(archive: ArchiveReader, event: type[Event], segments: Iterable[Segment]) -> Sorted:
     """Return the segments by how they must be read. Only those without a record of the newest schema are opened."""
     found = Sorted([], [], [])
     newest = versions.files().newest(event)
@@ -49,7 +49,7 @@ def sort(archive: Archive, event: type[Event], segments: Iterable[Segment]) -> S
     return found
 
 
-def _has_columns(archive: Archive, event: type[Event], segment: Segment) -> bool:
+def _has_columns(archive: ArchiveReader, event: type[Event], segment: Segment) -> bool:
     name = f"{archive.folder(segment.label, segment.partition)}/{segment.path.rsplit('/', 1)[-1]}"
     try:
         with archive.store.open(name) as source:
@@ -76,7 +76,7 @@ def files(segments: Iterable[Segment]) -> str:
     return f"[{', '.join(literal(segment.path) for segment in segments)}]"
 
 
-def rows(archive: Archive, topic: Topic, segments: Iterable[Segment]) -> Iterator[Rows]:
+def rows(archive: ArchiveReader, topic: Topic, segments: Iterable[Segment]) -> Iterator[DecodedRows]:
     """Yield what the segments hold, to be decoded again."""
     for segment in segments:
         tp = (topic.name, segment.partition)

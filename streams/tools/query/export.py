@@ -24,7 +24,7 @@ from typing import Any, Literal, NamedTuple
 
 from streams.errors import NotFoundError, RefusedError, SettingsError
 from streams.kafka.topics import topics
-from streams.settings.load import Settings
+from streams.settings.model import Settings
 from streams.tools.query.views import literal
 
 Format = Literal["sft", "preference", "prompts", "openai", "openai-preference"]
@@ -62,7 +62,7 @@ Example = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class ExportOptions:
     """What to write."""
 
     policy: str
@@ -102,7 +102,7 @@ class Counts:
     """Groups that gave no example, by reason."""
 
 
-def check(options: Options) -> None:
+def check(options: ExportOptions) -> None:
     """Raise SettingsError for options that have no effect together, or no meaning."""
     if not 0 <= options.test_share < 1:
         raise SettingsError(f"--test {options.test_share:g}: expected a share from 0 to below 1")
@@ -118,7 +118,7 @@ def check(options: Options) -> None:
         raise SettingsError(f"--format {options.format} is JSON lines by definition; leave --files parquet out")
 
 
-def statement(options: Options) -> str:
+def statement(options: ExportOptions) -> str:
     """Return the SQL, over the views of streams/tools/query/session.py, whose rows `write` takes."""
     return ROWS.format(policy=literal(options.policy), purpose=literal(options.purpose))
 
@@ -128,7 +128,7 @@ def sources(settings: Settings) -> set[str]:
     return {topics(settings.topics)[label].name for label in LABELS}
 
 
-def write(rows: Iterable[Row], options: Options, folder: Path, *, ranges: Iterable[Mapping[str, Any]]) -> Counts:
+def write(rows: Iterable[Row], options: ExportOptions, folder: Path, *, ranges: Iterable[Mapping[str, Any]]) -> Counts:
     """Write the data set that `options` ask for to `folder`, which must be empty or not there; return the counts.
 
     `rows` are those of `statement`; `ranges` says which records they were taken from, for the manifest. Files appear
@@ -166,7 +166,7 @@ def write(rows: Iterable[Row], options: Options, folder: Path, *, ranges: Iterab
     return counts
 
 
-def split_of(task_id: str, options: Options) -> str:
+def split_of(task_id: str, options: ExportOptions) -> str:
     """Return the split of a task: a share of the tasks, by a hash of the id.
 
     >>> split_of("t1", Options(policy="p")) == split_of("t1", Options(policy="p"))
@@ -176,7 +176,7 @@ def split_of(task_id: str, options: Options) -> str:
     return "test" if draw < options.test_share else "train"
 
 
-def _nothing(options: Options, counts: Counts) -> str:
+def _nothing(options: ExportOptions, counts: Counts) -> str:
     if not counts.groups:
         return (
             f"policy {options.policy} has no {options.purpose} groups with responses in this range; see what is there "
@@ -186,7 +186,7 @@ def _nothing(options: Options, counts: Counts) -> str:
     return f"{counts.groups} groups were read and none gives an example ({reasons}); ask for less"
 
 
-def _manifest(options: Options, counts: Counts, files: list[File], ranges: Iterable[Mapping[str, Any]]) -> str:
+def _manifest(options: ExportOptions, counts: Counts, files: list[File], ranges: Iterable[Mapping[str, Any]]) -> str:
     from importlib.metadata import version
 
     manifest = {
@@ -209,7 +209,7 @@ def _sha256(path: Path) -> str:
 # --- examples ---------------------------------------------------------------------------------------------------------
 
 
-def _examples(rows: Iterable[Row], options: Options, counts: Counts) -> Iterator[tuple[Example, str]]:
+def _examples(rows: Iterable[Row], options: ExportOptions, counts: Counts) -> Iterator[tuple[Example, str]]:
     """Yield every example with the id of its task, and count."""
     make = _FORMATS[options.format]
     for _, members in groupby(rows, key=lambda row: (row["groups_partition"], row["groups_offset"])):
@@ -225,7 +225,7 @@ def _examples(rows: Iterable[Row], options: Options, counts: Counts) -> Iterator
             yield example, group[0]["task_id"]
 
 
-def _single(group: list[Row], options: Options) -> list[Example] | str:
+def _single(group: list[Row], options: ExportOptions) -> list[Example] | str:
     """A prompt with an answer worth imitating: {messages, …}, the last message being the answer."""
     floor = options.min_reward
     good = [row for row in group if floor is None or row["reward"] >= floor]
@@ -235,13 +235,13 @@ def _single(group: list[Row], options: Options) -> list[Example] | str:
     return [{"messages": [*_messages(row), _answer(row)], "reward": row["reward"], **_origin(row)} for row in chosen]
 
 
-def _openai(group: list[Row], options: Options) -> list[Example] | str:
+def _openai(group: list[Row], options: ExportOptions) -> list[Example] | str:
     """OpenAI's chat format for supervised fine-tuning: {messages} and nothing else."""
     made = _single(group, options)
     return made if isinstance(made, str) else [{"messages": example["messages"]} for example in made]
 
 
-def _preference(group: list[Row], options: Options) -> list[Example] | str:
+def _preference(group: list[Row], options: ExportOptions) -> list[Example] | str:
     """Best against worst of a group, as TRL's conversational preference format: {prompt, chosen, rejected, …}."""
     best, worst = _best(group), _worst(group)
     if best["reward"] - worst["reward"] <= options.margin:
@@ -261,7 +261,7 @@ def _preference(group: list[Row], options: Options) -> list[Example] | str:
     ]
 
 
-def _openai_preference(group: list[Row], options: Options) -> list[Example] | str:
+def _openai_preference(group: list[Row], options: ExportOptions) -> list[Example] | str:
     """OpenAI's format for preference fine-tuning: {input, preferred_output, non_preferred_output}."""
     made = _preference(group, options)
     if isinstance(made, str):
@@ -276,7 +276,7 @@ def _openai_preference(group: list[Row], options: Options) -> list[Example] | st
     ]
 
 
-def _prompts(group: list[Row], options: Options) -> list[Example] | str:
+def _prompts(group: list[Row], options: ExportOptions) -> list[Example] | str:
     """A prompt with everything it was answered and how that was judged: {prompt, verifier, completions, rewards, …}."""
     first = group[0]
     return [
@@ -293,7 +293,7 @@ def _prompts(group: list[Row], options: Options) -> list[Example] | str:
     ]
 
 
-_FORMATS: dict[Format, Callable[[list[Row], Options], list[Example] | str]] = {
+_FORMATS: dict[Format, Callable[[list[Row], ExportOptions], list[Example] | str]] = {
     "sft": _single,
     "preference": _preference,
     "prompts": _prompts,

@@ -21,7 +21,7 @@ from pyarrow import dataset
 
 from schemas.events import Event
 from streams.tools.arrow import decode
-from streams.tools.arrow.decode import Bad, Rows
+from streams.tools.arrow.decode import Bad, DecodedRows
 
 
 class Troubles:
@@ -42,13 +42,13 @@ class Chunks:
     def __init__(
         self,
         event: type[Event],
-        read: Callable[[], Iterator[Rows]],
+        read: Callable[[], Iterator[DecodedRows]],
         tell: Callable[[tuple[Bad, ...]], None] | None = None,
     ) -> None:
         self._event = event
         self._read = read
         self._tell = tell
-        self._rows: Iterator[Rows] | None = None
+        self._rows: Iterator[DecodedRows] | None = None
         self._made: list[pa.Table] = []
         self._whole = False
         self._lock = threading.Lock()

@@ -23,12 +23,12 @@ import duckdb
 
 from streams.errors import NotFoundError, SettingsError
 from streams.kafka.topics import topics
-from streams.settings.load import Settings
+from streams.settings.model import Settings
 from streams.tools.query import show, statement as query_statement
 from streams.tools.query.session import Session
 from streams.tools.query.source import Scope, Source
 from streams.tools.query.statement import Statement
-from streams.tools.query.views import View, name_of, quoted, views
+from streams.tools.query.views import SqlView, name_of, quoted, views
 from streams.tools.replay import selection
 
 _NAME = re.compile(r"[\w.-]+")
@@ -81,7 +81,7 @@ def asked(settings: Settings, given: Mapping[str, Any], stdin: Callable[[], str]
     )  # fmt: skip
 
 
-def _statement(settings: Settings, known: Mapping[str, View], text: str, where: str | None) -> Statement:
+def _statement(settings: Settings, known: Mapping[str, SqlView], text: str, where: str | None) -> Statement:
     """Return the statement that a text is, or stands for."""
     text = text.strip()
     name = _view_of(settings, known, text) if _NAME.fullmatch(text) else None
@@ -100,7 +100,7 @@ def _statement(settings: Settings, known: Mapping[str, View], text: str, where: 
         con.close()
 
 
-def _view_of(settings: Settings, known: Mapping[str, View], text: str) -> str:
+def _view_of(settings: Settings, known: Mapping[str, SqlView], text: str) -> str:
     """Return the view that a word names: a view, a topic, or a topic by its full name."""
     full = {topic.name: name_of(label) for label, topic in topics(settings.topics).items()}
     name = full.get(text) or text.lower().replace("-", "_")
@@ -120,7 +120,9 @@ def _check_shell(given: Mapping[str, Any], output: str) -> None:
         raise SettingsError("--output parquet needs SQL and --out FILE; the shell prints")
 
 
-def _check_scope(settings: Settings, known: Mapping[str, View], statement: Statement, given: Mapping[str, Any]) -> None:
+def _check_scope(
+    settings: Settings, known: Mapping[str, SqlView], statement: Statement, given: Mapping[str, Any]
+) -> None:
     """Raise SettingsError if the statement does not read one topic whose offsets, partitions or keys are meant."""
     read = [known[name] for name in sorted(statement.tables) if name in known]
     names = ", ".join(view.name for view in read) or "no view by name"
@@ -142,7 +144,7 @@ def _check_scope(settings: Settings, known: Mapping[str, View], statement: State
         raise SettingsError(f"--since and --until are about records, and the statement reads {names}")
 
 
-def _check_rows(known: Mapping[str, View], statement: Statement, given: Mapping[str, Any]) -> None:
+def _check_rows(known: Mapping[str, SqlView], statement: Statement, given: Mapping[str, Any]) -> None:
     """Raise SettingsError if the statement gives no rows that can be counted or followed."""
     if given["limit"] is not None and not statement.rows:
         raise SettingsError("--limit is for rows of data; this statement describes or explains")
@@ -153,7 +155,7 @@ def _check_rows(known: Mapping[str, View], statement: Statement, given: Mapping[
             raise SettingsError(f"--follow has no end; leave --{name} out, or --follow")
     if given["source"] == "archive":
         raise SettingsError("--follow reads the log, and --source archive never does; leave one of them out")
-    topic = len(statement.tables) == 1 and not known.get(next(iter(statement.tables)), View("", "", "", "-")).sql
+    topic = len(statement.tables) == 1 and not known.get(next(iter(statement.tables)), SqlView("", "", "", "-")).sql
     if not (statement.plain and topic):
         raise SettingsError(
             "--follow prints rows as records come: it takes a TOPIC, or SELECT ... FROM one topic [WHERE ...] without "

@@ -31,16 +31,17 @@ import pyarrow as pa
 
 from streams.errors import LogError, NotFoundError, StreamwardError
 from streams.files import Scratch
-from streams.settings.load import Settings, load
-from streams.tools.archive.segments import Archive, Segment
+from streams.settings.load import load
+from streams.settings.model import Settings
+from streams.tools.archive.segments import ArchiveReader, Segment
 from streams.tools.arrow import bulk, decode
-from streams.tools.arrow.decode import Bad, Rows
+from streams.tools.arrow.decode import Bad, DecodedRows
 from streams.tools.query import archived, statement as query_statement
 from streams.tools.query.live import Chunks, Live, Troubles
 from streams.tools.query.pull import Pull
 from streams.tools.query.source import Gap, Parts, Scope, Source, newest, seek, snapshot
 from streams.tools.query.statement import Statement
-from streams.tools.query.views import WHOLE, View, literal, quoted, views
+from streams.tools.query.views import WHOLE, SqlView, literal, quoted, views
 from streams.tools.replay import selection
 
 BATCH_ROWS = 2048
@@ -72,7 +73,7 @@ def connect(
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class QueryResult:
     """What a statement gives."""
 
     names: tuple[str, ...]
@@ -101,7 +102,7 @@ class Session:
         self._warn = warn
         self._troubles = Troubles()
         self._chunks: dict[str, list[Chunks]] = {}
-        self._archive = None if source == "log" else Archive(settings)
+        self._archive = None if source == "log" else ArchiveReader(settings)
         self._looked_at: set[str] = set()
         self._parts = snapshot(settings, self._archive, log=source != "archive")
         self._spill = Scratch("query")  # where rows go if memory runs out
@@ -159,7 +160,7 @@ class Session:
         """Return the statement in `sql`, checked. Raises as `query_statement.parse` does."""
         return query_statement.parse(self.con, sql)
 
-    def run(self, sql: str, *, limit: int | None = None) -> Result:
+    def run(self, sql: str, *, limit: int | None = None) -> QueryResult:
         """Run one statement that only reads, and return its rows.
 
         Raises SettingsError for an error in the statement, RefusedError for what it may not do, LogError if the log or
@@ -173,7 +174,7 @@ class Session:
 
         with self._translated(sql):
             pull = Pull(self.con, opened)
-        return Result(pull.names, pull.schema, self._batches(sql, pull))
+        return QueryResult(pull.names, pull.schema, self._batches(sql, pull))
 
     def columns(self, name: str) -> list[tuple[str, str]]:
         """Return (name, type) of each column of a view. Raises NotFoundError, with the nearest name."""
@@ -245,7 +246,7 @@ class Session:
             else:
                 self._make_view("main", view, parts.within(self._scope), self._scope)
 
-    def _make_view(self, schema: str, view: View, parts: Parts, scope: Scope) -> None:
+    def _make_view(self, schema: str, view: SqlView, parts: Parts, scope: Scope) -> None:
         """Create the view of a topic, or put another in its place."""
         event = parts.topic.event
         listed = ", ".join(map(quoted, decode.arrow_schema(event).names))
@@ -266,7 +267,7 @@ class Session:
             broken = partial(_cannot_read, self._archive, parts, str(exc))
             self.con.execute(create + self._live(schema, view, parts, broken))
 
-    def _live(self, schema: str, view: View, parts: Parts, read: Callable[[], Iterator[Rows]]) -> str:
+    def _live(self, schema: str, view: SqlView, parts: Parts, read: Callable[[], Iterator[DecodedRows]]) -> str:
         """Return a SELECT of what is read when a statement asks for it."""
         event, name = parts.topic.event, f"live_{schema}_{view.name}"
         chunks = Chunks(event, read, self._told if self._warn else None)
@@ -336,8 +337,8 @@ class Session:
 
 
 def _read(
-    settings: Settings, archive: Archive | None, parts: Parts, older: list[Segment], scope: Scope
-) -> Iterator[Rows]:
+    settings: Settings, archive: ArchiveReader | None, parts: Parts, older: list[Segment], scope: Scope
+) -> Iterator[DecodedRows]:
     """Yield what DuckDB cannot read by itself, within the scope."""
     if parts.missing and not parts.segments:
         raise NotFoundError(f"topic {parts.topic.name} does not exist; create it with `streamward topics apply`")
@@ -349,7 +350,7 @@ def _read(
             yield scope.chosen(rows)
 
 
-def _cannot_read(archive: Archive | None, parts: Parts, why: str) -> Iterator[Rows]:
+def _cannot_read(archive: ArchiveReader | None, parts: Parts, why: str) -> Iterator[DecodedRows]:
     """Raise LogError, naming the segment: only who asks for this topic is to hear of it."""
     if archive is not None:
         for segment in parts.segments:

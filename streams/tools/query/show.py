@@ -24,7 +24,7 @@ import pyarrow as pa
 
 from streams import output as show
 from streams.errors import SettingsError
-from streams.tools.query.session import Result
+from streams.tools.query.session import QueryResult
 
 FORMATS = ("table", "json", "jsonl", "csv", "parquet", "markdown")
 FOLLOWED = ("table", "jsonl", "csv")
@@ -34,18 +34,18 @@ WIDEST = 60
 _PLAIN = (str, int, float, bool, type(None))
 
 
-def rows(result: Result) -> Iterator[list[Any]]:
+def rows(result: QueryResult) -> Iterator[list[Any]]:
     """Yield each row as values that JSON has."""
     for batch in result.batches:
         yield from map(list, zip(*(_values(column) for column in batch.columns), strict=True))
 
 
-def write(result: Result, output: str, out: TextIO) -> int:
+def write(result: QueryResult, output: str, out: TextIO) -> int:
     """Write a result as text; return how many rows it had."""
     return _WRITERS[output](result, out)
 
 
-def write_file(result: Result, output: str, path: Path) -> int:
+def write_file(result: QueryResult, output: str, path: Path) -> int:
     """Write a result to a file; return how many rows it had."""
     if output != "parquet":
         with path.open("w", encoding="utf-8", newline="") as out:
@@ -77,7 +77,7 @@ class Following:
         self._lines: show.Lines | None = None
         self._begun = False
 
-    def add(self, result: Result) -> int:
+    def add(self, result: QueryResult) -> int:
         """Print a result as a part of the whole; return how many rows it had."""
         if self._output == "table":
             return self._as_lines(result)
@@ -87,7 +87,7 @@ class Following:
         self._out.flush()
         return count
 
-    def _as_lines(self, result: Result) -> int:
+    def _as_lines(self, result: QueryResult) -> int:
         if self._lines is None:
             types = zip(result.names, result.schema.types, strict=True)
             self._lines = show.Lines(
@@ -195,7 +195,7 @@ def _is_number(kind: pa.DataType) -> bool:
 # --- formats ----------------------------------------------------------------------------------------------------------
 
 
-def _table(result: Result, out: TextIO) -> int:
+def _table(result: QueryResult, out: TextIO) -> int:
     from rich.cells import cell_len
 
     titles = [show.printable(name) for name in result.names]
@@ -251,7 +251,7 @@ def _terminal(out: TextIO) -> int:
     return int(Console(file=out).width)
 
 
-def _markdown(result: Result, out: TextIO) -> int:
+def _markdown(result: QueryResult, out: TextIO) -> int:
     def line(texts: Sequence[str]) -> str:
         return "| " + " | ".join(text.replace("|", "\\|") for text in texts) + " |\n"
 
@@ -264,7 +264,7 @@ def _markdown(result: Result, out: TextIO) -> int:
     return count
 
 
-def _objects(result: Result) -> Iterator[str]:
+def _objects(result: QueryResult) -> Iterator[str]:
     names = _unlike(result.names)
     return (show.json_line(dict(zip(names, row, strict=True))) for row in rows(result))
 
@@ -280,7 +280,7 @@ def _unlike(names: Sequence[str]) -> list[str]:
     return found
 
 
-def _jsonl(result: Result, out: TextIO, *, header: bool = True) -> int:
+def _jsonl(result: QueryResult, out: TextIO, *, header: bool = True) -> int:
     count = 0
     for text in _objects(result):
         out.write(text + "\n")
@@ -288,7 +288,7 @@ def _jsonl(result: Result, out: TextIO, *, header: bool = True) -> int:
     return count
 
 
-def _json(result: Result, out: TextIO) -> int:
+def _json(result: QueryResult, out: TextIO) -> int:
     count = 0
     out.write("[")
     for count, text in enumerate(_objects(result), 1):
@@ -297,7 +297,7 @@ def _json(result: Result, out: TextIO) -> int:
     return count
 
 
-def _csv(result: Result, out: TextIO, *, header: bool = True) -> int:
+def _csv(result: QueryResult, out: TextIO, *, header: bool = True) -> int:
     escaped = out.isatty()
     writer = csv.writer(out, lineterminator="\n")
     if header:
@@ -318,7 +318,7 @@ def _csv_cell(value: Any) -> str:
     return show.json_line(value) if isinstance(value, dict | list) else str(value)
 
 
-_WRITERS: dict[str, Callable[[Result, TextIO], int]] = {
+_WRITERS: dict[str, Callable[[QueryResult, TextIO], int]] = {
     "table": _table,
     "json": _json,
     "jsonl": _jsonl,

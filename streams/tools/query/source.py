@@ -21,9 +21,9 @@ from streams.errors import NotFoundError
 from streams.kafka import admin
 from streams.kafka.record import TopicPartition
 from streams.kafka.topics import Topic, topics
-from streams.settings.load import Settings
-from streams.tools.archive.segments import Archive, Segment
-from streams.tools.arrow.decode import Rows
+from streams.settings.model import Settings
+from streams.tools.archive.segments import ArchiveReader, Segment
+from streams.tools.arrow.decode import DecodedRows
 
 Source = Literal["auto", "log", "archive"]
 
@@ -58,7 +58,7 @@ class Scope:
         )
         return " AND ".join(text.format(value) for text, value in limits if value is not None)
 
-    def chosen(self, rows: Rows) -> Rows:
+    def chosen(self, rows: DecodedRows) -> DecodedRows:
         """Return the records within the limits, before they are decoded."""
         if self.whole:
             return rows
@@ -70,7 +70,7 @@ class Scope:
             for number, (at_ms, offset, key) in enumerate(zip(rows.timestamps, rows.offsets, rows.keys, strict=True))
             if low <= at_ms < high and first <= offset < end and self._has(key)
         ]
-        return Rows(
+        return DecodedRows(
             rows.topic,
             [rows.partitions[number] for number in keep],
             [rows.offsets[number] for number in keep],
@@ -132,7 +132,7 @@ class Parts:
         return any(self.starts[tp] < end for tp, end in self.ends.items())
 
 
-def snapshot(settings: Settings, archive: Archive | None, *, log: bool) -> dict[str, Parts]:
+def snapshot(settings: Settings, archive: ArchiveReader | None, *, log: bool) -> dict[str, Parts]:
     """Return what every topic consists of now, by label: of an archive if there is one, and of the log if asked.
 
     Raises LogError if the broker or the archive does not answer.
@@ -159,7 +159,7 @@ def seek(settings: Settings, parts: Parts, since_ms: int) -> Parts:
     return replace(parts, starts={tp: max(start, at[tp]) for tp, start in parts.starts.items()})
 
 
-def _segments(archive: Archive | None, topic: Topic) -> tuple[Segment, ...]:
+def _segments(archive: ArchiveReader | None, topic: Topic) -> tuple[Segment, ...]:
     if archive is None:
         return ()
     return tuple(

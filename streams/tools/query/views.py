@@ -17,13 +17,13 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from streams.kafka.topics import topics
-from streams.settings.load import Settings
+from streams.settings.model import Settings
 
 WHOLE = "whole"
 """The schema of the views that no option narrows."""
 
 
-class View(NamedTuple):
+class SqlView(NamedTuple):
     """A name that a statement can read."""
 
     name: str
@@ -143,24 +143,24 @@ FROM fold AS f JOIN told AS t USING (policy, n) SEMI JOIN adapters USING (_parti
 """What streams/adapters/serving.py does with events, once more: a property test folds random histories with both."""
 
 JOINS = (
-    View(
+    SqlView(
         "group_responses", "groups", "one row per response in a group, with its reward", GROUP_RESPONSES, ("responses",)
     ),
-    View(
+    SqlView(
         "lineage",
         "adapters",
         "adapter version <- batch <- group <- response, one row per response of its step",
         LINEAGE,
         ("batches", "groups"),
     ),
-    View("rollout", "adapters", "one row per AdapterEvent, with who answers after it", ROLLOUT),
+    SqlView("rollout", "adapters", "one row per AdapterEvent, with who answers after it", ROLLOUT),
 )
 
 
-def views(settings: Settings) -> dict[str, View]:
+def views(settings: Settings) -> dict[str, SqlView]:
     """Return every view by its name, topics first, in the order of the topics."""
     own = [
-        View(name_of(label), label, f"one row per {topic.event.__name__} on {topic.name}")
+        SqlView(name_of(label), label, f"one row per {topic.event.__name__} on {topic.name}")
         for label, topic in topics(settings.topics).items()
     ]
     return {view.name: view for view in (*own, *JOINS)}

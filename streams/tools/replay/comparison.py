@@ -19,7 +19,7 @@ from typing import Any
 from streams.adapters import versions as adapters
 from streams.errors import NotFoundError
 from streams.scorers.verdict import nearest
-from streams.settings.load import Settings
+from streams.settings.model import Settings
 from streams.tools.replay import experiments
 from streams.tools.replay.experiments import Experiment
 
@@ -28,7 +28,7 @@ SIGMAS = 1.96
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class ComparisonLine:
     """One line of adapters and how its versions did."""
 
     name: str
@@ -38,7 +38,7 @@ class Line:
     """By suite and version."""
 
 
-def line(settings: Settings, name: str, every: Mapping[str, Experiment] | None = None) -> Line:
+def line(settings: Settings, name: str, every: Mapping[str, Experiment] | None = None) -> ComparisonLine:
     """Return the experiment called `name`, or else the policy. Raises NotFoundError if neither is there.
 
     `every` is what `experiments.read` returned, for who has read it before.
@@ -53,7 +53,7 @@ def line(settings: Settings, name: str, every: Mapping[str, Experiment] | None =
     except NotFoundError:
         if name not in every:
             raise
-        return Line(name, True, 0, {})  # it was stopped before it had any topics
+        return ComparisonLine(name, True, 0, {})  # it was stopped before it had any topics
     scores = {
         (suite, number): metrics for number, one in state.versions.items() for suite, metrics in one.evaluated.items()
     }
@@ -61,10 +61,10 @@ def line(settings: Settings, name: str, every: Mapping[str, Experiment] | None =
         raise NotFoundError(
             f"{name!r} is no experiment and no policy with an adapter or a score; experiments: {nearest(name, every)}"
         )
-    return Line(name, name in every, state.newest, scores)
+    return ComparisonLine(name, name in every, state.newest, scores)
 
 
-def rows(first: Line, second: Line) -> list[dict[str, Any]]:
+def rows(first: ComparisonLine, second: ComparisonLine) -> list[dict[str, Any]]:
     """Return one row for each suite and version that either line was asked; a score that is missing is None.
 
     `difference` is second minus first in `exact`; `within` is what chance alone makes of it, 95 of 100 times, for

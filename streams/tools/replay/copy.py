@@ -21,9 +21,10 @@ from typing import TypeVar
 from schemas.events import GroupControl, Response, Reward, RewardSource, SourceRange, Task
 from schemas.serde import Poison, encode
 from streams.kafka import admin
-from streams.kafka.record import Producer, Record, TopicPartition, murmur2
+from streams.kafka.producer import Producer
+from streams.kafka.record import Record, TopicPartition, murmur2
 from streams.kafka.topics import Topic, topics
-from streams.settings.load import Settings
+from streams.settings.model import Settings
 from streams.tools.archive.history import History
 from streams.tools.replay.selection import bounds
 
@@ -43,7 +44,7 @@ def _nobody(stage: str, done: int, of: int | None) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Watch:
+class CopyProgress:
     """Who may stop a long piece of work, and who is told how far it came."""
 
     stop: threading.Event
@@ -152,7 +153,7 @@ def copy(
     keys: frozenset[bytes],
     renaming: Renaming,
     writer: Writer,
-    watch: Watch,
+    watch: CopyProgress,
 ) -> Counter[str]:
     """Copy what lies under `keys`, and return how many records of each topic, and how many were `unreadable`.
 
@@ -185,7 +186,7 @@ def committed(settings: Settings, groups: Mapping[str, str]) -> None:
     import confluent_kafka as ck
 
     from streams.errors import LogError
-    from streams.kafka.record import client_config
+    from streams.kafka.client import client_config
 
     for group, label in groups.items():
         ends = admin.offsets(settings, [label])

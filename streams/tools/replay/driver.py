@@ -29,15 +29,15 @@ from streams.kafka import admin
 from streams.kafka.reader import fetch, read
 from streams.kafka.record import Record, dead_letter, key_of
 from streams.kafka.topics import KEYED_BY_TASK, topics
-from streams.settings.load import Settings
+from streams.settings.model import Settings
 from streams.stages import batches
 from streams.stages.advantages import stage as advantages
-from streams.stages.advantages.state import Close, State
+from streams.stages.advantages.state import EmitGroup, GroupState
 
 Bounds = Mapping[tuple[str, int], tuple[int, int]]
 """By topic and partition: the first offset, and the one behind the last."""
 LookUp = Callable[[Iterable[Coordinates]], Mapping[Coordinates, Record]]
-Note = Callable[[Close], Close]
+Note = Callable[[EmitGroup], EmitGroup]
 """Adds to a group that leaves what its own log does not tell; see streams/tools/replay/recorded_lag.py."""
 
 
@@ -119,8 +119,8 @@ def joined(
     What is kept is what is open, and what has left and was not evicted by its control record: as much as the live
     stage keeps, however long the log is.
     """
-    stage, look_up = advantages.Stage(settings), look_up or partial(fetch, settings)
-    states: dict[str, State] = {}
+    stage, look_up = advantages.AdvantageStage(settings), look_up or partial(fetch, settings)
+    states: dict[str, GroupState] = {}
     for record in records:
         event = stage.decode(record)
         if isinstance(event, DeadLetter):
@@ -133,7 +133,7 @@ def joined(
             states[event.task_id] = state
         if effects:
             if note is not None:
-                effects = [note(effect) if isinstance(effect, Close) else effect for effect in effects]
+                effects = [note(effect) if isinstance(effect, EmitGroup) else effect for effect in effects]
             for made in stage.outputs(effects, record, look_up(stage.missing(effects, record))):
                 yield record, made
 
@@ -141,14 +141,14 @@ def joined(
 def cut(settings: Settings, records: Iterable[Record]) -> Iterator[Batch | DeadLetter]:
     """Yield the batches of these records of one partition of `groups`, in order."""
     cutter = batches.Cutter(settings.batches, settings.trainer.off_policy)
-    windows: dict[str, batches.Window] = {}
+    windows: dict[str, batches.BatchWindow] = {}
     seen: set[str] = set()
     for record in records:
         group = record.decode(AdvantagedGroup)
         if isinstance(group, Poison):
             yield dead_letter(record, stage=batches.STAGE, reason=group.reason, error=group.error)
             continue
-        window = windows.get(group.policy, batches.Window())
+        window = windows.get(group.policy, batches.BatchWindow())
         windows[group.policy], made = cutter.reduce(window, group, record.at, doubled=group.group_id in seen)
         seen.add(group.group_id)
         yield from made

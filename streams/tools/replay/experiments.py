@@ -26,9 +26,10 @@ from schemas.serde import Poison
 from streams import files
 from streams.errors import NotFoundError, SettingsError
 from streams.kafka.admin import read_topic
-from streams.kafka.record import Producer
+from streams.kafka.producer import Producer
 from streams.scorers.verdict import nearest
-from streams.settings.load import Settings, changed, dotted
+from streams.settings.load import changed, dotted
+from streams.settings.model import Settings
 
 PREFIX = "experiment."
 FOLDER = Path(".streamward/experiments")

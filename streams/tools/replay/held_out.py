@@ -22,10 +22,11 @@ from streams.adapters import versions as adapters
 from streams.errors import NotFoundError, RefusedError, SettingsError
 from streams.evaluation import results as outcomes, run as evaluate, suites
 from streams.kafka import admin
-from streams.kafka.reader import Tail
-from streams.kafka.record import Producer, Record, TopicPartition, partition_of
+from streams.kafka.producer import Producer
+from streams.kafka.reader import PartitionReader
+from streams.kafka.record import Record, TopicPartition, partition_of
 from streams.kafka.topics import KEYED_BY_TASK, topics
-from streams.settings.load import Settings
+from streams.settings.model import Settings
 from streams.stages.policy import agent as policy
 from streams.stages.scoring import agent as scoring
 from streams.stages.tasks import submit
@@ -41,7 +42,7 @@ Told = Callable[[str, int, int | None], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Suite:
+class HeldOutSuite:
     """What is asked."""
 
     generator: str
@@ -62,7 +63,7 @@ class Suite:
 
 
 @dataclass
-class _Open:
+class _OpenEvaluation:
     """What of the questions is still to come."""
 
     asked: Mapping[str, Task]
@@ -87,7 +88,7 @@ class _Open:
 
 
 def run(
-    source: Settings, name: str, suite: Suite, *, stop: threading.Event, told: Told | None = None
+    source: Settings, name: str, suite: HeldOutSuite, *, stop: threading.Event, told: Told | None = None
 ) -> dict[int, AdapterEvent]:
     """Ask, and return the result of each version.
 
@@ -109,7 +110,7 @@ def run(
         return _join(own, asked, since_ms)
 
 
-def _asked(own: Settings, suite: Suite) -> dict[str, Task]:
+def _asked(own: Settings, suite: HeldOutSuite) -> dict[str, Task]:
     """Return the questions by id."""
     now_ms = time.time_ns() // 1_000_000
     questions = suites.generated(suite.generator, count=suite.count, seed=suite.seed)
@@ -168,9 +169,9 @@ def _wait(
     told: Told,
 ) -> None:
     """Return once every question is answered and scored. Raises Stopped, or what an agent failed with."""
-    waiting = _Open(asked)
+    waiting = _OpenEvaluation(asked)
     kinds = {topics(own.topics)["responses"].name: Response, topics(own.topics)["rewards"].name: Reward}
-    with Tail(own, _starts(own, ["responses", "rewards"], since_ms)) as tail:
+    with PartitionReader(own, _starts(own, ["responses", "rewards"], since_ms)) as tail:
         while (done := waiting.done()) < len(asked):
             told("asking", done, len(asked))
             if failed:
@@ -204,7 +205,7 @@ def _join(own: Settings, asked: Mapping[str, Task], since_ms: int) -> dict[int, 
     there = _written(own, since_ms)
     name = topics(own.topics)["groups"].name
     known = adapters.read_state(own, own.policy.name)
-    suites: dict[bytes, outcomes.Suite] = {}
+    suites: dict[bytes, outcomes.SuiteResults] = {}
     results: dict[int, AdapterEvent] = {}
     with Producer(own) as producer:
         for record, group in made:

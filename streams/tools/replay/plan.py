@@ -25,20 +25,20 @@ from streams.kafka import admin
 from streams.kafka.record import Record
 from streams.kafka.topics import topics
 from streams.scorers import Scorers
-from streams.settings.load import Settings
-from streams.stages.batches import Cutter, Window
+from streams.settings.model import Settings
+from streams.stages.batches import BatchWindow, Cutter
 from streams.tools.archive.history import History, Log
 from streams.tools.replay import driver, experiments, recorded_lag
 from streams.tools.replay.regroup import partition_records
-from streams.tools.replay.run import Request, about_of, chosen_of, settings_of
-from streams.tools.replay.selection import Chosen
+from streams.tools.replay.run import ReplayRequest, about_of, chosen_of, settings_of
+from streams.tools.replay.selection import SelectedTasks
 
 SAMPLE = 16
 """Responses that are scored to see how long it takes."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class ReplayPlan:
     """What a replay would come to."""
 
     experiment: str
@@ -91,7 +91,7 @@ class Plan:
 
 
 @dataclass
-class _Seen:
+class _RangeSeen:
     """What was read."""
 
     counts: Counter[str] = field(default_factory=Counter)
@@ -101,7 +101,7 @@ class _Seen:
     responses: list[Response] = field(default_factory=list)
 
 
-def plan(source: Settings, request: Request, history: History | None = None) -> Plan:
+def plan(source: Settings, request: ReplayRequest, history: History | None = None) -> ReplayPlan:
     """Return what `replay.run` would make of this request. Raises as it does before anything is written."""
     history = history or Log(source)
     own = settings_of(source, request)
@@ -110,8 +110,8 @@ def plan(source: Settings, request: Request, history: History | None = None) -> 
     chosen = chosen_of(source, history, request, about)
     trained, versions = recorded_lag.read(source, history, about.policy, about.ranges)
     here = own.model_copy(update={"topics": source.topics, "policy": source.policy})
-    seen, groups = _Seen(), Counter[str]()
-    cutter, window, batches = Cutter(own.batches, off_policy=True), Window(), 0
+    seen, groups = _RangeSeen(), Counter[str]()
+    cutter, window, batches = Cutter(own.batches, off_policy=True), BatchWindow(), 0
     for partition in range(source.topics.partitions):
         records = partition_records(source, history, about.ranges, partition, lambda record: record.key in chosen.keys)
         if request.scorers:
@@ -133,7 +133,7 @@ def plan(source: Settings, request: Request, history: History | None = None) -> 
     return _plan(own, request, chosen, seen, groups, batches, versions, about.changed)
 
 
-def _refuse_taken(source: Settings, request: Request, own: Settings) -> None:
+def _refuse_taken(source: Settings, request: ReplayRequest, own: Settings) -> None:
     """Raise RefusedError if this name is taken: a plan is for something new."""
     known = experiments.read(source).get(request.name)
     if known is not None or topics(own.topics)["tasks"].name in admin.describe(source):
@@ -144,7 +144,7 @@ def _refuse_taken(source: Settings, request: Request, own: Settings) -> None:
         )
 
 
-def _counted(source: Settings, records: Iterator[Record], seen: _Seen, scorers: int) -> Iterator[Record]:
+def _counted(source: Settings, records: Iterator[Record], seen: _RangeSeen, scorers: int) -> Iterator[Record]:
     """Yield the records, counted by topic; a few tasks and responses are kept to be scored."""
     labels = {topic.name: (topic.label, topic.event) for topic in topics(source.topics).values()}
     for record in records:
@@ -166,21 +166,21 @@ def _counted(source: Settings, records: Iterator[Record], seen: _Seen, scorers: 
 
 def _plan(
     own: Settings,
-    request: Request,
-    chosen: Chosen,
-    seen: _Seen,
+    request: ReplayRequest,
+    chosen: SelectedTasks,
+    seen: _RangeSeen,
     groups: Counter[str],
     batches: int,
     versions: list[AdapterEvent],
     changed: tuple[str, ...],
-) -> Plan:
+) -> ReplayPlan:
     steps = min(batches, request.steps or batches) if request.train else 0
     score_s, notes = _scored(own, request, seen)
     if steps and not versions:
         notes = (*notes, f"nobody trained {request.selection.policy}, so how long a step takes is not known")
     if not batches:
         notes = (*notes, f"not one batch of {own.batches.groups} groups: choose more tasks, or less --groups")
-    return Plan(
+    return ReplayPlan(
         experiment=request.name,
         policy=request.selection.policy,
         tasks=len(chosen.keys),
@@ -211,7 +211,7 @@ def _step_s(own: Settings, versions: list[AdapterEvent]) -> float | None:
     return mean(of_group) * own.batches.groups if of_group else None
 
 
-def _scored(own: Settings, request: Request, seen: _Seen) -> tuple[float | None, tuple[str, ...]]:
+def _scored(own: Settings, request: ReplayRequest, seen: _RangeSeen) -> tuple[float | None, tuple[str, ...]]:
     """Score a few responses; return the seconds of one score, and what is wrong with the scores."""
     if not request.scorers or not seen.responses:
         return None, ()

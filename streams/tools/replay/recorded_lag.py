@@ -20,8 +20,8 @@ from itertools import accumulate
 from schemas.events import AdapterEvent, SourceRange
 from schemas.serde import Poison
 from streams.kafka.topics import topics
-from streams.settings.load import Settings
-from streams.stages.advantages.state import POLICY_LAG, Close
+from streams.settings.model import Settings
+from streams.stages.advantages.state import POLICY_LAG, EmitGroup
 from streams.tools.archive.history import History
 from streams.tools.replay.selection import bounds
 
@@ -44,7 +44,7 @@ class Trained:
         """Return how many versions `version` was behind at a time; clocks that disagree make it no less than 0."""
         return max(0, self.newest(at_ms) - version)
 
-    def note(self, close: Close) -> Close:
+    def note(self, close: EmitGroup) -> EmitGroup:
         """Return a group that leaves with its lag among its metadata; one that nobody answered has none."""
         if close.adapter_version < 0:
             return close

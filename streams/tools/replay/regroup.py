@@ -32,10 +32,10 @@ from schemas.events import AdvantagedGroup, Batch, DeadLetter, SourceRange
 from schemas.serde import encode
 from streams.kafka.record import Record, key_of, partition_of
 from streams.kafka.topics import KEYED_BY_TASK, topic_of, topics
-from streams.settings.load import Settings
+from streams.settings.model import Settings
 from streams.tools.archive.history import History, Log
 from streams.tools.replay import driver
-from streams.tools.replay.copy import Stopped, Watch, Writer
+from streams.tools.replay.copy import CopyProgress, Stopped, Writer
 from streams.tools.replay.recorded_lag import Trained
 from streams.tools.replay.selection import bounds
 
@@ -69,7 +69,13 @@ def partition_records(
 
 
 def write_groups(
-    settings: Settings, writer: Writer, trained: Trained, watch: Watch, folder: Path, *, processes: int | None = None
+    settings: Settings,
+    writer: Writer,
+    trained: Trained,
+    watch: CopyProgress,
+    folder: Path,
+    *,
+    processes: int | None = None,
 ) -> Counter[str]:
     """Join what was copied and write groups and dead letters; return how many `groups` and `dead_letters`.
 
@@ -108,7 +114,7 @@ def _spooled(
     folder: Path,
     partitions: list[int],
     wanted: int,
-    watch: Watch,
+    watch: CopyProgress,
 ) -> Iterator[Counter[str]]:
     """Join each partition into a file, here or in so many processes; yield what each made. Raises Stopped."""
     if wanted == 1:
@@ -175,7 +181,7 @@ def _rows(path: Path) -> Iterator[tuple[int, int, bytes | None, bytes]]:
             yield timestamp_ms, letter, key, file.read(payload_bytes)
 
 
-def write_batches(settings: Settings, writer: Writer, watch: Watch) -> Counter[str]:
+def write_batches(settings: Settings, writer: Writer, watch: CopyProgress) -> Counter[str]:
     """Cut the groups of the experiment into batches; return how many `batches`, and what was dropped by reason.
 
     Raises Stopped, LogError if the log fails.

@@ -22,12 +22,12 @@ from schemas.events import Response, Reward, RewardSource, Task
 from schemas.serde import EncodeError, Poison, encode
 from streams.errors import SettingsError, StreamwardError
 from streams.kafka.record import Record
-from streams.scorers import Outcome, ScoreError, Scorers, parts
-from streams.settings.load import Settings
+from streams.scorers import ScoreOutcome, ScoreError, Scorers, parts
+from streams.settings.model import Settings
 from streams.stages.scoring.agent import JUDGE_THREADS, reward_of
-from streams.stages.scoring.task_lookup import KnownTasks
+from streams.stages.scoring.task_lookup import TaskLookup
 from streams.tools.archive.history import History
-from streams.tools.replay.copy import Watch, Writer
+from streams.tools.replay.copy import CopyProgress, Writer
 
 MOST_OPEN = 256
 """Scores in work at most."""
@@ -43,9 +43,9 @@ class Scored(NamedTuple):
     record: Record
     response: Response
     source: RewardSource
-    outcome: Future[Outcome] | Outcome
+    outcome: Future[ScoreOutcome] | ScoreOutcome
 
-    def result(self) -> Outcome:
+    def result(self) -> ScoreOutcome:
         """Return the outcome, once it is there."""
         return self.outcome.result() if isinstance(self.outcome, Future) else self.outcome
 
@@ -83,7 +83,7 @@ def rescore(
     ends: dict[tuple[str, int], int],
     sources: tuple[RewardSource, ...],
     writer: Writer,
-    watch: Watch,
+    watch: CopyProgress,
 ) -> Counter[str]:
     """Score each response between `starts` and `ends`, and return how many `rewards` there are and `scores_failed`.
 
@@ -121,14 +121,14 @@ def _started(
     ends: dict[tuple[str, int], int],
     sources: tuple[RewardSource, ...],
     writer: Writer,
-    watch: Watch,
+    watch: CopyProgress,
     scorers: Scorers,
     pool: ThreadPoolExecutor,
 ) -> Iterator[Scored]:
     """Begin every score that is not written yet, in the order of the responses."""
     quick = {source.name: scorers.is_quick(source) for source in sources}
     records = watch.over("scoring", history.read(starts, ends), sum(ends[tp] - starts[tp] for tp in starts))
-    with KnownTasks(settings) as known:
+    with TaskLookup(settings) as known:
         for chunk in iter(lambda: list(islice(records, LOOKED_UP)), []):
             responses = [(record, response) for record in chunk if (response := _to_score(record)) is not None]
             tasks = _tasks(known, responses)
@@ -158,7 +158,7 @@ def _to_score(record: Record) -> Response | None:
     return None if isinstance(response, Poison) or response.error is not None else response
 
 
-def _tasks(known: KnownTasks, responses: list[tuple[Record, Response]]) -> dict[str, Task]:
+def _tasks(known: TaskLookup, responses: list[tuple[Record, Response]]) -> dict[str, Task]:
     wanted: dict[int, set[str]] = {}
     for record, response in responses:
         wanted.setdefault(record.at.partition, set()).add(response.task_id)
@@ -170,11 +170,11 @@ def _tasks(known: KnownTasks, responses: list[tuple[Record, Response]]) -> dict[
     return found
 
 
-def _reward(one: Scored, outcome: Outcome) -> bytes:
+def _reward(one: Scored, outcome: ScoreOutcome) -> bytes:
     """Return the reward; a verdict that cannot be written is a score that failed, so that none is missing."""
     try:
         return encode(reward_of(one.response, one.source, outcome, one.record.timestamp_ms))
     except EncodeError as exc:
-        said = Outcome(value=None, error=f"malformed: {exc}", version=outcome.version, latency_ms=0.0, tries=1)
+        said = ScoreOutcome(value=None, error=f"malformed: {exc}", version=outcome.version, latency_ms=0.0, tries=1)
         made: Reward = reward_of(one.response, one.source, said, one.record.timestamp_ms)
         return encode(made)

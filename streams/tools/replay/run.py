@@ -27,16 +27,16 @@ from schemas.events import RewardSource
 from streams.adapters import versions as adapters
 from streams.errors import RefusedError, SettingsError
 from streams.kafka import admin
-from streams.kafka.record import Producer
+from streams.kafka.producer import Producer
 from streams.kafka.topics import topics
 from streams.settings import write as config_file
-from streams.settings.load import Settings
+from streams.settings.model import Settings
 from streams.tools.archive.history import History, Log
 from streams.tools.replay import experiments, recorded_lag, rescore, selection
-from streams.tools.replay.copy import Renaming, Stopped, Watch, Writer, committed, copy
+from streams.tools.replay.copy import CopyProgress, Renaming, Stopped, Writer, committed, copy
 from streams.tools.replay.experiments import Experiment, Journal
 from streams.tools.replay.regroup import write_batches, write_groups
-from streams.tools.replay.selection import Chosen, Selection
+from streams.tools.replay.selection import SelectedTasks, Selection
 
 TICK_S = 0.5
 """Between two looks at how far the training came."""
@@ -45,7 +45,7 @@ Where = Callable[[Settings, str], set[str]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class ReplayRequest:
     """What is asked for."""
 
     name: str
@@ -70,7 +70,7 @@ class Request:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Result:
+class ReplayResult:
     """What came of a run."""
 
     experiment: str
@@ -80,7 +80,7 @@ class Result:
     settings: Settings
 
 
-def settings_of(source: Settings, request: Request) -> Settings:
+def settings_of(source: Settings, request: ReplayRequest) -> Settings:
     """Return the settings of the experiment's log.
 
     Raises SettingsError for a name, a key or a value that cannot be, RefusedError if the source is an experiment.
@@ -94,7 +94,7 @@ def settings_of(source: Settings, request: Request) -> Settings:
     return experiments.settings_of(source, request.name, request.place, request.changes, request.origin)
 
 
-def chosen_of(source: Settings, history: History, request: Request, about: Experiment) -> Chosen:
+def chosen_of(source: Settings, history: History, request: ReplayRequest, about: Experiment) -> SelectedTasks:
     """Return the tasks of an experiment, new or resumed. Raises as `selection.choose` and `where` do."""
     selected = selection.from_plain(about.selection)
     among = None
@@ -105,7 +105,7 @@ def chosen_of(source: Settings, history: History, request: Request, about: Exper
     return selection.choose(source, history, selected, about.ranges, among)
 
 
-def about_of(source: Settings, history: History, request: Request, own: Settings) -> Experiment:
+def about_of(source: Settings, history: History, request: ReplayRequest, own: Settings) -> Experiment:
     """Return a new experiment as it would be recorded now. Raises RefusedError if retention has cut its range."""
     now, then = experiments.deciding(own), experiments.deciding(source)
     scorers = {"scorers": rescore.as_text(request.scorers)} if request.scorers else {}
@@ -126,12 +126,12 @@ def about_of(source: Settings, history: History, request: Request, own: Settings
 
 def run(
     source: Settings,
-    request: Request,
+    request: ReplayRequest,
     history: History | None = None,
     *,
     stop: threading.Event,
     told: Callable[[str, int, int | None], None] | None = None,
-) -> Result:
+) -> ReplayResult:
     """Run an experiment, or go on with it, until it is finished or `stop` is set.
 
     Raises SettingsError and RefusedError as `settings_of`; RefusedError if another experiment has this name, or the
@@ -146,21 +146,21 @@ def run(
         chosen = chosen_of(source, history, request, about)
         journal = Journal(source, about, actor=request.actor)
         journal.write("started", "asked for" if is_new else "asked to go on")
-        watch = Watch(stop) if told is None else Watch(stop, told)
+        watch = CopyProgress(stop) if told is None else CopyProgress(stop, told)
         counts: Counter[str] = Counter()
         try:
             _work(source, own, history, request, about, chosen, watch, counts)
         except Stopped:
             journal.write("stopped", "asked to stop", counts)
-            return Result(experiment=request.name, kind="stopped", counts=counts, settings=own)
+            return ReplayResult(experiment=request.name, kind="stopped", counts=counts, settings=own)
         except Exception as exc:
             journal.write("failed", f"{type(exc).__name__}: {exc}", counts)
             raise
         journal.write("finished", "done" if request.train else "done, without training", counts)
-    return Result(experiment=request.name, kind="finished", counts=counts, settings=own)
+    return ReplayResult(experiment=request.name, kind="finished", counts=counts, settings=own)
 
 
-def _begin(source: Settings, history: History, request: Request, own: Settings) -> tuple[Experiment, bool]:
+def _begin(source: Settings, history: History, request: ReplayRequest, own: Settings) -> tuple[Experiment, bool]:
     """Return the experiment, as it was recorded if it began before, and whether it is new."""
     known = experiments.read(source).get(request.name)
     if known is not None:
@@ -175,7 +175,7 @@ def _begin(source: Settings, history: History, request: Request, own: Settings) 
     return about_of(source, history, request, own), True
 
 
-def _refuse_another(known: Experiment, request: Request, own: Settings) -> None:
+def _refuse_another(known: Experiment, request: ReplayRequest, own: Settings) -> None:
     """Raise RefusedError unless what is asked for is what this experiment began as."""
     scorers = {"scorers": rescore.as_text(request.scorers)} if request.scorers else {}
     new_since = experiments.deciding(Settings())  # a setting that was not there then had no effect
@@ -201,10 +201,10 @@ def _work(
     source: Settings,
     own: Settings,
     history: History,
-    request: Request,
+    request: ReplayRequest,
     about: Experiment,
-    chosen: Chosen,
-    watch: Watch,
+    chosen: SelectedTasks,
+    watch: CopyProgress,
     counts: Counter[str],
 ) -> None:
     """Copy, score, join, cut and train; `counts` tells how far it came. Raises Stopped."""
@@ -226,7 +226,7 @@ def _work(
         _train(own, min(counts["batches"], request.steps or counts["batches"]), counts, watch)
 
 
-def _train(own: Settings, wanted: int, counts: Counter[str], watch: Watch) -> None:
+def _train(own: Settings, wanted: int, counts: Counter[str], watch: CopyProgress) -> None:
     """Train up to version `wanted`, and count the `steps`. Raises Stopped, and what the trainer raises."""
     from trainer import checkpoint, consumer  # torch comes with them
 
@@ -248,7 +248,7 @@ def _train(own: Settings, wanted: int, counts: Counter[str], watch: Watch) -> No
 
 
 @contextmanager
-def _told_of_versions(folder: Path, wanted: int, watch: Watch) -> Iterator[None]:
+def _told_of_versions(folder: Path, wanted: int, watch: CopyProgress) -> Iterator[None]:
     """Tell, from a thread, which version has a checkpoint."""
     over = threading.Event()
 

@@ -22,7 +22,7 @@ from streams.errors import NotFoundError, RefusedError, SettingsError
 from streams.kafka import times
 from streams.kafka.record import Record, TopicPartition
 from streams.kafka.topics import topics
-from streams.settings.load import Settings
+from streams.settings.model import Settings
 from streams.tools.archive.history import History
 
 SOURCES = ("tasks", "responses", "rewards", "group-control", "adapters")
@@ -121,7 +121,7 @@ def _cut(where: str, what: str) -> str:
     )
 
 
-class Chosen(NamedTuple):
+class SelectedTasks(NamedTuple):
     """The tasks that were found."""
 
     keys: frozenset[bytes]
@@ -132,7 +132,7 @@ class Chosen(NamedTuple):
 
 def choose(
     settings: Settings, history: History, selection: Selection, ranges: Iterable[SourceRange], among: set[str] | None
-) -> Chosen:
+) -> SelectedTasks:
     """Return the train tasks that are meant; `among` are the ids for which `selection.where` holds, None without one.
 
     Raises NotFoundError if there is none, RefusedError if the log begins behind `selection.since_ms`.
@@ -162,7 +162,7 @@ def choose(
             f"no train task of policy {selection.policy} is in the range ({limits}); `streamward events tail tasks "
             "--from start` shows what there is"
         )
-    return Chosen(frozenset(keys), by_scenario, unreadable)
+    return SelectedTasks(frozenset(keys), by_scenario, unreadable)
 
 
 def bounds(ranges: Iterable[SourceRange], *names: str) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:

@@ -58,7 +58,7 @@ class Sight(NamedTuple):
     """Offset reached per changelog."""
 
 
-class Patience:
+class StallDetector:
     """How long each thing has stood still. Pure: seconds are what `look` is told."""
 
     def __init__(self, *, hole_s: float, stuck_s: float) -> None:
@@ -113,7 +113,7 @@ class Watchdog(Service):  # type: ignore[misc]  # mode is not typed
     ) -> None:
         self.app = app
         self._look_behind = look_behind
-        self._patience = Patience(hole_s=hole_s, stuck_s=stuck_s)
+        self._patience = StallDetector(hole_s=hole_s, stuck_s=stuck_s)
         self._frozen_s = frozen_s
         self._looks_missed = 0
         self._ended = threading.Event()

@@ -10,7 +10,7 @@ import signal
 import time
 from typing import Literal
 
-from streams.settings.load import Broker
+from streams.settings.model import Broker
 from tests.chaos.disks import NotShown, fill, free, read_only, small_disk, writable
 from tests.chaos.load import Load
 from tests.chaos.matrix import fault, healed

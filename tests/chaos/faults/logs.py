@@ -19,10 +19,11 @@ import confluent_kafka as ck
 from confluent_kafka import admin
 
 from streams.kafka import admin as cluster
+from streams.kafka.client import client_config
 from streams.kafka.node import process as broker
 from streams.kafka.reader import read
-from streams.kafka.record import client_config
-from streams.settings.load import Settings, to_env
+from streams.settings.load import to_env
+from streams.settings.model import Settings
 from streams.tools.audit.reading import commits
 from tests.chaos.load import Load
 from tests.chaos.matrix import fault

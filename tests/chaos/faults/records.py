@@ -20,10 +20,12 @@ from schemas import serde
 from schemas.events import Reward, derive_id
 from schemas.serde import Poison
 from streams.kafka import admin
-from streams.kafka.reader import Tail
-from streams.kafka.record import Producer, Record, client_config
+from streams.kafka.client import client_config
+from streams.kafka.producer import Producer
+from streams.kafka.reader import PartitionReader
+from streams.kafka.record import Record
 from streams.kafka.topics import KEYED_BY_TASK, topics
-from streams.settings.load import Settings
+from streams.settings.model import Settings
 from tests.benchmarks.whole_groups import whole
 from tests.chaos import clocks
 from tests.chaos.load import Load
@@ -105,7 +107,7 @@ class _Sender:
 def _passing(settings: Settings, load: Load, labels: tuple[str, ...]) -> Iterator[Record]:
     """Yield the records of these topics as they come, without those of a `_Sender`, until the load was sent."""
     starts = {tp: low for tp, (low, _) in admin.offsets(settings, labels).items()}
-    with Tail(settings, starts) as tail:
+    with PartitionReader(settings, starts) as tail:
         while load.share() < 1:
             yield from (record for record in tail.poll() if AGAIN not in dict(record.headers))
 

@@ -23,8 +23,8 @@ from typing import Any
 from schemas.events import AdapterEvent, Batch
 from streams.engines.base_model import Base, load_base
 from streams.kafka import admin
-from streams.kafka.record import Producer
-from streams.settings.load import Model, Settings
+from streams.kafka.producer import Producer
+from streams.settings.model import Model, Settings
 from streams.tools.replay import driver
 from tests.chaos import child
 from tests.chaos.disks import fill, free, read_only, small_disk, writable
