@@ -1,25 +1,30 @@
-"""What the chart has from elsewhere, so that nothing is said twice.
+"""The files of the chart that are generated.
 
-    helm/values.yaml, its comments ──► helm/README.md           a row for each value
-    streams/kafka/topics.py              ──► helm/files/topics.yaml   what topics.kind: strimzi is rendered from
+    helm/values.yaml, its comments ──► helm/README.md               a row for each value
+    streams/kafka/topics.py        ──► helm/files/topics.yaml       what topics.kind: strimzi is rendered from
+    the settings                   ──► helm/values.schema.json      what `settings` and `secretSettings` may hold
 
-`python -m tests.chart_files` writes both; a test fails when one differs.
+`python -m tests.chart_files` writes them; a test fails when one differs. The rest of values.schema.json is written by
+hand.
 
-Not covered: values whose mapping stands on one line are one row, and lists are shown as they stand.
+Not covered: rules between settings, which the program checks.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from streams.kafka import topics
-from streams.settings.load import Topics
+from streams.settings.load import Settings, Topics
+from streams.settings.model import SECRET_NAME
 
 CHART = Path(__file__).parent.parent / "helm"
 VALUES, PAGE, TOPICS = CHART / "values.yaml", CHART / "README.md", CHART / "files" / "topics.yaml"
+SCHEMA = CHART / "values.schema.json"
 FIRST = "streams"
 """The component whose comments hold for the same values of the others."""
 _LINE = re.compile(r"^(?P<indent> *)(?P<key>[A-Za-z]+):(?: +(?P<value>[^ #].*?))?(?: +# (?P<says>.*))?$")
@@ -145,7 +150,89 @@ def topics_file() -> str:
     return "\n".join(lines) + "\n"
 
 
+# --- values.schema.json ----------------------------------------------------------------------------------------------
+
+FROM_SECRETS = {"kafka.sasl_username", "kafka.sasl_password", "schemas.registry_username", "schemas.registry_password"}
+"""Settings that the chart takes from the Secrets of kafka.sasl and schemas; nothing else may give them."""
+_TEXT = r"[0-9]+(\.[0-9]+)?([eE][-+]?[0-9]+)?"
+_TEXT_UP_TO_1 = r"(0(\.[0-9]+)?|1(\.0+)?|[0-9](\.[0-9]+)?[eE]-[0-9]+)"
+_TEXT_OF_0 = r"^[0.]+([eE]|$)"
+"""How a number is written as text."""
+_BOUNDS = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
+
+
+def schema(text: str) -> str:
+    """Return helm/values.schema.json with the definitions that follow from the settings."""
+    tree = json.loads(text)
+    settings: dict[str, Any] = {}
+    from_files: dict[str, Any] = {}
+    for section, keys in _settings():
+        kept = {
+            key: rule
+            for key, field in keys.items()
+            if (rule := _rule(field)) and f"{section}.{key}" not in FROM_SECRETS
+        }
+        settings[section] = {"type": "object", "additionalProperties": False, "properties": kept}
+        names = "|".join(key for key in keys if f"{section}.{key}" not in FROM_SECRETS)
+        from_files[f"^{section}\\.({names})$"] = {"$ref": "#/definitions/secretKey"}
+    every = {"type": "object", "additionalProperties": False}
+    tree["definitions"]["settings"] = {**every, "properties": settings}
+    tree["definitions"]["secretSettings"] = {**every, "patternProperties": from_files}
+    return json.dumps(tree, indent=2) + "\n"
+
+
+def secret_variables() -> set[str]:
+    """Return the variables of the environment that would hold a secret, were they set."""
+    return {
+        f"STREAMWARD_{section}__{key}".upper()
+        for section, keys in _settings()
+        for key, field in keys.items()
+        if field.get("writeOnly")
+    }
+
+
+def _settings() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield each section with the schema of its settings, as pydantic has it for one that is given."""
+    tree = Settings.model_json_schema()
+    for section, found in tree["properties"].items():
+        fields = tree["$defs"][found["$ref"].rpartition("/")[2]]["properties"]
+        yield section, {key: {**field, **field.get("anyOf", [{}])[0]} for key, field in fields.items()}
+
+
+def _rule(field: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the rule for one setting in the values, or None for a secret.
+
+    A name like 7 may be a number, since a Pod gets text.
+    """
+    kind = field["type"]
+    if field.get("writeOnly"):
+        return None
+    if kind == "object":
+        not_secret = {"propertyNames": {"not": {"pattern": SECRET_NAME.pattern}}}
+        return {"type": kind, **not_secret, "additionalProperties": {"type": "string"}}
+    rule = {key: field[key] for key in ("enum", "minLength", "pattern", *_BOUNDS) if key in field}
+    if kind == "number":
+        as_text = _number_as_text({name: field[name] for name in _BOUNDS if name in field})
+        return {"anyOf": [{"type": kind, **rule}, as_text]} if as_text else {"type": kind, **rule}
+    return {"type": ["string", "integer"] if kind == "string" and "enum" not in rule else kind, **rule}
+
+
+def _number_as_text(bounds: dict[str, float]) -> dict[str, Any] | None:
+    """Return the rule for a number as text, as `helm --set` gives 0.5, or None where no pattern holds the bounds."""
+    rule = {"type": "string"}
+    match bounds:
+        case {"minimum": 0, "maximum": 1}:
+            return {**rule, "pattern": f"^{_TEXT_UP_TO_1}$"}
+        case {"exclusiveMinimum": 0} if len(bounds) == 1:
+            return {**rule, "pattern": f"^{_TEXT}$", "not": {"pattern": _TEXT_OF_0}}
+        case {"minimum": 0} if len(bounds) == 1:
+            return {**rule, "pattern": f"^{_TEXT}$"}
+        case _:
+            return None if bounds else {**rule, "pattern": f"^-?{_TEXT}$"}
+
+
 if __name__ == "__main__":
+    SCHEMA.write_text(schema(SCHEMA.read_text(encoding="utf-8")), encoding="utf-8")
     PAGE.write_text(page(VALUES.read_text(encoding="utf-8")), encoding="utf-8")
     TOPICS.parent.mkdir(exist_ok=True)
     TOPICS.write_text(topics_file(), encoding="utf-8")
