@@ -19,19 +19,6 @@ metadata:
     {{- end }}
 automountServiceAccountToken: false
 ---
-apiVersion: v1
-kind: ConfigMap
-metadata:
-  name: {{ $name }}
-  labels: {{- include "streamward.labels" $at | nindent 4 }}
-  annotations:
-    helm.sh/hook: pre-install,pre-upgrade
-    helm.sh/hook-weight: "-10"
-    helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
-data:
-  {{ .component }}.toml: |
-    {{- include "streamward.toml" $at | nindent 4 }}
----
 {{- if .root.Values.networkPolicy.enabled }}
 apiVersion: networking.k8s.io/v1
 kind: NetworkPolicy

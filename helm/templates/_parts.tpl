@@ -85,8 +85,9 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- default .root.Values.kafka.sasl.secret $own.saslSecret -}}
 {{- end -}}
 
-{{/* streamward.toml of one component: `settings`, then its own, then what other values say. Twice is refused. */}}
-{{- define "streamward.toml" -}}
+{{/* The settings of one component as JSON: `settings`, then its own, then those that other values determine. A setting that
+     is given in both places is refused. */}}
+{{- define "streamward.settings" -}}
 {{- $values := .root.Values -}}
 {{- $own := index $values .component -}}
 {{- $kafka := dict "bootstrap" (required "kafka.bootstrap is not set; say host:port of a broker" $values.kafka.bootstrap) -}}
@@ -154,12 +155,7 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- $tree := mustMergeOverwrite (dict) $device $said $derived -}}
 {{- if eq .component "schemas" -}}{{- $tree = pick $tree "topics" "schemas" -}}{{- end -}}
 {{- if eq .component "topics" -}}{{- $tree = omit $tree "schemas" -}}{{- end -}}
-{{- range $section, $keys := $tree }}
-[{{ $section }}]
-{{- range $key, $value := $keys }}
-{{ $key }} = {{ if kindIs "map" $value }}{ {{- $first := true }}{{ range $name, $text := $value }}{{ if not $first }},{{ end }} {{ toJson $name }} = {{ toJson $text }}{{ $first = false }}{{ end }} }{{ else }}{{ toJson $value }}{{ end }}
-{{- end }}
-{{ end }}
+{{- toJson $tree -}}
 {{- end -}}
 
 {{- define "streamward.signingSecret" -}}
@@ -190,9 +186,19 @@ capabilities:
   drop: [ALL]
 {{- end -}}
 
+{{/* Settings are variables of the Pod template: a Pod of an older revision that starts again, in the middle of an upgrade or
+     after one, has the settings that it was rendered with. Kubernetes reads $(NAME) in a value as a reference, and $$ as $.
+     A setting that comes from a Secret takes precedence. */}}
 {{- define "streamward.env" -}}
-- name: STREAMWARD_CONFIG
-  value: /etc/streamward/settings/{{ .component }}.toml
+{{- $secret := default dict (index .root.Values .component).secretSettings }}
+{{- range $section, $keys := include "streamward.settings" . | fromJson }}
+{{- range $key, $value := $keys }}
+{{- if not (hasKey $secret (printf "%s.%s" $section $key)) }}
+- name: STREAMWARD_{{ printf "%s__%s" $section $key | upper }}
+  value: {{ ternary $value (toJson $value) (kindIs "string" $value) | replace "$" "$$" | toJson }}
+{{- end }}
+{{- end }}
+{{- end }}
 {{- if and (include "streamward.asksKafka" .) (hasPrefix "SASL" .root.Values.kafka.securityProtocol) }}
 - name: STREAMWARD_KAFKA__SASL_USERNAME_FILE
   value: /etc/streamward/sasl/username
@@ -205,7 +211,7 @@ capabilities:
 - name: STREAMWARD_SCHEMAS__REGISTRY_PASSWORD_FILE
   value: /etc/streamward/registry/password
 {{- end }}
-{{- range $setting, $from := default dict (index .root.Values .component).secretSettings }}
+{{- range $setting, $from := $secret }}
 - name: STREAMWARD_{{ $setting | replace "." "__" | upper }}_FILE
   value: /etc/streamward/secrets/{{ $setting }}
 {{- end }}
@@ -216,7 +222,6 @@ capabilities:
 {{- end -}}
 
 {{- define "streamward.mounts" -}}
-- {name: settings, mountPath: /etc/streamward/settings, readOnly: true}
 - {name: tmp, mountPath: /tmp}
 - {name: work, mountPath: /var/lib/streamward}
 {{- if include "streamward.asksKafka" . }}
@@ -261,9 +266,6 @@ capabilities:
 
 {{- define "streamward.volumes" -}}
 {{- $name := include "streamward.fullname" .root -}}
-- name: settings
-  configMap:
-    name: {{ $name }}-{{ ternary .component "settings" (has .component (list "topics" "schemas")) }}
 - name: tmp
   emptyDir: {sizeLimit: 1Gi}
 - name: work

@@ -123,7 +123,7 @@ def test_any_setting_may_come_from_a_secret(tmp_path: Path) -> None:
 @needs_helm
 def test_settings_reach_the_processes_as_they_were_written(tmp_path: Path) -> None:
     settings = settings_of("settings", "policy", tmp_path)
-    assert settings.kafka.client["client.rack"] == SecretStr('a "b" <c>')
+    assert settings.kafka.client["client.rack"] == SecretStr('a "b" <c> $(HOME) $$')
     assert (settings.kafka.outage_s, settings.trainer.learning_rate, settings.trainer.off_policy) == (30, 1e-7, True)
     assert (settings.topics.partitions, settings.policy.engine, settings.policy.name) == (16, "scripted", "other")
     assert settings_of("settings", "trainer", tmp_path).policy.name == "default"

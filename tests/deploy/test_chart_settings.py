@@ -1,6 +1,6 @@
-"""The settings in the chart's values: what is refused before a Pod starts.
+"""The settings in the chart's values: what is refused before a Pod starts, and what each Pod keeps.
 
-    values ──► values.schema.json, generated from the settings ──► refused
+    values ──► values.schema.json, generated from the settings ──► refused, or ──► variables of the Pod template
 
 The schema is held to the settings themselves without helm, by asking both about the same values. Not covered: rules
 between settings, which only the program checks.
@@ -15,7 +15,8 @@ from typing import Annotated, Any
 import pytest
 import yaml
 from chart_files import FROM_SECRETS, SCHEMA
-from charted import BOOTSTRAP, CHART, Object, helm, merged, needs_helm
+from charted import BOOTSTRAP, CHART, PODS, Object, helm, merged, mounted, needs_helm, spec_of
+from deployed import loaded
 from pydantic import TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
@@ -85,6 +86,16 @@ def test_helm_names_the_value_and_where_it_is(values: Object, says: str) -> None
     assert "values don't meet the specifications of the schema" in done.stderr and says in done.stderr
 
 
+@needs_helm
+def test_what_set_makes_of_numbers_is_taken(tmp_path: Path) -> None:
+    sets = ("settings.trainer.learning_rate=1e-4", "settings.canary.max_failed=0.01", "settings.policy.name=7")
+    done = helm(BOOTSTRAP, *(argument for one in sets for argument in ("--set", one)))
+    assert done.returncode == 0, done.stderr
+    (pod,) = (spec for name, spec in pods(done.stdout).items() if name.endswith("-policy"))
+    settings = loaded(mounted(pod, {}, tmp_path))
+    assert (settings.trainer.learning_rate, settings.canary.max_failed, settings.policy.name) == (1e-4, 0.01, "7")
+
+
 def fields() -> dict[str, FieldInfo]:
     """Return every setting by its dotted key."""
     return {
@@ -118,3 +129,54 @@ def test_the_schema_takes_no_value_that_the_setting_refuses(key: str) -> None:
     default = field.get_default(call_default_factory=True)
     good = [str(default) if isinstance(default, Path) else default] if default is not None else rule.get("enum", ["a"])
     assert all(takes(value) for value in good)
+
+
+# --- each Pod keeps its settings -------------------------------------------------------------------------------------
+
+
+def pods(text: str) -> dict[str, Object]:
+    """Return each Pod that runs the program."""
+    found = [one for one in yaml.safe_load_all(text) if one is not None]
+    return {one["metadata"]["name"]: spec_of(one) for one in found if one["kind"] in PODS}
+
+
+def configs(text: str) -> Object:
+    """Return the files of each ConfigMap."""
+    found = [one for one in yaml.safe_load_all(text) if one is not None]
+    return {one["metadata"]["name"]: one["data"] for one in found if one["kind"] == "ConfigMap"}
+
+
+@needs_helm
+def test_an_old_pod_that_starts_again_during_an_upgrade_has_the_settings_it_was_rendered_with(tmp_path: Path) -> None:
+    """By then every object of the cluster is that of the new release, but for the Pods that are not replaced yet."""
+    old = helm(merged(BOOTSTRAP, {"settings": {"topics": {"partitions": 4}}, "trainer": {"gpus": 1}})).stdout
+    new = helm(merged(BOOTSTRAP, {"settings": {"topics": {"partitions": 6}, "trainer": {"loss": "gspo"}}})).stdout
+    for name, pod in pods(old).items():
+        before = loaded(mounted(pod, configs(old), tmp_path / "before" / name))
+        again = loaded(mounted(pod, configs(new), tmp_path / "again" / name))
+        assert before.topics.partitions == 4 and again == before, name
+
+
+@needs_helm
+def test_a_pod_template_changes_with_its_own_settings_only() -> None:
+    one, other = (
+        pods(helm(merged(BOOTSTRAP, {"scoring": {"settings": change}})).stdout)
+        for change in ({"scoring": {"timeout_s": 20}}, {"scoring": {"timeout_s": 30}})
+    )
+    assert {name.rpartition("-")[2] for name in one if one[name] != other[name]} == {"scoring"}
+
+
+@needs_helm
+def test_a_setting_from_a_secret_takes_precedence_over_the_same_in_the_values(tmp_path: Path) -> None:
+    values = {
+        "settings": {"scoring": {"judge_url": "http://plain/v1", "judge_model": "judge"}},
+        "scoring": {"secretSettings": {"scoring.judge_url": {"secret": "judge", "key": "url"}}},
+    }
+    done = helm(merged(BOOTSTRAP, values))
+    found = {
+        name.rpartition("-")[2]: mounted(pod, {}, tmp_path / name)
+        for name, pod in pods(done.stdout).items()
+        if not name.endswith("-test")
+    }
+    assert loaded(found["scoring"]).scoring.judge_url == "judge/url"
+    assert loaded(found["streams"]).scoring.judge_url == "http://plain/v1"
