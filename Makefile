@@ -58,7 +58,8 @@ setup-deploy:
 	@test -x .venv-deploy/bin/python || $(PYTHON) -m venv .venv-deploy
 	.venv-deploy/bin/python -m pip --disable-pip-version-check install --quiet kubernetes-validate==1.37.0 checkov==3.3.30
 
-# what is derived: schema files, schemas/README.md, docs/cli.md, docs/metrics.md, helm/README.md, files, dashboards, alerts
+# what is generated: schema files, schemas/README.md, docs/cli.md, docs/metrics.md; of helm/: README.md, values.schema.json,
+# files, dashboards, alerts
 docs: .venv/ready-test
 	$(BIN)/python -m schemas.generate
 	$(BIN)/python -m streams.cli.docs

@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 import yaml
+from contained import in_container
 from deployed import loaded
 
 from streams.settings.model import Settings
@@ -58,7 +59,7 @@ VALUES: dict[str, Object] = {
         **BOOTSTRAP,
         "nameOverride": "rl",
         "settings": {
-            "kafka": {"client": {"debug": "broker", "client.rack": 'a "b" <c>'}, "outage_s": 30},
+            "kafka": {"client": {"debug": "broker", "client.rack": 'a "b" <c> $(HOME) $$'}, "outage_s": 30},
             "topics": {"prefix": "rl.", "replication": 3, "partitions": 16},
             "trainer": {"learning_rate": 1e-7, "off_policy": True},
             "tracing": {"otlp_endpoint": "http://collector.observability:4318", "sample_ratio": 0.1},
@@ -235,7 +236,7 @@ def configs_of(case: str) -> Object:
 
 
 def mounted(spec: Object, configs: Object, folder: Path) -> dict[str, str]:
-    """Lay a Pod's mounted files out under `folder`, and return its environment with every path led there.
+    """Lay a Pod's mounted files out under `folder`, and return its environment with every file it names led there.
 
     A Secret's value is `NAME/KEY`, so that a test sees which one was read.
     """
@@ -254,12 +255,8 @@ def mounted(spec: Object, configs: Object, folder: Path) -> dict[str, str]:
             file = folder / at[volume["name"]].relative_to("/") / path
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(text)
-    return {
-        variable["name"]: str(folder / variable["value"][1:])
-        if variable["value"].startswith("/")
-        else variable["value"]
-        for variable in container["env"]
-    }
+    variables = {variable["name"]: in_container(variable["value"]) for variable in container["env"]}
+    return {name: str(folder / text[1:]) if name.endswith("_FILE") else text for name, text in variables.items()}
 
 
 def settings_of(case: str, name: str, folder: Path) -> Settings:

@@ -105,12 +105,18 @@ def of_pod(name: str, spec: Described, configs: Described, secrets: Described, s
 def _value(variable: Described, configs: Described, secrets: Described) -> str:
     match variable:
         case {"value": str(value)}:
-            return value
+            return in_container(value)
         case {"valueFrom": {"secretKeyRef": {"name": name, "key": key}}}:
             return str(secrets[name][key])
         case {"valueFrom": {"configMapKeyRef": {"name": name, "key": key}}}:
             return str(configs[name][key])
     raise AssertionError(f"no value for {variable}")
+
+
+def in_container(value: str) -> str:
+    """Return what a container gets as this value of a variable: Kubernetes reads $$ as $."""
+    assert "$(" not in value.replace("$$", ""), f"a reference to another variable: {value}"
+    return value.replace("$$", "$")
 
 
 def _mount(path: str, volume: Described, configs: Described, secrets: Described) -> Mount:

@@ -11,7 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from schemas.events import Message, Response, RewardSource, Sampling, Task, derive_id
-from streams.scorers import Outcome, Scorers
+from streams.scorers import ScoreOutcome, Scorers
 
 
 def a_task(answer: Any = "11", *, sources: tuple[RewardSource, ...] = (), verifier: str | None = None) -> Task:
@@ -47,7 +47,7 @@ def a_response(text: str, *, tokens: int = 3) -> Response:
     )
 
 
-def outcome(scorers: Scorers, name: str, text: str, settings: dict[str, Any], answer: Any = "11") -> Outcome:
+def outcome(scorers: Scorers, name: str, text: str, settings: dict[str, Any], answer: Any = "11") -> ScoreOutcome:
     source = RewardSource(name=name, settings=json.dumps(settings))
     return scorers.score(a_task(answer), a_response(text), source)
 

@@ -6,8 +6,8 @@
 
 All Deployments roll at once, as they do after `helm upgrade`, and `look` is one look of their controller. A Pod that is
 told to end has its grace period for it and must say 0; one that ends untold fails the test. ConfigMaps change under the
-Pods that run, as a kubelet does it, and at once: what is run in an old Pod from then on has the new settings. Pods
-whose template stays the same stay.
+Pods that run, as a kubelet does it, and at once: the chart of an older release has its settings there. Pods whose
+template stays the same stay.
 
 Not covered: what tests/contained.py does not do for a container; probes of liveness; Pods that are moved meanwhile, and
 replicas that a scaler chose. Whether an API server takes the objects is asked by tests/deploy/test_cluster.py.

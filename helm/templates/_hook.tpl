@@ -1,6 +1,6 @@
-{{/* A Job before install and upgrade, and all that it needs, since nothing else of the release is there yet, or it is that
-     of the release before: a network policy, too. Helm takes hooks by `weight`, and what fails ends the upgrade before it
-     has touched a process. An exit code of 2, 3 or 4 is a decision that no other try changes. */}}
+{{/* A Job before install and upgrade, with its own account and network policy: those of the release do not exist yet, or are
+     the previous ones. Helm runs hooks in the order of `weight`; a failure stops the upgrade before it changes a process.
+     Exit codes 2, 3 and 4 are final: the Job is not retried. */}}
 {{- define "streamward.hook" -}}
 {{- $at := dict "root" .root "component" .component }}
 {{- $name := printf "%s-%s" (include "streamward.fullname" .root) .component }}
@@ -18,19 +18,6 @@ metadata:
     {{- toYaml . | nindent 4 }}
     {{- end }}
 automountServiceAccountToken: false
----
-apiVersion: v1
-kind: ConfigMap
-metadata:
-  name: {{ $name }}
-  labels: {{- include "streamward.labels" $at | nindent 4 }}
-  annotations:
-    helm.sh/hook: pre-install,pre-upgrade
-    helm.sh/hook-weight: "-10"
-    helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
-data:
-  {{ .component }}.toml: |
-    {{- include "streamward.toml" $at | nindent 4 }}
 ---
 {{- if .root.Values.networkPolicy.enabled }}
 apiVersion: networking.k8s.io/v1

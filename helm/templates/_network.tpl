@@ -1,4 +1,4 @@
-{{/* What the network policies let out: DNS, and the ports of all that the values name an address of. */}}
+{{/* Outgoing traffic that the network policies allow: DNS, and the port of every address in the values. */}}
 
 {{- define "streamward.port" -}}
 {{- regexFind ":[0-9]+$" (urlParse .).host | default (ternary ":443" ":80" (hasPrefix "https" .)) | trimPrefix ":" -}}

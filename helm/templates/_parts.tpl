@@ -1,4 +1,4 @@
-{{/* What the templates share. A component is one of streams, scoring, policy, trainer, audit, archive, topics, schemas,
+{{/* Shared by all templates. A component is one of streams, scoring, policy, trainer, audit, archive, topics, schemas,
      and vllm, which has no settings. */}}
 
 {{- define "streamward.components" -}}
@@ -32,7 +32,7 @@ app.kubernetes.io/managed-by: {{ .root.Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- end -}}
 
-{{/* The archive is written with packages of the model image, of the kind that is there for others. */}}
+{{/* The archive needs packages of the model image; it takes the CPU image if policy or trainer does. */}}
 {{- define "streamward.image" -}}
 {{- $pinned := .root.Values.vllm.image -}}
 {{- if eq .component "vllm" -}}
@@ -59,18 +59,18 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- with (index .root.Values .component).autoscaling }}{{ ternary "" "yes" (eq .kind "none") }}{{ end -}}
 {{- end -}}
 
-{{/* Whether the policy asks vLLM servers, of the chart's own or others. */}}
+{{/* Whether the policy uses vLLM servers, the chart's or existing ones. */}}
 {{- define "streamward.asksServers" -}}
 {{- if and .Values.vllm.enabled .Values.vllm.servers -}}
-{{- fail "vllm.enabled and vllm.servers exclude each other: leave one out" -}}
+{{- fail "vllm.enabled and vllm.servers are mutually exclusive: remove one" -}}
 {{- end -}}
 {{- if and .Values.vllm.servers (not .Values.vllm.shared.existingClaim) -}}
-{{- fail "vllm.servers needs vllm.shared.existingClaim: the volume that these servers mount too" -}}
+{{- fail "vllm.servers needs vllm.shared.existingClaim: the volume that those servers mount" -}}
 {{- end -}}
 {{- if or .Values.vllm.enabled .Values.vllm.servers -}}yes{{- end -}}
 {{- end -}}
 
-{{/* URLs of the servers: each has its own, since an adapter is loaded into one server and not into a set of them. */}}
+{{/* URLs of the servers, one each: an adapter is loaded into a single server. */}}
 {{- define "streamward.servers" -}}
 {{- $urls := list -}}
 {{- $name := printf "%s-vllm" (include "streamward.fullname" .) -}}
@@ -85,15 +85,16 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- default .root.Values.kafka.sasl.secret $own.saslSecret -}}
 {{- end -}}
 
-{{/* streamward.toml of one component: `settings`, then its own, then what other values say. Twice is refused. */}}
-{{- define "streamward.toml" -}}
+{{/* The settings of one component as JSON: `settings`, overridden by its own, and those that other values determine, which
+     `settings` may not give. */}}
+{{- define "streamward.settings" -}}
 {{- $values := .root.Values -}}
 {{- $own := index $values .component -}}
-{{- $kafka := dict "bootstrap" (required "kafka.bootstrap is not set; say host:port of a broker" $values.kafka.bootstrap) -}}
+{{- $kafka := dict "bootstrap" (required "kafka.bootstrap is not set; give host:port of a broker" $values.kafka.bootstrap) -}}
 {{- $_ := set $kafka "security_protocol" $values.kafka.securityProtocol -}}
 {{- $sasl := hasPrefix "SASL" $values.kafka.securityProtocol -}}
 {{- if $sasl -}}
-{{- $_ := set $kafka "sasl_mechanism" (required "kafka.sasl.mechanism is not set, and kafka.securityProtocol wants one" $values.kafka.sasl.mechanism) -}}
+{{- $_ := set $kafka "sasl_mechanism" (required "kafka.sasl.mechanism is not set, and kafka.securityProtocol needs it" $values.kafka.sasl.mechanism) -}}
 {{- $_ := ternary "-" (include "streamward.saslSecret" .) (eq .component "schemas") | required (printf "no Secret for %s: set kafka.sasl.secret or %s.saslSecret" .component .component) -}}
 {{- else if or $values.kafka.sasl.mechanism (include "streamward.saslSecret" .) -}}
 {{- fail (printf "kafka.sasl has no effect with kafka.securityProtocol %s; set SASL_SSL" $values.kafka.securityProtocol) -}}
@@ -111,10 +112,10 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- $registry := $values.schemas -}}
 {{- if not $registry.registryUrl -}}
 {{- if or $registry.secret $registry.registerSecret $registry.caSecret $said.schemas -}}
-{{- fail "schemas: the Secrets and settings.schemas have no effect without schemas.registryUrl; set it, or leave them out" -}}
+{{- fail "schemas: the Secrets and settings.schemas have no effect without schemas.registryUrl; set it, or remove them" -}}
 {{- end -}}
 {{- else if and $registry.caSecret (not (contains "https://" $registry.registryUrl)) -}}
-{{- fail "schemas.caSecret has no effect on a schemas.registryUrl that begins with http://; leave it out, or use https://" -}}
+{{- fail "schemas.caSecret has no effect on a schemas.registryUrl that begins with http://; remove it, or use https://" -}}
 {{- end -}}
 {{- $derived := dict "kafka" $kafka
     "adapters" (dict "store" (default "/var/lib/streamward/adapters" $values.adapterStore.url))
@@ -146,7 +147,7 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- range $section, $keys := $derived -}}
 {{- range $key, $_ := $keys -}}
 {{- if hasKey (default dict (get $said $section)) $key -}}
-{{- fail (printf "settings: %s.%s is what other values say (kafka, schemas, adapterStore, signing, metrics, vllm, trainer, archive); leave it out of settings" $section $key) -}}
+{{- fail (printf "settings: %s.%s is determined by other values (kafka, schemas, adapterStore, signing, metrics, vllm, trainer, archive); remove it from settings" $section $key) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
@@ -154,12 +155,7 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- $tree := mustMergeOverwrite (dict) $device $said $derived -}}
 {{- if eq .component "schemas" -}}{{- $tree = pick $tree "topics" "schemas" -}}{{- end -}}
 {{- if eq .component "topics" -}}{{- $tree = omit $tree "schemas" -}}{{- end -}}
-{{- range $section, $keys := $tree }}
-[{{ $section }}]
-{{- range $key, $value := $keys }}
-{{ $key }} = {{ if kindIs "map" $value }}{ {{- $first := true }}{{ range $name, $text := $value }}{{ if not $first }},{{ end }} {{ toJson $name }} = {{ toJson $text }}{{ $first = false }}{{ end }} }{{ else }}{{ toJson $value }}{{ end }}
-{{- end }}
-{{ end }}
+{{- toJson $tree -}}
 {{- end -}}
 
 {{- define "streamward.signingSecret" -}}
@@ -167,7 +163,7 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- if eq .component "policy" }}{{ .root.Values.signing.publicSecret }}{{ end -}}
 {{- end -}}
 
-{{/* Who may into the object store: of adapters, or of the archive. */}}
+{{/* Credentials for the object store of the adapters, or of the archive. */}}
 {{- define "streamward.storeSecret" -}}
 {{- $store := get (dict "policy" .root.Values.adapterStore "trainer" .root.Values.adapterStore "archive" .root.Values.archive) .component -}}
 {{- with $store }}{{ if .url }}{{ .credentialsSecret }}{{ end }}{{ end -}}
@@ -190,9 +186,18 @@ capabilities:
   drop: [ALL]
 {{- end -}}
 
+{{/* Settings are variables of the Pod template, so a Pod of an older revision that restarts has the settings it was rendered
+     with. Kubernetes reads $(NAME) in a value as a reference, and $$ as $. A setting from a Secret takes precedence. */}}
 {{- define "streamward.env" -}}
-- name: STREAMWARD_CONFIG
-  value: /etc/streamward/settings/{{ .component }}.toml
+{{- $secret := default dict (index .root.Values .component).secretSettings }}
+{{- range $section, $keys := include "streamward.settings" . | fromJson }}
+{{- range $key, $value := $keys }}
+{{- if not (hasKey $secret (printf "%s.%s" $section $key)) }}
+- name: STREAMWARD_{{ printf "%s__%s" $section $key | upper }}
+  value: {{ ternary $value (toJson $value) (kindIs "string" $value) | replace "$" "$$" | toJson }}
+{{- end }}
+{{- end }}
+{{- end }}
 {{- if and (include "streamward.asksKafka" .) (hasPrefix "SASL" .root.Values.kafka.securityProtocol) }}
 - name: STREAMWARD_KAFKA__SASL_USERNAME_FILE
   value: /etc/streamward/sasl/username
@@ -205,7 +210,7 @@ capabilities:
 - name: STREAMWARD_SCHEMAS__REGISTRY_PASSWORD_FILE
   value: /etc/streamward/registry/password
 {{- end }}
-{{- range $setting, $from := default dict (index .root.Values .component).secretSettings }}
+{{- range $setting, $from := $secret }}
 - name: STREAMWARD_{{ $setting | replace "." "__" | upper }}_FILE
   value: /etc/streamward/secrets/{{ $setting }}
 {{- end }}
@@ -216,7 +221,6 @@ capabilities:
 {{- end -}}
 
 {{- define "streamward.mounts" -}}
-- {name: settings, mountPath: /etc/streamward/settings, readOnly: true}
 - {name: tmp, mountPath: /tmp}
 - {name: work, mountPath: /var/lib/streamward}
 {{- if include "streamward.asksKafka" . }}
@@ -261,9 +265,6 @@ capabilities:
 
 {{- define "streamward.volumes" -}}
 {{- $name := include "streamward.fullname" .root -}}
-- name: settings
-  configMap:
-    name: {{ $name }}-{{ ternary .component "settings" (has .component (list "topics" "schemas")) }}
 - name: tmp
   emptyDir: {sizeLimit: 1Gi}
 - name: work
@@ -358,8 +359,8 @@ capabilities:
 {{- end }}
 {{- end -}}
 
-{{/* Alive is: it comes on, whatever the broker does. Ready is: the broker is reached, and a policy's engine loaded. The
-     audit's /healthz is about the broker too, so that it is asked for readiness only. */}}
+{{/* Live: the process makes progress, whatever the broker does. Ready: it has reached the broker, and a policy has loaded
+     its engine. The audit's /healthz depends on the broker, so only readiness uses it. */}}
 {{- define "streamward.probes" -}}
 {{- $mode := .root.Values.probes.mode -}}
 {{- if and (eq $mode "http") (not .root.Values.metrics.port) -}}

@@ -1,4 +1,4 @@
-{{/* All ask Kafka, but for the Job that registers schemas; and all but the one that makes topics need their ids. */}}
+{{/* Every component uses Kafka except the Job that registers schemas, and the registry except the Job that creates topics. */}}
 {{- define "streamward.asksKafka" -}}{{ if ne .component "schemas" }}yes{{ end }}{{- end -}}
 {{- define "streamward.asksRegistry" -}}
 {{- if and .root.Values.schemas.registryUrl (ne .component "topics") }}yes{{ end -}}
@@ -11,7 +11,7 @@
 {{- end -}}
 {{- end -}}
 
-{{/* Whether files of the registry are mounted: user and password, its authority, or both. */}}
+{{/* Whether the registry's files are mounted: its credentials, its CA certificate, or both. */}}
 {{- define "streamward.registryFiles" -}}
 {{- if and (include "streamward.asksRegistry" .) (or (include "streamward.registrySecret" .) .root.Values.schemas.caSecret) }}yes{{ end -}}
 {{- end -}}

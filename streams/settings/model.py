@@ -15,13 +15,15 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 
-_SECRET = re.compile(r"password|secret|token|\.key$|\.pem$|credential|sasl\.jaas|oauthbearer\.config", re.IGNORECASE)
+SECRET_NAME = re.compile(
+    r"password|secret|token|\.key$|\.pem$|credential|sasl\.jaas|oauthbearer\.config", re.IGNORECASE
+)
 """librdkafka settings in `kafka.client` whose values are not for the eye."""
 
 
 def is_secret_name(name: str) -> bool:
     """Return whether the value of this librdkafka setting is not for the eye."""
-    return _SECRET.search(name) is not None
+    return SECRET_NAME.search(name) is not None
 
 
 class Section(BaseModel):

@@ -123,7 +123,7 @@ def test_any_setting_may_come_from_a_secret(tmp_path: Path) -> None:
 @needs_helm
 def test_settings_reach_the_processes_as_they_were_written(tmp_path: Path) -> None:
     settings = settings_of("settings", "policy", tmp_path)
-    assert settings.kafka.client["client.rack"] == SecretStr('a "b" <c>')
+    assert settings.kafka.client["client.rack"] == SecretStr('a "b" <c> $(HOME) $$')
     assert (settings.kafka.outage_s, settings.trainer.learning_rate, settings.trainer.off_policy) == (30, 1e-7, True)
     assert (settings.topics.partitions, settings.policy.engine, settings.policy.name) == (16, "scripted", "other")
     assert settings_of("settings", "trainer", tmp_path).policy.name == "default"
@@ -261,9 +261,12 @@ def test_there_is_one_trainer_and_never_two_at_once(case: str) -> None:
 def test_no_two_objects_have_one_name_and_none_holds_a_secret(case: str) -> None:
     names = [name_of(found) for found in objects(case)]
     assert len(names) == len(set(names)) and not any(name.startswith("Secret/") for name in names)
+    secrets = chart_files.secret_variables()
+    assert "STREAMWARD_KAFKA__SASL_PASSWORD" in secrets
     for found in of_kind(case, *EVERY_POD):
         (container,) = spec_of(found)["containers"]
-        assert not any(re.search(r"PASSWORD$|_KEY$|SECRET$", variable["name"]) for variable in container["env"])
+        variables = [variable["name"] for variable in container["env"]]
+        assert len(variables) == len(set(variables)) and not secrets & set(variables)
 
 
 @needs_helm
@@ -289,11 +292,11 @@ def test_the_network_policy_lets_every_port_of_the_brokers_out() -> None:
         ({**BOOTSTRAP, "trainer": {"gpus": -1}}, "gpus"),
         (
             {**BOOTSTRAP, "trainer": {"gpus": 2, "settings": {"trainer": {"processes": 4}}}},
-            "trainer.processes is what other values say",
+            "trainer.processes is determined by other values",
         ),
         ({**BOOTSTRAP, "images": {"model": {"tag": "latest"}}}, "tag"),
         ({**BOOTSTRAP, "trainer": {"autoscaling": {"kind": "hpa"}}}, "autoscaling"),
-        ({**BOOTSTRAP, "scoring": {"autoscaling": {"kind": "hpa", "max": 9}}}, "the rest would idle; lower max"),
+        ({**BOOTSTRAP, "scoring": {"autoscaling": {"kind": "hpa", "max": 9}}}, "more replicas would idle; lower max"),
         ({**BOOTSTRAP, "policy": {"autoscaling": {"kind": "hpa", "min": 4, "max": 2}}}, "lower min"),
         ({**BOOTSTRAP, "streams": {"autoscaling": {"kind": "keda"}}}, "autoscaling.prometheusUrl is not set"),
         (
@@ -306,7 +309,7 @@ def test_the_network_policy_lets_every_port_of_the_brokers_out() -> None:
             "needs the processes' metrics",
         ),
         ({**BOOTSTRAP, "metrics": {"port": 0}}, "nothing would answer"),
-        ({**BOOTSTRAP, "settings": {"metrics": {"port": 9000}}}, "metrics.port is what other values say"),
+        ({**BOOTSTRAP, "settings": {"metrics": {"port": 9000}}}, "metrics.port is determined by other values"),
         ({**BOOTSTRAP, "topics": {"kind": "strimzi"}}, "topics.strimzi.cluster is not set"),
         ({**BOOTSTRAP, "schemas": {"secret": "a"}}, "no effect without schemas.registryUrl"),
         ({**BOOTSTRAP, "settings": {"schemas": {"own_ids": False}}}, "no effect without schemas.registryUrl"),
@@ -318,16 +321,16 @@ def test_the_network_policy_lets_every_port_of_the_brokers_out() -> None:
                 "schemas": {"registryUrl": "http://a:8081"},
                 "streams": {"settings": {"schemas": {"registry_url": "http://b:8081"}}},
             },
-            "schemas.registry_url is what other values say",
+            "schemas.registry_url is determined by other values",
         ),
-        ({**BOOTSTRAP, "vllm": {"enabled": True, "servers": "http://a:8000"}}, "exclude each other"),
+        ({**BOOTSTRAP, "vllm": {"enabled": True, "servers": "http://a:8000"}}, "are mutually exclusive"),
         ({**BOOTSTRAP, "vllm": {"servers": "http://a:8000"}}, "needs vllm.shared.existingClaim"),
         ({**BOOTSTRAP, "vllm": {"image": {"tag": "latest"}}}, "tag"),
         ({**BOOTSTRAP, "vllm": {"enabled": True}}, "settings.model.base is not set"),
         ({"kafka": {"bootstrap": "kafka"}}, "bootstrap"),
         (
             {**BOOTSTRAP, "settings": {"kafka": {"bootstrap": "other:9092"}}},
-            "kafka.bootstrap is what other values say (kafka,",
+            "kafka.bootstrap is determined by other values (kafka,",
         ),
         ({"kafka": {**BOOTSTRAP["kafka"], "securityProtocol": "SASL_SSL"}}, "kafka.sasl.mechanism is not set"),
         ({"kafka": {**BOOTSTRAP["kafka"], "sasl": {"secret": "loop"}}}, "kafka.sasl has no effect"),
@@ -359,7 +362,7 @@ def test_the_values_and_their_schema_name_the_same_keys_and_refuse_all_others() 
 
     def compare(given: Object, rule: Object, where: str) -> Iterator[str]:
         rule = schema["definitions"][rule["$ref"].rpartition("/")[2]] if "$ref" in rule else rule
-        if "properties" not in rule:
+        if "properties" not in rule or rule is schema["definitions"]["settings"]:
             return
         if rule["additionalProperties"] is not False:
             yield f"{where} is open"
@@ -372,11 +375,13 @@ def test_the_values_and_their_schema_name_the_same_keys_and_refuse_all_others() 
     assert list(compare(values, schema, "values")) == []
 
 
-def test_the_page_and_the_topics_of_the_chart_are_what_they_are_written_from() -> None:
+def test_the_generated_files_of_the_chart_are_up_to_date() -> None:
     values = chart_files.VALUES.read_text(encoding="utf-8")
     advice = "run `python -m tests.chart_files`, and commit helm/"
     assert chart_files.PAGE.read_text(encoding="utf-8") == chart_files.page(values), advice
     assert chart_files.TOPICS.read_text(encoding="utf-8") == chart_files.topics_file(), advice
+    schema = chart_files.SCHEMA.read_text(encoding="utf-8")
+    assert schema == chart_files.schema(schema), advice
 
 
 def test_the_page_tells_every_value() -> None:

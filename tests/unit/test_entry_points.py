@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from judging import outcome
 
-from streams.scorers import Outcome, ScoreError, Scorers, find
+from streams.scorers import ScoreError, ScoreOutcome, Scorers, find
 from streams.settings.model import Scoring
 
 ENTRY_POINTS = """
@@ -183,7 +183,7 @@ def test_a_stopping_agent_tries_no_more(entry_points: None, tmp_path: Path) -> N
 
 def test_closing_kills_a_score_that_still_runs(entry_points: None, tmp_path: Path) -> None:
     pids = tmp_path / "pids"
-    found: list[Outcome] = []
+    found: list[ScoreOutcome] = []
     running = Scorers(Scoring(timeout_s=500))
     thread = threading.Thread(
         target=lambda: found.append(outcome(running, "my_scorers:hang", "x", {"pids": str(pids)}))

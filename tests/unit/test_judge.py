@@ -14,7 +14,7 @@ from pydantic import SecretStr
 
 from schemas.events import Message, RewardSource, Task
 from streams.observability.tracing.context import Context
-from streams.scorers import Outcome, Scorers
+from streams.scorers import ScoreOutcome, Scorers
 from streams.settings.model import Scoring
 
 TASK = Task(
@@ -55,7 +55,7 @@ def judge() -> Iterator[JudgeServer]:
 
 def score(
     judge: JudgeServer, *, retries: int = 0, timeout_s: float = 5.0, trace: Context | None = None, **settings: Any
-) -> Outcome:
+) -> ScoreOutcome:
     scoring = Scoring(
         judge_url=judge.url,
         judge_model="small-judge",

@@ -22,7 +22,7 @@ from schemas.events import Response, Reward, RewardSource, Task
 from schemas.serde import EncodeError, Poison, encode
 from streams.errors import SettingsError, StreamwardError
 from streams.kafka.record import Record
-from streams.scorers import ScoreOutcome, ScoreError, Scorers, parts
+from streams.scorers import ScoreError, ScoreOutcome, Scorers, parts
 from streams.settings.model import Settings
 from streams.stages.scoring.agent import JUDGE_THREADS, reward_of
 from streams.stages.scoring.task_lookup import TaskLookup
