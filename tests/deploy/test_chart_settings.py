@@ -20,7 +20,8 @@ from deployed import loaded
 from pydantic import TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
-from streams.settings.load import Settings, dotted
+from streams.settings.load import dotted
+from streams.settings.model import Settings
 
 jsonschema = pytest.importorskip("jsonschema", reason="NOT RUN: jsonschema is not installed; `make setup-test` does")
 

@@ -14,7 +14,8 @@ from schemas.events import Coordinates, DeadLetter
 from schemas.serde import Poison
 from streams.cli.dlq import hex_dump
 from streams.errors import NotFoundError, SettingsError
-from streams.kafka.record import GIVE_UP_S, Record, dead_letter, murmur2, partition_of
+from streams.kafka.producer import GIVE_UP_S
+from streams.kafka.record import Record, dead_letter, murmur2, partition_of
 from streams.kafka.topics import topic_of
 from streams.settings.model import Topics
 from streams.tools.dead_letters.letters import (

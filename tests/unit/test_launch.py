@@ -107,7 +107,7 @@ sys.exit(launch.run([sys.executable, "-c", sys.argv[1]], 2))
 """
 JOINED = f"""{AS_RANK}
 from pathlib import Path
-from streams.settings.load import Settings, Trainer
+from streams.settings.model import Settings, Trainer
 from trainer import launch
 if rank == 0 and {{drains}}:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))

@@ -333,7 +333,7 @@ def test_without_an_endpoint_nothing_of_it_is_imported() -> None:
         "import sys\n"
         "from streams import policy, scoring, tasks\n"
         "from streams.tracing import tracer as tracing\n"
-        "from streams.settings.load import Settings\n"
+        "from streams.settings.model import Settings\n"
         "with tracing.opened(Settings(), 'policy') as tracer: assert not tracer.on\n"
         "heavy = ('opentelemetry', 'streams.observability.tracing.export')\n"
         "assert not [name for name in sys.modules if name.startswith(heavy)]\n"

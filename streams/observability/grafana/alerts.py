@@ -21,7 +21,7 @@ from typing import Any, Literal, NamedTuple
 from streams.observability import catalog
 from streams.observability.grafana.promql import grown, largest, or_zero, select, share, total
 
-FILE = Path(__file__).parents[2] / "helm" / "alerts" / "streamward.yaml"
+FILE = Path(__file__).parents[3] / "helm" / "alerts" / "streamward.yaml"
 PAGE = "docs/operations.md"
 PREFIX = "Streamward"
 

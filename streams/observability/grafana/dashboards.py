@@ -32,7 +32,7 @@ from streams.observability.grafana.promql import (
     total,
 )
 
-FOLDER = Path(__file__).parents[2] / "helm" / "dashboards"
+FOLDER = Path(__file__).parents[3] / "helm" / "dashboards"
 RARELY = "10m"
 """The window for what a batch or a group brings, which may be minutes apart."""
 _ABOUT = {metric.name: metric.about for metric in every()}

@@ -104,7 +104,7 @@ def deciding(settings: Settings) -> dict[str, str]:
 
 def code_version() -> str:
     """Return the version of Streamward, and a digest of the source files that run."""
-    root, digest = Path(__file__).parents[2], hashlib.sha256()
+    root, digest = Path(__file__).parents[3], hashlib.sha256()
     for package in ("schemas", "streams", "trainer"):
         for path in sorted((root / package).rglob("*.py")):
             digest.update(f"{path.relative_to(root)}\n".encode() + path.read_bytes())
