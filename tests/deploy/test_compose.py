@@ -20,10 +20,10 @@ from typing import Any
 import click
 import pytest
 import yaml
-from charted import BOOTSTRAP, helm, needs_helm, spec_of
-from deployed import loaded, parsed
 
 from streams.engines.vllm import launch as vllm_launch
+from tests.support.deploy.command_lines import loaded, parsed
+from tests.support.deploy.rendered_chart import BOOTSTRAP, helm, needs_helm, spec_of
 
 ROOT = Path(__file__).parents[2]
 COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))

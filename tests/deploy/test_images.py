@@ -13,7 +13,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from small_image import hidden, hide, listed
+
+from tests.support.deploy.small_image import hidden, hide, listed
 
 ROOT = Path(__file__).parents[2]
 

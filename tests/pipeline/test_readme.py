@@ -10,7 +10,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import readme
+
+from tests import readme
 
 pytestmark = pytest.mark.kafka
 

@@ -19,9 +19,9 @@ from typing import Any
 
 import pytest
 import yaml
-from running import until
 
 from tests.chaos.proxy import free_ports
+from tests.support.processes import until
 
 HOME = "PROMETHEUS_HOME"
 Answer = list[dict[str, Any]]
