@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 LAYERS = [
-    {name if name in ("schemas", "trainer") else f"streams.{name}" for name in line.split()}
+    {name if name in ("schemas", "streamward", "trainer") else f"streams.{name}" for name in line.split()}
     for line in (
         # L0
         "schemas errors sections settings tracing tracing.context",
@@ -39,7 +39,7 @@ LAYERS = [
         # L4, what drives stages
         "trainer drive replay.run replay.join replay.plan replay.evaluate",
         # L5, composition roots
-        "worker demo cli",
+        "worker demo cli streamward",
     )
 ]
 STAGES = {f"streams.{name}" for name in ("tasks", "policy", "scoring", "advantages", "batches", "rollouts")}
@@ -66,7 +66,8 @@ def place(module: str) -> str:
 
 @cache
 def modules() -> dict[str, Path]:
-    paths = (path for package in ("schemas", "streams", "trainer") for path in (ROOT / package).rglob("*.py"))
+    packages = ("schemas", "streams", "streamward", "trainer")
+    paths = (path for package in packages for path in (ROOT / package).rglob("*.py"))
     return {module_name(path): path for path in paths if module_name(path) != "streams"}
 
 
