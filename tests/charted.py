@@ -18,6 +18,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import pytest
+import skips
 import yaml
 from deployed import loaded
 
@@ -26,7 +27,7 @@ from streams.settings import Settings
 ROOT = Path(__file__).parents[1]
 CHART = ROOT / "helm"
 HELM = shutil.which("helm")
-needs_helm = pytest.mark.skipif(HELM is None, reason="NOT RUN: there is no helm on PATH, so the chart was not rendered")
+needs_helm = pytest.mark.skipif(HELM is None, reason=skips.HELM)
 
 Object = dict[str, Any]
 BOOTSTRAP = {"kafka": {"bootstrap": "kafka-0.example.com:9093,kafka-1.example.com:9094"}}

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import hypothesis
 import pytest
+from skips import pytest_terminal_summary as pytest_terminal_summary
 
 from streams.observe import StderrLog
 from streams.settings import Adapters, Archive, Broker, Kafka, Settings, Topics, Trainer

@@ -16,6 +16,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import skips
 import yaml
 from charted import BOOTSTRAP, CHART, ROOT, VALUES, helm, needs_helm
 
@@ -27,10 +28,10 @@ ARGUED = ROOT / "deploy" / "checkov.yaml"
 def tool(name: str) -> str:
     """Return where a tool is; skip, loudly, where it is not."""
     if os.environ.get("TEST_CLUSTER") != "1":
-        pytest.skip("NOT RUN: TEST_CLUSTER=1 is not set; `make test-deploy` does")
+        pytest.skip(skips.ASKED_FOR)
     found = shutil.which(name)
     if found is None:
-        pytest.skip(f"NOT RUN: there is no {name} on PATH; `make setup-deploy` installs it")
+        pytest.skip(skips.needs(name))
     return found
 
 

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import skips
 import yaml
 from contained import Host, Process, of_service
 from deploy.test_cluster import OPT_IN
@@ -80,7 +81,7 @@ class Project:
 def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
     """A project that is up."""
     if os.environ.get(OPT_IN) != "1":
-        pytest.skip(f"NOT RUN: {OPT_IN}=1 is not set; `make test-deploy` does")
+        pytest.skip(skips.ASKED_FOR)
     folder = tmp_path_factory.mktemp("project")
     free = dict(zip((INSIDE, HOST, CONTROLLER), map(str, free_ports(3)), strict=True))
     kafka = properties(filled(COMPOSE["services"]["kafka"])["environment"], free)

@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import skips
 from small_image import hidden, hide, listed
 
 ROOT = Path(__file__).parents[2]
@@ -88,7 +89,7 @@ def _engine() -> str | None:
 @pytest.mark.parametrize("target", ["streams", "model"])
 def test_an_image_builds_and_its_program_starts(target: str) -> None:
     if why := _engine():
-        pytest.skip(f"NOT RUN: image {target} was not built: {why}")
+        pytest.skip(skips.needs(f"a container engine ({why})", "make test"))
     tag = f"streamward-{target}:test-{os.getpid()}"
     subprocess.run(
         ["docker", "build", "--quiet", "--target", target, "--tag", tag, str(ROOT)], check=True, timeout=3000

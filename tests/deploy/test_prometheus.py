@@ -19,6 +19,7 @@ from contextlib import ExitStack, suppress
 from typing import NamedTuple
 
 import pytest
+import skips
 from pipeline.test_metrics import GROUPS, asked, tiny_loop
 from prometheus import Answer, Prometheus, needs, running as scraping
 from running import running, until
@@ -35,9 +36,7 @@ NEVER = "sum(streamward_score_failures_total)"
 """What has no answer in this run, because no score fails."""
 pytestmark = [
     pytest.mark.kafka,
-    pytest.mark.skipif(
-        os.environ.get(OPT_IN) != "1", reason=f"NOT RUN: {OPT_IN}=1 is not set; `make test-deploy` does"
-    ),
+    pytest.mark.skipif(os.environ.get(OPT_IN) != "1", reason=skips.ASKED_FOR),
     needs("prometheus"),
 ]
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import skips
 from apicurio import Apicurio, NotHere, running as apicurio_running
 from charted import needs_helm
 from click.testing import CliRunner, Result
@@ -51,7 +52,7 @@ LOOP = ("streams", "scoring", "policy")
 def apicurio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Apicurio]:
     """One that knows schemas of others."""
     if os.environ.get(OPT_IN) != "1":
-        pytest.skip(f"NOT RUN: {OPT_IN}=1 is not set; `make test-deploy` does")
+        pytest.skip(skips.ASKED_FOR)
     try:
         with apicurio_running(tmp_path_factory.mktemp("apicurio")) as running_one:
             with SchemaRegistryClient({"url": running_one.url}) as client:
@@ -60,7 +61,7 @@ def apicurio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Apicurio]:
                     client.register_schema(f"other-{number}-value", Schema(json.dumps(record), "AVRO"))
             yield running_one
     except NotHere as exc:
-        pytest.skip(f"NOT RUN: {exc}")
+        pytest.skip(skips.needs(f"Apicurio and its Java ({exc})"))
 
 
 @pytest.fixture

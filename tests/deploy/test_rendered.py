@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import skips
 import yaml
 from charted import ROOT, Object, helm, needs_helm, spec_of
 from contained import Container, Host, Process, of_pod
@@ -209,7 +210,7 @@ class Release:
 def release(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Release]:
     """A release that is ready."""
     if os.environ.get(OPT_IN) != "1":
-        pytest.skip(f"NOT RUN: {OPT_IN}=1 is not set; `make test-deploy` does")
+        pytest.skip(skips.ASKED_FOR)
     with running_node(tmp_path_factory.mktemp("kafka"), USERS, {name: rights(name) for name in USERS}) as node:
         secrets: Object = {f"for-{name}": {"username": name, "password": USERS[name]} for name in USERS}
         folder = tmp_path_factory.mktemp("release")

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import skips
 from running import read, until
 
 from schemas.events import AdapterEvent, DeadLetter, Message, Response, RewardSource, Task, derive_id
@@ -97,7 +98,7 @@ def metrics(settings: Settings) -> str:
 
 
 def test_an_agent_with_a_key_serves_what_is_signed_and_refuses_the_rest(made: Settings, tmp_path: Path) -> None:
-    pytest.importorskip("model_signing", reason="NOT TESTED: model-signing is missing; install the extra `signing`")
+    pytest.importorskip("model_signing", reason=skips.SIGNING)
     from cryptography.hazmat.primitives import serialization as form
     from cryptography.hazmat.primitives.asymmetric import ec
 
@@ -126,7 +127,7 @@ def test_an_agent_refuses_an_adapter_of_another_base_model(made: Settings, tmp_p
 
 
 def test_an_agent_whose_key_is_missing_does_not_start(made: Settings, tmp_path: Path) -> None:
-    pytest.importorskip("model_signing", reason="NOT TESTED: model-signing is missing; install the extra `signing`")
+    pytest.importorskip("model_signing", reason=skips.SIGNING)
     made = made.model_copy(update={"adapters": made.adapters.model_copy(update={"verify_key": tmp_path / "none"})})
     with pytest.raises(SettingsError, match=r"adapters\.verify_key="):
         policy.run(made, stop=threading.Event(), engine=Based())

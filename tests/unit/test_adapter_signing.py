@@ -11,6 +11,7 @@ from pathlib import Path
 
 import fsspec
 import pytest
+import skips
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
@@ -21,7 +22,7 @@ from streams.adapter_store import fetch, manifest_of, publish
 from streams.errors import EventError, SettingsError
 from streams.settings import Adapters
 
-pytest.importorskip("model_signing", reason="NOT TESTED: model-signing is missing; install the extra `signing`")
+pytest.importorskip("model_signing", reason=skips.SIGNING)
 
 
 def key_pair(folder: Path, name: str = "adapters", curve: ec.EllipticCurve | None = None) -> tuple[Path, Path]:
