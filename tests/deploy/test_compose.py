@@ -25,6 +25,7 @@ from charted import BOOTSTRAP, helm, needs_helm, spec_of
 from deployed import loaded, parsed
 
 from streams.engines import vllm_start
+from tests.versions import version
 
 ROOT = Path(__file__).parents[2]
 COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))
@@ -160,7 +161,7 @@ def test_the_specification_would_refuse_a_file_that_is_wrong(service: str, wrong
 def test_docker_compose_takes_the_file(profile: str) -> None:
     compose = ["docker", "compose", "--file", str(ROOT / "docker-compose.yml"), "--profile", profile]
     if shutil.which("docker") is None or subprocess.run([*compose[:2], "version"], capture_output=True).returncode != 0:
-        pytest.skip(skips.needs("docker compose, without an engine", "make test"))
+        pytest.skip(skips.needs("docker compose on PATH", "make test"))
     done = subprocess.run([*compose, "config", "--services"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     wanted = {name for name, service in SERVICES.items() if profile in service.get("profiles", [profile])}
@@ -238,8 +239,7 @@ def test_a_service_is_built_from_the_target_its_image_is_named_after(name: str) 
     build = SERVICES[name]["build"]
     assert image == f"streamward-{build['target']}"
     assert tag.partition("-")[2] == build.get("args", {}).get("TORCH", "")
-    version = re.search(r'^version = "(.*)"$', (ROOT / "pyproject.toml").read_text(encoding="utf-8"), re.MULTILINE)
-    assert version is not None and tag.partition("-")[0] == version[1]
+    assert tag.partition("-")[0] == version()
 
 
 # --- who talks to whom -----------------------------------------------------------------------------------------------
