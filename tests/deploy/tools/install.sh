@@ -27,13 +27,14 @@ else
   missing "there is no Go toolchain to build it" helm kubectl actionlint
 fi
 
-prometheus_package() {
-  local scratch
-  scratch=$(mktemp -d) && trap 'rm -rf "$scratch"' RETURN
-  chmod 755 "$scratch"
-  (cd "$scratch" && apt-get --quiet --quiet download prometheus && dpkg-deb --extract prometheus_*.deb .) &&
-    install -m 755 "$scratch/usr/bin/prometheus" "$scratch/usr/bin/promtool" "$folder/"
-}
+prometheus_package() ( # in a shell of its own, so that the trap ends with it
+  scratch=$(mktemp -d)
+  trap 'rm -rf "$scratch"' EXIT
+  cd "$scratch" &&
+    apt-get --quiet --quiet --option APT::Sandbox::User=root download prometheus &&
+    dpkg-deb --extract prometheus_*.deb . &&
+    install -m 755 usr/bin/prometheus usr/bin/promtool "$folder/"
+)
 
 if [ -x "$folder/prometheus" ] && [ -x "$folder/promtool" ]; then
   :
