@@ -18,11 +18,11 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import pytest
-import skips
 import yaml
 from deployed import loaded
 
 from streams.settings import Settings
+from tests import skips
 
 ROOT = Path(__file__).parents[1]
 CHART = ROOT / "helm"

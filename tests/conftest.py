@@ -14,10 +14,10 @@ from pathlib import Path
 
 import hypothesis
 import pytest
-from skips import pytest_terminal_summary as pytest_terminal_summary
 
 from streams.observe import StderrLog
 from streams.settings import Adapters, Archive, Broker, Kafka, Settings, Topics, Trainer
+from tests.skips import pytest_terminal_summary as pytest_terminal_summary
 
 hypothesis.settings.register_profile("streamward", deadline=None)  # a busy machine is no failure
 hypothesis.settings.load_profile("streamward")

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import skips
 import yaml
 from running import until
 
+from tests import skips
 from tests.chaos.proxy import free_ports
 
 HOME = "PROMETHEUS_HOME"

@@ -10,10 +10,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
-import skips
 
 from streams.engines.vllm_start import command, environment, free_port, python_with_vllm, wait_until_up
 from streams.errors import SettingsError
+from tests import skips
 
 
 def vllm_or_skip() -> Path:

@@ -16,9 +16,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
-import skips
 import yaml
 from charted import BOOTSTRAP, CHART, ROOT, VALUES, helm, needs_helm
+
+from tests import skips
 
 OLDEST, MIDDLE, NEWEST = "1.29", "1.33", "1.37"
 OF_OPERATORS = {"KafkaTopic", "PodMonitor", "ServiceMonitor", "ScaledObject"}

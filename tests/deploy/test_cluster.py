@@ -22,10 +22,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import skips
 import yaml
 from charted import CHART, OUTSIDE, VALUES, Object, helm as rendered
 from earlier import first
+
+from tests import skips
 
 pytestmark = pytest.mark.cluster
 

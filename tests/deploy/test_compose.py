@@ -19,12 +19,12 @@ from typing import Any
 
 import click
 import pytest
-import skips
 import yaml
 from charted import BOOTSTRAP, helm, needs_helm, spec_of
 from deployed import loaded, parsed
 
 from streams.engines import vllm_start
+from tests import skips
 from tests.versions import version
 
 ROOT = Path(__file__).parents[2]

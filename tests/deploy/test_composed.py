@@ -17,7 +17,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import skips
 import yaml
 from contained import Host, Process, of_service
 from deploy.test_cluster import OPT_IN
@@ -31,6 +30,7 @@ from tiny import save_tiny
 from streams import broker
 from streams.monitoring import names
 from streams.settings import Broker
+from tests import skips
 
 pytestmark = pytest.mark.kafka
 

@@ -13,8 +13,9 @@ import sys
 from pathlib import Path
 
 import pytest
-import skips
 from small_image import hidden, hide, listed
+
+from tests import skips
 
 ROOT = Path(__file__).parents[2]
 

@@ -19,7 +19,6 @@ from contextlib import ExitStack, suppress
 from typing import NamedTuple
 
 import pytest
-import skips
 from pipeline.test_metrics import GROUPS, asked, tiny_loop
 from prometheus import Answer, Prometheus, needs, running as scraping
 from running import running, until
@@ -29,6 +28,7 @@ from streams.monitoring.alerts import ALERTS, FILE, PREFIX, Alert
 from streams.monitoring.dashboards import DASHBOARDS, FOLDER
 from streams.monitoring.names import SERVED
 from streams.settings import Metrics
+from tests import skips
 from tests.chaos.proxy import free_ports
 
 OPT_IN = "TEST_CLUSTER"

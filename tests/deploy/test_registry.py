@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import skips
 from apicurio import Apicurio, NotHere, running as apicurio_running
 from charted import needs_helm
 from click.testing import CliRunner, Result
@@ -38,6 +37,7 @@ from streams.cli.root import cli
 from streams.log import Producer
 from streams.settings import Kafka, Metrics, Policy, Schemas, Settings, Topics, to_env
 from streams.topics import topic_of, topics
+from tests import skips
 from tests.chaos.proxy import free_ports
 
 pytestmark = [pytest.mark.kafka, pytest.mark.registry]

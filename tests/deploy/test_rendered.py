@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import skips
 import yaml
 from charted import ROOT, Object, helm, needs_helm, spec_of
 from contained import Container, Host, Process, of_pod
@@ -40,6 +39,7 @@ from streams.monitoring import names
 from streams.schema_server import serve as serve_schemas
 from streams.settings import Settings, Topics
 from streams.topics import topics
+from tests import skips
 
 pytestmark = [pytest.mark.kafka, needs_helm]
 

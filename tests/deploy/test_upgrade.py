@@ -31,7 +31,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import skips
 from charted import ROOT, Object, needs_helm
 from contained import Host
 from counted import Log
@@ -46,6 +45,7 @@ from tiny import save_tiny
 from schemas.events import AdvantagedGroup, Message, Response, Sampling, Task
 from streams.log import Producer
 from streams.settings import Batches, Kafka, Settings, Topics
+from tests import skips
 
 pytestmark = [pytest.mark.kafka, needs_helm]
 

@@ -7,7 +7,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-import skips
+
+from tests import skips
 
 ROOT = Path(__file__).parents[2]
 ACTIONLINT = shutil.which("actionlint")

@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import skips
 from running import read, until
 
 from schemas.events import AdapterEvent, DeadLetter, Message, Response, RewardSource, Task, derive_id
@@ -21,6 +20,7 @@ from streams.engines.scripted import ScriptedEngine
 from streams.errors import SettingsError
 from streams.log import Producer
 from streams.settings import Settings
+from tests import skips
 
 pytestmark = pytest.mark.kafka
 

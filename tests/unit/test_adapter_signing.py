@@ -11,7 +11,6 @@ from pathlib import Path
 
 import fsspec
 import pytest
-import skips
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
@@ -21,6 +20,7 @@ from streams.adapter_signing import SIGNATURE, Expected
 from streams.adapter_store import fetch, manifest_of, publish
 from streams.errors import EventError, SettingsError
 from streams.settings import Adapters
+from tests import skips
 
 pytest.importorskip("model_signing", reason=skips.SIGNING)
 

@@ -7,7 +7,6 @@ import json
 from typing import Any
 
 import pytest
-import skips
 from hypothesis import given, settings, strategies as st
 
 from schemas import serde
@@ -15,6 +14,7 @@ from schemas.events import Purpose, Task, problems
 from streams.errors import EventError, NotFoundError, SettingsError
 from streams.generators import generate, is_held_out
 from streams.scorers import source_problems
+from tests import skips
 
 
 def some(

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import skips
 from hypothesis import given, strategies as st
 from judging import a_response, a_task, outcome
 
@@ -15,6 +14,7 @@ from schemas.events import RewardSource
 from streams.errors import EventError
 from streams.scorers import SCORERS, ScoreError, Scorers, find, source_problems
 from streams.settings import Scoring
+from tests import skips
 
 DEMO_MIX = {
     "of": [

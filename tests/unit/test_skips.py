@@ -7,11 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import skips
-
-HELPERS = Path(skips.__file__).parent
+ROOT = Path(__file__).parents[2]
 TESTS = """
-import pytest, skips
+import pytest
+from tests import skips
 
 @pytest.mark.skipif(True, reason=skips.HELM)
 @pytest.mark.parametrize("case", range(7))
@@ -29,8 +28,8 @@ def test_that_runs(): ...
 
 def test_a_kind_of_skips_is_one_line_with_the_command_that_would_run_them(tmp_path: Path) -> None:
     (tmp_path / "test_some.py").write_text(TESTS, encoding="utf-8")
-    command = [sys.executable, "-m", "pytest", "-p", "skips", "-p", "no:cacheprovider", "--rootdir", str(tmp_path)]
-    seen = {**os.environ, "PYTHONPATH": str(HELPERS), "PYTEST_ADDOPTS": ""}
+    command = [sys.executable, "-m", "pytest", "-p", "tests.skips", "-p", "no:cacheprovider", f"--rootdir={tmp_path}"]
+    seen = {**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_ADDOPTS": ""}
     done = subprocess.run([*command, "test_some.py"], cwd=tmp_path, env=seen, capture_output=True, text=True)
     *_, first, second, closing = done.stdout.splitlines()
     assert first == "8 skipped: needs helm; run `make setup-deploy && make test-deploy`", done.stdout + done.stderr

@@ -21,7 +21,9 @@ missing() { # WHY PROGRAM…
 
 if command -v go >/dev/null; then
   echo "building helm, kubectl and actionlint (some minutes the first time) …" >&2
-  CGO_ENABLED=0 go build -mod=readonly -trimpath -buildvcs=false -ldflags "-s -w" -o "$folder/" ./kubectl tool ||
+  kubernetes=$(sed -n 's/^\tk8s.io\/kubectl v0\(.*\)/v1\1/p' go.mod) # what kubectl says its version is
+  CGO_ENABLED=0 go build -mod=readonly -trimpath -buildvcs=false -o "$folder/" \
+    -ldflags "-s -w -X k8s.io/component-base/version.gitVersion=$kubernetes" ./kubectl tool ||
     missing "go could not build it" helm kubectl actionlint
 else
   missing "there is no Go toolchain to build it" helm kubectl actionlint
