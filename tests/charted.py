@@ -23,11 +23,12 @@ from contained import in_container
 from deployed import loaded
 
 from streams.settings.model import Settings
+from tests import skips
 
 ROOT = Path(__file__).parents[1]
 CHART = ROOT / "helm"
 HELM = shutil.which("helm")
-needs_helm = pytest.mark.skipif(HELM is None, reason="NOT RUN: there is no helm on PATH, so the chart was not rendered")
+needs_helm = pytest.mark.skipif(HELM is None, reason=skips.HELM)
 
 Object = dict[str, Any]
 BOOTSTRAP = {"kafka": {"bootstrap": "kafka-0.example.com:9093,kafka-1.example.com:9094"}}

@@ -21,6 +21,7 @@ import pytest
 import yaml
 from running import until
 
+from tests import skips
 from tests.chaos.proxy import free_ports
 
 HOME = "PROMETHEUS_HOME"
@@ -35,9 +36,8 @@ def program(name: str) -> str | None:
 
 
 def needs(name: str) -> pytest.MarkDecorator:
-    """Skip loudly where the program is missing."""
-    why = f"NOT RUN: there is no {name} on PATH or in {HOME} (Debian's package prometheus has it)"
-    return pytest.mark.skipif(program(name) is None, reason=why)
+    """Skip where the program is missing from PATH and HOME."""
+    return pytest.mark.skipif(program(name) is None, reason=skips.needs(name))
 
 
 def promtool(*arguments: str | Path) -> subprocess.CompletedProcess[str]:

@@ -39,6 +39,7 @@ from streams.kafka.registry.server import serve as serve_schemas
 from streams.kafka.topics import topics
 from streams.observability import catalog
 from streams.settings.model import Settings, Topics
+from tests import skips
 
 pytestmark = [pytest.mark.kafka, needs_helm]
 
@@ -209,7 +210,7 @@ class Release:
 def release(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Release]:
     """A release that is ready."""
     if os.environ.get(OPT_IN) != "1":
-        pytest.skip(f"NOT RUN: {OPT_IN}=1 is not set; `make test-deploy` does")
+        pytest.skip(skips.ASKED_FOR)
     with running_node(tmp_path_factory.mktemp("kafka"), USERS, {name: rights(name) for name in USERS}) as node:
         secrets: Object = {f"for-{name}": {"username": name, "password": USERS[name]} for name in USERS}
         folder = tmp_path_factory.mktemp("release")
