@@ -58,7 +58,7 @@ setup-deploy:
 	@test -x .venv-deploy/bin/python || $(PYTHON) -m venv .venv-deploy
 	.venv-deploy/bin/python -m pip --disable-pip-version-check install --quiet kubernetes-validate==1.37.0 checkov==3.3.30
 
-# what is derived: schema files, schemas/README.md, docs/cli.md, docs/metrics.md, helm/README.md, files, dashboards, alerts
+# what is derived: schema files, schemas/README.md, docs/cli.md, metrics.md and modules.md, helm/README.md, files, dashboards, alerts
 docs: .venv/ready-test
 	$(BIN)/python -m schemas.generate
 	$(BIN)/python -m streams.cli.docs
@@ -66,6 +66,7 @@ docs: .venv/ready-test
 	$(BIN)/python -m tests.chart_files
 	$(BIN)/python -m streams.monitoring.dashboards
 	$(BIN)/python -m streams.monitoring.alerts
+	$(BIN)/python -m tests.modules
 
 # needs uv; the lock holds names and versions, no addresses
 lock:
