@@ -85,7 +85,7 @@ release:
 	.venv-release/bin/check-wheel-contents dist/*.whl
 	$(PYTHON) tests/installed.py dist/streamward-$(VERSION)-py3-none-any.whl
 
-# what is generated: schema files, schemas/README.md, docs/cli.md, docs/metrics.md; of helm/: README.md, values.schema.json,
+# what is generated: schema files, schemas/README.md, docs/cli.md, metrics.md, modules.md; of helm/: README.md, values.schema.json,
 # files, dashboards, alerts; the version in chart and docker compose
 docs: .venv/ready-test
 	$(BIN)/python -m schemas.generate
@@ -95,6 +95,7 @@ docs: .venv/ready-test
 	$(BIN)/python -m streams.observability.grafana.dashboards
 	$(BIN)/python -m streams.observability.grafana.alerts
 	$(BIN)/python -m tests.versions
+	$(BIN)/python -m tests.modules
 
 # needs uv; the lock holds names and versions, no addresses
 lock:
