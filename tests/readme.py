@@ -40,9 +40,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import NamedTuple
 
-from streams.settings.model import Broker
-
 from streams.kafka.node import process as broker
+from streams.settings.model import Broker
 
 ROOT = Path(__file__).parents[1]
 FIRST = "README.md"

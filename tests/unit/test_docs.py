@@ -16,9 +16,9 @@ from pathlib import Path
 
 import modules
 import pytest
+
 from streams.settings.load import dotted
 from streams.settings.model import Settings
-
 from tests.benchmarks.table import BEGIN, END
 
 ROOT = Path(__file__).parents[2]
@@ -98,7 +98,6 @@ def test_the_readme_is_short() -> None:
     assert README.count("\n") <= 250
 
 
-@pytest.mark.xfail(strict=True, reason="the README has the layout to which the modules are being moved")
 def test_every_folder_has_its_line_in_the_tree_and_no_line_is_of_a_folder_that_is_gone() -> None:
     (tree,) = re.findall(r"^```text\n(streamward/ .*?)^```$", README, re.DOTALL | re.MULTILINE)
     top, streams = re.findall(r"^(\w+)/ ", tree, re.MULTILINE), re.findall(r"^    (\w+)/ ", tree, re.MULTILINE)
@@ -106,7 +105,6 @@ def test_every_folder_has_its_line_in_the_tree_and_no_line_is_of_a_folder_that_i
     assert sorted(streams) == sorted({file.parent.name for file in (ROOT / "streams").glob("*/*.py")})
 
 
-@pytest.mark.xfail(strict=True, reason="the README has the layout to which the modules are being moved")
 def test_the_boxes_of_the_picture_are_the_stages() -> None:
     (picture,) = re.findall(r"^```text\n(.*?┌.*?)^```$", README, re.DOTALL | re.MULTILINE)
     boxes = set(re.findall(r"│ +(\w+) +│", picture))

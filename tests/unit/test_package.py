@@ -8,7 +8,8 @@ import sys
 import pytest
 
 import streamward
-from streams import cli, query, scorers
+from streams import cli, scorers
+from streams.tools import query
 
 
 def test_the_package_gives_what_a_users_code_needs() -> None:

@@ -14,7 +14,7 @@ from streams.errors import SettingsError
 from streams.evaluation.suites import Suite, generated
 from streams.settings.model import Canary, Guard, Rollouts, Settings
 from streams.stages.rollouts import stage as rollouts
-from streams.stages.rollouts.state import RolloutRule, rule_of
+from streams.stages.rollouts.state import RolloutRule, RolloutState, rule_of
 
 SUITE = Suite(name="sums@1", questions=generated("sums", count=3, seed=0).questions, thresholds={})
 GUARDED = RolloutRule("guarded", Guard(min_tasks=20), SUITE)

@@ -11,6 +11,7 @@ from hypothesis import given, settings, strategies as st
 from schemas.events import AdapterEvent, AdapterFile, AdapterKind, derive_id
 from streams.adapters import serving, versions as adapters
 from streams.stages.rollouts import stage as rollouts
+from streams.stages.rollouts.state import RolloutState
 
 
 def trained(version: int, **changed: object) -> AdapterEvent:
