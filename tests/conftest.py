@@ -17,6 +17,7 @@ import pytest
 
 from streams.observability.logging import StderrLog
 from streams.settings.model import Adapters, Archive, Broker, Kafka, Settings, Topics, Trainer
+from tests.skips import pytest_terminal_summary as pytest_terminal_summary
 
 hypothesis.settings.register_profile("streamward", deadline=None)  # a busy machine is no failure
 hypothesis.settings.load_profile("streamward")

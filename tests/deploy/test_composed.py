@@ -23,6 +23,7 @@ import yaml
 from streams.kafka.node import process as broker
 from streams.observability import catalog
 from streams.settings.model import Broker
+from tests import skips
 from tests.deploy.test_cluster import OPT_IN
 from tests.deploy.test_compose import COMPOSE, ROOT
 from tests.deploy.test_rendered import asked
@@ -81,7 +82,7 @@ class Project:
 def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
     """A project that is up."""
     if os.environ.get(OPT_IN) != "1":
-        pytest.skip(f"NOT RUN: {OPT_IN}=1 is not set; `make test-deploy` does")
+        pytest.skip(skips.ASKED_FOR)
     folder = tmp_path_factory.mktemp("project")
     free = dict(zip((INSIDE, HOST, CONTROLLER), map(str, free_ports(3)), strict=True))
     kafka = properties(filled(COMPOSE["services"]["kafka"])["environment"], free)

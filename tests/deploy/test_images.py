@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import skips
 from tests.support.deploy.small_image import hidden, hide, listed
 
 ROOT = Path(__file__).parents[2]
@@ -77,20 +78,17 @@ def test_what_the_small_image_does_not_install_is_hidden() -> None:
     assert hidden() & {"faust", "yaml", "torch", "duckdb", "pytest"} == {"torch", "duckdb", "pytest"}
 
 
-def _engine() -> str | None:
-    """Return why no container engine answers; None if one does."""
+def _engine() -> bool:
+    """Return whether a container engine answers."""
     docker = shutil.which("docker")
-    if docker is None:
-        return "there is no docker"
-    done = subprocess.run([docker, "version", "--format", "{{.Server.Version}}"], capture_output=True, text=True)
-    return None if done.returncode == 0 else f"docker has no engine: {done.stderr.strip()}"
+    return docker is not None and subprocess.run([docker, "version"], capture_output=True).returncode == 0
 
 
 @pytest.mark.docker
 @pytest.mark.parametrize("target", ["streams", "model"])
 def test_an_image_builds_and_its_program_starts(target: str) -> None:
-    if why := _engine():
-        pytest.skip(f"NOT RUN: image {target} was not built: {why}")
+    if not _engine():
+        pytest.skip(skips.needs("a container engine that answers", "make test"))
     tag = f"streamward-{target}:test-{os.getpid()}"
     subprocess.run(
         ["docker", "build", "--quiet", "--target", target, "--tag", tag, str(ROOT)], check=True, timeout=3000

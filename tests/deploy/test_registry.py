@@ -31,6 +31,7 @@ from streams.kafka.registry import client as schema_registry
 from streams.kafka.topics import topic_of, topics
 from streams.settings.load import to_env
 from streams.settings.model import Kafka, Metrics, Policy, Schemas, Settings, Topics
+from tests import skips
 from tests.chaos.proxy import free_ports
 from tests.deploy.test_rendered import containers
 from tests.support.deploy.apicurio import Apicurio, NotHere, running as apicurio_running
@@ -53,7 +54,7 @@ LOOP = ("streams", "scoring", "policy")
 def apicurio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Apicurio]:
     """One that knows schemas of others."""
     if os.environ.get(OPT_IN) != "1":
-        pytest.skip(f"NOT RUN: {OPT_IN}=1 is not set; `make test-deploy` does")
+        pytest.skip(skips.ASKED_FOR)
     try:
         with apicurio_running(tmp_path_factory.mktemp("apicurio")) as running_one:
             with SchemaRegistryClient({"url": running_one.url}) as client:
@@ -62,7 +63,7 @@ def apicurio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Apicurio]:
                     client.register_schema(f"other-{number}-value", Schema(json.dumps(record), "AVRO"))
             yield running_one
     except NotHere as exc:
-        pytest.skip(f"NOT RUN: {exc}")
+        pytest.skip(skips.needs(f"Apicurio and its Java ({exc})"))
 
 
 @pytest.fixture

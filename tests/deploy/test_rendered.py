@@ -29,6 +29,7 @@ from streams.kafka.registry.server import serve as serve_schemas
 from streams.kafka.topics import topics
 from streams.observability import catalog
 from streams.settings.model import Settings, Topics
+from tests import skips
 from tests.deploy.test_cluster import OPT_IN
 from tests.support.deploy.container import Container, Host, Process, of_pod
 from tests.support.deploy.rendered_chart import ROOT, Object, helm, needs_helm, spec_of
@@ -209,7 +210,7 @@ class Release:
 def release(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Release]:
     """A release that is ready."""
     if os.environ.get(OPT_IN) != "1":
-        pytest.skip(f"NOT RUN: {OPT_IN}=1 is not set; `make test-deploy` does")
+        pytest.skip(skips.ASKED_FOR)
     with running_node(tmp_path_factory.mktemp("kafka"), USERS, {name: rights(name) for name in USERS}) as node:
         secrets: Object = {f"for-{name}": {"username": name, "password": USERS[name]} for name in USERS}
         folder = tmp_path_factory.mktemp("release")

@@ -35,6 +35,7 @@ import pytest
 from schemas.events import AdvantagedGroup, Message, Response, Sampling, Task
 from streams.kafka.producer import Producer
 from streams.settings.model import Batches, Kafka, Settings, Topics
+from tests import skips
 from tests.deploy.test_cluster import OPT_IN
 from tests.deploy.test_rendered import LENGTH
 from tests.support.deploy.container import Host
@@ -157,7 +158,7 @@ def go_on(pods: Cluster, log: Log, program: Path) -> None:
     pods.until(lambda: log.served() > newest, f"an answer of a version after {newest}")
 
 
-@pytest.mark.skipif(os.environ.get(OPT_IN) != "1", reason=f"NOT RUN: {OPT_IN}=1 is not set; `make test-deploy` does")
+@pytest.mark.skipif(os.environ.get(OPT_IN) != "1", reason=skips.ASKED_FOR)
 def test_a_release_is_upgraded_under_load_and_rolled_back_and_every_task_has_one_group(
     settings: Settings, tmp_path: Path
 ) -> None:

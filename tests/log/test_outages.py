@@ -180,7 +180,8 @@ def test_agents_that_are_told_to_stop_while_the_broker_is_away_end_with_0(settin
 
 FREEZES_ITSELF = """
 import os, signal, threading
-from streams import policy, settings
+from streams.settings.load import load
+from streams.stages.policy import agent
 from streams.engines.scripted import ScriptedEngine
 
 class Freezes(ScriptedEngine):
@@ -194,7 +195,7 @@ class Freezes(ScriptedEngine):
 
 stop = threading.Event()
 signal.signal(signal.SIGTERM, lambda *_: stop.set())
-policy.run(settings.load(), stop=stop, engine=Freezes())
+agent.run(load(), stop=stop, engine=Freezes())
 """
 
 

@@ -121,7 +121,7 @@ def test_a_run_that_was_killed_and_resumed_is_equal(
     write(settings, base, range(3))
     train(settings, 1)
     with monkeypatch.context() as patch:
-        patch.setattr(consumer.adapter_store, "publish", lambda *_: (_ for _ in ()).throw(Crash()))
+        patch.setattr(consumer.store, "publish", lambda *_: (_ for _ in ()).throw(Crash()))
         with pytest.raises(Crash):
             train(settings, 1)
     train(settings, 1)

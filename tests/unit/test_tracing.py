@@ -331,8 +331,10 @@ def test_without_the_packages_an_endpoint_is_refused_with_the_way_out(monkeypatc
 def test_without_an_endpoint_nothing_of_it_is_imported() -> None:
     code = (
         "import sys\n"
-        "from streams import policy, scoring, tasks\n"
-        "from streams.tracing import tracer as tracing\n"
+        "from streams.stages.policy import agent\n"
+        "from streams.stages.scoring import agent\n"
+        "from streams.stages.tasks import submit\n"
+        "from streams.observability.tracing import tracer as tracing\n"
         "from streams.settings.model import Settings\n"
         "with tracing.opened(Settings(), 'policy') as tracer: assert not tracer.on\n"
         "heavy = ('opentelemetry', 'streams.observability.tracing.export')\n"

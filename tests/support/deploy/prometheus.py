@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests import skips
 from tests.chaos.proxy import free_ports
 from tests.support.processes import until
 
@@ -35,9 +36,8 @@ def program(name: str) -> str | None:
 
 
 def needs(name: str) -> pytest.MarkDecorator:
-    """Skip loudly where the program is missing."""
-    why = f"NOT RUN: there is no {name} on PATH or in {HOME} (Debian's package prometheus has it)"
-    return pytest.mark.skipif(program(name) is None, reason=why)
+    """Skip where the program is missing from PATH and HOME."""
+    return pytest.mark.skipif(program(name) is None, reason=skips.needs(name))
 
 
 def promtool(*arguments: str | Path) -> subprocess.CompletedProcess[str]:

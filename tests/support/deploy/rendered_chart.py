@@ -21,13 +21,14 @@ import pytest
 import yaml
 
 from streams.settings.model import Settings
+from tests import skips
 from tests.support.deploy.command_lines import loaded
 from tests.support.deploy.container import in_container
 
 ROOT = Path(__file__).parents[3]
 CHART = ROOT / "helm"
 HELM = shutil.which("helm")
-needs_helm = pytest.mark.skipif(HELM is None, reason="NOT RUN: there is no helm on PATH, so the chart was not rendered")
+needs_helm = pytest.mark.skipif(HELM is None, reason=skips.HELM)
 
 Object = dict[str, Any]
 BOOTSTRAP = {"kafka": {"bootstrap": "kafka-0.example.com:9093,kafka-1.example.com:9094"}}

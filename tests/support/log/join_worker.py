@@ -36,7 +36,7 @@ def build(conf: load.Settings) -> apps.App:
         "stuck_s": float(os.environ.get("JOIN_STUCK_S", 60)),
         "frozen_s": float(os.environ.get("JOIN_FROZEN_S", 30)),
     }
-    apps.faust_fixes.install = partial(apps.faust_fixes.install, **patience)
+    apps.fixes.install = partial(apps.fixes.install, **patience)
     app = apps.build_app(conf, worker_name=f"join-{os.getpid()}")
     groups = apps.table(app, "open-groups", PARTITIONS)
     joined = apps.source(app, topic("joined", conf))

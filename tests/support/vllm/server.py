@@ -13,6 +13,7 @@ import pytest
 
 from streams.engines.vllm.launch import command, environment, free_port, python_with_vllm, wait_until_up
 from streams.errors import SettingsError
+from tests import skips
 
 
 def vllm_or_skip() -> Path:
@@ -20,7 +21,7 @@ def vllm_or_skip() -> Path:
     try:
         return python_with_vllm()
     except SettingsError as exc:
-        pytest.skip(f"THE REAL vLLM WAS NOT TESTED: {exc}")
+        pytest.skip(skips.needs(f"vLLM ({exc})", "make setup-vllm"))
 
 
 @contextmanager
