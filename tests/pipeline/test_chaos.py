@@ -1,11 +1,12 @@
-"""The quick tier of the fault matrix: fewer tasks, the same faults and the same verdict.
+"""The quick tier of the fault matrix: fewer tasks, and fewer a second; the same faults and the same verdict.
 
-python -m tests.chaos ──► the whole matrix (docs/reliability.md)          here: what a change is likeliest to break
+`make chaos` runs the whole matrix (docs/reliability.md). Here is what a change is likeliest to break.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,19 +18,20 @@ from tests.chaos.disks import NotShown
 from tests.chaos.matrix import FAULTS, run
 from tests.chaos.verdict import judge
 from tests.support.factories import group
+from tests.support.thoroughness import FULL
 
 pytestmark = pytest.mark.kafka
 
-GROUPS = 250
+GROUPS, RATE = (250, 50.0) if FULL else (75, 15.0)
+"""Tasks in all, and a second. The processes are hurt for seconds, whatever the load is; each task is 17 records."""
 QUICK = ("kill-at-points", "sigterm", "zombie", "broker-kill", "poison", "doubles")
 
 
 @pytest.mark.parametrize("name", QUICK)
 def test_nothing_is_lost_and_nothing_doubled_under(name: str, tmp_path: Path) -> None:
     try:
-        line = run(
-            FAULTS[name], seed=7, groups=GROUPS, folder=tmp_path / "run", limit_s=math.inf
-        )  # a test asks no time
+        row = replace(FAULTS[name], rate=RATE)
+        line = run(row, seed=7, groups=GROUPS, folder=tmp_path / "run", limit_s=math.inf)  # a test asks no time
     except NotShown as why:
         pytest.skip(f"{name} CANNOT BE SHOWN HERE: {why}")
     assert line["passed"], line["complaints"]

@@ -16,6 +16,7 @@ from streams.stages.advantages.state import Effect, EmitGroup, GroupMember
 from streams.tools.replay import driver
 from tests.support.factories import T0, control, response, task
 from tests.support.log.join_partition import TOPICS, Log, answers, left_out, scores
+from tests.support.thoroughness import examples
 
 
 def timers(now_ms: int = 0, **rule: Any) -> tuple[DeadlineTimers, Log]:
@@ -139,7 +140,7 @@ def test_metadata_that_alone_is_too_large_is_left_behind_and_the_task_leaves_its
     assert (made.dropped_reason, made.metadata) == ("too_large", {})
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     st.integers(0, 300),
     st.integers(1, 30),
