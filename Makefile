@@ -91,7 +91,7 @@ docs: .venv/ready-test
 	$(BIN)/python -m schemas.generate
 	$(BIN)/python -m streams.cli.docs
 	$(BIN)/python -m streams.observability.catalog
-	$(BIN)/python -m tests.chart_files
+	$(BIN)/python -m tests.support.deploy.chart_files
 	$(BIN)/python -m streams.observability.grafana.dashboards
 	$(BIN)/python -m streams.observability.grafana.alerts
 	$(BIN)/python -m tests.versions

@@ -70,7 +70,7 @@ def torch_as_before() -> Iterator[None]:
 
     yield
     torch.use_deterministic_algorithms(False)
-    torch.set_num_threads(1)  # as tests/tiny.py
+    torch.set_num_threads(1)  # as tests/support/models/tiny.py
 
 
 @pytest.fixture

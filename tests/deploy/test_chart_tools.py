@@ -17,9 +17,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from charted import BOOTSTRAP, CHART, ROOT, VALUES, helm, needs_helm
 
 from tests import skips
+from tests.support.deploy.rendered_chart import BOOTSTRAP, CHART, ROOT, VALUES, helm, needs_helm
 
 OLDEST, MIDDLE, NEWEST = "1.29", "1.33", "1.37"
 OF_OPERATORS = {"KafkaTopic", "PodMonitor", "ServiceMonitor", "ScaledObject"}

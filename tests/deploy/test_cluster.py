@@ -23,10 +23,10 @@ from typing import Any
 
 import pytest
 import yaml
-from charted import CHART, OUTSIDE, VALUES, Object, helm as rendered
-from earlier import first
 
 from tests import skips
+from tests.support.deploy.previous_release import first
+from tests.support.deploy.rendered_chart import CHART, OUTSIDE, VALUES, Object, helm as rendered
 
 pytestmark = pytest.mark.cluster
 

@@ -20,11 +20,11 @@ from typing import Any
 import click
 import pytest
 import yaml
-from charted import BOOTSTRAP, helm, needs_helm, spec_of
-from deployed import loaded, parsed
 
 from streams.engines.vllm import launch as vllm_launch
 from tests import skips
+from tests.support.deploy.command_lines import loaded, parsed
+from tests.support.deploy.rendered_chart import BOOTSTRAP, helm, needs_helm, spec_of
 from tests.versions import version
 
 ROOT = Path(__file__).parents[2]

@@ -13,9 +13,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from small_image import hidden, hide, listed
 
 from tests import skips
+from tests.support.deploy.small_image import hidden, hide, listed
 
 ROOT = Path(__file__).parents[2]
 

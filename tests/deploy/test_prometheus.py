@@ -19,9 +19,6 @@ from contextlib import ExitStack, suppress
 from typing import NamedTuple
 
 import pytest
-from pipeline.test_metrics import GROUPS, asked, tiny_loop
-from prometheus import Answer, Prometheus, needs, running as scraping
-from running import running, until
 
 from streams.kafka.producer import Producer
 from streams.observability.catalog import SERVED
@@ -30,6 +27,9 @@ from streams.observability.grafana.dashboards import DASHBOARDS, FOLDER
 from streams.settings.model import Metrics
 from tests import skips
 from tests.chaos.proxy import free_ports
+from tests.pipeline.test_metrics import GROUPS, asked, tiny_loop
+from tests.support.deploy.prometheus import Answer, Prometheus, needs, running as scraping
+from tests.support.processes import running, until
 
 OPT_IN = "TEST_CLUSTER"
 NEVER = "sum(streamward_score_failures_total)"

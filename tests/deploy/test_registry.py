@@ -17,17 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from apicurio import Apicurio, NotHere, running as apicurio_running
-from charted import needs_helm
 from click.testing import CliRunner, Result
 from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
 from confluent_kafka.schema_registry.avro import AvroDeserializer, AvroSerializer
-from contained import Host, Process
-from deploy.test_rendered import containers
-from factories import one_of_each, task
-from running import read, records, running, said, until
-from scraped import get
-from theirs import plain, where, with_millis
 
 from schemas import ids as numbering, versions
 from schemas.events import AdvantagedGroup, DeadLetter, Message, Response, Reward, RewardSource, Sampling, Task
@@ -41,6 +33,14 @@ from streams.settings.load import to_env
 from streams.settings.model import Kafka, Metrics, Policy, Schemas, Settings, Topics
 from tests import skips
 from tests.chaos.proxy import free_ports
+from tests.deploy.test_rendered import containers
+from tests.support.deploy.apicurio import Apicurio, NotHere, running as apicurio_running
+from tests.support.deploy.container import Host, Process
+from tests.support.deploy.rendered_chart import needs_helm
+from tests.support.factories import one_of_each, task
+from tests.support.log.confluent_events import plain, where, with_millis
+from tests.support.processes import read, records, running, said, until
+from tests.support.scrape import get
 
 pytestmark = [pytest.mark.kafka, pytest.mark.registry]
 

@@ -10,8 +10,9 @@ import signal
 
 import confluent_kafka as ck
 import pytest
-from join_bench import Bench, Worker, bench, wait_until
-from join_worker import ANSWERS, PARTITIONS
+
+from tests.support.log.join_bench import Bench, Worker, bench, wait_until
+from tests.support.log.join_worker import ANSWERS, PARTITIONS
 
 __all__ = ["bench"]
 

@@ -15,9 +15,7 @@ from typing import Any
 
 import confluent_kafka as ck
 import pytest
-from auditing import SETTINGS, event_of, whole_log
 from click.testing import CliRunner, Result
-from running import command, environment, until
 
 from schemas.events import DeadLetter, derive_id
 from schemas.serde import encode
@@ -31,6 +29,8 @@ from streams.settings.load import to_env
 from streams.settings.model import Settings
 from streams.tools.audit.metrics import IMBALANCE
 from streams.tools.audit.reading import commits
+from tests.support.log.whole_run import SETTINGS, event_of, whole_log
+from tests.support.processes import command, environment, until
 
 pytestmark = pytest.mark.kafka
 

@@ -9,9 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import factories
 import pytest
-from factories import member
 
 from schemas.events import AdapterEvent, AdvantagedGroup, DeadLetter, LeftOut, derive_id
 from schemas.serde import Poison
@@ -21,6 +19,8 @@ from streams.kafka.producer import Producer
 from streams.kafka.topics import topics
 from streams.settings.load import to_env
 from streams.settings.model import Settings
+from tests.support import factories
+from tests.support.factories import member
 
 pytestmark = pytest.mark.kafka
 

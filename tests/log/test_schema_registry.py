@@ -9,7 +9,6 @@ from collections.abc import Iterator
 
 import pytest
 from click.testing import CliRunner, Result
-from factories import one_of_each
 
 from schemas import ids, versions
 from schemas.serde import encode
@@ -23,6 +22,7 @@ from streams.settings.load import to_env
 from streams.settings.model import Kafka, Schemas, Settings, Topics
 from streams.tools.replay.experiments import settings_of
 from tests.chaos.proxy import free_ports
+from tests.support.factories import one_of_each
 
 NOBODY = Settings(schemas=Schemas(registry_url="http://127.0.0.1:1"), kafka=Kafka(bootstrap="127.0.0.1:1"))
 

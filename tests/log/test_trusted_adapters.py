@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from running import read, until
 
 from schemas.events import AdapterEvent, DeadLetter, Message, Response, RewardSource, Task, derive_id
 from streams.adapters import store
@@ -23,6 +22,7 @@ from streams.stages.policy import agent as policy
 from streams.tools.audit import metrics as audit_metrics
 from streams.tools.audit.reading import Audit
 from tests import skips
+from tests.support.processes import read, until
 
 pytestmark = pytest.mark.kafka
 

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from running import command, ended, environment, read, running, until
-from secured import Right, Secured, running_node
-from tiny import save_tiny
 
 from schemas.events import AdapterEvent, AdvantagedGroup, Batch
 from streams.settings.load import load as configuration
 from streams.settings.model import Settings
+from tests.support.log.secured_node import Right, Secured, running_node
+from tests.support.models.tiny import save_tiny
+from tests.support.processes import command, ended, environment, read, running, until
 
 pytestmark = pytest.mark.kafka
 

@@ -14,10 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from factories import task
-from running import read, running, until
-from scraped import Scraped, get, parse
-from tiny import save_tiny
 
 from schemas.events import AdapterEvent, AdvantagedGroup, Batch, Message, Response, Reward, RewardSource, Sampling, Task
 from streams.kafka import admin
@@ -26,6 +22,10 @@ from streams.observability import catalog
 from streams.observability.catalog import LOOP, Metric
 from streams.settings.model import Metrics, Settings
 from tests.chaos.proxy import free_ports
+from tests.support.factories import task
+from tests.support.models.tiny import save_tiny
+from tests.support.processes import read, running, until
+from tests.support.scrape import Scraped, get, parse
 
 pytestmark = pytest.mark.kafka
 

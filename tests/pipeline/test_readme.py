@@ -8,7 +8,8 @@ Not covered: the minutes that `make` takes. Here its targets only have to be the
 from __future__ import annotations
 
 import pytest
-import readme
+
+from tests import readme
 
 pytestmark = pytest.mark.kafka
 

@@ -13,9 +13,6 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from factories import in_version_1
-from running import command as process, environment
-from tiny_log import batch_of, cut, groups_of, manifests, trained, write
 
 from schemas.events import Coordinates, Sampling
 from streams.cli.reproduce import digest
@@ -28,6 +25,9 @@ from streams.kafka.topics import LABELS
 from streams.settings.model import Adapters, Archive, Model, Settings, Topics, Trainer
 from streams.tools.archive import history, sync
 from streams.tools.query import session
+from tests.support.factories import in_version_1
+from tests.support.models.tiny_log import batch_of, cut, groups_of, manifests, trained, write
+from tests.support.processes import command as process, environment
 from trainer import checkpoint, consumer, reproduce
 from trainer.reproduce import Made
 

@@ -13,8 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny import save_tiny, tiny_model
-from tiny_log import PER_BATCH, batch_of, cut, groups_of, manifests, trained, write
 
 from schemas.events import Coordinates, DeadLetter, Sampling, derive_id
 from streams.adapters import store
@@ -26,6 +24,8 @@ from streams.kafka.producer import Producer
 from streams.kafka.retry import BrokerOutage
 from streams.settings.load import to_env
 from streams.settings.model import Model, Settings
+from tests.support.models.tiny import save_tiny, tiny_model
+from tests.support.models.tiny_log import PER_BATCH, batch_of, cut, groups_of, manifests, trained, write
 from trainer import checkpoint, consumer
 from trainer.grpo import LogGRPOTrainer
 from trainer.model import pin

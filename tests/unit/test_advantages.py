@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from factories import T0, control, response, task
 from hypothesis import given, settings, strategies as st
-from joining import TOPICS, Log, answers, left_out, scores
 
 from schemas.events import AdvantagedGroup, Coordinates, DeadLetter, Event, RewardSource
 from schemas.serde import encode
@@ -16,6 +14,8 @@ from streams.settings.model import Advantages, Settings, Topics
 from streams.stages.advantages.stage import AdvantageStage, DeadlineTimers, _at_most
 from streams.stages.advantages.state import Effect, EmitGroup, GroupMember
 from streams.tools.replay import driver
+from tests.support.factories import T0, control, response, task
+from tests.support.log.join_partition import TOPICS, Log, answers, left_out, scores
 
 
 def timers(now_ms: int = 0, **rule: Any) -> tuple[DeadlineTimers, Log]:

@@ -8,7 +8,17 @@ from pathlib import Path
 
 import hypothesis
 import pytest
-from auditing import (
+from hypothesis import given, strategies as st
+
+from schemas.events import Batch, derive_id
+from streams import advantage_formulas
+from streams.kafka.record import Record, dead_letter
+from streams.tools.audit.facts import Reach
+from streams.tools.audit.groups import expected_numbers
+from streams.tools.audit.metrics import text
+from streams.tools.audit.recount import Ledger, recount
+from tests.support.factories import T0, control, response, reward, task
+from tests.support.log.whole_run import (
     BY_NAME,
     SETTINGS,
     SIZE,
@@ -28,16 +38,6 @@ from auditing import (
     trained,
     whole_log,
 )
-from factories import T0, control, response, reward, task
-from hypothesis import given, strategies as st
-
-from schemas.events import Batch, derive_id
-from streams import advantage_formulas
-from streams.kafka.record import Record, dead_letter
-from streams.tools.audit.facts import Reach
-from streams.tools.audit.groups import expected_numbers
-from streams.tools.audit.metrics import text
-from streams.tools.audit.recount import Ledger, recount
 
 ROOT = Path(__file__).parents[2]
 MODULES = sorted((ROOT / "streams" / "tools" / "audit").glob("*.py"))

@@ -14,11 +14,11 @@ import re
 from functools import cache
 from pathlib import Path
 
-import modules
 import pytest
 
 from streams.settings.load import dotted
 from streams.settings.model import Settings
+from tests import modules
 from tests.benchmarks.table import BEGIN, END
 
 ROOT = Path(__file__).parents[2]

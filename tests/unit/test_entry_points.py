@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from judging import outcome
 
 from streams.scorers import ScoreError, ScoreOutcome, Scorers, find
 from streams.settings.model import Scoring
+from tests.support.doubles.judge import outcome
 
 ENTRY_POINTS = """
     import math, os, subprocess, sys, time

@@ -1,4 +1,4 @@
-"""`streamward dashboards` against the part of Grafana's API that it uses (tests/grafana.py)."""
+"""`streamward dashboards` against the part of Grafana's API that it uses (tests/support/doubles/grafana.py)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-import grafana
 import pytest
 from click.testing import CliRunner, Result
 
@@ -14,6 +13,7 @@ from streams.cli.root import cli
 from streams.observability.grafana.dashboards import DASHBOARDS
 from streams.observability.grafana.model import TAG
 from streams.observability.grafana.upload import differences
+from tests.support.doubles import grafana
 
 UIDS = {dashboard.uid for dashboard in DASHBOARDS}
 

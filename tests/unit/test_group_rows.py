@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 
 import pytest
-from factories import reward, task
-from joining import Log, answers, scores
 
 from streams.stages.advantages.rows import GroupRows, dump, load
 from streams.stages.advantages.state import ClosedGroup, OpenGroup
+from tests.support.factories import reward, task
+from tests.support.log.join_partition import Log, answers, scores
 
 
 def test_a_closed_marker_is_small_whatever_the_group_was() -> None:

@@ -6,12 +6,12 @@ import dataclasses
 from typing import Any
 
 import pytest
-from factories import T0, control, response, reward, task
-from joining import Log, answers, left_out, scores
 
 from schemas.events import AdvantagedGroup, RewardSource
 from schemas.serde import decode, encode
 from streams.stages.advantages.state import OpenGroup
+from tests.support.factories import T0, control, response, reward, task
+from tests.support.log.join_partition import Log, answers, left_out, scores
 
 # --- a whole group ---------------------------------------------------------------------------------------------------
 

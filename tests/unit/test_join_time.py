@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from factories import T0, control, response, reward, task
-from joining import Log, answers, left_out, scores
 
 from schemas.events import AdvantagedGroup, Event
 from schemas.serde import decode, encode
 from streams.stages.advantages.state import ClosedGroup, OpenGroup
+from tests.support.factories import T0, control, response, reward, task
+from tests.support.log.join_partition import Log, answers, left_out, scores
 
 
 def test_expire_emits_the_part_that_is_scored() -> None:

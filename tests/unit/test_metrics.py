@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from factories import task
-from scraped import get, parse
 
 from streams.engines import Completion, SamplingRequest
 from streams.engines.scripted import ScriptedEngine
@@ -23,6 +21,8 @@ from streams.observability.catalog import Metric
 from streams.observability.metrics import OFF, OTHER, Meter, serve, served
 from streams.settings.model import Kafka, Metrics, Policy, Settings, Topics
 from streams.stages.policy.sampling import Sampler
+from tests.support.factories import task
+from tests.support.scrape import get, parse
 
 ROOT = Path(__file__).parents[2]
 UNITS = ("seconds", "records", "tokens", "nats", "ratio", "versions", "version", "info", "total", "timestamp_seconds")

@@ -8,9 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-import factories
 import pytest
-from factories import member
 from hypothesis import given, settings, strategies as st
 
 from schemas.events import (
@@ -42,6 +40,8 @@ from streams.stages.policy.rounds import (
     unusable,
 )
 from streams.stages.policy.versions import VersionRouter, route
+from tests.support import factories
+from tests.support.factories import member
 
 
 def task(number: int = 0, **changed: object) -> Task:

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from deployed import parsed
 from rich.console import Console
 
 from streams.demo import report
 from streams.demo.progress import HeldOut, Progress
 from streams.settings.model import Broker, Kafka, Settings
+from tests.support.deploy.command_lines import parsed
 
 CONFIG = Path("demo/streamward.toml")
 

@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from factories import state_after
 
 from schemas.events import AdapterEvent, AdapterKind, Outcome, Task, derive_id
 from streams.adapters import serving, versions as adapters
@@ -15,6 +14,7 @@ from streams.evaluation.suites import Suite, generated
 from streams.settings.model import Canary, Guard, Rollouts, Settings
 from streams.stages.rollouts import stage as rollouts
 from streams.stages.rollouts.state import RolloutRule, RolloutState, rule_of
+from tests.support.factories import state_after
 
 SUITE = Suite(name="sums@1", questions=generated("sums", count=3, seed=0).questions, thresholds={})
 GUARDED = RolloutRule("guarded", Guard(min_tasks=20), SUITE)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from factories import state_after
 from hypothesis import given, settings, strategies as st
 
 from schemas.events import AdapterEvent, AdapterFile, AdapterKind, derive_id
 from streams.adapters import serving, versions as adapters
 from streams.stages.rollouts import stage as rollouts
 from streams.stages.rollouts.state import RolloutState
+from tests.support.factories import state_after
 
 
 def trained(version: int, **changed: object) -> AdapterEvent:

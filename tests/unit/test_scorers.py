@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 from hypothesis import given, strategies as st
-from judging import a_response, a_task, outcome
 
 from schemas.events import RewardSource
 from streams.errors import EventError
 from streams.scorers import SCORERS, ScoreError, Scorers, find, source_problems
 from streams.settings.model import Scoring
 from tests import skips
+from tests.support.doubles.judge import a_response, a_task, outcome
 
 DEMO_MIX = {
     "of": [

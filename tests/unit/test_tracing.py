@@ -11,9 +11,6 @@ from dataclasses import replace
 from itertools import permutations
 
 import pytest
-from factories import T0, group, one_of_each, response, reward, task
-from joining import Log, answers, scores
-from receiver import Receiver, receiving
 
 from schemas.events import AdapterEvent, Batch, Coordinates, DeadLetter, GroupControl, Response
 from schemas.serde import encode
@@ -31,6 +28,9 @@ from streams.stages.advantages import rows as group_rows
 from streams.stages.advantages.stage import AdvantageStage, _trace
 from streams.stages.advantages.state import EmitGroup
 from streams.stages.batches import BatchWindow, Cutter, Entry
+from tests.support.doubles.otlp_receiver import Receiver, receiving
+from tests.support.factories import T0, group, one_of_each, response, reward, task
+from tests.support.log.join_partition import Log, answers, scores
 
 CAME = Context("4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7")
 AT = Coordinates("streamward.tasks", 3, 41)

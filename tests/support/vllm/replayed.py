@@ -12,7 +12,7 @@ import pytest
 
 from streams.engines.vllm import client
 from streams.engines.vllm.engine import VllmEngine
-from tests.vllm_contract import (
+from tests.support.vllm.contract import (
     REQUESTS,
     Replay,
     replay,

@@ -19,10 +19,10 @@ from typing import Any
 
 import pytest
 import yaml
-from running import until
 
 from tests import skips
 from tests.chaos.proxy import free_ports
+from tests.support.processes import until
 
 HOME = "PROMETHEUS_HOME"
 Answer = list[dict[str, Any]]

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from secured import self_signed
+from tests.support.log.secured_node import self_signed
 
 
 @dataclass

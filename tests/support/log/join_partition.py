@@ -11,13 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from factories import response, reward
-
 from schemas.events import AdvantagedGroup, Coordinates, Event, GroupControl, Response, Reward, Task
 from streams.settings.model import Advantages
 from streams.stages.advantages.reducer import Join
 from streams.stages.advantages.rows import dump, load
 from streams.stages.advantages.state import DeadLetterEffect, Effect, EmitGroup, GroupState, assemble
+from tests.support.factories import response, reward
 
 TOPICS: dict[type[Any], str] = {
     Task: "tasks",

@@ -20,9 +20,10 @@ from uuid import uuid4
 import confluent_kafka as ck
 import pytest
 from confluent_kafka import admin
-from join_worker import ANSWERS, PARTITIONS
 
-REPO = Path(__file__).parents[1]
+from tests.support.log.join_worker import ANSWERS, PARTITIONS
+
+REPO = Path(__file__).parents[3]
 SOURCES = ("questions", "answers")
 
 

@@ -19,13 +19,13 @@ from typing import Any
 
 import pytest
 import yaml
-from contained import in_container
-from deployed import loaded
 
 from streams.settings.model import Settings
 from tests import skips
+from tests.support.deploy.command_lines import loaded
+from tests.support.deploy.container import in_container
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[3]
 CHART = ROOT / "helm"
 HELM = shutil.which("helm")
 needs_helm = pytest.mark.skipif(HELM is None, reason=skips.HELM)

@@ -14,9 +14,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from unpacked import unpack
 
-ROOT = Path(__file__).parents[1]
+from tests.support.deploy.unpack import unpack
+
+ROOT = Path(__file__).parents[3]
 FILE = "helm/Chart.yaml"
 
 

@@ -10,7 +10,6 @@ import confluent_kafka as ck
 import pytest
 from click.testing import CliRunner, Result
 from confluent_kafka import admin
-from factories import reward, task
 
 from schemas.serde import encode
 from streams.cli.root import cli
@@ -22,6 +21,7 @@ from streams.kafka.topics import topics
 from streams.settings.load import to_env
 from streams.settings.model import Settings
 from streams.tools.archive import history
+from tests.support.factories import reward, task
 
 ONE = 1
 """The partition most of these records lie in."""

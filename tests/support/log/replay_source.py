@@ -13,8 +13,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from factories import T0, response, reward, task
-
 from schemas.events import AdapterEvent, AdvantagedGroup, Event, Response, Reward, RewardSource, derive_id
 from schemas.serde import encode
 from streams.kafka import admin
@@ -22,6 +20,7 @@ from streams.kafka.producer import Producer
 from streams.kafka.record import key_of
 from streams.kafka.topics import topic_of, topics
 from streams.settings.model import Batches, Settings, Topics
+from tests.support.factories import T0, response, reward, task
 
 NUMBER, SIZE, HALF = 8, 3, 4
 FRESH = 4

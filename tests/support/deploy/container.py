@@ -29,11 +29,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from running import said, until
-from scraped import get
-from small_image import hide
 
-REPOSITORY = Path(__file__).parents[1]
+from tests.support.deploy.small_image import hide
+from tests.support.processes import said, until
+from tests.support.scrape import get
+
+REPOSITORY = Path(__file__).parents[3]
 PROGRAMS = {"streamward": [sys.executable, "-m", "streams.cli"], "python": [sys.executable]}
 EVERYWHERE = "0.0.0.0"  # noqa: S104, to be replaced
 LOOPBACK = ("127.0.0.1", "localhost")

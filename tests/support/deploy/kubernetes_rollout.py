@@ -9,8 +9,9 @@ told to end has its grace period for it and must say 0; one that ends untold fai
 Pods that run, as a kubelet does it, and at once: the chart of an older release has its settings there. Pods whose
 template stays the same stay.
 
-Not covered: what tests/contained.py does not do for a container; probes of liveness; Pods that are moved meanwhile, and
-replicas that a scaler chose. Whether an API server takes the objects is asked by tests/deploy/test_cluster.py.
+Not covered: what tests/support/deploy/container.py does not do for a container; probes of liveness; Pods that are moved
+meanwhile, and replicas that a scaler chose. Whether an API server takes the objects is asked by
+tests/deploy/test_cluster.py.
 """
 
 from __future__ import annotations
@@ -24,9 +25,10 @@ from pathlib import Path
 from typing import Literal
 
 import yaml
-from charted import Object, helm, spec_of
-from contained import Container, Host, Process, of_pod
-from running import said, until
+
+from tests.support.deploy.container import Container, Host, Process, of_pod
+from tests.support.deploy.rendered_chart import Object, helm, spec_of
+from tests.support.processes import said, until
 
 Verb = Literal["install", "upgrade", "rollback"]
 

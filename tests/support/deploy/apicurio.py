@@ -23,9 +23,9 @@ from pathlib import Path
 from jgo.config import GlobalSettings
 from jgo.constants import MAVEN_CENTRAL_URL
 from jgo.maven import MavenContext, PythonResolver
-from unpacked import unpack
 
 from streams.kafka.node import jvm
+from tests.support.deploy.unpack import unpack
 
 VERSION = "3.3.3"
 OLDEST_JAVA = 21

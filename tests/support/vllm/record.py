@@ -1,6 +1,6 @@
 """Record what the real vLLM answers to what the engine asks, for the tests that have no vLLM.
 
-    python -m tests.record_vllm [--python PYTHON]        writes tests/contracts/vllm-VERSION.json
+    python -m tests.support.vllm.record [--python PYTHON]        writes tests/contracts/vllm-VERSION.json
 
 A proxy that only listens stands between the engine and the server; besides the engine's own requests, a few are made
 that vLLM refuses. The draws differ from recording to recording, the promises that the tests check do not.
@@ -23,8 +23,18 @@ import httpx
 
 from streams.engines.vllm.engine import VllmEngine
 from streams.engines.vllm.launch import python_with_vllm
-from tests.vllm_contract import CONTEXT, FILE, REQUESTS, SCALES, VERSION, key_of, save_adapter, save_model, settings_for
-from tests.vllm_running import vllm_server
+from tests.support.vllm.contract import (
+    CONTEXT,
+    FILE,
+    REQUESTS,
+    SCALES,
+    VERSION,
+    key_of,
+    save_adapter,
+    save_model,
+    settings_for,
+)
+from tests.support.vllm.server import vllm_server
 
 MODES = {"processed_logprobs": (1, 2, 3), "raw_logprobs": (1,), "raw_logits": ()}
 """What a server is started with, and the adapters that it is asked to serve."""
@@ -32,7 +42,9 @@ MODES = {"processed_logprobs": (1, 2, 3), "raw_logprobs": (1,), "raw_logits": ()
 
 def main(arguments: list[str]) -> int:
     """Record all modes; return the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m tests.record_vllm", description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.support.vllm.record", description=(__doc__ or "").splitlines()[0]
+    )
     parser.add_argument("--python", type=Path, help="one that has vllm")
     python = parser.parse_args(arguments).python or python_with_vllm()
     modes = {}

@@ -6,7 +6,7 @@
 Policy `demo` is asked sums and words, three slots a task, by two sources of reward. Everything lies at fixed times from
 2026-01-31 12:00 UTC on, so that a page can show what a query gives.
 
-Not covered: trouble. tests/auditing.py has a log full of it.
+Not covered: trouble. tests/support/log/whole_run.py has a log full of it.
 """
 
 from __future__ import annotations
@@ -14,9 +14,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 from datetime import UTC, datetime
-
-from auditing import SETTINGS, Joined, Written, trained
-from factories import response, reward, task
 
 from schemas.events import (
     AdapterEvent,
@@ -35,6 +32,8 @@ from streams.kafka.producer import Producer
 from streams.kafka.record import Record
 from streams.settings.model import Settings, Topics
 from streams.tools.replay import driver
+from tests.support.factories import response, reward, task
+from tests.support.log.whole_run import SETTINGS, Joined, Written, trained
 
 BEGIN_MS = int(datetime(2026, 1, 31, 12, tzinfo=UTC).timestamp() * 1000)
 MINUTE_MS = 60_000

@@ -1,6 +1,6 @@
 """What the real vLLM said, and a server that says it again.
 
-    python -m tests.record_vllm ──► real vLLM ──► tests/contracts/vllm-0.32.0.json ──► Replay, over HTTP on loopback
+    vllm/record.py ──► real vLLM ──► tests/contracts/vllm-0.32.0.json ──► Replay, over HTTP on loopback
 
 The engine asks the same of both: a model of 100 thousand parameters, adapters made from a seed, and the requests below.
 `Replay` keeps which adapters are loaded, as vLLM does; all that it says was said by vLLM, but for what a test makes it
@@ -25,10 +25,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from schemas.events import Message, RewardSource, Sampling, Task
 from streams.engines import SamplingRequest
 from streams.settings.model import Model, Policy, Settings
-from tests.tiny import VOCABULARY, tiny_tokenizer
+from tests.support.models.tiny import VOCABULARY, tiny_tokenizer
 
 VERSION = "0.32.0"
-FILE = Path(__file__).parent / "contracts" / f"vllm-{VERSION}.json"
+FILE = Path(__file__).parents[2] / "contracts" / f"vllm-{VERSION}.json"
 CONTEXT = 256
 SCALES = {1: 0.2, 2: 0.2, 3: 0.0}
 """Adapter versions, and the spread of their B factors: 3 changes nothing."""

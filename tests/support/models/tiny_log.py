@@ -8,7 +8,6 @@ from typing import Any
 
 import confluent_kafka as ck
 from confluent_kafka import admin
-from tiny import tiny_group, tiny_model
 
 from schemas.events import AdapterEvent, AdvantagedGroup, Batch, Coordinates, Event, derive_id
 from schemas.serde import encode
@@ -19,6 +18,7 @@ from streams.kafka.producer import Producer
 from streams.kafka.record import partition_of
 from streams.kafka.topics import topics
 from streams.settings.model import Settings
+from tests.support.models.tiny import tiny_group, tiny_model
 
 PER_BATCH = 2
 

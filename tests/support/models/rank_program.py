@@ -26,9 +26,8 @@ def settings_of(folder: Path, **changes: Any) -> Settings:
 
 def steps(settings: Settings, others: Any = None) -> list[dict[str, float]]:
     """Take the steps, write the adapter, and return what was measured, times left out."""
-    from tiny_log import groups_of
-
     from streams.engines.base_model import load_base
+    from tests.support.models.tiny_log import groups_of
     from trainer.learner import Learner
     from trainer.model import pin, save_adapter
 

@@ -23,8 +23,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from factories import T0, control, response, reward, task
-
 from schemas.events import AdvantagedGroup, Coordinates, DeadLetter, Event, Response, Reward, RewardSource
 from schemas.serde import encode
 from streams.kafka.record import Record
@@ -32,6 +30,7 @@ from streams.settings.model import Advantages, Settings, Topics
 from streams.stages.advantages.rows import GroupRows
 from streams.stages.advantages.stage import AdvantageStage
 from streams.tools.replay import driver
+from tests.support.factories import T0, control, response, reward, task
 
 PARTITIONS = 2
 DEADLINE, EXPIRE, AFTERWARDS = T0 + 1000, T0 + 5000, T0 + 6000

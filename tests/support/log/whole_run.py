@@ -16,8 +16,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from factories import T0, control, response, reward, task
-
 from schemas.events import (
     AdapterEvent,
     AdapterFile,
@@ -41,6 +39,7 @@ from streams.stages.advantages.state import GroupState
 from streams.tools.audit.facts import Reach
 from streams.tools.audit.recount import Report, recount
 from streams.tools.replay import driver
+from tests.support.factories import T0, control, response, reward, task
 
 SETTINGS = Settings(
     topics=Topics(prefix="log.", partitions=2, policy_partitions=2), batches=Batches(groups=3, max_policy_lag=50)
