@@ -222,9 +222,12 @@ def streams(call: AppContext, ctx: click.Context) -> None:
     call.working = True
     end_at_signals()
     _begin(call, "stream worker", "tasks, responses, rewards, groups and adapters")
+    from streams.stages import batches
+    from streams.stages.advantages import stage as advantages
+    from streams.stages.rollouts import stage as rollouts
     from streams.worker import run as worker  # takes the signals itself, and drains
 
-    ctx.exit(worker.run(call.settings))
+    ctx.exit(worker.run(call.settings, [stage.register for stage in (advantages, batches, rollouts)]))
 
 
 @cli.command()

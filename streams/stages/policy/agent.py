@@ -33,6 +33,7 @@ from itertools import count
 from typing import Self
 
 from schemas import serde
+from schemas.conventions import deadline_ms
 from schemas.events import Response, Task, derive_id
 from streams.adapters import signing
 from streams.engines import Engine, SamplingRequest
@@ -50,7 +51,6 @@ from streams.observability.metrics import OFF, Meter
 from streams.observability.tracing import tracer as tracing
 from streams.observability.tracing.tracer import OFF as NO_TRACER, Tracer
 from streams.settings.model import Settings
-from streams.stages.advantages.state import deadline_ms
 from streams.stages.policy import sampling
 from streams.stages.policy.adapter_cache import AdapterCache
 from streams.stages.policy.rounds import (
@@ -231,7 +231,7 @@ class PolicyAgent:
         elif task.policy != self._settings.policy.name or task.task_id in self._answered[tp]:
             progress.done(offset)
         else:
-            until_ms = deadline_ms(task, record.timestamp_ms, self._settings.advantages)
+            until_ms = deadline_ms(task, record.timestamp_ms, self._settings.advantages.deadline_s)
             trace = self._tracer.taken(task, record)
             self._waiting[tp][offset] = WaitingTask(task, record.at, until_ms, next(self._arrivals), trace)
 
