@@ -34,7 +34,7 @@ from streams.demo.progress import Progress
 from streams.engines.base_model import folder_of
 from streams.engines.vllm import launch as vllm_launch
 from streams.errors import SettingsError
-from streams.evaluation import run as evaluate, suites
+from streams.evaluation import run as evaluate
 from streams.kafka import admin
 from streams.kafka.node import process as broker
 from streams.kafka.producer import Producer
@@ -43,7 +43,7 @@ from streams.kafka.topics import LABELS
 from streams.settings import write as config_file
 from streams.settings.load import load
 from streams.settings.model import Settings
-from streams.stages.tasks import generators
+from streams.stages.tasks import generators, suites
 
 POLICY = "demo"
 SEED = 0

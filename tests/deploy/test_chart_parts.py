@@ -33,10 +33,11 @@ from pydantic import SecretStr
 from yaml import safe_load_all
 
 from streams.errors import LogError, NotFoundError, RefusedError, SettingsError
-from streams.evaluation import run as evaluate, suites
+from streams.evaluation import run as evaluate
 from streams.kafka import topics
 from streams.observability import catalog
 from streams.settings.model import Kafka, Schemas, Topics
+from streams.stages.tasks import suites
 
 pytestmark = needs_helm
 
