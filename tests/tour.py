@@ -25,7 +25,7 @@ import fastavro
 from schemas import serde, versions
 from schemas.events import AdapterEvent, AdapterFile, AdvantagedGroup, Batch, Coordinates, Event, derive_id
 from streams import scorers
-from streams.engines import SamplingRequest
+from streams.engines.protocol import SamplingRequest
 from streams.engines.scripted import ScriptedEngine
 from streams.kafka.record import Record, partition_of
 from streams.kafka.topics import topic_of

@@ -14,7 +14,7 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from streams.engines import SamplingRequest
+from streams.engines.protocol import SamplingRequest
 from tests.benchmarks.side_by_side import by_turns, line, median_s, say
 
 TASKS, SLOTS = 16, 8

@@ -30,7 +30,7 @@ from schemas.events import (
 )
 from streams.adapters import store
 from streams.adapters.versions import read_state
-from streams.engines import Completion, SamplingRequest
+from streams.engines.protocol import Completion, SamplingRequest
 from streams.engines.scripted import ScriptedEngine
 from streams.errors import StreamwardError
 from streams.kafka import admin as cluster

@@ -13,7 +13,7 @@ import pytest
 from factories import task
 from scraped import get, parse
 
-from streams.engines import Completion, SamplingRequest
+from streams.engines.protocol import Completion, SamplingRequest
 from streams.engines.scripted import ScriptedEngine
 from streams.errors import SettingsError
 from streams.kafka import retry

@@ -27,7 +27,7 @@ from schemas.events import (
     problems,
 )
 from streams.adapters.serving import Serving, answers
-from streams.engines import Completion, SamplingRequest
+from streams.engines.protocol import Completion, SamplingRequest
 from streams.settings.model import Batches
 from streams.stages.batches import BatchWindow, Cutter
 from streams.stages.policy.admission import Admission

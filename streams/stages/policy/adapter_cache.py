@@ -16,7 +16,7 @@ import shutil
 from pathlib import Path
 
 from streams.adapters import signing, store
-from streams.engines import Engine
+from streams.engines.protocol import Engine
 from streams.errors import EventError
 from streams.files import Scratch
 from streams.settings.model import Settings

@@ -36,7 +36,7 @@ from schemas import serde
 from schemas.conventions import deadline_ms
 from schemas.events import Response, Task, derive_id
 from streams.adapters import signing
-from streams.engines import Engine, SamplingRequest
+from streams.engines.protocol import Engine, SamplingRequest
 from streams.errors import EventError
 from streams.kafka.client import POLL_S
 from streams.kafka.consumer import GroupConsumer, OffsetTracker
@@ -95,10 +95,10 @@ def run(settings: Settings, *, stop: threading.Event, engine: Engine | None = No
         if engine is not None:
             _run(settings, stop, engine, meter, tracer)
             return
-        from streams import engines
+        from streams.engines.build import build
 
         meter.at("building the engine", within_s=START_S)
-        built = engines.build(settings)
+        built = build(settings)
         try:
             _run(settings, stop, built, meter, tracer)
         finally:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from schemas.events import Coordinates, Response, Task, derive_id
-from streams.engines import Completion, SamplingRequest, failed
+from streams.engines.protocol import Completion, SamplingRequest, failed
 from streams.observability.tracing.context import Context
 
 

@@ -13,7 +13,7 @@ import math
 import time
 
 from schemas.events import Response
-from streams.engines import Completion, Engine, SamplingRequest
+from streams.engines.protocol import Completion, Engine, SamplingRequest
 from streams.errors import StreamwardError
 from streams.observability import catalog
 from streams.observability.metrics import Meter
