@@ -66,7 +66,7 @@ class Engine(Protocol):
     """The adapter version the engine says it serves now; 0 is the base model."""
 
     def serve(self, version: int, adapter: Path | None) -> None:
-        """Serve `version` from its verified local folder; version 0 has none. Raises EventError and keeps the old one."""
+        """Serve `version` from its verified local folder; version 0 has none. On EventError it keeps the old one."""
 
     def sample(self, requests: Sequence[SamplingRequest]) -> list[list[Completion]]:
         """Answer every slot of every request under `served_version`; outer order as given, inner order by slot.
