@@ -61,9 +61,8 @@ SHOWN = {
 
 def walk() -> Iterator[tuple[str, Record]]:
     """Yield (name of the block, record) along the way of one task."""
-    (task,) = generators.generate(
-        "sums", count=1, seed=4, purpose="train", policy="default", group_size=2, now_ms=T0, config=None
-    )
+    spec = generators.TaskSpec(family="sums", count=1, seed=4, purpose="train", policy="default", group_size=2)
+    (task,) = generators.generate(spec, now_ms=T0)
     asked = _record(task, key=task.task_id, offset=0, timestamp_ms=T0)
     yield "task", asked
 

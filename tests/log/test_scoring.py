@@ -27,8 +27,9 @@ from streams.settings.load import to_env
 from streams.settings.model import Scoring, Settings
 from streams.stages.scoring import agent as scoring
 from streams.stages.scoring.task_lookup import TaskLookup
-from streams.stages.tasks.generators import generate
-from streams.stages.tasks.submit import check_file, submit
+from streams.stages.tasks.generators import TaskSpec, generate
+from streams.stages.tasks.lines import check_file
+from streams.stages.tasks.submit import submit
 
 pytestmark = pytest.mark.kafka
 
@@ -380,7 +381,7 @@ def test_a_second_submission_of_the_same_file_adds_nothing(ready: Settings) -> N
 
 
 def test_generated_tasks_go_the_same_way(ready: Settings) -> None:
-    tasks = list(generate("sums", count=10, seed=1, purpose="train", policy="p", now_ms=1))
+    tasks = list(generate(TaskSpec(family="sums", count=10, seed=1, purpose="train", policy="p"), now_ms=1))
     assert submitted(ready, tasks) == (10, 0)
     assert submitted(ready, tasks) == (0, 10)
     stored = [record.decode(Task) for record in admin.read_topic(ready, "tasks")]

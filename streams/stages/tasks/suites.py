@@ -42,8 +42,9 @@ from streams.evaluation.run import in_turns
 from streams.evaluation.suites import Suite, generated_name
 from streams.scorers.verdict import nearest
 from streams.settings.model import Settings, Topics
-from streams.stages.tasks import generators
-from streams.stages.tasks.submit import RewardSourceLine, Submitted, check_file, submit, task_problems
+from streams.stages.tasks.generators import TaskSpec, generate
+from streams.stages.tasks.lines import RewardSourceLine, check_file, task_problems
+from streams.stages.tasks.submit import Submitted, submit
 
 MAX_TASKS = 1000
 DEADLINE_MS = 24 * 3600 * 1000
@@ -157,8 +158,8 @@ def generated(generator: str, *, count: int, seed: int) -> Suite:
 
     Its name is `GENERATOR/n=COUNT/seed=SEED`, as ever. Raises as `generators.generate`.
     """
-    asked = generators.generate(generator, count=count, seed=seed, purpose="eval", policy="", group_size=1, now_ms=0)
-    return Suite(name=generated_name(generator, count, seed), questions=tuple(asked), thresholds={})
+    spec = TaskSpec(family=generator, count=count, seed=seed, purpose="eval", policy="")
+    return Suite(name=generated_name(generator, count, seed), questions=tuple(generate(spec, now_ms=0)), thresholds={})
 
 
 def ask(settings: Settings, suite: Suite, policy: str, versions: Sequence[int]) -> Submitted:
@@ -174,16 +175,15 @@ def ask(settings: Settings, suite: Suite, policy: str, versions: Sequence[int]) 
 def _tasks(scenario: ScenarioPart, file: Path, topic_settings: Topics) -> Iterator[Task]:
     """Yield the tasks of a scenario as its origin has them."""
     if scenario.generator is not None:
-        yield from generators.generate(
-            scenario.generator,
+        spec = TaskSpec(
+            family=scenario.generator,
             count=scenario.count or 0,
             seed=scenario.seed or 0,
             purpose="eval",
             policy="",
-            group_size=1,
-            now_ms=0,
-            config=scenario.options,
+            options=scenario.options or {},
         )
+        yield from generate(spec, now_ms=0)
         return
     source = file.parent / (scenario.file or "")
     checked = check_file(_read(source).splitlines(), source.name, policy="-", now_ms=0, topic_settings=topic_settings)
