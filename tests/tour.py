@@ -30,7 +30,7 @@ from streams.engines.scripted import ScriptedEngine
 from streams.kafka.record import Record, partition_of
 from streams.kafka.topics import topic_of
 from streams.settings.model import Batches, Settings
-from streams.stages.policy import rounds
+from streams.stages.policy import responses as written
 from streams.stages.rollouts import stage as rollouts
 from streams.stages.scoring import agent as scoring
 from streams.stages.tasks import generators
@@ -68,7 +68,7 @@ def walk() -> Iterator[tuple[str, Record]]:
 
     engine = ScriptedEngine('{"accuracy": 0.5}')
     request = SamplingRequest(sampling_id=derive_id(task.task_id, 0, *asked.at, "tour", 0), task=task)
-    served = rounds.ServedVersion(
+    served = written.ServedVersion(
         adapter_version=engine.served_version,
         engine=engine.name,
         base_digest=engine.base_digest,
@@ -76,7 +76,7 @@ def walk() -> Iterator[tuple[str, Record]]:
         created_at=T0 + 400,
         latency_ms=250.0,
     )
-    responses = [rounds.response(request, slot, served) for slot in engine.sample([request])[0]]
+    responses = [written.response(request, slot, served) for slot in engine.sample([request])[0]]
     answered = [
         _record(response, key=task.task_id, offset=response.slot, timestamp_ms=T0 + 401) for response in responses
     ]
