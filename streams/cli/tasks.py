@@ -46,9 +46,10 @@ def tasks_submit(call: AppContext, file: Path, skip_bad: bool, policy: str | Non
     the environment variable TRACEPARENT, unless a line names its own.
     """
     from streams import output as show
-    from streams.stages.tasks import submit as stage
+    from streams.stages.tasks.lines import check_file
+    from streams.stages.tasks.submit import submit
 
-    checked = stage.check_file(
+    checked = check_file(
         _lines(file),
         "stdin" if str(file) == "-" else file.name,
         policy=policy or call.settings.policy.name,
@@ -62,7 +63,7 @@ def tasks_submit(call: AppContext, file: Path, skip_bad: bool, policy: str | Non
         all_lines = bad + good + checked.repeated
         way_out = f", or submit the {good} good ones with --skip-bad" if good else ""
         raise EventError(f"nothing was submitted: {bad} of {all_lines} lines cannot be used. Correct them{way_out}")
-    sent, known = stage.submit(call.settings, checked.tasks, under=_trace())
+    sent, known = submit(call.settings, checked.tasks, under=_trace())
     show.record({"sent": sent, "known": known, "repeated": checked.repeated, "bad": len(checked.problems)}, output)
 
 
@@ -105,16 +106,16 @@ def tasks_generate(
     from streams import output as show
     from streams.stages.tasks import generators, submit as stage
 
-    made = generators.generate(
-        family,
+    spec = generators.TaskSpec(
+        family=family,
         count=count,
         seed=seed,
         purpose=purpose,
         policy=policy or call.settings.policy.name,
         group_size=group_size,
-        now_ms=_now_ms(),
-        config=_json_object(options, "--options"),
+        options=_json_object(options, "--options"),
     )
+    made = generators.generate(spec, now_ms=_now_ms())
     if submit:
         sent, known = stage.submit(call.settings, made, under=_trace())
         show.record({"sent": sent, "known": known}, output)

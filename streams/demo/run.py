@@ -34,7 +34,7 @@ from streams.demo.progress import Progress
 from streams.engines.base_model import folder_of
 from streams.engines.vllm import launch as vllm_launch
 from streams.errors import SettingsError
-from streams.evaluation import run as evaluate, suites
+from streams.evaluation import run as evaluate
 from streams.kafka import admin
 from streams.kafka.node import process as broker
 from streams.kafka.producer import Producer
@@ -43,7 +43,8 @@ from streams.kafka.topics import LABELS
 from streams.settings import write as config_file
 from streams.settings.load import load
 from streams.settings.model import Settings
-from streams.stages.tasks import generators
+from streams.stages.tasks import suites
+from streams.stages.tasks.generators import TaskSpec, generate
 
 POLICY = "demo"
 SEED = 0
@@ -305,14 +306,8 @@ def _feed(run: DemoRun, tasks: Iterator[Task]) -> None:
 
 def _tasks(options: DemoOptions, progress: Progress) -> Iterator[Task]:
     """Return the train tasks that are not in the log yet, for ever."""
-    endless = generators.generate(
-        options.generator,
-        count=sys.maxsize,
-        seed=SEED,
-        purpose="train",
-        policy=POLICY,
-        now_ms=int(time.time() * 1000),
-    )
+    spec = TaskSpec(family=options.generator, count=sys.maxsize, seed=SEED, purpose="train", policy=POLICY)
+    endless = generate(spec, now_ms=int(time.time() * 1000))
     return itertools.islice(endless, progress.train_tasks[options.generator], None)
 
 

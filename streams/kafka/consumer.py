@@ -22,7 +22,7 @@ import confluent_kafka as ck
 from streams.errors import LogError
 from streams.kafka.client import POLL_S, client_config, unreachable
 from streams.kafka.lag import LagMeter
-from streams.kafka.reader import Reader, consume, is_unknown_topic, record_of, trouble_of
+from streams.kafka.reader import Reader, bounds_of, consume, is_unknown_topic, record_of, trouble_of
 from streams.kafka.record import Record, TopicPartition
 from streams.kafka.retry import ANSWER_S, TRANSIENT, BrokerOutage
 from streams.kafka.topics import topics
@@ -261,7 +261,7 @@ class GroupConsumer(Reader):
 
     def _wrong(self, tp: TopicPartition, says: str, offset: int) -> LogError | None:
         """Return the error if the partition has nothing at `offset`, and it is not its end."""
-        first, end = self._asked(lambda timeout_s: _bounds(self._consumer, tp, timeout_s), "to where a topic ends")
+        first, end = self._asked(lambda timeout_s: bounds_of(self._consumer, tp, timeout_s), "to where a topic ends")
         if offset < first:
             return LogError(
                 f"{tp[0]}[{tp[1]}]: group {self._settings.topics.prefix}{self._group} {says} {offset}, but the first "
@@ -293,16 +293,6 @@ _LOST_MEMBERSHIP = {
     ck.KafkaError.REBALANCE_IN_PROGRESS,
     ck.KafkaError._ASSIGNMENT_LOST,
 }
-
-
-def _bounds(consumer: ck.Consumer, tp: TopicPartition, timeout_s: float) -> tuple[int, int]:
-    try:
-        first, end = consumer.get_watermark_offsets(ck.TopicPartition(*tp), timeout=timeout_s)
-    except ck.KafkaException as exc:
-        if exc.args[0].code() == ck.KafkaError._UNKNOWN_PARTITION:  # of each one, while the broker is away
-            raise ck.KafkaException(ck.KafkaError(ck.KafkaError._TRANSPORT)) from exc
-        raise
-    return first, end
 
 
 class OffsetTracker:

@@ -29,6 +29,9 @@ from streams.settings.model import Settings
 QUEUE_KIB = 16 * 1024
 """What a Tail reads ahead: librdkafka's own 64 MiB would make many readers side by side as large as a small log."""
 
+SILENCE_S = 60.0
+"""Without an outage to wait for, a broker that sends nothing for this long counts as unreachable."""
+
 
 class Reader:
     """A client that tells of trouble when the records before it were returned, and of silence if it has `patience`."""
@@ -70,9 +73,9 @@ class PartitionReader(Reader):
         *,
         ends: Mapping[TopicPartition, int] | None = None,
         patience: BrokerOutage | None = None,
+        fetch_wait_ms: int = 50,
     ) -> None:
-        self._ends = None if ends is None else dict(ends)
-        self._position = dict(starts)
+        self._settings = settings
         super().__init__(
             {
                 **client_config(settings.kafka),
@@ -80,21 +83,27 @@ class PartitionReader(Reader):
                 "enable.auto.commit": False,
                 "auto.offset.reset": "error",
                 "enable.partition.eof": True,
-                "fetch.wait.max.ms": 50,
+                "fetch.wait.max.ms": fetch_wait_ms,
                 "queued.max.messages.kbytes": QUEUE_KIB,
                 "fetch.queue.backoff.ms": 20,  # 1000 by default: so long it would be idle each time this queue was full
             },
             next(iter(starts), ("", 0))[0],
             patience,
         )
-        reading = [tp for tp in starts if self._ends is None or starts[tp] < self._ends[tp]]
-        self._consumer.assign([ck.TopicPartition(*tp, starts[tp]) for tp in reading])
+        self.assign(starts, ends)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._consumer.close()
+
+    def assign(self, starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int] | None = None) -> None:
+        """Read from `starts`, to below `ends` if given, instead of what was read until now."""
+        self._ends = None if ends is None else dict(ends)
+        self._position = dict(starts)
+        reading = [tp for tp in starts if self._ends is None or starts[tp] < self._ends[tp]]
+        self._consumer.assign([ck.TopicPartition(*tp, starts[tp]) for tp in reading])
 
     @property
     def position(self) -> dict[TopicPartition, int]:
@@ -105,6 +114,15 @@ class PartitionReader(Reader):
         """Return where a partition ends, as the broker last said without being asked; None if it did not yet."""
         bounds = self._consumer.get_watermark_offsets(ck.TopicPartition(*tp), cached=True)
         return bounds[1] if bounds is not None and bounds[1] >= 0 else None
+
+    def bounds(self, tp: TopicPartition) -> tuple[int, int]:
+        """Return the first offset of a partition and its end, as the broker has them now. Raises LogError."""
+        if self._patience is not None:
+            return self._patience.ask(lambda: bounds_of(self._consumer, tp, ANSWER_S), "to where a topic ends")
+        try:
+            return bounds_of(self._consumer, tp, self._settings.kafka.request_timeout_s)
+        except ck.KafkaException as exc:
+            raise unreachable(self._settings.kafka, exc.args[0].str()) from exc
 
     def at_end(self) -> bool:
         """Whether every bound is reached; False when there are none."""
@@ -129,6 +147,23 @@ class PartitionReader(Reader):
             records.append(record)
         return self._told(records)
 
+    def batches(self, patience: BrokerOutage | None) -> Iterator[list[Record]]:
+        """Yield every record up to the bounds, as `poll` returns them. Raises as `read`."""
+        silent_since = time.monotonic()
+        while not self.at_end():
+            records = self.poll()
+            yield records
+            if records:
+                silent_since = time.monotonic()
+            if patience is not None:
+                if records:
+                    patience.answered()
+                else:
+                    patience.silent("with what a topic holds")
+            elif time.monotonic() - silent_since > SILENCE_S:
+                where = f"nothing came for {SILENCE_S:g} s at {self.position}, expected up to {self._ends}"
+                raise unreachable(self._settings.kafka, where)
+
     def _note(self, message: Any) -> None:
         """Take note of a message that is no record."""
         if (trouble := trouble_of(message)) is not None:
@@ -150,22 +185,9 @@ def read(
 
     Raises LogError if a range is no longer there, or nothing comes for a minute; with `patience`, as long as it lasts.
     """
-    with PartitionReader(settings, starts, ends=ends) as tail:
-        silent_since = time.monotonic()
-        while not tail.at_end():
-            records = tail.poll()
+    with PartitionReader(settings, starts, ends=ends) as reader:
+        for records in reader.batches(patience):
             yield from records
-            if records:
-                silent_since = time.monotonic()
-            if patience is not None:
-                if records:
-                    patience.answered()
-                else:
-                    patience.silent("with what a topic holds")
-            elif time.monotonic() - silent_since > 60:
-                raise unreachable(
-                    settings.kafka, f"nothing came for 60 s at {tail.position}, expected up to {dict(ends)}"
-                )
 
 
 def fetch(
@@ -191,6 +213,17 @@ def fetch(
             "or written in transactions; Streamward's are neither, so compare them with `streamward doctor`"
         )
     return found
+
+
+def bounds_of(consumer: ck.Consumer, tp: TopicPartition, timeout_s: float) -> tuple[int, int]:
+    """Return the first offset of a partition and its end. Raises KafkaException, a transient one in an outage."""
+    try:
+        first, end = consumer.get_watermark_offsets(ck.TopicPartition(*tp), timeout=timeout_s)
+    except ck.KafkaException as exc:
+        if exc.args[0].code() == ck.KafkaError._UNKNOWN_PARTITION:  # of each one, while the broker is away
+            raise ck.KafkaException(ck.KafkaError(ck.KafkaError._TRANSPORT)) from exc
+        raise
+    return first, end
 
 
 # --- messages of librdkafka -------------------------------------------------------------------------------------------

@@ -1,8 +1,8 @@
-"""The stream worker: one Faust app that carries all three stages.
+"""The stream worker: one Faust app that runs the stages it is given.
 
-    settings ──► app ◄── advantages, batches, rollouts register ──► runs until it is told to stop
+    settings ──► app ◄── each stage registers ──► runs until SIGTERM or SIGINT
 
-Not covered: one stage a process. Add workers instead: they share the partitions.
+To scale, start more workers: they share the partitions.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+from collections.abc import Callable, Iterable
 from itertools import count
 
 from aiokafka.errors import IllegalStateError
@@ -19,9 +20,6 @@ from streams.kafka.registry import client as schema_registry
 from streams.observability import catalog, metrics
 from streams.observability.tracing import tracer as tracing
 from streams.settings.model import Settings
-from streams.stages import batches
-from streams.stages.advantages import stage as advantages
-from streams.stages.rollouts import stage as rollouts
 from streams.worker.app import App, build_app, run_worker
 from streams.worker.faust.watchdog import broker_answers
 
@@ -29,19 +27,19 @@ ASK_EVERY = 5
 """Looks of the meter between two questions whether the broker is there."""
 
 
-def run(settings: Settings) -> int:
+def run(settings: Settings, stages: Iterable[Callable[[App], None]]) -> int:
     """Run until SIGTERM or SIGINT; return the exit code: 0 drained, 1 crashed, 75 stopped by a watchdog.
 
-    Raises LogError if the broker does not answer, or records were deleted before they were read; NotFoundError or
-    SettingsError if the topics are not as they should.
+    `stages` holds the `register` function of each stage to run. Raises LogError if the broker does not answer, or
+    records were deleted before they were read; NotFoundError or SettingsError if topics are missing or misconfigured.
     """
     admin.check_topics(settings)
     with metrics.served(settings, "streams") as meter, tracing.opened(settings, "streams", meter) as tracer:
         schema_registry.wait(settings, meter)
         name = f"streams-{socket.gethostname()}-{os.getpid()}"
         app = build_app(settings, worker_name=name, meter=meter, tracer=tracer)
-        for stage in (advantages, batches, rollouts):
-            stage.register(app)
+        for register in stages:
+            register(app)
         if meter.on:
             _report(app)
         return run_worker(app)

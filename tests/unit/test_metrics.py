@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from streams.engines import Completion, SamplingRequest
+from streams.engines.protocol import Completion, SamplingRequest
 from streams.engines.scripted import ScriptedEngine
 from streams.errors import SettingsError
 from streams.kafka import retry

@@ -12,11 +12,12 @@ from pydantic import SecretStr
 
 from schemas.events import Coordinates, ExperimentEvent
 from streams.errors import SettingsError
-from streams.evaluation import run as evaluate, suites
+from streams.evaluation import run as evaluate
 from streams.settings import write as config_file
 from streams.settings.load import load
 from streams.settings.model import Batches, Kafka, Settings
 from streams.stages.batches import BatchWindow, Cutter
+from streams.stages.tasks import suites
 from streams.tools.replay import comparison, experiments, rescore
 from streams.tools.replay.comparison import ComparisonLine
 from streams.tools.replay.held_out import HeldOutSuite

@@ -29,22 +29,24 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
-from streams.engines import Completion, SamplingRequest, failed
 from streams.engines.base_model import load_base
 from streams.engines.prompts import Prompts
+from streams.engines.protocol import Completion, SamplingRequest, failed
 from streams.engines.vllm import responses
-from streams.engines.vllm.client import (
+from streams.engines.vllm.client import VllmServer, VllmServers
+from streams.engines.vllm.probe import Probe
+from streams.engines.vllm.responses import completions, needs_processed, unanswerable
+from streams.engines.vllm.verify import Loaded, Proof
+from streams.errors import (
+    BadAnswer,
+    EventError,
     RequestRejected,
     ServerError,
     ServerUnavailable,
-    VllmServer,
-    VllmServers,
+    SettingsError,
+    StreamwardError,
     WrongModel,
 )
-from streams.engines.vllm.probe import Probe
-from streams.engines.vllm.responses import BadAnswer, completions, needs_processed, unanswerable
-from streams.engines.vllm.verify import Loaded, Proof
-from streams.errors import EventError, SettingsError, StreamwardError
 from streams.settings.model import Settings
 
 log = logging.getLogger("streamward.vllm")

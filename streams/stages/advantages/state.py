@@ -17,13 +17,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+from schemas.conventions import deadline_ms
 from schemas.events import AdvantagedGroup, Coordinates, GroupResponse, LeftOut, Response, Sampling, Task, derive_id
 from streams import advantage_formulas
 from streams.settings.model import Advantages
-
-POLICY_LAG = "policy_lag"
-"""Metadata of a group that another line of adapters sampled: how many versions its sampler was behind the newest one
-when the group was whole. A version of that line says nothing about this one's."""
 
 # --- state: references and scalars, never texts -----------------------------------------------------------------------
 
@@ -57,22 +54,12 @@ def task_info(task: Task, timestamp_ms: int, rule: Advantages) -> TaskInfo:
         group_size=task.group_size,
         adapter_version=task.adapter_version,
         sources=tuple((source.name, source.weight) for source in task.reward_sources),
-        deadline_ms=deadline_ms(task, timestamp_ms, rule),
+        deadline_ms=deadline_ms(task, timestamp_ms, rule.deadline_s),
         timestamp_ms=timestamp_ms,
         traceparent=task.traceparent,
         metadata=tuple(sorted(task.metadata.items())),
         asked=_short_digest(task.messages, task.sampling, task.verifier, task.reward_sources),
     )
-
-
-def deadline_ms(task: Task, timestamp_ms: int, rule: Advantages) -> int | None:
-    """Return the time, ms since the epoch, after which nothing recorded counts for this task; None: it always does.
-
-    A task that names none has the rule's, counted from its record, so that every reader finds the same.
-    """
-    if task.deadline_at is not None or not rule.deadline_s:
-        return task.deadline_at
-    return timestamp_ms + int(rule.deadline_s * 1000)
 
 
 class ResponseRef(NamedTuple):

@@ -20,7 +20,7 @@ from schemas.events import AdapterEvent, AdvantagedGroup, Response, Reward, Rewa
 from schemas.serde import Poison, encode
 from streams.adapters import versions as adapters
 from streams.errors import NotFoundError, RefusedError, SettingsError
-from streams.evaluation import results as outcomes, run as evaluate, suites
+from streams.evaluation import results as outcomes, run as evaluate
 from streams.kafka import admin
 from streams.kafka.producer import Producer
 from streams.kafka.reader import PartitionReader
@@ -29,7 +29,7 @@ from streams.kafka.topics import KEYED_BY_TASK, topics
 from streams.settings.model import Settings
 from streams.stages.policy import agent as policy
 from streams.stages.scoring import agent as scoring
-from streams.stages.tasks import submit
+from streams.stages.tasks import submit, suites
 from streams.tools.archive.history import Log
 from streams.tools.replay import driver, experiments
 from streams.tools.replay.copy import Stopped
