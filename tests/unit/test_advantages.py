@@ -149,6 +149,7 @@ def test_a_group_whose_slots_alone_are_too_large_leaves_without_them_and_is_clos
     assert isinstance(made, AdvantagedGroup)
     assert (made.dropped_reason, made.responses, made.left_out) == ("too_large", (), ())
     assert (made.complete, made.group_size, made.reward_mean) == (True, 64, 1.0)
+    assert len(encode(made)) + len(made.policy) <= 1500
 
 
 def test_a_group_that_cannot_be_recorded_at_all_leaves_a_dead_letter_once_and_is_closed() -> None:
