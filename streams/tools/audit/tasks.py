@@ -92,7 +92,8 @@ def recount_task(story: Story, view: AuditView, horizon_ms: int) -> TaskOutcome:
         outcome.counts += second.counts
         return outcome
     # without a group the log does not tell whether the join had read `evict` before this task
-    for fact in [*again.responses, *again.rewards]:
+    events: list[ResponseFact | RewardFact] = [*again.responses, *again.rewards]
+    for fact in events:
         if view.lettered(fact.at, JOIN):
             outcome.findings.append(AuditFinding("late", fact.at, "its task was evicted before", accounted=True))
         elif not view.reach.settled:
