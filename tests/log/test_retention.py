@@ -93,7 +93,7 @@ def test_a_commit_beyond_the_end_is_an_error(made: Settings) -> None:
     commit(made, "g", at, 3)
     with (
         GroupConsumer(made, "g", ["rewards"]) as consumer,
-        pytest.raises(LogError, match=r"has committed 3, but the partition ends at 2\. The topic was made anew"),
+        pytest.raises(LogError, match=r"has committed 3, but the partition ends at 2\. The topic was recreated"),
     ):
         until(consumer, lambda records: bool(records))
 
