@@ -82,9 +82,7 @@ def test_what_retention_cuts_before_a_reader_that_lags_is_an_error_too(made: Set
         write(made, 6)
         cut(made, at, 7)
         consumer.resume([(at.topic, at.partition)])
-        with pytest.raises(
-            LogError, match=rf"\[{at.partition}\]: .*stands at 2, .* has offset 7: retention has cut 5 "
-        ):
+        with pytest.raises(LogError, match=rf"\[{at.partition}\]: .*is at 2, .* has offset 7: retention has cut 5 "):
             until(consumer, lambda records: bool(records))
 
 

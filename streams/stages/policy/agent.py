@@ -141,16 +141,14 @@ class PolicyAgent:
         self._standing = PolicyState(settings)
         self._shelf = AdapterCache(settings, engine, self._standing.arms)
         self._back_at = 0.0
-        self._producer = Producer(settings, patience=patience, meter=meter, stage=STAGE)
+        self._producer = Producer(settings, outage=patience, stage=STAGE)
         self._consumer = GroupConsumer(
             settings,
             f"{STAGE}-{settings.policy.name}",
             ["tasks"],
             on_assigned=self._on_assigned,
             on_revoked=self._on_revoked,
-            patience=patience,
-            meter=meter,
-            stage=STAGE,
+            outage=patience,
         )
         meter.collect(self._report)
 
@@ -360,7 +358,7 @@ class PolicyAgent:
         goes_on = "its canary's tasks go to" if version == arms.candidate else "unpinned tasks go to"
         arms.useless.add(version)
         log.error("%s: version %d cannot be used, %s version %d: %s", at, version, goes_on, arms.primary, error)
-        record = fetch(self._settings, [at], patience=self._patience)[at]
+        record = fetch(self._settings, [at], outage=self._patience)[at]
         self._producer.send(dead_letter(record, stage=STAGE, reason=error.reason, error=str(error)))
 
     def _write(self, slot: Response, waiting: WaitingTask) -> None:

@@ -110,15 +110,13 @@ class ScoringAgent:
         self._paused: list[TopicPartition] = []
         self._closing = False
         self._tasks = TaskLookup(settings, patience=patience)
-        self._producer = Producer(settings, patience=patience, meter=meter, stage=STAGE)
+        self._producer = Producer(settings, outage=patience, stage=STAGE)
         self._consumer = GroupConsumer(
             settings,
             STAGE,
             ["responses"],
             on_revoked=self._on_revoked,
-            patience=patience,
-            meter=meter,
-            stage=STAGE,
+            outage=patience,
         )
         meter.collect(lambda: meter.set(catalog.OPEN, self._open))
 

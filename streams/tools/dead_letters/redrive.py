@@ -350,11 +350,10 @@ class _RedriveRun:
                 back[source] = at
 
             self.producer.send_bytes(
-                source.topic,
+                (source.topic, case.partition),
                 case.original.key,
                 case.original.payload,
                 headers=case.original.headers | {RETRY_HEADER: decision_id(source, case.attempt).encode()},
-                partition=case.partition,
                 on_ack=acknowledged,
             )
         self.producer.flush()
