@@ -35,7 +35,7 @@ from streams.adapters import signing, store
 from streams.adapters.versions import read_state
 from streams.engines.base_model import Base, load_base
 from streams.errors import RefusedError, SettingsError, StreamwardError
-from streams.kafka import admin
+from streams.kafka import admin, times
 from streams.kafka.client import client_config
 from streams.kafka.lag import LagMeter
 from streams.kafka.producer import Producer
@@ -285,7 +285,7 @@ class PolicyTrainer:
             event = AdapterEvent(
                 event_id=derive_id(state.policy, state.version, "trained"),
                 policy=state.policy,
-                created_at=time.time_ns() // 1_000_000,
+                created_at=times.now_ms(),
                 version=state.version,
                 kind="trained",
                 actor=STAGE,

@@ -46,13 +46,14 @@ def tasks_submit(call: AppContext, file: Path, skip_bad: bool, policy: str | Non
     the environment variable TRACEPARENT, unless a line names its own.
     """
     from streams import output as show
+    from streams.kafka.times import now_ms
     from streams.stages.tasks import submit as stage
 
     checked = stage.check_file(
         _lines(file),
         "stdin" if str(file) == "-" else file.name,
         policy=policy or call.settings.policy.name,
-        now_ms=_now_ms(),
+        now_ms=now_ms(),
         topic_settings=call.settings.topics,
     )
     for problem in checked.problems:
@@ -103,6 +104,7 @@ def tasks_generate(
     submitting them again adds nothing.
     """
     from streams import output as show
+    from streams.kafka.times import now_ms
     from streams.stages.tasks import generators, submit as stage
 
     made = generators.generate(
@@ -112,7 +114,7 @@ def tasks_generate(
         purpose=purpose,
         policy=policy or call.settings.policy.name,
         group_size=group_size,
-        now_ms=_now_ms(),
+        now_ms=now_ms(),
         config=_json_object(options, "--options"),
     )
     if submit:
@@ -147,12 +149,6 @@ def _trace() -> Context | None:
     from streams.observability.tracing import context
 
     return context.parse(os.environ.get("TRACEPARENT"))
-
-
-def _now_ms() -> int:
-    import time
-
-    return int(time.time() * 1000)
 
 
 def _json_object(text: str, option: str) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from streams.errors import NotFoundError, RefusedError
 from streams.evaluation import intervals, paired
 from streams.evaluation.run import in_turns
 from streams.evaluation.suites import Suite
-from streams.kafka import admin
+from streams.kafka import admin, times
 from streams.kafka.reader import PartitionReader
 from streams.kafka.record import TopicPartition, partition_of
 from streams.kafka.topics import topics
@@ -64,7 +64,7 @@ def choose(state: AdapterState, version: int | None, against: Sequence[int], *, 
 
 def ask(settings: Settings, suite: Suite, policy: str, versions: Sequence[int]) -> submit.Submitted:
     """Send the tasks that are not in the log yet; the versions take turns. Raises as `tasks.submit`."""
-    now_ms = time.time_ns() // 1_000_000
+    now_ms = times.now_ms()
     return submit.submit(
         settings,
         in_turns(suite, policy=policy, versions=versions, now_ms=now_ms, deadline_ms=now_ms + DEADLINE_MS),

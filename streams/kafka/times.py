@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import difflib
 import heapq
+import re
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -28,6 +30,8 @@ from streams.settings.model import Settings
 
 MERGED = 10_000
 """Records of a bounded tail that are sorted together, in memory."""
+_AGE = re.compile(r"(\d+(?:\.\d+)?)([smhdw])")
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,20 +62,36 @@ def parse_begin(text: str) -> Begin:
     if text.startswith("-") and text[1:].isdigit():
         return Begin("last", int(text[1:]))
     try:
-        return Begin("time", parse_time(text))
+        return Begin("time", parse_time(text, "--from"))
+    except SettingsError as exc:
+        raise SettingsError(f"{exc}; or start, end, or -N for the last N records of each topic") from exc
+
+
+def parse_time(text: str, option: str, asked_ms: int | None = None) -> int:
+    """Parse an ISO 8601 time (UTC without an offset) or an age such as 90s, 30m, 2h, 7d, 1w, as ms since the epoch.
+
+    Raises SettingsError, naming the option.
+
+    >>> parse_time("1970-01-01T00:00:02Z", "--since"), parse_time("2s", "--since", asked_ms=5000)
+    (2000, 3000)
+    """
+    if age := _AGE.fullmatch(text):
+        return (now_ms() if asked_ms is None else asked_ms) - int(float(age[1]) * _SECONDS[age[2]] * 1000)
+    try:
+        at = datetime.fromisoformat(text)
     except ValueError as exc:
         raise SettingsError(
-            f"--from {text}: expected start, end, -N for the last N records of each topic, or a time as ISO 8601 "
-            "(UTC without an offset), e.g. 2026-01-31T12:00"
+            f"{option} {text}: expected a time as ISO 8601 (UTC without an offset), e.g. 2026-01-31T12:00, or an age, "
+            "e.g. 90s, 30m, 2h, 7d or 1w"
         ) from exc
-
-
-def parse_time(text: str) -> int:
-    """Parse ISO 8601 as milliseconds since the epoch; a time without an offset is UTC. Raises ValueError."""
-    at = datetime.fromisoformat(text)
     if at.tzinfo is None:
         at = at.replace(tzinfo=UTC)
     return int(at.timestamp() * 1000)
+
+
+def now_ms() -> int:
+    """Return the time of the wall clock, ms since the epoch: what events and records carry."""
+    return time.time_ns() // 1_000_000
 
 
 def named(settings: Settings, names: Iterable[str]) -> list[Topic]:

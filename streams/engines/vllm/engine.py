@@ -45,6 +45,7 @@ from streams.engines.vllm.probe import Probe
 from streams.engines.vllm.responses import BadAnswer, completions, needs_processed, unanswerable
 from streams.engines.vllm.verify import Loaded, Proof
 from streams.errors import EventError, SettingsError, StreamwardError
+from streams.files import sha256_of
 from streams.settings.model import Settings
 
 log = logging.getLogger("streamward.vllm")
@@ -139,7 +140,7 @@ class VllmEngine:
         files = sorted(path for path in adapter.iterdir() if path.is_file())
         digest = hashlib.sha256()
         for path in files:
-            digest.update(f"{path.name}\0{hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
+            digest.update(f"{path.name}\0{sha256_of(path)}\n".encode())
         name = f"{self._policy.name}-v{version}-{digest.hexdigest()[:8]}"
         copy = self._folder / name
         try:

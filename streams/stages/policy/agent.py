@@ -37,6 +37,7 @@ from schemas.events import Response, Task, derive_id
 from streams.adapters import signing
 from streams.engines import Engine, SamplingRequest
 from streams.errors import EventError
+from streams.kafka import times
 from streams.kafka.client import POLL_S
 from streams.kafka.consumer import GroupConsumer, OffsetTracker
 from streams.kafka.producer import Producer
@@ -210,7 +211,7 @@ class PolicyAgent:
         self._paused = False  # a partition is never assigned paused
         committed = self._consumer.committed(partitions)
         self._standing.poll()
-        found = answered(self._settings, committed, self._standing, now_ms=_now_ms(), patience=self._patience)
+        found = answered(self._settings, committed, self._standing, now_ms=times.now_ms(), patience=self._patience)
         for tp in partitions:
             self._waiting[tp], self._progress[tp] = {}, OffsetTracker()
             self._committed[tp], self._answered[tp] = committed[tp], found[tp[1]]
@@ -240,13 +241,13 @@ class PolicyAgent:
         self._swept = now = time.monotonic()
         if now >= self._back_at:
             self._standing.arms.away.clear()
-        for task_id in self._standing.admission.expire(_now_ms()):
+        for task_id in self._standing.admission.expire(times.now_ms()):
             log.warning("task %s: its group did not come; it holds no place in training any more", task_id)
         self._pass_over(list(self._all_waiting()))
 
     def _pass_over(self, candidates: Sequence[WaitingTask]) -> bool:
         """Let go of tasks that no answer can reach any more; their group says why. Return whether there were any."""
-        now_ms, before = _now_ms(), sum(map(len, self._waiting.values()))
+        now_ms, before = times.now_ms(), sum(map(len, self._waiting.values()))
         for waiting in candidates:
             if waiting.task.purpose == "serve":
                 continue
@@ -310,7 +311,7 @@ class PolicyAgent:
             engine=self._engine.name,
             base_digest=self._engine.base_digest,
             tokenizer_digest=self._engine.tokenizer_digest,
-            created_at=_now_ms(),
+            created_at=times.now_ms(),
             latency_ms=(time.monotonic() - started) * 1000,
         )
         for waiting, request, completions in zip(chosen.tasks, requests, answers, strict=True):
@@ -407,7 +408,3 @@ class PolicyAgent:
         self._producer.flush()
         self._consumer.commit(due)
         self._committed |= due
-
-
-def _now_ms() -> int:
-    return int(time.time() * 1000)

@@ -26,6 +26,7 @@ from typing import Self
 
 from schemas import serde
 from schemas.events import Response, Reward, RewardSource, Task, derive_id
+from streams.kafka import times
 from streams.kafka.client import POLL_S
 from streams.kafka.consumer import GroupConsumer, OffsetTracker
 from streams.kafka.producer import Producer
@@ -261,7 +262,7 @@ class ScoringAgent:
         if outcome.error is not None:
             self._meter.add(catalog.SCORE_FAILURES, source.name)
             log.warning("response not scored by %s: %s", source.name, outcome.error, extra={"at": item.record.at})
-        reward = reward_of(item.response, source, outcome, int(time.time() * 1000))
+        reward = reward_of(item.response, source, outcome, times.now_ms())
         trace = self._trace(item, reward.reward_id)
         try:
             self._producer.send(reward, on_ack=self._tracer.on_ack(reward, trace), headers=tracing.headers_of(trace))
