@@ -69,4 +69,4 @@ def _report(app: App) -> None:
             meter.ready("kafka")
             with contextlib.suppress(IllegalStateError):  # revoked meanwhile
                 for lag in app.lag_meters:
-                    lag.tell()
+                    lag.report()

@@ -10,11 +10,11 @@ never nothing.
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import Any
 
 from schemas.events import AdvantagedGroup, DeadLetter, derive_id
 from streams.kafka.reader import fetch
+from streams.kafka.times import now_ms
 from streams.kafka.topics import KEYED_BY_TASK, topics
 from streams.observability import catalog
 from streams.observability.metrics import Meter
@@ -60,7 +60,7 @@ class LiveAdvantages:
 
     async def _on_event(self, faust_event: Any) -> None:
         record = record_of(faust_event)
-        self._timers.record_read(record.timestamp_ms, _now_ms())
+        self._timers.record_read(record.timestamp_ms, now_ms())
         event = self._stage.decode(record)
         if isinstance(event, DeadLetter):
             await self._outlet.emit(event)
@@ -99,8 +99,8 @@ class LiveAdvantages:
                 lambda partition, task_id: partition in owned and isinstance(self._state(task_id.encode()), OpenGroup)
             )
         if self._timers.owned != owned:
-            self._timers.rebuild(owned, ((key.decode(), load(row)) for key, row in self._table.items()), _now_ms())
-        for control in self._timers.due(_now_ms()):
+            self._timers.rebuild(owned, ((key.decode(), load(row)) for key, row in self._table.items()), now_ms())
+        for control in self._timers.due(now_ms()):
             await self._outlet.emit(control)
 
     def _state(self, key: bytes) -> GroupState:
@@ -127,7 +127,3 @@ def _count(meter: Meter, group: AdvantagedGroup, first_ms: int | None) -> None:
     meter.add(catalog.GROUPS, group.policy, group.dropped_reason or ("flat" if flat else "varied"))
     if first_ms:
         meter.observe(catalog.GROUP_SECONDS, max(0, group.created_at - first_ms) / 1000, group.policy)
-
-
-def _now_ms() -> int:
-    return int(time.time() * 1000)

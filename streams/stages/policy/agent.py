@@ -101,14 +101,13 @@ class PolicyAgent:
     ) -> None:
         self._settings, self._meter, self._outage, self._engine = settings, meter, outage, engine
         self._state = PolicyState(settings)
-        self._producer = Producer(settings, patience=outage, meter=meter, stage=STAGE)
+        self._producer = Producer(settings, outage=outage, stage=STAGE)
         self._consumer = TrackedConsumer(
             settings,
             f"{STAGE}-{settings.policy.name}",
             "tasks",
             self._producer,
             outage,
-            meter=meter,
             max_open=settings.policy.max_waiting,
         )
         self._queue = TaskQueue(settings, self._consumer, self._state, outage, meter, tracer)

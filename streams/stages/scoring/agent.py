@@ -104,10 +104,8 @@ class ScoringAgent:
         self._waiting: list[Item] = []  # for their task
         self._tried = 0.0
         self._tasks = TaskLookup(settings, outage=outage)
-        self._producer = Producer(settings, patience=outage, meter=meter, stage=STAGE)
-        self._consumer = TrackedConsumer(
-            settings, STAGE, "responses", self._producer, outage, max_open=MAX_OPEN, meter=meter
-        )
+        self._producer = Producer(settings, outage=outage, stage=STAGE)
+        self._consumer = TrackedConsumer(settings, STAGE, "responses", self._producer, outage, max_open=MAX_OPEN)
         meter.collect(lambda: meter.set(catalog.OPEN, self._consumer.open))
 
     def __enter__(self) -> Self:
