@@ -6,6 +6,12 @@
     ├── RefusedError         a rule forbids it: a lock, a stale expectation exit 4
     ├── LogError             the broker did not answer, or refused          retry, then stop: exit 5
     ├── LostProcessError     a process that this one works with is gone     start all of them again: exit 75
+    ├── ModelServerError     a server that samples for an engine failed
+    │   ├── ServerUnavailable    it cannot be asked now                     wait, then ask again
+    │   ├── ServerError          it failed on this request                  try again, elsewhere if possible
+    │   ├── BadAnswer            what it sent is no answer to this request  try again, elsewhere if possible
+    │   ├── RequestRejected      it will never answer this request          the request fails
+    │   └── WrongModel           its weights or logprobs are not ours       use another server
     └── EventError           this one event cannot be used                  dead-letter, go on
         ├── UndecodableEvent     its bytes are not what they should be
         └── ContradictoryEvent   well formed, and at odds with a rule or a sibling
@@ -54,6 +60,38 @@ class LostProcessError(StreamwardError):
     """A process that this one works with is gone, or says nothing; together they can be started again."""
 
     exit_code = EXIT_RESTART
+
+
+class ModelServerError(StreamwardError):
+    """A server that samples for an engine failed."""
+
+
+class ServerUnavailable(ModelServerError):
+    """It cannot be asked now. `lost`: it may have restarted, so what was known of it no longer holds."""
+
+    def __init__(self, message: str, *, lost: bool, wait_s: float | None = None) -> None:
+        super().__init__(message)
+        self.lost, self.wait_s = lost, wait_s
+
+
+class ServerError(ModelServerError):
+    """A healthy server failed on this request (HTTP 5xx)."""
+
+
+class BadAnswer(ModelServerError):
+    """What it sent is no answer to this request."""
+
+
+class RequestRejected(ModelServerError):
+    """It will not answer this request, now or later (HTTP 4xx); `status` and `said` are its own."""
+
+    def __init__(self, message: str, status: int, said: str) -> None:
+        super().__init__(message)
+        self.status, self.said = status, said
+
+
+class WrongModel(ModelServerError):
+    """It must not answer: its weights are not those asked for, or it reports other logprobs."""
 
 
 class EventError(StreamwardError):

@@ -25,12 +25,12 @@ import fastavro
 from schemas import serde, versions
 from schemas.events import AdapterEvent, AdapterFile, AdvantagedGroup, Batch, Coordinates, Event, derive_id
 from streams import scorers
-from streams.engines import SamplingRequest
+from streams.engines.protocol import SamplingRequest
 from streams.engines.scripted import ScriptedEngine
 from streams.kafka.record import Record, partition_of
 from streams.kafka.topics import topic_of
 from streams.settings.model import Batches, Settings
-from streams.stages.policy import rounds
+from streams.stages.policy import responses as written
 from streams.stages.rollouts import stage as rollouts
 from streams.stages.rollouts.state import RolloutState
 from streams.stages.scoring import agent as scoring
@@ -62,15 +62,14 @@ SHOWN = {
 
 def walk() -> Iterator[tuple[str, Record]]:
     """Yield (name of the block, record) along the way of one task."""
-    (task,) = generators.generate(
-        "sums", count=1, seed=4, purpose="train", policy="default", group_size=2, now_ms=T0, config=None
-    )
+    spec = generators.TaskSpec(family="sums", count=1, seed=4, purpose="train", policy="default", group_size=2)
+    (task,) = generators.generate(spec, now_ms=T0)
     asked = _record(task, key=task.task_id, offset=0, timestamp_ms=T0)
     yield "task", asked
 
     engine = ScriptedEngine('{"accuracy": 0.5}')
     request = SamplingRequest(sampling_id=derive_id(task.task_id, 0, *asked.at, "tour", 0), task=task)
-    served = rounds.ServedVersion(
+    served = written.ServedVersion(
         adapter_version=engine.served_version,
         engine=engine.name,
         base_digest=engine.base_digest,
@@ -78,7 +77,7 @@ def walk() -> Iterator[tuple[str, Record]]:
         created_at=T0 + 400,
         latency_ms=250.0,
     )
-    responses = [rounds.response(request, slot, served) for slot in engine.sample([request])[0]]
+    responses = [written.response(request, slot, served) for slot in engine.sample([request])[0]]
     answered = [
         _record(response, key=task.task_id, offset=response.slot, timestamp_ms=T0 + 401) for response in responses
     ]

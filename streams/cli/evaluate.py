@@ -62,7 +62,8 @@ def evaluate(
     """
     from streams.adapters import versions as adapters
     from streams.errors import SettingsError
-    from streams.evaluation import asking, suites
+    from streams.evaluation import asking
+    from streams.stages.tasks import suites
 
     settings = call.settings
     source = file or settings.guard.suite
@@ -75,7 +76,7 @@ def evaluate(
     versions = asking.choose(state, version, against, compare=not no_compare)
     missing = asking.open_versions(state, suite.name, versions)
     if missing:
-        sent, known = asking.ask(settings, suite, name, missing)
+        sent, known = suites.ask(settings, suite, name, missing)
         who = f"suite {suite.name} of {len(suite.questions)} tasks, version {', '.join(map(str, missing))} of {name}"
         _say(f"{who}: {sent} tasks sent, {known} were there.")
     if missing and wait:

@@ -154,9 +154,10 @@ def _progress() -> Iterator[Callable[[str, int, int | None], None]]:
 
 def _request(settings: Settings, given: dict[str, Any], source: Source) -> ReplayRequest:
     """Return what the options ask for. Raises SettingsError."""
+    from streams.kafka.times import parse_time
     from streams.tools.replay import rescore
     from streams.tools.replay.run import ReplayRequest
-    from streams.tools.replay.selection import Selection, parse_time
+    from streams.tools.replay.selection import Selection
 
     policy = given["policy"] or settings.policy.name
     limits = {"since": given["since"], "until": given["until"], "from": given["first"], "to": given["next_"]}
@@ -209,7 +210,7 @@ def _recipe(file: Path | None) -> dict[str, Any]:
         raise SettingsError(f"{file}: {other[0]} is no part of a recipe, which is the section [trainer] alone")
     section = data.get("trainer", {})
     if not isinstance(section, dict):
-        raise SettingsError(f"{file}: trainer stands alone; write its settings below [trainer]")
+        raise SettingsError(f"{file}: trainer is not a section; write its settings below [trainer]")
     return {f"trainer.{name}": value for name, value in section.items()}
 
 

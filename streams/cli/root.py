@@ -26,6 +26,7 @@ Not covered: anything that another module could do; what a command does is a fun
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -222,9 +223,14 @@ def streams(call: AppContext, ctx: click.Context) -> None:
     call.working = True
     end_at_signals()
     _begin(call, "stream worker", "tasks, responses, rewards, groups and adapters")
+    from streams.stages import batches
+    from streams.stages.advantages import stage as advantages
+    from streams.stages.rollouts import stage as rollouts
+    from streams.stages.tasks import suites
     from streams.worker import run as worker  # takes the signals itself, and drains
 
-    ctx.exit(worker.run(call.settings))
+    rollouts_register = partial(rollouts.register, suite=suites.of_guard(call.settings))
+    ctx.exit(worker.run(call.settings, [advantages.register, batches.register, rollouts_register]))
 
 
 @cli.command()

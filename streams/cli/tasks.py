@@ -46,13 +46,15 @@ def tasks_submit(call: AppContext, file: Path, skip_bad: bool, policy: str | Non
     the environment variable TRACEPARENT, unless a line names its own.
     """
     from streams import output as show
-    from streams.stages.tasks import submit as stage
+    from streams.kafka.times import now_ms
+    from streams.stages.tasks.lines import check_file
+    from streams.stages.tasks.submit import submit
 
-    checked = stage.check_file(
+    checked = check_file(
         _lines(file),
         "stdin" if str(file) == "-" else file.name,
         policy=policy or call.settings.policy.name,
-        now_ms=_now_ms(),
+        now_ms=now_ms(),
         topic_settings=call.settings.topics,
     )
     for problem in checked.problems:
@@ -62,7 +64,7 @@ def tasks_submit(call: AppContext, file: Path, skip_bad: bool, policy: str | Non
         all_lines = bad + good + checked.repeated
         way_out = f", or submit the {good} good ones with --skip-bad" if good else ""
         raise EventError(f"nothing was submitted: {bad} of {all_lines} lines cannot be used. Correct them{way_out}")
-    sent, known = stage.submit(call.settings, checked.tasks, under=_trace())
+    sent, known = submit(call.settings, checked.tasks, under=_trace())
     show.record({"sent": sent, "known": known, "repeated": checked.repeated, "bad": len(checked.problems)}, output)
 
 
@@ -103,18 +105,19 @@ def tasks_generate(
     submitting them again adds nothing.
     """
     from streams import output as show
+    from streams.kafka.times import now_ms
     from streams.stages.tasks import generators, submit as stage
 
-    made = generators.generate(
-        family,
+    spec = generators.TaskSpec(
+        family=family,
         count=count,
         seed=seed,
         purpose=purpose,
         policy=policy or call.settings.policy.name,
         group_size=group_size,
-        now_ms=_now_ms(),
-        config=_json_object(options, "--options"),
+        options=_json_object(options, "--options"),
     )
+    made = generators.generate(spec, now_ms=now_ms())
     if submit:
         sent, known = stage.submit(call.settings, made, under=_trace())
         show.record({"sent": sent, "known": known}, output)
@@ -147,12 +150,6 @@ def _trace() -> Context | None:
     from streams.observability.tracing import context
 
     return context.parse(os.environ.get("TRACEPARENT"))
-
-
-def _now_ms() -> int:
-    import time
-
-    return int(time.time() * 1000)
 
 
 def _json_object(text: str, option: str) -> dict[str, Any]:

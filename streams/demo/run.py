@@ -34,16 +34,16 @@ from streams.demo.progress import Progress
 from streams.engines.base_model import folder_of
 from streams.engines.vllm import launch as vllm_launch
 from streams.errors import SettingsError
-from streams.evaluation import run as evaluate, suites
-from streams.kafka import admin
+from streams.evaluation import run as evaluate
+from streams.kafka import admin, times
 from streams.kafka.node import process as broker
 from streams.kafka.producer import Producer
 from streams.kafka.reader import PartitionReader
 from streams.kafka.topics import LABELS
-from streams.settings import write as config_file
-from streams.settings.load import load
+from streams.settings.load import load, save
 from streams.settings.model import Settings
-from streams.stages.tasks import generators
+from streams.stages.tasks import suites
+from streams.stages.tasks.generators import TaskSpec, generate
 
 POLICY = "demo"
 SEED = 0
@@ -124,7 +124,7 @@ def run(options: DemoOptions, console: Console) -> dict[str, Any]:
     node = broker.ensure(settings.broker)
     try:
         settings = settings_of(options, node.bootstrap)
-        config = config_file.write(settings, options.data_dir, by="streamward demo")
+        config = save(settings, options.data_dir, by="streamward demo")
         admin.apply_topics(settings)
         return _loop(options, settings, config, console)
     finally:
@@ -286,7 +286,7 @@ def _work(run: DemoRun, tail: PartitionReader, tasks: Iterator[Task]) -> None:
 def _feed(run: DemoRun, tasks: Iterator[Task]) -> None:
     """Submit the train tasks that are wanted, and the held-out ones of each version that is due."""
     progress = run.progress
-    now_ms = int(time.time() * 1000)
+    now_ms = times.now_ms()
     if progress.versions < run.options.steps:
         wanted = WAITING_BATCHES * run.settings.batches.groups - progress.places["waiting"]
         if wanted >= run.settings.batches.groups // 2:
@@ -305,14 +305,8 @@ def _feed(run: DemoRun, tasks: Iterator[Task]) -> None:
 
 def _tasks(options: DemoOptions, progress: Progress) -> Iterator[Task]:
     """Return the train tasks that are not in the log yet, for ever."""
-    endless = generators.generate(
-        options.generator,
-        count=sys.maxsize,
-        seed=SEED,
-        purpose="train",
-        policy=POLICY,
-        now_ms=int(time.time() * 1000),
-    )
+    spec = TaskSpec(family=options.generator, count=sys.maxsize, seed=SEED, purpose="train", policy=POLICY)
+    endless = generate(spec, now_ms=int(time.time() * 1000))
     return itertools.islice(endless, progress.train_tasks[options.generator], None)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from jinja2 import TemplateError
 
 from schemas.events import Message
-from streams.engines import SamplingRequest
+from streams.engines.protocol import SamplingRequest
 from streams.errors import SettingsError
 
 

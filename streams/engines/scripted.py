@@ -27,7 +27,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError
 
 from schemas.events import FinishReason, Task
-from streams.engines import Completion, SamplingRequest, failed, uniform
+from streams.engines.protocol import Completion, SamplingRequest, failed, uniform
 from streams.errors import EventError, SettingsError
 from streams.settings.model import Section
 

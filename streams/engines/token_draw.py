@@ -21,7 +21,7 @@ def draw(
     logits: Tensor,  # [rows, vocabulary], float32; overwritten
     temperature: Sequence[float],  # per row; 0 takes the likeliest token
     top_p: Sequence[float],  # per row; 1 keeps all
-    numbers: Sequence[float],  # per row, in [0, 1); see `engines.uniform`
+    numbers: Sequence[float],  # per row, in [0, 1); see `protocol.uniform`
 ) -> tuple[Tensor, Tensor]:  # tokens [rows] int64, logprobs [rows] float32, nats
     """Return the drawn tokens and their logprobs. A row whose logits are not finite gets a logprob that is not finite.
 

@@ -26,10 +26,10 @@ from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
 from schemas.events import FinishReason, Sampling
-from streams.engines import Completion, SamplingRequest, failed, uniform
 from streams.engines.base_model import Base
 from streams.engines.lora import Lora, LoraPair, read_lora
 from streams.engines.prompts import Prompts
+from streams.engines.protocol import Completion, SamplingRequest, failed, uniform
 from streams.engines.shared_prefix import ATTENTION, FanOut
 from streams.engines.token_draw import draw
 from streams.errors import EventError, SettingsError

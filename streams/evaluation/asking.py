@@ -1,13 +1,9 @@
-"""Ask versions a suite, wait for the results, and put them side by side.
+"""Choose which versions are asked a suite, wait for their results, and compare them.
 
-    versions, suite ──► tasks that are not in the log yet ──► the loop ──► evaluated ──► scores, gains
-                                                                │
-                          who does not move for a while is named ┘
+    versions ──► wait for `evaluated` of each; name the stage that makes no progress ──► scores, gains
 
-Nothing is computed here: the agents answer, score and count, and the log holds the results. So a wait that was cut off
-goes on when the same is asked again.
-
-Not covered: giving up. Tasks have a day, after which what was not answered counts as failed.
+Nothing is computed here: the agents answer, score and count, and the log holds the results. So an interrupted wait
+resumes when the same command runs again.
 """
 
 from __future__ import annotations
@@ -23,19 +19,14 @@ from streams.adapters import versions as adapters
 from streams.adapters.versions import AdapterState, Version
 from streams.errors import NotFoundError, RefusedError
 from streams.evaluation import intervals, paired
-from streams.evaluation.run import in_turns
-from streams.evaluation.suites import Suite
 from streams.kafka import admin
 from streams.kafka.reader import PartitionReader
 from streams.kafka.record import TopicPartition, partition_of
 from streams.kafka.topics import topics
 from streams.settings.model import Settings
-from streams.stages.tasks import submit
 
-DEADLINE_MS = 24 * 3600 * 1000
-"""For an answer: somebody waits for all of them."""
 QUIET_S = 15.0
-"""So long without anything new, and it is said who does not move."""
+"""Without anything new for this long, the wait reports which stage makes no progress."""
 MOVING = {
     "responses": "no response has come: run `streamward policy` with policy.name={policy}",
     "rewards": "responses come and no rewards: run `streamward scoring`",
@@ -60,15 +51,6 @@ def choose(state: AdapterState, version: int | None, against: Sequence[int], *, 
         if state.versions[one].status == "retired":
             raise RefusedError(f"version {one} of policy {state.policy} is retired, so its files may be gone")
     return tuple(dict.fromkeys((first, *against, *((state.primary, 0) if compare else ()))))
-
-
-def ask(settings: Settings, suite: Suite, policy: str, versions: Sequence[int]) -> submit.Submitted:
-    """Send the tasks that are not in the log yet; the versions take turns. Raises as `tasks.submit`."""
-    now_ms = time.time_ns() // 1_000_000
-    return submit.submit(
-        settings,
-        in_turns(suite, policy=policy, versions=versions, now_ms=now_ms, deadline_ms=now_ms + DEADLINE_MS),
-    )
 
 
 def open_versions(state: AdapterState, suite: str, versions: Sequence[int]) -> list[int]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from schemas.events import Response, RewardSource, Task
 from streams.observability.tracing.context import Context
-from streams.scorers.judge import Judge, JudgeOptions
+from streams.scorers.judge import Judge, JudgeOptions, unconfigured
 from streams.scorers.registry import MixPart, blend, find, parts
 from streams.scorers.sandbox import Sandbox
 from streams.scorers.verdict import ScoreError, Verdict, options, storable
@@ -62,6 +62,10 @@ class Scorers:
             return all(find(part.name).home == "inline" for part in parts(source))
         except ScoreError:
             return True  # it fails at once
+
+    def missing(self, task: Task) -> str | None:
+        """Return what this process lacks to score `task`, with the way out; None if nothing."""
+        return unconfigured(self._scoring) if any(map(_asks_judge, task.reward_sources)) else None
 
     def score(
         self, task: Task, response: Response, source: RewardSource, *, trace: Context | None = None
@@ -147,6 +151,13 @@ def _after(exc: ScoreError, tries: int) -> ScoreError:
     error = ScoreError(text, reason=exc.reason, again=exc.again, version=exc.version)
     error.tries = tries
     return error
+
+
+def _asks_judge(source: RewardSource) -> bool:
+    try:
+        return any(find(part.name).home == "judge" for part in parts(source))
+    except ScoreError:
+        return False  # it fails for good, whoever scores it
 
 
 def _version(name: str) -> str:

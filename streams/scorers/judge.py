@@ -64,6 +64,16 @@ class JudgeOptions(ScorerOptions):
         return self
 
 
+def unconfigured(scoring: Scoring) -> str | None:
+    """Return what is missing to ask the judge, with the way out; None if nothing is."""
+    if scoring.judge_url is not None and scoring.judge_model is not None:
+        return None
+    return (
+        "a task asks for the judge, and none is configured; set scoring.judge_url (up to /v1) and "
+        "scoring.judge_model, and scoring.judge_key if the server wants one"
+    )
+
+
 class Judge:
     """A client of the judge's server; threads may share it. Raises ScoreError(bad_settings) if none is configured."""
 
@@ -71,11 +81,7 @@ class Judge:
 
     def __init__(self, scoring: Scoring) -> None:
         if scoring.judge_url is None or scoring.judge_model is None:
-            raise ScoreError(
-                "a task asks for the judge, and none is configured; set scoring.judge_url (up to /v1) and "
-                "scoring.judge_model, and scoring.judge_key if the server wants one",
-                reason="bad_settings",
-            )
+            raise ScoreError(unconfigured(scoring) or "", reason="bad_settings")
         import httpx
 
         key = scoring.judge_key.get_secret_value() if scoring.judge_key else None

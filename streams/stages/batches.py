@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from schemas.conventions import POLICY_LAG
 from schemas.events import AdvantagedGroup, Batch, Coordinates, DroppedGroup, LagCount, derive_id
 from schemas.serde import Poison
 from streams.errors import EventError
@@ -26,7 +27,6 @@ from streams.observability import catalog
 from streams.observability.metrics import Meter
 from streams.observability.tracing import context
 from streams.settings.model import Batches
-from streams.stages.advantages.state import POLICY_LAG
 from streams.table_rows import pack, unpack
 
 if TYPE_CHECKING:

@@ -196,15 +196,16 @@ class _Watch:
 def _loading() -> Iterator[dict[str, Any]]:
     """Yield seconds of a swap, and tokens a second with a new version before each round, and with two by turns."""
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the policy agent's process sets it
-    from streams.engines import SamplingRequest
     from streams.engines.base_model import load_base
+    from streams.engines.protocol import SamplingRequest
     from streams.engines.transformers_engine import TransformersEngine
     from streams.settings.model import Model
-    from streams.stages.tasks.generators import generate
+    from streams.stages.tasks.generators import TaskSpec, generate
 
     base = load_base(Model())
     engine, versions = TransformersEngine(base, 1), itertools.count(10)
-    tasks = list(generate("sums", count=TASKS, seed=0, purpose="train", policy="bench", group_size=SLOTS, now_ms=0))
+    spec = TaskSpec(family="sums", count=TASKS, purpose="train", policy="bench", group_size=SLOTS)
+    tasks = list(generate(spec, now_ms=0))
     requests = [SamplingRequest(sampling_id=f"{index}", task=task) for index, task in enumerate(tasks)]
 
     def sample(version: int, folder: Path) -> int:

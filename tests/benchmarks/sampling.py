@@ -14,7 +14,7 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from streams.engines import SamplingRequest
+from streams.engines.protocol import SamplingRequest
 from tests.benchmarks.side_by_side import by_turns, line, median_s, say
 
 TASKS, SLOTS = 16, 8
@@ -60,9 +60,10 @@ def _tokens(turns: list[tuple[float, int]]) -> float:
 
 def _rounds() -> Iterator[list[SamplingRequest]]:
     """Yield 16 requests at a time, the same for every caller."""
-    from streams.stages.tasks.generators import generate
+    from streams.stages.tasks.generators import TaskSpec, generate
 
-    tasks = generate("sums", count=10_000, seed=0, purpose="train", policy="bench", group_size=SLOTS, now_ms=0)
+    spec = TaskSpec(family="sums", count=10_000, purpose="train", policy="bench", group_size=SLOTS)
+    tasks = generate(spec, now_ms=0)
     for number in itertools.count():
         some = itertools.islice(tasks, TASKS)
         yield [SamplingRequest(sampling_id=f"{number}-{index}", task=task) for index, task in enumerate(some)]

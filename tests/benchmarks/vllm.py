@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from streams.engines import Engine
+from streams.engines.protocol import Engine
 from streams.errors import SettingsError
 from tests.benchmarks.sampling import SLOTS, TASKS, _ours, _tokens
 from tests.benchmarks.side_by_side import by_turns, line, median_s, say

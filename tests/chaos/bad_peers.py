@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from schemas.events import Response, Task
-from streams.engines import Completion, SamplingRequest
+from streams.engines.protocol import Completion, SamplingRequest
 from streams.engines.scripted import ScriptedEngine
 from streams.scorers import entry_point
 

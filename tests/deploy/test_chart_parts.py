@@ -17,10 +17,11 @@ from pydantic import SecretStr
 from yaml import safe_load_all
 
 from streams.errors import LogError, NotFoundError, RefusedError, SettingsError
-from streams.evaluation import run as evaluate, suites
+from streams.evaluation import run as evaluate
 from streams.kafka import topics
 from streams.observability import catalog
 from streams.settings.model import Kafka, Schemas, Topics
+from streams.stages.tasks import suites
 from tests.support.deploy.command_lines import loaded
 from tests.support.deploy.rendered_chart import (
     BOOTSTRAP,

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import random
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -39,8 +37,7 @@ numbers = itertools.count()
 @contextmanager
 def worker(settings: Settings) -> Iterator[None]:
     """Run a stream worker. Leaving kills it with -9."""
-    code = "import sys; from streams import settings, worker; sys.exit(worker.run(settings.load()))"
-    process = subprocess.Popen([sys.executable, "-c", code], env=os.environ | to_env(settings))
+    process = subprocess.Popen(command("streams"), env=environment(settings))
     try:
         yield
     finally:

@@ -14,11 +14,12 @@ from click.testing import CliRunner, Result
 
 from schemas.events import AdapterEvent, AdvantagedGroup, Task, derive_id
 from streams.cli.root import cli
-from streams.evaluation import asking, results, suites
+from streams.evaluation import asking, results
 from streams.kafka import admin
 from streams.kafka.producer import Producer
 from streams.settings.load import to_env
 from streams.settings.model import Kafka, Settings, Topics
+from streams.stages.tasks import suites
 from tests.support.factories import group, member
 from tests.support.processes import read
 
@@ -137,7 +138,7 @@ def test_a_wait_says_who_does_not_move(made: Settings, file: Path) -> None:
         said.append(text)
         stop.set()
 
-    asking.ask(made, suite, "p", [1])
+    suites.ask(made, suite, "p", [1])
     state = asking.wait(made, suite.name, "p", [1], stop=stop, told=told, quiet_s=0.2)
     assert said == [
         "waiting for version 1 (0 tasks since); no response has come: run `streamward policy` with policy.name=p"

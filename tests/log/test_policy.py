@@ -29,9 +29,10 @@ from schemas.events import (
 )
 from streams.adapters import store
 from streams.adapters.versions import read_state
-from streams.engines import Completion, SamplingRequest
+from streams.engines.protocol import Completion, SamplingRequest
 from streams.engines.scripted import ScriptedEngine
 from streams.errors import StreamwardError
+from streams.evaluation.run import evaluation
 from streams.kafka import admin as cluster
 from streams.kafka.client import client_config
 from streams.kafka.producer import Producer
@@ -39,6 +40,7 @@ from streams.kafka.record import key_of
 from streams.kafka.topics import topic_of, topics
 from streams.settings.model import Batches, Policy as PolicySettings, Settings
 from streams.stages.policy import agent as policy
+from streams.stages.tasks.suites import generated
 from tests.support.factories import group, member
 
 pytestmark = pytest.mark.kafka
@@ -272,7 +274,10 @@ class Lies(ScriptedEngine):
 
 def test_an_engine_that_served_another_version_ends_the_agent_and_writes_nothing(settings: Settings) -> None:
     write(settings, task("t"))
-    with pytest.raises(StreamwardError, match="says that it served 7"), running(settings, Lies()) as agent:
+    with (
+        pytest.raises(StreamwardError, match="should serve version 0, but reports 7"),
+        running(settings, Lies()) as agent,
+    ):
         until(lambda: not agent.is_alive(), "the end of the agent")
     assert answers(settings) == {}
 
@@ -414,6 +419,19 @@ def test_a_task_whose_group_is_out_or_whose_deadline_has_passed_is_not_sampled(s
         until_answered(settings, "in-time")
         until(lambda: committed(settings) == 3, "every task is done")
     assert answers(settings).keys() == {"in-time"}
+
+
+def test_a_question_that_evaluate_and_the_guard_both_ask_is_sampled_once(settings: Settings) -> None:
+    # Each skips what the other has written, but both may look before either writes.
+    suite = generated("sums", count=3, seed=0)
+    tomorrow = int(time.time() + 86_400) * 1000
+    write(settings, *evaluation(suite, policy="p", version=0, now_ms=1))
+    write(settings, *evaluation(suite, policy="p", version=0, now_ms=2, deadline_ms=tomorrow))
+    with running(settings):
+        until(lambda: committed(settings) == 6, "every task is done")
+        write(settings, *evaluation(suite, policy="p", version=0, now_ms=3))
+        until(lambda: committed(settings) == 9, "every task is done")
+    assert [len(found) for found in answers(settings).values()] == [1, 1, 1]
 
 
 # --- stopped and killed -----------------------------------------------------------------------------------------------

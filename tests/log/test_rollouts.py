@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,10 +15,10 @@ from streams.adapters.versions import read_state
 from streams.kafka import admin
 from streams.kafka.producer import Producer
 from streams.kafka.topics import topics
-from streams.settings.load import to_env
 from streams.settings.model import Settings
 from tests.support import factories
 from tests.support.factories import member
+from tests.support.processes import command, environment
 
 pytestmark = pytest.mark.kafka
 
@@ -60,8 +58,7 @@ def group(name: str, *, answered: bool = True, metadata: dict[str, str] | None =
 @contextmanager
 def worker(settings: Settings) -> Iterator[subprocess.Popen[bytes]]:
     """Run a stream worker. Leaving kills it with -9, if it still runs."""
-    code = "import sys; from streams import settings, worker; sys.exit(worker.run(settings.load()))"
-    process = subprocess.Popen([sys.executable, "-c", code], env=os.environ | to_env(settings))
+    process = subprocess.Popen(command("streams"), env=environment(settings))
     try:
         yield process
     finally:

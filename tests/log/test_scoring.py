@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import textwrap
 import threading
 import time
@@ -23,12 +22,14 @@ from streams.kafka import admin
 from streams.kafka.consumer import GroupConsumer
 from streams.kafka.producer import Producer
 from streams.kafka.record import partition_of
-from streams.settings.load import to_env
 from streams.settings.model import Scoring, Settings
 from streams.stages.scoring import agent as scoring
 from streams.stages.scoring.task_lookup import TaskLookup
-from streams.stages.tasks.generators import generate
-from streams.stages.tasks.submit import check_file, submit
+from streams.stages.tasks.generators import TaskSpec, generate
+from streams.stages.tasks.lines import check_file
+from streams.stages.tasks.submit import submit
+from tests.support.doubles.judge import judging, says
+from tests.support.processes import command, environment
 
 pytestmark = pytest.mark.kafka
 
@@ -230,6 +231,25 @@ def test_a_slow_scorer_does_not_hold_up_the_quick_ones(ready: Settings, tmp_path
 # --- what cannot be scored --------------------------------------------------------------------------------------------
 
 
+def test_an_agent_without_a_judge_leaves_judged_responses_to_one_with_a_judge(ready: Settings) -> None:
+    judged = a_task(1, RewardSource(name="exact"), RewardSource(name="judge"))
+    mixed = a_task(2, RewardSource(name="mix", settings=json.dumps({"of": [{"name": "judge"}]})))
+    plain = a_task(3)
+    write(ready, judged, mixed, plain, a_response(judged), a_response(mixed), a_response(plain))
+    with agent(ready):
+        wait_for(lambda: lag(ready) == 0)
+    assert [reward.task_id for reward in rewards(ready)] == ["t3"], "a reward with an error would be final"
+    assert [letter.reason for letter in dead_letters(ready)] == ["no_judge"] * 2
+    assert all("set scoring.judge_url" in letter.error for letter in dead_letters(ready))
+    with judging(says({"score": 7})) as judge:
+        scoring = Scoring(judge_url=judge.url, judge_model="m")
+        write(ready, a_response(judged), a_response(mixed))  # as `dlq redrive` does
+        found = score_all(ready.model_copy(update={"scoring": scoring}), 4)
+    assert {(reward.task_id, reward.source) for reward in found if reward.error is None} == {
+        ("t1", "exact"), ("t1", "judge"), ("t2", "mix"), ("t3", "exact")
+    }  # fmt: skip
+
+
 def test_poison_goes_to_dead_letters_with_coordinates_and_the_partition_moves_on(ready: Settings) -> None:
     task = a_task(1)
     write(ready, task)
@@ -304,10 +324,7 @@ def test_an_agent_killed_in_the_middle_loses_no_response(ready: Settings, tmp_pa
     source = RewardSource(name="slow_scorers:slow", settings=json.dumps({"seen": str(seen), "seconds": 0.2}))
     tasks = [a_task(n, source) for n in range(20)]
     write(ready, *tasks, *[a_response(task) for task in tasks])
-    code = (
-        "import threading; from streams import scoring, settings; scoring.run(settings.load(), stop=threading.Event())"
-    )
-    process = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, **to_env(ready)})
+    process = subprocess.Popen(command("scoring"), env=environment(ready))
     try:
         wait_for(lambda: seen.exists() and len(seen.read_text().split()) >= 5)
     finally:
@@ -380,7 +397,7 @@ def test_a_second_submission_of_the_same_file_adds_nothing(ready: Settings) -> N
 
 
 def test_generated_tasks_go_the_same_way(ready: Settings) -> None:
-    tasks = list(generate("sums", count=10, seed=1, purpose="train", policy="p", now_ms=1))
+    tasks = list(generate(TaskSpec(family="sums", count=10, seed=1, purpose="train", policy="p"), now_ms=1))
     assert submitted(ready, tasks) == (10, 0)
     assert submitted(ready, tasks) == (0, 10)
     stored = [record.decode(Task) for record in admin.read_topic(ready, "tasks")]

@@ -13,7 +13,7 @@ import pytest
 from schemas.events import AdapterEvent, AdapterKind, Batch, DeadLetter, Response, derive_id
 from streams.adapters.serving import Serving, answers as answers_to
 from streams.adapters.versions import read_state
-from streams.engines import Completion, SamplingRequest
+from streams.engines.protocol import Completion, SamplingRequest
 from streams.engines.scripted import ScriptedEngine
 from streams.errors import EventError
 from streams.kafka import admin

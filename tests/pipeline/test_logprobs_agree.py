@@ -12,8 +12,8 @@ from transformers import AutoModelForCausalLM
 
 from schemas.events import Message, RewardSource, Sampling, Task
 from streams.adapters.store import fetch, publish
-from streams.engines import SamplingRequest
 from streams.engines.base_model import KNOWN, Base, gguf_file, load_base
+from streams.engines.protocol import SamplingRequest
 from streams.engines.transformers_engine import TransformersEngine
 from streams.settings.model import Model
 

@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from streams.engines import Completion
+from streams.engines.protocol import Completion
 from streams.engines.vllm.engine import VllmEngine
 from streams.engines.vllm.launch import free_port
 from streams.errors import EventError

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import random
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -36,6 +38,7 @@ from tests.support.log.whole_run import (
     rewritten,
     settled,
     trained,
+    verdicts,
     whole_log,
 )
 from tests.support.thoroughness import examples
@@ -315,6 +318,54 @@ def test_what_was_given_up_before_its_task_came_does_not_count_and_the_task_is_n
         join.read(log.write(event, T0 + 800_001))
     assert len(log.of("groups")) == 1
     assert named(settled(log.records)) == ""
+
+
+@pytest.mark.parametrize("sampled_again", [True, False])
+def test_a_task_delivered_again_after_it_was_evicted_has_a_second_group_that_repeats_the_first(
+    sampled_again: bool,
+) -> None:
+    log = Written()
+    join = Joined(log)
+    asked = task(group_size=SIZE, reward_sources=SOURCES)
+
+    def answer(sampling: str, ms: int) -> None:
+        slots = answers(asked, sampling)
+        for event in (asked, *slots, *verdicts(slots, random.Random(1))):
+            join.read(log.write(event, ms))
+
+    answer("first", T0)
+    join.read(log.write(control(kind="evict"), T0 + 10))
+    answer("second" if sampled_again else "first", T0 + 20)
+    first, second = (made for _, made in groups_of(log.records))
+    assert first.group_id == second.group_id and first.created_at != second.created_at
+    report = settled(log.records)
+    assert named(report) == ""
+    assert "repeated" in {found.category for found in report.findings}
+
+
+def test_a_task_delivered_again_after_it_was_evicted_is_in_flight_until_its_group_comes() -> None:
+    log = Written()
+    join, asked = Joined(log), task(group_size=SIZE, reward_sources=SOURCES)
+    slots = answers(asked)
+    for event in (asked, *slots, *verdicts(slots, random.Random(1))):
+        join.read(log.write(event, T0))
+    join.read(log.write(control(kind="evict"), T0 + 10))
+    for event in (asked, *answers(asked, "second")):
+        join.read(log.write(event, T0 + 20))
+    report = recount(log.records, SETTINGS, Reach(ends=ends(log.records), committed=passed(log.records, "streams")))
+    assert named(report) == ""
+    assert report.in_flight["events"] == SIZE
+
+
+def test_a_group_that_was_recorded_without_slots_and_metadata_since_it_was_too_large_balances() -> None:
+    log = Written()
+    join, asked = Joined(log), task(group_size=SIZE, reward_sources=SOURCES, metadata={"note": "n"})
+    slots = answers(asked)
+    for event in (asked, *slots, *verdicts(slots, random.Random(1))):
+        join.read(log.write(event, T0))
+    ((record, _),) = groups_of(log.records)
+    empty = {"dropped_reason": "too_large", "responses": (), "left_out": (), "metadata": {}}
+    assert named(settled(rewritten(log.records, record.at, lambda group: replace(group, **empty)))) == ""
 
 
 def test_a_window_that_is_full_and_was_not_cut_is_lost() -> None:

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from streams.errors import EXIT_RESTART
-from streams.stages.policy.deadline import at_most
+from streams.stages.policy.sampling import at_most
 
 REPO = Path(__file__).parents[2]
 HANGS = """
 import threading
-from streams.stages.policy.deadline import at_most
+from streams.stages.policy.sampling import at_most
 def hang(): threading.Event().wait()
 with at_most({seconds}, "a round of 3 tasks"): {work}
 print("done")

@@ -17,9 +17,10 @@ from safetensors.torch import load_file, save_file
 from transformers import GPTNeoConfig, GPTNeoForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from schemas.events import Message, RewardSource, Sampling, Task
-from streams import engines
-from streams.engines import Completion, SamplingRequest, base_model, transformers_engine, uniform
+from streams.engines import base_model, transformers_engine
 from streams.engines.base_model import Base, cache_folder, digest_of_weights, load_base
+from streams.engines.build import build
+from streams.engines.protocol import Completion, SamplingRequest, uniform
 from streams.engines.scripted import END_OF_TURN, ScriptedEngine
 from streams.engines.token_draw import draw
 from streams.engines.transformers_engine import KEPT, TransformersEngine
@@ -506,5 +507,5 @@ def test_a_script_with_a_mistake_is_refused(script: str) -> None:
 
 
 def test_the_settings_say_which_engine_is_built() -> None:
-    engine = engines.build(Settings(policy=Policy(engine="scripted", script='{"answers": "echo"}')))
+    engine = build(Settings(policy=Policy(engine="scripted", script='{"answers": "echo"}')))
     assert (engine.name, engine.served_version) == ("scripted", 0)

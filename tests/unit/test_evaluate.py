@@ -7,9 +7,9 @@ import itertools
 import pytest
 
 from schemas.events import AdapterEvent, AdapterKind, Task, derive_id, problems
-from streams.evaluation import suites
 from streams.evaluation.run import evaluation, in_turns, is_due, tasks_for
 from streams.settings.model import Guard
+from streams.stages.tasks import suites
 
 
 def asked(**changes: object) -> list[Task]:

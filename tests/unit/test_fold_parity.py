@@ -2,7 +2,7 @@
 
 histories: two writers who look when they like, illegal moves, copies, events that change places
   ├── adapters.fold     what the command line and every reader has
-  ├── arms.Arms         what an agent routes by
+  ├── VersionRouter     what an agent routes by
   ├── rollouts.reduce   what the stage decides by
   ├── audit_versions    what the audit holds against the responses
   └── the view rollout  what DuckDB says

@@ -13,7 +13,7 @@ from schemas import serde
 from schemas.events import Purpose, Task, problems
 from streams.errors import EventError, NotFoundError, SettingsError
 from streams.scorers import source_problems
-from streams.stages.tasks.generators import generate, is_held_out
+from streams.stages.tasks.generators import TaskSpec, generate, is_held_out
 from tests import skips
 from tests.support.thoroughness import examples
 
@@ -21,7 +21,9 @@ from tests.support.thoroughness import examples
 def some(
     name: str = "sums", *, count: int = 20, seed: int = 0, purpose: Purpose = "train", policy: str = "p", **more: Any
 ) -> list[Task]:
-    return list(generate(name, count=count, seed=seed, purpose=purpose, policy=policy, now_ms=1, **more))
+    return list(
+        generate(TaskSpec(family=name, count=count, seed=seed, purpose=purpose, policy=policy, **more), now_ms=1)
+    )
 
 
 def question(task: Task) -> str:
@@ -62,8 +64,8 @@ def test_no_eval_question_is_ever_a_train_question(
     seeds: tuple[int, int], counts: tuple[int, int], terms: int, digits: int
 ) -> None:
     config = {"terms": terms, "digits": digits}
-    trained = {question(task) for task in some(seed=seeds[0], count=counts[0], config=config)}
-    asked = {question(task) for task in some(seed=seeds[1], count=counts[1], purpose="eval", config=config)}
+    trained = {question(task) for task in some(seed=seeds[0], count=counts[0], options=config)}
+    asked = {question(task) for task in some(seed=seeds[1], count=counts[1], purpose="eval", options=config)}
     assert not trained & asked
     assert not any(map(is_held_out, trained)) and all(map(is_held_out, asked))
 
@@ -89,13 +91,13 @@ def test_ids_differ_between_purposes_policies_indices_and_configs() -> None:
         *some(count=200),
         *some(count=200, purpose="eval"),
         *some(count=200, policy="q"),
-        *some(count=200, config={"digits": 2}),
+        *some(count=200, options={"digits": 2}),
     ]
     assert len({task.task_id for task in tasks}) == 800
 
 
 def test_terms_and_digits_change_the_sums() -> None:
-    for task in some(config={"terms": 3, "digits": 2}):
+    for task in some(options={"terms": 3, "digits": 2}):
         terms = question(task).partition("problem: ")[2].removesuffix(" =").split(" + ")
         assert len(terms) == 3 and all(10 <= int(term) <= 99 for term in terms)
 
@@ -108,7 +110,7 @@ def test_an_unknown_family_names_the_nearest() -> None:
 @pytest.mark.parametrize("config", [{"terms": 1}, {"digits": "2"}, {"digts": 2}])
 def test_a_bad_config_is_refused(config: dict[str, Any]) -> None:
     with pytest.raises(SettingsError, match="generator sums: sums"):
-        some(config=config)
+        some(options=config)
 
 
 def test_without_reasoning_gym_the_error_says_how_to_install_it() -> None:

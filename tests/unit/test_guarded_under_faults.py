@@ -11,10 +11,11 @@ from hypothesis import given, settings, strategies as st
 
 from schemas.events import AdapterEvent, Outcome, Task, derive_id
 from schemas.serde import decode, encode
-from streams.evaluation.suites import Suite, generated
+from streams.evaluation.suites import Suite
 from streams.settings.model import Guard
 from streams.stages.rollouts import stage as rollouts
 from streams.stages.rollouts.state import RolloutRule
+from streams.stages.tasks.suites import generated
 from tests.support.factories import state_after
 from tests.support.thoroughness import examples
 

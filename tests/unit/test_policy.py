@@ -25,20 +25,12 @@ from schemas.events import (
     problems,
 )
 from streams.adapters.serving import Serving, answers
-from streams.engines import Completion, SamplingRequest
+from streams.engines.protocol import Completion, SamplingRequest
 from streams.settings.model import Batches
 from streams.stages.batches import BatchWindow, Cutter
 from streams.stages.policy.admission import Admission
-from streams.stages.policy.rounds import (
-    SamplingBatch,
-    ServedVersion,
-    WaitingTask,
-    all_failed,
-    choose,
-    malformed,
-    response,
-    unusable,
-)
+from streams.stages.policy.responses import ServedVersion, response, unusable
+from streams.stages.policy.sampling import SamplingBatch, WaitingTask, all_failed, choose, malformed
 from streams.stages.policy.versions import VersionRouter, route
 from tests.support import factories
 from tests.support.factories import member
@@ -416,7 +408,7 @@ IN_CANARY = (
 def test_a_candidate_that_cannot_be_loaded_gives_its_tasks_to_the_primary() -> None:
     both = arms(*IN_CANARY)
     assert {route(both.serving, task(n)) for n in range(40)} == {1, 2}
-    for gone in (both.useless, both.away):
+    for gone in (both.unusable, both.unreachable):
         gone.add(2)
         assert {route(both.serving, task(n)) for n in range(40)} == {1}
         gone.clear()
@@ -425,7 +417,7 @@ def test_a_candidate_that_cannot_be_loaded_gives_its_tasks_to_the_primary() -> N
 
 def test_a_primary_that_cannot_be_loaded_is_stood_in_for_and_the_canary_goes_on() -> None:
     both = arms(*IN_CANARY)
-    both.useless.add(1)
+    both.unusable.add(1)
     assert {route(both.serving, task(n)) for n in range(40)} == {0, 2}
 
 
@@ -437,7 +429,7 @@ def test_whoever_stands_in_has_its_files() -> None:
         move("retired", 2),
     )
     late = arms(*IN_CANARY, *moves)
-    late.useless.add(3)
+    late.unusable.add(3)
     assert (late.primary, late.is_retired(2), late.is_retired(0)) == (1, True, False)
 
 

@@ -10,10 +10,11 @@ import pytest
 from schemas.events import AdapterEvent, AdapterKind, Outcome, Task, derive_id
 from streams.adapters import serving, versions as adapters
 from streams.errors import SettingsError
-from streams.evaluation.suites import Suite, generated
+from streams.evaluation.suites import Suite
 from streams.settings.model import Canary, Guard, Rollouts, Settings
 from streams.stages.rollouts import stage as rollouts
 from streams.stages.rollouts.state import RolloutRule, RolloutState, rule_of
+from streams.stages.tasks.suites import generated, of_guard
 from tests.support.factories import state_after
 
 SUITE = Suite(name="sums@1", questions=generated("sums", count=3, seed=0).questions, thresholds={})
@@ -262,12 +263,13 @@ def test_a_person_is_faster_and_the_stage_agrees() -> None:
 
 def test_mode_guarded_without_a_suite_is_refused_at_the_start() -> None:
     with pytest.raises(SettingsError, match=r"guard\.suite names no file"):
-        rule_of(Settings(rollouts=Rollouts(mode="guarded")))
+        rule_of(Settings(rollouts=Rollouts(mode="guarded")), None)
 
 
 def test_the_rule_has_the_suite_of_the_file() -> None:
     file = Path(__file__).parents[2] / "docs" / "examples" / "suite.yaml"
-    rule = rule_of(Settings(rollouts=Rollouts(mode="guarded"), guard=Guard(suite=file)))
+    settings = Settings(rollouts=Rollouts(mode="guarded"), guard=Guard(suite=file))
+    rule = rule_of(settings, of_guard(settings))
     assert rule.suite is not None
     assert rule.suite.questions
 

@@ -9,8 +9,8 @@ import pytest
 
 from schemas.events import RewardSource, problems
 from streams.errors import NotFoundError, SettingsError, StreamwardError
-from streams.evaluation import suites
-from streams.stages.tasks import generators
+from streams.evaluation.suites import Suite
+from streams.stages.tasks import generators, suites
 
 ROOT = Path(__file__).parents[2]
 PLAIN = """\
@@ -32,7 +32,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def load(folder: Path, text: str) -> suites.Suite:
+def load(folder: Path, text: str) -> Suite:
     file = folder / "suite.yaml"
     file.write_text(text)
     return suites.load(file)

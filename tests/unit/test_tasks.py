@@ -11,7 +11,7 @@ from hypothesis import given, strategies as st
 
 from schemas.events import Message, RewardSource, Sampling, Task, ToolCall
 from streams.settings.model import Topics
-from streams.stages.tasks.submit import (
+from streams.stages.tasks.lines import (
     BadLine,
     Checked,
     MessageLine,
@@ -205,4 +205,14 @@ def test_a_line_that_stands_twice_is_one_task() -> None:
 def test_one_id_for_two_contents_is_a_problem_of_the_second() -> None:
     checked = check({**SHORT, "task_id": "a"}, {**SHORT, "task_id": "a", "group_size": 2})
     assert len(checked.tasks) == 1
-    assert "sums.jsonl:2: task_id a stands in line 1 already, with another content" in str(checked.problems[0])
+    assert "sums.jsonl:2: task_id a is already used in line 1, with different content" in str(checked.problems[0])
+
+
+@pytest.mark.parametrize(
+    ("sampling", "way_out"), [({"temperature": 0}, "use temperature 1, or"), ({"top_p": 0.9}, "use top_p 1, or")]
+)
+def test_a_train_task_that_the_trainer_would_refuse_is_not_submitted(sampling: dict[str, float], way_out: str) -> None:
+    [refused] = check(SHORT | {"sampling": sampling}).problems
+    assert way_out in refused.error
+    for purpose in ("eval", "serve"):
+        assert only(check(SHORT | {"sampling": sampling, "purpose": purpose})).purpose == purpose

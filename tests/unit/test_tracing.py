@@ -25,7 +25,8 @@ from streams.observability.tracing.tracer import OFF, Trace, Traced, Tracer
 from streams.settings.model import Batches, Settings, Topics, Tracing
 from streams.stages import batches
 from streams.stages.advantages import rows as group_rows
-from streams.stages.advantages.stage import AdvantageStage, _trace
+from streams.stages.advantages.live import group_trace
+from streams.stages.advantages.stage import AdvantageStage
 from streams.stages.advantages.state import EmitGroup
 from streams.stages.batches import BatchWindow, Cutter, Entry
 from tests.support.doubles.otlp_receiver import Receiver, receiving
@@ -123,20 +124,20 @@ def test_a_group_has_the_trace_of_its_task_in_whatever_order_its_events_are_read
     (close,) = closes
     assert close.trace == CAME.traceparent
     left = group(responses=())
-    trace = _trace(tracer(), close, left)
+    trace = group_trace(tracer(), close, left)
     assert trace is not None and (trace.context, trace.parent) == (child(CAME, left.group_id), CAME)
     ids = [reward(slot).reward_id for slot in slots]
     assert [link.span_id for link in trace.links] == [context.span_id_of(one) for one in ids]
-    assert _trace(OFF, close, left) == Trace(CAME)
+    assert group_trace(OFF, close, left) == Trace(CAME)
 
 
 def test_a_trace_changes_nothing_of_what_a_stage_writes_and_no_trace_changes_nothing_of_its_rows() -> None:
     plain, traced = Log(), Log()
     for log, trace in ((plain, ""), (traced, CAME.traceparent)):
-        log.state, _ = log.join.reduce(None, task(), Coordinates("tasks", 5, 0), T0, trace=trace)
+        log.state, _ = log.reducer.reduce(None, task(), Coordinates("tasks", 5, 0), T0, trace=trace)
         log.read_all([*answers(), *scores(answers())])
     assert encode(plain.group()) == encode(traced.group())
-    assert "trace" not in group_rows.dump(Log().join.reduce(None, task(), AT, T0)[0]).decode().replace(
+    assert "trace" not in group_rows.dump(Log().reducer.reduce(None, task(), AT, T0)[0]).decode().replace(
         "traceparent", ""
     )  # type: ignore[arg-type]
 

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from streams import engines
+from streams.engines.build import build
 from streams.engines.vllm import engine as vllm_engine
 from streams.engines.vllm.engine import VllmEngine
 from streams.engines.vllm.probe import WeightChange, change
@@ -326,7 +326,7 @@ def test_under_coarse_rounding_the_base_is_still_told_from_the_adapter(share: fl
 
 
 def test_the_engine_is_built_from_the_settings(server: Replay, files: Path, tmp_path: Path) -> None:
-    engine = engines.build(settings_of(server.url, files / "model", tmp_path, server_model="base"))
+    engine = build(settings_of(server.url, files / "model", tmp_path, server_model="base"))
     assert (engine.name, engine.served_version) == ("vllm", 0)
     assert len(engine.base_digest) == len(engine.tokenizer_digest) == 64
     engine.close()

@@ -24,9 +24,16 @@ from typing import Any, TypeVar
 
 import httpx
 
-from streams.engines import uniform
-from streams.engines.vllm.responses import BadAnswer
-from streams.errors import SettingsError, StreamwardError
+from streams.engines.protocol import uniform
+from streams.errors import (
+    BadAnswer,
+    RequestRejected,
+    ServerError,
+    ServerUnavailable,
+    SettingsError,
+    StreamwardError,
+    WrongModel,
+)
 from streams.observability.tracing.context import Context, http_headers_of
 from streams.settings.model import Policy
 
@@ -44,30 +51,6 @@ HEALTH_TIMEOUT_S = 5.0
 CONNECT_S = 5.0
 """A machine that is there takes a connection at once, however busy its server is."""
 BUSY = {429, 502, 503, 504}
-
-
-class ServerUnavailable(StreamwardError):
-    """A server that cannot be asked now; `lost` if it may have been restarted, so that nothing is known of it."""
-
-    def __init__(self, message: str, *, lost: bool, wait_s: float | None = None) -> None:
-        super().__init__(message)
-        self.lost, self.wait_s = lost, wait_s
-
-
-class ServerError(StreamwardError):
-    """A healthy server failed on this very request (HTTP 5xx)."""
-
-
-class RequestRejected(StreamwardError):
-    """A server will not do it, now or later (HTTP 4xx); `status` and `said` are its own words."""
-
-    def __init__(self, message: str, status: int, said: str) -> None:
-        super().__init__(message)
-        self.status, self.said = status, said
-
-
-class WrongModel(StreamwardError):
-    """A server that must not answer this: it would answer with other weights, or report other logprobs."""
 
 
 class VllmServer:

@@ -29,22 +29,25 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
-from streams.engines import Completion, SamplingRequest, failed
 from streams.engines.base_model import load_base
 from streams.engines.prompts import Prompts
+from streams.engines.protocol import Completion, SamplingRequest, failed
 from streams.engines.vllm import responses
-from streams.engines.vllm.client import (
+from streams.engines.vllm.client import VllmServer, VllmServers
+from streams.engines.vllm.probe import Probe
+from streams.engines.vllm.responses import completions, needs_processed, unanswerable
+from streams.engines.vllm.verify import Loaded, Proof
+from streams.errors import (
+    BadAnswer,
+    EventError,
     RequestRejected,
     ServerError,
     ServerUnavailable,
-    VllmServer,
-    VllmServers,
+    SettingsError,
+    StreamwardError,
     WrongModel,
 )
-from streams.engines.vllm.probe import Probe
-from streams.engines.vllm.responses import BadAnswer, completions, needs_processed, unanswerable
-from streams.engines.vllm.verify import Loaded, Proof
-from streams.errors import EventError, SettingsError, StreamwardError
+from streams.files import sha256_of
 from streams.settings.model import Settings
 
 log = logging.getLogger("streamward.vllm")
@@ -139,7 +142,7 @@ class VllmEngine:
         files = sorted(path for path in adapter.iterdir() if path.is_file())
         digest = hashlib.sha256()
         for path in files:
-            digest.update(f"{path.name}\0{hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
+            digest.update(f"{path.name}\0{sha256_of(path)}\n".encode())
         name = f"{self._policy.name}-v{version}-{digest.hexdigest()[:8]}"
         copy = self._folder / name
         try:

@@ -21,9 +21,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from streams.engines import Completion, SamplingRequest, failed
 from streams.engines.prompts import Prompts
-from streams.errors import StreamwardError
+from streams.engines.protocol import Completion, SamplingRequest, failed
+from streams.errors import BadAnswer
 
 COLDEST = 0.01
 """vLLM raises a temperature between 0 and this to this, without a word in its answer."""
@@ -33,10 +33,6 @@ FLOORED = -9000.0
 """vLLM writes -9999 for a logprob of minus infinity, which no token that was drawn has."""
 SLACK = 1e-4
 """A logprob may lie this far above 0 by rounding, nats; it is taken for 0."""
-
-
-class BadAnswer(StreamwardError):
-    """An answer that is not what was asked for."""
 
 
 def seed_of(request: SamplingRequest) -> int:

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from streams.engines.prompts import Prompts
-from streams.engines.vllm.client import RequestRejected, ServerError, VllmServer, WrongModel
+from streams.engines.vllm.client import VllmServer
 from streams.engines.vllm.probe import QUESTION, SAME_BASE, Probe, change, noise
-from streams.engines.vllm.responses import PLAIN, SLACK, BadAnswer, prompt_logprobs
-from streams.errors import SettingsError
+from streams.engines.vllm.responses import PLAIN, SLACK, prompt_logprobs
+from streams.errors import BadAnswer, RequestRejected, ServerError, SettingsError, WrongModel
 from streams.settings.model import Policy
 
 log = logging.getLogger("streamward.vllm")

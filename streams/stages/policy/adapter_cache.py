@@ -1,52 +1,60 @@
-"""Make an engine serve a version, and keep at hand what it may be asked for next.
+"""Make the engine serve a version, or decide which tasks it costs that it cannot.
 
-    version ──► served already ──────────────────────────────────────► go
-            └─► its folder is kept, or fetched and verified ─► engine.serve ─► folders nobody needs are removed
+    version ──► served already ───────────────────────────────────────────────────► go
+            ├─► its folder is cached, or fetched and verified ──► engine.serve ───► go
+            └─► cannot be loaded ──► never again: dead letter, its tasks go to the version before it
+                                 ├─► candidate, store unreachable: its tasks go to the primary for RETRY_S
+                                 └─► base, or the store is unreachable: this process ends, its supervisor retries
 
-With a canary under way two versions answer by turns, and a suite may ask further ones in between. So the folders of
-primary and candidate stay, and those of the last few versions served: a swap reads nothing from the store.
-
-Not covered: what an engine itself keeps of a version; see `Engine.serve`.
+During a canary two versions take turns, and a suite may ask for others in between. So the folders of primary and
+candidate stay, and those of the last few versions served: swapping back reads nothing from the store.
 """
 
 from __future__ import annotations
 
 import logging
 import shutil
+import time
 from pathlib import Path
 
 from streams.adapters import signing, store
-from streams.engines import Engine
+from streams.engines.protocol import Engine
 from streams.errors import EventError
 from streams.files import Scratch
+from streams.kafka.reader import fetch
+from streams.kafka.retry import BrokerOutage
+from streams.kafka.tracked import TrackedConsumer
 from streams.settings.model import Settings
+from streams.stages.policy.state import PolicyState
 from streams.stages.policy.versions import BASE, VersionRouter
 
 KEPT = 4
-"""Versions whose folders stay after they were served last, beside those of primary and candidate."""
+"""Folders kept of the versions served last, besides those of primary and candidate."""
+RETRY_S = 30.0
+"""Until a candidate that the store did not return is tried again; meanwhile its tasks go to the primary."""
 
 log = logging.getLogger("streamward.policy")
 
 
 class AdapterCache:
-    """The local folders of adapters, and the engine they are handed to. Use `close` at the end."""
+    """The local folders of adapters, and the engine that serves them. Call `close` at the end."""
 
-    def __init__(self, settings: Settings, engine: Engine, arms: VersionRouter) -> None:
-        """Begin with an empty folder of its own."""
-        self._settings, self._engine, self._arms = settings, engine, arms
+    def __init__(self, settings: Settings, engine: Engine, router: VersionRouter) -> None:
+        """Start with an empty folder of its own."""
+        self._settings, self._engine, self._router = settings, engine, router
         self._scratch = Scratch("adapters")
         self._root = self._scratch.folder
         self._folders: dict[int, Path] = {}
-        """The one served last is last."""
+        """In the order in which they were last served."""
 
     def close(self) -> None:
         """Remove the folders."""
         self._scratch.close()
 
     def serve(self, version: int) -> None:
-        """Return once the engine serves `version`. Raises EventError if it cannot; then it serves what it did before.
+        """Return once the engine serves `version`. Raises EventError if it cannot, and then keeps serving the old one.
 
-        With reason store_unreachable it may be able to later; any other is the adapter's own fault.
+        With reason store_unreachable it may be able to later; any other reason is the adapter's fault.
         """
         if self._engine.served_version == version:
             return
@@ -62,10 +70,10 @@ class AdapterCache:
         kept = self._folders.get(version)
         if kept is not None and kept.is_dir():
             return kept
-        adapter = self._arms.adapters.versions[version]
+        adapter = self._router.adapters.versions[version]
         if adapter.uri is None:
             raise EventError(
-                f"version {version} was trained without a uri; nothing can be loaded", reason="bad_adapter"
+                f"version {version} was trained without a uri, so there is nothing to load", reason="bad_adapter"
             )
         if self._engine.name != "scripted":  # which has no weights that an adapter could fit
             store.check_base(adapter.uri, adapter.base_digest, self._engine.base_digest)
@@ -73,10 +81,67 @@ class AdapterCache:
         return store.fetch(adapter.uri, adapter.files, self._root / str(version), signed)
 
     def _tidy(self) -> None:
-        needed = {self._arms.primary, self._arms.candidate, *list(self._folders)[-KEPT:]}
-        needed -= {version for version in needed if version is not None and self._arms.is_retired(version)}
+        needed = {self._router.primary, self._router.candidate, *list(self._folders)[-KEPT:]}
+        needed -= {version for version in needed if version is not None and self._router.is_retired(version)}
         for version in self._folders.keys() - needed:
             del self._folders[version]
         for folder in self._root.iterdir():
             if not folder.name.isdecimal() or int(folder.name) not in self._folders:
                 shutil.rmtree(folder, ignore_errors=True)
+
+
+class VersionLoader:
+    """Makes the engine serve versions. Call `close` at the end."""
+
+    def __init__(
+        self, settings: Settings, engine: Engine, state: PolicyState, consumer: TrackedConsumer, outage: BrokerOutage
+    ) -> None:
+        self._settings, self._engine, self._state = settings, engine, state
+        self._consumer, self._outage = consumer, outage
+        self._cache = AdapterCache(settings, engine, state.router)
+        self._retry_at = 0.0
+
+    def close(self) -> None:
+        """Remove the local copies of adapters."""
+        self._cache.close()
+
+    def retry_unreachable(self) -> None:
+        """Once RETRY_S have passed, give a candidate that the store did not return another chance."""
+        if time.monotonic() >= self._retry_at:
+            self._state.router.unreachable.clear()
+
+    def serve(self, version: int) -> str | None:
+        """Make the engine serve `version`; return why it cannot, None if it does.
+
+        Raises EventError if there is nothing to fall back on, or it may pass: another process may have more luck.
+        """
+        router = self._state.router
+        if version in router.unusable:
+            return f"the adapter of version {version} could not be loaded; see the dead letters of stage policy"
+        if router.is_retired(version):
+            return f"version {version} is retired and its files are gone; pin the task to one that is not"
+        before = self._engine.served_version
+        try:
+            self._cache.serve(version)
+        except EventError as exc:
+            if exc.reason == "store_unreachable" and version == router.candidate:
+                router.unreachable.add(version)
+                self._retry_at = time.monotonic() + RETRY_S
+                log.warning("version %d gets the canary's tasks for %g s: %s", router.primary, RETRY_S, exc)
+            elif version == BASE or exc.reason == "store_unreachable":
+                raise
+            else:
+                self._give_up(version, exc)
+            return str(exc)
+        if before != version:
+            self._state.follow(self._outage)  # loading takes time
+        return None
+
+    def _give_up(self, version: int, error: EventError) -> None:
+        """Never try `version` again, and write a dead letter for the event that announced it."""
+        router, at = self._state.router, self._state.trained_at[version]
+        tasks = "its canary's tasks" if version == router.candidate else "unpinned tasks"
+        router.unusable.add(version)
+        log.error("%s: version %d cannot be used, %s go to version %d", at, version, tasks, router.primary)
+        record = fetch(self._settings, [at], outage=self._outage)[at]
+        self._consumer.dead_letter(record, error.reason, str(error))

@@ -21,22 +21,40 @@ It cannot lock up. Every F becomes a group; one that takes no place in a batch (
 variance unless `batches.zero_variance` is keep) leaves at once, by the batch stage's own rule. What is left either
 fills the next batch, so S and then v advance, or is less than B, and then a served v = S has room.
 
-Not covered: a group that is overtaken. Should its scores take so long that others, sampled later, fill its batch, it is
-stale in the end, on the record; to wait for it would let one slow scorer halt everything. Agents beside this one: each
-knows only its own F, so n of them may overshoot by what the other n - 1 have in flight. And with
-`advantages.deadline_s` 0, a task that nobody ever scores holds its place for ever.
+A group can still become stale: if its scores take so long that groups sampled later fill its batch. Waiting for it
+would let one slow scorer stop everything. Each agent knows only its own F, so n agents may overshoot by what the other
+n - 1 have in flight. And with `advantages.deadline_s` 0, a task that is never scored holds its place for ever.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
+from collections.abc import Iterable
 
 from schemas.events import AdvantagedGroup, Batch
 from streams.settings.model import Batches
 
 REMEMBERED_TASKS = 100_000
-"""Tasks whose group is out, remembered by 8 bytes each, so that one delivered again is not sampled in vain."""
+"""Tasks that `RecentTasks` remembers, by 8 bytes each."""
+
+
+class RecentTasks:
+    """The newest REMEMBERED_TASKS task ids, so that a task delivered again is not sampled in vain."""
+
+    def __init__(self, task_ids: Iterable[str] = ()) -> None:
+        self._digests: OrderedDict[bytes, None] = OrderedDict()
+        for task_id in task_ids:
+            self.add(task_id)
+
+    def __contains__(self, task_id: str) -> bool:
+        return _digest(task_id) in self._digests
+
+    def add(self, task_id: str) -> None:
+        """Remember a task."""
+        self._digests[_digest(task_id)] = None
+        if len(self._digests) > REMEMBERED_TASKS:
+            self._digests.popitem(last=False)
 
 
 class Admission:
@@ -45,12 +63,12 @@ class Admission:
     def __init__(self, rule: Batches) -> None:
         self._rule = rule
         self.sequence = 0
-        """Batches cut so far, as the `batches` topic says: the sequence of the next one."""
+        """Batches cut so far, by the `batches` topic: the sequence of the next one."""
         self._settled = -1  # offset on `groups` of the last group those batches hold
         self._pending: dict[int, int] = {}  # offset on `groups` -> adapter version, beyond `_settled`
         self._seen: dict[str, int] = {}  # group_id -> adapter version, as long as a double would not be stale anyway
         self._in_flight: dict[str, int | None] = {}  # task_id -> when to give up waiting for its group, ms
-        self._out: OrderedDict[bytes, None] = OrderedDict()
+        self._out = RecentTasks()
 
     @property
     def in_flight(self) -> int:
@@ -70,9 +88,9 @@ class Admission:
         return pending
 
     def batch(self, batch: Batch) -> None:
-        """Take in a batch: what it holds and what lies before that is settled."""
+        """Take in a batch: its groups, and all groups before them, are settled."""
         if batch.sequence < self.sequence:
-            return  # the same batch again
+            return  # a repeated batch
         self.sequence = batch.sequence + 1
         self._settled = max(self._settled, *batch.groups_offsets, *(dropped.offset for dropped in batch.dropped), -1)
         self._pending = {offset: version for offset, version in self._pending.items() if offset > self._settled}
@@ -82,9 +100,7 @@ class Admission:
     def group(self, group: AdvantagedGroup, offset: int) -> None:
         """Take in a group: its task is no longer in flight, and it waits for a batch if it takes a place."""
         self._in_flight.pop(group.task_id, None)
-        self._out[_short(group.task_id)] = None
-        if len(self._out) > REMEMBERED_TASKS:
-            self._out.popitem(last=False)
+        self._out.add(group.task_id)
         if group.purpose != "train":
             return
         doubled = group.group_id in self._seen
@@ -101,8 +117,8 @@ class Admission:
     def expire(self, now_ms: int) -> list[str]:
         """Stop counting tasks whose group should long be out, and return them.
 
-        The join closes every group soon after its deadline. One that still is not here was closed before this agent
-        could see it, or its record was lost from sight; it must not hold a place for ever.
+        The advantages stage closes every group soon after its deadline. One that did not come was closed before this
+        agent read `groups`; it must not hold a place for ever.
         """
         late = [task_id for task_id, limit in self._in_flight.items() if limit is not None and limit < now_ms]
         for task_id in late:
@@ -110,8 +126,8 @@ class Admission:
         return late
 
     def is_out(self, task_id: str) -> bool:
-        """Whether the group of this task was seen on `groups`: another answer to it would come too late."""
-        return _short(task_id) in self._out
+        """Whether the group of this task is on `groups`: another answer to it would come too late."""
+        return task_id in self._out
 
     def room(self, version: int) -> int:
         """Return how many more train tasks `version` may start now; 0 or less: none."""
@@ -123,5 +139,5 @@ class Admission:
         return version + self._rule.max_policy_lag < self.sequence
 
 
-def _short(task_id: str) -> bytes:
+def _digest(task_id: str) -> bytes:
     return hashlib.blake2b(task_id.encode(), digest_size=8).digest()

@@ -1,60 +1,132 @@
-"""Ask the engine, and believe nothing it does not show.
+"""Which tasks are answered together, and how the engine is asked.
 
-    requests ──► engine, within policy.round_timeout_s ──► every slot of every request, by the version asked for
-                     └── it fails on the round: each task alone ──► it fails on that: every slot failed
+    waiting tasks ──► choose: one version, urgent first ──► SamplingBatch (a round) ──► Sampler ──► completions
 
-Not covered: why an engine fails. It says so in the response's `error`, and here in the log of the process.
+An engine's answer is checked before it is used: it must come within policy.round_timeout_s, from the version that was
+asked, with every slot of every task. If the engine fails on a round, each task is tried alone; a task it fails on alone
+gets failed slots. An engine that hangs ends the process with exit code 75, so that its supervisor can start a fresh
+one: nothing of the round was committed, and a thread stuck in native code cannot be stopped any other way.
 """
 
 from __future__ import annotations
 
+import contextlib
+import faulthandler
 import logging
 import math
+import os
+import threading
 import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
-from schemas.events import Response
-from streams.engines import Completion, Engine, SamplingRequest
-from streams.errors import StreamwardError
+from schemas.events import Coordinates, Task
+from streams.engines.protocol import Completion, Engine, SamplingRequest, failed
+from streams.errors import EXIT_RESTART, StreamwardError
 from streams.observability import catalog
 from streams.observability.metrics import Meter
+from streams.observability.tracing.context import Context
 from streams.settings.model import Policy
-from streams.stages.policy.deadline import at_most
-from streams.stages.policy.rounds import all_failed, malformed
 
 log = logging.getLogger("streamward.policy")
 
 
+@dataclass(frozen=True, slots=True)
+class WaitingTask:
+    """A task that was read and is not answered yet."""
+
+    task: Task
+    at: Coordinates
+    deadline_ms: int | None
+    """Answers recorded later do not count, ms since the epoch; None: no limit."""
+    arrival: int = 0
+    """Its place in the order in which this agent read tasks of all partitions."""
+    trace: Context | None = None
+
+    @property
+    def urgent(self) -> bool:
+        """Whether it is answered as soon as possible, without regard to the trainer."""
+        return self.task.purpose != "train"
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingBatch:
+    """Tasks that are answered together, by one version."""
+
+    version: int
+    tasks: tuple[WaitingTask, ...]
+
+
+def choose(
+    waiting: Iterable[WaitingTask],
+    *,
+    version_for: Callable[[Task], int | None],
+    room: Callable[[int], int],
+    most: int,
+) -> SamplingBatch | None:
+    """Return the next round of at most `most` tasks, or None if nothing may start.
+
+    The first task that may start decides version and length: the tasks of a round share both, since a round takes as
+    long as its longest answer. `eval` and `serve` go before `train`, each in order of arrival, so every version and
+    length gets its turn. `version_for` gives a task's version; while that is None the task waits. At most
+    `room(version)` train tasks start.
+    """
+    first: tuple[int, int] | None = None
+    chosen: list[WaitingTask] = []
+    places: dict[int, int] = {}
+    for candidate in sorted(waiting, key=lambda one: (not one.urgent, one.arrival)):
+        length = candidate.task.sampling.max_tokens
+        if first is not None and length != first[1]:
+            continue
+        version = version_for(candidate.task)
+        if version is None or (first is not None and version != first[0]):
+            continue
+        if not candidate.urgent:
+            left = places[version] if version in places else room(version)
+            places[version] = left - 1
+            if left < 1:
+                continue
+        first = (version, length)
+        chosen.append(candidate)
+        if len(chosen) == most:
+            break
+    return None if first is None else SamplingBatch(first[0], tuple(chosen))
+
+
+# --- asking the engine ------------------------------------------------------------------------------------------------
+
+
 class Sampler:
-    """An engine that is checked."""
+    """An engine whose answers are checked."""
 
     def __init__(self, engine: Engine, policy: Policy, meter: Meter) -> None:
-        """`meter` is told how long each round took, and whether the engine answers: its condition `engine`."""
+        """`meter` gets the duration of each round, and whether the engine answers (its condition `engine`)."""
         self._engine, self._policy, self._meter = engine, policy, meter
 
     def sample(self, requests: list[SamplingRequest], version: int) -> list[list[Completion]]:
-        """Return the engine's answers; if it fails on the round, of each task alone; if it fails on that, as failed.
+        """Return the engine's answers; if it fails, those to each task alone; if that fails too, failed slots.
 
         Raises StreamwardError if the engine served another version.
         """
         try:
-            return self._asked(requests, version)
+            return self._ask(requests, version)
         except StreamwardError:
             raise
-        except Exception as exc:  # an engine is a large thing, and raises whatever is inside it
+        except Exception as exc:  # engines raise whatever is inside them
             log.warning("a round of %d tasks failed, each is tried alone: %r", len(requests), exc)
         answers = []
         for request in requests:
             try:
-                answers += self._asked([request], version)
+                answers += self._ask([request], version)
             except StreamwardError:
                 raise
             except Exception as exc:
                 log.error("task %s: every slot failed: %r", request.task.task_id, exc)
-                self._meter.ready("engine", f"it failed on the last task it was asked: {exc!r}")
+                self._meter.ready("engine", f"it failed on the last task: {exc!r}")
                 answers.append(all_failed(request, f"{type(exc).__name__}: {exc}"))
         return answers
 
-    def _asked(self, requests: list[SamplingRequest], version: int) -> list[list[Completion]]:
+    def _ask(self, requests: list[SamplingRequest], version: int) -> list[list[Completion]]:
         what, most_s = f"a round of {len(requests)} tasks", self._policy.round_timeout_s
         self._meter.at(what, within_s=most_s or math.inf)
         with at_most(most_s, what):
@@ -63,8 +135,8 @@ class Sampler:
             self._meter.observe(catalog.SAMPLING, time.monotonic() - started, self._policy.name)
         if self._engine.served_version != version:
             raise StreamwardError(
-                f"the engine {self._engine.name} was told to serve version {version} and says that it served "
-                f"{self._engine.served_version}. Nothing it answered was written; who else uses this engine?"
+                f"the engine {self._engine.name} should serve version {version}, but reports "
+                f"{self._engine.served_version}. None of its answers were written; who else uses this engine?"
             )
         if len(answers) != len(requests):
             raise ValueError(f"the engine answered {len(answers)} of {len(requests)} requests")
@@ -75,8 +147,37 @@ class Sampler:
         return answers
 
 
-def count(meter: Meter, slot: Response) -> None:
-    """Count one response that was written."""
-    meter.add(catalog.RESPONSES, slot.policy, slot.finish_reason)
-    meter.add(catalog.TOKENS, slot.policy, by=slot.completion_tokens)
-    meter.add(catalog.PROMPT_TOKENS, slot.policy, by=slot.prompt_tokens)
+def malformed(request: SamplingRequest, completions: Sequence[Completion]) -> str | None:
+    """Return what is wrong with the shape of an engine's answer to `request`, or None."""
+    got = [completion.slot for completion in completions]
+    if got != list(range(request.task.group_size)):
+        return f"the engine answered slots {got}, expected 0 to {request.task.group_size - 1} in order"
+    return None
+
+
+def all_failed(request: SamplingRequest, error: str) -> list[Completion]:
+    """Return an answer to `request` in which every slot failed for good."""
+    return [failed(slot, error) for slot in range(request.task.group_size)]
+
+
+@contextlib.contextmanager
+def at_most(seconds: float, what: str) -> Iterator[None]:
+    """End this process with EXIT_RESTART if the block takes longer; 0 seconds: never."""
+    if not seconds:
+        yield
+        return
+    timer = threading.Timer(seconds, _give_up, (seconds, what))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _give_up(seconds: float, what: str) -> None:
+    why = f"{what} has taken over {seconds:g} s. Ending this process with exit code {EXIT_RESTART}; threads are at:\n"
+    with contextlib.suppress(OSError):
+        os.write(2, why.encode())
+        faulthandler.dump_traceback(2)
+    os._exit(EXIT_RESTART)

@@ -1,12 +1,11 @@
-"""Where a policy stands, as its agent follows it in the log.
+"""What an agent knows of its policy from the log.
 
-    adapters, batches, groups [of this policy] ──► Standing ──► which version serves, how many tasks may start
-    responses [of the agent's partitions]      ──► answered ──► which tasks need no answer any more
+    adapters, batches, groups [of this policy] ──► PolicyState ──► which version serves, how many tasks may start
+    responses [of the agent's partitions]      ──► answered    ──► which tasks need no answer any more
 
-All three topics are keyed by policy, so one partition of each holds everything. Adapters and batches are read from the
-start, groups from where one could still be of use: those of older versions would be stale in any batch to come.
-
-Not covered: dead letters for records here that cannot be read. The stages that own these topics write them.
+The first three topics are keyed by policy, so one partition of each holds everything. Adapters and batches are read
+from the start, groups from the first that a batch to come may still hold. Records here that cannot be decoded are
+skipped; the stages that own these topics write the dead letters.
 """
 
 from __future__ import annotations
@@ -34,22 +33,22 @@ log = logging.getLogger("streamward.policy")
 E = TypeVar("E", bound=Event)
 
 PAUSE_S = 2.0
-"""After so long without a poll, what was fetched may be old."""
+"""After this long without a poll, fetched records may be out of date."""
 CLOCK_SKEW_MS = 60_000
-"""How far the clocks of those who write tasks and responses may be apart when the log is searched by time."""
+"""How far the clocks of the writers of tasks and responses may differ when the log is searched by time."""
 
 
 class PolicyState:
     """The fold of one policy's adapters, batches and groups, up to date after each `poll`. Use as a context manager."""
 
     def __init__(self, settings: Settings) -> None:
-        """Read what there is now. Raises NotFoundError without the topics, LogError if the broker does not answer."""
+        """Read the log. Raises NotFoundError if a topic is missing, LogError if the broker does not answer."""
         self._settings = settings
         self._policy = settings.policy.name
-        self.arms = VersionRouter(self._policy)
+        self.router = VersionRouter(self._policy)
         self.admission = Admission(settings.batches)
         self.trained_at: dict[int, Coordinates] = {}
-        """Where the event that made each version lies."""
+        """Coordinates of the `trained` event of each version."""
         partition = partition_of(self._policy, settings.topics.policy_partitions)
         named = topics(settings.topics)
         labels = ("adapters", "batches", "groups")
@@ -68,17 +67,17 @@ class PolicyState:
                 self._fold[tp[0]](record)
         first, end = bounds[groups_tp]
         start = max(first, self._last_group.get(self.oldest_useful - 1, -1) + 1)
-        self._tail = PartitionReader(
+        self._reader = PartitionReader(
             settings, {adapters_tp: bounds[adapters_tp][1], batches_tp: bounds[batches_tp][1], groups_tp: start}
         )
-        while self._tail.position[groups_tp] < end:
+        while self._reader.position[groups_tp] < end:
             self.poll()
 
     def __enter__(self) -> PolicyState:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._tail.__exit__()
+        self._reader.__exit__()
 
     @property
     def oldest_useful(self) -> int:
@@ -86,40 +85,40 @@ class PolicyState:
         return self.admission.sequence - self._settings.batches.max_policy_lag
 
     def poll(self, timeout_s: float = 0.0) -> None:
-        """Take in what came since the last call."""
-        for record in self._tail.poll(timeout_s=timeout_s):
+        """Take in new records."""
+        for record in self._reader.poll(timeout_s=timeout_s):
             self._fold[record.at.topic](record)
         self._polled = time.monotonic()
 
-    def follow(self, patience: BrokerOutage) -> None:
-        """Take in what came since the last call; after a pause, every adapter event that is there by now.
+    def follow(self, outage: BrokerOutage) -> None:
+        """Take in new records; after a pause, at least every adapter event in the log by now.
 
-        librdkafka goes on fetching while a round is decoded, but not in a process that was frozen, nor while its broker
-        is away. What it holds then may be old, so the log is asked where it ends.
+        librdkafka keeps fetching while a round is decoded, but not in a frozen process, nor while the broker is
+        unreachable. What it has fetched may be out of date then, so the broker is asked where the log ends.
         """
         if time.monotonic() - self._polled > PAUSE_S:
-            bounds = patience.ask(lambda: offsets(self._settings, ["adapters"]), "to where a topic ends")
+            bounds = outage.ask(lambda: offsets(self._settings, ["adapters"]), "to where a topic ends")
             end = bounds[self._adapters][1]
-            while self._tail.position[self._adapters] < end:
-                before = self._tail.position
+            while self._reader.position[self._adapters] < end:
+                before = self._reader.position
                 self.poll(POLL_S)
-                if self._tail.position == before:
-                    patience.silent("with adapter events")
+                if self._reader.position == before:
+                    outage.silent("with adapter events")
                 else:
-                    patience.answered()
+                    outage.answered()
         self.poll()
 
     def _on_adapter(self, record: Record) -> None:
         event = _usable(record, AdapterEvent)
         if event is None or event.policy != self._policy:
             return
-        before = self.arms.serving
-        self.arms.take(event)
-        after = self.arms.serving
+        before = self.router.serving
+        self.router.take(event)
+        after = self.router.serving
         if event.kind == "trained":
             self.trained_at.setdefault(event.version, record.at)
         if after.primary != before.primary:
-            log.info("%s: version %d is primary now, it was %d", record.at, after.primary, before.primary)
+            log.info("%s: version %d is primary now, version %d was", record.at, after.primary, before.primary)
         if (after.candidate, after.share) != (before.candidate, before.share):
             who = "no version" if after.candidate is None else f"version {after.candidate}"
             log.info("%s: %s is the candidate now, for %g of the tasks", record.at, who, after.share)
@@ -140,17 +139,17 @@ class PolicyState:
 def _usable(record: Record, expected: type[E]) -> E | None:
     event = record.decode(expected)
     if isinstance(event, Poison):
-        log.warning("%s: passed over: %s", record.at, event.error)
+        log.warning("%s: skipped: %s", record.at, event.error)
         return None
     return event
 
 
-# --- what is answered already -----------------------------------------------------------------------------------------
+# --- which tasks are answered -----------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class _AnsweredSampling:
-    """A sampling as it is found on `responses`."""
+    """A sampling as found on `responses`."""
 
     first: Response
     timestamp_ms: int
@@ -160,44 +159,44 @@ class _AnsweredSampling:
 def answered(
     settings: Settings,
     committed: Mapping[TopicPartition, int],
-    standing: PolicyState,
+    state: PolicyState,
     *,
     now_ms: int,
-    patience: BrokerOutage,
+    outage: BrokerOutage,
 ) -> dict[int, set[str]]:
-    """Return, per partition of `tasks` in `committed`, the tasks from there on that have a whole sampling already.
+    """Return, per partition of `tasks` in `committed`, the tasks from there on that have a complete sampling.
 
     An agent that died between an answer and its commit finds the answer here: a task and its responses have the same
-    key, so they lie in partitions of the same number. `responses` is read from the time of the first uncommitted task.
-    On the way, samplings that may still be of use and whose group is not out yet are counted as in flight again; for
-    them the reading begins no earlier than a group may take to leave (`advantages.deadline_s`).
+    key, hence the same partition number. `responses` is read from the time of the first uncommitted task. On the way,
+    samplings that a batch to come may hold and whose group is not out yet are counted as in flight again; for these,
+    no older record is read than a group may take to close (`advantages.deadline_s`).
     """
     responses = topics(settings.topics)["responses"].name
-    bounds = patience.ask(lambda: offsets(settings, ["tasks", "responses"]), "to where topics end")
-    uncommitted = _first_times(settings, committed, bounds, patience)
-    since_ms = min([*uncommitted.values(), _in_flight_since(settings, standing, now_ms)]) - CLOCK_SKEW_MS
-    found_at = patience.ask(lambda: offsets_at(settings, ["responses"], max(0, since_ms)), "to where a time is")
+    bounds = outage.ask(lambda: offsets(settings, ["tasks", "responses"]), "to where topics end")
+    uncommitted = _first_times(settings, committed, bounds, outage)
+    since_ms = min([*uncommitted.values(), _in_flight_since(settings, state, now_ms)]) - CLOCK_SKEW_MS
+    found_at = outage.ask(lambda: offsets_at(settings, ["responses"], max(0, since_ms)), "to where a time is")
     ends = {(responses, partition): bounds[responses, partition][1] for _, partition in committed}
     starts = {tp: found_at[tp] if found_at[tp] >= 0 else end for tp, end in ends.items()}
-    attempts: dict[tuple[int, str], _AnsweredSampling] = {}
+    samplings: dict[tuple[int, str], _AnsweredSampling] = {}
     found: dict[int, set[str]] = {partition: set() for _, partition in committed}
-    for record in read(settings, starts, ends, patience=patience):
+    for record in read(settings, starts, ends, outage=outage):
         response = _usable(record, Response)
         if response is None or response.policy != settings.policy.name:
             continue
         key = (record.at.partition, response.sampling_id)
-        attempt = attempts.setdefault(key, _AnsweredSampling(response, record.timestamp_ms))
-        attempt.slots.add(response.slot)
-        if len(attempt.slots) < response.group_size:
+        sampling = samplings.setdefault(key, _AnsweredSampling(response, record.timestamp_ms))
+        sampling.slots.add(response.slot)
+        if len(sampling.slots) < response.group_size:
             continue
         found[record.at.partition].add(response.task_id)
-        if response.metadata.get("purpose") == "train" and response.adapter_version >= standing.oldest_useful:
-            standing.admission.start(response.task_id, give_up_ms=give_up_ms(settings, record.timestamp_ms))
+        if response.metadata.get("purpose") == "train" and response.adapter_version >= state.oldest_useful:
+            state.admission.start(response.task_id, give_up_ms=give_up_ms(settings, record.timestamp_ms))
     return found
 
 
 def give_up_ms(settings: Settings, since_ms: int, deadline_ms: int | None = None) -> int | None:
-    """Return when a group should long be out: its deadline, the join's grace, and a minute; None if it may never be."""
+    """Return when a group should long be out: deadline, advantages.grace_s and a minute; None if it has no deadline."""
     rule = settings.advantages
     if deadline_ms is None:
         if not rule.deadline_s:
@@ -210,19 +209,19 @@ def _first_times(
     settings: Settings,
     committed: Mapping[TopicPartition, int],
     bounds: Mapping[TopicPartition, tuple[int, int]],
-    patience: BrokerOutage,
+    outage: BrokerOutage,
 ) -> dict[TopicPartition, int]:
     """Return the record timestamp of the first uncommitted record of each partition that has one."""
     starts = {tp: max(offset, bounds[tp][0]) for tp, offset in committed.items()}
     starts = {tp: offset for tp, offset in starts.items() if offset < bounds[tp][1]}
-    first = read(settings, starts, {tp: offset + 1 for tp, offset in starts.items()}, patience=patience)
+    first = read(settings, starts, {tp: offset + 1 for tp, offset in starts.items()}, outage=outage)
     return {(record.at.topic, record.at.partition): record.timestamp_ms for record in first}
 
 
-def _in_flight_since(settings: Settings, standing: PolicyState, now_ms: int) -> int:
-    """Return the time before which no sampling was written that is still in flight and of use, ms; 0 if not known."""
-    version = standing.arms.adapters.versions.get(standing.oldest_useful)
-    made = version.created_at if version is not None else 0
+def _in_flight_since(settings: Settings, state: PolicyState, now_ms: int) -> int:
+    """Return the earliest time (ms) of a sampling that is still in flight and useful; 0 if unknown."""
+    version = state.router.adapters.versions.get(state.oldest_useful)
+    trained_at = version.created_at if version is not None else 0
     if not settings.advantages.deadline_s:
-        return made
-    return max(made, now_ms - int((settings.advantages.deadline_s + settings.advantages.grace_s) * 1000))
+        return trained_at
+    return max(trained_at, now_ms - int((settings.advantages.deadline_s + settings.advantages.grace_s) * 1000))

@@ -1,15 +1,13 @@
-"""Which adapter version answers each task, as an agent follows it.
+"""Which adapter version answers each task.
 
     adapters ──► fold ──► Serving ─┬─ less what cannot be loaded here ──► unpinned task: primary, or candidate
                                    └─ pinned task: its version, as soon as it is known
 
-A candidate that cannot be loaded gives its tasks back to the primary: they were not sampled yet, so its canary sees
-nothing of it. A primary that cannot be loaded is stood in for by the one before it. A pin is taken at its word whatever
-became of the version, as suites ask those that were rejected too; only one that is retired has no files any more.
+Tasks of a candidate that cannot be loaded go to the primary; they were not sampled yet, so the canary does not count
+them. A primary that cannot be loaded is replaced by the one before it. A pinned task is answered by its version
+whatever its status, since suites also ask rejected versions; only a retired one has no files any more.
 
-The pure half: no Kafka, no clock, no weights.
-
-Not covered: what other agents could load. Each finds out for itself, and says so in dead letters.
+No Kafka, no clock, no weights. Each agent finds out for itself what it cannot load.
 """
 
 from __future__ import annotations
@@ -26,15 +24,15 @@ BASE = 0
 
 
 class VersionRouter:
-    """One policy's versions and who of them answers here."""
+    """One policy's versions, and which of them answer here."""
 
     def __init__(self, policy: str) -> None:
-        """Begin before anything was trained."""
+        """Start before anything was trained."""
         self.adapters = adapters.empty(policy)
-        self.useless: set[int] = set()
-        """Versions whose adapter could not be loaded. They are not tried again."""
-        self.away: set[int] = set()
-        """Candidates that cannot be fetched at the moment."""
+        self.unusable: set[int] = set()
+        """Versions whose adapter could not be loaded. They are not tried again before a restart."""
+        self.unreachable: set[int] = set()
+        """Candidates that the store does not return at the moment."""
 
     def take(self, event: AdapterEvent) -> None:
         """Take in an adapter event; see `adapters.fold`."""
@@ -42,37 +40,39 @@ class VersionRouter:
 
     @property
     def primary(self) -> int:
-        """The version in force: the primary, or the one before it that could be loaded."""
+        """The primary, or the newest one before it that can be loaded."""
         return next((version for version in reversed(self.adapters.primaries) if self._can_serve(version)), BASE)
 
     @property
     def candidate(self) -> int | None:
-        """The version whose canary is under way, if it can be loaded."""
+        """The version under canary, if it can be loaded."""
         candidate = self.adapters.serving.candidate
-        return None if candidate is None or candidate in self.away or not self._can_serve(candidate) else candidate
+        return (
+            None if candidate is None or candidate in self.unreachable or not self._can_serve(candidate) else candidate
+        )
 
     @property
     def serving(self) -> Serving:
-        """Who answers unpinned tasks here."""
-        told, candidate = self.adapters.serving, self.candidate
-        share = told.share if candidate is not None else 0.0
-        return replace(told, primary=self.primary, candidate=candidate, share=share)
+        """Which versions answer unpinned tasks here."""
+        recorded, candidate = self.adapters.serving, self.candidate
+        share = recorded.share if candidate is not None else 0.0
+        return replace(recorded, primary=self.primary, candidate=candidate, share=share)
 
     @property
     def statuses(self) -> Mapping[int, Status]:
-        """What has become of every version."""
+        """The status of every version."""
         return self.adapters.serving.statuses
 
     def is_retired(self, version: int) -> bool:
-        """Whether the files of a version are gone. The base model has none, so it is never gone."""
+        """Whether the files of a version are gone; never true of the base model, which has none."""
         return version != BASE and self.statuses.get(version) == "retired"
 
     def _can_serve(self, version: int) -> bool:
-        return version not in self.useless and not self.is_retired(version)
+        return version not in self.unusable and not self.is_retired(version)
 
 
 def route(serving_now: Serving, task: Task) -> int | None:
-    """Return the version that answers `task`; None as long as nobody heard of the one it is pinned to."""
+    """Return the version that answers `task`; None while the one it is pinned to is unknown."""
     pinned = task.adapter_version
     if pinned is None:
         return serving.answers(serving_now, task.task_id)

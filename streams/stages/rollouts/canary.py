@@ -23,12 +23,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
+from schemas.conventions import POLICY_LAG
 from schemas.events import AdapterEvent, AdvantagedGroup, Verdict, derive_id
 from streams.evaluation import sequential
 from streams.evaluation.results import short
 from streams.evaluation.sequential import Arm, ArmPair, ConfidenceSequence
 from streams.settings.model import Canary as Rule
-from streams.stages.advantages.state import POLICY_LAG
 from streams.table_rows import pack, unpack
 
 STAGE = "rollouts"

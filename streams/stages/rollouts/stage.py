@@ -45,6 +45,7 @@ from streams.stages.rollouts import canary, guard
 from streams.stages.rollouts.state import DIRECT, RolloutRule, RolloutState, dump, load_line, rule_of, waiting
 
 if TYPE_CHECKING:
+    from streams.evaluation.suites import Suite
     from streams.kafka.record import Record
     from streams.observability.tracing.tracer import Trace
     from streams.worker.app import App, Outlet
@@ -224,12 +225,12 @@ def _shown(result: AdapterEvent) -> Version:
 # --- the wiring -------------------------------------------------------------------------------------------------------
 
 
-def register(app: App) -> None:
-    """Drive the reducers. Each table is written by one agent, so no row has two writers."""
+def register(app: App, suite: Suite | None) -> None:
+    """Drive the reducers; `suite` is the guard's. Each table is written by one agent, so no row has two writers."""
     from streams.worker.agent import agent
     from streams.worker.app import Outlet, record_of, table
 
-    settings, rule = app.settings, rule_of(app.settings)
+    settings, rule = app.settings, rule_of(app.settings, suite)
     named, outlet = topics(settings.topics), Outlet(app, STAGE)
     partitions = settings.topics.policy_partitions
     lines, results = table(app, "rollouts-lines", partitions), table(app, "rollouts-results", partitions)

@@ -43,19 +43,14 @@ class RolloutRule:
 DIRECT = RolloutRule()
 
 
-def rule_of(settings: Settings) -> RolloutRule:
-    """Return the rule in force. Raises SettingsError for mode `guarded` without a suite, and as `suites.load`."""
-    mode, file = settings.rollouts.mode, settings.guard.suite
-    if mode == "guarded" and file is None:
+def rule_of(settings: Settings, suite: Suite | None) -> RolloutRule:
+    """Return the rule in force, with the guard's suite. Raises SettingsError for mode `guarded` without one."""
+    mode = settings.rollouts.mode
+    if mode == "guarded" and suite is None:
         raise SettingsError(
             "rollouts.mode is guarded, but guard.suite names no file, so nothing would ever be promoted; set it to a "
             "suite, e.g. docs/examples/suite.yaml, or take another mode"
         )
-    suite = None
-    if file is not None:
-        from streams.evaluation import suites
-
-        suite = suites.load(file, settings.topics)
     return RolloutRule(mode, settings.guard, suite, settings.canary)
 
 

@@ -3,12 +3,14 @@
     responses ──► its task, from the same partition of `tasks` ──► each reward source ──► rewards
     key task_id                                                                           key task_id
 
-Quick scorers run here; those that can hang run in worker processes, the judge in threads, and while they do the next
-responses are read. A score that fails for good is a reward with an error and no value. Offsets are committed when the
-rewards of everything before them are acknowledged; a response delivered twice is scored twice, under the same
-`reward_id`. A response that failed (`error`) is not scored: the join counts it as answered.
+Quick scorers run here. Scorers that can hang run in worker processes, the judge in threads; meanwhile the next
+responses are read. A score that fails for good is a reward with an error and no value. Offsets are committed once the
+rewards of all earlier responses are acknowledged; a response delivered twice is scored twice, under the same
+`reward_id`. A response that failed (`error`) is not scored: the advantages stage counts it as answered.
 
-Not covered: a response whose task comes more than TASK_WAIT_S later goes to `dead-letters` as `unknown_task`.
+A response goes to `dead-letters` instead if its task does not come within TASK_WAIT_S (`unknown_task`), or asks for the
+judge where none is configured (`no_judge`): another agent, or this one once configured, can still score it
+(`streamward dlq redrive`), where a reward with an error would be final.
 """
 
 from __future__ import annotations
@@ -21,17 +23,15 @@ from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from types import TracebackType
 from typing import Self
 
 from schemas import serde
 from schemas.events import Response, Reward, RewardSource, Task, derive_id
 from streams.kafka.client import POLL_S
-from streams.kafka.consumer import GroupConsumer, OffsetTracker
 from streams.kafka.producer import Producer
-from streams.kafka.record import Record, TopicPartition, dead_letter
 from streams.kafka.registry import client as schema_registry
 from streams.kafka.retry import BrokerOutage, StoppedWaiting
+from streams.kafka.tracked import TakenRecord, TrackedConsumer
 from streams.observability import catalog, metrics
 from streams.observability.metrics import OFF, Meter
 from streams.observability.tracing import context, tracer as tracing
@@ -42,14 +42,14 @@ from streams.stages.scoring.task_lookup import TaskLookup
 
 STAGE = "scoring"
 TASK_WAIT_S = 5.0
-"""How long a response waits for its task. A policy agent reads the task from the log before it answers, so only an
-agent outside of it can be early."""
+"""How long a response waits for its task. A policy agent reads the task from the log before it answers, so only
+responses of other programs can be early."""
 TASK_RETRY_S = 0.5
-MOST_OPEN = 512
-"""Responses in work at most; beyond, reading pauses."""
+MAX_OPEN = 512
+"""Responses in work; beyond, reading pauses."""
 JUDGE_THREADS = 8
 DRAIN_S = 5.0
-"""After SIGTERM: for scores that still run. What is not done then is scored again by the next agent."""
+"""After SIGTERM: for scores that still run. What is not done by then is scored again by the next agent."""
 BUSY_POLL_S = 0.02
 """Wait for new responses while scores are running."""
 
@@ -59,7 +59,7 @@ log = logging.getLogger(__name__)
 def run(settings: Settings, *, stop: threading.Event) -> None:
     """Score responses until `stop` is set, then finish what is open (at most DRAIN_S), commit and return.
 
-    While the broker is away the agent waits (streams/kafka/retry.py). Raises LogError if the log refuses.
+    While the broker is unreachable the agent waits (streams/kafka/retry.py). Raises LogError if the broker refuses.
     """
     try:
         with (
@@ -79,9 +79,8 @@ def run(settings: Settings, *, stop: threading.Event) -> None:
 class Item:
     """One response in work."""
 
-    record: Record
+    taken: TakenRecord
     response: Response
-    progress: OffsetTracker
     sources_left: int = 0
     waits_until: float = 0.0
     began: float = field(default_factory=time.monotonic)
@@ -89,136 +88,94 @@ class Item:
     @property
     def partition(self) -> int:
         """Of `responses`, and of `tasks` as well."""
-        return self.record.at.partition
+        return self.taken.record.at.partition
 
 
 class ScoringAgent:
     """One scoring agent. Use as a context manager, and call `step` from one thread."""
 
     def __init__(
-        self, settings: Settings, patience: BrokerOutage, meter: Meter = OFF, tracer: Tracer = NO_TRACER
+        self, settings: Settings, outage: BrokerOutage, meter: Meter = OFF, tracer: Tracer = NO_TRACER
     ) -> None:
         self._meter, self._tracer = meter, tracer
         self._scorers = Scorers(settings.scoring)
         self._pool = ThreadPoolExecutor(settings.scoring.processes + JUDGE_THREADS, thread_name_prefix="scorer")
         self._finished: queue.SimpleQueue[tuple[Item, RewardSource, Future[ScoreOutcome]]] = queue.SimpleQueue()
-        self._progress: dict[TopicPartition, OffsetTracker] = {}
-        self._committed: dict[TopicPartition, int] = {}
         self._waiting: list[Item] = []  # for their task
         self._tried = 0.0
-        self._open = 0
-        self._paused: list[TopicPartition] = []
-        self._closing = False
-        self._tasks = TaskLookup(settings, patience=patience)
-        self._producer = Producer(settings, patience=patience, meter=meter, stage=STAGE)
-        self._consumer = GroupConsumer(
-            settings,
-            STAGE,
-            ["responses"],
-            on_revoked=self._on_revoked,
-            patience=patience,
-            meter=meter,
-            stage=STAGE,
-        )
-        meter.collect(lambda: meter.set(catalog.OPEN, self._open))
+        self._tasks = TaskLookup(settings, outage=outage)
+        self._producer = Producer(settings, outage=outage, stage=STAGE)
+        self._consumer = TrackedConsumer(settings, STAGE, "responses", self._producer, outage, max_open=MAX_OPEN)
+        meter.collect(lambda: meter.set(catalog.OPEN, self._consumer.open))
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, at: TracebackType | None) -> None:
-        self._closing = True
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._scorers.stop()
         self._pool.shutdown(wait=False, cancel_futures=True)
         self._scorers.close()
         self._pool.shutdown()
         self._consumer.close()
-        self._tasks.__exit__(kind, exc, at)
-        self._producer.__exit__(kind, exc, at)
+        self._tasks.__exit__()
+        self._producer.__exit__(kind)
 
     def step(self) -> None:
-        """Read what came, score what is quick, hand out the rest, write what is finished, commit."""
+        """Read responses, score with quick scorers, start the others, write finished scores, commit."""
         self._meter.at("reads and scores")
-        self._breathe()
-        records = self._consumer.poll(timeout_s=BUSY_POLL_S if self._open else POLL_S)
-        self._begin([item for record in records if (item := self._take(record)) is not None], time.monotonic())
-        self._ask_again()
+        taken = self._consumer.poll(BUSY_POLL_S if self._consumer.open else POLL_S)
+        self._begin([item for one in taken if (item := self._item(one)) is not None], time.monotonic())
+        self._retry_waiting()
         self._collect()
-        self._commit()
+        self._consumer.commit()
 
     def drain(self) -> None:
         """Wait for scores that still run, at most DRAIN_S, write and commit them."""
         until = time.monotonic() + DRAIN_S
-        while self._open > len(self._waiting) and time.monotonic() < until:
+        while self._consumer.open > len(self._waiting) and time.monotonic() < until:
             self._collect(BUSY_POLL_S)
-        self._commit()
-        if self._open:
-            log.info("stopping with %d responses not scored; the next agent begins with them", self._open)
+        self._consumer.commit()
+        if self._consumer.open:
+            log.info("stopping with %d responses not scored; the next agent starts with them", self._consumer.open)
 
-    # --- reading ------------------------------------------------------------------------------------------------------
+    # --- the task of each response ------------------------------------------------------------------------------------
 
-    def _breathe(self) -> None:
-        """Stop reading while too much is open, and begin again when half of it is done."""
-        if self._open >= MOST_OPEN:
-            self._paused = self._consumer.assignment()
-            self._consumer.pause(self._paused)
-        elif self._paused and self._open <= MOST_OPEN // 2:
-            owned = set(self._consumer.assignment())
-            self._consumer.resume([tp for tp in self._paused if tp in owned])
-            self._paused = []
-
-    def _on_revoked(self, partitions: list[TopicPartition]) -> None:
-        """Commit what is done; what is open is scored again by the next owner, under the same ids."""
-        if not self._closing:
-            self._commit()
-        for tp in partitions:
-            self._committed.pop(tp, None)
-            gone = self._progress.pop(tp, None)
-            if gone is not None:
-                self._open -= gone.left
-        self._waiting = [item for item in self._waiting if self._is_ours(item)]
-
-    def _is_ours(self, item: Item) -> bool:
-        at = item.record.at
-        return self._progress.get((at.topic, at.partition)) is item.progress
-
-    def _take(self, record: Record) -> Item | None:
+    def _item(self, taken: TakenRecord) -> Item | None:
         """Return the response in this record, or None if there is nothing to score."""
-        progress = self._progress.setdefault((record.at.topic, record.at.partition), OffsetTracker())
-        progress.read(record.at.offset)
-        self._open += 1
-        response = record.decode(Response)
+        response = taken.record.decode(Response)
         if isinstance(response, serde.Poison):
-            self._bury(record, progress, response.reason, response.error)
+            self._consumer.bury(taken, response.reason, response.error)
             return None
-        item = Item(record, response, progress)
+        item = Item(taken, response)
         if response.error is not None:
             self._finish(item)
             return None
         return item
 
     def _begin(self, items: Iterable[Item], now: float) -> None:
-        """Start the scores of these responses; one whose task is not there yet waits for it."""
+        """Start the scores of these responses; one whose task is not in the log yet waits for it."""
         by_partition: dict[int, list[Item]] = {}
         for item in items:
             by_partition.setdefault(item.partition, []).append(item)
-        for partition, asking in by_partition.items():
-            tasks = self._tasks.find(partition, {item.response.task_id for item in asking})
-            for item in asking:
+        for partition, together in by_partition.items():
+            tasks = self._tasks.find(partition, {item.response.task_id for item in together})
+            for item in together:
                 task = tasks.get(item.response.task_id)
                 if isinstance(task, Task):
                     self._score(task, item)
                 elif task is not None:
                     error = f"its task {item.response.task_id} cannot be read: {task.error}"
-                    self._bury(item.record, item.progress, "unknown_task", error)
+                    self._consumer.bury(item.taken, "unknown_task", error)
                 elif not item.waits_until:
                     item.waits_until = now + TASK_WAIT_S
                     self._waiting.append(item)
                 elif item.waits_until <= now:
-                    self._bury(item.record, item.progress, "unknown_task", _unknown(item.response, partition))
+                    self._consumer.bury(item.taken, "unknown_task", _unknown(item.response, partition))
                 else:
                     self._waiting.append(item)
 
-    def _ask_again(self) -> None:
+    def _retry_waiting(self) -> None:
+        self._waiting = [item for item in self._waiting if self._consumer.owns(item.taken)]
         now = time.monotonic()
         if self._waiting and now - self._tried >= TASK_RETRY_S:
             self._tried = now
@@ -228,6 +185,9 @@ class ScoringAgent:
     # --- scoring ------------------------------------------------------------------------------------------------------
 
     def _score(self, task: Task, item: Item) -> None:
+        if (error := self._scorers.missing(task)) is not None:
+            self._consumer.bury(item.taken, "no_judge", error)
+            return
         item.sources_left = len(task.reward_sources)
         if not item.sources_left:
             self._finish(item)
@@ -241,7 +201,7 @@ class ScoringAgent:
                 future.add_done_callback(partial(self._on_scored, item, source))
 
     def _trace(self, item: Item, reward_id: str) -> Trace | None:
-        return self._tracer.follows(context.of_headers(item.record.headers), reward_id)
+        return self._tracer.follows(context.of_headers(item.taken.record.headers), reward_id)
 
     def _on_scored(self, item: Item, source: RewardSource, future: Future[ScoreOutcome]) -> None:
         self._finished.put((item, source, future))  # called in the pool's thread
@@ -255,55 +215,34 @@ class ScoringAgent:
                 return
             wait_s = 0.0
             outcome = future.result()
-            if self._is_ours(item):
+            if self._consumer.owns(item.taken):
                 self._write(item, source, outcome)
 
     def _write(self, item: Item, source: RewardSource, outcome: ScoreOutcome) -> None:
+        record = item.taken.record
         self._meter.observe(catalog.SCORE_SECONDS, outcome.latency_ms / 1000, source.name)
         if outcome.error is not None:
             self._meter.add(catalog.SCORE_FAILURES, source.name)
-            log.warning("response not scored by %s: %s", source.name, outcome.error, extra={"at": item.record.at})
+            log.warning("response not scored by %s: %s", source.name, outcome.error, extra={"at": record.at})
         reward = reward_of(item.response, source, outcome, int(time.time() * 1000))
         trace = self._trace(item, reward.reward_id)
         try:
             self._producer.send(reward, on_ack=self._tracer.on_ack(reward, trace), headers=tracing.headers_of(trace))
         except serde.EncodeError as exc:
-            error = f"the reward of {source.name} cannot be written: {exc}"
-            self._bury(item.record, None, "malformed_reward", error)
+            self._consumer.dead_letter(
+                record, "malformed_reward", f"the reward of {source.name} cannot be written: {exc}"
+            )
         item.sources_left -= 1
         if not item.sources_left:
             self._finish(item)
 
-    # --- done ---------------------------------------------------------------------------------------------------------
-
-    def _bury(self, record: Record, progress: OffsetTracker | None, reason: str, error: str) -> None:
-        letter = dead_letter(record, stage=STAGE, reason=reason, error=error)
-        log.warning("dead letter, %s: %s", reason, error, extra={"at": record.at})
-        self._producer.send(letter)
-        if progress is not None:
-            progress.done(record.at.offset)
-            self._open -= 1
-
     def _finish(self, item: Item) -> None:
-        item.progress.done(item.record.at.offset)
-        self._open -= 1
+        self._consumer.done(item.taken)
         self._meter.observe(catalog.PROCESSING, time.monotonic() - item.began, STAGE)
-
-    def _commit(self) -> None:
-        """Commit what is done, once all that was written about it is acknowledged."""
-        ready = {
-            tp: progress.next_offset
-            for tp, progress in self._progress.items()
-            if progress.next_offset is not None and progress.next_offset != self._committed.get(tp)
-        }
-        if ready:
-            self._producer.flush()
-            self._consumer.commit(ready)
-            self._committed.update(ready)
 
 
 def reward_of(response: Response, source: RewardSource, outcome: ScoreOutcome, now_ms: int) -> Reward:
-    """Return what `source` said about `response`, as the event that says so."""
+    """Return the reward event for what `source` said about `response`."""
     return Reward(
         reward_id=derive_id(response.response_id, source.name),
         response_id=response.response_id,

@@ -11,7 +11,6 @@ Not covered: a suite that another process asks of the same experiment at the sam
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -20,8 +19,8 @@ from schemas.events import AdapterEvent, AdvantagedGroup, Response, Reward, Rewa
 from schemas.serde import Poison, encode
 from streams.adapters import versions as adapters
 from streams.errors import NotFoundError, RefusedError, SettingsError
-from streams.evaluation import results as outcomes, run as evaluate, suites
-from streams.kafka import admin
+from streams.evaluation import results as outcomes, run as evaluate
+from streams.kafka import admin, times
 from streams.kafka.producer import Producer
 from streams.kafka.reader import PartitionReader
 from streams.kafka.record import Record, TopicPartition, partition_of
@@ -29,7 +28,7 @@ from streams.kafka.topics import KEYED_BY_TASK, topics
 from streams.settings.model import Settings
 from streams.stages.policy import agent as policy
 from streams.stages.scoring import agent as scoring
-from streams.stages.tasks import submit
+from streams.stages.tasks import submit, suites
 from streams.tools.archive.history import Log
 from streams.tools.replay import driver, experiments
 from streams.tools.replay.copy import Stopped
@@ -112,7 +111,7 @@ def run(
 
 def _asked(own: Settings, suite: HeldOutSuite) -> dict[str, Task]:
     """Return the questions by id."""
-    now_ms = time.time_ns() // 1_000_000
+    now_ms = times.now_ms()
     questions = suites.generated(suite.generator, count=suite.count, seed=suite.seed)
     asked = (
         suite.judged(task)

@@ -17,11 +17,12 @@ from collections.abc import Iterable
 from dataclasses import replace
 from itertools import accumulate
 
+from schemas.conventions import POLICY_LAG
 from schemas.events import AdapterEvent, SourceRange
 from schemas.serde import Poison
 from streams.kafka.topics import topics
 from streams.settings.model import Settings
-from streams.stages.advantages.state import POLICY_LAG, EmitGroup
+from streams.stages.advantages.state import EmitGroup
 from streams.tools.archive.history import History
 from streams.tools.replay.selection import bounds
 

@@ -245,7 +245,7 @@ class Worker:
 
     def __init__(self) -> None:
         self.stage, self.rows = AdvantageStage(SETTINGS), GroupRows()
-        self.stage.KEPT_BYTES = 8000  # so that some responses are read again from the log
+        self.stage.cache.MAX_BYTES = 8000  # so that some responses are read again from the log
         self.table: dict[int, dict[bytes, bytes]] = {}
 
 

@@ -1,6 +1,6 @@
 """One partition of the four topics, and the join reading it.
 
-    Log.read(event) ──► next offset of its topic ──► Join.reduce ──► Log.closes, Log.rejects, Log.group()
+    Log.read(event) ──► next offset of its topic ──► GroupReducer.reduce ──► Log.closes, Log.rejects, Log.group()
                                   state ──► table row ──► state, before and after every step
 
 Not covered: several partitions. The join never looks from one into another.
@@ -13,9 +13,10 @@ from typing import Any
 
 from schemas.events import AdvantagedGroup, Coordinates, Event, GroupControl, Response, Reward, Task
 from streams.settings.model import Advantages
-from streams.stages.advantages.reducer import Join
+from streams.stages.advantages.group_event import assemble
+from streams.stages.advantages.reducer import GroupReducer
 from streams.stages.advantages.rows import dump, load
-from streams.stages.advantages.state import DeadLetterEffect, Effect, EmitGroup, GroupState, assemble
+from streams.stages.advantages.state import DeadLetterEffect, Effect, EmitGroup, GroupState
 from tests.support.factories import response, reward
 
 TOPICS: dict[type[Any], str] = {
@@ -30,7 +31,7 @@ class Log:
     """Partition 5 of the four topics, and the join reading it; the table row is written and read at every step."""
 
     def __init__(self, **rule: Any) -> None:
-        self.join = Join(Advantages(**rule), "responses", "rewards")
+        self.reducer = GroupReducer(Advantages(**rule), "responses", "rewards")
         self.state: GroupState = None
         self.ends: dict[str, int] = {}
         self.responses: dict[tuple[int, int], Response] = {}
@@ -48,7 +49,7 @@ class Log:
         if isinstance(event, Response):
             self.responses[5, offset] = event
         at = Coordinates(TOPICS[type(event)], 5, offset)
-        self.state, effects = self.join.reduce(reloaded(self.state), event, at, at_ms)
+        self.state, effects = self.reducer.reduce(reloaded(self.state), event, at, at_ms)
         assert reloaded(self.state) == self.state
         self.closes += [effect for effect in effects if isinstance(effect, EmitGroup)]
         self.rejects += [effect for effect in effects if isinstance(effect, DeadLetterEffect)]
@@ -64,7 +65,7 @@ class Log:
         return assemble(close, self.responses)
 
     def reasons(self) -> list[tuple[str, str]]:
-        """Return what was rejected: where it lies, and why."""
+        """Return what was rejected: its coordinates, and why."""
         return [(f"{effect.at.topic}@{effect.at.offset}", effect.reason) for effect in self.rejects]
 
 

@@ -23,7 +23,7 @@ from safetensors.torch import save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from schemas.events import Message, RewardSource, Sampling, Task
-from streams.engines import SamplingRequest
+from streams.engines.protocol import SamplingRequest
 from streams.settings.model import Model, Policy, Settings
 from tests.support.models.tiny import VOCABULARY, tiny_tokenizer
 

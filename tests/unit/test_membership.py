@@ -1,4 +1,4 @@
-"""The lease on a membership, and aiokafka's own objects under it; only the broker below them is played."""
+"""A membership, and aiokafka's own objects under it; only the broker below them is played."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from aiokafka.structs import OffsetAndMetadata, TopicPartition
 from streams.settings.model import Settings
 from streams.worker.app import build_app
 from streams.worker.faust import fixes, pinned_sources, watchdog
-from streams.worker.faust.membership import REPLACED, Lease, lease
+from streams.worker.faust.membership import REPLACED, Membership, membership
 
 CHANGELOG = TopicPartition("streams-open-groups-changelog", 0)
 OK, REBALANCE_IN_PROGRESS, UNKNOWN_MEMBER = 0, 27, 25
@@ -27,12 +27,12 @@ OK, REBALANCE_IN_PROGRESS, UNKNOWN_MEMBER = 0, 27, 25
 
 @pytest.fixture
 def now(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
-    """The seconds since boot, as the lease of a worker that just started sees them; its session lasts 6 s."""
+    """The seconds since boot, as the membership of a worker that just started sees them; its session lasts 6 s."""
     build_app(Settings(), worker_name="unit")
     now = [1000.0]
-    monkeypatch.setattr(lease, "clock", lambda: now[0])
+    monkeypatch.setattr(membership, "clock", lambda: now[0])
     yield now
-    lease.begin(float("inf"))
+    membership.reset(float("inf"))
 
 
 class Ended(Exception):
@@ -114,7 +114,7 @@ def test_every_function_that_is_replaced_is_installed_and_guarded_by_its_hash(no
 
 def test_membership_is_in_doubt_once_the_last_answer_is_older_than_the_session() -> None:
     now = [0.0]
-    one = Lease(6, clock=lambda: now[0])
+    one = Membership(6, clock=lambda: now[0])
     now[0] = 100
     assert not one.in_doubt()  # not a member yet
     one.join(100)
@@ -139,7 +139,7 @@ def test_answer_of_the_group_counts_from_when_it_was_asked_for(now: list[float])
 
         coordinator._client.send = slow
         assert await coordinator._do_heartbeat()
-        assert lease.in_doubt()
+        assert membership.in_doubt()
 
     run(scene)
 
@@ -147,23 +147,23 @@ def test_answer_of_the_group_counts_from_when_it_was_asked_for(now: list[float])
 @pytest.mark.parametrize("error", [OK, REBALANCE_IN_PROGRESS])
 def test_heartbeat_that_is_answered_confirms_the_membership(now: list[float], error: int) -> None:
     async def scene() -> None:
-        lease.join(now[0])
+        membership.join(now[0])
         now[0] += 100  # a broker that was away
-        assert lease.in_doubt()
+        assert membership.in_doubt()
         assert await member(error)._do_heartbeat()
-        assert not lease.in_doubt() and not lease.lost
+        assert not membership.in_doubt() and not membership.lost
 
     run(scene)
 
 
 def test_heartbeat_that_is_rejected_ends_the_membership_until_the_next_join(now: list[float]) -> None:
     async def scene() -> None:
-        lease.join(now[0])
+        membership.join(now[0])
         coordinator = member(UNKNOWN_MEMBER, OK)
         assert not await coordinator._do_heartbeat()
-        assert lease.lost and lease.memberships == 1
+        assert membership.lost and membership.epoch == 1
         await coordinator._send_req(SyncGroupRequest("streams", 4, "me", "", []))
-        assert not lease.lost and lease.memberships == 1
+        assert not membership.lost and membership.epoch == 1
 
     run(scene)
 
@@ -171,11 +171,11 @@ def test_heartbeat_that_is_rejected_ends_the_membership_until_the_next_join(now:
 def test_member_that_leaves_by_itself_has_lost_nothing(now: list[float]) -> None:
     # what a stopping worker still has to send, it sends
     async def scene() -> None:
-        lease.join(now[0])
+        membership.join(now[0])
         coordinator = member()
         coordinator._closing.set_result(None)
         coordinator.reset_generation()
-        assert not lease.lost
+        assert not membership.lost
 
     run(scene)
 
@@ -184,13 +184,13 @@ def test_row_waits_for_the_group_to_answer_and_is_sent_then(now: list[float]) ->
     # a broker that was away for longer than the session: nobody took over
     async def scene() -> None:
         outbox = Outbox()
-        lease.join(now[0])
+        membership.join(now[0])
         await outbox.fill()
         now[0] += 100
         sending = outbox.flush()
         await asyncio.sleep(0.1)
         assert outbox.sent == 0
-        lease.confirm(now[0])
+        membership.confirm(now[0])
         await sending
         assert outbox.sent == 1
 
@@ -203,12 +203,12 @@ def test_row_of_a_membership_that_was_lost_is_not_sent_and_the_process_ends(
 ) -> None:
     async def scene() -> None:
         outbox = Outbox()
-        lease.join(now[0])
+        membership.join(now[0])
         await outbox.fill()
         now[0] += 100
-        lease.lose()
+        membership.lose()
         if joined_again:
-            lease.join(now[0])
+            membership.join(now[0])
         with pytest.raises(Ended, match="75"):
             await outbox.flush()
         assert outbox.sent == 0

@@ -1,0 +1,20 @@
+"""What readers and writers of events agree on beyond the fields: names in `metadata`, and the default deadline."""
+
+from __future__ import annotations
+
+from schemas.events import Task
+
+POLICY_LAG = "policy_lag"
+"""Metadata of a group sampled by adapters of another run: how many versions its sampler was behind the newest one when
+the group was complete. Version numbers of that run mean nothing in this one."""
+
+
+def deadline_ms(task: Task, timestamp_ms: int, default_s: float) -> int | None:
+    """Return the time (ms since the epoch) after which nothing recorded counts for `task`; None if there is no limit.
+
+    A task without a deadline of its own gets `default_s` seconds (0: no limit) from the timestamp of its record, so
+    that every reader computes the same.
+    """
+    if task.deadline_at is not None or not default_s:
+        return task.deadline_at
+    return timestamp_ms + int(default_s * 1000)

@@ -1,0 +1,27 @@
+"""Build the engine that the settings name."""
+
+from __future__ import annotations
+
+import os
+
+from streams.engines.protocol import Engine
+from streams.settings.model import Settings
+
+
+def build(settings: Settings) -> Engine:
+    """Return the engine that `settings.policy` asks for, serving version 0. Raises SettingsError if it cannot start."""
+    if settings.policy.engine == "scripted":
+        from streams.engines.scripted import ScriptedEngine
+
+        return ScriptedEngine(settings.policy.script)
+    # Read once, when torch loads OpenMP: waiting threads yield instead of spinning. Where processes share cores, two
+    # spinning threads are several times slower than one.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    if settings.policy.engine == "vllm":
+        from streams.engines.vllm.engine import VllmEngine
+
+        return VllmEngine(settings)
+    from streams.engines.base_model import load_base
+    from streams.engines.transformers_engine import TransformersEngine
+
+    return TransformersEngine(load_base(settings.model), settings.policy.threads)

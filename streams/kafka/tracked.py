@@ -1,0 +1,145 @@
+"""Work through a topic as a member of a consumer group: read, hold back, commit what is done.
+
+    poll ──► TakenRecord ──► `done`, in any order ──► commit: flush the producer, then the offsets below the first open
+      └── pauses at `max_open` records that are not done, resumes at half of it
+
+An offset is committed only after everything written for the records below it is acknowledged. Records that are open
+when a partition is lost are worked through again by its next owner.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from streams.kafka.client import POLL_S
+from streams.kafka.consumer import GroupConsumer, OffsetTracker
+from streams.kafka.producer import Producer
+from streams.kafka.record import Record, TopicPartition, dead_letter
+from streams.kafka.retry import BrokerOutage
+from streams.settings.model import Settings
+
+log = logging.getLogger("streamward.kafka")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TakenRecord:
+    """A record that was read, and the assignment of its partition under which it was."""
+
+    record: Record
+    tracker: OffsetTracker
+
+    @property
+    def partition(self) -> TopicPartition:
+        """Where it was read."""
+        return (self.record.at.topic, self.record.at.partition)
+
+
+class TrackedConsumer:
+    """One stage's reader of one topic. `producer` writes what the stage makes of the records."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        group: str,
+        topic: str,
+        producer: Producer,
+        outage: BrokerOutage,
+        *,
+        max_open: int,
+    ) -> None:
+        """Join `group`, named for its stage (`policy` of `policy-default`), to read the topic with label `topic`."""
+        self._stage, self._producer, self._max_open = group.partition("-")[0], producer, max_open
+        self._trackers: dict[TopicPartition, OffsetTracker] = {}
+        self._committed: dict[TopicPartition, int] = {}
+        self._assigned: set[TopicPartition] = set()  # since `take_assigned`
+        self._paused = self._closing = False
+        self._consumer = GroupConsumer(
+            settings,
+            group,
+            [topic],
+            on_assigned=self._on_assigned,
+            on_revoked=self._on_revoked,
+            outage=outage,
+        )
+
+    @property
+    def open(self) -> int:
+        """Records that were read and are not done."""
+        return sum(tracker.left for tracker in list(self._trackers.values()))
+
+    def poll(self, timeout_s: float = POLL_S) -> list[TakenRecord]:
+        """Return new records, as soon as there is one; each is open until `done`. Raises as `GroupConsumer.poll`."""
+        self._pause_or_resume()
+        taken = []
+        for record in self._consumer.poll(timeout_s=timeout_s):
+            tracker = self._trackers.get((record.at.topic, record.at.partition))
+            if tracker is not None:  # else the partition was lost within this very poll
+                tracker.read(record.at.offset)
+                taken.append(TakenRecord(record, tracker))
+        return taken
+
+    def take_assigned(self) -> set[TopicPartition]:
+        """Return the partitions assigned since the last call, less those that are lost again."""
+        assigned, self._assigned = self._assigned, set()
+        return assigned
+
+    def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """Return the group's commits, as the broker has them; see `GroupConsumer.committed`."""
+        return self._consumer.committed(partitions)
+
+    def owns(self, taken: TakenRecord) -> bool:
+        """Whether the partition has been ours ever since this record was read; else its next owner works on it."""
+        return self._trackers.get(taken.partition) is taken.tracker
+
+    def done(self, taken: TakenRecord) -> None:
+        """Mark a record as done: everything that follows from it was handed to the producer."""
+        taken.tracker.done(taken.record.at.offset)
+
+    def bury(self, taken: TakenRecord, reason: str, error: str) -> None:
+        """Write a dead letter for a record that cannot be used, and mark it as done."""
+        self.dead_letter(taken.record, reason, error)
+        self.done(taken)
+
+    def dead_letter(self, record: Record, reason: str, error: str) -> None:
+        """Write a dead letter for a record."""
+        log.warning("dead letter, %s: %s", reason, error, extra={"at": record.at})
+        self._producer.send(dead_letter(record, stage=self._stage, reason=reason, error=error))
+
+    def commit(self) -> None:
+        """Commit what is done, once everything the producer was given is acknowledged."""
+        due = {
+            tp: tracker.next_offset
+            for tp, tracker in self._trackers.items()
+            if tracker.next_offset is not None and tracker.next_offset != self._committed.get(tp)
+        }
+        if due:
+            self._producer.flush()
+            self._consumer.commit(due)
+            self._committed |= due
+
+    def close(self) -> None:
+        """Leave the group, without a commit."""
+        self._closing = True
+        self._consumer.close()
+
+    def _pause_or_resume(self) -> None:
+        if self.open >= self._max_open:
+            self._consumer.pause(self._consumer.assignment())  # again each time: what was assigned meanwhile is not
+            self._paused = True
+        elif self._paused and self.open <= self._max_open // 2:
+            self._consumer.resume(self._consumer.assignment())
+            self._paused = False
+
+    def _on_assigned(self, partitions: list[TopicPartition]) -> None:
+        self._assigned.update(partitions)
+        self._trackers |= {tp: OffsetTracker() for tp in partitions}
+
+    def _on_revoked(self, partitions: list[TopicPartition]) -> None:
+        if not self._closing:
+            self.commit()
+        self._assigned.difference_update(partitions)
+        for tp in partitions:
+            self._trackers.pop(tp, None)
+            self._committed.pop(tp, None)

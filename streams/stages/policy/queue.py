@@ -1,0 +1,145 @@
+"""The tasks that wait for an answer.
+
+    tasks ──► another policy's? answered already? ──► waiting ──► answered
+                                                         └──► dropped: its deadline has passed, or its group is out
+
+A task that is delivered again while it waits, or after it was answered, is skipped: by this agent, or by one before it
+(its answers are in the log then). So are answers that nobody could use. A `serve` task is never dropped: somebody may
+still read the answer.
+
+While `policy.max_waiting` tasks wait nothing is read, so an eval task behind them waits as well.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable
+from itertools import count
+
+from schemas import serde
+from schemas.conventions import deadline_ms
+from schemas.events import Coordinates, Task
+from streams.kafka.retry import BrokerOutage
+from streams.kafka.tracked import TakenRecord, TrackedConsumer
+from streams.observability import catalog
+from streams.observability.metrics import Meter
+from streams.observability.tracing.tracer import Tracer
+from streams.settings.model import Settings
+from streams.stages.policy.admission import RecentTasks
+from streams.stages.policy.sampling import WaitingTask
+from streams.stages.policy.state import PolicyState, answered
+
+SWEEP_S = 1.0
+"""How often all waiting tasks are checked for a passed deadline."""
+
+log = logging.getLogger("streamward.policy")
+
+
+class TaskQueue:
+    """Tasks of one policy that were read and are not answered."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        consumer: TrackedConsumer,
+        state: PolicyState,
+        outage: BrokerOutage,
+        meter: Meter,
+        tracer: Tracer,
+    ) -> None:
+        self._settings, self._consumer, self._state, self._outage = settings, consumer, state, outage
+        self._meter, self._tracer = meter, tracer
+        self._arrivals = count()
+        self._waiting: dict[Coordinates, WaitingTask] = {}
+        self._taken: dict[Coordinates, TakenRecord] = {}
+        self._ids: set[str] = set()  # of those that wait
+        self._answered: dict[int, RecentTasks] = {}  # by partition
+        self._next_sweep = 0.0
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def waiting(self) -> list[WaitingTask]:
+        """All of them, in no order."""
+        return list(self._waiting.values())
+
+    def read(self, wait_s: float) -> None:
+        """Take in new tasks, waiting at most `wait_s` for the first; let go of partitions that were lost."""
+        taken = self._consumer.poll(wait_s)
+        for at in [at for at, one in self._taken.items() if not self._consumer.owns(one)]:
+            self._forget(at)
+        self._look_up_answered()
+        for one in taken:
+            if self._consumer.owns(one):
+                self._take(one)
+
+    def sweep(self) -> None:
+        """Drop what is overtaken, once every SWEEP_S."""
+        now = time.monotonic()
+        if now >= self._next_sweep:
+            self._next_sweep = now + SWEEP_S
+            for task_id in self._state.admission.expire(now_ms()):
+                log.warning("task %s: its group did not come; it no longer counts as in flight", task_id)
+            self.drop_overtaken(self.waiting)
+
+    def drop_overtaken(self, candidates: Iterable[WaitingTask]) -> bool:
+        """Drop those whose answers could not count any more; their groups say why. Return whether there were any."""
+        now, before = now_ms(), len(self)
+        for one in candidates:
+            if one.task.purpose == "serve":
+                continue
+            is_late = one.deadline_ms is not None and one.deadline_ms < now
+            if is_late or self._state.admission.is_out(one.task.task_id):
+                why = "its deadline has passed" if is_late else "its group is out already"
+                log.info("%s: task %s is not sampled: %s", one.at, one.task.task_id, why)
+                self._meter.add(catalog.DROPS, "policy", "too_late" if is_late else "group_is_out")
+                self._done(one)
+        return len(self) < before
+
+    def answered(self, one: WaitingTask) -> None:
+        """Mark a task as answered: its responses were handed to the producer."""
+        self._answered[one.at.partition].add(one.task.task_id)
+        self._done(one)
+
+    def _look_up_answered(self) -> None:
+        """Find out what is answered already in the partitions that were just assigned."""
+        partitions = self._consumer.take_assigned()
+        if not partitions:
+            return
+        committed = self._consumer.committed(partitions)
+        self._state.poll()
+        found = answered(self._settings, committed, self._state, now_ms=now_ms(), outage=self._outage)
+        self._answered |= {partition: RecentTasks(task_ids) for partition, task_ids in found.items()}
+
+    def _take(self, taken: TakenRecord) -> None:
+        record = taken.record
+        task = record.decode(Task)
+        if isinstance(task, serde.Poison):
+            self._consumer.bury(taken, task.reason, task.error)
+        elif task.policy != self._settings.policy.name or self._is_repeated(task, record.at.partition):
+            self._consumer.done(taken)
+        else:
+            until_ms = deadline_ms(task, record.timestamp_ms, self._settings.advantages.deadline_s)
+            trace = self._tracer.taken(task, record)
+            self._taken[record.at] = taken
+            self._ids.add(task.task_id)
+            self._waiting[record.at] = WaitingTask(task, record.at, until_ms, next(self._arrivals), trace)
+
+    def _is_repeated(self, task: Task, partition: int) -> bool:
+        """Whether this task waits already, or has its answer: one id is one task, in one partition."""
+        return task.task_id in self._ids or task.task_id in self._answered[partition]
+
+    def _done(self, one: WaitingTask) -> None:
+        self._consumer.done(self._taken[one.at])
+        self._forget(one.at)
+
+    def _forget(self, at: Coordinates) -> None:
+        self._ids.discard(self._waiting.pop(at).task.task_id)
+        del self._taken[at]
+
+
+def now_ms() -> int:
+    """Return the time, ms since the epoch."""
+    return int(time.time() * 1000)

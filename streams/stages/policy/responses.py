@@ -1,0 +1,121 @@
+"""Write what an engine answered.
+
+request, Completion ──► Response ──► encoded, if it fits ──► responses
+                             └── it does not: written as failed
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+
+from schemas import serde
+from schemas.events import Response, derive_id
+from streams.engines.protocol import Completion, SamplingRequest
+from streams.kafka.producer import Producer
+from streams.kafka.topics import topics
+from streams.observability import catalog
+from streams.observability.metrics import Meter
+from streams.observability.tracing import tracer as tracing
+from streams.observability.tracing.tracer import Tracer
+from streams.settings.model import Topics
+
+log = logging.getLogger("streamward.policy")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedVersion:
+    """What every response of a round records about the engine that answered."""
+
+    adapter_version: int
+    engine: str
+    base_digest: str
+    tokenizer_digest: str
+    created_at: int
+    latency_ms: float
+
+
+def response(request: SamplingRequest, completion: Completion, served: ServedVersion) -> Response:
+    """Return the record of one slot."""
+    task = request.task
+    good = completion.error is None
+    return Response(
+        response_id=derive_id(request.sampling_id, completion.slot),
+        sampling_id=request.sampling_id,
+        task_id=task.task_id,
+        created_at=served.created_at,
+        traceparent=task.traceparent,
+        metadata={"purpose": task.purpose},
+        policy=task.policy,
+        slot=completion.slot,
+        group_size=task.group_size,
+        adapter_version=served.adapter_version,
+        base_digest=served.base_digest,
+        tokenizer_digest=served.tokenizer_digest,
+        engine=served.engine,
+        finish_reason=completion.finish_reason if good else "error",
+        error=completion.error,
+        prompt_tokens=len(completion.prompt_token_ids),
+        completion_tokens=len(completion.completion_token_ids) if good else 0,
+        latency_ms=served.latency_ms,
+        text=completion.text if good else "",
+        sampling=task.sampling,
+        prompt_token_ids=completion.prompt_token_ids if good else (),
+        completion_token_ids=completion.completion_token_ids if good else (),
+        logprobs=completion.logprobs if good else (),
+        loss_mask=(True,) * len(completion.completion_token_ids) if good else (),
+    )
+
+
+def unusable(slot: Response, error: str) -> Response:
+    """Return `slot` as one that failed for good."""
+    return replace(
+        slot,
+        finish_reason="error",
+        error=error,
+        text="",
+        completion_tokens=0,
+        prompt_token_ids=(),
+        completion_token_ids=(),
+        logprobs=(),
+        loss_mask=(),
+    )
+
+
+class ResponseWriter:
+    """Hands responses to the log."""
+
+    def __init__(self, settings: Topics, producer: Producer, meter: Meter, tracer: Tracer) -> None:
+        self._topic = topics(settings)["responses"].name
+        self._max_bytes = settings.max_record_bytes
+        self._producer, self._meter, self._tracer = producer, meter, tracer
+
+    def write(self, request: SamplingRequest, completion: Completion, served: ServedVersion) -> None:
+        """Hand one response to the log; one that cannot be written becomes a failed one."""
+        slot = response(request, completion, served)
+        try:
+            payload = self._encoded(slot)
+        except serde.EncodeError as exc:
+            log.error("task %s: slot %d failed: %s", slot.task_id, slot.slot, exc)
+            slot = unusable(slot, str(exc))
+            payload = serde.encode(slot)
+        _count(self._meter, slot)
+        trace = self._tracer.follows(request.trace, slot.response_id)
+        on_ack, headers = self._tracer.on_ack(slot, trace), tracing.headers_of(trace)
+        self._producer.send_bytes(self._topic, slot.task_id.encode(), payload, on_ack=on_ack, headers=headers)
+
+    def _encoded(self, slot: Response) -> bytes:
+        payload = serde.encode(slot)
+        if len(payload) > self._max_bytes:
+            raise serde.EncodeError(
+                f"the response has {len(payload)} bytes, and topics.max_record_bytes is {self._max_bytes}; ask for "
+                "fewer tokens, or raise it"
+            )
+        return payload
+
+
+def _count(meter: Meter, slot: Response) -> None:
+    """Count one response that was written."""
+    meter.add(catalog.RESPONSES, slot.policy, slot.finish_reason)
+    meter.add(catalog.TOKENS, slot.policy, by=slot.completion_tokens)
+    meter.add(catalog.PROMPT_TOKENS, slot.policy, by=slot.prompt_tokens)

@@ -1,0 +1,326 @@
+"""What is asked of a version: a catalogue of scenarios in a YAML file.
+
+    suite.yaml ──► scenarios: a generator's held-out tasks, or a file of JSON lines ──► questions, in a fixed order
+                                                                                   └──► name@digest
+
+The name that results are recorded under ends with a digest of the questions themselves: texts, verifiers, sampling,
+scorers, in their order. So equal names mean equal questions, also when a generator or a file of tasks has changed
+since; thresholds and comments are not part of it. Questions are asked greedily and once each unless the scenario says
+otherwise, and none twice in a suite, since the same question again is no further evidence.
+
+    name: sums                        also what `streamward adapters list` shows
+    scenarios:
+      one-digit:                      as it stands in results
+        generator: sums               or `file: tasks.jsonl`, beside the suite, as `streamward tasks submit` takes it
+        count: 35                     of a file: so many of its first tasks; all unless said
+        seed: 0                       of a generator, like `options`
+        group_size: 1                 responses per task
+        sampling: {temperature: 0}    and top_p, max_tokens, seed, stop; what is not said is the task's own
+        reward_sources: [exact]       instead of the task's own
+        thresholds: {success: 0.5, mean_reward: 0.4}      the guard promotes nothing below
+
+Not covered: more than MAX_TASKS questions. The count of a suite is one table row, written anew for each.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from itertools import islice
+from pathlib import Path
+from typing import Annotated, Any
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
+
+from schemas.events import MAX_GROUP_SIZE, RewardSource, Task
+from streams.errors import EventError, NotFoundError, SettingsError
+from streams.evaluation.run import in_turns
+from streams.evaluation.suites import Suite, generated_name
+from streams.scorers.verdict import nearest
+from streams.settings.model import Settings, Topics
+from streams.stages.tasks.generators import TaskSpec, generate
+from streams.stages.tasks.lines import RewardSourceLine, check_file, task_problems
+from streams.stages.tasks.submit import Submitted, submit
+
+MAX_TASKS = 1000
+DEADLINE_MS = 24 * 3600 * 1000
+"""For an answer to a question of `ask`; one without an answer by then counts as failed."""
+NAME = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,59}$"
+Name = Annotated[str, StringConstraints(pattern=NAME)]
+KeyPath = tuple[str | int, ...]
+
+
+class _SuiteModel(BaseModel):
+    """Strict types, no unknown keys, no NaN."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class SamplingPart(_SuiteModel):
+    """How tokens are drawn."""
+
+    temperature: float = Field(0.0, ge=0)
+    top_p: float = Field(1.0, gt=0, le=1)
+    max_tokens: int | None = Field(None, ge=1)
+    seed: int | None = None
+    stop: tuple[str, ...] | None = None
+
+
+class ThresholdsPart(_SuiteModel):
+    """What a version must reach, whatever the primary does."""
+
+    success: float | None = Field(None, ge=0, le=1)
+    mean_reward: float | None = None
+
+
+class ScenarioPart(_SuiteModel):
+    """One family of questions."""
+
+    generator: str | None = None
+    options: dict[str, Any] | None = None
+    seed: int | None = None
+    file: str | None = None
+    count: int | None = Field(None, ge=1, le=MAX_TASKS)
+    group_size: int = Field(1, ge=1, le=MAX_GROUP_SIZE)
+    sampling: SamplingPart = SamplingPart()
+    reward_sources: tuple[RewardSourceLine, ...] | None = Field(None, min_length=1)
+    thresholds: ThresholdsPart = ThresholdsPart()
+
+    @model_validator(mode="after")
+    def _has_one_origin(self) -> ScenarioPart:
+        if (self.generator is None) == (self.file is None):
+            raise ValueError("give either generator or file")
+        if self.generator is not None and self.count is None:
+            raise ValueError("a generator makes tasks without end; give count")
+        if self.file is not None and (self.options is not None or self.seed is not None):
+            raise ValueError("options and seed are a generator's; a file of tasks is what it is")
+        if self.group_size > 1 and self.sampling.temperature == 0:
+            raise ValueError(
+                f"group_size {self.group_size} at temperature 0 is the same answer {self.group_size} times; set "
+                "sampling.temperature, or leave group_size out"
+            )
+        return self
+
+
+class SuitePart(_SuiteModel):
+    """The file."""
+
+    name: Name
+    about: str = ""
+    scenarios: dict[Name, ScenarioPart] = Field(min_length=1)
+
+
+def load(file: Path, topic_settings: Topics | None = None) -> Suite:
+    """Return the suite in a YAML file.
+
+    Raises NotFoundError if the file, one it names, or a generator is missing; SettingsError, naming file, line and
+    key, for anything in it that cannot be.
+    """
+    text = _read(file)
+    part = _parsed(text, file)
+    questions: list[Task] = []
+    for name, scenario in part.scenarios.items():
+        try:
+            asked = [_asked(task, name, scenario) for task in _tasks(scenario, file, topic_settings or Topics())]
+        except NotFoundError as exc:
+            raise NotFoundError(f"{file}: scenarios.{name}: {exc}") from exc
+        except (EventError, SettingsError) as exc:
+            raise SettingsError(f"{file}: scenarios.{name}: {exc}") from exc
+        for number, task in enumerate(asked, 1):
+            if problem := "; ".join(task_problems(task, topic_settings or Topics())):
+                raise SettingsError(f"{file}: scenarios.{name}: task {number}: {problem}")
+        questions += asked
+    if len(questions) > MAX_TASKS:
+        raise SettingsError(f"{file}: {len(questions)} tasks, expected at most {MAX_TASKS}; split them into two suites")
+    _refuse_repeated(questions, file)
+    thresholds = {
+        name: {key: value for key, value in scenario.thresholds.model_dump().items() if value is not None}
+        for name, scenario in part.scenarios.items()
+    }
+    return Suite(
+        name=f"{part.name}@{_digest(questions)}",
+        questions=tuple(questions),
+        thresholds={name: least for name, least in thresholds.items() if least},
+    )
+
+
+def of_guard(settings: Settings) -> Suite | None:
+    """Return the suite in `guard.suite`, None if no file is set. Raises as `load`."""
+    return None if settings.guard.suite is None else load(settings.guard.suite, settings.topics)
+
+
+def generated(generator: str, *, count: int, seed: int) -> Suite:
+    """Return a generator's held-out tasks as a suite of one scenario, for who has no file.
+
+    Its name is `GENERATOR/n=COUNT/seed=SEED`, as ever. Raises as `generators.generate`.
+    """
+    spec = TaskSpec(family=generator, count=count, seed=seed, purpose="eval", policy="")
+    return Suite(name=generated_name(generator, count, seed), questions=tuple(generate(spec, now_ms=0)), thresholds={})
+
+
+def ask(settings: Settings, suite: Suite, policy: str, versions: Sequence[int]) -> Submitted:
+    """Submit the suite's tasks for these versions, in turns, less those in the log already. Raises as `submit`."""
+    now_ms = time.time_ns() // 1_000_000
+    questions = in_turns(suite, policy=policy, versions=versions, now_ms=now_ms, deadline_ms=now_ms + DEADLINE_MS)
+    return submit(settings, questions)
+
+
+# --- questions --------------------------------------------------------------------------------------------------------
+
+
+def _tasks(scenario: ScenarioPart, file: Path, topic_settings: Topics) -> Iterator[Task]:
+    """Yield the tasks of a scenario as its origin has them."""
+    if scenario.generator is not None:
+        spec = TaskSpec(
+            family=scenario.generator,
+            count=scenario.count or 0,
+            seed=scenario.seed or 0,
+            purpose="eval",
+            policy="",
+            options=scenario.options or {},
+        )
+        yield from generate(spec, now_ms=0)
+        return
+    source = file.parent / (scenario.file or "")
+    checked = check_file(_read(source).splitlines(), source.name, policy="-", now_ms=0, topic_settings=topic_settings)
+    if checked.problems:
+        raise SettingsError("; ".join(str(problem) for problem in checked.problems[:3]))
+    wanted = len(checked.tasks) if scenario.count is None else scenario.count
+    if not checked.tasks or wanted > len(checked.tasks):
+        raise SettingsError(f"{source} has {len(checked.tasks)} different tasks, expected {max(wanted, 1)} or more")
+    yield from islice(checked.tasks, wanted)
+
+
+def _asked(task: Task, scenario: str, part: ScenarioPart) -> Task:
+    """Return a task as this suite asks it."""
+    said = {name: value for name, value in part.sampling.model_dump().items() if value is not None}
+    sources = task.reward_sources
+    if part.reward_sources is not None:
+        sources = tuple(
+            RewardSource(name=one.name, weight=one.weight, settings=_json(one.settings)) for one in part.reward_sources
+        )
+    return replace(
+        task,
+        policy="",
+        purpose="eval",
+        scenario=scenario,
+        group_size=part.group_size,
+        adapter_version=None,
+        deadline_at=None,
+        traceparent=None,
+        sampling=replace(task.sampling, **said),
+        reward_sources=sources,
+    )
+
+
+def _json(given: str | dict[str, Any]) -> str:
+    return given if isinstance(given, str) else json.dumps(given)
+
+
+def _content(task: Task) -> str:
+    """Return what makes a question this question."""
+    fields = asdict(task)
+    asked = ("scenario", "group_size", "sampling", "verifier", "reward_sources", "messages")
+    return json.dumps([fields[name] for name in asked], sort_keys=True)
+
+
+def _digest(questions: list[Task]) -> str:
+    return hashlib.sha256("\n".join(map(_content, questions)).encode()).hexdigest()[:8]
+
+
+def _refuse_repeated(questions: list[Task], file: Path) -> None:
+    """Refuse a question that stands there twice: it would count as two pieces of evidence."""
+    first: dict[tuple[Any, ...], int] = {}
+    for number, task in enumerate(questions):
+        said = (task.messages, task.verifier)
+        if said in first:
+            text = task.messages[-1].content
+            raise SettingsError(
+                f"{file}: scenarios.{task.scenario}: task {number + 1} of the suite asks what task {first[said] + 1} "
+                f"asks: {text if len(text) <= 80 else text[:77] + '...'} The same question again is no further "
+                "evidence; lower the count, or take another seed or other options"
+            )
+        first[said] = number
+
+
+# --- the file ---------------------------------------------------------------------------------------------------------
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except OSError as exc:
+        raise NotFoundError(f"{file}: {exc.strerror}; docs/examples/suite.yaml is a suite to begin with") from exc
+    except UnicodeDecodeError as exc:
+        raise SettingsError(f"{file}: not UTF-8: {exc.reason} at byte {exc.start}; save it as UTF-8") from exc
+
+
+def _parsed(text: str, file: Path) -> SuitePart:
+    """Return what the file says. Raises SettingsError with the line of each fault."""
+    try:
+        lines = dict(_lines(yaml.compose(text, Loader=yaml.SafeLoader), text, file))
+        data = yaml.safe_load(text)
+        return SuitePart.model_validate_json(json.dumps(data, default=str))
+    except yaml.YAMLError as exc:
+        mark = getattr(exc, "problem_mark", None)
+        where = f"{file}:{mark.line + 1}" if mark is not None else str(file)
+        raise SettingsError(f"{where}: not YAML: {getattr(exc, 'problem', None) or exc}") from exc
+    except ValidationError as exc:
+        raise SettingsError("\n".join(_explain(error, lines, file) for error in exc.errors())) from exc
+
+
+def _lines(root: Any, text: str, file: Path) -> Iterator[tuple[KeyPath, int]]:
+    """Yield (path, line) of everything in the file; refuse what YAML would take for something else, or twice."""
+    for token in yaml.scan(text, Loader=yaml.SafeLoader):
+        if isinstance(token, yaml.AliasToken):
+            raise SettingsError(f"{file}:{token.start_mark.line + 1}: *{token.value} is an alias; write it out")
+    if not isinstance(root, yaml.MappingNode):
+        raise SettingsError(f"{file}: expected name and scenarios; docs/examples/suite.yaml is a suite to begin with")
+    yield (), root.start_mark.line + 1
+    waiting: list[tuple[KeyPath, Any]] = [((), root)]
+    while waiting:
+        path, node = waiting.pop()
+        if isinstance(node, yaml.SequenceNode):
+            waiting += [((*path, number), item) for number, item in enumerate(node.value)]
+            yield from (((*path, number), item.start_mark.line + 1) for number, item in enumerate(node.value))
+        if not isinstance(node, yaml.MappingNode):
+            continue
+        seen: set[str] = set()
+        for key, value in node.value:
+            where = f"{file}:{key.start_mark.line + 1}: {'.'.join(map(str, path)) or 'the suite'}"
+            if key.tag != "tag:yaml.org,2002:str":
+                raise SettingsError(f"{where}: the key {key.value} is no text to YAML; quote it")
+            if key.value in seen:
+                raise SettingsError(f"{where} has {key.value} twice; only the last would count")
+            seen.add(key.value)
+            yield (*path, key.value), key.start_mark.line + 1
+            if not isinstance(value, yaml.ScalarNode):
+                waiting.append(((*path, key.value), value))
+
+
+_MODELS: dict[str, type[BaseModel]] = {
+    "sampling": SamplingPart,
+    "thresholds": ThresholdsPart,
+    "reward_sources": RewardSourceLine,
+}
+
+
+def _explain(error: Any, lines: Mapping[KeyPath, int], file: Path) -> str:
+    """Return one fault: file, line, key, and the nearest key for an unknown one."""
+    loc: KeyPath = tuple(error["loc"])
+    known = next((loc[:end] for end in range(len(loc), -1, -1) if loc[:end] in lines), ())
+    where = f"{file}:{lines.get(known, 1)}: {'.'.join(map(str, known)) or 'the suite'}"
+    message = error["msg"].removeprefix("Value error, ")
+    if error["type"] == "extra_forbidden":
+        parent = next((str(part) for part in reversed(known[:-1]) if part in _MODELS), "")
+        model = _MODELS.get(parent, SuitePart if len(known) == 1 else ScenarioPart)
+        return f"{where}: there is no such key; {nearest(str(known[-1]), model.model_fields)}"
+    if error["type"] == "missing":
+        return f"{where} has no {loc[-1]}"
+    got = json.dumps(error["input"], default=str)
+    is_part = isinstance(error["input"], dict)
+    return f"{where}: {message}" + ("" if is_part else f" (got {got if len(got) <= 60 else got[:57] + '...'})")
