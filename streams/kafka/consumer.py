@@ -104,7 +104,7 @@ class GroupConsumer(Reader):
         comes next, and if the broker was away longer than the patience lasts.
         """
         self._raise_trouble()
-        self._meter.beat()
+        self._meter.heartbeat()
         records = []
         for message in consume(self._consumer, count, timeout_s):
             if (error := trouble_of(message)) is None:

@@ -99,7 +99,7 @@ class BrokerOutage:
 
         Raises StoppedWaiting once the process should stop, LogError once the broker was away for kafka.outage_s.
         """
-        self._meter.beat()
+        self._meter.heartbeat()
         now = time.monotonic()
         step_s, self._asked_at = now - self._asked_at, now
         if self._away_s is None or (step_s > NOTICE_S and not self._told):
@@ -118,7 +118,7 @@ class BrokerOutage:
             )
         if not self._told:
             log.warning("%s: waiting, %g s at most", said_nothing, self._kafka.outage_s)
-            self._meter.ready("kafka", said_nothing)
+            self._meter.not_ready("kafka", said_nothing)
             self._told = True
 
     def probe(self, ask: Callable[[], object]) -> None:

@@ -81,7 +81,7 @@ def _patiently(settings: Settings, meter: Meter, stop: threading.Event, call: Ca
         try:
             result = call()
         except (RegistryUnavailable, NotFoundError) as exc:
-            meter.beat()
+            meter.heartbeat()
             meter.ready(SCHEMA_REGISTRY, str(exc))
             if told is not type(exc):
                 log.warning("%s. Waiting", exc)

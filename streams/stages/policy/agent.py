@@ -97,7 +97,7 @@ def run(settings: Settings, *, stop: threading.Event, engine: Engine | None = No
             return
         from streams import engines
 
-        meter.at("building the engine", within_s=START_S)
+        meter.begin("building the engine", within_s=START_S)
         built = engines.build(settings)
         try:
             _run(settings, stop, built, meter, tracer)
@@ -165,7 +165,7 @@ class PolicyAgent:
 
     def step(self) -> bool:
         """Read what came, answer one round if there is one, commit. Return whether a round was answered."""
-        self._meter.at("looks for tasks")
+        self._meter.begin("looks for tasks")
         self._standing.follow(self._patience)
         self._read(POLL_S if not any(self._waiting.values()) else 0.0 if self._next_round() else HELD_POLL_S)
         self._sweep()
@@ -385,10 +385,10 @@ class PolicyAgent:
         """Tell what is asked for now and then; called in the thread of the server, so it only reads."""
         policy, serving = self._settings.policy.name, self._standing.arms.serving
         self._meter.set(catalog.WAITING, sum(map(len, list(self._waiting.values()))), policy)
-        self._meter.only(catalog.ADAPTER, 1, policy, "served", str(self._engine.served_version))
-        self._meter.only(catalog.PRIMARY, serving.primary, policy)
-        self._meter.only(catalog.CANDIDATE, serving.candidate, policy)
-        self._meter.only(catalog.SHARE, serving.share, policy)
+        self._meter.set(catalog.ADAPTER, 1, policy, "served", str(self._engine.served_version))
+        self._meter.set(catalog.PRIMARY, serving.primary, policy)
+        self._meter.set(catalog.CANDIDATE, serving.candidate, policy)
+        self._meter.set(catalog.SHARE, serving.share, policy)
 
     # --- done ---------------------------------------------------------------------------------------------------------
 

@@ -137,7 +137,7 @@ class ScoringAgent:
 
     def step(self) -> None:
         """Read what came, score what is quick, hand out the rest, write what is finished, commit."""
-        self._meter.at("reads and scores")
+        self._meter.begin("reads and scores")
         self._breathe()
         records = self._consumer.poll(timeout_s=BUSY_POLL_S if self._open else POLL_S)
         self._begin([item for record in records if (item := self._take(record)) is not None], time.monotonic())
