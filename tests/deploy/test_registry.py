@@ -27,7 +27,7 @@ from deploy.test_rendered import containers
 from factories import one_of_each, task
 from running import read, records, running, said, until
 from scraped import get
-from theirs import plain, where, with_millis
+from theirs import plain, registry_client, where, with_millis
 
 from schemas import ids as numbering, versions
 from schemas.events import AdvantagedGroup, DeadLetter, Message, Response, Reward, RewardSource, Sampling, Task
@@ -56,7 +56,7 @@ def apicurio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Apicurio]:
         pytest.skip(f"NOT RUN: {OPT_IN}=1 is not set; `make test-deploy` does")
     try:
         with apicurio_running(tmp_path_factory.mktemp("apicurio")) as running_one:
-            with SchemaRegistryClient({"url": running_one.url}) as client:
+            with registry_client(running_one.url) as client:
                 for number in range(OTHERS):
                     record = {"type": "record", "name": f"Other{number}", "fields": []}
                     client.register_schema(f"other-{number}-value", Schema(json.dumps(record), "AVRO"))
@@ -67,7 +67,7 @@ def apicurio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Apicurio]:
 
 @pytest.fixture
 def client(apicurio: Apicurio) -> Iterator[SchemaRegistryClient]:
-    with SchemaRegistryClient({"url": apicurio.url}) as client:
+    with registry_client(apicurio.url) as client:
         yield client
 
 

@@ -82,7 +82,7 @@ def _patiently(settings: Settings, meter: Meter, stop: threading.Event, call: Ca
             result = call()
         except (RegistryUnavailable, NotFoundError) as exc:
             meter.heartbeat()
-            meter.ready(SCHEMA_REGISTRY, str(exc))
+            meter.not_ready(SCHEMA_REGISTRY, str(exc))
             if told is not type(exc):
                 log.warning("%s. Waiting", exc)
                 told = type(exc)

@@ -197,7 +197,7 @@ def opened(settings: Settings, process: str, meter: Meter = NO_METER) -> Iterato
         from streams.observability.tracing import export
     except ImportError as exc:
         raise SettingsError(
-            f"tracing.otlp_endpoint is {settings.tracing.otlp_endpoint}, and what sends spans is not installed ({exc}). "
+            f"tracing.otlp_endpoint is {settings.tracing.otlp_endpoint}, but what sends spans is not installed: {exc}. "
             "Install the extra, streamward[tracing], or leave tracing.otlp_endpoint empty"
         ) from exc
     with export.Exporter(settings.tracing, process, meter) as exporter:
