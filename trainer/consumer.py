@@ -194,7 +194,7 @@ class PolicyTrainer:
                     self._intake.took(self._source, record.at.offset, record.timestamp_ms)
                     batch = record.decode(Batch)
                     if isinstance(batch, Poison):
-                        log.error("%s: passed over, not a batch: %s", record.at, batch.error)
+                        log.error("passed over, not a batch: %s", batch.error, extra=record.log_extra)
                         self._producer.send(dead_letter(record, stage=STAGE, reason=batch.reason, error=batch.error))
                         self._producer.flush()
                     elif due(batch, self._settings.policy.name, self._learner.version):
@@ -250,7 +250,7 @@ class PolicyTrainer:
         records = fetch(self._settings, wanted, patience=self._patience)
         chosen = self._learner.choose(batch, (records[coordinates] for coordinates in wanted))
         for record, reason, error in chosen.refused:
-            log.warning("%s: left out of the step: %s", record.at, error)
+            log.warning("left out of the step: %s", error, extra=record.log_extra)
             self._producer.send(dead_letter(record, stage=STAGE, reason=reason, error=error))
         if chosen.refused:
             self._producer.flush()  # before the checkpoint, after which this batch is not read again

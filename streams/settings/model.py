@@ -395,6 +395,14 @@ class Metrics(Section):
     )
 
 
+class Logging(Section):
+    """What each process prints on stderr while it works."""
+
+    format: Literal["text", "json"] = Field(
+        "text", description="json: an object per line, with time, level, logger, coordinates and trace id"
+    )
+
+
 class Tracing(Section):
     """Where each process sends its spans. What came with a trace keeps it, whether or not anything is sent."""
 
@@ -443,5 +451,6 @@ class Settings(Section):
     archive: Archive = Archive()
     schemas: Schemas = Schemas()
     metrics: Metrics = Metrics()
+    logging: Logging = Logging()
     tracing: Tracing = Tracing()
     broker: Broker = Broker()

@@ -27,7 +27,7 @@ from deploy.test_rendered import containers
 from factories import one_of_each, task
 from running import read, records, running, said, until
 from scraped import get
-from theirs import plain, registry_client, where, with_millis
+from theirs import SUBJECTS, plain, registry_client, where, with_millis
 
 from schemas import ids as numbering, versions
 from schemas.events import AdvantagedGroup, DeadLetter, Message, Response, Reward, RewardSource, Sampling, Task
@@ -197,8 +197,8 @@ def test_confluents_deserializer_reads_what_we_write_and_we_read_its_serializer(
         payload = next(record.payload for record in lying[label] if record.decode(type(event)) == event)
         assert payload is not None and payload[5:] == before[5:] and payload[:5] != before[:5]
         place = where(event, registered.topics)
-        assert with_millis(AvroDeserializer(client)(payload, place)) == plain(event)
-        rules = {"auto.register.schemas": False, "use.latest.version": True}
+        assert with_millis(AvroDeserializer(client, conf=SUBJECTS)(payload, place)) == plain(event)
+        rules = {"auto.register.schemas": False, "use.latest.version": True, **SUBJECTS}
         theirs = AvroSerializer(client, versions.files().newest(type(event)).text, conf=rules)(plain(event), place)
         assert decode(theirs, type(event)) == event == decode(before, type(event))
 

@@ -225,7 +225,7 @@ class PolicyAgent:
         progress.read(offset)
         task = record.decode(Task)
         if isinstance(task, serde.Poison):
-            log.warning("%s: dead-lettered, %s: %s", record.at, task.reason, task.error)
+            log.warning("dead-lettered, %s: %s", task.reason, task.error, extra=record.log_extra)
             self._producer.send(dead_letter(record, stage=STAGE, reason=task.reason, error=task.error))
             progress.done(offset)
         elif task.policy != self._settings.policy.name or task.task_id in self._answered[tp]:
@@ -255,7 +255,12 @@ class PolicyAgent:
             is_over = waiting.deadline_ms is not None and waiting.deadline_ms < now_ms
             if is_over or self._standing.admission.is_out(waiting.task.task_id):
                 why = "its deadline has passed" if is_over else "its group is out already"
-                log.info("%s: task %s is not sampled: %s", waiting.at, waiting.task.task_id, why)
+                log.info(
+                    "task %s is not sampled: %s",
+                    waiting.task.task_id,
+                    why,
+                    extra={"at": waiting.at, "trace": waiting.trace},
+                )
                 self._meter.add(catalog.DROPS, STAGE, "too_late" if is_over else "group_is_out")
                 self._done(waiting)
         return sum(map(len, self._waiting.values())) < before

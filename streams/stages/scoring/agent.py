@@ -262,7 +262,7 @@ class ScoringAgent:
         self._meter.observe(catalog.SCORE_SECONDS, outcome.latency_ms / 1000, source.name)
         if outcome.error is not None:
             self._meter.add(catalog.SCORE_FAILURES, source.name)
-            log.warning("response not scored by %s: %s", source.name, outcome.error, extra={"at": item.record.at})
+            log.warning("response not scored by %s: %s", source.name, outcome.error, extra=item.record.log_extra)
         reward = reward_of(item.response, source, outcome, int(time.time() * 1000))
         trace = self._trace(item, reward.reward_id)
         try:
@@ -278,7 +278,7 @@ class ScoringAgent:
 
     def _bury(self, record: Record, progress: OffsetTracker | None, reason: str, error: str) -> None:
         letter = dead_letter(record, stage=STAGE, reason=reason, error=error)
-        log.warning("dead letter, %s: %s", reason, error, extra={"at": record.at})
+        log.warning("dead letter, %s: %s", reason, error, extra=record.log_extra)
         self._producer.send(letter)
         if progress is not None:
             progress.done(record.at.offset)
