@@ -34,9 +34,9 @@ Format = Literal["text", "json"]
 
 
 class Burst(NamedTuple):
-    """How often one message is printed: `count` times per `window_s`."""
+    """How often one message is printed: `lines` times per `window_s`."""
 
-    count: int
+    lines: int
     window_s: float
 
 
@@ -83,7 +83,7 @@ class RateLimit:
             self._windows[key] = _Window(now, printed=1)
             return True
         window.printed += 1
-        if window.printed <= burst.count:
+        if window.printed <= burst.lines:
             return True
         window.held, window.last = window.held + 1, record
         return False

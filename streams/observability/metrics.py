@@ -17,6 +17,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import prometheus_client as prometheus
 
@@ -37,7 +38,7 @@ log = logging.getLogger("streamward.metrics")
 
 Family = prometheus.Counter | prometheus.Gauge | prometheus.Histogram
 
-prometheus.disable_created_metrics()
+prometheus.disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
 class Meter:
@@ -84,7 +85,7 @@ class Meter:
         """Return what a counter or gauge is at; None without such a series."""
         return self._registry.get_sample_value(metric.name, dict(zip(metric.labels, labels, strict=True)))
 
-    def _child(self, metric: Metric, labels: tuple[str, ...]) -> Family:
+    def _child(self, metric: Metric, labels: tuple[str, ...]) -> Any:
         """Return one series of a metric. A family is registered by its first series: none is shown before it."""
         if len(labels) != len(metric.labels):
             raise ValueError(f"{metric.name}: got the labels {labels}, expected {metric.labels}")

@@ -49,17 +49,17 @@ def test_a_flood_of_the_same_line_is_counted_instead_of_printed(capsys: pytest.C
     def say(message: str, *args: object, name: str = "streams.x") -> None:
         handler.handle(logging.LogRecord(name, logging.WARNING, "", 0, message, args, None))
 
-    for number in range(program_log.OUR_BURST.count + 5):
+    for number in range(program_log.OUR_BURST.lines + 5):
         say("lost %d", number)
     say("something else")
     now[0] += program_log.OUR_BURST.window_s
     say("lost %d", 99)
-    for number in range(program_log.LIBRARY_BURST.count + 2):
+    for number in range(program_log.LIBRARY_BURST.lines + 2):
         say("down %d", number, name="httpx")
     handler.close()
     lines = [line.split(": ", 1)[1] for line in capsys.readouterr().err.splitlines()]
     assert lines == [
-        *(f"lost {number}" for number in range(program_log.OUR_BURST.count)),
+        *(f"lost {number}" for number in range(program_log.OUR_BURST.lines)),
         "something else",
         "lost 99 (and 5 more like this)",
         "down 0",
@@ -105,7 +105,7 @@ def test_a_json_line_has_the_traceback_and_the_number_held_back(capsys: pytest.C
     program_log.set_up("info")
     program_log.use_format("json")
     log = logging.getLogger("streams.x")
-    for number in range(program_log.OUR_BURST.count + 3):
+    for number in range(program_log.OUR_BURST.lines + 3):
         try:
             raise ValueError(number)
         except ValueError:

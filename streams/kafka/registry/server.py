@@ -17,7 +17,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from schemas import versions as registry
+from schemas import versions as schema_versions
 from schemas.versions import Schema
 from streams.errors import SettingsError
 from streams.kafka.topics import topics
@@ -53,7 +53,7 @@ def serve(settings: Settings | None = None, *, host: str = "127.0.0.1", port: in
 def _subjects(settings: Settings) -> dict[str, list[Schema]]:
     """Return the versions of each subject, oldest first."""
     return {
-        f"{topic.name}-value": registry.files().versions(topic.event.__name__)
+        f"{topic.name}-value": schema_versions.files().versions(topic.event.__name__)
         for topic in topics(settings.topics).values()
     }
 
@@ -76,9 +76,11 @@ def answer(path: str, subjects: dict[str, list[Schema]]) -> Answer:
 
 
 def _by_id(text: str, rest: list[str], subjects: dict[str, list[Schema]]) -> Answer:
-    schema = registry.files().by_id(int(text)) if text.isdecimal() else None
+    schema = schema_versions.files().by_id(int(text)) if text.isdecimal() else None
     if schema is None:
-        return _error(NO_SCHEMA, f"schema id {text} is not in lock.json (known: 1 to {len(registry.files().schemas)})")
+        return _error(
+            NO_SCHEMA, f"schema id {text} is not in lock.json (known: 1 to {len(schema_versions.files().schemas)})"
+        )
     holders = [subject for subject, versions in subjects.items() if schema in versions]
     match rest:
         case ["schema"]:

@@ -136,11 +136,11 @@ def _finished(span: Span, resource: Resource) -> ReadableSpan:
         attributes["error.type"], status = span.error, trace.Status(trace.StatusCode.ERROR, span.error)
     return ReadableSpan(
         span.name,
-        context=_span_context(span.context, is_remote=False),
-        parent=None if span.parent is None else _span_context(span.parent),
+        context=_span_context(span.trace.context, is_remote=False),
+        parent=None if span.trace.parent is None else _span_context(span.trace.parent),
         resource=resource,
         attributes=attributes,
-        links=[trace.Link(_span_context(link)) for link in span.links],
+        links=[trace.Link(_span_context(link)) for link in span.trace.links],
         kind=trace.SpanKind[span.kind],
         status=status,
         start_time=_ns(span.began_ms),

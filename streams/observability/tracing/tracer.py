@@ -17,14 +17,14 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from schemas.events import AdapterEvent, AdvantagedGroup, Batch, Coordinates, Response, Reward, Task
 from streams.errors import SettingsError
 from streams.observability.metrics import OFF as NO_METER, Meter
 from streams.observability.tracing import context as trace_context
 from streams.observability.tracing.context import Context
-from streams.observability.tracing.spans import Span, span_of
+from streams.observability.tracing.spans import Span, Trace as Trace, span_of
 from streams.settings.model import Settings
 
 Traced = Task | Response | Reward | AdvantagedGroup | Batch | AdapterEvent
@@ -44,19 +44,6 @@ class TracedRecord(Protocol):
     @property
     def headers(self) -> tuple[tuple[str, bytes | None], ...]:
         """As they were read."""
-
-
-class Trace(NamedTuple):
-    """What an event that is about to be written carries."""
-
-    context: Context
-    parent: Context | None = None
-    links: tuple[Context, ...] = ()
-
-    @property
-    def headers(self) -> dict[str, bytes]:
-        """Of its record."""
-        return trace_context.headers_of(self.context)
 
 
 def headers_of(trace: Trace | None) -> dict[str, bytes]:
@@ -133,7 +120,7 @@ class Tracer:
         """Report the span of `event`, whose record is at `at`. It ends now by default."""
         if trace is not None and trace.context.sampled:
             ended_ms = time.time() * 1000 if ended_ms is None else ended_ms
-            self._take(span_of(event, *trace, at=at, began_ms=began_ms, ended_ms=ended_ms))
+            self._take(span_of(event, trace, at, began_ms=began_ms, ended_ms=ended_ms))
 
     def on_ack(
         self, event: Traced, trace: Trace | None, *, began_ms: float | None = None
