@@ -57,12 +57,12 @@ def test_what_the_small_image_installs_is_locked_and_a_requirement_of_ours() -> 
 
 
 SMALL = """
-import streams.cli.root, streams.worker.run, streams.stages.scoring.agent, streams.kafka.admin,
-streams.tools.audit.recount import streams.tools.audit.reading, streams.tools.audit.metrics,
-streams.kafka.registry.server, streams.stages.tasks.submit import streams.kafka.offsets, streams.output,
-streams.scorers.registry, streams.stages.tasks.generators import streams.adapters.store, streams.evaluation.asking,
-streams.stages.rollouts.guard, streams.stages.rollouts.canary import streams.kafka.registry.register,
-streams.kafka.registry.client, avro.compatibility, confluent_kafka.schema_registry
+import streams.cli.root, streams.worker.run, streams.stages.scoring.agent, streams.kafka.admin
+import streams.tools.audit.recount, streams.tools.audit.reading, streams.tools.audit.metrics
+import streams.kafka.registry.server, streams.stages.tasks.submit, streams.kafka.offsets, streams.output
+import streams.scorers.registry, streams.stages.tasks.generators, streams.adapters.store, streams.evaluation.asking
+import streams.stages.rollouts.guard, streams.stages.rollouts.canary, streams.kafka.registry.register
+import streams.kafka.registry.client, avro.compatibility, confluent_kafka.schema_registry
 """
 
 

@@ -3,8 +3,8 @@
     schemas/versions.py ──► GET /schemas/ids/{id}, /subjects/{topic}-value/versions/{version} ──► any Confluent client
 
 A consumer in any language finds the writer's schema of a record by the id in its frame. The ids are those of
-`schemas/lock.json`, the same everywhere, so any server will do; subjects are named by Confluent's TopicNameStrategy, with
-the topics of this deployment.
+`schemas/lock.json`, the same everywhere, so any server will do; subjects are named by Confluent's TopicNameStrategy,
+with the topics of this deployment.
 
 Services never register schemas at run time, so every POST, PUT and DELETE is refused. There is no TLS and there are no
 users: it serves what is public in the repository, on the loopback address by default.
