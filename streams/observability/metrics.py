@@ -53,7 +53,7 @@ class Meter:
         self._lock = threading.RLock()
         self._registry = prometheus.CollectorRegistry()
         self._families: dict[str, Family] = {}
-        self._series: dict[str, set[tuple[str, ...]]] = {}
+        self._series: dict[str, dict[tuple[str, ...], Any]] = {}
         self._collectors: list[Callable[[], None]] = []
         self._missing = dict.fromkeys(waits_for, "not yet")
         self._activity, self._within_s, self._began = "starting", stuck_s, time.monotonic()
@@ -89,17 +89,19 @@ class Meter:
         """Return one series of a metric. A family is registered by its first series: none is shown before it."""
         if len(labels) != len(metric.labels):
             raise ValueError(f"{metric.name}: got the labels {labels}, expected {metric.labels}")
+        series = self._series.setdefault(metric.name, {})
+        if (child := series.get(labels)) is not None:
+            return child
         if metric.name not in self._families:
             self._families[metric.name] = _family(metric, self._registry)
-        family, series = self._families[metric.name], self._series.setdefault(metric.name, set())
-        if labels not in series and len(series) >= MOST_SERIES:
+        family = self._families[metric.name]
+        if len(series) >= MOST_SERIES:
             labels = (OTHER,) * len(labels)
-        series.add(labels)
-        return family.labels(*labels) if labels else family
+        return series.setdefault(labels, family.labels(*labels) if labels else family)
 
     def _forget(self, metric: Metric, unwanted: list[tuple[str, ...]]) -> None:
         for labels in unwanted:
-            self._series[metric.name].discard(labels)
+            del self._series[metric.name][labels]
             self._families[metric.name].remove(*labels)
 
     def collect(self, report: Callable[[], None]) -> None:
