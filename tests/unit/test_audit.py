@@ -51,6 +51,7 @@ MAY_IMPORT = {
     "kafka.record",
     "kafka.topics",
     "observability.catalog",
+    "observability.http_server",
     "observability.metrics",
     "settings.load",
     "settings.model",
