@@ -20,6 +20,7 @@ import pytest
 from click.testing import CliRunner, Result
 from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
 from confluent_kafka.schema_registry.avro import AvroDeserializer, AvroSerializer
+from theirs import SUBJECTS, registry_client
 
 from schemas import ids as numbering, versions
 from schemas.events import AdvantagedGroup, DeadLetter, Message, Response, Reward, RewardSource, Sampling, Task
@@ -57,7 +58,7 @@ def apicurio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Apicurio]:
         pytest.skip(skips.ASKED_FOR)
     try:
         with apicurio_running(tmp_path_factory.mktemp("apicurio")) as running_one:
-            with SchemaRegistryClient({"url": running_one.url}) as client:
+            with registry_client(running_one.url) as client:
                 for number in range(OTHERS):
                     record = {"type": "record", "name": f"Other{number}", "fields": []}
                     client.register_schema(f"other-{number}-value", Schema(json.dumps(record), "AVRO"))
@@ -68,7 +69,7 @@ def apicurio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Apicurio]:
 
 @pytest.fixture
 def client(apicurio: Apicurio) -> Iterator[SchemaRegistryClient]:
-    with SchemaRegistryClient({"url": apicurio.url}) as client:
+    with registry_client(apicurio.url) as client:
         yield client
 
 
@@ -198,8 +199,8 @@ def test_confluents_deserializer_reads_what_we_write_and_we_read_its_serializer(
         payload = next(record.payload for record in lying[label] if record.decode(type(event)) == event)
         assert payload is not None and payload[5:] == before[5:] and payload[:5] != before[:5]
         place = where(event, registered.topics)
-        assert with_millis(AvroDeserializer(client)(payload, place)) == plain(event)
-        rules = {"auto.register.schemas": False, "use.latest.version": True}
+        assert with_millis(AvroDeserializer(client, conf=SUBJECTS)(payload, place)) == plain(event)
+        rules = {"auto.register.schemas": False, "use.latest.version": True, **SUBJECTS}
         theirs = AvroSerializer(client, versions.files().newest(type(event)).text, conf=rules)(plain(event), place)
         assert decode(theirs, type(event)) == event == decode(before, type(event))
 
