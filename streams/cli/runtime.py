@@ -180,7 +180,7 @@ def until_stopped() -> Iterator[Event]:
 
     from streams.observability import logging as program_log
 
-    stop, as_json = Event(), program_log.is_json()
+    stop = Event()
     before = {sign: signal.getsignal(sign) for sign in (signal.SIGTERM, signal.SIGINT)}
 
     def ask(number: int, _: object) -> None:
@@ -190,10 +190,10 @@ def until_stopped() -> Iterator[Event]:
             stop.set()
             hint = "; Ctrl-C again kills" if number == signal.SIGINT else ""
             line = f"stopping, in-flight work is finished first{hint}"
+            if program_log.is_json():
+                line = program_log.json_line(logging.INFO, "streamward", line)
             with contextlib.suppress(OSError):
-                os.write(
-                    2, f"{program_log.json_line(logging.INFO, 'streamward', line) if as_json else line}\n".encode()
-                )
+                os.write(2, f"{line}\n".encode())
 
     for sign in before:
         signal.signal(sign, ask)

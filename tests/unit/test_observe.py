@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -140,3 +141,20 @@ def test_every_line_of_a_process_is_json_where_the_setting_says_so(
     assert done.returncode == 5
     lines = [json.loads(line) for line in done.stderr.splitlines()]
     assert lines and lines[-1]["level"] == "error" and "127.0.0.1:1" in lines[-1]["message"]
+
+
+def test_a_process_that_is_stopped_reports_that_in_json(tmp_path: Path) -> None:
+    serving = subprocess.Popen(
+        [sys.executable, "-m", "streams.cli", "--log-format", "json", "schemas", "serve", "--port", "0"],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with serving:
+        assert serving.stdout is not None and "http://127.0.0.1:" in serving.stdout.readline()
+        serving.send_signal(signal.SIGTERM)
+        _, err = serving.communicate(timeout=30)
+    assert serving.returncode == 0
+    assert [json.loads(line)["message"].partition(",")[0] for line in err.splitlines()] == ["stopping"]
