@@ -22,10 +22,10 @@ from typing import Any
 from schemas.events import AdvantagedGroup, Batch, Coordinates, Reward
 from streams.adapters.decisions import AdapterHistory, known
 from streams.errors import LogError
+from streams.kafka.history import History
 from streams.kafka.record import TopicPartition, partition_of
 from streams.kafka.topics import topics
 from streams.settings.model import Settings
-from streams.tools.archive.history import History
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,9 +19,9 @@ from schemas.events import AdvantagedGroup, Batch, Response, Reward, RewardSourc
 from streams.errors import NotFoundError, RefusedError, SettingsError, StreamwardError
 from streams.kafka import admin as cluster
 from streams.kafka.client import client_config
+from streams.kafka.history import LogHistory
 from streams.settings.model import Archive, Settings
 from streams.tools.archive import history, sync
-from streams.tools.archive.history import Log
 from streams.tools.audit.reading import Audit
 from streams.tools.replay import driver, experiments, plan as planning, run as replay, selection
 from streams.tools.replay.run import ReplayRequest, ReplayResult
@@ -205,9 +205,9 @@ def alike(settings: Settings) -> dict[str, list[Any]]:
 
 def chosen(source: Settings, **limits: Any) -> set[str]:
     selected = Selection(**({"policy": "default"} | limits))
-    ranges = selection.ranges_of(source, Log(source), selected)
+    ranges = selection.ranges_of(source, LogHistory(source), selected)
     among = {"task-1", "held-out"} if selected.where else None
-    return {key.decode() for key in selection.choose(source, Log(source), selected, ranges, among).keys}
+    return {key.decode() for key in selection.choose(source, LogHistory(source), selected, ranges, among).keys}
 
 
 ALL = {name_of(number) for number in range(NUMBER)}
@@ -339,7 +339,7 @@ def test_an_archive_gives_the_same_experiment_when_the_topics_are_emptied(
     sync.sync(source, selection.SOURCES)
     delete(source, selection.SOURCES)
     with pytest.raises(NotFoundError, match="no train task of policy default"):
-        replay.run(source, request("log", tmp_path), Log(source), stop=threading.Event())
+        replay.run(source, request("log", tmp_path), LogHistory(source), stop=threading.Event())
     result = replay.run(source, request("arc", tmp_path), history.of(source, "archive"), stop=threading.Event())
     assert [without_place(group) for group in groups_of(result.settings)] == [
         without_place(group) for group in groups_of(same[0].settings)

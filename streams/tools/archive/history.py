@@ -1,46 +1,28 @@
-"""Read what happened, wherever it lies now.
+"""Read what happened, wherever it is stored now.
 
     topics, coordinates ──► History ─┬─ archive, where it has the records    streams/tools/archive/segments.py
-                                     └─ log, behind the archive's end        streams/kafka/reader.py
+                                     └─ log, after the archive's end         streams/kafka/history.py
                             ──► bounds, read, fetch ──► Record
 
-A tool that looks back asks here instead of the broker, so that it need not know what retention has cut. Archive and log
-are cut on offset: nothing comes twice, and what lies between them, in neither, is an error that names it. Where both
-have the last archived record, it is compared first: a topic that was made anew is not the log that was archived.
-
-Not covered: following a log that grows (streams/kafka/reader.py), and committing.
+A tool that looks back asks here instead of the broker, so it need not know what retention has deleted. Archive and log
+are joined by offset: nothing is read twice, and records that are in neither are an error that names them. Where both
+have the last archived record, the two are compared first: a topic that was recreated is not the log that was archived.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Literal, Protocol
+from typing import Literal
 
 from schemas.events import Coordinates
 from streams.errors import LogError, NotFoundError
-from streams.kafka import admin, reader
+from streams.kafka.history import History, LogHistory
 from streams.kafka.record import Record, TopicPartition
 from streams.kafka.topics import topics
 from streams.settings.model import Settings
 from streams.tools.archive.segments import ArchiveReader, fingerprint
 
 Source = Literal["auto", "log", "archive"]
-
-
-class History(Protocol):
-    """Records that will not change any more."""
-
-    def bounds(self, labels: Iterable[str]) -> dict[TopicPartition, tuple[int, int]]:
-        """Return (first offset, offset behind the last) per partition of these topics, given by label."""
-
-    def read(self, starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]) -> Iterator[Record]:
-        """Yield every record from `starts` to below `ends`, each partition in the order of its offsets.
-
-        Raises LogError if a part of it is nowhere.
-        """
-
-    def fetch(self, wanted: Iterable[Coordinates]) -> dict[Coordinates, Record]:
-        """Return the records at these coordinates. Raises LogError, naming those that are gone."""
 
 
 def of(settings: Settings, source: Source = "auto") -> History:
@@ -50,31 +32,12 @@ def of(settings: Settings, source: Source = "auto") -> History:
     behind it; without an archive, the log alone.
     """
     if source == "log":
-        return Log(settings)
-    archived = Archived(settings)
-    return archived if source == "archive" else Both(settings, archived, Log(settings))
+        return LogHistory(settings)
+    archived = ArchiveHistory(settings)
+    return archived if source == "archive" else JoinedHistory(settings, archived, LogHistory(settings))
 
 
-class Log:
-    """What the broker holds."""
-
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
-
-    def bounds(self, labels: Iterable[str]) -> dict[TopicPartition, tuple[int, int]]:
-        """Return (first offset, offset behind the last) per partition of these topics, given by label."""
-        return admin.offsets(self._settings, list(labels))
-
-    def read(self, starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]) -> Iterator[Record]:
-        """Yield every record from `starts` to below `ends`. Raises LogError as `reading.read` does."""
-        return reader.read(self._settings, starts, ends)
-
-    def fetch(self, wanted: Iterable[Coordinates]) -> dict[Coordinates, Record]:
-        """Return the records at these coordinates. Raises LogError, naming those that are gone."""
-        return reader.fetch(self._settings, wanted)
-
-
-class Archived:
+class ArchiveHistory:
     """What the archive holds. No broker is asked."""
 
     def __init__(self, settings: Settings) -> None:
@@ -119,10 +82,10 @@ class Archived:
         return self.archive.fetch(wanted)
 
 
-class Both:
+class JoinedHistory:
     """The archive as far as it goes, and the log behind it."""
 
-    def __init__(self, settings: Settings, archived: Archived, log: Log) -> None:
+    def __init__(self, settings: Settings, archived: ArchiveHistory, log: LogHistory) -> None:
         self._settings, self._archived, self._log = settings, archived, log
         self._labels = {topic.name: label for label, topic in topics(settings.topics).items()}
 

@@ -24,9 +24,10 @@ import duckdb
 from streams.errors import NotFoundError, SettingsError
 from streams.kafka.topics import topics
 from streams.settings.model import Settings
+from streams.tools.archive.history import Source
 from streams.tools.query import show, statement as query_statement
 from streams.tools.query.session import Session
-from streams.tools.query.source import Scope, Source
+from streams.tools.query.source import Scope
 from streams.tools.query.statement import Statement
 from streams.tools.query.views import SqlView, name_of, quoted, views
 from streams.tools.replay import selection

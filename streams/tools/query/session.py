@@ -33,13 +33,14 @@ from streams.errors import LogError, NotFoundError, StreamwardError
 from streams.files import Scratch
 from streams.settings.load import load
 from streams.settings.model import Settings
+from streams.tools.archive.history import Source
 from streams.tools.archive.segments import ArchiveReader, Segment
 from streams.tools.arrow import bulk, decode
 from streams.tools.arrow.decode import Bad, DecodedRows
 from streams.tools.query import archived, statement as query_statement
 from streams.tools.query.live import Chunks, Live, Troubles
 from streams.tools.query.pull import Pull
-from streams.tools.query.source import Gap, Parts, Scope, Source, newest, seek, snapshot
+from streams.tools.query.source import Gap, Parts, Scope, newest, seek, snapshot
 from streams.tools.query.statement import Statement
 from streams.tools.query.views import WHOLE, SqlView, literal, quoted, views
 from streams.tools.replay import selection

@@ -21,11 +21,11 @@ from typing import TypeVar
 from schemas.events import GroupControl, Response, Reward, RewardSource, SourceRange, Task
 from schemas.serde import Poison, encode
 from streams.kafka import admin
+from streams.kafka.history import History
 from streams.kafka.producer import Producer
 from streams.kafka.record import Record, TopicPartition, murmur2
 from streams.kafka.topics import Topic, topics
 from streams.settings.model import Settings
-from streams.tools.archive.history import History
 from streams.tools.replay.selection import bounds
 
 T = TypeVar("T")

@@ -22,6 +22,7 @@ from streams.adapters import versions as adapters
 from streams.errors import NotFoundError, RefusedError, SettingsError
 from streams.evaluation import results as outcomes, run as evaluate, suites
 from streams.kafka import admin
+from streams.kafka.history import LogHistory
 from streams.kafka.producer import Producer
 from streams.kafka.reader import PartitionReader
 from streams.kafka.record import Record, TopicPartition, partition_of
@@ -30,7 +31,6 @@ from streams.settings.model import Settings
 from streams.stages.policy import agent as policy
 from streams.stages.scoring import agent as scoring
 from streams.stages.tasks import submit
-from streams.tools.archive.history import Log
 from streams.tools.replay import driver, experiments
 from streams.tools.replay.copy import Stopped
 from streams.tools.replay.regroup import partition_records
@@ -199,7 +199,7 @@ def _join(own: Settings, asked: Mapping[str, Task], since_ms: int) -> dict[int, 
     keys = {task_id.encode() for task_id in asked}
     made: list[tuple[Record, AdvantagedGroup]] = []
     for partition in range(own.topics.partitions):
-        records = partition_records(own, Log(own), ranges, partition, lambda record: record.key in keys)
+        records = partition_records(own, LogHistory(own), ranges, partition, lambda record: record.key in keys)
         made += [(at, group) for at, group in driver.joined(own, records) if isinstance(group, AdvantagedGroup)]
     made.sort(key=lambda one: (one[0].timestamp_ms, one[0].at))
     there = _written(own, since_ms)
@@ -228,5 +228,5 @@ def _written(own: Settings, since_ms: int) -> set[str]:
     partition = partition_of(own.policy.name, own.topics.policy_partitions)
     starts = {tp: first for tp, first in _starts(own, ["groups"], since_ms).items() if tp[1] == partition}
     ends = {tp: admin.offsets(own, ["groups"])[tp][1] for tp in starts}
-    found = (record.decode(AdvantagedGroup) for record in Log(own).read(starts, ends))
+    found = (record.decode(AdvantagedGroup) for record in LogHistory(own).read(starts, ends))
     return {group.group_id for group in found if isinstance(group, AdvantagedGroup)}

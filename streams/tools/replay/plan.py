@@ -22,12 +22,12 @@ from schemas.events import AdapterEvent, AdvantagedGroup, Coordinates, Response,
 from schemas.serde import Poison
 from streams.errors import RefusedError
 from streams.kafka import admin
+from streams.kafka.history import History, LogHistory
 from streams.kafka.record import Record
 from streams.kafka.topics import topics
 from streams.scorers import Scorers
 from streams.settings.model import Settings
 from streams.stages.batches import BatchWindow, Cutter
-from streams.tools.archive.history import History, Log
 from streams.tools.replay import driver, experiments, recorded_lag
 from streams.tools.replay.regroup import partition_records
 from streams.tools.replay.run import ReplayRequest, about_of, chosen_of, settings_of
@@ -103,7 +103,7 @@ class _RangeSeen:
 
 def plan(source: Settings, request: ReplayRequest, history: History | None = None) -> ReplayPlan:
     """Return what `replay.run` would make of this request. Raises as it does before anything is written."""
-    history = history or Log(source)
+    history = history or LogHistory(source)
     own = settings_of(source, request)
     about = about_of(source, history, request, own)
     _refuse_taken(source, request, own)

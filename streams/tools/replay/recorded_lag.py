@@ -19,10 +19,10 @@ from itertools import accumulate
 
 from schemas.events import AdapterEvent, SourceRange
 from schemas.serde import Poison
+from streams.kafka.history import History
 from streams.kafka.topics import topics
 from streams.settings.model import Settings
 from streams.stages.advantages.state import POLICY_LAG, EmitGroup
-from streams.tools.archive.history import History
 from streams.tools.replay.selection import bounds
 
 

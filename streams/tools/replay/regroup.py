@@ -30,10 +30,10 @@ from pathlib import Path
 from schemas import ids as numbering
 from schemas.events import AdvantagedGroup, Batch, DeadLetter, SourceRange
 from schemas.serde import encode
+from streams.kafka.history import History, LogHistory
 from streams.kafka.record import Record, key_of, partition_of
 from streams.kafka.topics import KEYED_BY_TASK, topic_of, topics
 from streams.settings.model import Settings
-from streams.tools.archive.history import History, Log
 from streams.tools.replay import driver
 from streams.tools.replay.copy import CopyProgress, Stopped, Writer
 from streams.tools.replay.recorded_lag import Trained
@@ -157,7 +157,7 @@ def _spool(
     latest = 0
     names = {kind: topic_of(kind, settings.topics) for _, kind in MADE}
     with (folder / str(partition)).open("wb", buffering=BUFFER_BYTES) as file:
-        records = partition_records(settings, Log(settings), ranges, partition)
+        records = partition_records(settings, LogHistory(settings), ranges, partition)
         for record, made in driver.joined(settings, records, note=trained.note):
             latest = max(latest, record.timestamp_ms)  # a partition keeps its order, whatever its clocks said
             letter = isinstance(made, DeadLetter)
@@ -190,7 +190,7 @@ def write_batches(settings: Settings, writer: Writer, watch: CopyProgress) -> Co
     name = settings.policy.name
     partition = partition_of(name, settings.topics.policy_partitions)
     starts, ends = bounds(writer.ranges("groups"), topics(settings.topics)["groups"].name)
-    records = Log(settings).read(starts, ends) if starts else iter(())
+    records = LogHistory(settings).read(starts, ends) if starts else iter(())
     for made in driver.cut(settings, watch.over("cutting batches", records, sum(ends.values()))):
         if isinstance(made, Batch):
             counts["batches"] += 1

@@ -21,12 +21,12 @@ from typing import NamedTuple
 from schemas.events import Response, Reward, RewardSource, Task
 from schemas.serde import EncodeError, Poison, encode
 from streams.errors import SettingsError, StreamwardError
+from streams.kafka.history import History
 from streams.kafka.record import Record
 from streams.scorers import ScoreError, ScoreOutcome, Scorers, parts
 from streams.settings.model import Settings
 from streams.stages.scoring.agent import JUDGE_THREADS, reward_of
 from streams.stages.scoring.task_lookup import TaskLookup
-from streams.tools.archive.history import History
 from streams.tools.replay.copy import CopyProgress, Writer
 
 MOST_OPEN = 256

@@ -27,11 +27,11 @@ from schemas.events import RewardSource
 from streams.adapters import versions as adapters
 from streams.errors import RefusedError, SettingsError
 from streams.kafka import admin
+from streams.kafka.history import History, LogHistory
 from streams.kafka.producer import Producer
 from streams.kafka.topics import topics
 from streams.settings import write as config_file
 from streams.settings.model import Settings
-from streams.tools.archive.history import History, Log
 from streams.tools.replay import experiments, recorded_lag, rescore, selection
 from streams.tools.replay.copy import CopyProgress, Renaming, Stopped, Writer, committed, copy
 from streams.tools.replay.experiments import Experiment, Journal
@@ -137,7 +137,7 @@ def run(
     Raises SettingsError and RefusedError as `settings_of`; RefusedError if another experiment has this name, or the
     range is cut; NotFoundError if no task is chosen; LogError if the log fails; what the trainer raises.
     """
-    history = history or Log(source)
+    history = history or LogHistory(source)
     own = settings_of(source, request)
     if request.train and source.policy.engine == "scripted":
         raise SettingsError("policy.engine=scripted has no weights to train; leave the training out with --no-train")
@@ -218,7 +218,7 @@ def _work(
         counts["unreadable"] += chosen.unreadable
         if request.scorers:
             starts, ends = selection.bounds(writer.ranges("responses"), topics(own.topics)["responses"].name)
-            counts += rescore.rescore(own, Log(own), starts, ends, request.scorers, writer, watch)
+            counts += rescore.rescore(own, LogHistory(own), starts, ends, request.scorers, writer, watch)
         committed(own, {f"policy-{own.policy.name}": "tasks", "scoring": "responses"})
         counts += write_groups(own, writer, trained, watch, request.place)
         counts += write_batches(own, writer, watch)

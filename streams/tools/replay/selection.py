@@ -20,10 +20,10 @@ from schemas.events import SourceRange, Task
 from schemas.serde import Poison
 from streams.errors import NotFoundError, RefusedError, SettingsError
 from streams.kafka import times
+from streams.kafka.history import History
 from streams.kafka.record import Record, TopicPartition
 from streams.kafka.topics import topics
 from streams.settings.model import Settings
-from streams.tools.archive.history import History
 
 SOURCES = ("tasks", "responses", "rewards", "group-control", "adapters")
 """The topics a replay reads."""
