@@ -15,18 +15,13 @@ from typing import TYPE_CHECKING
 import click
 
 from streams.cli.runtime import AppContext, output_option, pass_call, until_stopped
+from streams.cli.topics import complete_topic
 
 if TYPE_CHECKING:
     from streams.output import Output
 
 
-def _complete_topic(_: click.Context, __: click.Parameter, incomplete: str) -> list[str]:
-    from streams.kafka.topics import LABELS
-
-    return [label for label in LABELS if label.startswith(incomplete)]
-
-
-names_argument = click.argument("names", metavar="[TOPIC]...", nargs=-1, shell_complete=_complete_topic)
+names_argument = click.argument("names", metavar="[TOPIC]...", nargs=-1, shell_complete=complete_topic)
 
 
 def _labels(call: AppContext, names: tuple[str, ...]) -> list[str]:

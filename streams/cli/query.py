@@ -95,6 +95,7 @@ def _follow(session: Session, asked: Asked, statement: Statement) -> bool:
     """Print what there is and then what comes; return whether nothing was left out of it."""
     import sys
 
+    from streams import output as show_output
     from streams.tools.query import show
 
     printed, complete = 0, True
@@ -107,6 +108,7 @@ def _follow(session: Session, asked: Asked, statement: Statement) -> bool:
                 left = None if asked.limit is None else asked.limit - printed
                 printed += lines.add(session.run(statement.sql, limit=left))
                 complete = _tell(session, statement) and complete
+            show_output.check_reader()
             if stop.is_set() or (asked.limit is not None and printed >= asked.limit) or stop.wait(FOLLOW_S):
                 return complete
             new = session.only_new(name)

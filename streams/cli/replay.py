@@ -20,9 +20,10 @@ import click
 from streams.cli.runtime import INTERRUPTED, AppContext, output_option, pass_call, source_option, until_stopped
 
 if TYPE_CHECKING:
+    from streams.kafka.history import History
     from streams.output import Output
     from streams.settings.model import Settings
-    from streams.tools.archive.history import History, Source
+    from streams.tools.archive.history import Source
     from streams.tools.replay.run import ReplayRequest
 
 F = TypeVar("F", bound=Callable[..., Any])
