@@ -236,6 +236,15 @@ def test_who_leaves_early_does_not_wait_for_the_rest(session: Session) -> None:
     assert answer(session, "SELECT 1") == [[1]]
 
 
+def test_an_error_while_a_statement_runs_is_not_masked_by_the_closing(settings: Settings) -> None:
+    """Its first rows come at once and the others never: DuckDB is at work when the session is closed."""
+    sql = "SELECT range FROM range(1000000000000) WHERE range < 3000 OR hash(range) = 1"
+    with pytest.raises(RefusedError, match="not empty"), Session(settings, source="archive") as session:
+        result = session.run(sql)
+        assert len(next(result.batches))
+        raise RefusedError("not empty")
+
+
 def test_a_connection_that_nobody_holds_any_more_is_freed(settings: Settings) -> None:
     con = connect(settings, source="archive")
     assert con.sql("SELECT count(*) FROM lineage").fetchall() == [(0,)]

@@ -102,6 +102,7 @@ class Session:
         self._allow_files = allow_files
         self._warn = warn
         self._troubles = Troubles()
+        self._running: set[Pull] = set()
         self._chunks: dict[str, list[Chunks]] = {}
         self._archive = None if source == "log" else ArchiveReader(settings)
         self._looked_at: set[str] = set()
@@ -122,7 +123,9 @@ class Session:
         self.close()
 
     def close(self) -> None:
-        """Let go of readers and memory."""
+        """End what runs, and release readers and memory. DuckDB refuses to close a connection that is in use."""
+        for pull in [*self._running]:
+            self._end(pull)
         for chunks in self._every_chunks():
             chunks.close()
         self.con.close()
@@ -175,6 +178,7 @@ class Session:
 
         with self._translated(sql):
             pull = Pull(self.con, opened)
+        self._running.add(pull)
         return QueryResult(pull.names, pull.schema, self._batches(sql, pull))
 
     def columns(self, name: str) -> list[tuple[str, str]]:
@@ -299,7 +303,11 @@ class Session:
             with self._translated(sql):
                 yield from pull
         finally:
-            pull.end()  # who leaves early does not wait for the rest
+            self._end(pull)  # whoever leaves early does not wait for the rest
+
+    def _end(self, pull: Pull) -> None:
+        pull.end()
+        self._running.discard(pull)
 
     @contextlib.contextmanager
     def _translated(self, sql: str) -> Iterator[None]:
