@@ -43,7 +43,9 @@ def dlq() -> None:
 def _filters(command: F) -> F:
     """Add the options that say which letters; the command gets `reason`, `stage`, `topic` and `since`."""
     for option in (
-        click.option("--since", metavar="TIME", default=None, help="Written at this time or later (ISO 8601, UTC)."),
+        click.option(
+            "--since", metavar="TIME|AGE", default=None, help="Written since then: ISO 8601 (UTC), or an age (2h, 7d)."
+        ),
         click.option("--topic", metavar="TOPIC", default=None, help="About records of this topic, by label or name."),
         click.option("--stage", metavar="STAGE", default=None, help="Written by this stage."),
         click.option("--reason", metavar="REASON", default=None, help="With this reason."),
@@ -55,18 +57,10 @@ def _filters(command: F) -> F:
 def _matching(
     call: AppContext, letters: Letters, *, reason: str | None, stage: str | None, topic: str | None, since: str | None
 ) -> Matching:
-    from streams.kafka import times as tails
+    from streams.kafka.times import parse_age
     from streams.tools.dead_letters.letters import Matching, topic_named
 
-    since_ms = None
-    if since is not None:
-        try:
-            begin = tails.parse_begin(since)
-        except SettingsError:
-            begin = tails.Begin("")
-        if begin.kind != "time":
-            raise SettingsError(f"--since {since}: expected a time as ISO 8601 (UTC unless it says otherwise)")
-        since_ms = begin.number
+    since_ms = None if since is None else parse_age(since, "--since")
     name = None if topic is None else topic_named(call.settings, letters, topic)
     return Matching(reason=reason, stage=stage, topic=name, since_ms=since_ms)
 

@@ -72,17 +72,17 @@ def export(
     task is in both splits. Exit code 1 means that records could not be read and are not in it.
     """
     from streams import output as show
+    from streams.kafka.times import parse_age
     from streams.tools.query import examples, export as sets
     from streams.tools.query.prompt import left_out
     from streams.tools.query.session import Session
     from streams.tools.query.source import Scope
-    from streams.tools.replay.selection import parse_time
 
     options = examples.ExportOptions(policy=policy or call.settings.policy.name, **chosen)
     examples.check(options)
     sets.check_folder(folder)
     scope = Scope(
-        None if since is None else parse_time(since, "since"), None if until is None else parse_time(until, "until")
+        None if since is None else parse_age(since, "--since"), None if until is None else parse_age(until, "--until")
     )
     with Session(call.settings, source=source, scope=scope) as session:
         labels, read = set(sets.LABELS), sets.sources(call.settings)

@@ -119,8 +119,8 @@ def replay_run(
     from streams.tools.replay import run as replaying
 
     request = _request(call.settings, given, source)
-    with until_stopped() as stop, _progress() as told:
-        result = replaying.run(call.settings, request, _history(call.settings, source), stop=stop, told=told)
+    with until_stopped() as stop, _progress() as report:
+        result = replaying.run(call.settings, request, _history(call.settings, source), stop=stop, report=report)
     config = request.place / "streamward.toml"
     show.record({"experiment": result.experiment, "state": result.kind, **result.counts, "config": str(config)}, output)
     if result.kind == "stopped":
@@ -144,28 +144,29 @@ def _progress() -> Iterator[Callable[[str, int, int | None], None]]:
     with Progress(*columns, console=console, disable=not console.is_terminal) as bars:
         known: dict[str, Any] = {}
 
-        def told(stage: str, done: int, of: int | None) -> None:
+        def report(stage: str, done: int, of: int | None) -> None:
             if stage and stage not in known:
                 known[stage] = bars.add_task(stage, total=of)
             if stage:
                 bars.update(known[stage], completed=done, total=of)
 
-        yield told
+        yield report
 
 
 def _request(settings: Settings, given: dict[str, Any], source: Source) -> ReplayRequest:
     """Return what the options ask for. Raises SettingsError."""
+    from streams.kafka.times import parse_age
     from streams.tools.replay import rescore
     from streams.tools.replay.run import ReplayRequest
-    from streams.tools.replay.selection import Selection, parse_time
+    from streams.tools.replay.selection import Selection
 
     policy = given["policy"] or settings.policy.name
     limits = {"since": given["since"], "until": given["until"], "from": given["first"], "to": given["next_"]}
     limits |= {name: given[name] for name in ("key", "scenario", "where")}
     selected = Selection(
         policy=policy,
-        since_ms=None if given["since"] is None else parse_time(given["since"], "--since"),
-        until_ms=None if given["until"] is None else parse_time(given["until"], "--until"),
+        since_ms=None if given["since"] is None else parse_age(given["since"], "--since"),
+        until_ms=None if given["until"] is None else parse_age(given["until"], "--until"),
         first=given["first"],
         next=given["next_"],
         key=given["key"],
@@ -265,7 +266,7 @@ def replay_evaluate(
     """
     from streams import output as show
     from streams.tools.replay import held_out as asking, rescore
-    from streams.tools.replay.copy import Stopped
+    from streams.tools.replay.replay import Stopped
 
     suite = asking.HeldOutSuite(
         generator=generator,
@@ -275,8 +276,8 @@ def replay_evaluate(
         scorers=rescore.parse(scorers),
     )
     try:
-        with until_stopped() as stop, _progress() as told:
-            results = asking.run(call.settings, name, suite, stop=stop, told=told)
+        with until_stopped() as stop, _progress() as report:
+            results = asking.run(call.settings, name, suite, stop=stop, report=report)
     except Stopped:
         click.echo("Stopped. Ask the same again and it goes on.", err=True)
         ctx.exit(INTERRUPTED)

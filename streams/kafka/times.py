@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import difflib
 import heapq
+import re
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -30,6 +32,9 @@ from streams.settings.model import Settings
 
 MERGED = 10_000
 """Records of a bounded tail that are sorted together; they lie in memory."""
+
+_AGE = re.compile(r"(\d+(?:\.\d+)?)([smhdw])")
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +82,26 @@ def parse_time(text: str) -> int:
     if at.tzinfo is None:
         at = at.replace(tzinfo=UTC)
     return int(at.timestamp() * 1000)
+
+
+def parse_age(text: str, option: str, now_ms: int | None = None) -> int:
+    """Parse an ISO 8601 time, or an age such as 90s, 30m, 2h, 7d, 1w, as milliseconds since the epoch.
+
+    Raises SettingsError, naming the option.
+
+    >>> parse_age("1970-01-01T00:00:02Z", "--since"), parse_age("2s", "--since", now_ms=5000)
+    (2000, 3000)
+    """
+    if age := _AGE.fullmatch(text):
+        now_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
+        return now_ms - int(float(age[1]) * _SECONDS[age[2]] * 1000)
+    try:
+        return parse_time(text)
+    except ValueError as exc:
+        raise SettingsError(
+            f"{option} {text}: expected a time as ISO 8601 (UTC without an offset), e.g. 2026-01-31T12:00, or an age, "
+            "e.g. 90s, 30m, 2h, 7d or 1w"
+        ) from exc
 
 
 def named(settings: Settings, names: Iterable[str]) -> list[Topic]:

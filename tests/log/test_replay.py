@@ -157,16 +157,16 @@ def consumer_groups(settings: Settings) -> list[str]:
 def test_a_run_that_is_stopped_in_every_stage_and_asked_to_go_on_ends_with_the_same_topics(
     source: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("streams.tools.replay.copy.TOLD_EVERY", 1)
+    monkeypatch.setattr("streams.tools.replay.replay.REPORT_EVERY", 1)
     stages = ["copying responses", "scoring", "joining", "writing groups", "cutting batches"]
     for stage in stages:
         stop = threading.Event()
 
-        def told(doing: str, done: int, of: int | None, stop: threading.Event = stop, stage: str = stage) -> None:
+        def report(doing: str, done: int, of: int | None, stop: threading.Event = stop, stage: str = stage) -> None:
             if doing == stage and (done >= 3 or doing == "joining"):
                 stop.set()
 
-        stopped = replay.run(source, request("cut", tmp_path, scorers=SHORT), stop=stop, told=told)
+        stopped = replay.run(source, request("cut", tmp_path, scorers=SHORT), stop=stop, report=report)
         assert (stage, stopped.kind) == (stage, "stopped")
     spooled = tmp_path / "cut" / ".joined-killed"  # as a run that was killed leaves it
     spooled.mkdir()
@@ -260,7 +260,7 @@ def test_a_name_is_not_given_twice_but_for_the_same(source: Settings, same: tupl
     there = contents(same[0].settings)
     run(source, request("same", folder))
     assert contents(same[0].settings) == there
-    with pytest.raises(RefusedError, match=r"experiment same exists \(finished\) with batches\.groups=2.*with 4"):
+    with pytest.raises(RefusedError, match=r"experiment same exists \(finished\) with batches\.groups=2.*has 4"):
         run(source, request("same", folder, changes={"batches.groups": 4}))
 
 
@@ -281,7 +281,7 @@ def test_a_range_that_retention_has_cut_is_refused(settings: Settings, tmp_path:
 def test_a_scorer_that_cannot_judge_one_response_ends_the_experiment_and_says_why(
     source: Settings, tmp_path: Path
 ) -> None:
-    with pytest.raises(StreamwardError, match=r"not one of 24 scores could be given; the first: .*bad_verifier"):
+    with pytest.raises(StreamwardError, match=r"all 24 scores failed; the first: .*bad_verifier"):
         run(source, request("unjudged", tmp_path, scorers=(RewardSource(name="exact"),)))
     assert experiments.find(source, "unjudged").kind == "failed"
 

@@ -12,7 +12,7 @@ import time
 
 from streams.observability import catalog
 from streams.observability.metrics import Meter, serve as serve
-from streams.tools.audit.recount import CATEGORIES, Report
+from streams.tools.audit.report import CATEGORIES, Report
 
 IMBALANCE = catalog.IMBALANCE.name
 """The gauge that must be 0."""
