@@ -17,7 +17,7 @@ import click
 from streams.cli.runtime import AppContext, pass_call, source_option, until_stopped
 
 if TYPE_CHECKING:
-    from streams.tools.query.options import Asked
+    from streams.tools.query.options import QueryRequest
     from streams.tools.query.session import Session
     from streams.tools.query.statement import Statement
 
@@ -62,54 +62,54 @@ def query(call: AppContext, ctx: click.Context, /, **given: Any) -> None:
 
     from streams.tools.query import options
 
-    asked = options.asked(call.settings, given, sys.stdin.read)
-    if asked.statement is None:
-        _shell(call, asked)
+    request = options.checked(call.settings, options.QueryOptions(**given), sys.stdin.read)
+    if request.statement is None:
+        _shell(call, request)
         return
-    with asked.open(call.settings) as session:
-        run = _follow if asked.follow else _answer
-        if not run(session, asked, asked.statement) and not asked.skip_bad:
+    with request.open(call.settings) as session:
+        run = _follow if request.options.follow else _answer
+        if not run(session, request, request.statement) and not request.options.skip_bad:
             ctx.exit(1)
 
 
-def _answer(session: Session, asked: Asked, statement: Statement) -> bool:
+def _answer(session: Session, request: QueryRequest, statement: Statement) -> bool:
     """Print the answer; return whether nothing was left out of it."""
     import sys
 
-    from streams.tools.query import options, show
+    from streams.tools.query import formats, options
 
     session.check(session.labels(statement))
-    result = session.run(statement.sql, limit=asked.limit)
-    if asked.out is not None:
-        with options.half(asked.out) as half:
-            count = show.write_file(result, asked.output, half)
+    result = session.run(statement.sql, limit=request.options.limit)
+    if request.options.out is not None:
+        with options.half(request.options.out) as half:
+            count = formats.write_file(result, request.output, half)
     else:
-        count = show.write(result, asked.output, sys.stdout)
+        count = formats.write(result, request.output, sys.stdout)
         sys.stdout.flush()
     if not count and sys.stderr.isatty():
         click.echo("no rows", err=True)
     return _tell(session, statement)
 
 
-def _follow(session: Session, asked: Asked, statement: Statement) -> bool:
+def _follow(session: Session, request: QueryRequest, statement: Statement) -> bool:
     """Print what there is and then what comes; return whether nothing was left out of it."""
     import sys
 
-    from streams import output as show_output
-    from streams.tools.query import show
+    from streams import output
+    from streams.tools.query import formats
 
-    printed, complete = 0, True
+    printed, complete, limit = 0, True, request.options.limit
     (name,) = statement.tables
-    lines = show.Following(asked.output, sys.stdout)
+    lines = formats.Following(request.output, sys.stdout)
     with until_stopped() as stop:
         new = True
         while True:
             if new:
-                left = None if asked.limit is None else asked.limit - printed
+                left = None if limit is None else limit - printed
                 printed += lines.add(session.run(statement.sql, limit=left))
                 complete = _tell(session, statement) and complete
-            show_output.check_reader()
-            if stop.is_set() or (asked.limit is not None and printed >= asked.limit) or stop.wait(FOLLOW_S):
+            output.check_reader()
+            if stop.is_set() or (limit is not None and printed >= limit) or stop.wait(FOLLOW_S):
                 return complete
             new = session.only_new(name)
 
@@ -124,13 +124,13 @@ def _tell(session: Session, statement: Statement) -> bool:
     return not found
 
 
-def _shell(call: AppContext, asked: Asked) -> None:
+def _shell(call: AppContext, request: QueryRequest) -> None:
     import sys
 
     from streams.tools.query import prompt
 
-    session = asked.open(call.settings)
-    shell = prompt.Shell(session, output=asked.output, out=sys.stdout, err=sys.stderr)
+    session = request.open(call.settings)
+    shell = prompt.Shell(session, output=request.output, out=sys.stdout, err=sys.stderr)
     try:
         if sys.stdin.isatty() and sys.stdout.isatty():
             prompt.interact(shell)
