@@ -1,10 +1,6 @@
-"""The command that asks the log with SQL.
+"""The command that queries the log with SQL.
 
-    query SQL | TOPIC | -  ──► one answer, or what comes with --follow          query ──► a shell
-
-As thin as those in root.py, and as careful not to import anything before the command runs.
-
-Not covered: writing. `streamward replay` makes new data from old.
+query SQL | TOPIC | -  ──► one answer, or with --follow what is written          query ──► a shell
 """
 
 from __future__ import annotations
@@ -22,7 +18,7 @@ if TYPE_CHECKING:
     from streams.tools.query.statement import Statement
 
 FOLLOW_S = 0.5
-"""Between two looks for what is new."""
+"""Between two checks for new records."""
 FORMATS = ("table", "json", "jsonl", "csv", "parquet", "markdown")
 
 
@@ -37,26 +33,26 @@ FORMATS = ("table", "json", "jsonl", "csv", "parquet", "markdown")
 @click.option("--partition", type=click.IntRange(min=0), help="Only this partition.")
 @click.option("--key", metavar="KEY", help="Only records with this key.")
 @click.option("--where", metavar="SQL", help="Only rows of TOPIC for which this holds.")
-@click.option("--limit", type=click.IntRange(min=0), metavar="N", help="At most so many rows.")
-@click.option("--follow", is_flag=True, help="Then print what comes, until Ctrl-C or --limit.")
+@click.option("--limit", type=click.IntRange(min=0), metavar="N", help="At most this many rows.")
+@click.option("--follow", is_flag=True, help="Then print new rows, until Ctrl-C or --limit.")
 @click.option(
     "--output",
     type=click.Choice(FORMATS),
-    help="How to print; a table on a terminal and jsonl in a pipe unless said. Parquet needs --out.",
+    help="Output format. Default: a table on a terminal, jsonl in a pipe. Parquet needs --out.",
 )
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Write to a file.")
 @source_option
 @click.option("--skip-bad", is_flag=True, help="Exit code 0 although records could not be read or are gone.")
-@click.option("--allow-files", is_flag=True, help="Let the statement read and write files; else only the log is read.")
+@click.option("--allow-files", is_flag=True, help="Let the statement read and write files, not only the log.")
 @click.pass_context
 @pass_call
 def query(call: AppContext, ctx: click.Context, /, **given: Any) -> None:
-    """Ask the log with SQL, archive and all. Without SQL: a shell.
+    """Query the log with SQL, the archive included. Without SQL: a shell.
 
-    SQL is one statement of DuckDB's dialect that only reads. Its tables are the topics, with _ for -: tasks, responses,
-    rewards, group_control, groups, batches, adapters, dead_letters, experiments; and made of these group_responses,
-    lineage and rollout. A TOPIC stands for all of it, and - reads SQL from stdin. What is read is fixed at the start,
-    and nothing is committed. Records that cannot be read are counted on stderr, and make the exit code 1.
+    SQL is one statement in DuckDB's dialect that only reads. Its tables are the topics, with _ for -: tasks, responses,
+    rewards, group_control, groups, batches, adapters, dead_letters, experiments; and the joins group_responses, lineage
+    and rollout. A TOPIC means all of its rows, and - reads SQL from stdin. The range is fixed at the start, and nothing
+    is committed. Records that cannot be read are counted on stderr, and make the exit code 1.
     """
     import sys
 
@@ -73,7 +69,7 @@ def query(call: AppContext, ctx: click.Context, /, **given: Any) -> None:
 
 
 def _answer(session: Session, request: QueryRequest, statement: Statement) -> bool:
-    """Print the answer; return whether nothing was left out of it."""
+    """Print the answer; return whether nothing was left out."""
     import sys
 
     from streams.tools.query import formats, options
@@ -92,7 +88,7 @@ def _answer(session: Session, request: QueryRequest, statement: Statement) -> bo
 
 
 def _follow(session: Session, request: QueryRequest, statement: Statement) -> bool:
-    """Print what there is and then what comes; return whether nothing was left out of it."""
+    """Print what exists and then what is written; return whether nothing was left out."""
     import sys
 
     from streams import output
@@ -115,7 +111,7 @@ def _follow(session: Session, request: QueryRequest, statement: Statement) -> bo
 
 
 def _tell(session: Session, statement: Statement) -> bool:
-    """Say on stderr what was left out; return whether nothing was."""
+    """Print to stderr what was left out; return whether nothing was."""
     from streams.tools.query import prompt
 
     found = prompt.left_out(session, session.labels(statement))

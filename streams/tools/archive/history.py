@@ -28,8 +28,8 @@ Source = Literal["auto", "log", "archive"]
 def of(settings: Settings, source: Source = "auto") -> History:
     """Return the history of a deployment.
 
-    `log` asks only the broker, `archive` never asks one, and `auto` takes the archive as far as it goes and the log
-    behind it; without an archive, the log alone.
+    `log` reads only the broker, `archive` never does, and `auto` reads the archive as far as it goes and then the log;
+    without an archive, the log alone.
     """
     if source == "log":
         return LogHistory(settings)
@@ -38,14 +38,14 @@ def of(settings: Settings, source: Source = "auto") -> History:
 
 
 class ArchiveHistory:
-    """What the archive holds. No broker is asked."""
+    """What the archive holds. It needs no broker."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self.archive = ArchiveReader(settings)
 
     def bounds(self, labels: Iterable[str]) -> dict[TopicPartition, tuple[int, int]]:
-        """Return (first offset, offset behind the last) per partition of these topics, given by label.
+        """Return (first offset, offset after the last) per partition of these topics, given by label.
 
         Raises NotFoundError if a topic was never archived, LogError if one of its partitions was not.
         """
@@ -68,13 +68,14 @@ class ArchiveHistory:
         return found
 
     def held(self, label: str) -> dict[TopicPartition, tuple[int, int]]:
-        """Return (first offset, offset behind the last) of every partition of a topic that was archived."""
+        """Return (first offset, offset after the last) of every partition of a topic that was archived."""
         manifests = {partition: self.archive.manifest(label, partition) for partition in self.archive.partitions(label)}
         name = self.archive.folder(label)
         return {(name, partition): (found.first, found.next) for partition, found in manifests.items() if found}
 
     def read(self, starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]) -> Iterator[Record]:
-        """Yield every record from `starts` to below `ends`, merged by timestamp. Raises LogError as `Archive.read`."""
+        """Yield every record from `starts` to below `ends`, merged by timestamp. Raises LogError as
+        `ArchiveReader.read`."""
         return self.archive.read(starts, ends)
 
     def fetch(self, wanted: Iterable[Coordinates]) -> dict[Coordinates, Record]:
@@ -83,16 +84,16 @@ class ArchiveHistory:
 
 
 class JoinedHistory:
-    """The archive as far as it goes, and the log behind it."""
+    """The archive as far as it goes, and then the log."""
 
     def __init__(self, settings: Settings, archived: ArchiveHistory, log: LogHistory) -> None:
         self._settings, self._archived, self._log = settings, archived, log
         self._labels = {topic.name: label for label, topic in topics(settings.topics).items()}
 
     def bounds(self, labels: Iterable[str]) -> dict[TopicPartition, tuple[int, int]]:
-        """Return (first offset, offset behind the last) per partition, archive and log together.
+        """Return (first offset, offset after the last) per partition, archive and log together.
 
-        Raises LogError if a partition of the log does not go on where the archive ends.
+        Raises LogError if a partition of the log does not continue where the archive ends.
         """
         labels = list(labels)
         archived = {tp: bound for label in labels for tp, bound in self._archived.held(label).items()}
@@ -116,13 +117,13 @@ class JoinedHistory:
             return log
         first, next_ = archived
         if low == high and high <= next_:
-            return archived  # the log has nothing, or not any more
+            return archived  # the log is empty
         if low > next_:
             raise self._gap(tp, next_, low)
         if high < next_:
             raise LogError(
                 f"{tp[0]}[{tp[1]}]: the log ends at {high}, but the archive in {self._settings.archive.store} has "
-                f"offsets up to {next_ - 1}: the topic was made anew, or is being restored. Finish `streamward archive "
+                f"offsets up to {next_ - 1}: the topic was recreated, or is being restored. Finish `streamward archive "
                 "restore`, or read one of them with --source archive or --source log"
             )
         return min(first, low), high
@@ -130,14 +131,15 @@ class JoinedHistory:
     def _gap(self, tp: TopicPartition, next_: int, low: int) -> LogError:
         return LogError(
             f"{tp[0]}[{tp[1]}]: offsets {next_} to {low - 1} are neither in the archive in "
-            f"{self._settings.archive.store}, which ends before them, nor in the log, where retention has cut them: "
+            f"{self._settings.archive.store}, which ends before them, nor in the log, where retention has deleted "
+            f"them: "
             f"{low - next_} records are lost. Read what there is with --source archive or --source log"
         )
 
     def read(self, starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]) -> Iterator[Record]:
         """Yield every record from `starts` to below `ends`: what is archived first, merged by timestamp, then the log.
 
-        Raises LogError if a part of it is nowhere, or if log and archive do not fit together.
+        Raises LogError if a part of it is nowhere, or if log and archive do not match.
         """
         old: dict[TopicPartition, tuple[int, int]] = {}
         new: dict[TopicPartition, tuple[int, int]] = {}
@@ -170,13 +172,13 @@ class JoinedHistory:
             low = bounds[tp][0]
             if low > last.next:
                 raise self._gap(tp, last.next, low)
-            if low < last.next and last.records == last.next - last.first:  # with holes, it may have no record there
+            if low < last.next and last.records == last.next - last.first:  # with holes it may have none there
                 lasts[Coordinates(*tp, last.next - 1)] = last
         for at, record in self._log.fetch(lasts).items():
             if fingerprint(record) != lasts[at].last_sha256:
                 raise LogError(
                     f"{at}: the log holds another record here than the archive in {self._settings.archive.store}: the "
-                    "topic was made anew. Read one of them with --source archive or --source log, or set archive.store "
+                    "topic was recreated. Read one of them with --source archive or --source log, or set archive.store "
                     "to another place for the new log"
                 )
 
