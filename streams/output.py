@@ -14,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import select
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
@@ -57,6 +58,20 @@ def output_or_default(output: str | None, stream: TextIO | None = None) -> Outpu
     if output is not None:
         return cast(Output, output)
     return "table" if (stream or sys.stdout).isatty() else "jsonl"
+
+
+def check_reader() -> None:
+    """Raise BrokenPipeError if stdout is a pipe that nobody reads any more.
+
+    A command that waits for records has nothing to write, so it would not notice that `| grep -m 1` has left.
+    """
+    poll = select.poll()
+    try:
+        poll.register(sys.stdout, 0)
+    except (OSError, ValueError):  # not a file of the system
+        return
+    if any(state & (select.POLLERR | select.POLLHUP) for _, state in poll.poll(0)):
+        raise BrokenPipeError
 
 
 def rows(data: Iterable[Any], columns: Sequence[Column], output: Output) -> None:

@@ -33,10 +33,10 @@ from streams.adapters.versions import empty, fold
 from streams.engines.base_model import Base, check_device, load_base
 from streams.errors import NotFoundError, RefusedError, SettingsError, StreamwardError
 from streams.files import Scratch
+from streams.kafka.history import History
 from streams.kafka.record import partition_of
 from streams.kafka.topics import topics
 from streams.settings.model import Settings
-from streams.tools.archive.history import History
 from trainer import checkpoint
 from trainer.checkpoint import ADAPTER_FOLDER, State
 from trainer.learner import BatchGroups, Learner, cut, due, out_of_turn, where

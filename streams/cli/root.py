@@ -2,9 +2,9 @@
 
     streamward ─┬─ demo                              everything at once                     demo.py
                 ├─ broker                            a log of one's own
-                ├─ topics  schemas  events           the log                                log.py
+                ├─ topics  schemas  events           the log           topics.py, schemas.py, events.py
                 ├─ offsets                           where the consumer groups stand        offsets.py
-                ├─ tasks                             what goes in                           work.py
+                ├─ tasks                             what goes in                           tasks.py
                 ├─ adapters                          what comes out          adapters.py, release.py
                 ├─ evaluate                          a version, asked what it was not trained on  evaluate.py
                 ├─ rollout                           how a new version comes into service   rollout.py
@@ -38,8 +38,8 @@ from streams.cli.dashboards import dashboards
 from streams.cli.demo import demo
 from streams.cli.dlq import dlq
 from streams.cli.evaluate import evaluate
+from streams.cli.events import events
 from streams.cli.export import export
-from streams.cli.log import events, schemas, topics
 from streams.cli.offsets import offsets
 from streams.cli.query import query
 from streams.cli.release import adapters
@@ -47,7 +47,9 @@ from streams.cli.replay import experiments, replay
 from streams.cli.reproduce import reproduce
 from streams.cli.rollout import rollout
 from streams.cli.runtime import AppContext, Guarded, end_at_signals, output_option, pass_call, until_stopped
+from streams.cli.schemas import schemas
 from streams.cli.tasks import tasks
+from streams.cli.topics import topics
 from streams.errors import NotFoundError
 
 if TYPE_CHECKING:

@@ -34,7 +34,7 @@ from streams.settings.model import Kafka, Settings
 from streams.tools.archive import sync
 from streams.tools.archive.segments import ArchiveReader
 from streams.tools.arrow import rules
-from streams.tools.query import show
+from streams.tools.query import formats
 from streams.tools.query.session import Session, connect
 from streams.tools.query.source import Scope
 from tests.support.factories import task
@@ -81,7 +81,7 @@ def session(told: tuple[Settings, Written]) -> Iterator[Session]:
 
 
 def answer(session: Session, sql: str) -> list[list[Any]]:
-    return list(show.rows(session.run(sql)))
+    return list(formats.rows(session.run(sql)))
 
 
 def write(settings: Settings, *ids: str) -> None:

@@ -20,6 +20,7 @@ from streams.cli.root import cli
 from streams.engines.base_model import Base
 from streams.errors import NotFoundError, RefusedError, SettingsError
 from streams.kafka import admin
+from streams.kafka.history import LogHistory
 from streams.kafka.producer import Producer
 from streams.kafka.topics import LABELS
 from streams.settings.model import Adapters, Archive, Model, Settings, Topics, Trainer
@@ -293,7 +294,7 @@ def test_a_version_or_policy_that_is_not_there_is_not_found(finished: Settings) 
     with pytest.raises(NotFoundError, match="no adapter version 4; the newest is 3"):
         again(finished, 4)
     with pytest.raises(NotFoundError, match="policy nobody has no version in"):
-        reproduce.plan(finished, "nobody", None, history.Log(finished))
+        reproduce.plan(finished, "nobody", None, LogHistory(finished))
 
 
 def test_a_checkpoint_is_taken_only_if_it_is_there_and_whole_and_of_this_log(

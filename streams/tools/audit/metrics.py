@@ -11,7 +11,7 @@ import time
 from streams.observability import catalog
 from streams.observability.http_server import Site
 from streams.observability.metrics import CONTENT_TYPE, Meter
-from streams.tools.audit.recount import CATEGORIES, Report
+from streams.tools.audit.report import CATEGORIES, Report
 
 IMBALANCE = catalog.IMBALANCE.name
 """The gauge that must be 0."""

@@ -20,13 +20,13 @@ import duckdb
 
 from streams import output as show
 from streams.errors import StreamwardError
-from streams.tools.query import show as query_show
+from streams.tools.query import formats
 from streams.tools.query.session import Session
 
 if TYPE_CHECKING:
     from prompt_toolkit.completion import Completer
 
-FORMATS = tuple(name for name in query_show.FORMATS if name != "parquet")
+FORMATS = tuple(name for name in formats.FORMATS if name != "parquet")
 HELP = """\
 .help               this
 .tables             the views, and what a row of each is
@@ -118,7 +118,7 @@ class Shell:
         statement = self.session.parse(sql)
         labels = self.session.labels(statement)
         self.session.check(labels)
-        count = query_show.write(self.session.run(sql), self._output, self._out)
+        count = formats.write(self.session.run(sql), self._output, self._out)
         self._out.flush()
         if not count and self._err.isatty():
             self._say("no rows")
