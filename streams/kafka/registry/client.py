@@ -55,7 +55,7 @@ def use(settings: Settings) -> None:
     if settings.schemas.registry_url:
         numbering.use_later(partial(connect, settings))
     else:
-        numbering.use(numbering.OWN)
+        numbering.use(numbering.LOCK_IDS)
 
 
 def wait(settings: Settings, meter: Meter = OFF, stop: threading.Event | None = None) -> None:
@@ -65,7 +65,7 @@ def wait(settings: Settings, meter: Meter = OFF, stop: threading.Event | None = 
     RefusedError if the registry lets us not in, SettingsError if its ids clash with ours, or it cannot be asked so.
     """
     if not settings.schemas.registry_url:
-        numbering.use(numbering.OWN)
+        numbering.use(numbering.LOCK_IDS)
         return
     patiently = partial(_patiently, settings, meter, stop or threading.Event())
 

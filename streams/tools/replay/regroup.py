@@ -138,7 +138,7 @@ def _spooled(
                 pool.shutdown(cancel_futures=True)
 
 
-def _begin(ids: numbering.Numbering) -> None:
+def _begin(ids: numbering.LockIds) -> None:
     """Set up a process that joins; a Ctrl-C, which a terminal sends to all, is for the run, which tells the others."""
     driver.begin(ids)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
