@@ -98,7 +98,7 @@ def test_a_trainer_that_dies_after_any_part_of_a_step_ends_with_the_same_bytes(
     owner, name = {
         "step": (LogGRPOTrainer, "train_batch"),
         "checkpoint": (consumer.checkpoint, "save"),
-        "store": (consumer.adapter_store, "publish"),
+        "store": (consumer.store, "publish"),
         "log": (consumer.Producer, "flush"),
     }[moment]
     real = getattr(owner, name)
@@ -134,7 +134,7 @@ def test_a_version_has_the_trace_of_its_batch_even_if_it_is_announced_only_after
 
     if dies:
         with monkeypatch.context() as patch, pytest.raises(Crash):
-            patch.setattr(consumer.adapter_store, "publish", dies_before_it_is_published)
+            patch.setattr(consumer.store, "publish", dies_before_it_is_published)
             train(settings, 1)
         write(settings, base, range(1, 2))
     train(settings, 1)
@@ -186,7 +186,7 @@ def test_a_version_that_comes_out_other_than_the_log_says_is_refused(
     write(settings, base, range(2))
     train(settings, 1)
     other = settings.trainer.model_copy(update={"checkpoints": tmp_path / "elsewhere", "seed": 1})
-    with pytest.raises(RefusedError, match="version 1 trained again is not what the log says"):
+    with pytest.raises(RefusedError, match="version 1 trained again has other bytes than in the log"):
         train(settings.model_copy(update={"trainer": other}), 1)
 
 
@@ -278,11 +278,9 @@ def test_two_trainers_with_a_folder_each_announce_the_same_bytes_and_the_first_c
     write(settings, base, range(4))
     other = elsewhere(settings, tmp_path)
     stop = threading.Event()
-    patience = BrokerOutage(settings.kafka, stop)
     with checkpoint.hold(other.trainer.checkpoints, "default") as folder, Producer(other) as producer:
-        slower = consumer.PolicyTrainer(
-            other, folder, load_base(other.model), producer, patience
-        )  # it knows no version
+        io = consumer.TrainerIO(producer, BrokerOutage(settings.kafka, stop))
+        slower = consumer.PolicyTrainer(other, folder, load_base(other.model), io)  # it knows no version
         train(settings, 2)
         pin(settings)
         batches = slower.batches(stop)
@@ -303,9 +301,8 @@ def test_a_second_trainer_of_another_recipe_is_refused_before_it_announces_anyth
     other = elsewhere(settings, tmp_path, seed=1)
     stop = threading.Event()
     with checkpoint.hold(other.trainer.checkpoints, "default") as folder, Producer(other) as producer:
-        slower = consumer.PolicyTrainer(
-            other, folder, load_base(other.model), producer, BrokerOutage(settings.kafka, stop)
-        )
+        io = consumer.TrainerIO(producer, BrokerOutage(settings.kafka, stop))
+        slower = consumer.PolicyTrainer(other, folder, load_base(other.model), io)
         train(settings, 1)
         batches = slower.batches(stop)
         with pytest.raises(RefusedError, match=r"there with other bytes.* which of two trainers"):

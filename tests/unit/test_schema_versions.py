@@ -72,7 +72,7 @@ def test_an_edited_schema_is_refused(folder: Path) -> None:
 
 def test_a_schema_file_that_is_gone_is_missed(folder: Path) -> None:
     (folder / "avro" / "Reward" / "1.avsc").unlink()
-    with pytest.raises(SchemaError, match=r"Reward/1\.avsc is gone; lock\.json gave it id 3\. Restore it"):
+    with pytest.raises(SchemaError, match=r"Reward/1\.avsc is missing; it has id 3\. Restore it"):
         SchemaVersions(folder)
 
 

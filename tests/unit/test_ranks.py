@@ -15,7 +15,7 @@ from tiny import save_tiny, tiny_group, tiny_model
 
 from streams.errors import EXIT_RESTART
 from trainer import launch
-from trainer.shares import split
+from trainer.ranks import split
 
 TESTS = Path(__file__).parents[1]
 
