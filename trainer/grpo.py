@@ -74,38 +74,14 @@ class LogGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         Raises SettingsError as `check` does.
         """
         check(settings)
-        loss_type, level = _LOSS.get(settings.loss, (settings.loss, "token"))
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         optimizer = torch.optim.AdamW(parameters, lr=settings.learning_rate, weight_decay=0.0)
-        arguments = GRPOConfig(
-            output_dir=str(settings.checkpoints),
-            seed=settings.seed,
-            learning_rate=settings.learning_rate,
-            lr_scheduler_type="constant",  # a schedule needs to know the last step, and so changes on resume
-            loss_type=loss_type,
-            importance_sampling_level=level,
-            epsilon=settings.epsilon_low,
-            epsilon_high=settings.epsilon_high,
-            max_grad_norm=settings.max_grad_norm,
-            # with beta here TRL would copy the adapter as its reference; ours is the base, so it is set below
-            beta=0.0,
-            per_device_train_batch_size=2,
-            num_generations=2,
-            gradient_accumulation_steps=1,
-            gradient_checkpointing=False,
-            disable_dropout=True,
-            bf16=False,
-            use_cpu=model.device.type == "cpu",
-            save_strategy="no",
-            report_to="none",
-            disable_tqdm=True,
-        )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             super().__init__(
                 model=model,
                 reward_funcs=[_no_reward],
-                args=arguments,
+                args=_trl_config(settings, model),
                 train_dataset=Dataset.from_dict({"prompt": [""]}),
                 processing_class=tokenizer,
                 optimizers=(optimizer, None),
@@ -280,3 +256,31 @@ class LogGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
 
 def _no_reward(**_: Any) -> list[float]:
     raise AssertionError("rewards come from the log")
+
+
+def _trl_config(settings: Trainer, model: PeftModel) -> GRPOConfig:
+    """Return TRL's own settings for ours."""
+    loss_type, level = _LOSS.get(settings.loss, (settings.loss, "token"))
+    return GRPOConfig(
+        output_dir=str(settings.checkpoints),
+        seed=settings.seed,
+        learning_rate=settings.learning_rate,
+        lr_scheduler_type="constant",  # a schedule needs to know the last step, and so changes on resume
+        loss_type=loss_type,
+        importance_sampling_level=level,
+        epsilon=settings.epsilon_low,
+        epsilon_high=settings.epsilon_high,
+        max_grad_norm=settings.max_grad_norm,
+        # with beta here TRL would copy the adapter as its reference; ours is the base, so LogGRPOTrainer sets it later
+        beta=0.0,
+        per_device_train_batch_size=2,
+        num_generations=2,
+        gradient_accumulation_steps=1,
+        gradient_checkpointing=False,
+        disable_dropout=True,
+        bf16=False,
+        use_cpu=model.device.type == "cpu",
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -38,14 +39,8 @@ from streams.cli.runtime import AppContext, pass_call
 @pass_call
 def demo(
     call: AppContext,
-    minutes: float,
-    steps: int,
-    model: str | None,
-    generator: str,
-    engine: str,
-    fresh: bool,
-    data_dir: Path,
     output: str,
+    **chosen: Any,
 ) -> None:
     """Watch a model learn from a real Kafka log.
 
@@ -58,17 +53,7 @@ def demo(
     from streams.demo import run as loop
     from streams.demo.options import DemoOptions, check
 
-    options = DemoOptions(
-        data_dir=data_dir,
-        minutes=minutes,
-        steps=steps,
-        model=model,
-        generator=generator,
-        engine=engine,
-        fresh=fresh,
-        config=call.config,
-        overrides=call.overrides,
-    )
+    options = DemoOptions(**chosen, config=call.config, overrides=call.overrides)
     check(options)
     result = loop.run(options, Console(stderr=output == "json"))
     if output == "json":

@@ -29,7 +29,7 @@ from streams.settings.model import Adapters, Archive, Model, Settings, Topics, T
 from streams.tools.archive import history, sync
 from streams.tools.query import session
 from trainer import checkpoint, consumer, reproduce
-from trainer.reproduce import Made
+from trainer.reproduce import ReproducedVersion
 
 pytestmark = [pytest.mark.kafka, pytest.mark.usefixtures("torch_as_before")]
 
@@ -71,12 +71,12 @@ def with_trainer(settings: Settings, **changes: Any) -> Settings:
 
 def again(
     settings: Settings, version: int | None = None, *, start: int = 0, source: history.Source = "log", **more: Any
-) -> list[Made]:
+) -> list[ReproducedVersion]:
     kept = history.of(settings, source)
     return list(reproduce.run(reproduce.plan(settings, "default", version, kept, start=start), settings, kept, **more))
 
 
-def verdicts(made: list[Made]) -> list[tuple[int, bool]]:
+def verdicts(made: list[ReproducedVersion]) -> list[tuple[int, bool]]:
     return [(one.version, one.equal) for one in made]
 
 
