@@ -239,9 +239,8 @@ def run(
     """
     with _folder(into, planned.policy) as folder:
         try:
-            yield from _Reproduction(
-                planned, settings, history, folder, into is not None, frozenset(changed)
-            ).versions()
+            work = _Reproduction(planned, settings, history, folder, keep=into is not None, changed=frozenset(changed))
+            yield from work.versions()
         except (OSError, SafetensorError) as exc:
             if (what := checkpoint.disk_trouble(exc)) is None:
                 raise

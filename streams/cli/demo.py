@@ -39,6 +39,7 @@ from streams.cli.runtime import AppContext, pass_call
 @pass_call
 def demo(
     call: AppContext,
+    /,
     output: str,
     **chosen: Any,
 ) -> None:

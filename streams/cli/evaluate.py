@@ -60,6 +60,7 @@ class EvaluateOptions:
 def evaluate(
     call: AppContext,
     ctx: click.Context,
+    /,
     wait: bool,
     output: Output,
     **chosen: Any,

@@ -121,7 +121,7 @@ def test_a_run_that_was_killed_and_resumed_is_equal(
     write(settings, base, range(3))
     train(settings, 1)
     with monkeypatch.context() as patch:
-        patch.setattr(consumer.adapter_store, "publish", lambda *_: (_ for _ in ()).throw(Crash()))
+        patch.setattr(consumer.store, "publish", lambda *_: (_ for _ in ()).throw(Crash()))
         with pytest.raises(Crash):
             train(settings, 1)
     train(settings, 1)
@@ -183,7 +183,7 @@ def test_a_trainer_goes_on_from_what_was_kept_of_it(settings: Settings, base: Ba
     assert verdicts(again(settings, 2, into=kept)) == [(1, True), (2, True)]
     assert checkpoint.versions(kept / "default") == [1, 2]
     train(with_trainer(settings, checkpoints=kept), 1)  # refused if version 3 came out otherwise
-    with pytest.raises(RefusedError, match="holds something already"):
+    with pytest.raises(RefusedError, match="not empty; name an empty folder"):
         again(settings, 2, into=kept)
 
 
@@ -302,12 +302,12 @@ def test_a_checkpoint_is_taken_only_if_it_is_there_and_whole_and_of_this_log(
     folder = tmp_path / "checkpoints"
     here = with_trainer(finished, checkpoints=folder)
     shutil.copytree(finished.trainer.checkpoints / "default" / "v00000002", folder / "default" / "v00000001")
-    with pytest.raises(NotFoundError, match="no checkpoint of version 2; those there are of versions: 1"):
+    with pytest.raises(NotFoundError, match="no checkpoint of version 2; there are checkpoints of versions: 1"):
         again(here, start=2)
     with pytest.raises(RefusedError, match="the checkpoint is of another log"):
         again(here, start=1)
     (folder / "default" / "v00000001" / "rng.safetensors").unlink()
-    with pytest.raises(RefusedError, match="the checkpoint is not whole"):
+    with pytest.raises(RefusedError, match="the checkpoint is incomplete"):
         again(here, start=1)
     with pytest.raises(SettingsError, match="cannot be trained from version 3"):
         again(here, 3, start=3)

@@ -326,6 +326,6 @@ def test_a_batch_that_retention_has_cut_stops_the_trainer_with_what_to_do(settin
     train(settings, 1)
     write(settings, base, range(1, 3))
     cut(settings, "batches", 2)
-    with pytest.raises(RefusedError, match=r"batch 2 of default, expected 1: .*first record there is has offset 2"):
+    with pytest.raises(RefusedError, match=r"batch 2 of default, expected 1: .*first record there has offset 2"):
         train(settings, 2)
     assert [event.version for event in trained(settings)] == [1]
