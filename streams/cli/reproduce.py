@@ -15,7 +15,7 @@ from streams.cli.runtime import AppContext, pass_call, source_option
 
 if TYPE_CHECKING:
     from streams.tools.archive.history import Source
-    from trainer.reproduce import Made, ReproductionPlan
+    from trainer.reproduce import ReproducedVersion, ReproductionPlan
 
 
 def _output(_: click.Context, __: click.Parameter, value: str | None) -> str:
@@ -83,7 +83,7 @@ def reproduce(
     changed = [key for key, origin in origins.items() if origin.startswith("--set") and _is_recipe(key)]
     reader = history.of(settings, source)
     planned = engine.plan(settings, policy or settings.policy.name, version, reader, start=from_version)
-    last: Made | None = None
+    last: ReproducedVersion | None = None
     for made in engine.run(planned, settings, reader, into=into, changed=changed):
         last = made
         if output == "jsonl":
@@ -103,7 +103,7 @@ def _is_recipe(key: str) -> bool:
     return key.split(".")[0] in ("model", "trainer") and key not in ("trainer.checkpoints", "trainer.keep_checkpoints")
 
 
-def row(planned: ReproductionPlan, made: Made, seconds: float, *, version: int) -> dict[str, Any]:
+def row(planned: ReproductionPlan, made: ReproducedVersion, seconds: float, *, version: int) -> dict[str, Any]:
     """Return the JSON object for `version`, when `made` is the last that was made.
 
     `reproduced` is null if an earlier version differed, so that this one was not made.
@@ -126,7 +126,7 @@ def row(planned: ReproductionPlan, made: Made, seconds: float, *, version: int) 
     return plain
 
 
-def _said(made: Made) -> str:
+def _said(made: ReproducedVersion) -> str:
     verdict = "not in the log, so not compared" if made.recorded is None else "equal" if made.equal else "DIFFERENT"
     refused = f" and {made.refused} refused" if made.refused else ""
     return f"{verdict}, {made.batch}, {made.groups} groups{refused}, {made.seconds:.1f} s"
@@ -136,7 +136,7 @@ def _span(first: int, last: int, one: str = "", more: str = "") -> str:
     return f"{one}{first}" if first == last else f"{more}{first} to {last}"
 
 
-def _table(planned: ReproductionPlan, made: Made, seconds: float) -> None:
+def _table(planned: ReproductionPlan, made: ReproducedVersion, seconds: float) -> None:
     from streams import output as show
     from trainer.recipe import cause
 

@@ -297,9 +297,9 @@ def train(call: AppContext, ctx: click.Context, steps: int | None) -> None:
         own = ["train"] if steps is None else ["train", "--steps", str(steps)]
         ctx.exit(launch.run(call.again(*own), processes))
     if place is not None and place.rank > 0:
-        from trainer import ranks
+        from trainer import learner
 
-        ranks.help_out(call.settings, place)
+        learner.help_out(call.settings, place)
         return
     with until_stopped() as stop:
         _begin(call, f"trainer of {call.settings.policy.name}", "batches")

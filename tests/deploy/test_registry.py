@@ -76,7 +76,7 @@ def client(apicurio: Apicurio) -> Iterator[SchemaRegistryClient]:
 @pytest.fixture(autouse=True)
 def own_ids_again() -> Iterator[None]:
     yield
-    numbering.use(numbering.OWN)
+    numbering.use(numbering.LOCK_IDS)
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ def registered(apicurio: Apicurio, settings: Settings) -> Settings:
     with_registry = settings.model_copy(update={"schemas": Schemas(registry_url=apicurio.url)})
     admin.apply_topics(with_registry)
     assert run(with_registry, "schemas", "register").exit_code == 0
-    numbering.use(numbering.OWN)
+    numbering.use(numbering.LOCK_IDS)
     return with_registry
 
 

@@ -34,7 +34,7 @@ NOBODY = Settings(schemas=Schemas(registry_url="http://127.0.0.1:1"), kafka=Kafk
 @pytest.fixture(autouse=True)
 def own_ids_again() -> Iterator[None]:
     yield
-    ids.use(ids.OWN)
+    ids.use(ids.LOCK_IDS)
 
 
 @pytest.fixture(scope="module")

@@ -55,7 +55,7 @@ def use(settings: Settings) -> None:
     if settings.schemas.registry_url:
         schema_ids.use_later(partial(connect, settings))
     else:
-        schema_ids.use(schema_ids.OWN)
+        schema_ids.use(schema_ids.LOCK_IDS)
 
 
 def wait(settings: Settings, meter: Meter = OFF, stop: threading.Event | None = None) -> None:
@@ -65,7 +65,7 @@ def wait(settings: Settings, meter: Meter = OFF, stop: threading.Event | None = 
     if the registry denies access, SettingsError if its ids clash with ours or the settings cannot work.
     """
     if not settings.schemas.registry_url:
-        schema_ids.use(schema_ids.OWN)
+        schema_ids.use(schema_ids.LOCK_IDS)
         return
     retrying = partial(_retrying, settings, meter, stop or threading.Event())
 

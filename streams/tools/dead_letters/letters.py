@@ -266,7 +266,7 @@ def go_on(settings: Settings, letters: Letters, ends: Mapping[TopicPartition, in
     for record in read(settings, {tp: letters.next_offsets[tp] for tp in ahead}, ahead):
         found = parse(record)
         if isinstance(found, Poison):
-            log.warning("%s: skipped, not a dead letter: %s", record.at, found.error)
+            log.warning("skipped, not a dead letter: %s", found.error, extra=record.log_extra)
         else:
             letters.take(found)
     letters.next_offsets.update(ahead)

@@ -154,7 +154,7 @@ def _spooled(spool: _Spool, partitions: list[int], wanted: int, stop: threading.
                 pool.shutdown(cancel_futures=True)
 
 
-def _begin(ids: numbering.Numbering) -> None:
+def _begin(ids: numbering.LockIds) -> None:
     """Set up a process that joins; a Ctrl-C, which a terminal sends to all, is handled by the run."""
     driver.begin(ids)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
