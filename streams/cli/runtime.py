@@ -94,11 +94,16 @@ class Guarded(click.Group):
             _say(str(exc))
             ctx.exit(exc.exit_code)
         except Exception as exc:
-            if type(exc).__module__ in ("schemas.versions", "schemas.serde"):  # import nothing of ours, errors included
-                _say(str(exc))
-                ctx.exit(1)
-            _say(_unexpected(exc, ctx.find_object(AppContext) or AppContext()))
+            _say(str(exc) if _is_ours(exc) else _unexpected(exc, ctx.find_object(AppContext) or AppContext()))
             ctx.exit(1)
+
+
+def _is_ours(exc: Exception) -> bool:
+    """Whether `schemas` raised it on purpose: its errors are outside our tree, since it imports nothing of ours."""
+    from schemas.serde import EncodeError
+    from schemas.versions import SchemaError
+
+    return isinstance(exc, EncodeError | SchemaError)
 
 
 def _say(message: str) -> None:
@@ -124,6 +129,16 @@ def _unexpected(exc: Exception, call: AppContext) -> str:
     except OSError:
         return f"{what}. See the traceback with `streamward --log-level debug ...`"
     return f"{what}. The traceback is in {file.name}; `streamward --log-level debug ...` prints it"
+
+
+def user_name() -> str:
+    """Return the name of who runs this; in a container, whose user may have none, its number."""
+    import getpass
+
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):
+        return f"uid {os.getuid()}"
 
 
 def output_option(command: F) -> F:

@@ -6,6 +6,7 @@ import io
 import json
 import logging
 import os
+import pwd
 import re
 import signal
 import subprocess
@@ -22,7 +23,7 @@ from click.testing import CliRunner, Result
 from schemas.events import Coordinates
 from streams import output as show
 from streams.cli.root import cli
-from streams.cli.runtime import Guarded, pass_call
+from streams.cli.runtime import Guarded, pass_call, user_name
 from streams.errors import EventError, LogError, NotFoundError, RefusedError, SettingsError, StreamwardError
 from streams.kafka.record import Record
 from streams.kafka.times import Begin, merged, parse_begin
@@ -163,6 +164,42 @@ def test_an_error_of_the_schemas_is_a_message_too() -> None:
     assert (result.exit_code, result.stderr) == (1, "Error: lock.json entry 2 has id 3\n")
 
 
+def test_an_event_that_cannot_be_encoded_is_a_message_too() -> None:
+    from schemas.serde import EncodeError
+
+    result = CliRunner().invoke(raising(EncodeError("Reward.value: expected a finite number, got nan")), ["fail"])
+    assert (result.exit_code, result.stderr) == (1, "Error: Reward.value: expected a finite number, got nan\n")
+
+
+@pytest.fixture
+def nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user as containers have them: a number, with neither HOME nor an entry in passwd."""
+
+    def unknown(uid: int) -> None:
+        raise KeyError(f"getpwuid(): uid not found: {uid}")
+
+    for name in ("HOME", "LOGNAME", "USER", "LNAME", "USERNAME", "XDG_CACHE_HOME", "XDG_STATE_HOME", "KAFKA_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+
+
+@pytest.mark.usefixtures("nobody")
+def test_a_user_without_a_home_folder_is_asked_to_set_home() -> None:
+    for args in (
+        ("broker", "start"),
+        ("--set", "broker.data_dir=~/kafka", "broker", "start"),
+        ("demo", "--steps", "1"),
+    ):
+        result = run(*args)
+        assert result.exit_code == 2
+        assert "has no home folder (no HOME, no passwd entry); set HOME to a folder it can write to" in result.stderr
+
+
+@pytest.mark.usefixtures("nobody")
+def test_a_user_without_a_name_decides_under_its_number() -> None:
+    assert user_name() == f"uid {os.getuid()}"
+
+
 @pytest.mark.parametrize(
     ("args", "code", "says"),
     [
@@ -170,7 +207,7 @@ def test_an_error_of_the_schemas_is_a_message_too() -> None:
         (["--set", "kafka.bootstrp=x", "topics", "list"], 2, "did you mean kafka.bootstrap?"),
         (["--config", "missing.toml", "topics", "list"], 2, "missing.toml: no such settings file"),
         (["events", "tail", "reward"], 3, "did you mean rewards?"),
-        (["events", "tail", "tasks", "--from", "yesterday"], 2, "--from yesterday: expected start, end, -N"),
+        (["events", "tail", "tasks", "--from", "yesterday"], 2, "--from yesterday: expected a time as ISO 8601"),
         (["config", "show", "kafak"], 3, "'kafak'"),
         ([*NOBODY, "topics", "list"], 5, "Kafka at 127.0.0.1:1 did not answer within 0.3 s"),
         ([*NOBODY, "policy"], 5, "Kafka at 127.0.0.1:1 did not answer within 0.3 s"),

@@ -73,7 +73,7 @@ class Node:
 
 def folder(path: Path) -> Path:
     """Return the folder, absolute, and made if need be. Raises SettingsError if Kafka could not use it."""
-    whole = path.expanduser().resolve()
+    whole = Path(os.path.expanduser(path)).resolve()  # Path.expanduser fails without a home folder
     if "," in str(whole):
         raise SettingsError(f"broker.data_dir={whole}: Kafka splits its folders at commas; choose one without")
     try:

@@ -27,6 +27,7 @@ from jgo.constants import MAVEN_CENTRAL_URL
 from jgo.maven import Artifact, MavenContext, PythonResolver
 
 from streams.errors import LogError, SettingsError
+from streams.files import home_folder
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +70,8 @@ def kafka_classpath() -> str:
     KAFKA_HOME is used if set. Otherwise the jars come from jgo's repository cache (`~/.m2/repository`, M2_REPO, or what
     jgo's own configuration says), and what is missing there is fetched first; about 20 s, once.
 
-    Raises SettingsError if KAFKA_HOME holds no Kafka, LogError with the ways out if the jars cannot be fetched.
+    Raises SettingsError if KAFKA_HOME holds no Kafka or there is no home folder, LogError with the ways out if the jars
+    cannot be fetched.
     """
     home = os.environ.get("KAFKA_HOME")
     if home:
@@ -80,6 +82,7 @@ def kafka_classpath() -> str:
                 "Kafka 4, or unset it"
             )
         return str(libs / "*")
+    home_folder()  # jgo reads its configuration there, and says less without
     try:
         return os.pathsep.join(str(jar) for jar in _fetched_jars())
     except Exception as exc:  # jgo has no error tree of its own: requests', OSError, RuntimeError, parse errors

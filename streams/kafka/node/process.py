@@ -147,7 +147,7 @@ def stop(settings: Broker, timeout_s: float = 30.0) -> bool:
 
 def status(settings: Broker) -> RunningBroker | None:
     """Return the node of this folder if it runs; it may not answer yet. None too if its pid is somebody else's now."""
-    data_dir = settings.data_dir.expanduser().resolve()
+    data_dir = Path(os.path.expanduser(settings.data_dir)).resolve()
     known = node.remembered(data_dir)
     if known is None or not _is_node(known.pid, data_dir):
         return None
