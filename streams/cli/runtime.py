@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -25,11 +26,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from streams.errors import StreamwardError
+from streams.errors import LogError, StreamwardError
 
 if TYPE_CHECKING:
     from streams.settings.model import Settings
 
+DEMO = Path(".streamward/demo")
+"""Where `streamward demo` keeps its log unless it is given another folder."""
 INTERRUPTED = 130
 """128 + SIGINT, as shells count."""
 
@@ -91,11 +94,41 @@ class Guarded(click.Group):
         except KeyboardInterrupt:
             ctx.exit(INTERRUPTED)
         except StreamwardError as exc:
-            _say(str(exc))
+            _say(stopped_node_hint(exc, ctx.find_object(AppContext)) or str(exc))
             ctx.exit(exc.exit_code)
         except Exception as exc:
             _say(str(exc) if _is_ours(exc) else _unexpected(exc, ctx.find_object(AppContext) or AppContext()))
             ctx.exit(1)
+
+
+def stopped_node_hint(exc: StreamwardError, call: AppContext | None) -> str | None:
+    """Return the way out if the broker that does not answer is an embedded node that is stopped, a demo's included."""
+    if exc.exit_code != LogError.exit_code or call is None or "loaded" not in vars(call):
+        return None
+    from streams.kafka.node import process
+    from streams.kafka.node.config import remembered
+    from streams.kafka.retry import BrokerUnreachable
+    from streams.settings.load import CONFIG_FILE
+    from streams.settings.model import Broker
+
+    if not isinstance(exc, BrokerUnreachable):
+        return None
+    kafka, here = call.settings.kafka, call.settings.broker.data_dir
+    for folder in dict.fromkeys((here, DEMO / "kafka")):
+        node, own = remembered(folder), folder.parent / CONFIG_FILE
+        if node is None or process.status(Broker(data_dir=folder)) is not None:
+            continue
+        if folder == here:
+            config = [] if call.config is None else ["--config", str(call.config)]
+            options = [*config, *(part for override in call.overrides for part in ("--set", override))]
+        else:
+            options = ["--config", str(own)] if own.exists() else ["--set", f"broker.data_dir={folder}"]
+        start = shlex.join(["streamward", *options, "broker", "start"])
+        if node.bootstrap == kafka.bootstrap.replace("localhost", "127.0.0.1"):
+            return f"the node in {folder}, which is {kafka.bootstrap}, is stopped; start it with `{start}`"
+        if folder != here and own.exists() and "kafka.bootstrap" not in call.loaded[1]:
+            return f"{exc}. A demo ran here; start its node with `{start}`, and give this command the same --config"
+    return None
 
 
 def _is_ours(exc: Exception) -> bool:

@@ -23,9 +23,11 @@ from click.testing import CliRunner, Result
 from schemas.events import Coordinates
 from streams import output as show
 from streams.cli.root import cli
-from streams.cli.runtime import Guarded, pass_call, user_name
+from streams.cli.runtime import AppContext, Guarded, pass_call, stopped_node_hint, user_name
 from streams.errors import EventError, LogError, NotFoundError, RefusedError, SettingsError, StreamwardError
+from streams.kafka.node.config import Node, remember
 from streams.kafka.record import Record
+from streams.kafka.retry import BrokerUnreachable
 from streams.kafka.times import Begin, merged, parse_begin
 from streams.settings.model import Broker, Kafka, Model, Settings
 from streams.tools import doctor
@@ -219,6 +221,46 @@ def test_a_mistake_says_what_to_do_on_stderr_and_nothing_on_stdout(args: list[st
     assert result.exit_code == code
     assert says in result.stderr
     assert result.stdout == ""
+
+
+def stopped_node(folder: Path, port: int) -> None:
+    folder.mkdir(parents=True)
+    remember(folder, Node(pid=0, port=port, controller_port=port, cluster_id="c", client={}))
+
+
+@pytest.mark.parametrize("folder", [".streamward/kafka", "my log"])
+def test_an_embedded_node_that_is_stopped_is_named_with_the_command_that_starts_it(folder: str) -> None:
+    stopped_node(Path(folder), port=1)
+    Path("my.toml").write_text(f'[broker]\ndata_dir = "{folder}"\n')
+    result = run("--config", "my.toml", *NOBODY, "topics", "list")
+    start = (
+        "streamward --config my.toml --set kafka.bootstrap=127.0.0.1:1 --set kafka.request_timeout_s=0.3 broker start"
+    )
+    said = f"Error: the node in {folder}, which is 127.0.0.1:1, is stopped; start it with `{start}`\n"
+    assert (result.exit_code, result.stderr) == (5, said)
+
+
+def test_a_demos_node_that_is_stopped_is_found_below_the_current_folder() -> None:
+    stopped_node(Path(".streamward/demo/kafka"), port=1)
+    result = run(*NOBODY, "audit")
+    assert result.exit_code == 5
+    assert "start it with `streamward --set broker.data_dir=.streamward/demo/kafka broker start`" in result.stderr
+    Path(".streamward/demo/streamward.toml").write_text("")
+    result = run(*NOBODY, "audit")
+    assert "start it with `streamward --config .streamward/demo/streamward.toml broker start`" in result.stderr
+
+
+@pytest.mark.parametrize(("origins", "mentioned"), [({}, True), ({"kafka.bootstrap": "my.toml"}, False)])
+def test_a_demo_with_another_port_is_mentioned_when_no_broker_was_named(
+    origins: dict[str, str], mentioned: bool
+) -> None:
+    stopped_node(Path(".streamward/demo/kafka"), port=1)
+    Path(".streamward/demo/streamward.toml").write_text("")
+    call = AppContext()
+    vars(call)["loaded"] = Settings(), origins
+    found = stopped_node_hint(BrokerUnreachable("no answer"), call)
+    start = "start its node with `streamward --config .streamward/demo/streamward.toml broker start`"
+    assert (found is not None and found.startswith("no answer. A demo ran here") and start in found) is mentioned
 
 
 def test_a_reader_that_leaves_early_is_no_error() -> None:
