@@ -1,13 +1,11 @@
 """What every command shares: settings, output, exit codes and signals.
 
-    streamward [--config --set --log-level] COMMAND ... ──► Call ──► the command
+    streamward [--config --set --log-level] COMMAND ... ──► AppContext ──► the command
                                         any exception ──► one message on stderr ──► exit code
 
 Data goes to stdout, everything else to stderr. Exit codes: 0 ok, 1 failed, 2 usage or settings, 3 not found, 4 refused,
 5 unreachable, 75 stopped by a watchdog (start it again), 130 interrupted. This is the one place where an error becomes
-a message and a code. A reader that leaves early (`| head`) is no error.
-
-Not covered: Windows' notion of signals.
+a message and a code. A reader that leaves early (`| head`) is not an error.
 """
 
 from __future__ import annotations
@@ -41,17 +39,17 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @dataclass
 class AppContext:
-    """One call of the program: what its global options said."""
+    """One run of the program: its global options, and the settings they lead to."""
 
     config: Path | None = None
     overrides: tuple[str, ...] = ()
     log_level: str = "info"
     working: bool = False
-    """Whether this is a long-running process, whose stderr somebody keeps."""
+    """Whether this is a long-running process, whose stderr is kept."""
 
     @functools.cached_property
     def loaded(self) -> tuple[Settings, dict[str, str]]:
-        """The settings, and where each that is not a default came from. Raises SettingsError."""
+        """The settings, and the origin of each that is not a default. Raises SettingsError."""
         from streams.settings.load import load_with_origins
 
         settings, origins = load_with_origins(file=self.config, overrides=self.overrides)
@@ -77,7 +75,7 @@ pass_call = click.make_pass_decorator(AppContext, ensure=True)
 
 
 class Guarded(click.Group):
-    """The root: whatever a command raises ends here."""
+    """The root group: whatever a command raises ends here."""
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command, and turn what it raises into a message on stderr and an exit code."""
@@ -88,7 +86,7 @@ class Guarded(click.Group):
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
         except BrokenPipeError:
-            # whoever read our stdout has enough; nothing more may be written to it, not even at exit
+            # the reader of stdout has left: nothing more may be written to it, not even at exit
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
             ctx.exit(0)
         except KeyboardInterrupt:
@@ -145,7 +143,7 @@ def _say(message: str) -> None:
 
 
 def _unexpected(exc: Exception, call: AppContext) -> str:
-    """Return one line about an error nobody foresaw; its traceback goes to stderr, or to a file that the line names."""
+    """Return one line about an unforeseen error; its traceback goes to stderr, or to a file that the line names."""
     import tempfile
     import traceback
 
@@ -186,7 +184,7 @@ def output_option(command: F) -> F:
         "--output",
         type=click.Choice(["table", "jsonl"]),
         callback=settle,
-        help="How to print; a table on a terminal and jsonl in a pipe unless said.",
+        help="How to print.  [default: table on a terminal, jsonl in a pipe]",
     )(command)
 
 
@@ -197,12 +195,12 @@ def source_option(command: F) -> F:
         type=click.Choice(["auto", "log", "archive"]),
         default="auto",
         show_default=True,
-        help="Where to look; auto: the archive, and the log behind it.",
+        help="Where to read; auto: the archive, then the log after it.",
     )(command)
 
 
 def end_at_signals() -> None:
-    """Let SIGTERM and Ctrl-C end the process with exit code 0, until somebody else takes them: nothing is in hand."""
+    """Let SIGTERM and Ctrl-C end the process with exit code 0, until other handlers are set."""
 
     def end(*_: object) -> None:
         raise SystemExit(0)
@@ -215,7 +213,8 @@ def end_at_signals() -> None:
 def until_stopped() -> Iterator[Event]:
     """Yield an event that SIGTERM or Ctrl-C sets. A second Ctrl-C kills; a second SIGTERM changes nothing.
 
-    A supervisor's SIGTERM often follows a Ctrl-C that the terminal sent to all, and must not cut the draining short.
+    A supervisor's SIGTERM often follows a Ctrl-C that the terminal sent to every process, and must not cut draining
+    short.
     """
     stop = Event()
     before = {sign: signal.getsignal(sign) for sign in (signal.SIGTERM, signal.SIGINT)}
@@ -227,7 +226,7 @@ def until_stopped() -> Iterator[Event]:
             stop.set()
             hint = "; Ctrl-C again kills" if number == signal.SIGINT else ""
             with contextlib.suppress(OSError):
-                os.write(2, f"stopping, what is in hand is finished first{hint}\n".encode())
+                os.write(2, f"stopping: in-flight work is finished first{hint}\n".encode())
 
     for sign in before:
         signal.signal(sign, ask)
