@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from streams.cli.runtime import AppContext, output_option, pass_call
+from streams.cli.runtime import AppContext, output_option, pass_call, user_name
 from streams.errors import NotFoundError, RefusedError, SettingsError, StreamwardError
 
 if TYPE_CHECKING:
@@ -319,22 +319,12 @@ def _decide(call: AppContext, verdict: Verdict, choice: Choice, output: Output) 
         wanted = _matching(call, letters, **choice.filters)
         chosen = letters.matching(wanted, "retried" if choice.unfinished else "open")
     order = redrive.RedriveOrder(
-        verdict=verdict, actor=_actor(), why=choice.why, force=choice.force, dry_run=choice.dry_run
+        verdict=verdict, actor=user_name(), why=choice.why, force=choice.force, dry_run=choice.dry_run
     )
     outcomes: Iterable[RedriveOutcome] = redrive.decide(settings, letters, chosen, order)
     if choice.unfinished:
         outcomes = (outcome for outcome in outcomes if outcome.result != "already")
     _report(outcomes, order, output)
-
-
-def _actor() -> str:
-    import getpass
-    import os
-
-    try:
-        return getpass.getuser()
-    except (OSError, KeyError):  # a container's user that has no name
-        return f"uid {os.getuid()}"
 
 
 def _report(outcomes: Iterable[RedriveOutcome], order: RedriveOrder, output: Output) -> None:

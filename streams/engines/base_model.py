@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from streams.errors import SettingsError
-from streams.files import sha256_of
+from streams.files import home_folder, sha256_of
 from streams.settings.model import Model
 
 if TYPE_CHECKING:
@@ -108,9 +108,9 @@ def digest_of_tokenizer(tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def cache_folder() -> Path:
-    """Return where converted models are kept: XDG_CACHE_HOME, else ~/.cache, then streamward/models."""
+    """Return the folder of converted models: streamward/models in XDG_CACHE_HOME, else in ~/.cache."""
     root = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(root) if Path(root).is_absolute() else Path.home() / ".cache") / "streamward" / "models"
+    return (Path(root) if Path(root).is_absolute() else home_folder() / ".cache") / "streamward" / "models"
 
 
 # --- finding ---------------------------------------------------------------------------------------------------------
@@ -124,8 +124,9 @@ def folder_of(base: str) -> Path:
     """
     if base in KNOWN:
         return _converted(base, gguf_file(base))
-    if Path(base).expanduser().is_dir():
-        return Path(base).expanduser().resolve()
+    folder = Path(os.path.expanduser(base))  # Path.expanduser fails without a home folder
+    if folder.is_dir():
+        return folder.resolve()
     if base.startswith((".", "/", "~")) or base.count("/") > 1:
         raise SettingsError(_cannot_load(base, "there is no such folder"))
     return _from_hub(base)

@@ -252,7 +252,7 @@ def _disk(settings: Settings) -> Iterator[DoctorFinding]:
         places["adapters.store"] = Path(settings.adapters.store)
     by_disk: dict[int, tuple[Path, list[str]]] = {}
     for name, path in places.items():
-        parent = _existing(path.expanduser())
+        parent = _existing(Path(os.path.expanduser(path)))
         if not os.access(parent, os.W_OK):
             yield DoctorFinding(
                 "disk", "failed", f"{name}={path}: {parent} is not writable", f"Change its rights, or set {name}", 1

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 import duckdb
 
 from streams import output as show
-from streams.errors import StreamwardError
+from streams.errors import SettingsError, StreamwardError
+from streams.files import home_folder
 from streams.tools.query import formats
 from streams.tools.query.session import Session
 
@@ -209,8 +210,8 @@ def _completer(session: Session) -> Completer:
 
 def _history() -> Path:
     """Return the file of what was asked before; it is its owner's alone."""
-    folder = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "streamward"
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, SettingsError):
+        folder = Path(os.environ.get("XDG_STATE_HOME") or home_folder() / ".local" / "state") / "streamward"
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         path = folder / "query_history"
         path.touch(mode=0o600)
