@@ -1,18 +1,17 @@
-"""What one process of this machine has for itself: a place nobody else works in, and a temporary folder.
+"""Folders that one process of this machine has for itself, and the digest of a file.
 
-    folder ──► hold ──► ours, and its lock file says so            somebody has it ──► RefusedError, naming who
-    kind ──► Scratch ──► streamward-KIND-…, locked while we live   nobody has it any more ──► the next one removes it
+    folder ──► hold ──► locked; the lock file names the process    held by another ──► RefusedError, naming it
+    kind ──► Scratch ──► streamward-KIND-…, locked while in use    unlocked ──► left behind: the next Scratch removes it
 
-The lock is flock's, which the kernel takes back when the process ends, however it ends. So after a kill -9 nothing is
-held, and what is held by nobody was left behind.
-
-Not covered: file systems that do not honour flock. There two processes may hold one folder, and nothing is swept.
+The lock is flock's, which the kernel releases when the process ends, even by kill -9. On file systems that do not
+honour flock, two processes may hold one folder, and nothing is removed.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import os
 import shutil
 import socket
@@ -24,6 +23,12 @@ from pathlib import Path
 from streams.errors import RefusedError
 
 LOCK = "lock"
+
+
+def sha256_of(path: Path) -> str:
+    """Return the sha256 of a file, as `sha256sum` prints it."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @contextlib.contextmanager

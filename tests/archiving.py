@@ -45,8 +45,8 @@ def write(settings: Settings, count: int, *, first: int = 0, partition: int = ON
         for number in range(first, first + count):
             event = reward(task_id=f"t{number}", value=float(number))
             producer.send_bytes(
-                name(settings), event.task_id.encode(), encode(event), timestamp_ms=begin_ms + number,
-                partition=partition, headers=[("n", b"%d" % number)],
+                (name(settings), partition), event.task_id.encode(), encode(event), timestamp_ms=begin_ms + number,
+                headers=[("n", b"%d" % number)],
             )  # fmt: skip
 
 
@@ -65,7 +65,7 @@ def write_odd(settings: Settings) -> int:
     ]
     with Producer(settings) as producer:
         for key, payload, headers in odd:
-            producer.send_bytes(name(settings), key, payload, partition=ONE, headers=headers)
+            producer.send_bytes((name(settings), ONE), key, payload, headers=headers)
     return len(odd)
 
 

@@ -111,7 +111,7 @@ def put(settings: Settings, records: Iterable[Record]) -> None:
         for record in records:
             topic = settings.topics.prefix + record.at.topic.removeprefix(SETTINGS.topics.prefix)
             producer.send_bytes(
-                topic, record.key, record.payload, timestamp_ms=record.timestamp_ms, partition=record.at.partition
+                (topic, record.at.partition), record.key, record.payload, timestamp_ms=record.timestamp_ms
             )
 
 

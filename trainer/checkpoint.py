@@ -12,7 +12,6 @@ Not covered: two machines on one network file system that does not honour flock.
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import logging
 import os
@@ -30,6 +29,7 @@ from safetensors.torch import load_file, save_file
 
 from streams import files as holding
 from streams.errors import NotFoundError, RefusedError, SettingsError
+from streams.files import sha256_of
 from trainer import model as adapters
 
 log = logging.getLogger(__name__)
@@ -84,7 +84,7 @@ def save(folder: Path, state: State, model: PeftModel, optimizer: torch.optim.Op
     save_file(_rng_states(), half / RNG_FILE)
     (half / STATE_FILE).write_text(json.dumps(asdict(state), indent=2, sort_keys=True) + "\n")
     files = sorted(path for path in half.rglob("*") if path.is_file())
-    manifest = {str(path.relative_to(half)): _digest(path) for path in files}
+    manifest = {str(path.relative_to(half)): sha256_of(path) for path in files}
     (half / MANIFEST_FILE).write_text(json.dumps(manifest, indent=2, sort_keys=True) + "\n")
     for path in [*half.rglob("*"), half]:
         _sync(path)
@@ -182,15 +182,10 @@ def _versions(folder: Path) -> list[Path]:
 def _torn(path: Path) -> str | None:
     try:
         manifest = json.loads((path / MANIFEST_FILE).read_text())
-        bad = [name for name, digest in manifest.items() if _digest(path / name) != digest]
+        bad = [name for name, digest in manifest.items() if sha256_of(path / name) != digest]
     except (OSError, ValueError) as exc:
         return str(exc)
     return f"{bad[0]} is not what its manifest says" if bad else None
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _sync(path: Path) -> None:

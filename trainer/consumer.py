@@ -35,7 +35,7 @@ from streams.adapters import signing, store
 from streams.adapters.versions import read_state
 from streams.engines.base_model import Base, load_base
 from streams.errors import RefusedError, SettingsError, StreamwardError
-from streams.kafka import admin
+from streams.kafka import admin, times
 from streams.kafka.client import client_config
 from streams.kafka.lag import LagMeter
 from streams.kafka.producer import Producer
@@ -101,7 +101,7 @@ def _follow(
     try:
         with (
             checkpoint.hold(settings.trainer.checkpoints, settings.policy.name) as folder,
-            Producer(settings, patience=patience, meter=meter, stage=STAGE) as producer,
+            Producer(settings, outage=patience, stage=STAGE) as producer,
             ranks.others(place, settings.metrics.stuck_s) as others,
         ):
             schema_registry.wait(settings, meter, stop)
@@ -185,7 +185,7 @@ class PolicyTrainer:
                 "does no harm if they were of other policies", *self._source, begin, first, first - begin,
             )  # fmt: skip
         self._handled = max(first, begin)
-        with PartitionReader(self._settings, {self._source: self._handled}, patience=self._patience) as self._tail:
+        with PartitionReader(self._settings, {self._source: self._handled}, outage=self._patience) as self._tail:
             self._meter.ready("kafka")
             while not stop.is_set():
                 self._meter.at("waits for a batch")
@@ -247,7 +247,7 @@ class PolicyTrainer:
                 "policy.name. Then keep groups longer (topics.retention_days) than a trainer may be down"
             )
         wanted = where(batch, topic)
-        records = fetch(self._settings, wanted, patience=self._patience)
+        records = fetch(self._settings, wanted, outage=self._patience)
         chosen = self._learner.choose(batch, (records[coordinates] for coordinates in wanted))
         for record, reason, error in chosen.refused:
             log.warning("%s: left out of the step: %s", record.at, error)
@@ -263,7 +263,7 @@ class PolicyTrainer:
         first, end = bounds[self._source]
         if not first <= at.offset < end:
             return None
-        return context.of_headers(fetch(self._settings, [at], patience=self._patience)[at].headers)
+        return context.of_headers(fetch(self._settings, [at], outage=self._patience)[at].headers)
 
     def _announce(self, path: Path, state: State, came: Context | None, began_ms: float | None = None) -> None:
         """Publish the adapter in checkpoint `path`, say so in the log, and commit. Each of it again is a no-op."""
@@ -285,7 +285,7 @@ class PolicyTrainer:
             event = AdapterEvent(
                 event_id=derive_id(state.policy, state.version, "trained"),
                 policy=state.policy,
-                created_at=time.time_ns() // 1_000_000,
+                created_at=times.now_ms(),
                 version=state.version,
                 kind="trained",
                 actor=STAGE,

@@ -12,7 +12,6 @@ Not covered: whether a decision is a good one. That is the guard's question.
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, replace
 
 from schemas.events import AdapterEvent, AdapterKind, Coordinates, derive_id
@@ -20,6 +19,7 @@ from streams.adapters import versions as adapters
 from streams.adapters.serving import SWAPS, TRANSITIONS, refusal
 from streams.adapters.versions import AdapterState
 from streams.errors import NotFoundError, RefusedError
+from streams.kafka import times
 from streams.kafka.admin import offsets
 from streams.kafka.producer import Producer
 from streams.kafka.reader import read
@@ -163,7 +163,7 @@ def decide(
         expected = life.state.primary if expect is None else expect
     if (found := _in_force(life, kind, version, actor, reason, expect)) is not None:
         return found
-    made = time.time_ns() // 1_000_000
+    made = times.now_ms()
     event = AdapterEvent(
         # the number of decisions before it is part of the id: the same words later are another fact
         event_id=derive_id(life.state.policy, version, kind, expected, actor, reason, len(life.state.decided), made),

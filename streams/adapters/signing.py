@@ -19,7 +19,6 @@ Not covered: keys with a password, two keys at a time (while one replaces the ot
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import shutil
 from collections.abc import Iterable, Iterator
@@ -28,7 +27,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from schemas.events import AdapterFile
 from streams.errors import EventError, SettingsError
-from streams.files import Scratch
+from streams.files import Scratch, sha256_of
 from streams.settings.model import Adapters
 
 if TYPE_CHECKING:
@@ -125,7 +124,7 @@ def refused(wanted: ExpectedSigner, got: str) -> EventError:
 def fingerprint(key: Path) -> str:
     """Return what tells the content of a public key from that of another. Raises SettingsError if it cannot be read."""
     with _usable("adapters.verify_key", key):
-        return hashlib.sha256(key.read_bytes()).hexdigest()
+        return sha256_of(key)
 
 
 def _signer(key: Path) -> signing.Config:

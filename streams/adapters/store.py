@@ -33,6 +33,7 @@ from schemas.events import AdapterFile
 from streams.adapters import signing
 from streams.adapters.signing import MANIFEST, SIGNATURE
 from streams.errors import EventError, RefusedError, SettingsError
+from streams.files import sha256_of
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 """What a policy or a file may be called: it becomes part of a path."""
@@ -200,7 +201,7 @@ def manifest_of(local: Path) -> tuple[AdapterFile, ...]:
             )
     if not any(path.suffix == ".safetensors" for path in found):
         raise RefusedError(f"{local}: holds no .safetensors file, so it is no adapter; save the adapter there first")
-    return tuple(AdapterFile(path=path.name, sha256=_sha256(path), bytes=path.stat().st_size) for path in found)
+    return tuple(AdapterFile(path=path.name, sha256=sha256_of(path), bytes=path.stat().st_size) for path in found)
 
 
 def _is_allowed(name: str) -> bool:
@@ -345,13 +346,8 @@ def _small(fs: Any, path: str, signed: signing.ExpectedSigner) -> bytes:
 
 
 def _agrees(folder: Path, files: Iterable[AdapterFile]) -> bool:
-    there = {path.name: _sha256(path) for path in folder.iterdir()}
+    there = {path.name: sha256_of(path) for path in folder.iterdir()}
     return there == {file.path: file.sha256 for file in files}
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _bad(uri: str, got: str, expected: str) -> EventError:

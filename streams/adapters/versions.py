@@ -11,7 +11,8 @@ Not covered: whether the adapter's files are good. Who loads them verifies them 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from schemas.events import AdapterEvent, AdapterFile, Outcome, Verdict
@@ -85,6 +86,12 @@ class AdapterState:
     def primary(self) -> int:
         """The version in force."""
         return self.serving.primary
+
+
+def manifest_digest(files: Iterable[AdapterFile]) -> str:
+    """Return one sha256 for all files of an adapter, as `sha256sum *.json *.safetensors | sha256sum` gives it."""
+    lines = "".join(f"{file.sha256}  {file.path}\n" for file in sorted(files, key=lambda file: file.path))
+    return hashlib.sha256(lines.encode()).hexdigest()
 
 
 def empty(policy: str) -> AdapterState:

@@ -19,7 +19,6 @@ from streams.cli.runtime import AppContext, output_option, pass_call, source_opt
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from schemas.events import AdapterFile
     from streams.adapters.decisions import AdapterHistory
     from streams.adapters.versions import AdapterState, Version
     from streams.output import Output
@@ -173,6 +172,7 @@ def read(call: AppContext, policy: str | None) -> AdapterHistory:
 def row_of(state: AdapterState, number: int) -> dict[str, Any]:
     """Return a version as JSON has it. Raises NotFoundError without such a version."""
     from streams.adapters.decisions import known
+    from streams.adapters.versions import manifest_digest
 
     version = known(state, number)
     batches = None if version.first_batch is None else f"{version.first_batch}-{version.last_batch}"
@@ -187,22 +187,12 @@ def row_of(state: AdapterState, number: int) -> dict[str, Any]:
         "created_at": version.created_at or None,
         "promoted_at": version.promoted_at,
         "uri": version.uri,
-        "sha256": _digest(version.files),
+        "sha256": manifest_digest(version.files) if version.files else None,
         "base_digest": version.base_digest,
         "judged": None if judged is None else {"verdict": judged.verdict, "reason": judged.reason},
         "metrics": dict(version.metrics),
         "held_out": {suite: dict(metrics) for suite, metrics in version.evaluated.items()},
     }
-
-
-def _digest(files: tuple[AdapterFile, ...]) -> str | None:
-    """Return one hash for all files of an adapter, as `sha256sum *.json *.safetensors | sha256sum` gives it."""
-    import hashlib
-
-    if not files:
-        return None
-    lines = "".join(f"{file.sha256}  {file.path}\n" for file in sorted(files, key=lambda file: file.path))
-    return hashlib.sha256(lines.encode()).hexdigest()
 
 
 def _tensors(call: AppContext, versions: list[Version], policy: str) -> list[dict[str, Any]]:

@@ -31,7 +31,12 @@ def _output(_: click.Context, __: click.Parameter, value: str | None) -> str:
 
 
 @click.command()
-@click.option("--since", metavar="TIME", default=None, help="Only tasks recorded from this ISO 8601 time on (UTC).")
+@click.option(
+    "--since",
+    metavar="TIME",
+    default=None,
+    help="Only tasks recorded since this time or age: 2026-01-31T12:00 (UTC), 7d.",
+)
 @click.option("--policy", metavar="NAME", default=None, help="Only this policy.")
 @click.option(
     "--settled",
@@ -69,9 +74,11 @@ def audit(
     From the topics alone, and without the code of those who wrote them. Every record that does not add up is named by
     topic[partition]@offset. The exit code is 0 only if all balances. Nothing is committed: looking changes nothing.
     """
+    from streams.kafka.times import parse_time
     from streams.tools.audit.reading import Audit
 
-    look = Audit(call.settings, policy=policy, since_ms=None if since is None else _time(since), settled=settled)
+    since_ms = None if since is None else parse_time(since, "--since")
+    look = Audit(call.settings, policy=policy, since_ms=since_ms, settled=settled)
     if follow:
         call.working = True
         _follow(look, listen, every)
@@ -84,18 +91,6 @@ def audit(
     else:
         _table(report)
     ctx.exit(0 if report.balanced else 1)
-
-
-def _time(text: str) -> int:
-    from streams.errors import SettingsError
-    from streams.kafka import times
-
-    try:
-        return times.parse_time(text)
-    except ValueError as exc:
-        raise SettingsError(
-            f"--since {text}: expected a time as ISO 8601 (UTC unless it says otherwise), e.g. 2026-01-31T12:00"
-        ) from exc
 
 
 def _table(report: Report) -> None:

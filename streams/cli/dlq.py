@@ -43,7 +43,12 @@ def dlq() -> None:
 def _filters(command: F) -> F:
     """Add the options that say which letters; the command gets `reason`, `stage`, `topic` and `since`."""
     for option in (
-        click.option("--since", metavar="TIME", default=None, help="Written at this time or later (ISO 8601, UTC)."),
+        click.option(
+            "--since",
+            metavar="TIME",
+            default=None,
+            help="Written since this time or age.",
+        ),
         click.option("--topic", metavar="TOPIC", default=None, help="About records of this topic, by label or name."),
         click.option("--stage", metavar="STAGE", default=None, help="Written by this stage."),
         click.option("--reason", metavar="REASON", default=None, help="With this reason."),
@@ -55,18 +60,10 @@ def _filters(command: F) -> F:
 def _matching(
     call: AppContext, letters: Letters, *, reason: str | None, stage: str | None, topic: str | None, since: str | None
 ) -> Matching:
-    from streams.kafka import times as tails
+    from streams.kafka.times import parse_time
     from streams.tools.dead_letters.letters import Matching, topic_named
 
-    since_ms = None
-    if since is not None:
-        try:
-            begin = tails.parse_begin(since)
-        except SettingsError:
-            begin = tails.Begin("")
-        if begin.kind != "time":
-            raise SettingsError(f"--since {since}: expected a time as ISO 8601 (UTC unless it says otherwise)")
-        since_ms = begin.number
+    since_ms = None if since is None else parse_time(since, "--since")
     name = None if topic is None else topic_named(call.settings, letters, topic)
     return Matching(reason=reason, stage=stage, topic=name, since_ms=since_ms)
 

@@ -72,11 +72,11 @@ def export(
     task is in both splits. Exit code 1 means that records could not be read and are not in it.
     """
     from streams import output as show
+    from streams.kafka.times import parse_time
     from streams.tools.query import export as sets
     from streams.tools.query.prompt import left_out
     from streams.tools.query.session import Session
     from streams.tools.query.source import Scope
-    from streams.tools.replay.selection import parse_time
 
     options = sets.ExportOptions(policy=policy or call.settings.policy.name, **chosen)
     sets.check(options)

@@ -154,9 +154,10 @@ def _progress() -> Iterator[Callable[[str, int, int | None], None]]:
 
 def _request(settings: Settings, given: dict[str, Any], source: Source) -> ReplayRequest:
     """Return what the options ask for. Raises SettingsError."""
+    from streams.kafka.times import parse_time
     from streams.tools.replay import rescore
     from streams.tools.replay.run import ReplayRequest
-    from streams.tools.replay.selection import Selection, parse_time
+    from streams.tools.replay.selection import Selection
 
     policy = given["policy"] or settings.policy.name
     limits = {"since": given["since"], "until": given["until"], "from": given["first"], "to": given["next_"]}

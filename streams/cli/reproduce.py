@@ -10,7 +10,6 @@ Not covered: training on with other settings, and keeping what comes out as a ve
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +18,6 @@ import click
 from streams.cli.runtime import AppContext, pass_call, source_option
 
 if TYPE_CHECKING:
-    from schemas.events import AdapterFile
     from streams.tools.archive.history import Source
     from trainer.reproduce import Made, ReproductionPlan
 
@@ -107,14 +105,6 @@ def _is_recipe(key: str) -> bool:
     return key.split(".")[0] in ("model", "trainer") and key not in ("trainer.checkpoints", "trainer.keep_checkpoints")
 
 
-def digest(files: Iterable[AdapterFile]) -> str:
-    """Return one sha256 over a manifest: of the lines that `sha256sum` prints for its files, by name."""
-    import hashlib
-
-    lines = "".join(f"{file.sha256}  {file.path}\n" for file in sorted(files, key=lambda file: file.path))
-    return hashlib.sha256(lines.encode()).hexdigest()
-
-
 def row(planned: ReproductionPlan, made: Made, seconds: float, *, version: int) -> dict[str, Any]:
     """Return what `--output json` says of `version`, when `made` is the last that was made.
 
@@ -122,12 +112,14 @@ def row(planned: ReproductionPlan, made: Made, seconds: float, *, version: int) 
     """
     import dataclasses
 
+    from streams.adapters.versions import manifest_digest
+
     event = planned.events.get(version)
     plain: dict[str, Any] = {
         "version": version,
         "equal": made.equal,
-        "recorded": None if event is None else digest(event.files),
-        "reproduced": digest(made.reproduced) if made.version == version else None,
+        "recorded": None if event is None else manifest_digest(event.files),
+        "reproduced": manifest_digest(made.reproduced) if made.version == version else None,
         "batches": [planned.start, version - 1],
         "seconds": round(seconds, 3),
     }

@@ -46,6 +46,7 @@ def tasks_submit(call: AppContext, file: Path, skip_bad: bool, policy: str | Non
     the environment variable TRACEPARENT, unless a line names its own.
     """
     from streams import output as show
+    from streams.kafka.times import now_ms
     from streams.stages.tasks.lines import check_file
     from streams.stages.tasks.submit import submit
 
@@ -53,7 +54,7 @@ def tasks_submit(call: AppContext, file: Path, skip_bad: bool, policy: str | Non
         _lines(file),
         "stdin" if str(file) == "-" else file.name,
         policy=policy or call.settings.policy.name,
-        now_ms=_now_ms(),
+        now_ms=now_ms(),
         topic_settings=call.settings.topics,
     )
     for problem in checked.problems:
@@ -104,6 +105,7 @@ def tasks_generate(
     submitting them again adds nothing.
     """
     from streams import output as show
+    from streams.kafka.times import now_ms
     from streams.stages.tasks import generators, submit as stage
 
     spec = generators.TaskSpec(
@@ -115,7 +117,7 @@ def tasks_generate(
         group_size=group_size,
         options=_json_object(options, "--options"),
     )
-    made = generators.generate(spec, now_ms=_now_ms())
+    made = generators.generate(spec, now_ms=now_ms())
     if submit:
         sent, known = stage.submit(call.settings, made, under=_trace())
         show.record({"sent": sent, "known": known}, output)
@@ -148,12 +150,6 @@ def _trace() -> Context | None:
     from streams.observability.tracing import context
 
     return context.parse(os.environ.get("TRACEPARENT"))
-
-
-def _now_ms() -> int:
-    import time
-
-    return int(time.time() * 1000)
 
 
 def _json_object(text: str, option: str) -> dict[str, Any]:

@@ -35,7 +35,7 @@ from streams.engines.base_model import folder_of
 from streams.engines.vllm import launch as vllm_launch
 from streams.errors import SettingsError
 from streams.evaluation import run as evaluate
-from streams.kafka import admin
+from streams.kafka import admin, times
 from streams.kafka.node import process as broker
 from streams.kafka.producer import Producer
 from streams.kafka.reader import PartitionReader
@@ -287,7 +287,7 @@ def _work(run: DemoRun, tail: PartitionReader, tasks: Iterator[Task]) -> None:
 def _feed(run: DemoRun, tasks: Iterator[Task]) -> None:
     """Submit the train tasks that are wanted, and the held-out ones of each version that is due."""
     progress = run.progress
-    now_ms = int(time.time() * 1000)
+    now_ms = times.now_ms()
     if progress.versions < run.options.steps:
         wanted = WAITING_BATCHES * run.settings.batches.groups - progress.places["waiting"]
         if wanted >= run.settings.batches.groups // 2:
@@ -307,7 +307,7 @@ def _feed(run: DemoRun, tasks: Iterator[Task]) -> None:
 def _tasks(options: DemoOptions, progress: Progress) -> Iterator[Task]:
     """Return the train tasks that are not in the log yet, for ever."""
     spec = TaskSpec(family=options.generator, count=sys.maxsize, seed=SEED, purpose="train", policy=POLICY)
-    endless = generate(spec, now_ms=int(time.time() * 1000))
+    endless = generate(spec, now_ms=times.now_ms())
     return itertools.islice(endless, progress.train_tasks[options.generator], None)
 
 

@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from streams.errors import SettingsError
+from streams.files import sha256_of
 from streams.settings.model import Model
 
 if TYPE_CHECKING:
@@ -163,9 +164,7 @@ def gguf_file(name: str) -> Path:
 
 def _converted(name: str, gguf: Path) -> Path:
     """Return the folder with the converted model; make it if this machine has none yet. One process at a time does."""
-    with gguf.open("rb") as file:
-        sha = hashlib.file_digest(file, "sha256").hexdigest()
-    folder = cache_folder() / f"{name}-{sha[:16]}-{LAYOUT}"
+    folder = cache_folder() / f"{name}-{sha256_of(gguf)[:16]}-{LAYOUT}"
     if folder.is_dir():
         return folder
     try:

@@ -1,12 +1,11 @@
-"""What the cluster has: topics, partitions, offsets; and making the topics that are missing.
+"""Topics, partitions and offsets of the cluster; and creating the topics that are missing.
 
     settings ──► apply_topics ──► the nine topics, in the shape of streams/kafka/topics.py
-             ──► describe, offsets, configs, check_topics ──► what is there now
+             ──► describe, offsets, configs, check_topics ──► what exists now
              ──► read_topic ──► every record between a topic's offsets
 
 Topics are created and checked before any process starts: a Faust worker whose output topic is missing waits for ever.
-
-Not covered: changing a topic that exists. Partitions added later would move keys, so a wrong count is refused instead.
+An existing topic is never changed: added partitions would move keys, so a wrong count is refused.
 """
 
 from __future__ import annotations
@@ -78,8 +77,8 @@ def _list_offsets(
 
 
 def _look_again(client: admin.AdminClient) -> None:
-    """Let the client forget what it knew of leaders: it would ask on with the epoch of before."""
-    with contextlib.suppress(ck.KafkaException):  # then the next question says so
+    """Refresh what the client knows of leaders: otherwise it would ask with the old epoch again."""
+    with contextlib.suppress(ck.KafkaException):  # then the next request fails
         client.list_topics(timeout=ANSWER_S)
 
 
@@ -89,13 +88,13 @@ _NO_LEADER_YET = {
     ck.KafkaError.UNKNOWN_LEADER_EPOCH,
     ck.KafkaError.FENCED_LEADER_EPOCH,
     ck.KafkaError.OFFSET_NOT_AVAILABLE,
-    ck.KafkaError._NOENT,  # librdkafka's own word for metadata without a single leader
+    ck.KafkaError._NOENT,  # librdkafka's error for metadata without a single leader
 }
-"""What a topic that was just created, or a broker that just started or was fenced, answers for a moment."""
+"""What is answered for a moment about a topic that was just created, or by a broker that just started or was fenced."""
 
 
 def configs(settings: Settings, names: Iterable[str]) -> dict[str, dict[str, str]]:
-    """Return, per topic, the settings that were given to it. Raises LogError if the broker does not answer."""
+    """Return, per topic, the settings that were set on it. Raises LogError if the broker does not answer."""
     resources = [admin.ConfigResource(admin.ConfigResource.Type.TOPIC, name) for name in names]
     if not resources:
         return {}
@@ -112,7 +111,7 @@ def configs(settings: Settings, names: Iterable[str]) -> dict[str, dict[str, str
 
 
 def read_topic(settings: Settings, label: str, *, partition: int | None = None) -> Iterator[Record]:
-    """Yield every record of a topic, or of one partition of it, up to where it ends now."""
+    """Yield every record of a topic, or of one of its partitions, up to its present end."""
     bounds = offsets(settings, [label])
     if partition is not None:
         bounds = {tp: bound for tp, bound in bounds.items() if tp[1] == partition}
@@ -127,14 +126,14 @@ def describe(settings: Settings) -> dict[str, int]:
 
 
 EMPTY_S = 2.0
-"""How long to doubt a cluster that says it has no topic at all: so does a broker that was just started."""
+"""How long to doubt a cluster that reports no topic at all: a broker that has just started does too."""
 
 
 def _connect(settings: Settings, *, some: bool = False) -> tuple[admin.AdminClient, dict[str, int]]:
-    """Return a client, and the partition count of every topic on the cluster; `some` says that there should be any.
+    """Return a client, and the partition count of every topic; with `some`, an empty answer is asked again.
 
-    To ask for the topics first saves seconds: librdkafka 2.16 drops what is sent while it trades the connection to the
-    bootstrap address for one to the broker, and sends it again one or three seconds later.
+    Asking for the topics first saves seconds: librdkafka 2.16 drops requests while it replaces the connection to the
+    bootstrap address by one to the broker, and resends them one to three seconds later.
     """
     errors: list[ck.KafkaError] = []
     client = admin.AdminClient({**client_config(settings.kafka), "error_cb": errors.append, "log_level": 0})
@@ -145,16 +144,16 @@ def _connect(settings: Settings, *, some: bool = False) -> tuple[admin.AdminClie
             time.sleep(0.1)
             found = client.list_topics(timeout=settings.kafka.request_timeout_s).topics
     except ck.KafkaException as exc:
-        client.poll(0)  # brings the errors: why it did not answer (refused, no such host, wrong password)
+        client.poll(0)  # calls error_cb with the reason: refused, no such host, wrong password
         why = next((error for error in errors if error.code() != ck.KafkaError._ALL_BROKERS_DOWN), exc.args[0])
         raise unreachable(settings.kafka, why.str()) from exc
     return client, {name: len(metadata.partitions) for name, metadata in found.items()}
 
 
 def apply_topics(settings: Settings) -> dict[str, str]:
-    """Create the topics that are missing, and return what was done with each: created or unchanged.
+    """Create the missing topics, and return for each whether it was created or unchanged.
 
-    Raises LogError if the broker refuses, SettingsError if one exists in another shape.
+    Raises LogError if the broker refuses, SettingsError if one exists with another partition count.
     """
     existing = describe(settings)
     missing = [topic for topic in topics(settings.topics).values() if topic.name not in existing]
@@ -174,7 +173,7 @@ def apply_topics(settings: Settings) -> dict[str, str]:
 
 
 def create(settings: Settings, new: list[admin.NewTopic]) -> None:
-    """Create topics; one that somebody made meanwhile is left as it is. Raises LogError if the broker refuses."""
+    """Create topics; one that was created meanwhile is left as it is. Raises LogError if the broker refuses."""
     if not new:
         return
     client, _ = _connect(settings)

@@ -1,7 +1,4 @@
-"""What every librdkafka client of this program is configured with.
-
-Not covered: what only a producer, or only a consumer, sets.
-"""
+"""The librdkafka configuration that every client of this program shares."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from streams.kafka.retry import BrokerUnreachable
 from streams.settings.model import Kafka
 
 POLL_S = 0.2
-"""Longest wait in one poll: how quickly a stopping process notices."""
+"""Longest wait in one poll, and so how quickly a process notices that it should stop."""
 
 
 def client_config(kafka: Kafka) -> dict[str, Any]:
@@ -23,10 +20,10 @@ def client_config(kafka: Kafka) -> dict[str, Any]:
         "bootstrap.servers": kafka.bootstrap,
         "security.protocol": kafka.security_protocol,
         "socket.timeout.ms": int(kafka.request_timeout_s * 1000),
-        "socket.keepalive.enable": True,  # a broker whose machine is gone closes nothing
-        "reconnect.backoff.max.ms": 1000,  # a broker that is back is found at once; 10 s is the default
+        "socket.keepalive.enable": True,  # a broker whose machine died closes no connection
+        "reconnect.backoff.max.ms": 1000,  # so that a broker that is back is found soon; the default is 10 s
         "error_cb": _on_error,
-        "logger": logging.getLogger("librdkafka"),  # its lines come out in poll and flush; else it writes to stderr
+        "logger": logging.getLogger("librdkafka"),  # called from poll and flush; without it librdkafka writes to stderr
     }
     optional = {
         "sasl.mechanism": kafka.sasl_mechanism,
@@ -41,7 +38,7 @@ def client_config(kafka: Kafka) -> dict[str, Any]:
 
 
 def _on_error(error: ck.KafkaError) -> None:
-    """Keep librdkafka from printing; what matters comes back through poll, flush or a time-out."""
+    """Keep librdkafka from printing; what matters is raised by poll or flush, or times out."""
 
 
 def unreachable(kafka: Kafka, cause: object) -> BrokerUnreachable:

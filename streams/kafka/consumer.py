@@ -1,13 +1,13 @@
 """Follow topics as a member of a consumer group, and commit what is done.
 
-    group's commit ──► Consumer ──► Record ──► Contiguous: which of them are done ──► commit
-                          └── none: the first record there is; cut by retention, or beyond the end: LogError
+    group's commit ──► GroupConsumer ──► Record ──► OffsetTracker: which are done ──► commit
+                          └── no commit: the first record; cut by retention, or beyond the end: LogError
 
-No offset is ever reset in silence: whoever loses records to retention is told how many, and decides. A commit of a
-partition that was lost (a session that ran out, a process that was frozen) says nothing: somebody else owns it and
-reads from the last commit, so what was done is done twice, and ids tell.
+No offset is ever reset silently: if retention cut unread records, the error says how many, and a person decides. A
+commit for a partition that this member has lost (its session timed out, its process was frozen) is dropped: the new
+owner reads from the last commit, so some work is done twice, and ids reveal it.
 
-Not covered: exactly once. Between what was written and its commit a process can die.
+Delivery is at least once: a process can die between a write and its commit.
 """
 
 from __future__ import annotations
@@ -33,21 +33,22 @@ from streams.settings.model import Settings
 T = TypeVar("T")
 
 METADATA_S = 5
-"""How often a member asks which topics there are. A broker that was just started may know of none for a moment, and who
-asked in that moment joins no group until it asks again: five minutes later, if librdkafka had its way."""
+"""How often a member asks which topics exist. A broker that has just started may briefly report none, and a member that
+asked then joins no group until it asks again: after five minutes, by librdkafka's default."""
 MISSING_S = 3 * METADATA_S
 """How long a topic may be unknown to the broker before it counts as missing."""
 
 
 class GroupConsumer(Reader):
-    """Follows topics as a member of a consumer group, and commits only what `commit` is told.
+    """Follows topics as a member of a consumer group; commits only through `commit`.
 
     `on_assigned` and `on_revoked` are called from `poll` with the partitions gained and lost; a consumer that keeps
-    state per partition drops it there. A first start begins at the first record there is. A commit that lies below it,
-    or beyond the end of the log, is a LogError from `poll`.
+    state per partition drops it there. Without a commit it begins at the first record. A commit below that, or beyond
+    the end of the log, is a LogError from `poll`.
 
-    With `patience` every call waits while the broker is away. Without, it fails within kafka.request_timeout_s. What is
-    read is counted by `meter`, as of `stage`, and its condition `kafka` holds once partitions were assigned.
+    With `outage` every call waits while the broker is unreachable; without, it fails within kafka.request_timeout_s.
+    What is read is counted on the outage's meter, for the stage that names the group (`policy` of `policy-default`);
+    the meter's condition `kafka` holds once partitions are assigned.
     """
 
     def __init__(
@@ -58,19 +59,18 @@ class GroupConsumer(Reader):
         *,
         on_assigned: Callable[[list[TopicPartition]], None] | None = None,
         on_revoked: Callable[[list[TopicPartition]], None] | None = None,
-        patience: BrokerOutage | None = None,
-        meter: Meter = OFF,
-        stage: str = "",
+        outage: BrokerOutage | None = None,
     ) -> None:
         self._settings = settings
         self._group = group
         self._on_assigned, self._on_revoked = on_assigned, on_revoked
-        self._meter, self._stage = meter, stage
+        self._meter: Meter = OFF if outage is None else outage.meter
+        self._stage = group.partition("-")[0]
         self._next: dict[TopicPartition, int] = {}
-        """Of each partition owned, the next offset that is not done."""
-        self._intake = LagMeter(meter, stage, settings.topics, self._stands)
-        self._missing: tuple[float, str, LogError] | None = None  # since when, which topic, and what that would mean
-        self._stopped: set[TopicPartition] = set()  # librdkafka reads them no more: the broker did not know them
+        """Per partition owned, the first offset that is not done."""
+        self._lag = LagMeter(self._meter, self._stage, settings.topics, self._positions)
+        self._missing: tuple[float, str, LogError] | None = None  # since when, topic, error
+        self._stopped: set[TopicPartition] = set()  # librdkafka gave them up: the broker did not know them
         self._topics = [topics(settings.topics)[label].name for label in labels]
         super().__init__(
             {
@@ -87,7 +87,7 @@ class GroupConsumer(Reader):
                 "partition.assignment.strategy": "range",  # the same numbers of co-partitioned topics go together
             },
             self._topics[0],
-            patience,
+            outage,
         )
         self._subscribe()
 
@@ -98,10 +98,10 @@ class GroupConsumer(Reader):
         self.close()
 
     def poll(self, count: int = 500, timeout_s: float = POLL_S) -> list[Record]:
-        """Return up to `count` records, in partition order, as soon as there is one; none when none came in time.
+        """Return up to `count` records, in partition order, as soon as there is one; an empty list after `timeout_s`.
 
-        Raises LogError if the broker refuses (a topic that stays missing, an authorisation), if retention has cut what
-        comes next, and if the broker was away longer than the patience lasts.
+        Raises LogError if the broker refuses (the topic stays missing, access is denied), if retention has cut what
+        comes next, and after an outage of kafka.outage_s.
         """
         self._raise_trouble()
         self._meter.beat()
@@ -119,9 +119,9 @@ class GroupConsumer(Reader):
                 self._trouble = error
         self._look_for_missing()
         for record in records:
-            self._intake.took((record.at.topic, record.at.partition), record.at.offset, record.timestamp_ms)
-        self._intake.look()
-        return self._told(records)
+            self._lag.took((record.at.topic, record.at.partition), record.at.offset, record.timestamp_ms)
+        self._lag.look()
+        return self._checked(records)
 
     def _look_for_missing(self) -> None:
         """Take a topic that was unknown for long enough for missing, or read on if the broker knows it by now."""
@@ -133,18 +133,18 @@ class GroupConsumer(Reader):
         except ck.KafkaException:
             if self._stopped:
                 self._missing = (time.monotonic(), topic, error)
-            return  # nobody answers: whoever does says it again
+            return  # no answer; a broker that answers reports it again
         if found.error is not None:
             self._trouble = error
         elif self._stopped:
             self._stopped.clear()
             self._consumer.unsubscribe()
-            self._subscribe()  # librdkafka begins with a partition when it is assigned, and seeks in none it has left
+            self._subscribe()  # librdkafka starts a partition when it is assigned, and seeks in none it gave up
 
     def commit(self, next_offsets: Mapping[TopicPartition, int]) -> None:
-        """Record that everything below `next_offsets` is done. A lost partition is not committed, and says nothing.
+        """Commit that everything below `next_offsets` is done. A lost partition is silently left out.
 
-        Raises LogError if the broker refuses, or was away longer than the patience lasts.
+        Raises LogError if the broker refuses, and after an outage of kafka.outage_s.
         """
         if not next_offsets:
             return
@@ -157,11 +157,11 @@ class GroupConsumer(Reader):
             return errors
 
         try:
-            errors = commit() if self._patience is None else self._patience.ask(commit, "to a commit")
+            errors = commit() if self._outage is None else self._outage.ask(commit, "to a commit")
         except ck.KafkaException as exc:
             errors = [exc.args[0]]
         for error in errors:
-            # of a lost partition somebody else is the owner now, and reads from the last commit: at least once
+            # a lost partition has a new owner, which reads from the last commit: at least once
             if error is not None and error.code() not in _LOST_MEMBERSHIP:
                 raise LogError(
                     f"committing {dict(next_offsets)} failed: {error.str()}. Nothing is lost: it comes again"
@@ -169,7 +169,7 @@ class GroupConsumer(Reader):
         for tp, offset in next_offsets.items():
             if tp in self._next:
                 self._next[tp] = offset
-                self._intake.done(tp, offset)
+                self._lag.done(tp, offset)
 
     def assignment(self) -> list[TopicPartition]:
         """Return the partitions this member owns now."""
@@ -186,7 +186,7 @@ class GroupConsumer(Reader):
             raise unreachable(self._settings.kafka, exc.args[0].str()) from exc
 
     def pause(self, partitions: Iterable[TopicPartition]) -> None:
-        """Stop reading these partitions for now."""
+        """Stop reading these partitions until `resume`."""
         self._consumer.pause([ck.TopicPartition(*tp) for tp in partitions])
 
     def resume(self, partitions: Iterable[TopicPartition]) -> None:
@@ -195,10 +195,10 @@ class GroupConsumer(Reader):
 
     def close(self) -> None:
         """Leave the group, without a commit."""
-        if self._patience is None:
+        if self._outage is None:
             self._consumer.close()
         else:
-            self._patience.close(self._consumer.close)
+            self._outage.close(self._consumer.close)
 
     # --- where to begin -----------------------------------------------------------------------------------------------
 
@@ -206,7 +206,7 @@ class GroupConsumer(Reader):
         self._consumer.subscribe(self._topics, on_assign=self._begin, on_revoke=self._end, on_lost=self._end)
 
     def _begin(self, _: ck.Consumer, partitions: list[ck.TopicPartition]) -> None:
-        """Go to the commit, or where there is none to the first record; read nothing if that cannot be right."""
+        """Start at the commit, else at the first record; read nothing if the commit cannot be right."""
         tps = [(tp.topic, tp.partition) for tp in partitions]
         try:
             starts = [self._start(tp) for tp in self._commits(tps)]
@@ -229,12 +229,12 @@ class GroupConsumer(Reader):
         for tp in tps:
             self._next.pop(tp, None)
         self._stopped.difference_update(tps)
-        self._intake.revoked(tps)
+        self._lag.revoked(tps)
         if self._on_revoked is not None:
             self._on_revoked(tps)
 
-    def _stands(self) -> dict[TopicPartition, tuple[int, int]]:
-        """Return the next offset and the end of each partition, as far as known. Asks no broker."""
+    def _positions(self) -> dict[TopicPartition, tuple[int, int]]:
+        """Return the next offset and the end of each partition, as far as known, without asking the broker."""
         found = {}
         for tp, offset in self._next.items():
             bounds = self._consumer.get_watermark_offsets(ck.TopicPartition(*tp), cached=True)
@@ -251,27 +251,27 @@ class GroupConsumer(Reader):
         return ck.TopicPartition(*tp, offset)
 
     def _lost(self, topic: str, partition: int) -> LogError | None:
-        """Return what is wrong with the place that was read from, which the log says it does not have."""
+        """Return what is wrong with a position that the broker reports as out of range."""
         at = ck.TopicPartition(topic, partition)
         try:
-            stands = [tp.offset for tp in (*self._consumer.position([at]), *self._commits([(topic, partition)]))]
-            return self._wrong((topic, partition), "stands at", max(stands))
+            offsets = [tp.offset for tp in (*self._consumer.position([at]), *self._commits([(topic, partition)]))]
+            return self._wrong((topic, partition), "is at", max(offsets))
         except ck.KafkaException:
             return None
 
     def _wrong(self, tp: TopicPartition, says: str, offset: int) -> LogError | None:
-        """Return the error if the partition has nothing at `offset`, and it is not its end."""
+        """Return the error if `offset` is neither in the partition nor its end."""
         first, end = self._asked(lambda timeout_s: bounds_of(self._consumer, tp, timeout_s), "to where a topic ends")
         if offset < first:
             return LogError(
                 f"{tp[0]}[{tp[1]}]: group {self._settings.topics.prefix}{self._group} {says} {offset}, but the first "
-                f"record there is has offset {first}: retention has cut {first - offset} that this group did not read. "
+                f"record has offset {first}: retention has cut {first - offset} that this group did not read. "
                 f"Restore them, or accept the loss with `streamward offsets skip --group {self._group}`"
             )
         if offset > end:
             return LogError(
                 f"{tp[0]}[{tp[1]}]: group {self._settings.topics.prefix}{self._group} {says} {offset}, but the "
-                f"partition ends at {end}. The topic was made anew or lost records; reset the group's offsets to the "
+                f"partition ends at {end}. The topic was recreated or lost records; reset the group's offsets to the "
                 "earliest"
             )
         return None
@@ -281,10 +281,10 @@ class GroupConsumer(Reader):
         return self._asked(lambda timeout_s: self._consumer.committed(wanted, timeout=timeout_s), "for commits")
 
     def _asked(self, call: Callable[[float], T], wanted: str) -> T:
-        """Return what `call` returns, given how long it may take, seconds."""
-        if self._patience is None:
+        """Return what `call` returns; its argument is the time limit in seconds."""
+        if self._outage is None:
             return call(self._settings.kafka.request_timeout_s)
-        return self._patience.ask(lambda: call(ANSWER_S), wanted, here=True)
+        return self._outage.ask(lambda: call(ANSWER_S), wanted, here=True)
 
 
 _LOST_MEMBERSHIP = {
@@ -296,19 +296,19 @@ _LOST_MEMBERSHIP = {
 
 
 class OffsetTracker:
-    """Which records of one partition are done. Only what is contiguous may be committed."""
+    """Which records of one partition are done. Only a contiguous prefix may be committed."""
 
     def __init__(self) -> None:
-        self._open: deque[int] = deque()  # read, in order; done ones leave from the left
+        self._open: deque[int] = deque()  # read, in order; what is done leaves on the left
         self._done: set[int] = set()
         self._next: int | None = None
 
     def read(self, offset: int) -> None:
-        """Take in an offset that was read; they come in order, holes in the log included."""
+        """Add an offset that was read. Offsets come in order; the log may have gaps."""
         self._open.append(offset)
 
     def done(self, offset: int) -> None:
-        """Say that nothing needs to happen any more for the record at `offset`."""
+        """Mark the record at `offset` as done."""
         self._done.add(offset)
         while self._open and self._open[0] in self._done:
             self._next = self._open.popleft() + 1
@@ -316,10 +316,10 @@ class OffsetTracker:
 
     @property
     def next_offset(self) -> int | None:
-        """The first offset that is not done, as far as known; None if none is done."""
+        """The first offset that is not done; None if none is done."""
         return self._next
 
     @property
     def left(self) -> int:
-        """Records that were read and are not done."""
+        """Records read and not done."""
         return len(self._open) - len(self._done)

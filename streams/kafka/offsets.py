@@ -1,12 +1,12 @@
-"""Where each consumer group of this deployment stands, and how to accept a loss.
+"""The position of each consumer group of this deployment, and how to accept a loss.
 
     groups, their commits, the topics' offsets ──► positions ──► ok, cut by retention, or beyond the end
-                                                       └──► skip: commit the first offset there is, where it was cut
+                                                       └──► skip: commit the first offset, where records were cut
 
 A reader never jumps over what retention has cut (streams/kafka/consumer.py): it stops, and a person decides. `skip` is
-that decision, for one group whose members have all stopped. What a commit carries besides its offset is kept.
+that decision, for one group whose members have all stopped. A commit's metadata is kept.
 
-Not covered: commits beyond the end of a log that was made anew; and the trainer, whose checkpoint says where it reads.
+Not covered: commits beyond the end of a recreated log; and the trainer, which reads from where its checkpoint says.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ import confluent_kafka as ck
 from confluent_kafka import admin
 
 from streams.errors import LogError, NotFoundError, RefusedError
-from streams.kafka import admin as cluster
+from streams.kafka import admin as kafka_admin
 from streams.kafka.client import client_config, unreachable
 from streams.kafka.record import TopicPartition
 from streams.kafka.topics import topics
 from streams.settings.model import Settings
 
 GROUPS = ("streams", "scoring", "policy-", "trainer-")
-"""Names behind topics.prefix; one that ends in a dash is followed by a policy."""
+"""Group names after topics.prefix; one that ends in a dash is followed by a policy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """What a group has committed in one partition, next to what lies there."""
+    """What a group has committed in one partition, beside the partition's offsets."""
 
     group: str
     """Without topics.prefix."""
@@ -40,11 +40,11 @@ class Position:
     first: int
     next: int
     metadata: str | None = None
-    """What the commit carries besides; kept by `skip`."""
+    """Of the commit; kept by `skip`."""
 
     @property
     def lag(self) -> int:
-        """Records there are that the group has not committed."""
+        """Records that the group has not committed."""
         return max(0, self.next - max(self.committed, self.first))
 
     @property
@@ -65,7 +65,7 @@ def positions(settings: Settings) -> list[Position]:
 
     Raises NotFoundError without the topics, LogError if the broker does not answer.
     """
-    bounds = cluster.offsets(settings, topics(settings.topics))
+    bounds = kafka_admin.offsets(settings, topics(settings.topics))
     client = admin.AdminClient(client_config(settings.kafka))
     prefix, timeout_s = settings.topics.prefix, settings.kafka.request_timeout_s
     try:
@@ -87,7 +87,7 @@ def positions(settings: Settings) -> list[Position]:
 
 
 def skip(settings: Settings, group: str, *, dry_run: bool = False) -> list[Position]:
-    """Commit the first offset there is in each partition of `group` that was cut; return what those positions were.
+    """Commit the first offset in each partition of `group` that was cut; return the positions before that.
 
     `group` may carry topics.prefix or not. Raises NotFoundError for an unknown group, RefusedError while it has members
     or if it is a trainer's, LogError if the broker does not answer or refuses.
@@ -96,7 +96,7 @@ def skip(settings: Settings, group: str, *, dry_run: bool = False) -> list[Posit
     if group.startswith("trainer-"):
         raise RefusedError(
             f"group {group}: the trainer reads from where its checkpoint says, and a step without its batch or groups "
-            "would be another one. Restore them or the checkpoints, or train on under another policy.name"
+            "would be a different one. Restore them or the checkpoints, or go on training under another policy.name"
         )
     every = positions(settings)
     if group not in {at.group for at in every}:
@@ -115,7 +115,7 @@ def _is_ours(name: str, prefix: str) -> bool:
 
 
 def _counts(tp: ck.TopicPartition, bounds: Iterable[TopicPartition]) -> bool:
-    """Whether this is a commit, and in a topic of ours; a changelog's has no meaning to people."""
+    """Whether this is a commit in one of the topics; commits in changelogs mean nothing to people."""
     return tp.offset >= 0 and (tp.topic, tp.partition) in bounds
 
 
@@ -135,8 +135,8 @@ def _refuse_members(settings: Settings, group: str) -> None:
     if members:
         hosts = ", ".join(sorted({f"{member.client_id} at {member.host}" for member in members}))
         raise RefusedError(
-            f"group {name} has {len(members)} members ({hosts}), which would go on from where they stand. Stop them "
-            f"first; one that was killed counts for {settings.kafka.session_timeout_s:g} s more"
+            f"group {name} has {len(members)} members ({hosts}), which would continue from their own positions. Stop "
+            f"them first; one that was killed counts for {settings.kafka.session_timeout_s:g} s more"
         )
 
 

@@ -2,16 +2,17 @@
 
     Event ──► key_of, check_size ──► Producer ──► topic[partition]@offset
 
-Every producer uses the partitioner `murmur2_random`, as Java and aiokafka do; librdkafka's default would put most keys
-elsewhere. Deliveries are idempotent and acknowledged by all replicas, and a failed one is an error at the next `flush`,
-never a line in a file.
+Every producer uses the partitioner `murmur2_random`, as Java and aiokafka do; librdkafka's default would send most keys
+to other partitions. Deliveries are idempotent and acknowledged by all replicas. A failed delivery is raised by the next
+`send` or `flush`.
 
-Not covered: transactions. No promise rests on them: KIP-890's fixed protocol is in no Python client.
+Not covered: transactions. No Python client has KIP-890's fixed protocol, so no promise rests on them.
 """
 
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
@@ -20,12 +21,12 @@ import confluent_kafka as ck
 from schemas import serde
 from schemas.events import Coordinates, DeadLetter, Event
 from streams.errors import LogError
-from streams.kafka.client import POLL_S, client_config
-from streams.kafka.record import check_size, key_of, trace_of
+from streams.kafka.client import client_config
+from streams.kafka.record import TopicPartition, check_size, key_of, trace_of
 from streams.kafka.retry import BrokerOutage
 from streams.kafka.topics import FRAMING_BYTES, topics
 from streams.observability import catalog
-from streams.observability.metrics import OFF, Meter
+from streams.observability.metrics import OFF
 from streams.settings.model import Settings
 
 PARTITIONER = "murmur2_random"
@@ -38,30 +39,31 @@ def _why(error: ck.KafkaError) -> str:
 
 
 GIVE_UP_S = 60.0
-"""How long a command waits for what it wrote to be acknowledged; a process with patience waits for kafka.outage_s."""
+"""How long a command waits for acknowledgements. A process with a BrokerOutage waits for kafka.outage_s."""
+SLICE_S = 0.15
+"""Longest single `poll` or `flush` of the client. A fatal error is raised inside a callback, and librdkafka then
+returns at once. Asked for 0.2 s or more, confluent-kafka 2.16 calls librdkafka again before it looks at the exception:
+further callbacks run while it is pending, and turn it into a SystemError or lose it. Below 0.2 s it makes one call, and
+the error is raised as it is."""
+FATAL_S = 2.0
+"""How long to wait for the reason of a fatal error: `produce` reports the error itself a moment earlier."""
 QUEUE_KIB = 64 * 1024
-"""What may wait in memory to be acknowledged; when it is full, `send` waits."""
+"""Limit of the queue of unacknowledged records; when it is full, `send` waits."""
 
 
 class Producer:
     """Writes events. Use as a context manager: leaving it flushes, and raises what failed.
 
-    With `patience` it waits while the broker is away. What is sent meanwhile stays in a queue of QUEUE_KIB at most.
-    What is sent is counted by `meter`, as of `stage`.
+    With `outage` it waits while the broker is unreachable, and counts what it sends for `stage` on the outage's meter.
+    What is sent meanwhile stays in a queue of QUEUE_KIB at most.
     """
 
     def __init__(
-        self,
-        settings: Settings,
-        *,
-        linger_ms: float = 5,
-        patience: BrokerOutage | None = None,
-        meter: Meter = OFF,
-        stage: str = "",
+        self, settings: Settings, *, linger_ms: float = 5, outage: BrokerOutage | None = None, stage: str = ""
     ) -> None:
         self._settings = settings
-        self._patience = patience
-        self._meter, self._stage = meter, stage
+        self._outage = outage
+        self._meter, self._stage = OFF if outage is None else outage.meter, stage
         self._topics = {topic.event: topic for topic in topics(settings.topics).values()}
         self._by_name = {topic.name: topic for topic in self._topics.values()}
         self._failed: list[str] = []
@@ -76,7 +78,7 @@ class Producer:
                 "compression.type": "lz4",
                 "message.max.bytes": largest + FRAMING_BYTES,
                 "batch.size": min(1_000_000, settings.topics.max_record_bytes),  # the broker's limit is for a batch
-                "delivery.timeout.ms": int(1000 * (settings.kafka.outage_s if patience else GIVE_UP_S)),
+                "delivery.timeout.ms": int(1000 * (settings.kafka.outage_s if outage else GIVE_UP_S)),
                 "queue.buffering.max.messages": 100_000,
                 "queue.buffering.max.kbytes": max(QUEUE_KIB, 2 * (largest + FRAMING_BYTES) // 1024),
                 "topic.metadata.propagation.max.ms": int(settings.kafka.request_timeout_s * 1000),
@@ -94,7 +96,7 @@ class Producer:
                 with contextlib.suppress(LogError):
                     self.flush(timeout_s=2)
         finally:
-            self._producer.purge()  # what is left would keep the process from ending while the broker is away
+            self._producer.purge()  # the rest would keep the process from ending while the broker is unreachable
 
     def send(
         self,
@@ -103,7 +105,7 @@ class Producer:
         on_ack: Callable[[Coordinates], None] | None = None,
         headers: Mapping[str, bytes] | None = None,
     ) -> None:
-        """Hand `event` to the log; it is there once `flush` returns, or once `on_ack` is called with where it lies.
+        """Queue `event`. It is in the log once `flush` returns, or once `on_ack` is called with its coordinates.
 
         Raises schemas.serde.EncodeError if the event is malformed, EventError if it is larger than its topic takes,
         LogError if an earlier delivery failed.
@@ -116,16 +118,16 @@ class Producer:
 
     def send_bytes(
         self,
-        topic: str,
+        topic: str | TopicPartition,
         key: bytes | None,
         payload: bytes | None,
         *,
         on_ack: Callable[[Coordinates], None] | None = None,
         headers: Mapping[str, bytes] | Sequence[tuple[str, bytes | None]] | None = None,
         timestamp_ms: int = 0,
-        partition: int = -1,
     ) -> None:
-        """Hand raw bytes to the log, to the partition of `key` unless another is named. Raises as `send` does."""
+        """Queue raw bytes for a topic, where `key` chooses the partition, or for one partition. Raises as `send`."""
+        topic, partition = (topic, -1) if isinstance(topic, str) else topic
         if (known := self._by_name.get(topic)) is not None:
             check_size(known, key, payload)
             self._meter.add(catalog.EVENTS_OUT, self._stage, known.label)
@@ -146,7 +148,9 @@ class Producer:
                 break
             except BufferError:  # the local queue is full: let the broker catch up
                 self._wait_for_room()
-            except ck.KafkaException as exc:  # refused on the spot: a topic that is missing, a producer that is dead
+            except ck.KafkaException as exc:  # refused on the spot: the topic is missing, or the client is dead
+                if exc.args[0].code() == ck.KafkaError._FATAL:
+                    self._raise_fatal()
                 self._failed.append(f"{topic}, key {key!r}: {_why(exc.args[0])}")
                 break
         self._served(self._producer.poll, 0)
@@ -155,17 +159,20 @@ class Producer:
     def flush(self, timeout_s: float | None = None) -> None:
         """Return once everything sent is acknowledged. Raises LogError, naming what was not.
 
-        Without `timeout_s` that takes as long as the patience of this producer lasts, or GIVE_UP_S if it has none.
+        Without `timeout_s` it waits for as long as the BrokerOutage allows, or GIVE_UP_S if there is none.
         """
-        if self._patience is not None and timeout_s is None:
+        if self._outage is not None and timeout_s is None:
             left = len(self._producer)
             while left:
-                before, left = left, self._served(self._producer.flush, POLL_S)
+                before, left = left, self._served(self._producer.flush, SLICE_S)
                 self._raise_failures()
                 self._report(before, left)
             return
         timeout_s = GIVE_UP_S if timeout_s is None else timeout_s
-        left = self._served(self._producer.flush, timeout_s)
+        deadline = time.monotonic() + timeout_s
+        left = self._served(self._producer.flush, min(SLICE_S, timeout_s))
+        while left and (remaining_s := deadline - time.monotonic()) > 0:
+            left = self._served(self._producer.flush, min(SLICE_S, remaining_s))
         self._raise_failures()
         if left:
             raise LogError(
@@ -175,33 +182,33 @@ class Producer:
 
     def _wait_for_room(self) -> None:
         before = len(self._producer)
-        self._served(self._producer.poll, POLL_S)
+        self._served(self._producer.poll, SLICE_S)
         self._raise_failures()
         self._report(before, len(self._producer))
 
     def _served(self, call: Callable[[float], int], timeout_s: float) -> int:
-        """Call poll or flush. Raises LogError if this producer is dead, which the client says out of either of them.
-
-        As a SystemError, when a callback was under way.
-        """
+        """Call poll or flush, for at most SLICE_S. Raises LogError if the client has failed for good."""
         try:
             return call(timeout_s)
-        except (ck.KafkaException, SystemError) as exc:
-            cause = exc.__cause__ if isinstance(exc, SystemError) else exc
-            if not isinstance(cause, ck.KafkaException):
-                raise
+        except ck.KafkaException as exc:
             raise LogError(
-                f"the log takes nothing more from this process: {_why(cause.args[0])}. Check that it may write "
+                f"the log takes nothing more from this process: {_why(exc.args[0])}. Check that it may write "
                 "(kafka.sasl_username, and the access control of the cluster), and start it again"
             ) from exc
 
+    def _raise_fatal(self) -> None:
+        """Raise the LogError of a fatal error, unless it was raised before."""
+        deadline = time.monotonic() + FATAL_S
+        while time.monotonic() < deadline:
+            self._served(self._producer.poll, SLICE_S)
+
     def _report(self, before: int, left: int) -> None:
-        """Tell the patience whether anything was acknowledged."""
-        if self._patience is not None:
+        """Tell the BrokerOutage whether anything was acknowledged."""
+        if self._outage is not None:
             if left < before:
-                self._patience.answered()
+                self._outage.answered()
             else:
-                self._patience.silent(f"to {left} records")
+                self._outage.silent(f"to {left} records")
 
     def _raise_failures(self) -> None:
         if self._failed:

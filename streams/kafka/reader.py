@@ -1,14 +1,13 @@
 """Read the log from given offsets.
 
-    starts, ends ────► Tail, read (assigned)  no group and no commit, to a bound or for ever ────────► Record
-    coordinates ─────► fetch                  these records, or an error that names those gone ──────► Record
+    starts, ends ────► PartitionReader, read  no group and no commit, to a bound or for ever ────────► Record
+    coordinates ─────► fetch                  these records, or an error that names the missing ones ─► Record
 
-Records of one partition come in the order of their offsets. What librdkafka mends by itself (a lost connection) shows
-only as silence, which a reader with patience tells of; what it cannot (a missing topic, an offset that retention has
-cut, a refusal) is a LogError, raised once the records that came before it were returned. No offset is ever reset.
+Records of one partition come in the order of their offsets. What librdkafka repairs itself (a lost connection) shows
+only as silence, which a BrokerOutage reports. What it cannot (a missing topic, an offset that retention has cut, a
+refusal) is a LogError, raised after the records that came before it were returned. No offset is ever reset.
 
-Not covered: groups and commits, which are `streams/kafka/consumer.py`; and records that a transaction left behind.
-Nothing here writes in transactions (`streams/kafka/record.py`).
+Groups and commits are in streams/kafka/consumer.py.
 """
 
 from __future__ import annotations
@@ -27,43 +26,43 @@ from streams.kafka.retry import ANSWER_S, TRANSIENT, BrokerOutage
 from streams.settings.model import Settings
 
 QUEUE_KIB = 16 * 1024
-"""What a Tail reads ahead: librdkafka's own 64 MiB would make many readers side by side as large as a small log."""
+"""Read-ahead of one reader. With librdkafka's default, 64 MiB, a few readers would hold a small log in memory."""
 
 SILENCE_S = 60.0
 """Without an outage to wait for, a broker that sends nothing for this long counts as unreachable."""
 
 
 class Reader:
-    """A client that tells of trouble when the records before it were returned, and of silence if it has `patience`."""
+    """A client that raises an error only after the records before it, and reports silence to its `outage`."""
 
-    def __init__(self, config: Mapping[str, Any], topic: str, patience: BrokerOutage | None) -> None:
+    def __init__(self, config: Mapping[str, Any], topic: str, outage: BrokerOutage | None) -> None:
         self._consumer = ck.Consumer(dict(config))
-        self._topic = topic  # to ask the broker for, when it is silent
-        self._patience = patience
+        self._topic = topic  # what to ask a silent broker about
+        self._outage = outage
         self._trouble: LogError | None = None
 
     def _raise_trouble(self) -> None:
-        """Raise what an earlier message stood for; the records that came with it were returned before."""
+        """Raise the error that came with an earlier batch, whose records were returned."""
         trouble, self._trouble = self._trouble, None
         if trouble is not None:
             raise trouble
 
-    def _told(self, records: list[Record]) -> list[Record]:
-        """Return `records`; without any, raise the trouble there is, or ask whether the broker is there."""
+    def _checked(self, records: list[Record]) -> list[Record]:
+        """Return `records`. If there are none, raise a pending error, or check that the broker answers."""
         if not records:
             self._raise_trouble()
-        if self._patience is not None:
+        if self._outage is not None:
             if records:
-                self._patience.answered()
+                self._outage.answered()
             else:
-                self._patience.probe(lambda: self._consumer.list_topics(self._topic, timeout=ANSWER_S))
+                self._outage.probe(lambda: self._consumer.list_topics(self._topic, timeout=ANSWER_S))
         return records
 
 
 class PartitionReader(Reader):
     """Reads partitions from given offsets with `assign`: no group, no commit, bounded or following.
 
-    `poll` returns what came; `position` is the next offset per partition; `at_end` says whether all bounds are reached.
+    `position` is the next offset per partition; `at_end` is true once every bound is reached.
     """
 
     def __init__(
@@ -72,7 +71,7 @@ class PartitionReader(Reader):
         starts: Mapping[TopicPartition, int],
         *,
         ends: Mapping[TopicPartition, int] | None = None,
-        patience: BrokerOutage | None = None,
+        outage: BrokerOutage | None = None,
         fetch_wait_ms: int = 50,
     ) -> None:
         self._settings = settings
@@ -85,10 +84,10 @@ class PartitionReader(Reader):
                 "enable.partition.eof": True,
                 "fetch.wait.max.ms": fetch_wait_ms,
                 "queued.max.messages.kbytes": QUEUE_KIB,
-                "fetch.queue.backoff.ms": 20,  # 1000 by default: so long it would be idle each time this queue was full
+                "fetch.queue.backoff.ms": 20,  # 1000 by default: that long it would idle whenever this queue was full
             },
             next(iter(starts), ("", 0))[0],
-            patience,
+            outage,
         )
         self.assign(starts, ends)
 
@@ -111,14 +110,14 @@ class PartitionReader(Reader):
         return dict(self._position)
 
     def end(self, tp: TopicPartition) -> int | None:
-        """Return where a partition ends, as the broker last said without being asked; None if it did not yet."""
+        """Return where a partition ends, as the broker last reported with a fetch; None if it has not yet."""
         bounds = self._consumer.get_watermark_offsets(ck.TopicPartition(*tp), cached=True)
         return bounds[1] if bounds is not None and bounds[1] >= 0 else None
 
     def bounds(self, tp: TopicPartition) -> tuple[int, int]:
         """Return the first offset of a partition and its end, as the broker has them now. Raises LogError."""
-        if self._patience is not None:
-            return self._patience.ask(lambda: bounds_of(self._consumer, tp, ANSWER_S), "to where a topic ends")
+        if self._outage is not None:
+            return self._outage.ask(lambda: bounds_of(self._consumer, tp, ANSWER_S), "to where a topic ends")
         try:
             return bounds_of(self._consumer, tp, self._settings.kafka.request_timeout_s)
         except ck.KafkaException as exc:
@@ -141,13 +140,13 @@ class PartitionReader(Reader):
             tp = (topic, partition)
             if ends is not None and offset >= ends[tp]:
                 self._position[tp] = max(self._position[tp], ends[tp])
-                self._consumer.pause([ck.TopicPartition(*tp)])  # what comes behind the bound is not asked for
+                self._consumer.pause([ck.TopicPartition(*tp)])  # fetch nothing beyond the bound
                 continue
             self._position[tp] = offset + 1
             records.append(record)
-        return self._told(records)
+        return self._checked(records)
 
-    def batches(self, patience: BrokerOutage | None) -> Iterator[list[Record]]:
+    def batches(self, outage: BrokerOutage | None) -> Iterator[list[Record]]:
         """Yield every record up to the bounds, as `poll` returns them. Raises as `read`."""
         silent_since = time.monotonic()
         while not self.at_end():
@@ -155,21 +154,21 @@ class PartitionReader(Reader):
             yield records
             if records:
                 silent_since = time.monotonic()
-            if patience is not None:
+            if outage is not None:
                 if records:
-                    patience.answered()
+                    outage.answered()
                 else:
-                    patience.silent("with what a topic holds")
+                    outage.silent("with what a topic holds")
             elif time.monotonic() - silent_since > SILENCE_S:
                 where = f"nothing came for {SILENCE_S:g} s at {self.position}, expected up to {self._ends}"
                 raise unreachable(self._settings.kafka, where)
 
     def _note(self, message: Any) -> None:
-        """Take note of a message that is no record."""
+        """Handle a message that is not a record."""
         if (trouble := trouble_of(message)) is not None:
             self._trouble = trouble
         elif message.error().code() == ck.KafkaError._PARTITION_EOF:
-            # the log ends here: what lies between the last record and the end are markers of transactions
+            # the log ends here: between the last record and the end are only transaction markers
             tp = (message.topic(), message.partition())
             self._position[tp] = max(self._position[tp], message.offset())
 
@@ -179,19 +178,19 @@ def read(
     starts: Mapping[TopicPartition, int],
     ends: Mapping[TopicPartition, int],
     *,
-    patience: BrokerOutage | None = None,
+    outage: BrokerOutage | None = None,
 ) -> Iterator[Record]:
     """Yield every record from `starts` to below `ends`, in partition order, and never commit.
 
-    Raises LogError if a range is no longer there, or nothing comes for a minute; with `patience`, as long as it lasts.
+    Raises LogError if a range is gone, and if nothing comes for a minute (with `outage`: for kafka.outage_s).
     """
     with PartitionReader(settings, starts, ends=ends) as reader:
-        for records in reader.batches(patience):
+        for records in reader.batches(outage):
             yield from records
 
 
 def fetch(
-    settings: Settings, wanted: Iterable[Coordinates], *, patience: BrokerOutage | None = None
+    settings: Settings, wanted: Iterable[Coordinates], *, outage: BrokerOutage | None = None
 ) -> dict[Coordinates, Record]:
     """Return the records at these coordinates. Raises LogError, naming those that are gone."""
     by_partition: dict[TopicPartition, set[int]] = {}
@@ -203,13 +202,13 @@ def fetch(
     ends = {tp: max(found) + 1 for tp, found in by_partition.items()}
     found = {
         record.at: record
-        for record in read(settings, starts, ends, patience=patience)
+        for record in read(settings, starts, ends, outage=outage)
         if record.at.offset in by_partition[(record.at.topic, record.at.partition)]
     }
     every = {Coordinates(*tp, offset) for tp, offsets in by_partition.items() for offset in offsets}
     if gone := sorted(every - found.keys()):
         raise LogError(
-            f"{', '.join(map(str, gone[:5]))}{' and more' if gone[5:] else ''}: nothing there. The topic is compacted "
+            f"{', '.join(map(str, gone[:5]))}{' and more' if gone[5:] else ''}: no such record. The topic is compacted "
             "or written in transactions; Streamward's are neither, so compare them with `streamward doctor`"
         )
     return found
@@ -241,12 +240,12 @@ _MENDS = (ck.KafkaError._PARTITION_EOF, ck.KafkaError._MAX_POLL_EXCEEDED)
 
 
 def trouble_of(message: Any) -> LogError | None:
-    """Return the error a message stands for, if it is one that does not pass by itself."""
+    """Return the error in a message, unless it passes by itself."""
     error = message.error()
     if error is None:
         return None
     if error.code() in _MENDS or error.code() in TRANSIENT:
-        return None  # librdkafka reconnects, or joins again, by itself
+        return None  # librdkafka reconnects or rejoins by itself
     where = message.topic() or "the log"
     if error.code() == ck.KafkaError._AUTO_OFFSET_RESET and not is_unknown_topic(error):
         return LogError(
@@ -257,9 +256,9 @@ def trouble_of(message: Any) -> LogError | None:
 
 
 def is_unknown_topic(error: ck.KafkaError) -> bool:
-    """Whether the broker does not know a topic, or a partition of it; or not yet, if it was just started.
+    """Whether the broker does not know a topic or partition; if it has just started, perhaps not yet.
 
-    Where librdkafka does not find a place to begin at, the broker's reason is only in its words.
+    When librdkafka finds no start offset, the broker's reason is only in the error's text.
     """
     unknown = ck.KafkaError.UNKNOWN_TOPIC_OR_PART
     if error.code() == ck.KafkaError._AUTO_OFFSET_RESET:
@@ -268,7 +267,7 @@ def is_unknown_topic(error: ck.KafkaError) -> bool:
 
 
 def record_of(message: Any) -> Record:
-    """Return the record in a message that is no error."""
+    """Return the record in a message that is not an error."""
     return Record(
         Coordinates(message.topic(), message.partition(), message.offset()),
         message.timestamp()[1],

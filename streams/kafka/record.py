@@ -1,4 +1,4 @@
-"""A record of the log: its coordinates, its key and partition, and the dead letter it becomes if it cannot be used.
+"""A record of the log: its coordinates, key and partition, and the dead letter for one that cannot be used.
 
     Event ──► key_of, check_size ──► partition_of(key) ──► topic[partition]@offset ──► Record ──► dead_letter
 
@@ -21,7 +21,7 @@ TopicPartition = tuple[str, int]
 
 
 class Record(NamedTuple):
-    """One record as it lies in the log."""
+    """One record as the log stores it."""
 
     at: Coordinates
     timestamp_ms: int
@@ -35,9 +35,9 @@ class Record(NamedTuple):
 
 
 def dead_letter(record: Record, *, stage: str, reason: str, error: str) -> DeadLetter:
-    """Return the dead letter of a record that `stage` cannot use; `error` is put behind the record's coordinates.
+    """Return the dead letter for a record that `stage` cannot use; `error` follows the record's coordinates.
 
-    It is a function of the record alone, so that a second reading gives the same letter.
+    It depends on the record alone, so that reading it again gives the same dead letter.
     """
     return DeadLetter(
         dead_letter_id=derive_id(stage, *record.at),
@@ -56,7 +56,7 @@ def dead_letter(record: Record, *, stage: str, reason: str, error: str) -> DeadL
 
 
 def trace_of(letter: DeadLetter) -> dict[str, bytes]:
-    """Return the headers of a dead letter's record: the trace of the record that it is about."""
+    """Return the headers of a dead letter's record: the trace of its source record."""
     return context.headers_of(context.parse(_bytes(letter.headers.get(context.HEADER))))
 
 
@@ -69,7 +69,7 @@ def key_of(event: Event, topic: Topic) -> bytes | None:
 
 
 def check_size(topic: Topic, key: bytes | None, payload: bytes | None) -> None:
-    """Raise EventError (`too_large`), with the size and the setting, if the topic does not take such a record."""
+    """Raise EventError (`too_large`), with the size and the setting, if the record is too large for the topic."""
     size = len(key or b"") + len(payload or b"")
     if size > topic.max_bytes:
         raise EventError(
@@ -85,7 +85,7 @@ def _base64(data: bytes | None) -> str | None:
 
 
 def _bytes(text: str | None) -> bytes | None:
-    """Return what `text` is in base64, or None if it is not: anybody may write a dead letter."""
+    """Decode base64, or return None if it is not: anybody may write a dead letter."""
     try:
         return None if text is None else base64.b64decode(text, validate=True)
     except ValueError:  # binascii.Error is one
@@ -93,7 +93,7 @@ def _bytes(text: str | None) -> bytes | None:
 
 
 def partition_of(key: str, partitions: int) -> int:
-    """Return the partition of `key` under `murmur2_random`, the same as Kafka's Java client gives."""
+    """Return the partition of `key` under `murmur2_random`, as Kafka's Java client chooses it."""
     return (murmur2(key.encode()) & 0x7FFFFFFF) % partitions
 
 

@@ -1,15 +1,13 @@
-"""Wait for a broker that is away, say so, and go on.
+"""Wait out an unreachable broker, and log it once.
 
-    flush, commit, poll, … ──► nothing for NOTICE_S ──► one warning ──► it answers: one line, and on
-                                                                    ├──► told to stop: StoppedWaiting
-                                                                    └──► kafka.outage_s is over: LogError
+    flush, commit, poll, … ──► no answer for NOTICE_S ──► one warning ──► it answers: one line, and on
+                                                                      ├──► asked to stop: StoppedWaiting
+                                                                      └──► kafka.outage_s is over: LogError
 
-A process that runs outlives its broker: what it has sent stays in librdkafka's bounded queue, calls are made again, and
-nothing is committed that was not acknowledged. One Patience belongs to one thread and to all its clients, so that an
-outage is told once. At the start of a process, and in commands, nobody has one: they fail within
-kafka.request_timeout_s.
-
-Not covered: Faust's workers, whose client waits by itself.
+A running process outlives its broker: what it has sent stays in librdkafka's bounded queue, calls are retried, and
+nothing is committed before it was acknowledged. One BrokerOutage belongs to one thread and to all its clients, so that
+an outage is logged once. Commands, and processes that are starting, have none: they fail within
+kafka.request_timeout_s. Faust's client waits by itself and has none either.
 """
 
 from __future__ import annotations
@@ -28,13 +26,13 @@ from streams.observability.metrics import OFF, Meter
 from streams.settings.model import Kafka
 
 NOTICE_S = 5.0
-"""A broker that was silent for so long, while something was wanted of it, counts as away."""
+"""A broker that leaves requests unanswered for this long counts as unreachable."""
 PROBE_S = 2.0
-"""An idle process asks this often whether the broker is still there."""
+"""How often an idle process checks that the broker still answers."""
 ANSWER_S = 2.0
-"""How long one question may take that is asked again anyway."""
+"""Time limit of one request that is retried anyway."""
 TICK_S = 0.2
-"""How quickly a wait notices that the process should stop, and how soon a failed call is made again."""
+"""How quickly a wait notices that the process should stop, and the delay before a failed call is retried."""
 
 log = logging.getLogger("streamward.kafka")
 
@@ -48,7 +46,7 @@ TRANSIENT = frozenset(
         ck.KafkaError._TIMED_OUT_QUEUE,
         ck.KafkaError._WAIT_COORD,
         ck.KafkaError._WAIT_CACHE,
-        ck.KafkaError._RESOLVE,  # a pod's name goes with the pod
+        ck.KafkaError._RESOLVE,  # a Pod's name is gone with the Pod
         ck.KafkaError.COORDINATOR_NOT_AVAILABLE,
         ck.KafkaError.NOT_COORDINATOR,
         ck.KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
@@ -65,7 +63,7 @@ TRANSIENT = frozenset(
         ck.KafkaError.OFFSET_NOT_AVAILABLE,
     }
 )
-"""Errors that pass when the broker is back and has settled."""
+"""Errors that pass once the broker is back and has settled."""
 
 
 class BrokerUnreachable(LogError):
@@ -73,56 +71,56 @@ class BrokerUnreachable(LogError):
 
 
 class StoppedWaiting(LogError):
-    """The process was told to stop while the broker was away. What was not acknowledged is done again."""
+    """The process was asked to stop while the broker was unreachable. What was not acknowledged is done again."""
 
 
 class BrokerOutage:
     """How long the clients of one thread wait for their broker: kafka.outage_s, or until `stop` is set."""
 
     def __init__(self, kafka: Kafka, stop: threading.Event, meter: Meter = OFF) -> None:
-        """Waiting is a sign of life for `meter`; while the broker is away its condition `kafka` does not hold."""
-        self._kafka, self._stop, self._meter = kafka, stop, meter
+        """Waiting counts as progress for `meter`; its condition `kafka` fails while the broker is unreachable."""
+        self._kafka, self._stop, self.meter = kafka, stop, meter
         self._heard_at = self._asked_at = time.monotonic()
-        self._away_s: float | None = None  # None: it answers
-        self._told = False
-        self._given_up: threading.Thread | None = None
+        self._silent_s: float | None = None  # None: it answers
+        self._warned = False
+        self._abandoned: threading.Thread | None = None
 
     def answered(self) -> None:
-        """Take note that the broker spoke."""
-        if self._told:
-            log.info("Kafka at %s answers again, after %.0f s", self._kafka.bootstrap, self._away_s)
-            self._meter.ready("kafka")
-        self._away_s, self._told, self._heard_at = None, False, time.monotonic()
+        """Take note that the broker answered."""
+        if self._warned:
+            log.info("Kafka at %s answers again, after %.0f s", self._kafka.bootstrap, self._silent_s)
+            self.meter.ready("kafka")
+        self._silent_s, self._warned, self._heard_at = None, False, time.monotonic()
 
     def silent(self, wanted: str) -> None:
-        """Take note that what was `wanted` did not come; called again and again while it does not.
+        """Take note that `wanted` did not come; called repeatedly until it does.
 
-        Raises StoppedWaiting once the process should stop, LogError once the broker was away for kafka.outage_s.
+        Raises StoppedWaiting once the process should stop, LogError once the outage has lasted kafka.outage_s.
         """
-        self._meter.beat()
+        self.meter.beat()
         now = time.monotonic()
         step_s, self._asked_at = now - self._asked_at, now
-        if self._away_s is None or (step_s > NOTICE_S and not self._told):
-            self._away_s = 0.0  # nobody asked meanwhile; or this process was frozen, and must not blame the broker
+        if self._silent_s is None or (step_s > NOTICE_S and not self._warned):
+            self._silent_s = 0.0  # nothing was asked meanwhile, or this process was frozen: not the broker's fault
         else:
-            self._away_s += min(step_s, NOTICE_S)
-        if self._away_s < NOTICE_S:
+            self._silent_s += min(step_s, NOTICE_S)
+        if self._silent_s < NOTICE_S:
             return
-        said_nothing = f"Kafka at {self._kafka.bootstrap} has not answered for {self._away_s:.0f} s ({wanted})"
+        what = f"Kafka at {self._kafka.bootstrap} has not answered for {self._silent_s:.0f} s ({wanted})"
         if self._stop.is_set():
-            raise StoppedWaiting(f"{said_nothing}: stopping all the same. What is not acknowledged is done again")
-        if self._away_s >= self._kafka.outage_s:
+            raise StoppedWaiting(f"{what}: stopping anyway. What is not acknowledged is done again")
+        if self._silent_s >= self._kafka.outage_s:
             raise LogError(
-                f"{said_nothing}, and kafka.outage_s is {self._kafka.outage_s:g}. Nothing is lost: start this process "
+                f"{what}, and kafka.outage_s is {self._kafka.outage_s:g}. Nothing is lost: start this process "
                 "again when the broker runs (`streamward doctor`), or set kafka.outage_s higher"
             )
-        if not self._told:
-            log.warning("%s: waiting, %g s at most", said_nothing, self._kafka.outage_s)
-            self._meter.ready("kafka", said_nothing)
-            self._told = True
+        if not self._warned:
+            log.warning("%s: waiting, %g s at most", what, self._kafka.outage_s)
+            self.meter.ready("kafka", what)
+            self._warned = True
 
     def probe(self, ask: Callable[[], object]) -> None:
-        """Call `ask` if nothing was heard of the broker for PROBE_S. Raises as `silent`, and what cannot pass."""
+        """Call `ask` after PROBE_S without an answer. Raises as `silent`, and LogError for what does not pass."""
         if time.monotonic() < self._heard_at + PROBE_S:
             return
         try:
@@ -130,16 +128,16 @@ class BrokerOutage:
         except ck.KafkaException as exc:
             if exc.args[0].code() not in TRANSIENT:
                 raise LogError(f"{exc.args[0].str()}. Check it with `streamward doctor`") from exc
-            self.silent("to a question whether it is there")
+            self.silent("to a probe")
         else:
             self.answered()
 
     def ask(self, call: Callable[[], T], wanted: str, *, here: bool = False) -> T:
-        """Return what `call` returns, made again as long as it fails because the broker is away.
+        """Return what `call` returns, retried while the broker is unreachable.
 
-        It runs in a thread, since some calls of librdkafka wait for minutes for a broker that is frozen, whatever their
-        time-out is. `here` runs it in this one: inside a callback of `poll`, any other would wait for that poll to end.
-        Raises as `silent`, and any other error of `call`.
+        It runs in a thread of its own, since some calls of librdkafka wait for a frozen broker for minutes, whatever
+        their time limit. With `here` it runs in this thread: inside a callback of `poll`, another thread would wait for
+        that poll to end. Raises as `silent`, and any other error of `call`.
         """
         while True:
             try:
@@ -163,19 +161,19 @@ class BrokerOutage:
             try:
                 self.silent(wanted)
             except LogError:
-                self._given_up = thread
+                self._abandoned = thread
                 raise
         return future.result()
 
     def close(self, close: Callable[[], None]) -> None:
-        """Call `close`, which closes a client; behind this back, later, if a call that was given up still uses it."""
-        waits_for = self._given_up
-        if waits_for is None or not waits_for.is_alive():
+        """Call `close`, which closes a client; later, in a thread, if an abandoned call still uses that client."""
+        abandoned = self._abandoned
+        if abandoned is None or not abandoned.is_alive():
             close()
             return
 
         def later() -> None:
-            waits_for.join()
+            abandoned.join()
             close()
 
         threading.Thread(target=later, name="closes-kafka", daemon=True).start()
@@ -184,5 +182,5 @@ class BrokerOutage:
 def _into(future: Future[T], call: Callable[[], T]) -> None:
     try:
         future.set_result(call())
-    except BaseException as exc:  # whatever it is, it is raised where the call was asked for
+    except BaseException as exc:  # raised in the thread that asked
         future.set_exception(exc)

@@ -1,4 +1,4 @@
-"""The topics: their names, keys, shapes, and which event lies in each.
+"""The topics: their names, keys, shapes, and the event type of each.
 
     tasks ─► responses ─► rewards ─► groups ─► batches ─► adapters      beside: group-control, dead-letters, experiments
 
@@ -16,7 +16,7 @@ from streams.settings.model import Topics
 
 DAY_MS = 86_400_000
 FRAMING_BYTES = 4096
-"""What Kafka adds to a record (headers, batch), generously: the broker's limit lies this much above ours."""
+"""A generous bound for what Kafka adds to a record (headers, batch): the broker's limit is this much above ours."""
 
 
 class Topic(NamedTuple):
@@ -47,7 +47,7 @@ _SHAPES: tuple[tuple[str, type[events.Event], str], ...] = (
     ("experiments", events.ExperimentEvent, "experiment"),
 )
 KEPT_FOR_EVER = ("adapters", "experiments")
-"""What was decided and where it came from: small, and asked for long after the rest is gone."""
+"""Decisions and provenance: small, and needed long after the rest is gone."""
 LABELS = tuple(label for label, _, _ in _SHAPES)
 
 
@@ -76,5 +76,5 @@ def topics(settings: Topics) -> dict[str, Topic]:
 
 
 def topic_of(event: type[events.Event], settings: Topics) -> Topic:
-    """Return the topic in which events of this type lie."""
+    """Return the topic of an event type."""
     return next(topic for topic in topics(settings).values() if topic.event is event)

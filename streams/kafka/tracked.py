@@ -18,7 +18,6 @@ from streams.kafka.consumer import GroupConsumer, OffsetTracker
 from streams.kafka.producer import Producer
 from streams.kafka.record import Record, TopicPartition, dead_letter
 from streams.kafka.retry import BrokerOutage
-from streams.observability.metrics import Meter
 from streams.settings.model import Settings
 
 log = logging.getLogger("streamward.kafka")
@@ -49,7 +48,6 @@ class TrackedConsumer:
         outage: BrokerOutage,
         *,
         max_open: int,
-        meter: Meter,
     ) -> None:
         """Join `group`, named for its stage (`policy` of `policy-default`), to read the topic with label `topic`."""
         self._stage, self._producer, self._max_open = group.partition("-")[0], producer, max_open
@@ -63,9 +61,7 @@ class TrackedConsumer:
             [topic],
             on_assigned=self._on_assigned,
             on_revoked=self._on_revoked,
-            patience=outage,
-            meter=meter,
-            stage=self._stage,
+            outage=outage,
         )
 
     @property

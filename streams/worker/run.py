@@ -69,4 +69,4 @@ def _report(app: App) -> None:
             meter.ready("kafka")
             with contextlib.suppress(IllegalStateError):  # revoked meanwhile
                 for intake in app.intakes:
-                    intake.tell()
+                    intake.report()

@@ -149,7 +149,7 @@ class _Log:
         partition = partition_of((key or b"").decode(), topic.partitions)
         offset = self._next.get((topic.name, partition), 0)
         self._next[topic.name, partition] = offset + 1
-        self._producer.send_bytes(topic.name, key, encode(event), partition=partition)
+        self._producer.send_bytes((topic.name, partition), key, encode(event))
         return partition, offset
 
 

@@ -106,15 +106,15 @@ def test_a_second_start_is_refused_and_says_who_holds_the_folder(node: Broker) -
     assert broker.status(node) == running
     assert broker.ensure(node) == running
     # another process finds the same node
-    code = "import sys; from pathlib import Path; from streams import broker, settings; "
-    code += "print(broker.ensure(settings.Broker(data_dir=Path(sys.argv[1]))).pid)"
+    code = "import sys; from pathlib import Path; from streams.kafka.node import process; "
+    code += "from streams.settings.model import Broker; print(process.ensure(Broker(data_dir=Path(sys.argv[1]))).pid)"
     answer = subprocess.run([sys.executable, "-c", code, node.data_dir], capture_output=True, text=True, check=True)
     assert int(answer.stdout) == running.pid
 
 
 def test_two_processes_that_ensure_at_the_same_time_get_one_node(node: Broker) -> None:
-    code = "import sys; from pathlib import Path; from streams import broker, settings; "
-    code += "print(broker.ensure(settings.Broker(data_dir=Path(sys.argv[1]))).pid)"
+    code = "import sys; from pathlib import Path; from streams.kafka.node import process; "
+    code += "from streams.settings.model import Broker; print(process.ensure(Broker(data_dir=Path(sys.argv[1]))).pid)"
     command = [sys.executable, "-c", code, str(node.data_dir)]
     both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     pids = {process.communicate(timeout=60)[0] for process in both}
@@ -150,8 +150,8 @@ def test_a_node_that_cannot_run_is_an_error_with_its_last_words(tmp_path: Path) 
 
 
 def test_a_node_ends_with_the_process_that_embeds_it_even_by_kill_9(tmp_path: Path) -> None:
-    code = "import sys, time; from pathlib import Path; from streams import broker\n"
-    code += "with broker.embedded(Path(sys.argv[1])) as running: print(running.pid, flush=True); time.sleep(600)"
+    code = "import sys, time; from pathlib import Path; from streams.kafka.node import process\n"
+    code += "with process.embedded(Path(sys.argv[1])) as running: print(running.pid, flush=True); time.sleep(600)"
     owner = subprocess.Popen([sys.executable, "-c", code, tmp_path / "node"], stdout=subprocess.PIPE, text=True)
     assert owner.stdout is not None
     pid = int(owner.stdout.readline())

@@ -253,8 +253,8 @@ def put(settings: Settings, records: Iterable[Record]) -> None:
     with Producer(settings) as producer:
         for record in records:
             topic = settings.topics.prefix + record.at.topic.removeprefix(SETTINGS.topics.prefix)
-            place = {"timestamp_ms": record.timestamp_ms, "partition": record.at.partition}
-            producer.send_bytes(topic, record.key, record.payload, **place)  # type: ignore[arg-type]
+            to = (topic, record.at.partition)
+            producer.send_bytes(to, record.key, record.payload, timestamp_ms=record.timestamp_ms)
 
 
 def test_lineage_names_every_record_that_made_a_version(made: Settings) -> None:

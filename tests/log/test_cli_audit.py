@@ -55,11 +55,10 @@ def put(settings: Settings, records: Iterable[Record]) -> None:
             if record.at.topic == f"{SETTINGS.topics.prefix}dead-letters":
                 payload = encode(renamed(event_of(record), settings))
             producer.send_bytes(
-                ours(record.at.topic, settings),
+                (ours(record.at.topic, settings), record.at.partition),
                 record.key,
                 payload,
                 timestamp_ms=record.timestamp_ms,
-                partition=record.at.partition,
             )
 
 

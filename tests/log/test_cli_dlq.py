@@ -103,9 +103,13 @@ def put(
     where: list[Coordinates] = []
     timestamp_ms = timestamp_ms or int(time.time() * 1000)
     WRITER[0].send_bytes(
-        topics(settings.topics)[label].name, key, payload, on_ack=where.append,
-        headers=headers, timestamp_ms=timestamp_ms, partition=partition,
-    )  # fmt: skip
+        (topics(settings.topics)[label].name, partition),
+        key,
+        payload,
+        on_ack=where.append,
+        headers=headers,
+        timestamp_ms=timestamp_ms,
+    )
     WRITER[0].flush()
     return Record(where[0], timestamp_ms, key, payload, tuple((headers or {}).items()))
 

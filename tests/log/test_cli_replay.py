@@ -173,7 +173,7 @@ def test_records_that_cannot_be_read_make_the_exit_code_1_unless_they_are_to_be_
 ) -> None:
     name = topics(source.topics)["responses"].name
     with Producer(source) as producer:
-        producer.send_bytes(name, b"task-1", b"no event", partition=partition_of("task-1", source.topics.partitions))
+        producer.send_bytes((name, partition_of("task-1", source.topics.partitions)), b"task-1", b"no event")
     once = run(source, "replay", "run", "spoilt", "--key", "task-1", "--no-train")
     assert once.exit_code == 1 and "1 records could not be read and were left behind" in once.stderr
     again = run(source, "replay", "run", "spoilt", "--key", "task-1", "--no-train", "--skip-bad")

@@ -245,6 +245,6 @@ def test_what_was_sent_when_the_process_should_stop_is_not_waited_for_long(
     stop.set()
     with (
         pytest.raises(StoppedWaiting, match="to 1 records"),
-        Producer(nowhere, patience=BrokerOutage(nowhere.kafka, stop)) as producer,
+        Producer(nowhere, outage=BrokerOutage(nowhere.kafka, stop)) as producer,
     ):
         producer.send(reward())

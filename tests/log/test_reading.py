@@ -13,7 +13,7 @@ from factories import response, reward
 from schemas.events import Coordinates, Response, Reward
 from schemas.serde import Poison
 from streams.errors import LogError
-from streams.kafka import admin as cluster, consumer as following
+from streams.kafka import admin as cluster, consumer as consumer_module
 from streams.kafka.client import client_config
 from streams.kafka.consumer import GroupConsumer
 from streams.kafka.producer import Producer
@@ -135,7 +135,7 @@ def test_a_topic_that_the_broker_does_not_know_for_a_moment_is_followed_again(
     made: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As when a broker was just started; here the topic is made anew, which no client can tell from that."""
-    monkeypatch.setattr(following, "METADATA_S", 1)
+    monkeypatch.setattr(consumer_module, "METADATA_S", 1)
     client, topic = admin.AdminClient(client_config(made.kafka)), name(made, "rewards")
     with GroupConsumer(made, "g", ["rewards"]) as consumer:
 
@@ -178,7 +178,7 @@ def test_a_topic_unknown_where_reading_begins_is_no_offset_that_retention_has_cu
 
     Or it is quicker to hear that the topic is gone, and says that.
     """
-    monkeypatch.setattr(following, "MISSING_S", 2.0)
+    monkeypatch.setattr(consumer_module, "MISSING_S", 2.0)
     with TooLate(made, "g", ["rewards"]) as consumer:
         deadline = time.monotonic() + 30
         while consumer.is_first:
@@ -188,7 +188,7 @@ def test_a_topic_unknown_where_reading_begins_is_no_offset_that_retention_has_cu
             sees(made, "rewards", False)
             cluster.apply_topics(made)
             sees(made, "rewards", True)
-            monkeypatch.setattr(following, "MISSING_S", 0.0)
+            monkeypatch.setattr(consumer_module, "MISSING_S", 0.0)
             write(made, 2)
             assert numbers(poll(consumer, 2)) == [0.0, 1.0]
             return
@@ -199,7 +199,7 @@ def test_a_topic_unknown_where_reading_begins_is_no_offset_that_retention_has_cu
 def test_a_topic_that_is_missing_is_an_error_and_what_came_with_it_is_not_lost(
     made: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(following, "MISSING_S", 0.5)
+    monkeypatch.setattr(consumer_module, "MISSING_S", 0.5)
     write(made, 3)
     with GroupConsumer(made, "g", ["rewards"]) as consumer:
         consumer._consumer.subscribe([name(made, "rewards"), "nowhere"], on_assign=consumer._begin)
@@ -328,6 +328,6 @@ def test_coordinates_where_nothing_lies_are_named(made: Settings) -> None:
         )
         writer.commit_transaction(30)
     marker = found[0]._replace(offset=found[0].offset + 1)
-    with pytest.raises(LogError, match=r"tasks\[\d\]@1: nothing there"):
+    with pytest.raises(LogError, match=r"tasks\[\d\]@1: no such record"):
         fetch(made, [found[0], marker, found[1]])
     assert [record.at for record in cluster.read_topic(made, "tasks")] == found

@@ -67,18 +67,21 @@ def test_an_interrupted_restore_goes_on_where_it_was(made: Settings) -> None:
     admin.apply_topics(into)
     with Producer(into) as producer:
         for _ in range(4):
-            producer.send_bytes(name(into), None, PLACEHOLDER, partition=ONE)
+            producer.send_bytes((name(into), ONE), None, PLACEHOLDER)
     assert {each.partition: each.records for each in restore(made, ["rewards"], into=into)}[ONE] == 24
     third = elsewhere(into)
     admin.apply_topics(third)
     with Producer(third) as producer:
         for _ in range(6):
-            producer.send_bytes(name(third), None, PLACEHOLDER, partition=ONE)
+            producer.send_bytes((name(third), ONE), None, PLACEHOLDER)
         for record in there[:9]:
             producer.send_bytes(
-                name(third), record.key, record.payload, partition=ONE, timestamp_ms=record.timestamp_ms,
+                (name(third), ONE),
+                record.key,
+                record.payload,
+                timestamp_ms=record.timestamp_ms,
                 headers=record.headers,
-            )  # fmt: skip
+            )
     assert {each.partition: each.records for each in restore(made, ["rewards"], into=third)}[ONE] == 15
     for target in (into, third):
         assert in_the_log(target) == renamed(there, target)

@@ -18,7 +18,7 @@ from running import command as process, environment
 from tiny_log import batch_of, cut, groups_of, manifests, trained, write
 
 from schemas.events import Coordinates, Sampling
-from streams.cli.reproduce import digest
+from streams.adapters.versions import manifest_digest
 from streams.cli.root import cli
 from streams.engines.base_model import Base
 from streams.errors import NotFoundError, RefusedError, SettingsError
@@ -330,8 +330,8 @@ def test_a_fresh_process_in_another_folder_prints_one_object_in_a_pipe(finished:
     assert said == {
         "version": 2,
         "equal": True,
-        "recorded": digest(trained(finished)[1].files),
-        "reproduced": digest(trained(finished)[1].files),
+        "recorded": manifest_digest(trained(finished)[1].files),
+        "reproduced": manifest_digest(trained(finished)[1].files),
         "batches": [0, 1],
     }
     assert "version 1 of 2: equal" in done.stderr

@@ -251,17 +251,17 @@ def test_an_engine_that_fails_is_not_ready_until_it_answers_again() -> None:
 TASKS = ("streamward.tasks", 0)
 
 
-def intake(meter: Meter, standing: dict[tuple[str, int], tuple[int, int]]) -> LagMeter:
-    return LagMeter(meter, "policy", Topics(), lambda: standing)
+def lag_meter(meter: Meter, positions: dict[tuple[str, int], tuple[int, int]]) -> LagMeter:
+    return LagMeter(meter, "policy", Topics(), lambda: positions)
 
 
 def test_lag_is_the_sum_of_the_partitions_and_the_age_of_the_oldest_record() -> None:
-    meter, standing = Meter("policy"), {TASKS: (3, 7), ("streamward.tasks", 1): (0, 2)}
-    reading, now_ms = intake(meter, standing), int(time.time() * 1000)
+    meter, positions = Meter("policy"), {TASKS: (3, 7), ("streamward.tasks", 1): (0, 2)}
+    reading, now_ms = lag_meter(meter, positions), int(time.time() * 1000)
     reading.took(TASKS, 2, now_ms - 900_000)
     reading.took(TASKS, 3, now_ms - 600_000)
     reading.done(TASKS, 3)
-    reading.tell()
+    reading.report()
     told = parse(meter.text())
     assert told.total("streamward_consumer_lag_records", topic="tasks") == 6
     assert 600 <= told.total("streamward_consumer_lag_seconds", topic="tasks") < 900
@@ -269,18 +269,18 @@ def test_lag_is_the_sum_of_the_partitions_and_the_age_of_the_oldest_record() -> 
 
 
 def test_there_is_no_lag_where_all_is_done_or_somebody_else_reads() -> None:
-    meter, standing = Meter("policy"), {TASKS: (4, 7)}
-    reading = intake(meter, standing)
+    meter, positions = Meter("policy"), {TASKS: (4, 7)}
+    reading = lag_meter(meter, positions)
     reading.took(TASKS, 3, 0)
-    reading.tell()
+    reading.report()
     assert parse(meter.text()).total("streamward_consumer_lag_records") == 3
-    standing[TASKS] = (7, 7)
+    positions[TASKS] = (7, 7)
     reading.done(TASKS, 7)
-    reading.tell()
+    reading.report()
     assert parse(meter.text()).total("streamward_consumer_lag_seconds") == 0
-    standing.clear()
+    positions.clear()
     reading.revoked([TASKS])
-    reading.tell()
+    reading.report()
     assert parse(meter.text()).total("streamward_consumer_lag_records") == 0
 
 

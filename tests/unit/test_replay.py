@@ -14,6 +14,7 @@ from pydantic import SecretStr
 from schemas.events import Coordinates, ExperimentEvent
 from streams.errors import SettingsError
 from streams.evaluation import run as evaluate
+from streams.kafka.times import parse_time
 from streams.settings import write as config_file
 from streams.settings.load import load
 from streams.settings.model import Batches, Kafka, Settings
@@ -23,7 +24,7 @@ from streams.tools.replay import comparison, experiments, rescore
 from streams.tools.replay.comparison import ComparisonLine
 from streams.tools.replay.held_out import HeldOutSuite
 from streams.tools.replay.recorded_lag import Trained
-from streams.tools.replay.selection import Selection, from_plain, parse_time
+from streams.tools.replay.selection import Selection, from_plain
 
 HOUR_MS = 3_600_000
 
@@ -112,7 +113,7 @@ def test_the_file_loads_the_same_settings_and_holds_no_secret(tmp_path: Path) ->
     [("1970-01-02", 24 * HOUR_MS), ("90s", 10 * HOUR_MS - 90_000), ("2h", 8 * HOUR_MS), ("0.5h", 9.5 * HOUR_MS)],
 )
 def test_a_time_is_a_moment_or_an_age(text: str, expected: float) -> None:
-    assert parse_time(text, "--since", now_ms=10 * HOUR_MS) == expected
+    assert parse_time(text, "--since", asked_ms=10 * HOUR_MS) == expected
 
 
 @pytest.mark.parametrize("text", ["", "soon", "start", "-20", "2 hours", "h", "5y"])

@@ -13,7 +13,8 @@ import pytest
 from schemas.events import AdapterEvent, AdapterFile, Batch, Coordinates, Event, derive_id
 from schemas.serde import encode
 from streams.adapters.store import manifest_of
-from streams.cli.reproduce import digest, row
+from streams.adapters.versions import manifest_digest
+from streams.cli.reproduce import row
 from streams.errors import RefusedError
 from streams.kafka.record import Record, TopicPartition, partition_of
 from streams.output import json_line
@@ -119,8 +120,8 @@ def test_an_equal_version_is_one_object_with_these_keys() -> None:
     assert json.loads(json_line(row(PLAN, made(3), 1.23456, version=3))) == {
         "version": 3,
         "equal": True,
-        "recorded": digest(FILES),
-        "reproduced": digest(FILES),
+        "recorded": manifest_digest(FILES),
+        "reproduced": manifest_digest(FILES),
         "batches": [1, 2],
         "seconds": 1.235,
     }
@@ -128,7 +129,7 @@ def test_an_equal_version_is_one_object_with_these_keys() -> None:
 
 def test_a_version_that_was_not_reached_says_where_an_earlier_one_differed() -> None:
     said = json.loads(json_line(row(PLAN, made(2, THREADS), 1, version=3)))
-    assert (said["equal"], said["recorded"], said["reproduced"]) == (False, digest(FILES), None)
+    assert (said["equal"], said["recorded"], said["reproduced"]) == (False, manifest_digest(FILES), None)
     assert said["differences"] == [
         {"version": 2, "kind": "recipe", "name": "threads", "recorded": "1", "reproduced": "4"}
     ]
@@ -141,4 +142,4 @@ def test_the_digest_of_a_manifest_is_that_of_what_sha256sum_prints(tmp_path: Pat
         ["sha256sum", "a.json", "b.safetensors"], cwd=tmp_path, check=True, capture_output=True
     ).stdout
     summed = subprocess.run(["sha256sum"], input=listed, check=True, capture_output=True).stdout
-    assert digest(reversed(manifest_of(tmp_path))) == summed.split()[0].decode()
+    assert manifest_digest(reversed(manifest_of(tmp_path))) == summed.split()[0].decode()

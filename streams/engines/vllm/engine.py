@@ -47,6 +47,7 @@ from streams.errors import (
     StreamwardError,
     WrongModel,
 )
+from streams.files import sha256_of
 from streams.settings.model import Settings
 
 log = logging.getLogger("streamward.vllm")
@@ -141,7 +142,7 @@ class VllmEngine:
         files = sorted(path for path in adapter.iterdir() if path.is_file())
         digest = hashlib.sha256()
         for path in files:
-            digest.update(f"{path.name}\0{hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
+            digest.update(f"{path.name}\0{sha256_of(path)}\n".encode())
         name = f"{self._policy.name}-v{version}-{digest.hexdigest()[:8]}"
         copy = self._folder / name
         try:

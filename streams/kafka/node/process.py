@@ -58,9 +58,9 @@ _LEASH = """\
 import sys
 if not sys.stdin.buffer.read(1):
     from pathlib import Path
-    from streams import broker
-    from streams.settings.load import Broker
-    broker.stop(Broker(data_dir=Path(sys.argv[1])))
+    from streams.kafka.node import process
+    from streams.settings.model import Broker
+    process.stop(Broker(data_dir=Path(sys.argv[1])))
 """
 
 

@@ -18,7 +18,6 @@ a group without responses fits (some 60 bytes a slot): its last event is then de
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
@@ -26,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from schemas.events import AdvantagedGroup, Coordinates, DeadLetter, GroupControl, Response, Reward, Task, derive_id
 from schemas.serde import Poison, encode
 from streams.errors import EventError
+from streams.kafka import times
 from streams.kafka.reader import fetch
 from streams.kafka.record import Record, check_size, dead_letter, key_of, partition_of
 from streams.kafka.topics import KEYED_BY_TASK, Topic, topics
@@ -225,7 +225,7 @@ def register(app: App) -> None:
 
     async def handle(faust_event: Any) -> None:
         record = record_of(faust_event)
-        timers.saw(record.timestamp_ms, _now_ms())
+        timers.saw(record.timestamp_ms, times.now_ms())
         event = stage.decode(record)
         if isinstance(event, DeadLetter):
             await outlet.emit(event)
@@ -266,8 +266,8 @@ def register(app: App) -> None:
             stage.let_go(lambda partition, task_id: partition in owned and is_open(task_id.encode()))
         if timers.owned != owned:
             known = ((key.decode(), load(row)) for key, row in states.items())
-            timers.rebuild(owned, known, stage.join, _now_ms())
-        for control in timers.due(_now_ms()):
+            timers.rebuild(owned, known, stage.join, times.now_ms())
+        for control in timers.due(times.now_ms()):
             await outlet.emit(control)
 
 
@@ -296,10 +296,6 @@ def _report(meter: Meter, group: AdvantagedGroup, before: GroupState) -> None:
     meter.add(catalog.GROUPS, group.policy, group.dropped_reason or ("flat" if flat else "varied"))
     if isinstance(before, OpenGroup) and before.first_seen_ms:
         meter.observe(catalog.GROUP_SECONDS, max(0, group.created_at - before.first_seen_ms) / 1000, group.policy)
-
-
-def _now_ms() -> int:
-    return int(time.time() * 1000)
 
 
 class DeadlineTimers:

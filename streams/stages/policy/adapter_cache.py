@@ -143,5 +143,5 @@ class VersionLoader:
         tasks = "its canary's tasks" if version == router.candidate else "unpinned tasks"
         router.unusable.add(version)
         log.error("%s: version %d cannot be used, %s go to version %d", at, version, tasks, router.primary)
-        record = fetch(self._settings, [at], patience=self._outage)[at]
+        record = fetch(self._settings, [at], outage=self._outage)[at]
         self._consumer.dead_letter(record, error.reason, str(error))

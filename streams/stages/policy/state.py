@@ -180,7 +180,7 @@ def answered(
     starts = {tp: found_at[tp] if found_at[tp] >= 0 else end for tp, end in ends.items()}
     samplings: dict[tuple[int, str], _AnsweredSampling] = {}
     found: dict[int, set[str]] = {partition: set() for _, partition in committed}
-    for record in read(settings, starts, ends, patience=outage):
+    for record in read(settings, starts, ends, outage=outage):
         response = _usable(record, Response)
         if response is None or response.policy != settings.policy.name:
             continue
@@ -214,7 +214,7 @@ def _first_times(
     """Return the record timestamp of the first uncommitted record of each partition that has one."""
     starts = {tp: max(offset, bounds[tp][0]) for tp, offset in committed.items()}
     starts = {tp: offset for tp, offset in starts.items() if offset < bounds[tp][1]}
-    first = read(settings, starts, {tp: offset + 1 for tp, offset in starts.items()}, patience=outage)
+    first = read(settings, starts, {tp: offset + 1 for tp, offset in starts.items()}, outage=outage)
     return {(record.at.topic, record.at.partition): record.timestamp_ms for record in first}
 
 

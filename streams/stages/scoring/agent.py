@@ -27,6 +27,7 @@ from typing import Self
 
 from schemas import serde
 from schemas.events import Response, Reward, RewardSource, Task, derive_id
+from streams.kafka import times
 from streams.kafka.client import POLL_S
 from streams.kafka.producer import Producer
 from streams.kafka.registry import client as schema_registry
@@ -104,10 +105,8 @@ class ScoringAgent:
         self._waiting: list[Item] = []  # for their task
         self._tried = 0.0
         self._tasks = TaskLookup(settings, outage=outage)
-        self._producer = Producer(settings, patience=outage, meter=meter, stage=STAGE)
-        self._consumer = TrackedConsumer(
-            settings, STAGE, "responses", self._producer, outage, max_open=MAX_OPEN, meter=meter
-        )
+        self._producer = Producer(settings, outage=outage, stage=STAGE)
+        self._consumer = TrackedConsumer(settings, STAGE, "responses", self._producer, outage, max_open=MAX_OPEN)
         meter.collect(lambda: meter.set(catalog.OPEN, self._consumer.open))
 
     def __enter__(self) -> Self:
@@ -226,7 +225,7 @@ class ScoringAgent:
         if outcome.error is not None:
             self._meter.add(catalog.SCORE_FAILURES, source.name)
             log.warning("response not scored by %s: %s", source.name, outcome.error, extra={"at": record.at})
-        reward = reward_of(item.response, source, outcome, int(time.time() * 1000))
+        reward = reward_of(item.response, source, outcome, times.now_ms())
         trace = self._trace(item, reward.reward_id)
         try:
             self._producer.send(reward, on_ack=self._tracer.on_ack(reward, trace), headers=tracing.headers_of(trace))

@@ -43,7 +43,7 @@ class TaskLookup:
         self._cached: OrderedDict[tuple[int, bytes], bytes | None] = OrderedDict()  # (partition, key) to payload
         self._bytes = 0
         self._position: dict[int, int] = {}
-        self._reader = PartitionReader(settings, {}, patience=outage, fetch_wait_ms=FETCH_WAIT_MS)
+        self._reader = PartitionReader(settings, {}, outage=outage, fetch_wait_ms=FETCH_WAIT_MS)
 
     def __enter__(self) -> Self:
         return self

@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import islice
@@ -40,6 +39,7 @@ from schemas.events import MAX_GROUP_SIZE, RewardSource, Task
 from streams.errors import EventError, NotFoundError, SettingsError
 from streams.evaluation.run import in_turns
 from streams.evaluation.suites import Suite, generated_name
+from streams.kafka import times
 from streams.scorers.verdict import nearest
 from streams.settings.model import Settings, Topics
 from streams.stages.tasks.generators import TaskSpec, generate
@@ -164,7 +164,7 @@ def generated(generator: str, *, count: int, seed: int) -> Suite:
 
 def ask(settings: Settings, suite: Suite, policy: str, versions: Sequence[int]) -> Submitted:
     """Submit the suite's tasks for these versions, in turns, less those in the log already. Raises as `submit`."""
-    now_ms = time.time_ns() // 1_000_000
+    now_ms = times.now_ms()
     questions = in_turns(suite, policy=policy, versions=versions, now_ms=now_ms, deadline_ms=now_ms + DEADLINE_MS)
     return submit(settings, questions)
 

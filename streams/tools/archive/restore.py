@@ -166,9 +166,7 @@ class _Target:
                     "topic. Stop them, and restore into other topics"
                 )
 
-        producer.send_bytes(
-            self.to[0], key, payload, on_ack=landed, headers=headers, timestamp_ms=timestamp_ms, partition=self.to[1]
-        )
+        producer.send_bytes(self.to, key, payload, on_ack=landed, headers=headers, timestamp_ms=timestamp_ms)
 
 
 def _keep_for_ever(settings: Settings, labels: Iterable[str]) -> None:

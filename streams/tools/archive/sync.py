@@ -14,7 +14,6 @@ every record of its range.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import threading
 import time
@@ -29,6 +28,7 @@ import pyarrow.parquet as pq
 
 from schemas.events import Event
 from streams.errors import LogError
+from streams.files import sha256_of
 from streams.kafka import admin
 from streams.kafka.record import Record, TopicPartition
 from streams.kafka.registry import client as schema_registry
@@ -360,8 +360,8 @@ class _SegmentWriter:
     def closed(self, partition: int, first: int, next_: int) -> Segment:
         """Finish the file, and return its entry for the manifest."""
         self._writer.close()
+        sha256 = sha256_of(self.path)
         with self.path.open("rb") as file:
-            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
             size = file.seek(0, 2)
             footer = footer_sha256(file, size)
         from_ms, to_ms = self.times or (0, 0)

@@ -12,9 +12,7 @@ Not covered: a consumer group that was deleted, or reset to an earlier offset. W
 
 from __future__ import annotations
 
-import time
-
-from streams.kafka import admin
+from streams.kafka import admin, times
 from streams.kafka.offsets import positions
 from streams.kafka.reader import read
 from streams.kafka.record import TopicPartition
@@ -46,7 +44,7 @@ class Audit:
         Raises NotFoundError if a topic does not exist, LogError if the broker does not answer or has cut the log
         between two looks.
         """
-        now_ms = int(time.time() * 1000)
+        now_ms = times.now_ms()
         committed = commits(self._settings)
         ends: dict[TopicPartition, int] = {}
         lows: dict[TopicPartition, int] = {}

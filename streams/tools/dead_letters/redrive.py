@@ -23,7 +23,7 @@ from typing import Literal, NamedTuple
 
 from schemas.events import Coordinates
 from streams.errors import EventError, LogError, NotFoundError, RefusedError, StreamwardError
-from streams.kafka import admin
+from streams.kafka import admin, times
 from streams.kafka.producer import Producer
 from streams.kafka.reader import read
 from streams.kafka.record import TopicPartition, check_size, murmur2
@@ -119,7 +119,7 @@ def decide(
     cases = [_Case(about, letters.decisions(source)) for source, about in by_source.items()]
     if not cases:
         return
-    now_ms = int(time.time() * 1000)  # before the look at the topics: what is missing there was missing at this time
+    now_ms = times.now_ms()  # before the look at the topics: what is missing there was missing at this time
     there = _put_back(settings, [found for case in cases for found in case.holding if found.verdict == "retried"])
     with Producer(settings) as producer:
         run = _RedriveRun(settings, letters, order, producer, now_ms, there)
@@ -316,7 +316,7 @@ class _RedriveRun:
 
     def _claim(self, cases: list[_Case]) -> None:
         """Write the decisions, and read the topic up to them."""
-        now_ms = int(time.time() * 1000)
+        now_ms = times.now_ms()
         for case in cases:
             claim = decision(
                 case.letter, self.order.verdict, case.attempt, self.order.said,
@@ -350,11 +350,10 @@ class _RedriveRun:
                 back[source] = at
 
             self.producer.send_bytes(
-                source.topic,
+                (source.topic, case.partition),
                 case.original.key,
                 case.original.payload,
                 headers=case.original.headers | {RETRY_HEADER: decision_id(source, case.attempt).encode()},
-                partition=case.partition,
                 on_ack=acknowledged,
             )
         self.producer.flush()

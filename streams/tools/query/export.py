@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from streams.errors import NotFoundError, RefusedError, SettingsError
+from streams.files import sha256_of
 from streams.kafka.topics import topics
 from streams.settings.model import Settings
 from streams.tools.query.views import literal
@@ -160,7 +161,7 @@ def write(rows: Iterable[Row], options: ExportOptions, folder: Path, *, ranges: 
             half.unlink(missing_ok=True)
             continue
         target = folder / f"{split}.{options.files}"
-        files.append(File(target.name, split, writers[split].examples, half.stat().st_size, _sha256(half)))
+        files.append(File(target.name, split, writers[split].examples, half.stat().st_size, sha256_of(half)))
         half.rename(target)
     (folder / MANIFEST).write_text(_manifest(options, counts, files, ranges))
     return counts
@@ -199,11 +200,6 @@ def _manifest(options: ExportOptions, counts: Counts, files: list[File], ranges:
         "streamward": version("streamward"),
     }
     return json.dumps(manifest, indent=2) + "\n"
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 # --- examples ---------------------------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from typing import Any
 import duckdb
 
 from streams.errors import NotFoundError, SettingsError
+from streams.kafka.times import parse_time
 from streams.kafka.topics import topics
 from streams.settings.model import Settings
 from streams.tools.query import show, statement as query_statement
@@ -29,7 +30,6 @@ from streams.tools.query.session import Session
 from streams.tools.query.source import Scope, Source
 from streams.tools.query.statement import Statement
 from streams.tools.query.views import SqlView, name_of, quoted, views
-from streams.tools.replay import selection
 
 _NAME = re.compile(r"[\w.-]+")
 
@@ -64,8 +64,8 @@ def asked(settings: Settings, given: Mapping[str, Any], stdin: Callable[[], str]
     text = stdin() if given["sql"] == "-" else given["sql"]
     statement = None if text is None else _statement(settings, known, text, given["where"])
     scope = Scope(
-        None if given["since"] is None else selection.parse_time(given["since"], "--since"),
-        None if given["until"] is None else selection.parse_time(given["until"], "--until"),
+        None if given["since"] is None else parse_time(given["since"], "--since"),
+        None if given["until"] is None else parse_time(given["until"], "--until"),
         given["first"], given["end"], given["partition"], given["key"],
     )  # fmt: skip
     output = given["output"] or ("table" if given["out"] is None and sys.stdout.isatty() else "jsonl")

@@ -31,6 +31,7 @@ import pyarrow as pa
 
 from streams.errors import LogError, NotFoundError, StreamwardError
 from streams.files import Scratch
+from streams.kafka.times import parse_time
 from streams.settings.load import load
 from streams.settings.model import Settings
 from streams.tools.archive.segments import ArchiveReader, Segment
@@ -42,7 +43,6 @@ from streams.tools.query.pull import Pull
 from streams.tools.query.source import Gap, Parts, Scope, Source, newest, seek, snapshot
 from streams.tools.query.statement import Statement
 from streams.tools.query.views import WHOLE, SqlView, literal, quoted, views
-from streams.tools.replay import selection
 
 BATCH_ROWS = 2048
 """Rows that a result gives at a time: DuckDB's own vector."""
@@ -66,8 +66,8 @@ def connect(
     Raises LogError if the broker does not answer.
     """
     scope = Scope(
-        None if since is None else selection.parse_time(since, "since"),
-        None if until is None else selection.parse_time(until, "until"),
+        None if since is None else parse_time(since, "since"),
+        None if until is None else parse_time(until, "until"),
     )
     return Session(settings or load(), source=source, scope=scope, allow_files=True, warn=True).con
 

@@ -89,7 +89,7 @@ class Writer:
         """Write the next record of this partition, unless it is there. Raises as `Producer.send_bytes`."""
         if not self.has(label, partition):
             name = self._topics[label].name
-            self._producer.send_bytes(name, key, payload, timestamp_ms=timestamp_ms, partition=partition)
+            self._producer.send_bytes((name, partition), key, payload, timestamp_ms=timestamp_ms)
             self._position[name, partition] += 1
             self._waiting_bytes += len(payload)
             if self._waiting_bytes > MOST_WAITING_BYTES:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
@@ -25,6 +24,7 @@ from schemas.events import ExperimentEvent, ExperimentKind, SourceRange, derive_
 from schemas.serde import Poison
 from streams import files
 from streams.errors import NotFoundError, SettingsError
+from streams.kafka import times
 from streams.kafka.admin import read_topic
 from streams.kafka.producer import Producer
 from streams.scorers.verdict import nearest
@@ -181,7 +181,7 @@ class Journal:
         event = ExperimentEvent(
             event_id=derive_id("experiment", about.name, about.policy, self._written),
             experiment=about.name,
-            created_at=time.time_ns() // 1_000_000,
+            created_at=times.now_ms(),
             metadata={"folder": str(about.folder)},
             kind=kind,
             policy=about.policy,

@@ -11,7 +11,6 @@ Not covered: a suite that another process asks of the same experiment at the sam
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -21,7 +20,7 @@ from schemas.serde import Poison, encode
 from streams.adapters import versions as adapters
 from streams.errors import NotFoundError, RefusedError, SettingsError
 from streams.evaluation import results as outcomes, run as evaluate
-from streams.kafka import admin
+from streams.kafka import admin, times
 from streams.kafka.producer import Producer
 from streams.kafka.reader import PartitionReader
 from streams.kafka.record import Record, TopicPartition, partition_of
@@ -112,7 +111,7 @@ def run(
 
 def _asked(own: Settings, suite: HeldOutSuite) -> dict[str, Task]:
     """Return the questions by id."""
-    now_ms = time.time_ns() // 1_000_000
+    now_ms = times.now_ms()
     questions = suites.generated(suite.generator, count=suite.count, seed=suite.seed)
     asked = (
         suite.judged(task)

@@ -10,16 +10,13 @@ Not covered: a task that lies in the log twice, once inside the range. It is cho
 
 from __future__ import annotations
 
-import re
-import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from schemas.events import SourceRange, Task
 from schemas.serde import Poison
-from streams.errors import NotFoundError, RefusedError, SettingsError
-from streams.kafka import times
+from streams.errors import NotFoundError, RefusedError
 from streams.kafka.record import Record, TopicPartition
 from streams.kafka.topics import topics
 from streams.settings.model import Settings
@@ -27,8 +24,6 @@ from streams.tools.archive.history import History
 
 SOURCES = ("tasks", "responses", "rewards", "group-control", "adapters")
 """The topics a replay reads."""
-_AGE = re.compile(r"(\d+(?:\.\d+)?)([smhdw])")
-_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,26 +69,6 @@ def from_plain(plain: Mapping[str, str]) -> Selection:
         where=plain.get("where"),
         asked=tuple((name.removeprefix("--"), text) for name, text in plain.items() if name.startswith("--")),
     )
-
-
-def parse_time(text: str, option: str, now_ms: int | None = None) -> int:
-    """Return the time, ms since the epoch, that an ISO 8601 time or an age such as 90s, 30m, 2h, 7d, 1w means.
-
-    Raises SettingsError, naming the option.
-
-    >>> parse_time("1970-01-01T00:00:02Z", "--since"), parse_time("2s", "--since", now_ms=5000)
-    (2000, 3000)
-    """
-    if age := _AGE.fullmatch(text):
-        now_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
-        return now_ms - int(float(age[1]) * _SECONDS[age[2]] * 1000)
-    try:
-        return times.parse_time(text)
-    except ValueError as exc:
-        raise SettingsError(
-            f"{option} {text}: expected a time as ISO 8601 (UTC unless it says otherwise), e.g. 2026-01-31T12:00, "
-            "or an age, e.g. 90s, 30m, 2h, 7d or 1w"
-        ) from exc
 
 
 def ranges_of(settings: Settings, history: History, selection: Selection) -> tuple[SourceRange, ...]:

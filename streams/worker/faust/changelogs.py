@@ -24,7 +24,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-TopicPartition = tuple[str, int]
+from streams.kafka.record import TopicPartition
 
 FORMAT = 1
 """Version of the note. One of another version is read as no note."""

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import logging
 
-log = logging.getLogger("streamward.faust")
+from streams.kafka.record import TopicPartition
 
-TopicPartition = tuple[str, int]
+log = logging.getLogger("streamward.faust")
 
 
 class Delivery:
