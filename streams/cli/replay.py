@@ -210,7 +210,7 @@ def _recipe(file: Path | None) -> dict[str, Any]:
         raise SettingsError(f"{file}: {other[0]} is no part of a recipe, which is the section [trainer] alone")
     section = data.get("trainer", {})
     if not isinstance(section, dict):
-        raise SettingsError(f"{file}: trainer stands alone; write its settings below [trainer]")
+        raise SettingsError(f"{file}: trainer is not a section; write its settings below [trainer]")
     return {f"trainer.{name}": value for name, value in section.items()}
 
 

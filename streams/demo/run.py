@@ -40,8 +40,7 @@ from streams.kafka.node import process as broker
 from streams.kafka.producer import Producer
 from streams.kafka.reader import PartitionReader
 from streams.kafka.topics import LABELS
-from streams.settings import write as config_file
-from streams.settings.load import load
+from streams.settings.load import load, save
 from streams.settings.model import Settings
 from streams.stages.tasks import suites
 from streams.stages.tasks.generators import TaskSpec, generate
@@ -125,7 +124,7 @@ def run(options: DemoOptions, console: Console) -> dict[str, Any]:
     node = broker.ensure(settings.broker)
     try:
         settings = settings_of(options, node.bootstrap)
-        config = config_file.write(settings, options.data_dir, by="streamward demo")
+        config = save(settings, options.data_dir, by="streamward demo")
         admin.apply_topics(settings)
         return _loop(options, settings, config, console)
     finally:

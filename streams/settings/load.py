@@ -1,12 +1,11 @@
-"""Everything that can be set, as one frozen tree.
+"""Load the settings, one frozen tree, and save them as the TOML file that loads them again.
 
     defaults  <  streamward.toml  <  STREAMWARD_SECTION__KEY in the environment  <  --set section.key=value
+                      └── save: what differs from the defaults, without secrets
 
-STREAMWARD_SECTION__KEY_FILE names a file that holds the value: what a mounted secret is. The variable itself wins.
-What each means is in streams/settings/model.py. A variable or a key that nobody knows is refused: a misspelt setting
-must not be a default in silence. Secrets are `SecretStr` and print as stars.
-
-Not covered: settings are read once. A running process keeps what it started with.
+STREAMWARD_SECTION__KEY_FILE names a file that holds the value, such as a mounted secret. The variable itself wins.
+streams/settings/model.py describes each setting. An unknown variable or key is refused: a misspelt setting must not
+silently be the default. Secrets are `SecretStr` and print as stars. Settings are read once, when a process starts.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from streams.settings.model import Settings, is_secret_name
 ENV_PREFIX = "STREAMWARD_"
 CONFIG_FILE = "streamward.toml"
 ENV_CONFIG = "STREAMWARD_CONFIG"
-"""Names the file to read instead of `streamward.toml`; it is about settings, not one of them."""
+"""Names the file to read instead of `streamward.toml`; not a setting itself."""
 
 
 def load(
@@ -64,7 +63,7 @@ def load_with_origins(
     env: Mapping[str, str] | None = None,
     overrides: Iterable[str] = (),
 ) -> tuple[Settings, dict[str, str]]:
-    """Return the settings, and for each dotted key that is not a default where it came from."""
+    """Return the settings, and the origin of each dotted key that is not a default."""
     env = os.environ if env is None else env
     tree: dict[str, Any] = {}
     origins: dict[str, str] = {}
@@ -79,9 +78,9 @@ def load_with_origins(
 
 
 def to_env(settings: Settings) -> dict[str, str]:
-    """Return the variables that make a child process load these same settings.
+    """Return the environment variables with which a child process loads these same settings.
 
-    Only what differs from the default is named; secrets are included, since the child needs them.
+    Only what differs from the defaults, secrets included, since the child needs them.
     """
     default = Settings()
     variables: dict[str, str] = {}
@@ -108,7 +107,7 @@ def dotted(settings: Settings) -> Iterator[tuple[str, Any]]:
 
 
 def described(settings: Settings, origins: Mapping[str, str]) -> Iterator[dict[str, Any]]:
-    """Yield key, value, from and about of every setting, for people and for JSON. Secrets are stars."""
+    """Yield key, value, from and about of every setting, for tables and JSON. Secrets are stars."""
     for key, value in dotted(settings):
         section, _, name = key.partition(".")
         field = type(getattr(settings, section)).model_fields[name]
@@ -122,6 +121,34 @@ def described(settings: Settings, origins: Mapping[str, str]) -> Iterator[dict[s
             "from": origins.get(key, "default"),
             "about": field.description or "",
         }
+
+
+def save(settings: Settings, folder: Path, *, by: str) -> Path:
+    """Write what differs from the defaults to `folder`, which exists, and return the file. `by` is the command.
+
+    Secrets are left out, and the file names them: give them in the environment, as for any other log.
+    """
+    import tomli_w
+
+    default = dict(dotted(Settings()))
+    sections: dict[str, dict[str, Any]] = {}
+    left_out: list[str] = []
+    for key, value in dotted(settings):
+        if value == default[key]:
+            continue
+        section, _, name = key.partition(".")
+        if isinstance(value, dict):
+            left_out += [f"{key}: {inner}" for inner in value if is_secret_name(inner)]
+            value = {inner: text.get_secret_value() for inner, text in value.items() if not is_secret_name(inner)}
+        if isinstance(value, SecretStr):
+            left_out.append(f"{ENV_PREFIX}{section}__{name}".upper())
+        else:
+            sections.setdefault(section, {})[name] = str(value) if isinstance(value, Path) else value
+    head = [f"# Written by `{by}`; use it with `streamward --config THIS_FILE …`."]
+    head += [f"# A secret that is not written here, to be given in the environment: {name}" for name in left_out]
+    path = folder / CONFIG_FILE
+    path.write_text("\n".join(head) + "\n\n" + tomli_w.dumps(sections))
+    return path
 
 
 # --- sources ---------------------------------------------------------------------------------------------------------
@@ -139,7 +166,7 @@ def _from_file(file: Path | None, env: Mapping[str, str]) -> Iterator[tuple[str,
         raise SettingsError(f"{path}: not TOML: {exc}") from exc
     for section, values in data.items():
         if not isinstance(values, dict):
-            raise SettingsError(f"{path}: {section} stands alone; settings live in sections, e.g. [kafka]")
+            raise SettingsError(f"{path}: {section} is outside a section; settings belong to sections, e.g. [kafka]")
         for name, value in values.items():
             yield f"{section}.{name}", value, str(path)
 
@@ -157,7 +184,7 @@ def _from_env(env: Mapping[str, str]) -> Iterator[tuple[str, Any, str]]:
 
 
 def _read(path: Path, variable: str) -> str:
-    """Return what a file says, without the line end that editors add."""
+    """Return the text of a file, without the line end that editors add."""
     try:
         return path.read_text().removesuffix("\n")
     except (OSError, UnicodeDecodeError) as exc:
@@ -175,7 +202,7 @@ def _from_overrides(overrides: Iterable[str]) -> Iterator[tuple[str, Any, str]]:
 
 
 def _parse(key: str, text: str, origin: str) -> Any:
-    """Return `text` as the field wants it: JSON for mappings, else the text itself, which pydantic converts."""
+    """Return JSON as a mapping where the field is one, else the text itself, which pydantic converts."""
     section, name = _known(key, origin)
     annotation = Settings.model_fields[section].annotation.model_fields[name].annotation  # type: ignore[union-attr]
     if annotation == dict[str, SecretStr]:

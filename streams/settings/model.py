@@ -1,9 +1,7 @@
-"""What can be set, section by section, and which combinations make no sense.
+"""Every setting, section by section, and the combinations that are refused.
 
-Each field says its unit and what zero means. A contradiction is refused when the section is built, with the way out:
-who sets something that has no effect is told so.
-
-Not covered: where the values come from (streams/settings/load.py), and rules between sections.
+Each field gives its unit and the meaning of zero. A contradiction, or a setting without effect, is refused when its
+section is built, with the way out. Values are loaded by streams/settings/load.py. No rule spans two sections.
 """
 
 from __future__ import annotations
@@ -18,11 +16,11 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 SECRET_NAME = re.compile(
     r"password|secret|token|\.key$|\.pem$|credential|sasl\.jaas|oauthbearer\.config", re.IGNORECASE
 )
-"""librdkafka settings in `kafka.client` whose values are not for the eye."""
+"""librdkafka settings in `kafka.client` whose values are secret."""
 
 
 def is_secret_name(name: str) -> bool:
-    """Return whether the value of this librdkafka setting is not for the eye."""
+    """Return whether the value of this librdkafka setting is secret."""
     return SECRET_NAME.search(name) is not None
 
 
@@ -33,7 +31,7 @@ class Section(BaseModel):
 
 
 class Kafka(Section):
-    """Where the log is, and how to get in."""
+    """The Kafka cluster, and how to connect to it."""
 
     bootstrap: str = Field("127.0.0.1:9092", description="host:port, comma separated")
     security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
@@ -85,11 +83,11 @@ class Kafka(Section):
 class Topics(Section):
     """Names and shapes of the topics."""
 
-    prefix: str = Field("streamward.", pattern=r"^[A-Za-z0-9._-]*$", description="put before each topic name")
+    prefix: str = Field("streamward.", pattern=r"^[A-Za-z0-9._-]*$", description="prefix of each topic name")
     partitions: int = Field(8, ge=1, description="of tasks, responses, rewards and group-control, which must agree")
     policy_partitions: int = Field(4, ge=1, description="of the other topics")
     replication: int = Field(1, ge=1, description="copies of each partition")
-    retention_days: float = Field(30.0, ge=0, description="0 keeps for ever; adapters and experiments always are")
+    retention_days: float = Field(30.0, ge=0, description="0: for ever, as adapters and experiments always are")
     max_record_bytes: int = Field(
         4 * 1024 * 1024, ge=1024, le=256 * 1024 * 1024, description="largest record the topics take, bytes"
     )
@@ -101,11 +99,15 @@ class Advantages(Section):
     formula: Literal["grpo", "dr_grpo", "rloo", "batch_std"] = "grpo"
     eps: float = Field(1e-4, ge=0, description="added to the standard deviation before dividing")
     ddof: int = Field(1, ge=0, le=1, description="1 divides the variance by n - 1, as TRL does; 0 by n")
-    partial: Literal["emit", "drop"] = Field("emit", description="what to do with a group that is not whole in time")
+    partial: Literal["emit", "drop"] = Field(
+        "emit", description="what to do with a group that is incomplete at its deadline"
+    )
     min_group: int = Field(2, ge=2, description="fewest scored responses a partial group may have")
     deadline_s: float = Field(600.0, ge=0, description="for tasks without deadline, seconds; 0 waits for ever")
     grace_s: float = Field(5.0, ge=0, description="wait after the deadline before the group is closed, seconds")
-    evict_after_s: float = Field(3600.0, ge=0, description="a closed group is remembered so long; 0 for ever")
+    evict_after_s: float = Field(
+        3600.0, ge=0, description="how long a closed group is remembered, seconds; 0: for ever"
+    )
 
 
 class Batches(Section):
@@ -133,7 +135,7 @@ class Model(Section):
 class Policy(Section):
     """The agent that answers tasks."""
 
-    name: str = Field("default", min_length=1, description="the line of adapters this process serves or trains")
+    name: str = Field("default", min_length=1, description="the policy whose versions this process serves or trains")
     engine: Literal["transformers", "scripted", "vllm"] = "transformers"
     threads: int = Field(1, ge=0, description="torch threads; 0: as many as there are cores")
     round_tasks: int = Field(16, ge=1, description="most tasks decoded together")
@@ -141,7 +143,7 @@ class Policy(Section):
     round_timeout_s: float = Field(600.0, ge=0, description="an engine that takes longer ends its process; 0: never")
     script: str = Field("{}", description="JSON settings of the scripted engine")
     servers: str | None = Field(None, description="base URLs of vLLM servers, comma separated; engine vllm asks them")
-    server_key: SecretStr | None = Field(None, description="what the servers want as API key")
+    server_key: SecretStr | None = Field(None, description="API key for the servers")
     server_model: str | None = Field(None, description="the base model's name there; empty: the one it lists")
     server_folder: Path = Field(
         Path(".streamward/served"), description="shared with the servers: adapters are put here for them to load"
@@ -150,9 +152,7 @@ class Policy(Section):
         None, description="server_folder as the servers see it; empty: under the same path"
     )
     server_timeout_s: float = Field(120.0, gt=0, description="how long a server may take for one task, seconds")
-    server_retries: int = Field(
-        3, ge=0, description="further tries of a task that a server did not answer as it should"
-    )
+    server_retries: int = Field(3, ge=0, description="retries of a task after a server's error or malformed answer")
     max_concurrent: int = Field(32, ge=1, description="most tasks in flight at one server")
     verify: Literal["logprobs", "listed"] = Field(
         "logprobs",
@@ -190,7 +190,7 @@ class Scoring(Section):
     """The agent that judges responses."""
 
     timeout_s: float = Field(10.0, gt=0, description="for one score, seconds")
-    retries: int = Field(2, ge=0, description="further tries after a failed score")
+    retries: int = Field(2, ge=0, description="retries after a failed score")
     processes: int = Field(1, ge=1, description="worker processes for scorers that are slow or not trusted")
     judge_url: str | None = Field(None, description="OpenAI-compatible API of the LLM judge, up to /v1")
     judge_model: str | None = None
@@ -210,27 +210,27 @@ class Rollouts(Section):
 
     mode: Literal["direct", "guarded", "canary", "manual"] = Field(
         "direct",
-        description="direct: the newest version serves at once; guarded: once the guard's suite speaks for it; canary: "
-        "on a growing share of the tasks first, after the guard if it has a suite; manual: when a person says so",
+        description="direct: the newest version serves at once; guarded: once it passes the guard's suite; canary: "
+        "on a growing share of the tasks first, after the guard if it has a suite; manual: when a person promotes it",
     )
     follow_s: float = Field(
         10.0,
         gt=0,
-        description="how long after it was replaced a version may begin an answer before `audit` names it, seconds: "
-        "what clocks differ by, and how long an event may wait for a broker that is away",
+        description="how long after it was replaced a version may begin an answer before `audit` reports it, seconds: "
+        "allows for clocks that differ and for events that an outage delays",
     )
 
 
 class Guard(Section):
-    """What a version must show on a suite of held-out tasks, in modes `guarded` and `canary`."""
+    """What a version must prove on a suite of held-out tasks, in modes `guarded` and `canary`."""
 
-    suite: Path | None = Field(None, description="YAML file of the suite every candidate is asked")
-    every: int = Field(1, ge=1, description="ask every so many versions")
+    suite: Path | None = Field(None, description="YAML file of the suite that every candidate answers")
+    every: int = Field(1, ge=1, description="evaluate every n-th version")
     decide: Literal["auto", "ask", "never"] = Field(
         "auto", description="auto: the verdict is carried out; ask: a person carries it out; never: it is only recorded"
     )
     confidence: float = Field(0.95, gt=0.5, lt=1, description="of every interval the verdict rests on")
-    min_tasks: int = Field(30, ge=1, description="paired tasks below which the verdict is to ask")
+    min_tasks: int = Field(30, ge=1, description="fewest paired tasks for a verdict; with fewer, a person is asked")
     min_improvement: float = Field(0.0, description="lower bound of the gain in mean reward over the primary")
     max_scenario_loss: float = Field(0.05, ge=0, description="largest loss in mean reward on any one scenario")
     max_tokens_ratio: float = Field(1.5, gt=0, description="tokens per response, relative to the primary")
@@ -239,10 +239,12 @@ class Guard(Section):
 
 
 class Canary(Section):
-    """How a candidate wins its share of the tasks, in mode `canary`."""
+    """How a candidate's share of the tasks grows, in mode `canary`."""
 
-    steps: str = Field("0.05,0.25,0.5,1", description="shares, growing; after the last one comes the promotion")
-    alpha: float = Field(0.05, gt=0, lt=0.5, description="chance of a false verdict, however often one looks")
+    steps: str = Field("0.05,0.25,0.5,1", description="growing shares of the tasks; promotion follows the last")
+    alpha: float = Field(
+        0.05, gt=0, lt=0.5, description="probability of a false verdict, however often it is looked at"
+    )
     min_improvement: float = Field(0.0, description="gain in mean reward that a promotion must prove")
     step_groups: int = Field(20, ge=1, description="groups of each arm before a share may grow, or the test may speak")
     max_groups: int = Field(
@@ -309,7 +311,7 @@ class Trainer(Section):
     keep_checkpoints: int = Field(2, ge=1)
     off_policy: bool = Field(
         False,
-        description="the groups were sampled by another line of adapters, as in an experiment: their versions are not "
+        description="the groups were sampled by another policy's versions, as in an experiment: these are not "
         "compared with this policy's, and their lag is the one recorded with them (metadata policy_lag)",
     )
 
@@ -345,11 +347,11 @@ class Archive(Section):
     store: str = Field(".streamward/archive", description="a folder, or any URL fsspec knows, e.g. s3://bucket/path")
     segment_records: int = Field(200_000, ge=1, description="most records in one file")
     segment_bytes: int = Field(256 * 1024 * 1024, ge=1, description="most payload bytes in one file")
-    follow_s: float = Field(60.0, gt=0, description="with --follow: seconds between two looks at the log")
+    follow_s: float = Field(60.0, gt=0, description="with --follow: seconds between two syncs")
 
 
 class Schemas(Section):
-    """Who gives the schema ids that records carry."""
+    """Where the schema ids in records come from."""
 
     registry_url: str | None = Field(
         None,
@@ -386,17 +388,15 @@ class Schemas(Section):
 
 
 class Metrics(Section):
-    """What each process of the loop says of itself over HTTP: /metrics, /healthz, /readyz."""
+    """What each process of the loop serves over HTTP: /metrics, /healthz, /readyz."""
 
     host: str = Field("127.0.0.1", description="where to listen; 0.0.0.0 is every address, without any access check")
     port: int = Field(0, ge=0, le=65535, description="one for each process of a machine; 0 serves nothing")
-    stuck_s: float = Field(
-        300.0, gt=0, description="a process that has not come on for so long is not healthy, seconds"
-    )
+    stuck_s: float = Field(300.0, gt=0, description="a process without progress for this long is unhealthy, seconds")
 
 
 class Tracing(Section):
-    """Where each process sends its spans. What came with a trace keeps it, whether or not anything is sent."""
+    """Where each process sends its spans. Records keep the trace they came with, whether or not spans are sent."""
 
     otlp_endpoint: str = Field(
         "", description="URL of an OTLP/HTTP receiver, e.g. http://127.0.0.1:4318; empty: nothing is sent, none begins"
@@ -404,7 +404,7 @@ class Tracing(Section):
     sample_ratio: float = Field(
         1.0, ge=0, le=1, description="share of the tasks without a trace that begin one; the same for every process"
     )
-    queue_spans: int = Field(4096, ge=1, description="most spans that wait to be sent; more are dropped, and counted")
+    queue_spans: int = Field(4096, ge=1, description="longest queue of spans to be sent; more are dropped, and counted")
     timeout_s: float = Field(10.0, gt=0, description="how long the receiver may take, tries included, seconds")
 
     @model_validator(mode="after")

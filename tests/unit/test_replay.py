@@ -15,8 +15,7 @@ from schemas.events import Coordinates, ExperimentEvent
 from streams.errors import SettingsError
 from streams.evaluation import run as evaluate
 from streams.kafka.times import parse_time
-from streams.settings import write as config_file
-from streams.settings.load import load
+from streams.settings.load import load, save
 from streams.settings.model import Batches, Kafka, Settings
 from streams.stages.batches import BatchWindow, Cutter
 from streams.stages.tasks import suites
@@ -97,7 +96,7 @@ def test_the_file_loads_the_same_settings_and_holds_no_secret(tmp_path: Path) ->
         client={"ssl.key.password": SecretStr("hush"), "debug": SecretStr("broker")},
     )  # fmt: skip
     settings = Settings(kafka=kafka, batches=Batches(groups=3))
-    path = config_file.write(settings, tmp_path, by="streamward replay run x")
+    path = save(settings, tmp_path, by="streamward replay run x")
     text = path.read_text()
     assert "hush" not in text and "STREAMWARD_KAFKA__SASL_PASSWORD" in text and "kafka.client: ssl.key.password" in text
     again = load(file=path, env={"STREAMWARD_KAFKA__SASL_PASSWORD": "hush"})

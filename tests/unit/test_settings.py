@@ -151,7 +151,9 @@ def test_a_misspelt_key_in_the_file_is_refused(file: Path) -> None:
 
 def test_a_key_outside_any_section_is_refused(file: Path) -> None:
     file.write_text("bootstrap = 'b:1'\n")
-    with pytest.raises(SettingsError, match=r"bootstrap stands alone; settings live in sections, e\.g\. \[kafka\]"):
+    with pytest.raises(
+        SettingsError, match=r"bootstrap is outside a section; settings belong to sections, e\.g\. \[kafka\]"
+    ):
         load(file=file, env={})
 
 

@@ -29,7 +29,7 @@ from streams.errors import RefusedError, SettingsError
 from streams.kafka import admin
 from streams.kafka.producer import Producer
 from streams.kafka.topics import topics
-from streams.settings import write as config_file
+from streams.settings.load import save
 from streams.settings.model import Settings
 from streams.tools.archive.history import History, Log
 from streams.tools.replay import experiments, recorded_lag, rescore, selection
@@ -209,7 +209,7 @@ def _work(
 ) -> None:
     """Copy, score, join, cut and train; `counts` tells how far it came. Raises Stopped."""
     admin.apply_topics(own)
-    config_file.write(own, request.place, by=f"streamward replay run {request.name}")
+    save(own, request.place, by=f"streamward replay run {request.name}")
     trained, _ = recorded_lag.read(source, history, about.policy, about.ranges)
     with Producer(own) as producer:
         writer = Writer(own, producer)
