@@ -10,7 +10,7 @@ rewards of all earlier responses are acknowledged; a response delivered twice is
 
 A response goes to `dead-letters` instead if its task does not come within TASK_WAIT_S (`unknown_task`), or asks for the
 judge where none is configured (`no_judge`): another agent, or this one once configured, can still score it
-(`streamward dlq redrive`), where a reward with an error would be final.
+(`streamward dlq retry`), where a reward with an error would be final.
 """
 
 from __future__ import annotations
