@@ -3,9 +3,10 @@
 #   python ─► streams    topics, streams, scoring, audit, schemas: without torch
 #          └► model      policy and train: with torch, TORCH=cpu or TORCH=cuda
 #
-#   docker build --target streams -t streamward-streams:0.1.0 .
-#   docker build --target model --build-arg TORCH_INDEX=… -t streamward-model:0.1.0-cpu .
-#   docker build --target model --build-arg TORCH=cuda -t streamward-model:0.1.0-cuda .
+#   make images                       all of them, tagged with the version
+#   docker build --target streams .
+#   docker build --target model --build-arg TORCH_INDEX=… .
+#   docker build --target model --build-arg TORCH=cuda .
 #
 # Both run as user 10001 and write to /var/lib/streamward and /tmp only, so that the root may be read-only. PYTHON can name
 # a digest (python:…@sha256:…) where images have to be pinned by it. PACKAGES installs more, e.g. s3fs for an adapter
@@ -36,9 +37,10 @@ COPY requirements.lock requirements.streams requirements.model ./
 FROM build AS build-streams
 ARG PACKAGES=""
 RUN pip install --constraint requirements.lock --requirement requirements.streams ${PACKAGES}
-COPY pyproject.toml README.md ./
+COPY pyproject.toml README.md LICENSE ./
 COPY schemas schemas
 COPY streams streams
+COPY streamward streamward
 COPY trainer trainer
 RUN pip install --no-deps .
 
@@ -46,7 +48,7 @@ FROM build AS build-model
 ARG TORCH=cpu
 ARG TORCH_INDEX=""
 ARG PACKAGES=""
-COPY pyproject.toml README.md ./
+COPY pyproject.toml README.md LICENSE ./
 # What the lock names is the CUDA build, which runs on a CPU too. TORCH_INDEX, the address of PyTorch's index of CPU
 # builds, makes the image some gigabytes smaller.
 RUN case "${TORCH}${TORCH_INDEX:+-index}" in \
@@ -56,6 +58,7 @@ RUN case "${TORCH}${TORCH_INDEX:+-index}" in \
     esac
 COPY schemas schemas
 COPY streams streams
+COPY streamward streamward
 COPY trainer trainer
 RUN pip install --constraint requirements.lock . ${PACKAGES} \
     && pip install --no-deps --requirement requirements.model

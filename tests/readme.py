@@ -1,12 +1,16 @@
-"""Run the README as its reader would: every command, in order, in an empty folder, on a terminal.
+"""Run the README and the pages behind it as their reader would: every command, in order, on a terminal.
 
-    README.md ──► console, sh, python and toml blocks ──► one bash on a pseudo-terminal ──► what each command printed
+    README.md, docs/*.md ──► console, sh, python and toml blocks ──► bash on a pseudo-terminal ──► what each printed
 
-    python -m tests.readme    print the page's commands with what they print now
+    python -m tests.readme    print the commands of all pages with what they print now
 
 In a `console` block a line that begins with `$ ` is a command and what follows is its output; an `sh` block is one
 script. A `python` or `toml` block is a file, named by its first line (`# NAME`). The output must be what was printed,
 line by line, where `…` stands for anything, a line of `…` for any lines, and times, ids, ports and sizes for any other.
+
+One node serves all pages. The README starts it in an empty folder. Pages in `CONTINUED` are walked in that folder,
+after the README's jobs and before its last block, which stops everything. Pages in `ALONE` have a folder and a bash of
+their own.
 
 Not covered: what `make` does. Its targets take minutes and have tests of their own; here they only have to exist and to
 call what they are said to (`MAKES`). The broker takes a free port and the judge is a double, so that tests can run
@@ -31,7 +35,7 @@ import termios
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import NamedTuple
@@ -40,7 +44,11 @@ from streams.kafka.node import process as broker
 from streams.settings.model import Broker
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "README.md"
+FIRST = "README.md"
+CONTINUED = ("docs/promises.md", "docs/replay.md", "docs/archive.md", "docs/tasks.md", "docs/scorers.md")
+ALONE = ("docs/release.md", "docs/kafka.md")
+STOP = "kill $(jobs -p)"
+"""The command with which the README's last block begins."""
 COLUMNS = 120
 LIMIT_S = 90.0
 """For one command."""
@@ -54,7 +62,7 @@ MAKES = {
 }
 """What a target must call."""
 OURS = ("streamward.toml", "release.toml")
-"""Settings files of the node that the page starts."""
+"""Settings files of the node that the README starts."""
 LOOP = r"""
 exec < /dev/null
 again() { return $code; }
@@ -65,8 +73,9 @@ LOGIN = "import os, sys; os.login_tty(0); os.execvp('bash', ['bash', '--norc', '
 
 
 class Step(NamedTuple):
-    """One command of the page, or one file."""
+    """One command of a page, or one file."""
 
+    page: str
     line: int
     command: str
     expected: str = ""
@@ -81,51 +90,69 @@ class Ran(NamedTuple):
     output: str
 
 
-def steps(page: str) -> Iterator[Step]:
-    """Yield what the page tells its reader to do, in order."""
+def steps(name: str) -> Iterator[Step]:
+    """Yield what a page tells its reader to do, in order."""
+    page = (ROOT / name).read_text(encoding="utf-8")
     for block in re.finditer(r"^```(console|sh|python|toml)\n(.*?)^```$", page, re.DOTALL | re.MULTILINE):
         kind, text = block[1], block[2]
         line = page.count("\n", 0, block.start()) + 2
         if kind == "sh":
-            yield Step(line, text)
+            yield Step(name, line, text)
         elif kind == "console":
-            yield from _commands(text, line)
+            yield from _commands(name, text, line)
         else:
-            name, _, _ = text.partition("\n")
-            if not re.fullmatch(r"# [\w.]+", name):
-                raise ValueError(f"README.md:{line}: a {kind} block begins with its file's name, e.g. `# tasks.py`")
-            yield Step(line, text, file=name.removeprefix("# "))
+            first, _, _ = text.partition("\n")
+            if not re.fullmatch(r"# [\w.]+", first):
+                raise ValueError(f"{name}:{line}: a {kind} block begins with its file's name, e.g. `# tasks.py`")
+            yield Step(name, line, text, file=first.removeprefix("# "))
 
 
-def _commands(text: str, line: int) -> Iterator[Step]:
+def _commands(name: str, text: str, line: int) -> Iterator[Step]:
     for part in re.split(r"^(?=\$ )", text, flags=re.MULTILINE):
         if part:
             head, _, expected = part.partition("\n")
             if not head.startswith("$ "):
-                raise ValueError(f"README.md:{line}: a console block begins with a command, `$ …`; got {head!r}")
-            yield Step(line, head.removeprefix("$ "), expected)
+                raise ValueError(f"{name}:{line}: a console block begins with a command, `$ …`; got {head!r}")
+            yield Step(name, line, head.removeprefix("$ "), expected)
         line += part.count("\n")
 
 
 # --- running ----------------------------------------------------------------------------------------------------------
 
 
-def run(page: str, folder: Path) -> Iterator[Ran]:
-    """Run every step in `folder`, which is empty, and yield what it did."""
-    (folder / ".venv").symlink_to(sys.prefix)
-    with _judge() as judge, _bash(folder) as bash:
-        port = _free_port()
-        for step in steps(page):
-            text = step.command.replace("127.0.0.1:8000", judge)
-            text = text.replace("streamward broker start", f"streamward broker start --port {port}")
-            if step.file is not None:
-                more = f'\n[kafka]\nbootstrap = "127.0.0.1:{port}"\n' if step.file in OURS else ""
-                (folder / step.file).write_text(text + more)
-                yield Ran(step, 0, "")
-                continue
-            if text.startswith("make "):
-                text = f"make -n -B -C {ROOT} {text.removeprefix('make ')}"
-            yield Ran(step, *bash(text))
+def walk() -> list[Step]:
+    """Return the steps of all pages, in the order in which they are run."""
+    first = list(steps(FIRST))
+    end = next(number for number, step in enumerate(first) if step.command == STOP)
+    return [*first[:end], *(step for name in (*CONTINUED, *ALONE) for step in steps(name)), *first[end:]]
+
+
+def run(folder: Path) -> Iterator[Ran]:
+    """Walk all pages in `folder`, which is empty, and yield what each step did."""
+    port = _free_port()
+    places: dict[Path, Callable[[str], tuple[int, str]]] = {}
+    with ExitStack() as stack:
+        judge = stack.enter_context(_judge())
+        stack.callback(broker.stop, Broker(data_dir=folder / ".streamward" / "kafka"))
+        for step in walk():
+            place = folder / Path(step.page).stem if step.page in ALONE else folder
+            if place not in places:
+                place.mkdir(exist_ok=True)
+                (place / ".venv").symlink_to(sys.prefix)
+                places[place] = stack.enter_context(_bash(place))
+            yield _run_step(step, place, places[place], port, judge)
+
+
+def _run_step(step: Step, folder: Path, bash: Callable[[str], tuple[int, str]], port: int, judge: str) -> Ran:
+    if step.file is not None:
+        more = f'\n[kafka]\nbootstrap = "127.0.0.1:{port}"\n' if step.file in OURS else ""
+        (folder / step.file).write_text(step.command + more)
+        return Ran(step, 0, "")
+    text = step.command.replace("127.0.0.1:8000", judge)
+    text = text.replace("streamward broker start", f"streamward broker start --port {port}")
+    if text.startswith("make "):
+        text = f"make -n -B -C {ROOT} {text.removeprefix('make ')}"
+    return Ran(step, *bash(text))
 
 
 @contextmanager
@@ -164,7 +191,6 @@ def _bash(folder: Path) -> Iterator[Callable[[str], tuple[int, str]]]:
         os.close(write)
         os.close(terminal)  # a hang-up for all that still runs
         bash.wait(30)
-        broker.stop(Broker(data_dir=folder / ".streamward" / "kafka"))
 
 
 @contextmanager
@@ -238,10 +264,10 @@ def main() -> None:
     """Print every step with what it prints now."""
     folder = Path(tempfile.mkdtemp(prefix="streamward-readme-"))
     try:
-        for ran in run(PAGE.read_text(encoding="utf-8"), folder):
+        for ran in run(folder):
             name = f"(file {ran.step.file})" if ran.step.file else "$ " + ran.step.command
             good = "" if fits(ran.step.expected, ran.output) or ran.step.file else "   <── not what the page says"
-            print(f"README.md:{ran.step.line}: exit {ran.code}{good}\n{name}\n{ran.output}", flush=True)
+            print(f"{ran.step.page}:{ran.step.line}: exit {ran.code}{good}\n{name}\n{ran.output}", flush=True)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

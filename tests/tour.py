@@ -32,6 +32,7 @@ from streams.kafka.topics import topic_of
 from streams.settings.model import Batches, Settings
 from streams.stages.policy import responses as written
 from streams.stages.rollouts import stage as rollouts
+from streams.stages.rollouts.state import RolloutState
 from streams.stages.scoring import agent as scoring
 from streams.stages.tasks import generators
 from streams.tools.replay import driver
@@ -100,7 +101,7 @@ def walk() -> Iterator[tuple[str, Record]]:
     assert isinstance(batch, Batch)
     yield "batch", _record(batch, key=batch.policy, offset=0, timestamp_ms=T0 + 430)
 
-    _, (promoted,) = rollouts.reduce(rollouts.Line(), _trained(batch))
+    _, (promoted,) = rollouts.reduce(RolloutState(), _trained(batch))
     yield "promoted", _record(promoted, key=promoted.policy, offset=1, timestamp_ms=T0 + 910)
 
 

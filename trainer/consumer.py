@@ -105,7 +105,7 @@ def _follow(
             ranks.others(place, settings.metrics.stuck_s) as others,
         ):
             schema_registry.wait(settings, meter, stop)
-            meter.at("loading the base model", within_s=START_S)
+            meter.begin("loading the base model", within_s=START_S)
             line = PolicyTrainer(settings, folder, load_base(settings.model), producer, patience, meter, tracer, others)
             line.resume()
             for done, (at, batch, came) in enumerate(line.batches(stop), start=1):
@@ -188,13 +188,13 @@ class PolicyTrainer:
         with PartitionReader(self._settings, {self._source: self._handled}, outage=self._patience) as self._tail:
             self._meter.ready("kafka")
             while not stop.is_set():
-                self._meter.at("waits for a batch")
+                self._meter.begin("waits for a batch")
                 self._intake.look()
                 for record in self._tail.poll(count=1):
                     self._intake.took(self._source, record.at.offset, record.timestamp_ms)
                     batch = record.decode(Batch)
                     if isinstance(batch, Poison):
-                        log.error("%s: passed over, not a batch: %s", record.at, batch.error)
+                        log.error("passed over, not a batch: %s", batch.error, extra=record.log_extra)
                         self._producer.send(dead_letter(record, stage=STAGE, reason=batch.reason, error=batch.error))
                         self._producer.flush()
                     elif due(batch, self._settings.policy.name, self._learner.version):
@@ -213,11 +213,11 @@ class PolicyTrainer:
         `came` is the trace of the batch's record.
         """
         began_ms = time.time() * 1000
-        self._meter.at(f"trains version {batch.sequence + 1}")
+        self._meter.begin(f"trains version {batch.sequence + 1}")
         marks = [self._waited_since, started := time.perf_counter()]
         chosen = self._chosen(batch)
         marks.append(time.perf_counter())
-        state, metrics = self._learner.step(at, batch, chosen, {"fetch_s": marks[2] - started}, self._meter.beat)
+        state, metrics = self._learner.step(at, batch, chosen, {"fetch_s": marks[2] - started}, self._meter.heartbeat)
         marks.append(time.perf_counter())
         path = self._learner.save(self._folder, state, self._settings.trainer.keep_checkpoints)
         marks.append(time.perf_counter())
@@ -250,7 +250,7 @@ class PolicyTrainer:
         records = fetch(self._settings, wanted, outage=self._patience)
         chosen = self._learner.choose(batch, (records[coordinates] for coordinates in wanted))
         for record, reason, error in chosen.refused:
-            log.warning("%s: left out of the step: %s", record.at, error)
+            log.warning("left out of the step: %s", error, extra=record.log_extra)
             self._producer.send(dead_letter(record, stage=STAGE, reason=reason, error=error))
         if chosen.refused:
             self._producer.flush()  # before the checkpoint, after which this batch is not read again

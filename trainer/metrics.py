@@ -20,7 +20,7 @@ from trainer.checkpoint import State
 def version(meter: Meter, policy: str, number: int) -> None:
     """Tell which version was made last."""
     meter.set(catalog.VERSION, number, policy)
-    meter.only(catalog.ADAPTER, 1, policy, "trained", str(number))
+    meter.set(catalog.ADAPTER, 1, policy, "trained", str(number))
 
 
 def step(

@@ -124,6 +124,7 @@ def _follow(look: Audit, listen: str, every_s: float) -> None:
 
     from streams import output as show
     from streams.errors import LogError, SettingsError
+    from streams.observability.http_server import serve
     from streams.tools.audit import metrics
 
     log = logging.getLogger("streamward.audit")
@@ -134,7 +135,7 @@ def _follow(look: Audit, listen: str, every_s: float) -> None:
     before = 0
     with until_stopped() as stop, contextlib.ExitStack() as stack:
         try:
-            url = stack.enter_context(metrics.serve(board.answer, host.strip("[]"), int(port)))
+            url = stack.enter_context(serve(board.site, host.strip("[]"), int(port)))
         except (OSError, OverflowError) as exc:
             raise SettingsError(f"--listen {listen}: {exc}. Name another address, or port 0 for any free one") from exc
         print(show.json_line({"url": url}), flush=True)

@@ -86,9 +86,17 @@ Exit codes: 0 ok, 1 failed, 2 usage or settings, 3 not found, 4 refused, 5 unrea
     show_default=True,
     help="The least that is worth a line on stderr.",
 )
+@click.option(
+    "--log-format",
+    type=click.Choice(["text", "json"]),
+    default=None,
+    help="How lines on stderr look; short for --set logging.format=...",
+)
 @click.version_option(package_name="streamward", prog_name="streamward")
 @click.pass_context
-def cli(ctx: click.Context, config: Path | None, overrides: tuple[str, ...], log_level: str) -> None:
+def cli(
+    ctx: click.Context, config: Path | None, overrides: tuple[str, ...], log_level: str, log_format: str | None
+) -> None:
     """GRPO from a Kafka log: tasks, responses, rewards and adapters are records, and the log is the only truth.
 
     Settings come from defaults, then streamward.toml, then STREAMWARD_SECTION__KEY in the environment, then --set;
@@ -96,6 +104,8 @@ def cli(ctx: click.Context, config: Path | None, overrides: tuple[str, ...], log
     """
     from streams.observability import logging as program_log
 
+    if log_format is not None:
+        overrides = (*overrides, f"logging.format={log_format}")
     ctx.obj = AppContext(config=config, overrides=overrides, log_level=log_level)
     program_log.set_up(log_level)
 

@@ -49,9 +49,11 @@ class AppContext:
     @functools.cached_property
     def loaded(self) -> tuple[Settings, dict[str, str]]:
         """The settings, and where each that is not a default came from. Raises SettingsError."""
+        from streams.observability import logging as program_log
         from streams.settings.load import load_with_origins
 
         settings, origins = load_with_origins(file=self.config, overrides=self.overrides)
+        program_log.use_format(settings.logging.format)
         if settings.schemas.registry_url:
             from streams.kafka.registry import client as schema_registry
 
@@ -101,9 +103,15 @@ class Guarded(click.Group):
             ctx.exit(1)
 
 
-def _say(message: str) -> None:
+def _say(message: str, label: str = "Error: ") -> None:
+    import logging
+
+    from streams.observability import logging as program_log
+
+    as_json = program_log.is_json()
+    line = program_log.json_line(logging.ERROR, "streamward", message) if as_json else f"{label}{message}"
     with contextlib.suppress(OSError):
-        click.echo(f"Error: {message}", err=True)
+        click.echo(line, err=True)
 
 
 def _unexpected(exc: Exception, call: AppContext) -> str:
@@ -115,8 +123,7 @@ def _unexpected(exc: Exception, call: AppContext) -> str:
     first = str(exc).partition("\n")[0]
     what = f"this should not happen: {type(exc).__name__}: {first}"
     if call.working or call.log_level == "debug":
-        with contextlib.suppress(OSError):
-            click.echo(text, err=True)
+        _say(text, label="")
         return what
     try:
         with tempfile.NamedTemporaryFile("w", prefix="streamward-", suffix=".traceback", delete=False) as file:
@@ -169,6 +176,10 @@ def until_stopped() -> Iterator[Event]:
 
     A supervisor's SIGTERM often follows a Ctrl-C that the terminal sent to all, and must not cut the draining short.
     """
+    import logging
+
+    from streams.observability import logging as program_log
+
     stop = Event()
     before = {sign: signal.getsignal(sign) for sign in (signal.SIGTERM, signal.SIGINT)}
 
@@ -178,8 +189,11 @@ def until_stopped() -> Iterator[Event]:
         if not stop.is_set():
             stop.set()
             hint = "; Ctrl-C again kills" if number == signal.SIGINT else ""
+            line = f"stopping, in-flight work is finished first{hint}"
+            if program_log.is_json():
+                line = program_log.json_line(logging.INFO, "streamward", line)
             with contextlib.suppress(OSError):
-                os.write(2, f"stopping, what is in hand is finished first{hint}\n".encode())
+                os.write(2, f"{line}\n".encode())
 
     for sign in before:
         signal.signal(sign, ask)

@@ -8,6 +8,8 @@ Not covered: judging whether the rise is real. One seed is one seed; the docs ho
 from __future__ import annotations
 
 import json
+import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -131,11 +133,19 @@ def _topics(progress: Progress) -> Table:
 
 
 def _next_commands(config: Path) -> list[str]:
-    streamward = f".venv/bin/streamward --config {config}"
+    program = _program()
+    streamward = f"{program} --config {config}"
     return [
         f"{streamward} broker start",
         f"{streamward} adapters list",
         f"{streamward} events tail groups --from -3 --until-end --output jsonl",
         f"{streamward} events tail adapters --until-end",
-        'make demo ARGS="--steps 30"',
+        f"{program} demo --steps 30",
     ]
+
+
+def _program() -> str:
+    """Return what to type for this program: its name where a shell finds it by that, else how it was called."""
+    called = sys.argv[0]
+    found = Path(called).name != "streamward" or shutil.which("streamward") == called
+    return "streamward" if found else called

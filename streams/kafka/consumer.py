@@ -104,7 +104,7 @@ class GroupConsumer(Reader):
         comes next, and after an outage of kafka.outage_s.
         """
         self._raise_trouble()
-        self._meter.beat()
+        self._meter.heartbeat()
         records = []
         for message in consume(self._consumer, count, timeout_s):
             if (error := trouble_of(message)) is None:

@@ -112,7 +112,7 @@ def load(name: str) -> Scorer:
     version = getattr(function, "scorer_version", None)
     if not callable(function) or not isinstance(version, str):
         raise ScoreError(
-            f"{name} is not marked as a scorer; write @streams.scorers.entry_point('{function_name}/1') above it",
+            f"{name} is not marked as a scorer; write @streamward.entry_point('{function_name}/1') above it",
             reason="unknown_scorer",
         )
     return Scorer(name, version, "sandbox", None, function)

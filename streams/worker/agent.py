@@ -1,10 +1,10 @@
-"""One record of a topic at a time, in its turn, and nothing but a crash or a result comes out.
+"""Process the records of a topic one at a time: each ends in a result, a dead letter, or a crash.
 
     topic ──► is it its turn? ──► handle ──► done: it may be committed
                   │ a rebalance, a stop     ├── EventError ──► dead letter, done
-                  └──► it comes again ◄─────┴── anything else: the worker ends
+                  └──► delivered again ◄────┴── anything else: the worker ends
 
-Not covered: several records of one topic at a time. Add workers instead: they share the partitions.
+To process more at a time, start more workers: they share the partitions.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from typing import Any
 
 from faust.types import TP
 
-from schemas import ids as numbering
+from schemas import ids
 from streams.errors import EventError
 from streams.kafka.lag import LagMeter
 from streams.kafka.topics import Topic
 from streams.observability import catalog
-from streams.worker.app import App, DeadLetter, source
-from streams.worker.faust.membership import lease
+from streams.worker.app import App, WriteDeadLetter, source
+from streams.worker.faust.membership import membership
 from streams.worker.table import stale
 
 log = logging.getLogger("streamward.app")
 
 Handle = Callable[[Any], Awaitable[None]]
-"""Works on one faust event: `event.key` and `event.value` are bytes, `event.message` has its coordinates."""
+"""Handles one faust event: `event.key` and `event.value` are bytes, `event.message` has its coordinates."""
 
 
 def agent(
     app: App,
     topic: Topic,
     handle: Handle,
-    dead_letter: DeadLetter,
+    dead_letter: WriteDeadLetter,
     *,
     name: str | None = None,
     after: Iterable[Topic] = (),
@@ -44,28 +44,28 @@ def agent(
     """Register `handle` for every record of `topic`, one at a time, and return the faust agent.
 
     No exception leaves the agent, since Faust takes a failed event for done. An EventError goes to `dead_letter`, and
-    the partition moves on; anything else ends the worker, and the event comes again after the restart.
+    the partition continues; anything else ends the worker, and the event is delivered again after the restart.
 
-    A record waits until the partitions of its number in the topics `after` are read as far as its timestamp, or to
-    their ends: in a log that is read again, nothing else would keep it behind what was written before it.
+    A record waits until the partitions of its number in the topics `after` are read up to its timestamp, or to their
+    ends: when a log is read again, nothing else would keep it after what was written before it.
     """
     before = [earlier.name for earlier in after]
     name = name or f"{topic.label}.{handle.__qualname__}"
     stage = name.removesuffix(f".{topic.label}")
-    intake = LagMeter(app.meter, stage, app.settings.topics, lambda: _stands(app, topic.name))
-    app.intakes.append(intake)
+    lag = LagMeter(app.meter, stage, app.settings.topics, lambda: _progress(app, topic.name))
+    app.lag_meters.append(lag)
 
-    async def learned(event: Any) -> None:
-        await _learn(topic, event.value)
+    async def handle_known(event: Any) -> None:
+        await _learn_schema(topic, event.value)
         await handle(event)
 
     async def work(stream: Any) -> None:
         async for event in stream.events():
             if await _its_turn(app, event, before):
                 message, started = event.message, time.perf_counter()
-                intake.took((message.topic, message.partition), message.offset, round(message.timestamp * 1000))
-                await _work_on(app, event, learned, dead_letter)
-                intake.done((message.topic, message.partition), message.offset + 1)
+                lag.took((message.topic, message.partition), message.offset, round(message.timestamp * 1000))
+                await _process(app, event, handle_known, dead_letter)
+                lag.done((message.topic, message.partition), message.offset + 1)
                 app.meter.observe(catalog.PROCESSING, time.perf_counter() - started, stage)
             else:
                 _withhold(event)
@@ -73,15 +73,15 @@ def agent(
     return app.agent(source(app, topic), name=name, concurrency=1)(work)
 
 
-async def _learn(topic: Topic, payload: bytes | None) -> None:
-    """Have a Schema Registry asked about an id that nobody has met, beside the event loop: it may be away."""
-    ids, kind = numbering.current(), topic.event.__name__
-    if (schema_id := ids.undecided(kind, payload)) is not None:
-        await asyncio.to_thread(ids.schema_of, kind, schema_id)
+async def _learn_schema(topic: Topic, payload: bytes | None) -> None:
+    """Ask the Schema Registry about an unknown id, in a thread: the registry may be unreachable."""
+    known, kind = ids.current(), topic.event.__name__
+    if (schema_id := known.undecided(kind, payload)) is not None:
+        await asyncio.to_thread(known.schema_of, kind, schema_id)
 
 
-def _stands(app: App, topic: str) -> dict[tuple[str, int], tuple[int, int]]:
-    """Return the next offset that is not done and the end of each partition owned, as far as known."""
+def _progress(app: App, topic: str) -> dict[tuple[str, int], tuple[int, int]]:
+    """Return the next offset to process and the end of each owned partition, as far as known."""
     found = {}
     for tp in app.consumer.assignment():
         if tp.topic == topic and (end := app.consumer.highwater(tp)) is not None:
@@ -93,7 +93,7 @@ def _stands(app: App, topic: str) -> dict[tuple[str, int], tuple[int, int]]:
 
 
 async def _its_turn(app: App, event: Any, before: list[str]) -> bool:
-    """Wait until these topics are read up to `event`; return False if it must come again (a rebalance, a stop)."""
+    """Wait until these topics are read up to `event`; return False if it must be delivered again (rebalance, stop)."""
     message = event.message
     try:
         while not all(_is_read(app, TP(topic, message.partition), message.timestamp * 1000) for topic in before):
@@ -114,17 +114,17 @@ def _is_read(app: App, tp: TP, timestamp_ms: float) -> bool:
     return reached_ms > timestamp_ms or (end is not None and offset >= end)
 
 
-async def _work_on(app: App, event: Any, handle: Handle, dead_letter: DeadLetter) -> None:
-    held, done, failed = True, False, None
+async def _process(app: App, event: Any, handle: Handle, dead_letter: WriteDeadLetter) -> None:
+    holds, done, failed = True, False, None
     app.working += 1
     try:
         try:
-            held = await lease.settled()
-            if held:
+            holds = await membership.holds()
+            if holds:
                 await handle(event)
         except EventError as exc:
             await dead_letter(event, exc)
-        done = held and not stale(app, event)
+        done = holds and not stale(app, event)
         if done:
             message = event.message
             reached = (message.generation_id, message.offset + 1, round(message.timestamp * 1000))
@@ -137,9 +137,9 @@ async def _work_on(app: App, event: Any, handle: Handle, dead_letter: DeadLetter
             _withhold(event)
     if failed is not None:
         at = f"{event.message.topic}[{event.message.partition}]@{event.message.offset}"
-        log.error("%s: not worked on, and the worker ends: %r", at, failed, exc_info=failed)
+        log.error("%s: not processed, and the worker ends: %r", at, failed, exc_info=failed)
         await app.crash(failed)
-        await asyncio.Event().wait()  # to return would be to go on with the next event
+        await asyncio.Event().wait()  # returning would mean continuing with the next event
 
 
 def _withhold(event: Any) -> None:

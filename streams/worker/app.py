@@ -1,13 +1,13 @@
-"""The Faust worker: one app with every setting that matters, and what stages build on.
+"""The Faust worker: one app, configured in one place, and what stages build on.
 
     settings ──► build_app ──► stages register agents ──► run_worker ──► exit code
                     └─ fixes installed           source, table, emit, agent
 
 Values are bytes, in and out; a stage decodes inside its agent. Delivery is at least once: an event is done when `agent`
 says so, after what it emitted is acknowledged. An event that was interrupted (a rebalance, a stop, a crash) is not
-done, whatever Faust believes, and comes again.
+done, whatever Faust believes, and is delivered again.
 
-Not covered: librdkafka settings in `kafka.client` do not reach Faust, which speaks through aiokafka; a warning says so.
+Settings for librdkafka (`kafka.client`) do not reach Faust, which uses aiokafka; a warning says so.
 """
 
 from __future__ import annotations
@@ -23,19 +23,20 @@ from typing import Any
 
 import faust
 from aiokafka.errors import KafkaConnectionError
-from confluent_kafka import admin
+from confluent_kafka.admin import NewTopic
 from faust.auth import SASLCredentials, SSLCredentials
 from faust.types import TP
 
-from schemas.events import AdapterEvent, Coordinates, DeadLetter as Letter, Event
+from schemas.events import AdapterEvent, Coordinates, DeadLetter, Event
 from schemas.serde import encode
 from streams.errors import EXIT_RESTART, EventError, LogError, SettingsError
-from streams.kafka import admin as cluster
+from streams.kafka import admin
 from streams.kafka.client import unreachable
 from streams.kafka.lag import LagMeter
 from streams.kafka.record import Record, check_size, dead_letter, key_of, trace_of
 from streams.kafka.topics import FRAMING_BYTES, Topic, topics
-from streams.observability import catalog, quiet
+from streams.observability import catalog
+from streams.observability.logging import quieten_faust
 from streams.observability.metrics import OFF, Meter
 from streams.observability.tracing.tracer import OFF as NO_TRACER, Trace, Traced, Tracer, headers_of
 from streams.settings.model import Kafka, Settings
@@ -45,26 +46,26 @@ from streams.worker.table import Table
 log = logging.getLogger("streamward.app")
 
 READ_AHEAD_BYTES = 64 * 1024
-"""Of one partition. Faust hands on all that was read ahead before it looks for more, so behind a backlog of many
-partitions a topic that the worker itself writes (`groups`) would wait a minute for its next turn, uncommitted; a
-record that is larger is read all the same (KIP-74)."""
+"""Of one partition. Faust delivers everything it has read ahead before it fetches more, so with a backlog in many
+partitions, a topic that the worker itself writes (`groups`) would wait a minute for its next turn, uncommitted. A
+larger record is still read (KIP-74)."""
 COMMIT_EVERY_S = 1.0
-"""What is worked on twice after a kill -9 is at most this much."""
+"""After a kill -9, at most this much is processed twice."""
 
 CHANGELOG_SEGMENT_BYTES = 16 * 2**20
-"""Kafka compacts no segment that it still writes to, and a worker that starts reads all there is: with Kafka's own
+"""Kafka does not compact the segment it writes to, and a worker that starts reads all of them: with Kafka's default of
 1 GiB, every version of every row for days."""
 
-DeadLetter = Callable[[Any, EventError], Awaitable[None]]
+WriteDeadLetter = Callable[[Any, EventError], Awaitable[None]]
 """Writes the dead letter of one faust event."""
 
 
 class App(faust.App):  # type: ignore[misc]  # faust is not typed
-    """A Faust app that knows its settings and the events that are being worked on."""
+    """A Faust app that knows its settings and its events in progress."""
 
     settings: Settings
     working: int = 0
-    """Events inside a handler now."""
+    """Events in a handler now."""
     meter: Meter = OFF
     traces: Tracer = NO_TRACER
     """Not `tracer`: that is Faust's own, of another kind."""
@@ -72,20 +73,20 @@ class App(faust.App):  # type: ignore[misc]  # faust is not typed
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.reached: dict[TP, tuple[int, int, int]] = {}
-        """By partition: generation, offset behind the last event that is done, and that one's timestamp in ms."""
+        """By partition: generation, offset after the last event that is done, and that event's timestamp in ms."""
         self.holding: set[str] = set()
         """Topics whose next event waits for other topics to be read."""
-        self.intakes: list[LagMeter] = []
-        """Of the agents, for the meter."""
+        self.lag_meters: list[LagMeter] = []
+        """Of the agents."""
 
     def _create_directories(self) -> None:
-        """Make none: the tables are in memory, and Faust's folders would stay empty."""
+        """Create none: the tables are in memory, and Faust's folders would stay empty."""
 
     async def _consumer_wait_empty(self, consumer: Any, logger: Any) -> None:
-        """Wait for the events at work, and commit: what a rebalance and a stop do once the queues are cleared.
+        """Wait for the events in progress, and commit: what a rebalance and a stop do once the queues are cleared.
 
-        Faust waits until every agent of a topic has acknowledged what one of them took up. Where a topic has two, the
-        cleared queue of the other held it too, so that wait never ended.
+        Faust waits until every agent of a topic has acknowledged what one of them has taken. Where a topic has two
+        agents, the event was also in the cleared queue of the other, so that wait would never end.
         """
         while self.working and not consumer.should_stop:
             await asyncio.sleep(0.01)
@@ -104,7 +105,7 @@ def build_app(
 ) -> App:
     """Return the app of a stream worker, with the fixes installed; `worker_name` is its client id in the broker's logs.
 
-    `meter` counts what the stages do, `tracer` tells of it.
+    `meter` counts what the stages do, `tracer` records it.
     Raises SettingsError if the installed Faust is not the one that was fixed, or a TLS file cannot be read.
     """
     kafka, session_s = settings.kafka, settings.kafka.session_timeout_s
@@ -182,8 +183,8 @@ def source(app: App, topic: Topic) -> Any:
 def table(app: App, name: str, partitions: int) -> Any:
     """Return a faust table of bytes by bytes; `partitions` are those of the topics whose agents write it.
 
-    Write it only inside an event, by assignment, after what the event emits was acknowledged. It also holds keys of
-    partitions owned by others before: never iterate over it without asking `owned_partitions`.
+    Write it only inside an event, by assignment, after what the event emits is acknowledged. It also holds keys of
+    partitions that this worker no longer owns: check `owned_partitions` when iterating.
     """
     return app.Table(
         name,
@@ -215,19 +216,21 @@ class Outlet:
     """Writes events where they belong, and returns once they are acknowledged."""
 
     def __init__(self, app: App, stage: str) -> None:
-        """`stage` is who writes, for the meter."""
+        """`stage` is the writer's name, for the meter."""
         self._meter, self._tracer, self._stage = app.meter, app.traces, stage
         self._topics = {topic.event: topic for topic in topics(app.settings.topics).values()}
         self._sources = {event: source(app, topic) for event, topic in self._topics.items()}
 
     async def emit(self, event: Event) -> None:
         """Write one event to its topic. Raises EventError if it is larger than that takes."""
-        await self._write(event, trace_of(event) if isinstance(event, Letter) else {})
+        await self._write(event, trace_of(event) if isinstance(event, DeadLetter) else {})
 
     async def emit_traced(self, event: Traced, trace: Trace | None, *, began_ms: float | None = None) -> None:
-        """Write one event under its trace, and tell of it: the work on it began at `began_ms`. Raises as `emit`."""
-        lies = await self._write(event, headers_of(trace))
-        self._tracer.told(event, trace, Coordinates(lies.topic, lies.partition, lies.offset), began_ms=began_ms)
+        """Write one event under its trace, with a span that began at `began_ms`. Raises as `emit`."""
+        written = await self._write(event, headers_of(trace))
+        self._tracer.told(
+            event, trace, Coordinates(written.topic, written.partition, written.offset), began_ms=began_ms
+        )
 
     async def _write(self, event: Event, headers: Mapping[str, bytes]) -> Any:
         kind = type(event)
@@ -235,18 +238,17 @@ class Outlet:
         check_size(self._topics[kind], key, payload)
         written = await emit(self._sources[kind], key, payload, headers)
         self._meter.add(catalog.EVENTS_OUT, self._stage, self._topics[kind].label)
-        if isinstance(event, Letter):
+        if isinstance(event, DeadLetter):
             self._meter.add(catalog.DEAD_LETTERS, self._stage, event.reason)
         elif isinstance(event, AdapterEvent):
             self._meter.add(catalog.DECISIONS, event.policy, event.kind)
         return written
 
-    def dead_letters(self) -> DeadLetter:
+    def dead_letters(self) -> WriteDeadLetter:
         """Return what `agent` calls with an event that the stage cannot use."""
 
         async def write(event: Any, error: EventError) -> None:
-            letter = dead_letter(record_of(event), stage=self._stage, reason=error.reason, error=str(error))
-            await self.emit(letter)
+            await self.emit(dead_letter(record_of(event), stage=self._stage, reason=error.reason, error=str(error)))
 
         return write
 
@@ -267,7 +269,7 @@ def create_changelogs(app: App) -> None:
     Raises LogError if the broker does not answer or refuses, SettingsError for a wrong partition count.
     """
     settings = app.settings
-    existing = cluster.describe(settings)
+    existing = admin.describe(settings)
     wanted = {t.changelog_topic.get_topic_name(): t for t in app.tables.values()}
     for name, t in wanted.items():
         if existing.get(name, t.partitions) != t.partitions:
@@ -276,7 +278,7 @@ def create_changelogs(app: App) -> None:
                 "together with the offsets of the group, or use another topics.prefix"
             )
     new = [
-        admin.NewTopic(
+        NewTopic(
             name,
             num_partitions=t.partitions,
             replication_factor=settings.topics.replication,
@@ -289,18 +291,18 @@ def create_changelogs(app: App) -> None:
         for name, t in wanted.items()
         if name not in existing
     ]
-    cluster.create(settings, new)
+    admin.create(settings, new)
 
 
 def run_worker(app: App, *, grace_s: float = 25) -> int:
     """Run the app in this process until SIGTERM or SIGINT, and return the exit code: 0 drained, 1 crashed.
 
-    A signal stops the reading; events at work are finished and committed. A stop that takes longer than `grace_s`, and
-    every watchdog, ends the process with 75. The topics must exist; changelogs are created. Raises LogError if the
-    broker is not there at the start, or records were deleted before they were read. Call from the main thread.
+    A signal stops the reading; events in progress are finished and committed. A stop that takes longer than `grace_s`,
+    and every watchdog, ends the process with 75. The topics must exist; changelogs are created. Raises LogError if the
+    broker is unreachable at the start, or records were deleted before they were read. Call from the main thread.
     """
     create_changelogs(app)
-    quiet.quieten()
+    quieten_faust()
     loop = fixes.new_event_loop()
     asyncio.set_event_loop(loop)
     worker = _FaustWorker(app, loop=loop, grace_s=grace_s)
@@ -349,7 +351,7 @@ class _FaustWorker(faust.Worker):  # type: ignore[misc]
 
 
 async def drain(app: App) -> None:
-    """Stop reading, wait for the events at work, and commit. What is queued stays in the log."""
+    """Stop reading, wait for the events in progress, and commit. What is queued stays in the log."""
     consumer = app._consumer
     if consumer is None or not app.consumer.started:
         return

@@ -16,15 +16,15 @@ from itertools import count
 from aiokafka.errors import IllegalStateError
 
 from streams.kafka import admin
-from streams.kafka.registry import client as schema_registry
+from streams.kafka.registry import client as registry
 from streams.observability import catalog, metrics
-from streams.observability.tracing import tracer as tracing
+from streams.observability.tracing import tracer
 from streams.settings.model import Settings
 from streams.worker.app import App, build_app, run_worker
 from streams.worker.faust.watchdog import broker_answers
 
-ASK_EVERY = 5
-"""Looks of the meter between two questions whether the broker is there."""
+PROBE_EVERY = 5
+"""The broker is probed at every so many looks of the meter."""
 
 
 def run(settings: Settings, stages: Iterable[Callable[[App], None]]) -> int:
@@ -34,10 +34,10 @@ def run(settings: Settings, stages: Iterable[Callable[[App], None]]) -> int:
     records were deleted before they were read; NotFoundError or SettingsError if topics are missing or misconfigured.
     """
     admin.check_topics(settings)
-    with metrics.served(settings, "streams") as meter, tracing.opened(settings, "streams", meter) as tracer:
-        schema_registry.wait(settings, meter)
+    with metrics.served(settings, "streams") as meter, tracer.opened(settings, "streams", meter) as traces:
+        registry.wait(settings, meter)
         name = f"streams-{socket.gethostname()}-{os.getpid()}"
-        app = build_app(settings, worker_name=name, meter=meter, tracer=tracer)
+        app = build_app(settings, worker_name=name, meter=meter, tracer=traces)
         for register in stages:
             register(app)
         if meter.on:
@@ -46,9 +46,9 @@ def run(settings: Settings, stages: Iterable[Callable[[App], None]]) -> int:
 
 
 def _report(app: App) -> None:
-    """Tell the meter each second what only the event loop may look at; that it does is the sign of life."""
+    """Report to the meter each second what only the event loop may look at; doing so is the sign of life."""
     meter, looks = app.meter, count()
-    meter.at("runs")
+    meter.begin("runs")
     answers = False
 
     @app.on_partitions_assigned.connect  # type: ignore[untyped-decorator]  # faust is not typed
@@ -58,15 +58,15 @@ def _report(app: App) -> None:
     @app.timer(1.0)  # type: ignore[untyped-decorator]
     async def look() -> None:
         nonlocal answers
-        meter.beat()
-        if not answers or next(looks) % ASK_EVERY == 0:
+        meter.heartbeat()
+        if not answers or next(looks) % PROBE_EVERY == 0:
             answers = await broker_answers(app)
         if app.rebalancing or not app.tables.recovery.completed.is_set():
-            meter.ready("kafka", "a rebalance is under way, or tables are read from their changelogs")
+            meter.not_ready("kafka", "a rebalance is under way, or tables are being recovered from their changelogs")
         elif not answers:
-            meter.ready("kafka", f"{app.settings.kafka.bootstrap} does not answer")
+            meter.not_ready("kafka", f"{app.settings.kafka.bootstrap} does not answer")
         else:
             meter.ready("kafka")
             with contextlib.suppress(IllegalStateError):  # revoked meanwhile
-                for intake in app.intakes:
-                    intake.report()
+                for lag in app.lag_meters:
+                    lag.report()

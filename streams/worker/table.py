@@ -1,18 +1,15 @@
-"""A Faust table whose changelog can be read in spite of a zombie's rows.
+"""A Faust table whose changelog can be recovered despite a zombie's rows.
 
-    event ──► table[key] = row ──► changelog record, header `generation` ──► recovery: stale rows are passed over
+    event ──► table[key] = row ──► changelog record, header `generation` ──► recovery: stale rows are skipped
                                                                                   └─► what they covered is written again
 
-Faust has no fencing. A worker that was stopped beyond its session timeout, and goes on, may still flush rows; they come
-behind those of its successor, and win. So each row carries the generation of the consumer group in which it was
-written. Generations only grow, and a partition has one owner in each, so a row of an older generation than a row before
-it is a zombie's. What it stands for was not committed, and its successor worked on those events itself.
+Faust has no fencing. A worker that was stopped beyond its session timeout and then continues may still flush rows; they
+come after those of its successor, and win. So each row carries, in a header, the generation of the consumer group in
+which it was written. Generations only grow, and a partition has one owner in each, so a row of an older generation than
+a row before it is a zombie's. The events behind it were not committed, and its successor processed them itself.
 
-The generation is a header, on tombstones too, so the row is what it always was: versions that know no header read it,
-and write rows that are taken in the order in which they lie.
-
-Not covered: a zombie's row that was kept by compaction while the better one before it was removed. Recovery writes the
-better one again as soon as it sees both, and compaction leaves the newest segment alone.
+Compaction could keep a zombie's row and remove the better one before it. Recovery writes the better one again as soon
+as it sees both, and compaction leaves the newest segment alone.
 """
 
 from __future__ import annotations
@@ -25,7 +22,7 @@ import faust
 from faust.streams import current_event
 from faust.types import TP
 
-from streams.worker.faust.membership import lease
+from streams.worker.faust.membership import membership
 
 log = logging.getLogger("streamward.app")
 
@@ -34,14 +31,14 @@ GENERATION = "generation"
 
 
 class Fence:
-    """Tells rows of a zombie from others, partition by partition. Knows no Kafka."""
+    """Tells rows of a zombie from others, partition by partition."""
 
     def __init__(self) -> None:
         self._newest: dict[int, tuple[int, int]] = {}
         """By partition: the last offset read, and the newest generation up to there."""
 
     def admits(self, partition: int, offset: int, generation: int | None) -> bool:
-        """Return whether a row holds; rows are given as they lie. None: it says no generation, and holds."""
+        """Return whether a row is valid; rows are given in order. One without a generation (None) always is."""
         last, newest = self._newest.get(partition, (-1, 0))
         if offset <= last:  # read again from the start
             newest = 0
@@ -49,10 +46,10 @@ class Fence:
         return generation is None or generation >= newest
 
     def generation(self, partition: int, current: int) -> int:
-        """Return what a row that is written now says.
+        """Return the generation to put on a row that is written now.
 
-        The generation itself; but a group that was deleted begins again at 1, and then its rows must come after those
-        that were read.
+        The current one; but a group that was deleted begins again at 1, and its rows must then count as newer than
+        those that were read.
         """
         newest = self._newest.get(partition, (-1, 0))[1]
         return current if current >= newest else newest + 1
@@ -61,13 +58,14 @@ class Fence:
 class Table(faust.Table):  # type: ignore[misc]  # faust is not typed
     """A Faust table that neither an event nor a row of an earlier generation can write to.
 
-    Such an event began before a rebalance; its partition may have another owner, or a newer state, and it comes again.
+    Such an event began before a rebalance; its partition may have another owner, or newer state, and the event is
+    delivered again.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._fence = Fence()
-        self._membership = lease.memberships
+        self._epoch = membership.epoch
         self._covered: dict[bytes, int] = {}
         """Keys whose newest row in the changelog is a zombie's, with their partition."""
 
@@ -97,36 +95,36 @@ class Table(faust.Table):  # type: ignore[misc]  # faust is not typed
         )
 
     def apply_changelog_batch(self, batch: Iterable[Any]) -> None:
-        """Take rows from the changelog, but for a zombie's. In place of Collection.apply_changelog_batch."""
-        super().apply_changelog_batch([event for event in batch if self._holds(event)])
+        """Apply rows of the changelog, except a zombie's. In place of Collection.apply_changelog_batch."""
+        super().apply_changelog_batch([event for event in batch if self._is_valid(event)])
 
-    def _holds(self, event: Any) -> bool:
+    def _is_valid(self, event: Any) -> bool:
         message = event.message
         generation = generation_of(message.headers)
         if self._fence.admits(message.partition, message.offset, generation):
             self._covered.pop(message.key, None)
             return True
         log.warning(
-            "%s[%d]@%d: a row of generation %s lies behind rows of a newer one, and is passed over",
+            "%s[%d]@%d: a row of generation %s comes after rows of a newer one, and is skipped",
             *(message.topic, message.partition, message.offset, generation),
         )
         self._covered[message.key] = message.partition
         return False
 
     async def on_rebalance(self, *args: Any, **kwargs: Any) -> None:
-        """Forget what was made under a membership that was lost: only the changelog says what holds."""
+        """Forget state of a membership that was lost: only the changelog is valid."""
         await super().on_rebalance(*args, **kwargs)
-        if self._membership == lease.memberships:
+        if self._epoch == membership.epoch:
             return
-        self._membership = lease.memberships
+        self._epoch = membership.epoch
         self.data.data.clear()
         self.data._key_partition.clear()
-        offsets = self.app.tables.recovery.active_offsets  # Faust goes on from these where a partition stays
+        offsets = self.app.tables.recovery.active_offsets  # Faust continues from these where a partition stays
         for tp in [tp for tp in offsets if tp.topic == self.changelog_topic_name]:
             del offsets[tp]
 
     async def on_recovery_completed(self, active_tps: set[TP], standby_tps: set[TP]) -> None:
-        """Write again what a zombie's rows cover, so that compaction keeps the right ones."""
+        """Write again the rows that a zombie's rows cover, so that compaction keeps the right ones."""
         await super().on_recovery_completed(active_tps, standby_tps)
         owned = {tp.partition for tp in active_tps}
         for key, partition in self._covered.items():
@@ -137,7 +135,7 @@ class Table(faust.Table):  # type: ignore[misc]  # faust is not typed
 
 
 def generation_of(headers: Any) -> int | None:
-    """Return the generation that a row says; None if it says none that can be read."""
+    """Return the generation in a row's headers; None if there is none that can be read."""
     value = dict(headers or ()).get(GENERATION, b"")
     return int(value) if value.isdigit() else None
 
@@ -148,5 +146,5 @@ def _interrupted(app: Any) -> bool:
 
 
 def stale(app: Any, event: Any) -> bool:
-    """Return whether `event` is of an earlier generation, or a rebalance goes on: it comes again."""
-    return lease.lost or bool(app.rebalancing) or event.message.generation_id != app.consumer_generation_id
+    """Return whether `event` is of an earlier generation, or a rebalance is under way: it is delivered again."""
+    return membership.lost or bool(app.rebalancing) or event.message.generation_id != app.consumer_generation_id

@@ -17,7 +17,7 @@ HEAVY = ("torch", "vllm", "transformers", "peft", "trl", "faust", "confluent_kaf
 LIMIT_S = 0.2
 _IMPORTED = """
 import sys
-from streams.cli.root import main
+from streams.cli import main
 sys.argv = ["streamward", "--help"]
 try:
     main()

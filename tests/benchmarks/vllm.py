@@ -37,7 +37,7 @@ def run() -> Iterator[dict[str, Any]]:
     from streams.engines.transformers_engine import TransformersEngine
     from streams.engines.vllm.engine import VllmEngine
     from streams.settings.model import Model, Policy, Settings
-    from tests.vllm_running import vllm_server
+    from tests.support.vllm.server import vllm_server
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -104,7 +104,7 @@ def _arm_streams(point: str, count: Any) -> None:
             when = {"before": count} if point == "before commit" else {"after": count}
             wrap(AIOKafkaConsumerThread, "_commit", **when)
 
-        wrap(app.faust_fixes, "install", after=wrap_commit)  # which looks at the sources first
+        wrap(app.fixes, "install", after=wrap_commit)  # which looks at the sources first
 
 
 def _arm_agent(point: str, count: Any) -> None:
@@ -147,7 +147,7 @@ def without_fixes() -> None:
 
     from streams.worker import app
 
-    app.faust_fixes.install = lambda *_, **__: None
+    app.fixes.install = lambda *_, **__: None
     app.Table = faust.Table  # type: ignore[misc]
     del app.App._consumer_wait_empty
 

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-from deploy.test_chart import BOOTSTRAP, Object, helm, name_of, needs_helm
-from prometheus import needs, promtool
 
 from streams.observability.grafana import alerts, dashboards
+from tests.deploy.test_chart import BOOTSTRAP, Object, helm, name_of, needs_helm
+from tests.support.deploy.prometheus import needs, promtool
 
 ROOT = Path(__file__).parents[2]
 CASES = ROOT / "tests" / "deploy" / "alerts.yaml"

@@ -14,10 +14,15 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-import chart_files
 import pytest
 import yaml
-from charted import (
+from pydantic import SecretStr
+
+from streams.kafka import topics
+from streams.settings.model import Topics
+from tests.support.deploy import chart_files
+from tests.support.deploy.command_lines import loaded, parsed
+from tests.support.deploy.rendered_chart import (
     BOOTSTRAP,
     CASES,
     CHART,
@@ -43,11 +48,6 @@ from charted import (
     settings_of,
     spec_of,
 )
-from deployed import loaded, parsed
-from pydantic import SecretStr
-
-from streams.kafka import topics
-from streams.settings.model import Topics
 
 # --- what runs is what the program takes -----------------------------------------------------------------------------
 
@@ -377,7 +377,7 @@ def test_the_values_and_their_schema_name_the_same_keys_and_refuse_all_others() 
 
 def test_the_generated_files_of_the_chart_are_up_to_date() -> None:
     values = chart_files.VALUES.read_text(encoding="utf-8")
-    advice = "run `python -m tests.chart_files`, and commit helm/"
+    advice = "run `python -m tests.support.deploy.chart_files`, and commit helm/"
     assert chart_files.PAGE.read_text(encoding="utf-8") == chart_files.page(values), advice
     assert chart_files.TOPICS.read_text(encoding="utf-8") == chart_files.topics_file(), advice
     schema = chart_files.SCHEMA.read_text(encoding="utf-8")

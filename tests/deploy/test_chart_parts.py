@@ -12,7 +12,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from charted import (
+from hypothesis import HealthCheck, given, settings as examples, strategies as st
+from pydantic import SecretStr
+from yaml import safe_load_all
+
+from streams.errors import LogError, NotFoundError, RefusedError, SettingsError
+from streams.evaluation import run as evaluate
+from streams.kafka import topics
+from streams.observability import catalog
+from streams.settings.model import Kafka, Schemas, Topics
+from streams.stages.tasks import suites
+from tests.support.deploy.command_lines import loaded
+from tests.support.deploy.rendered_chart import (
     BOOTSTRAP,
     VALUES,
     Object,
@@ -27,17 +38,6 @@ from charted import (
     settings_of,
     spec_of,
 )
-from deployed import loaded
-from hypothesis import HealthCheck, given, settings as examples, strategies as st
-from pydantic import SecretStr
-from yaml import safe_load_all
-
-from streams.errors import LogError, NotFoundError, RefusedError, SettingsError
-from streams.evaluation import run as evaluate
-from streams.kafka import topics
-from streams.observability import catalog
-from streams.settings.model import Kafka, Schemas, Topics
-from streams.stages.tasks import suites
 
 pytestmark = needs_helm
 

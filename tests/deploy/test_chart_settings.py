@@ -14,14 +14,24 @@ from typing import Annotated, Any
 
 import pytest
 import yaml
-from chart_files import FROM_SECRETS, SCHEMA
-from charted import BOOTSTRAP, CHART, PODS, Object, helm, merged, mounted, needs_helm, spec_of
-from deployed import loaded
 from pydantic import TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
 from streams.settings.load import dotted
 from streams.settings.model import Settings
+from tests.support.deploy.chart_files import FROM_SECRETS, SCHEMA
+from tests.support.deploy.command_lines import loaded
+from tests.support.deploy.rendered_chart import (
+    BOOTSTRAP,
+    CHART,
+    PODS,
+    Object,
+    helm,
+    merged,
+    mounted,
+    needs_helm,
+    spec_of,
+)
 
 jsonschema = pytest.importorskip("jsonschema", reason="NOT RUN: jsonschema is not installed; `make setup-test` does")
 

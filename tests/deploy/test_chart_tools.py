@@ -17,7 +17,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from charted import BOOTSTRAP, CHART, ROOT, VALUES, helm, needs_helm
+
+from tests import skips
+from tests.support.deploy.rendered_chart import BOOTSTRAP, CHART, ROOT, VALUES, helm, needs_helm
 
 OLDEST, MIDDLE, NEWEST = "1.29", "1.33", "1.37"
 OF_OPERATORS = {"KafkaTopic", "PodMonitor", "ServiceMonitor", "ScaledObject"}
@@ -27,10 +29,10 @@ ARGUED = ROOT / "deploy" / "checkov.yaml"
 def tool(name: str) -> str:
     """Return where a tool is; skip, loudly, where it is not."""
     if os.environ.get("TEST_CLUSTER") != "1":
-        pytest.skip("NOT RUN: TEST_CLUSTER=1 is not set; `make test-deploy` does")
+        pytest.skip(skips.ASKED_FOR)
     found = shutil.which(name)
     if found is None:
-        pytest.skip(f"NOT RUN: there is no {name} on PATH; `make setup-deploy` installs it")
+        pytest.skip(skips.needs(name))
     return found
 
 

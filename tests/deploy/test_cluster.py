@@ -23,8 +23,10 @@ from typing import Any
 
 import pytest
 import yaml
-from charted import CHART, OUTSIDE, VALUES, Object, helm as rendered
-from earlier import first
+
+from tests import skips
+from tests.support.deploy.previous_release import first
+from tests.support.deploy.rendered_chart import CHART, OUTSIDE, VALUES, Object, helm as rendered
 
 pytestmark = pytest.mark.cluster
 
@@ -34,11 +36,11 @@ SHORT = "--timeout=15s"
 
 def _why_not() -> str | None:
     if os.environ.get(OPT_IN) != "1":
-        return f"NOT RUN: {OPT_IN}=1 is not set; `make test-deploy` does"
-    if lost := [name for name in ("helm", "kubectl") if shutil.which(name) is None]:
-        return f"NOT RUN: not on PATH: {', '.join(lost)}"
+        return skips.CLUSTER
+    if any(shutil.which(name) is None for name in ("helm", "kubectl")):
+        return skips.CLUSTER
     if subprocess.run(["kubectl", "get", "--raw", "/readyz"], capture_output=True).returncode != 0:
-        return "NOT RUN: no cluster answers at KUBECONFIG"
+        return skips.needs("a cluster that answers at KUBECONFIG", "make test-deploy")
     return None
 
 

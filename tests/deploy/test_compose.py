@@ -20,10 +20,12 @@ from typing import Any
 import click
 import pytest
 import yaml
-from charted import BOOTSTRAP, helm, needs_helm, spec_of
-from deployed import loaded, parsed
 
 from streams.engines.vllm import launch as vllm_launch
+from tests import skips
+from tests.support.deploy.command_lines import loaded, parsed
+from tests.support.deploy.rendered_chart import BOOTSTRAP, helm, needs_helm, spec_of
+from tests.versions import version
 
 ROOT = Path(__file__).parents[2]
 COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))
@@ -129,9 +131,7 @@ def _schema() -> Any:
     """Return what checks a file against the schema of the compose specification, which check-jsonschema brings."""
     package = importlib.util.find_spec("check_jsonschema")
     if package is None or package.origin is None:
-        pytest.skip(
-            "NOT RUN: check-jsonschema is not installed, so docker-compose.yml was not held to the specification"
-        )
+        pytest.skip(skips.needs("check-jsonschema", "make setup-test"))
     file = Path(package.origin).parent / "builtin_schemas" / "vendor" / "compose-spec.json"
     jsonschema = pytest.importorskip("jsonschema")
     schema = json.loads(file.read_text(encoding="utf-8"))
@@ -161,7 +161,7 @@ def test_the_specification_would_refuse_a_file_that_is_wrong(service: str, wrong
 def test_docker_compose_takes_the_file(profile: str) -> None:
     compose = ["docker", "compose", "--file", str(ROOT / "docker-compose.yml"), "--profile", profile]
     if shutil.which("docker") is None or subprocess.run([*compose[:2], "version"], capture_output=True).returncode != 0:
-        pytest.skip("NOT RUN: there is no docker compose, which needs no engine for this")
+        pytest.skip(skips.needs("docker compose on PATH", "make test"))
     done = subprocess.run([*compose, "config", "--services"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     wanted = {name for name, service in SERVICES.items() if profile in service.get("profiles", [profile])}
@@ -239,8 +239,7 @@ def test_a_service_is_built_from_the_target_its_image_is_named_after(name: str) 
     build = SERVICES[name]["build"]
     assert image == f"streamward-{build['target']}"
     assert tag.partition("-")[2] == build.get("args", {}).get("TORCH", "")
-    version = re.search(r'^version = "(.*)"$', (ROOT / "pyproject.toml").read_text(encoding="utf-8"), re.MULTILINE)
-    assert version is not None and tag.partition("-")[0] == version[1]
+    assert tag.partition("-")[0] == version()
 
 
 # --- who talks to whom -----------------------------------------------------------------------------------------------

@@ -4,7 +4,8 @@
                               ──► their health checks pass ──► tasks from the host ──► a version, trained and served
 
 The base model is the tiny one, as BASE_MODEL names another. It runs with `make test-deploy`, in about a minute.
-Not covered: what tests/contained.py does not do for a container; Prometheus, Grafana, the topics in a browser.
+Not covered: what tests/support/deploy/container.py does not do for a container; Prometheus, Grafana, the topics in a
+browser.
 """
 
 from __future__ import annotations
@@ -18,18 +19,19 @@ from typing import Any
 
 import pytest
 import yaml
-from contained import Host, Process, of_service
-from deploy.test_cluster import OPT_IN
-from deploy.test_compose import COMPOSE, ROOT
-from deploy.test_rendered import asked
-from running import command, environment, until
-from scraped import parse
-from secured import free_ports
-from tiny import save_tiny
 
 from streams.kafka.node import process as broker
 from streams.observability import catalog
 from streams.settings.model import Broker
+from tests import skips
+from tests.deploy.test_cluster import OPT_IN
+from tests.deploy.test_compose import COMPOSE, ROOT
+from tests.deploy.test_rendered import asked
+from tests.support.deploy.container import Host, Process, of_service
+from tests.support.log.secured_node import free_ports
+from tests.support.models.tiny import save_tiny
+from tests.support.processes import command, environment, until
+from tests.support.scrape import parse
 
 pytestmark = pytest.mark.kafka
 
@@ -80,7 +82,7 @@ class Project:
 def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
     """A project that is up."""
     if os.environ.get(OPT_IN) != "1":
-        pytest.skip(f"NOT RUN: {OPT_IN}=1 is not set; `make test-deploy` does")
+        pytest.skip(skips.ASKED_FOR)
     folder = tmp_path_factory.mktemp("project")
     free = dict(zip((INSIDE, HOST, CONTROLLER), map(str, free_ports(3)), strict=True))
     kafka = properties(filled(COMPOSE["services"]["kafka"])["environment"], free)

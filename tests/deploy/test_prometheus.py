@@ -19,25 +19,24 @@ from contextlib import ExitStack, suppress
 from typing import NamedTuple
 
 import pytest
-from pipeline.test_metrics import GROUPS, asked, tiny_loop
-from prometheus import Answer, Prometheus, needs, running as scraping
-from running import running, until
 
 from streams.kafka.producer import Producer
 from streams.observability.catalog import SERVED
 from streams.observability.grafana.alerts import ALERTS, FILE, PREFIX, Alert
 from streams.observability.grafana.dashboards import DASHBOARDS, FOLDER
 from streams.settings.model import Metrics
+from tests import skips
 from tests.chaos.proxy import free_ports
+from tests.pipeline.test_metrics import GROUPS, asked, tiny_loop
+from tests.support.deploy.prometheus import Answer, Prometheus, needs, running as scraping
+from tests.support.processes import running, until
 
 OPT_IN = "TEST_CLUSTER"
 NEVER = "sum(streamward_score_failures_total)"
 """What has no answer in this run, because no score fails."""
 pytestmark = [
     pytest.mark.kafka,
-    pytest.mark.skipif(
-        os.environ.get(OPT_IN) != "1", reason=f"NOT RUN: {OPT_IN}=1 is not set; `make test-deploy` does"
-    ),
+    pytest.mark.skipif(os.environ.get(OPT_IN) != "1", reason=skips.ASKED_FOR),
     needs("prometheus"),
 ]
 

@@ -17,17 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from apicurio import Apicurio, NotHere, running as apicurio_running
-from charted import needs_helm
 from click.testing import CliRunner, Result
 from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
 from confluent_kafka.schema_registry.avro import AvroDeserializer, AvroSerializer
-from contained import Host, Process
-from deploy.test_rendered import containers
-from factories import one_of_each, task
-from running import read, records, running, said, until
-from scraped import get
-from theirs import plain, where, with_millis
+from theirs import SUBJECTS, registry_client
 
 from schemas import ids as numbering, versions
 from schemas.events import AdvantagedGroup, DeadLetter, Message, Response, Reward, RewardSource, Sampling, Task
@@ -39,7 +32,16 @@ from streams.kafka.registry import client as schema_registry
 from streams.kafka.topics import topic_of, topics
 from streams.settings.load import to_env
 from streams.settings.model import Kafka, Metrics, Policy, Schemas, Settings, Topics
+from tests import skips
 from tests.chaos.proxy import free_ports
+from tests.deploy.test_rendered import containers
+from tests.support.deploy.apicurio import Apicurio, NotHere, running as apicurio_running
+from tests.support.deploy.container import Host, Process
+from tests.support.deploy.rendered_chart import needs_helm
+from tests.support.factories import one_of_each, task
+from tests.support.log.confluent_events import plain, where, with_millis
+from tests.support.processes import read, records, running, said, until
+from tests.support.scrape import get
 
 pytestmark = [pytest.mark.kafka, pytest.mark.registry]
 
@@ -53,21 +55,21 @@ LOOP = ("streams", "scoring", "policy")
 def apicurio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Apicurio]:
     """One that knows schemas of others."""
     if os.environ.get(OPT_IN) != "1":
-        pytest.skip(f"NOT RUN: {OPT_IN}=1 is not set; `make test-deploy` does")
+        pytest.skip(skips.ASKED_FOR)
     try:
         with apicurio_running(tmp_path_factory.mktemp("apicurio")) as running_one:
-            with SchemaRegistryClient({"url": running_one.url}) as client:
+            with registry_client(running_one.url) as client:
                 for number in range(OTHERS):
                     record = {"type": "record", "name": f"Other{number}", "fields": []}
                     client.register_schema(f"other-{number}-value", Schema(json.dumps(record), "AVRO"))
             yield running_one
     except NotHere as exc:
-        pytest.skip(f"NOT RUN: {exc}")
+        pytest.skip(skips.needs(f"Apicurio and its Java ({exc})"))
 
 
 @pytest.fixture
 def client(apicurio: Apicurio) -> Iterator[SchemaRegistryClient]:
-    with SchemaRegistryClient({"url": apicurio.url}) as client:
+    with registry_client(apicurio.url) as client:
         yield client
 
 
@@ -197,8 +199,8 @@ def test_confluents_deserializer_reads_what_we_write_and_we_read_its_serializer(
         payload = next(record.payload for record in lying[label] if record.decode(type(event)) == event)
         assert payload is not None and payload[5:] == before[5:] and payload[:5] != before[:5]
         place = where(event, registered.topics)
-        assert with_millis(AvroDeserializer(client)(payload, place)) == plain(event)
-        rules = {"auto.register.schemas": False, "use.latest.version": True}
+        assert with_millis(AvroDeserializer(client, conf=SUBJECTS)(payload, place)) == plain(event)
+        rules = {"auto.register.schemas": False, "use.latest.version": True, **SUBJECTS}
         theirs = AvroSerializer(client, versions.files().newest(type(event)).text, conf=rules)(plain(event), place)
         assert decode(theirs, type(event)) == event == decode(before, type(event))
 

@@ -7,7 +7,7 @@ The log is behind TLS and a password for each principal. Both come from Secrets 
 adapters are signed with. Each principal may do what docs/install.md says, and no more. The model is the tiny one and
 lies in the image. That runs with `make test-deploy`, in one to three minutes.
 
-Not covered: what tests/contained.py does not do for a container; SCRAM.
+Not covered: what tests/support/deploy/container.py does not do for a container; SCRAM.
 """
 
 from __future__ import annotations
@@ -22,16 +22,6 @@ from typing import Any
 
 import pytest
 import yaml
-from charted import ROOT, Object, helm, needs_helm, spec_of
-from contained import Container, Host, Process, of_pod
-from deploy.test_cluster import OPT_IN
-from factories import task
-from guarded import guarding
-from running import said, until
-from scraped import parse
-from secured import Right, running_node
-from tiny import save_tiny
-from unit.test_adapter_signing import key_pair
 
 from schemas.events import Message, RewardSource, Sampling
 from streams import output
@@ -39,6 +29,17 @@ from streams.kafka.registry.server import serve as serve_schemas
 from streams.kafka.topics import topics
 from streams.observability import catalog
 from streams.settings.model import Settings, Topics
+from tests import skips
+from tests.deploy.test_cluster import OPT_IN
+from tests.support.deploy.container import Container, Host, Process, of_pod
+from tests.support.deploy.rendered_chart import ROOT, Object, helm, needs_helm, spec_of
+from tests.support.doubles.guarded_http import guarding
+from tests.support.factories import task
+from tests.support.log.secured_node import Right, running_node
+from tests.support.models.tiny import save_tiny
+from tests.support.processes import said, until
+from tests.support.scrape import parse
+from tests.unit.test_adapter_signing import key_pair
 
 pytestmark = [pytest.mark.kafka, needs_helm]
 
@@ -209,7 +210,7 @@ class Release:
 def release(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Release]:
     """A release that is ready."""
     if os.environ.get(OPT_IN) != "1":
-        pytest.skip(f"NOT RUN: {OPT_IN}=1 is not set; `make test-deploy` does")
+        pytest.skip(skips.ASKED_FOR)
     with running_node(tmp_path_factory.mktemp("kafka"), USERS, {name: rights(name) for name in USERS}) as node:
         secrets: Object = {f"for-{name}": {"username": name, "password": USERS[name]} for name in USERS}
         folder = tmp_path_factory.mktemp("release")

@@ -8,15 +8,15 @@
 
 Which release is before? The last commit that had another `version` in helm/Chart.yaml, since nobody installs what lies
 between two versions. The chart has had no other yet, so it is the first commit that had a chart: the farthest way that
-somebody may have to go (tests/earlier.py). Its processes run as its own chart renders them, with its own sources. What
-they leave to those of this release, and take over from them, is what they would there: topics, consumer groups, the
-changelogs of the tables, adapters and checkpoints. Every other task has a trace, so that records and rows hold what
-only this program writes.
+somebody may have to go (tests/support/deploy/previous_release.py). Its processes run as its
+own chart renders them, with its own sources. What they leave to those of this release, and take over from them, is what
+they would there: topics, consumer groups, the changelogs of the tables, adapters and checkpoints. Every other task has
+a trace, so that records and rows hold what only this program writes.
 
 The model is the tiny one. That runs with `make test-deploy`, in two to four minutes.
 
 Not covered: another Python or other packages than those installed here; releases further back; a change of settings in
-the same step; what tests/rolled.py does not do for a cluster.
+the same step; what tests/support/deploy/kubernetes_rollout.py does not do for a cluster.
 """
 
 from __future__ import annotations
@@ -31,20 +31,21 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from charted import ROOT, Object, needs_helm
-from contained import Host
-from counted import Log
-from deploy.test_cluster import OPT_IN
-from deploy.test_rendered import LENGTH
-from earlier import previous
-from factories import response, task
-from rolled import Cluster, rendered
-from running import command, environment
-from tiny import save_tiny
 
 from schemas.events import AdvantagedGroup, Message, Response, Sampling, Task
 from streams.kafka.producer import Producer
 from streams.settings.model import Batches, Kafka, Settings, Topics
+from tests import skips
+from tests.deploy.test_cluster import OPT_IN
+from tests.deploy.test_rendered import LENGTH
+from tests.support.deploy.container import Host
+from tests.support.deploy.kubernetes_rollout import Cluster, rendered
+from tests.support.deploy.previous_release import previous
+from tests.support.deploy.rendered_chart import ROOT, Object, needs_helm
+from tests.support.factories import response, task
+from tests.support.log.task_counts import Log
+from tests.support.models.tiny import save_tiny
+from tests.support.processes import command, environment
 
 pytestmark = [pytest.mark.kafka, needs_helm]
 
@@ -157,7 +158,7 @@ def go_on(pods: Cluster, log: Log, program: Path) -> None:
     pods.until(lambda: log.served() > newest, f"an answer of a version after {newest}")
 
 
-@pytest.mark.skipif(os.environ.get(OPT_IN) != "1", reason=f"NOT RUN: {OPT_IN}=1 is not set; `make test-deploy` does")
+@pytest.mark.skipif(os.environ.get(OPT_IN) != "1", reason=skips.ASKED_FOR)
 def test_a_release_is_upgraded_under_load_and_rolled_back_and_every_task_has_one_group(
     settings: Settings, tmp_path: Path
 ) -> None:

@@ -102,7 +102,9 @@ def save(history: History, path: Path) -> None:
 
 def decide(history: History) -> list[tuple[str, Decision]]:
     """Return what today's code decides about the log of a history: topic label and event."""
-    from in_memory import joined  # one of the modules of tests/ that go by their bare names; see __main__
+    from tests.support.log.in_memory import (
+        joined,  # one of the modules of tests/ that go by their bare names; see __main__
+    )
 
     label_of = {topic.event: label for label, topic in topics(history.settings.topics).items()}
     keyed = {at: records for at, records in history.records.items() if at[0] != "groups"}

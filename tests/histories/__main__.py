@@ -4,7 +4,7 @@
 
 Run it when a version was raised. A history that is there is never written again: what it holds was decided, and to
 overwrite it would be to forget that. With --name another one is recorded beside those of the current versions, e.g.
-after tests/in_memory.py has learned a new trouble.
+after tests/support/log/in_memory.py has learned a new trouble.
 
 Not covered: whether the decisions are right. That is for the other tests; this only keeps them.
 """
@@ -18,9 +18,6 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # as pytest has it: the modules of tests/ by their bare names
 
-from factories import T0, group
-from in_memory import TROUBLES, Log
-
 from schemas.events import AdvantagedGroup, Coordinates
 from schemas.serde import encode
 from streams.advantage_formulas import FORMULA_VERSION
@@ -28,6 +25,8 @@ from streams.kafka.record import Record
 from streams.settings.model import Advantages, Batches, Settings, Topics
 from streams.stages.batches import RULE_VERSION
 from tests.histories import FOLDER, SUFFIX, History, decide, save
+from tests.support.factories import T0, group
+from tests.support.log.in_memory import TROUBLES, Log
 
 TOGETHER = (
     ("another sampling", "everything twice", "a missing reward"),

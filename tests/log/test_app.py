@@ -1,7 +1,7 @@
 """The Faust worker on a real broker: killed, stopped, crashed, and without a broker.
 
-Every test runs tests/join_worker.py in processes of its own, and compares what it wrote with what the log says it
-should have written.
+Every test runs tests/support/log/join_worker.py in processes of its own, and compares what it wrote with what the log
+says it should have written.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 from confluent_kafka import admin
-from join_bench import Bench, bench, wait_until
-from join_worker import ANSWERS, PARTITIONS
+
+from tests.support.log.join_bench import Bench, bench, wait_until
+from tests.support.log.join_worker import ANSWERS, PARTITIONS
 
 __all__ = ["bench"]
 

@@ -13,9 +13,6 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from archiving import ONE, cut, deleted, held, in_the_log, name, of, settings, small, write, write_odd
-from running import command, environment, running, until
-from scraped import get, parse
 
 from schemas.events import Reward
 from streams.errors import LogError, StreamwardError
@@ -30,6 +27,9 @@ from streams.tools.archive.verify import verify
 from streams.tools.arrow.decode import decode
 from tests.chaos.disks import NotShown, fill, free, read_only, small_disk, writable
 from tests.chaos.proxy import free_ports
+from tests.support.log.archived import ONE, cut, deleted, held, in_the_log, name, of, settings, small, write, write_odd
+from tests.support.processes import command, environment, running, until
+from tests.support.scrape import get, parse
 
 __all__ = ["settings"]
 pytestmark = pytest.mark.kafka

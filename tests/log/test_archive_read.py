@@ -7,7 +7,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-from archiving import ONE, cut, deleted, elsewhere, held, in_the_log, name, of, run, settings, small, write
 
 from schemas.events import Coordinates
 from streams.errors import LogError, NotFoundError
@@ -17,6 +16,20 @@ from streams.tools.archive.restore import restore
 from streams.tools.archive.segments import ArchiveReader
 from streams.tools.archive.sync import sync
 from streams.tools.archive.verify import verify
+from tests.support.log.archived import (
+    ONE,
+    cut,
+    deleted,
+    elsewhere,
+    held,
+    in_the_log,
+    name,
+    of,
+    run,
+    settings,
+    small,
+    write,
+)
 
 __all__ = ["settings"]
 pytestmark = pytest.mark.kafka

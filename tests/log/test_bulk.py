@@ -5,7 +5,6 @@ from __future__ import annotations
 import confluent_kafka as ck
 import pytest
 from confluent_kafka import admin
-from factories import response, reward
 
 from schemas.events import Reward
 from streams.errors import LogError
@@ -16,6 +15,7 @@ from streams.kafka.record import Record, TopicPartition
 from streams.kafka.topics import topics
 from streams.settings.model import Settings
 from streams.tools.arrow import bulk, decode
+from tests.support.factories import response, reward
 
 pytestmark = pytest.mark.kafka
 

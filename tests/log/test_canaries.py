@@ -16,8 +16,6 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from factories import group
-from running import command, environment, until
 
 from schemas.events import AdapterEvent, AdvantagedGroup, Task, derive_id
 from schemas.serde import Poison
@@ -27,6 +25,8 @@ from streams.kafka import admin
 from streams.kafka.producer import Producer
 from streams.settings.load import to_env
 from streams.settings.model import Canary, Guard, Rollouts, Settings
+from tests.support.factories import group
+from tests.support.processes import command, environment, until
 
 pytestmark = pytest.mark.kafka
 

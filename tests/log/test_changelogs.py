@@ -1,4 +1,4 @@
-"""Records that are gone, on a real broker: source records deleted unread, and changelogs cut or made anew.
+"""Records that are gone, on a real broker: source records deleted unread, and changelogs cut or recreated.
 
 Half of each group is worked on, and the worker stopped. Then something is deleted, and the other half comes: a group
 whose first half was forgotten never closes.
@@ -10,8 +10,9 @@ import signal
 
 import confluent_kafka as ck
 import pytest
-from join_bench import Bench, Worker, bench, wait_until
-from join_worker import ANSWERS, PARTITIONS
+
+from tests.support.log.join_bench import Bench, Worker, bench, wait_until
+from tests.support.log.join_worker import ANSWERS, PARTITIONS
 
 __all__ = ["bench"]
 
@@ -75,7 +76,7 @@ def test_changelog_that_was_deleted_is_made_anew_and_rebuilt(bench: Bench) -> No
     wait_until(lambda: bench.changelog not in bench.admin.list_topics(timeout=10).topics)
     answer(bench)
     worker = work_off(bench)
-    assert worker.log().count("(it was made anew, or emptied). Its rows cannot be trusted") == PARTITIONS
+    assert worker.log().count("(it was recreated or emptied). Its rows cannot be trusted") == PARTITIONS
     expected, joined = bench.expected(), bench.joined()
     assert joined.keys() == set(GROUPS)
     assert all(found == [expected[group]] for group, found in joined.items())
@@ -96,6 +97,6 @@ def test_retention_that_overtakes_a_worker_ends_it_with_5_and_so_the_next(bench:
     after = bench.start(STREAMWARD_KAFKA__SESSION_TIMEOUT_S="30")
     after.ends(with_code=5)
     for told in (worker.log(), after.log()):
-        assert f"{bench.prefix}questions[2]: group {bench.prefix}streams goes on at" in told
+        assert f"{bench.prefix}questions[2]: group {bench.prefix}streams is at" in told
         assert f"the first record there is {first}: " in told
         assert told.rstrip().endswith("or accept their loss with `streamward offsets skip --group streams`")

@@ -10,9 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from auditing import BY_NAME, SETTINGS, event_of, whole_log
 from click.testing import CliRunner, Result
-from running import command, environment
 
 from schemas.events import AdapterEvent, AdvantagedGroup, Reward, derive_id
 from streams.adapters import decisions, store as adapter_store
@@ -24,6 +22,8 @@ from streams.kafka.producer import Producer
 from streams.kafka.record import Record
 from streams.settings.load import to_env
 from streams.settings.model import Settings
+from tests.support.log.whole_run import BY_NAME, SETTINGS, event_of, whole_log
+from tests.support.processes import command, environment
 
 pytestmark = pytest.mark.kafka
 

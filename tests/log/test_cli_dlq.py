@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from factories import response, task
 
 from schemas import serde
 from schemas.events import Coordinates, Event, derive_id
@@ -26,6 +25,7 @@ from streams.settings.load import to_env
 from streams.settings.model import Kafka, Settings, Topics
 from streams.tools.dead_letters.letters import decision, load
 from streams.tools.dead_letters.redrive import RETRY_HEADER, STALE_S, RedriveOrder, decide
+from tests.support.factories import response, task
 
 pytestmark = pytest.mark.kafka
 

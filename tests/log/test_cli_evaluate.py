@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from factories import group, member
-from running import read
 
 from schemas.events import AdapterEvent, AdvantagedGroup, Task, derive_id
 from streams.cli.root import cli
@@ -22,6 +20,8 @@ from streams.kafka.producer import Producer
 from streams.settings.load import to_env
 from streams.settings.model import Kafka, Settings, Topics
 from streams.stages.tasks import suites
+from tests.support.factories import group, member
+from tests.support.processes import read
 
 pytestmark = pytest.mark.kafka
 SUITE = """\

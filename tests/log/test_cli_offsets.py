@@ -10,7 +10,6 @@ import confluent_kafka as ck
 import pytest
 from click.testing import CliRunner, Result
 from confluent_kafka import admin
-from factories import reward
 
 from schemas.events import Coordinates
 from streams.cli.root import cli
@@ -20,6 +19,7 @@ from streams.kafka.offsets import positions
 from streams.kafka.producer import Producer
 from streams.settings.load import to_env
 from streams.settings.model import Settings
+from tests.support.factories import reward
 
 pytestmark = pytest.mark.kafka
 METADATA = '{"changelog": 7}'

@@ -13,8 +13,6 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from replaying import NUMBER, SIZE, append, shaped, trained, write
-from running import command, environment, read
 
 from schemas.events import AdapterEvent, Reward, derive_id
 from streams.cli.root import cli
@@ -25,6 +23,8 @@ from streams.kafka.topics import topics
 from streams.settings.load import load, to_env
 from streams.settings.model import Settings
 from streams.tools.replay import experiments
+from tests.support.log.replay_source import NUMBER, SIZE, append, shaped, trained, write
+from tests.support.processes import command, environment, read
 
 pytestmark = pytest.mark.kafka
 SUITE = "sums/n=4/seed=0"

@@ -7,7 +7,6 @@ import time
 
 import pytest
 from aiokafka.partitioner import DefaultPartitioner
-from factories import one_of_each, reward, task
 
 from schemas.events import Coordinates, DeadLetter, Message, Task
 from schemas.serde import EncodeError, Poison, encode
@@ -18,6 +17,7 @@ from streams.kafka.reader import fetch
 from streams.kafka.record import dead_letter, key_of, partition_of
 from streams.kafka.topics import topics
 from streams.settings.model import Kafka, Settings, Topics
+from tests.support.factories import one_of_each, reward, task
 
 pytestmark = pytest.mark.kafka
 

@@ -17,8 +17,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from factories import reward
-from running import command, environment, said, until
 
 from schemas.events import Message, Response, Reward, RewardSource, Task
 from streams.errors import LogError
@@ -30,6 +28,8 @@ from streams.kafka.retry import BrokerOutage, StoppedWaiting
 from streams.settings.model import Broker, Kafka, Policy as PolicySettings, Settings, Topics
 from streams.stages.policy import agent as policy
 from streams.stages.scoring import agent as scoring
+from tests.support.factories import reward
+from tests.support.processes import command, environment, said, until
 
 pytestmark = pytest.mark.kafka
 PROPERTIES = {"group.min.session.timeout.ms": "1000"}
@@ -180,7 +180,8 @@ def test_agents_that_are_told_to_stop_while_the_broker_is_away_end_with_0(settin
 
 FREEZES_ITSELF = """
 import os, signal, threading
-from streams import policy, settings
+from streams.settings.load import load
+from streams.stages.policy import agent
 from streams.engines.scripted import ScriptedEngine
 
 class Freezes(ScriptedEngine):
@@ -194,7 +195,7 @@ class Freezes(ScriptedEngine):
 
 stop = threading.Event()
 signal.signal(signal.SIGTERM, lambda *_: stop.set())
-policy.run(settings.load(), stop=stop, engine=Freezes())
+agent.run(load(), stop=stop, engine=Freezes())
 """
 
 

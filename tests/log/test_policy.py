@@ -14,7 +14,6 @@ from pathlib import Path
 import confluent_kafka as ck
 import pytest
 from confluent_kafka import admin
-from factories import group, member
 
 from schemas.events import (
     AdapterEvent,
@@ -42,6 +41,7 @@ from streams.kafka.topics import topic_of, topics
 from streams.settings.model import Batches, Policy as PolicySettings, Settings
 from streams.stages.policy import agent as policy
 from streams.stages.tasks.suites import generated
+from tests.support.factories import group, member
 
 pytestmark = pytest.mark.kafka
 

@@ -11,9 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import asked
 import pytest
-from auditing import Written, event_of
 
 from schemas.events import AdvantagedGroup, Batch, Response, Reward, Task
 from streams.adapters import versions as adapters
@@ -22,6 +20,8 @@ from streams.settings.model import Kafka, Settings
 from streams.tools.archive import sync
 from streams.tools.query import show
 from streams.tools.query.session import Session
+from tests.support.log import finished_run
+from tests.support.log.whole_run import Written, event_of
 
 pytestmark = pytest.mark.kafka
 
@@ -32,16 +32,16 @@ ASKED = {int(number): (title, sql, shown) for number, title, sql, shown in QUEST
 
 @pytest.fixture(scope="module")
 def told(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Settings, Written]:
-    """The small log of tests/asked.py, one half of it archived."""
+    """The small log of tests/support/log/finished_run.py, one half of it archived."""
     folder = tmp_path_factory.mktemp("questions")
-    topics = asked.topics(f"{folder.parent.name}-{folder.name}.")
+    topics = finished_run.topics(f"{folder.parent.name}-{folder.name}.")
     archive = Settings().archive.model_copy(update={"store": str(folder)})
     settings = Settings(kafka=Kafka(bootstrap=kafka_bootstrap), topics=topics, archive=archive)
-    written = asked.log()
+    written = finished_run.log()
     half = len(written.records) // 2
-    asked.put(settings, written.records[:half])
+    finished_run.put(settings, written.records[:half])
     sync.sync(settings)
-    asked.put(settings, written.records[half:])
+    finished_run.put(settings, written.records[half:])
     return settings, written
 
 

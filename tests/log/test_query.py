@@ -14,16 +14,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import asked
 import confluent_kafka as ck
 import fastavro
 import pytest
-from auditing import SETTINGS, Written, event_of
 from click.testing import CliRunner, Result
 from confluent_kafka import admin
-from factories import task
 from pyarrow import parquet
-from running import command, environment, until
 
 from schemas import serde, versions as registry
 from schemas.events import Response, Task
@@ -41,28 +37,32 @@ from streams.tools.arrow import rules
 from streams.tools.query import show
 from streams.tools.query.session import Session, connect
 from streams.tools.query.source import Scope
+from tests.support.factories import task
+from tests.support.log import finished_run
+from tests.support.log.whole_run import SETTINGS, Written, event_of
+from tests.support.processes import command, environment, until
 
 pytestmark = pytest.mark.kafka
 
-T = asked.BEGIN_MS
+T = finished_run.BEGIN_MS
 
 
 def settings_in(folder: Path, bootstrap: str) -> Settings:
     """Return settings with topics and an archive named after a test's own folder."""
-    topics = asked.topics(f"asked-{folder.parent.name}-{folder.name}.")
+    topics = finished_run.topics(f"asked-{folder.parent.name}-{folder.name}.")
     archive = Settings().archive.model_copy(update={"store": str(folder / "archive")})
     return Settings(kafka=Kafka(bootstrap=bootstrap), topics=topics, archive=archive)
 
 
 @pytest.fixture(scope="module")
 def told(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Settings, Written]:
-    """The small log of tests/asked.py, most of it archived, with bytes that are no event in both parts."""
+    """The log of tests/support/log/finished_run.py, most of it archived, with bytes that are no event in both parts."""
     settings = settings_in(tmp_path_factory.mktemp("told"), kafka_bootstrap)
-    written = asked.log()
+    written = finished_run.log()
     end = 1 + next(number for number, record in enumerate(written.records) if record.payload == b"{}")
-    asked.put(settings, written.records[:end])
+    finished_run.put(settings, written.records[:end])
     sync.sync(settings)
-    asked.put(settings, written.records[end:])
+    finished_run.put(settings, written.records[end:])
     return settings, written
 
 
@@ -244,9 +244,9 @@ def test_a_segment_from_before_a_field_was_there_has_its_default(
 # --- what an option narrows -------------------------------------------------------------------------------------------
 
 SCOPES = [
-    Scope(since_ms=T + 2 * asked.MINUTE_MS),
+    Scope(since_ms=T + 2 * finished_run.MINUTE_MS),
     Scope(until_ms=T + 65_000),
-    Scope(since_ms=T + 65_000, until_ms=T + 4 * asked.MINUTE_MS),
+    Scope(since_ms=T + 65_000, until_ms=T + 4 * finished_run.MINUTE_MS),
     Scope(first=3),
     Scope(next=4),
     Scope(first=3, next=9, partition=1),
@@ -277,7 +277,7 @@ def within(record: Record, scope: Scope) -> bool:
 
 
 def test_a_join_looks_up_its_other_half_in_the_whole_log(told: tuple[Settings, Written]) -> None:
-    scope = Scope(since_ms=T + 6 * asked.MINUTE_MS + 9050)  # sum-4's group is inside, its answers are not
+    scope = Scope(since_ms=T + 6 * finished_run.MINUTE_MS + 9050)  # sum-4's group is inside, its answers are not
     with Session(told[0], scope=scope) as session:
         found = answer(session, "SELECT text FROM group_responses WHERE task_id = 'sum-4' ORDER BY slot")
         assert found == [["17"], ["17"], ["89"]]
@@ -290,8 +290,8 @@ def test_a_join_looks_up_its_other_half_in_the_whole_log(told: tuple[Settings, W
 def test_a_group_written_twice_counts_once(told: tuple[Settings, Written], own: Settings) -> None:
     records = told[1].records
     first = next(record for record in told[1].of("groups"))
-    asked.put(own, records)
-    asked.put(own, [first])
+    finished_run.put(own, records)
+    finished_run.put(own, [first])
     with Session(own) as session:
         assert answer(session, "SELECT count(*) FROM group_responses") == [[24]]
         assert answer(session, "SELECT count(*), count(DISTINCT response_id) FROM lineage") == [[18, 18]]

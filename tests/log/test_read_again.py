@@ -6,8 +6,6 @@ import time
 from pathlib import Path
 
 import pytest
-from factories import control, response, reward, task
-from running import read, running, until
 
 from schemas.events import AdvantagedGroup
 from schemas.serde import encode
@@ -16,6 +14,8 @@ from streams.kafka.producer import Producer
 from streams.kafka.record import key_of
 from streams.kafka.topics import topic_of
 from streams.settings.model import Settings
+from tests.support.factories import control, response, reward, task
+from tests.support.processes import read, running, until
 
 pytestmark = pytest.mark.kafka
 

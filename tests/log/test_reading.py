@@ -8,7 +8,6 @@ from collections.abc import Iterable
 import confluent_kafka as ck
 import pytest
 from confluent_kafka import admin
-from factories import response, reward
 
 from schemas.events import Coordinates, Response, Reward
 from schemas.serde import Poison
@@ -21,6 +20,7 @@ from streams.kafka.reader import PartitionReader, fetch, read
 from streams.kafka.record import Record
 from streams.kafka.topics import topics
 from streams.settings.model import Settings
+from tests.support.factories import response, reward
 
 pytestmark = pytest.mark.kafka
 

@@ -11,9 +11,6 @@ from typing import Any, NamedTuple
 import confluent_kafka as ck
 import pytest
 from confluent_kafka import admin
-from factories import task
-from replaying import BEGUN_MS, FRESH, HALF, NUMBER, SIZE, append, contents, name_of, shaped, without_place, write
-from running import read
 
 from schemas.events import AdvantagedGroup, Batch, Response, Reward, RewardSource, Task
 from streams.errors import NotFoundError, RefusedError, SettingsError, StreamwardError
@@ -26,6 +23,21 @@ from streams.tools.audit.reading import Audit
 from streams.tools.replay import driver, experiments, plan as planning, run as replay, selection
 from streams.tools.replay.run import ReplayRequest, ReplayResult
 from streams.tools.replay.selection import Selection
+from tests.support.factories import task
+from tests.support.log.replay_source import (
+    BEGUN_MS,
+    FRESH,
+    HALF,
+    NUMBER,
+    SIZE,
+    append,
+    contents,
+    name_of,
+    shaped,
+    without_place,
+    write,
+)
+from tests.support.processes import read
 
 pytestmark = pytest.mark.kafka
 SHORT = (RewardSource(name="length", settings='{"limit": 4, "unit": "characters"}'),)

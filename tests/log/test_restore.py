@@ -6,7 +6,16 @@ import json
 
 import fsspec
 import pytest
-from archiving import (
+
+from streams.errors import NotFoundError, RefusedError
+from streams.kafka import admin
+from streams.kafka.producer import Producer
+from streams.settings.model import Settings
+from streams.tools.archive.restore import PLACEHOLDER, restore
+from streams.tools.archive.segments import ArchiveReader
+from streams.tools.archive.sync import sync
+from streams.tools.archive.verify import verify
+from tests.support.log.archived import (
     ONE,
     cut,
     deleted,
@@ -22,15 +31,6 @@ from archiving import (
     write,
     write_odd,
 )
-
-from streams.errors import NotFoundError, RefusedError
-from streams.kafka import admin
-from streams.kafka.producer import Producer
-from streams.settings.model import Settings
-from streams.tools.archive.restore import PLACEHOLDER, restore
-from streams.tools.archive.segments import ArchiveReader
-from streams.tools.archive.sync import sync
-from streams.tools.archive.verify import verify
 
 __all__ = ["settings"]
 pytestmark = pytest.mark.kafka

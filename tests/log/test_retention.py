@@ -9,7 +9,6 @@ from collections.abc import Callable
 import confluent_kafka as ck
 import pytest
 from confluent_kafka import admin
-from factories import reward
 
 from schemas.events import Coordinates
 from streams.errors import LogError
@@ -20,6 +19,7 @@ from streams.kafka.record import Record
 from streams.kafka.topics import topics
 from streams.settings.model import Settings
 from streams.stages.scoring import agent as scoring
+from tests.support.factories import reward
 
 pytestmark = pytest.mark.kafka
 

@@ -7,9 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import factories
 import pytest
-from factories import member
 from running import command, environment
 
 from schemas.events import AdapterEvent, AdvantagedGroup, DeadLetter, LeftOut, derive_id
@@ -19,6 +17,8 @@ from streams.kafka import admin
 from streams.kafka.producer import Producer
 from streams.kafka.topics import topics
 from streams.settings.model import Settings
+from tests.support import factories
+from tests.support.factories import member
 
 pytestmark = pytest.mark.kafka
 

@@ -7,8 +7,9 @@ import time
 
 import confluent_kafka as ck
 import pytest
-from join_bench import Bench, bench, wait_until
-from join_worker import ANSWERS, PARTITIONS
+
+from tests.support.log.join_bench import Bench, bench, wait_until
+from tests.support.log.join_worker import ANSWERS, PARTITIONS
 
 __all__ = ["bench"]
 

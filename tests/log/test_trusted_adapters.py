@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from running import read, until
 
 from schemas.events import AdapterEvent, DeadLetter, Message, Response, RewardSource, Task, derive_id
 from streams.adapters import store
@@ -22,6 +21,8 @@ from streams.settings.model import Settings
 from streams.stages.policy import agent as policy
 from streams.tools.audit import metrics as audit_metrics
 from streams.tools.audit.reading import Audit
+from tests import skips
+from tests.support.processes import read, until
 
 pytestmark = pytest.mark.kafka
 
@@ -99,7 +100,7 @@ def metrics(settings: Settings) -> str:
 
 
 def test_an_agent_with_a_key_serves_what_is_signed_and_refuses_the_rest(made: Settings, tmp_path: Path) -> None:
-    pytest.importorskip("model_signing", reason="NOT TESTED: model-signing is missing; install the extra `signing`")
+    pytest.importorskip("model_signing", reason=skips.SIGNING)
     from cryptography.hazmat.primitives import serialization as form
     from cryptography.hazmat.primitives.asymmetric import ec
 
@@ -116,7 +117,7 @@ def test_an_agent_with_a_key_serves_what_is_signed_and_refuses_the_rest(made: Se
         until(lambda: len(served(made)) == 2, "an answer by the version that goes on")
     assert served(made)["unsigned"] == 1
     assert letters(made) == [("policy", "bad_signature")]
-    assert '\nstreamward_adapters_refused_total{reason="bad_signature"} 1\n' in metrics(made)
+    assert '\nstreamward_adapters_refused_total{reason="bad_signature"} 1.0\n' in metrics(made)
 
 
 def test_an_agent_refuses_an_adapter_of_another_base_model(made: Settings, tmp_path: Path) -> None:
@@ -124,11 +125,11 @@ def test_an_agent_refuses_an_adapter_of_another_base_model(made: Settings, tmp_p
     with agent(made):
         until(lambda: served(made) == {"asked": 0}, "an answer of the base model")
     assert letters(made) == [("policy", "wrong_base")]
-    assert '\nstreamward_adapters_refused_total{reason="wrong_base"} 1\n' in metrics(made)
+    assert '\nstreamward_adapters_refused_total{reason="wrong_base"} 1.0\n' in metrics(made)
 
 
 def test_an_agent_whose_key_is_missing_does_not_start(made: Settings, tmp_path: Path) -> None:
-    pytest.importorskip("model_signing", reason="NOT TESTED: model-signing is missing; install the extra `signing`")
+    pytest.importorskip("model_signing", reason=skips.SIGNING)
     made = made.model_copy(update={"adapters": made.adapters.model_copy(update={"verify_key": tmp_path / "none"})})
     with pytest.raises(SettingsError, match=r"adapters\.verify_key="):
         policy.run(made, stop=threading.Event(), engine=Based())

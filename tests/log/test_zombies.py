@@ -9,11 +9,11 @@ import json
 import signal
 
 import pytest
-from join_bench import Bench, bench, wait_until
-from join_worker import ANSWERS, PARTITIONS
 
 from streams.kafka.record import partition_of
 from streams.worker.table import generation_of
+from tests.support.log.join_bench import Bench, bench, wait_until
+from tests.support.log.join_worker import ANSWERS, PARTITIONS
 
 __all__ = ["bench"]
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from tiny import save_tiny
 
 from streams.engines.base_model import Base, load_base
 from streams.settings.model import Model
+from tests.support.models.tiny import save_tiny
 
 
 @pytest.fixture(scope="module")

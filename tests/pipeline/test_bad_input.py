@@ -24,8 +24,6 @@ from typing import Any, NamedTuple
 import confluent_kafka as ck
 import pytest
 from confluent_kafka import admin
-from factories import control, group, response, reward, task
-from running import by_another_writer, command, ended, environment, read, records, running, until
 
 from schemas.events import (
     AdapterEvent,
@@ -44,6 +42,8 @@ from streams.kafka.client import client_config
 from streams.kafka.producer import Producer
 from streams.kafka.topics import topics
 from streams.settings.model import Settings
+from tests.support.factories import control, group, response, reward, task
+from tests.support.processes import by_another_writer, command, ended, environment, read, records, running, until
 
 pytestmark = pytest.mark.kafka
 

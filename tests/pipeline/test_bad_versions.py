@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from running import read, running, until
 
 from schemas.events import AdapterEvent, Message, RewardSource, Sampling, Task, derive_id
 from streams.adapters import store
@@ -29,6 +28,7 @@ from streams.adapters.versions import read_state
 from streams.kafka import admin
 from streams.kafka.producer import Producer
 from streams.settings.model import Canary, Guard, Policy, Rollouts, Settings
+from tests.support.processes import read, running, until
 
 pytestmark = pytest.mark.kafka
 

@@ -16,9 +16,6 @@ from typing import Any
 
 import confluent_kafka as ck
 import pytest
-from running import command, ended, environment, read, running, until
-from secured import Right, Secured, running_node
-from tiny import save_tiny
 
 from schemas.events import AdapterEvent, AdvantagedGroup, Batch
 from streams.errors import LogError
@@ -26,6 +23,9 @@ from streams.kafka import admin
 from streams.kafka.producer import Producer
 from streams.settings.load import load
 from streams.settings.model import Model, Settings
+from tests.support.log.secured_node import Right, Secured, running_node
+from tests.support.models.tiny import save_tiny
+from tests.support.processes import command, ended, environment, read, running, until
 
 pytestmark = pytest.mark.kafka
 

@@ -9,7 +9,6 @@ import math
 from pathlib import Path
 
 import pytest
-from factories import group
 
 import tests.chaos.faults  # noqa: F401 - fills FAULTS
 from streams.kafka.producer import Producer
@@ -17,6 +16,7 @@ from streams.settings.model import Settings
 from tests.chaos.disks import NotShown
 from tests.chaos.matrix import FAULTS, run
 from tests.chaos.verdict import judge
+from tests.support.factories import group
 
 pytestmark = pytest.mark.kafka
 

@@ -22,8 +22,6 @@ from typing import Any
 
 import psutil
 import pytest
-from running import command, environment, read, records, running, until
-from tiny import save_tiny
 
 from schemas.events import AdapterEvent, AdvantagedGroup, Batch, DeadLetter, Response, Reward, Task, derive_id
 from streams.demo import run as demo
@@ -32,6 +30,8 @@ from streams.kafka.topics import LABELS
 from streams.settings.load import load as configuration
 from streams.settings.model import Settings
 from streams.stages.policy import agent as policy
+from tests.support.models.tiny import save_tiny
+from tests.support.processes import command, environment, read, records, running, until
 
 pytestmark = pytest.mark.kafka
 

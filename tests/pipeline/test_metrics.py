@@ -14,10 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from factories import task
-from running import read, running, until
-from scraped import Scraped, get, parse
-from tiny import save_tiny
 
 from schemas.events import AdapterEvent, AdvantagedGroup, Batch, Message, Response, Reward, RewardSource, Sampling, Task
 from streams.kafka import admin
@@ -26,6 +22,10 @@ from streams.observability import catalog
 from streams.observability.catalog import LOOP, Metric
 from streams.settings.model import Metrics, Settings
 from tests.chaos.proxy import free_ports
+from tests.support.factories import task
+from tests.support.models.tiny import save_tiny
+from tests.support.processes import read, running, until
+from tests.support.scrape import Scraped, get, parse
 
 pytestmark = pytest.mark.kafka
 
@@ -126,7 +126,7 @@ def test_a_process_has_every_metric_that_the_table_gives_it(seen: Seen, process:
     assert found.kinds.get(metric.name) == metric.kind
     assert found.family(metric.name)
     for sample in found.family(metric.name):
-        assert tuple(sample.labels) == metric.labels
+        assert set(sample.labels) == set(metric.labels)
 
 
 @pytest.mark.parametrize("process", LOOP)

@@ -16,8 +16,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import pytest
-from factories import control, response, reward, task
-from running import read, records, running, said, until
 
 from schemas.events import AdvantagedGroup, Batch, DeadLetter, Event, Response, Reward, RewardSource, Task, derive_id
 from schemas.serde import encode
@@ -27,6 +25,8 @@ from streams.kafka.record import key_of, partition_of
 from streams.kafka.topics import topic_of, topics
 from streams.settings.model import Advantages, Batches, Settings
 from streams.tools.replay import driver
+from tests.support.factories import control, response, reward, task
+from tests.support.processes import read, records, running, said, until
 
 pytestmark = pytest.mark.kafka
 

@@ -10,14 +10,14 @@ from typing import Any
 
 import psutil
 import pytest
-from running import command, environment, running, until
-from tiny_log import manifests, trained, write
 
 from streams.engines.base_model import Base
 from streams.errors import EXIT_RESTART
 from streams.kafka import admin
 from streams.settings.model import Adapters, Metrics, Model, Settings, Topics, Trainer
 from streams.tools.archive import history
+from tests.support.models.tiny_log import manifests, trained, write
+from tests.support.processes import command, environment, running, until
 from trainer import consumer, reproduce
 
 pytestmark = [pytest.mark.kafka, pytest.mark.usefixtures("torch_as_before")]

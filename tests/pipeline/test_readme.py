@@ -1,54 +1,58 @@
-"""The README tells the truth: every command on it is run, and says what the page says.
+"""The README and the pages behind it tell the truth: every command is run, and prints what the page says.
 
-    README.md ──► tests/readme.py runs it once, as its reader would ──► a test for each command
+    README.md, docs/*.md ──► tests/readme.py runs each once, as its reader would ──► a test for each command
 
 Not covered: the minutes that `make` takes. Here its targets only have to be there and to call the right thing.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
-import readme
+
+from tests import readme
 
 pytestmark = pytest.mark.kafka
 
-STEPS = list(readme.steps(readme.PAGE.read_text(encoding="utf-8")))
+STEPS = readme.walk()
 
 
 def _name(step: readme.Step) -> str:
-    return f"{step.line}: {step.file or step.command.strip()[:60]}"
+    return f"{step.page}:{step.line}: {step.file or step.command.strip()[:60]}"
 
 
 @pytest.fixture(scope="module")
-def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[int, readme.Ran]:
-    """What each step of the page did, by its line; without those after one that hung."""
-    folder: Path = tmp_path_factory.mktemp("readme")
-    done: dict[int, readme.Ran] = {}
+def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int], readme.Ran]:
+    """What each step did, by its page and line; without those after one that hung."""
+    done: dict[tuple[str, int], readme.Ran] = {}
     try:
-        for one in readme.run(readme.PAGE.read_text(encoding="utf-8"), folder):
-            done[one.step.line] = one
+        for one in readme.run(tmp_path_factory.mktemp("readme")):
+            done[one.step.page, one.step.line] = one
     except TimeoutError as exc:
-        line = next(step.line for step in STEPS if step.line not in done)
-        done[line] = readme.Ran(STEPS[len(done)], -1, str(exc))
+        hung = STEPS[len(done)]
+        done[hung.page, hung.line] = readme.Ran(hung, -1, str(exc))
     return done
 
 
 @pytest.mark.parametrize("step", STEPS, ids=_name)
-def test_the_readme_says_what_its_command_does(step: readme.Step, ran: dict[int, readme.Ran]) -> None:
-    assert step.line in ran, "a command before it hung"
-    one = ran[step.line]
+def test_a_page_says_what_its_command_does(step: readme.Step, ran: dict[tuple[str, int], readme.Ran]) -> None:
+    assert (step.page, step.line) in ran, "a command before it hung"
+    one = ran[step.page, step.line]
     if step.command.strip() in readme.MAKES:
         assert one.code == 0 and readme.MAKES[step.command.strip()] in one.output
     elif step.file is None:
         fails = any(line.startswith("Error: ") for line in step.expected.splitlines())
         assert (one.code != 0) == fails, f"exit code {one.code}: {one.output}"
-        assert readme.fits(step.expected, one.output), f"README.md:{step.line}: now it prints\n{one.output}"
+        assert readme.fits(step.expected, one.output), f"{step.page}:{step.line}: now it prints\n{one.output}"
+
+
+def test_a_scorer_that_the_readme_shows_is_run_on_its_page() -> None:
+    shown = [step.command for step in STEPS if step.page == readme.FIRST and step.file and step.file.endswith(".py")]
+    called = [step.command for step in STEPS if step.page == "docs/scorers.md" and step.file]
+    assert shown and [code for code in shown if code not in called] == []
 
 
 @pytest.mark.parametrize("target", ["make demo", "make test"])
-def test_the_two_commands_are_on_the_page(target: str) -> None:
+def test_the_two_commands_are_on_the_pages(target: str) -> None:
     assert target in [step.command.strip() for step in STEPS]
 
 

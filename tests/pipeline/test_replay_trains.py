@@ -6,9 +6,6 @@ import threading
 from pathlib import Path
 
 import pytest
-from replaying import NUMBER, shaped, write
-from running import read
-from tiny import save_tiny
 
 from schemas.events import AdapterEvent, AdvantagedGroup, DeadLetter
 from streams.engines.base_model import load_base
@@ -19,6 +16,9 @@ from streams.tools.replay import comparison, experiments, held_out, run as repla
 from streams.tools.replay.held_out import HeldOutSuite
 from streams.tools.replay.run import ReplayRequest, ReplayResult
 from streams.tools.replay.selection import Selection
+from tests.support.log.replay_source import NUMBER, shaped, write
+from tests.support.models.tiny import save_tiny
+from tests.support.processes import read
 from trainer import reproduce
 
 pytestmark = [pytest.mark.kafka, pytest.mark.usefixtures("torch_as_before")]

@@ -13,9 +13,6 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from factories import in_version_1
-from running import command as process, environment
-from tiny_log import batch_of, cut, groups_of, manifests, trained, write
 
 from schemas.events import Coordinates, Sampling
 from streams.adapters.versions import manifest_digest
@@ -28,6 +25,9 @@ from streams.kafka.topics import LABELS
 from streams.settings.model import Adapters, Archive, Model, Settings, Topics, Trainer
 from streams.tools.archive import history, sync
 from streams.tools.query import session
+from tests.support.factories import in_version_1
+from tests.support.models.tiny_log import batch_of, cut, groups_of, manifests, trained, write
+from tests.support.processes import command as process, environment
 from trainer import checkpoint, consumer, reproduce
 from trainer.reproduce import Made
 
@@ -121,7 +121,7 @@ def test_a_run_that_was_killed_and_resumed_is_equal(
     write(settings, base, range(3))
     train(settings, 1)
     with monkeypatch.context() as patch:
-        patch.setattr(consumer.adapter_store, "publish", lambda *_: (_ for _ in ()).throw(Crash()))
+        patch.setattr(consumer.store, "publish", lambda *_: (_ for _ in ()).throw(Crash()))
         with pytest.raises(Crash):
             train(settings, 1)
     train(settings, 1)

@@ -13,11 +13,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from factories import task
-from judging import judging, says
-from receiver import Seen, receiving
-from running import command, environment, read, running, until
-from tiny import save_tiny
 
 from schemas.events import AdapterEvent, AdvantagedGroup, Batch, Event, Message, Response, Reward, RewardSource, Task
 from streams.kafka import admin
@@ -25,7 +20,12 @@ from streams.kafka.producer import Producer
 from streams.observability.tracing import context
 from streams.observability.tracing.context import Context, child, of_headers, span_id_of
 from streams.settings.model import Settings
-from tests.vllm_contract import replay, request, save_all, settings_for as settings_for_vllm
+from tests.support.doubles.judge import judging, says
+from tests.support.doubles.otlp_receiver import Seen, receiving
+from tests.support.factories import task
+from tests.support.models.tiny import save_tiny
+from tests.support.processes import command, environment, read, running, until
+from tests.support.vllm.contract import replay, request, save_all, settings_for as settings_for_vllm
 
 pytestmark = pytest.mark.kafka
 

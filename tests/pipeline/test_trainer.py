@@ -13,8 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny import save_tiny, tiny_model
-from tiny_log import PER_BATCH, batch_of, cut, groups_of, manifests, trained, write
 
 from schemas.events import Coordinates, DeadLetter, Sampling, derive_id
 from streams.adapters import store
@@ -26,6 +24,8 @@ from streams.kafka.producer import Producer
 from streams.kafka.retry import BrokerOutage
 from streams.settings.load import to_env
 from streams.settings.model import Model, Settings
+from tests.support.models.tiny import save_tiny, tiny_model
+from tests.support.models.tiny_log import PER_BATCH, batch_of, cut, groups_of, manifests, trained, write
 from trainer import checkpoint, consumer
 from trainer.grpo import LogGRPOTrainer
 from trainer.model import pin
@@ -98,7 +98,7 @@ def test_a_trainer_that_dies_after_any_part_of_a_step_ends_with_the_same_bytes(
     owner, name = {
         "step": (LogGRPOTrainer, "train_batch"),
         "checkpoint": (consumer.checkpoint, "save"),
-        "store": (consumer.adapter_store, "publish"),
+        "store": (consumer.store, "publish"),
         "log": (consumer.Producer, "flush"),
     }[moment]
     real = getattr(owner, name)
@@ -134,7 +134,7 @@ def test_a_version_has_the_trace_of_its_batch_even_if_it_is_announced_only_after
 
     if dies:
         with monkeypatch.context() as patch, pytest.raises(Crash):
-            patch.setattr(consumer.adapter_store, "publish", dies_before_it_is_published)
+            patch.setattr(consumer.store, "publish", dies_before_it_is_published)
             train(settings, 1)
         write(settings, base, range(1, 2))
     train(settings, 1)

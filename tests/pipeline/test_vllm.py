@@ -21,8 +21,8 @@ from streams.engines.protocol import Completion
 from streams.engines.vllm.engine import VllmEngine
 from streams.engines.vllm.launch import free_port
 from streams.errors import EventError
-from tests.vllm_contract import CONTEXT, REQUESTS, save_all, settings_for
-from tests.vllm_running import vllm_or_skip, vllm_server
+from tests.support.vllm.contract import CONTEXT, REQUESTS, save_all, settings_for
+from tests.support.vllm.server import vllm_or_skip, vllm_server
 
 pytestmark = pytest.mark.vllm
 

@@ -20,8 +20,9 @@ from streams.adapters.signing import SIGNATURE, ExpectedSigner
 from streams.adapters.store import fetch, manifest_of, publish
 from streams.errors import EventError, SettingsError
 from streams.settings.model import Adapters
+from tests import skips
 
-pytest.importorskip("model_signing", reason="NOT TESTED: model-signing is missing; install the extra `signing`")
+pytest.importorskip("model_signing", reason=skips.SIGNING)
 
 
 def key_pair(folder: Path, name: str = "adapters", curve: ec.EllipticCurve | None = None) -> tuple[Path, Path]:

@@ -5,29 +5,31 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from factories import T0, control, response, task
 from hypothesis import given, settings, strategies as st
-from joining import TOPICS, Log, answers, left_out, scores
 
 from schemas.events import AdvantagedGroup, Coordinates, DeadLetter, Event, RewardSource
 from schemas.serde import encode
 from streams.kafka.record import Record
 from streams.settings.model import Advantages, Settings, Topics
-from streams.stages.advantages.stage import AdvantageStage, DeadlineTimers, _at_most
+from streams.stages.advantages.group_event import max_size
+from streams.stages.advantages.stage import AdvantageStage
 from streams.stages.advantages.state import Effect, EmitGroup, GroupMember
+from streams.stages.advantages.timers import DeadlineTimers
 from streams.tools.replay import driver
+from tests.support.factories import T0, control, response, task
+from tests.support.log.join_partition import TOPICS, Log, answers, left_out, scores
 
 
 def timers(now_ms: int = 0, **rule: Any) -> tuple[DeadlineTimers, Log]:
     made = DeadlineTimers(Settings(advantages=Advantages(**rule)))
-    made.rebuild(set(range(8)), [], Log().join, now_ms)
+    made.rebuild(set(range(8)), [], now_ms)
     return made, Log(**rule)
 
 
 def test_a_group_expires_when_its_deadline_and_the_grace_have_passed() -> None:
     clock, log = timers(grace_s=5)
     log.read(task(deadline_at=T0 + 100))
-    clock.note("t1", log.state, log.join)
+    clock.note("t1", log.state)
     assert clock.due(T0 + 5099) == []
     (record,) = clock.due(T0 + 5100)
     assert (record.task_id, record.kind) == ("t1", "expire")
@@ -37,7 +39,7 @@ def test_a_group_expires_when_its_deadline_and_the_grace_have_passed() -> None:
 def test_a_closed_group_is_evicted_when_it_was_remembered_long_enough() -> None:
     clock, log = timers(evict_after_s=60)
     log.read_all([task(), control()])
-    clock.note("t1", log.state, log.join)
+    clock.note("t1", log.state)
     assert clock.due(T0 + 59_999) == []
     assert [record.kind for record in clock.due(T0 + 60_000)] == ["evict"]
 
@@ -45,9 +47,9 @@ def test_a_closed_group_is_evicted_when_it_was_remembered_long_enough() -> None:
 def test_a_group_that_left_no_longer_expires() -> None:
     clock, log = timers(evict_after_s=0)
     log.read(task())
-    clock.note("t1", log.state, log.join)
+    clock.note("t1", log.state)
     log.read(control())
-    clock.note("t1", log.state, log.join)
+    clock.note("t1", log.state)
     assert clock.due(T0 * 2) == []
 
 
@@ -55,11 +57,11 @@ def test_no_time_passes_while_a_backlog_is_read() -> None:
     # after an outage the answers that came in time are in the log, and not read yet
     clock, log = timers(grace_s=5)
     log.read(task(deadline_at=T0 + 100))
-    clock.note("t1", log.state, log.join)
+    clock.note("t1", log.state)
     now = T0 + 3_600_000
-    clock.saw(T0 + 50, now)
+    clock.record_read(T0 + 50, now)
     assert clock.due(now + 4999) == []
-    clock.saw(T0 + 60, now + 4000)
+    clock.record_read(T0 + 60, now + 4000)
     assert clock.due(now + 8999) == []
     assert [record.kind for record in clock.due(now + 9000)] == ["expire"]
 
@@ -69,7 +71,7 @@ def test_a_worker_that_has_just_begun_looks_for_a_backlog_first() -> None:
     log.read(task(deadline_at=T0 + 100))
     clock = DeadlineTimers(Settings())
     now = T0 + 3_600_000
-    clock.rebuild(set(range(8)), [("t1", log.state)], log.join, now)
+    clock.rebuild(set(range(8)), [("t1", log.state)], now)
     assert clock.due(now + 1000) == []
     assert len(clock.due(now + 5000)) == 1
 
@@ -78,7 +80,7 @@ def test_rows_of_partitions_owned_by_others_have_no_timers_here() -> None:
     log = Log()
     log.read(task(deadline_at=T0 + 100))
     clock = DeadlineTimers(Settings())
-    clock.rebuild(set(), [("t1", log.state)], log.join, T0)
+    clock.rebuild(set(), [("t1", log.state)], T0)
     assert clock.due(T0 * 2) == []
 
 
@@ -139,6 +141,27 @@ def test_metadata_that_alone_is_too_large_is_left_behind_and_the_task_leaves_its
     assert (made.dropped_reason, made.metadata) == ("too_large", {})
 
 
+def test_a_group_whose_slots_alone_are_too_large_leaves_without_them_and_is_closed() -> None:
+    # 64 slots take more than 3,000 bytes in a record that holds nothing else
+    slots = answers(64)
+    events = [task(group_size=64), *slots, *scores(slots, [1.0] * 64), *scores(slots[:1], [1.0])]
+    (made,) = joined(events, max_record_bytes=1500)
+    assert isinstance(made, AdvantagedGroup)
+    assert (made.dropped_reason, made.responses, made.left_out) == ("too_large", (), ())
+    assert (made.complete, made.group_size, made.reward_mean) == (True, 64, 1.0)
+    assert len(encode(made)) + len(made.policy) <= 1500
+
+
+def test_a_group_that_cannot_be_recorded_at_all_leaves_a_dead_letter_once_and_is_closed() -> None:
+    # a policy's name is in the record twice, as key and as field
+    slots = answers(2, policy="p" * 700)
+    (made,) = joined(
+        [task(group_size=2, policy="p" * 700), *slots, *scores(slots), *scores(slots)], max_record_bytes=1400
+    )
+    assert isinstance(made, DeadLetter)
+    assert (made.reason, made.source_topic, made.source_offset) == ("too_large", "p.rewards", 1)
+
+
 @settings(max_examples=60)
 @given(
     st.integers(0, 300),
@@ -155,7 +178,7 @@ def test_the_size_told_without_writing_a_group_is_never_too_small(
     asked = task(group_size=size, metadata=metadata, reward_sources=(RewardSource(name="exact"),))
     (group,) = joined([asked, *slots, *scores(slots, [1.0] * size, components=components)])
     assert isinstance(group, AdvantagedGroup)
-    assert len(encode(group)) + len(group.policy.encode()) <= _at_most(group)
+    assert len(encode(group)) + len(group.policy.encode()) <= max_size(group)
 
 
 # --- responses kept at hand -------------------------------------------------------------------------------------------
@@ -192,7 +215,7 @@ def _close() -> EmitGroup:
 
 def test_responses_to_tasks_that_others_let_leave_are_forgotten_and_the_rest_kept() -> None:
     stage, records = kept(["mine", "theirs", "left"])
-    stage.let_go(lambda partition, task_id: partition == 5 and task_id == "mine")
+    stage.cache.forget_closed(lambda partition, task_id: partition == 5 and task_id == "mine")
     assert stage.missing(closing(0, 1, 2), records[0]) == [records[1].at, records[2].at]
 
 
@@ -200,14 +223,14 @@ def test_what_is_forgotten_while_a_group_leaves_still_leaves_with_it() -> None:
     stage, records = kept(["a", "b"])
     effects = closing(0, 1)
     assert stage.missing(effects, records[1]) == []
-    stage.let_go(lambda partition, task_id: False)
+    stage.cache.forget_closed(lambda partition, task_id: False)
     (group,) = stage.outputs(effects, records[1], {})
     assert isinstance(group, AdvantagedGroup) and len(group.responses) == 2
 
 
 def test_a_response_that_is_read_again_takes_its_room_once() -> None:
     stage, records = kept(["a"])
-    size = stage._kept_bytes
+    size = stage.cache.size_bytes
     for _ in range(3):
         stage.reduce(None, response(task_id="a", sampling_id="a"), records[0])
-    assert stage._kept_bytes == size > 0
+    assert stage.cache.size_bytes == size > 0

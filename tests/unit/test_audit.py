@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import ast
+import random
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 import hypothesis
 import pytest
-from auditing import (
+from hypothesis import given, strategies as st
+
+from schemas.events import Batch, derive_id
+from streams import advantage_formulas
+from streams.kafka.record import Record, dead_letter
+from streams.tools.audit.facts import Reach
+from streams.tools.audit.groups import expected_numbers
+from streams.tools.audit.metrics import text
+from streams.tools.audit.recount import Ledger, recount
+from tests.support.factories import T0, control, response, reward, task
+from tests.support.log.whole_run import (
     BY_NAME,
     SETTINGS,
     SIZE,
@@ -26,18 +38,9 @@ from auditing import (
     rewritten,
     settled,
     trained,
+    verdicts,
     whole_log,
 )
-from factories import T0, control, response, reward, task
-from hypothesis import given, strategies as st
-
-from schemas.events import Batch, derive_id
-from streams import advantage_formulas
-from streams.kafka.record import Record, dead_letter
-from streams.tools.audit.facts import Reach
-from streams.tools.audit.groups import expected_numbers
-from streams.tools.audit.metrics import text
-from streams.tools.audit.recount import Ledger, recount
 
 ROOT = Path(__file__).parents[2]
 MODULES = sorted((ROOT / "streams" / "tools" / "audit").glob("*.py"))
@@ -51,6 +54,7 @@ MAY_IMPORT = {
     "kafka.record",
     "kafka.topics",
     "observability.catalog",
+    "observability.http_server",
     "observability.metrics",
     "settings.load",
     "settings.model",
@@ -279,7 +283,7 @@ def test_a_version_that_an_agent_refused_is_counted_once_with_its_reason() -> No
     records, _ = appended(records, refused)  # two agents refuse it, in the same words
     report = settled(records)
     assert report.refused_adapters == {'bad_"adapter"': 1}
-    assert '\nstreamward_adapters_refused_total{reason="bad_\\"adapter\\""} 1\n' in text(report, at_s=0)
+    assert '\nstreamward_adapters_refused_total{reason="bad_\\"adapter\\""} 1.0\n' in text(report, at_s=0)
     assert settled(list(whole())).refused_adapters == {}
 
 
@@ -314,6 +318,54 @@ def test_what_was_given_up_before_its_task_came_does_not_count_and_the_task_is_n
         join.read(log.write(event, T0 + 800_001))
     assert len(log.of("groups")) == 1
     assert named(settled(log.records)) == ""
+
+
+@pytest.mark.parametrize("sampled_again", [True, False])
+def test_a_task_delivered_again_after_it_was_evicted_has_a_second_group_that_repeats_the_first(
+    sampled_again: bool,
+) -> None:
+    log = Written()
+    join = Joined(log)
+    asked = task(group_size=SIZE, reward_sources=SOURCES)
+
+    def answer(sampling: str, ms: int) -> None:
+        slots = answers(asked, sampling)
+        for event in (asked, *slots, *verdicts(slots, random.Random(1))):
+            join.read(log.write(event, ms))
+
+    answer("first", T0)
+    join.read(log.write(control(kind="evict"), T0 + 10))
+    answer("second" if sampled_again else "first", T0 + 20)
+    first, second = (made for _, made in groups_of(log.records))
+    assert first.group_id == second.group_id and first.created_at != second.created_at
+    report = settled(log.records)
+    assert named(report) == ""
+    assert "repeated" in {found.category for found in report.findings}
+
+
+def test_a_task_delivered_again_after_it_was_evicted_is_in_flight_until_its_group_comes() -> None:
+    log = Written()
+    join, asked = Joined(log), task(group_size=SIZE, reward_sources=SOURCES)
+    slots = answers(asked)
+    for event in (asked, *slots, *verdicts(slots, random.Random(1))):
+        join.read(log.write(event, T0))
+    join.read(log.write(control(kind="evict"), T0 + 10))
+    for event in (asked, *answers(asked, "second")):
+        join.read(log.write(event, T0 + 20))
+    report = recount(log.records, SETTINGS, Reach(ends=ends(log.records), committed=passed(log.records, "streams")))
+    assert named(report) == ""
+    assert report.in_flight["events"] == SIZE
+
+
+def test_a_group_that_was_recorded_without_slots_and_metadata_since_it_was_too_large_balances() -> None:
+    log = Written()
+    join, asked = Joined(log), task(group_size=SIZE, reward_sources=SOURCES, metadata={"note": "n"})
+    slots = answers(asked)
+    for event in (asked, *slots, *verdicts(slots, random.Random(1))):
+        join.read(log.write(event, T0))
+    ((record, _),) = groups_of(log.records)
+    empty = {"dropped_reason": "too_large", "responses": (), "left_out": (), "metadata": {}}
+    assert named(settled(rewritten(log.records, record.at, lambda group: replace(group, **empty)))) == ""
 
 
 def test_a_window_that_is_full_and_was_not_cut_is_lost() -> None:

@@ -13,7 +13,13 @@ from typing import Any
 
 import hypothesis
 import pytest
-from auditing import (
+from hypothesis import given, strategies as st
+
+from schemas.events import AdapterFile, Batch, Coordinates, DroppedGroup, Event, derive_id
+from streams.kafka.record import Record
+from streams.kafka.topics import LABELS
+from tests.support.factories import T0, control, group, reward, task
+from tests.support.log.whole_run import (
     BY_NAME,
     TOPICS,
     answers,
@@ -27,12 +33,6 @@ from auditing import (
     whole_log,
     without,
 )
-from factories import T0, control, group, reward, task
-from hypothesis import given, strategies as st
-
-from schemas.events import AdapterFile, Batch, Coordinates, DroppedGroup, Event, derive_id
-from streams.kafka.record import Record
-from streams.kafka.topics import LABELS
 
 
 @cache

@@ -6,13 +6,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from auditing import SETTINGS, TOPICS, Written, ends, trained
-from factories import T0, response, task
 
 from schemas.events import AdapterEvent, AdapterKind, Coordinates, DeadLetter, derive_id
 from streams.settings.model import Settings
 from streams.tools.audit.facts import AuditFinding, Reach
 from streams.tools.audit.recount import recount
+from tests.support.factories import T0, response, task
+from tests.support.log.whole_run import SETTINGS, TOPICS, Written, ends, trained
 
 SECOND = 1000
 FOLLOW_MS = int(SETTINGS.rollouts.follow_s * 1000)

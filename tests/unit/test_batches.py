@@ -6,13 +6,13 @@ import dataclasses
 from typing import Any
 
 import pytest
-from factories import T0, group
 from hypothesis import given, strategies as st
 
 from schemas.events import AdvantagedGroup, Batch, Coordinates, GroupResponse, LagCount, derive_id
 from schemas.serde import encode
 from streams.settings.model import Batches
 from streams.stages.batches import MAX_NAMED, BatchWindow, Cutter, dump, load
+from tests.support.factories import T0, group
 
 
 class Line:

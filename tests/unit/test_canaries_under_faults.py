@@ -11,7 +11,6 @@ import random
 from dataclasses import replace
 from typing import Any
 
-from factories import T0, group, state_after
 from hypothesis import given, settings, strategies as st
 
 from schemas.events import AdapterEvent, AdvantagedGroup, derive_id
@@ -21,6 +20,7 @@ from streams.adapters.versions import empty, fold
 from streams.settings.model import Canary
 from streams.stages.rollouts import canary, stage as rollouts
 from streams.stages.rollouts.state import RolloutRule
+from tests.support.factories import T0, group, state_after
 
 RULE = RolloutRule("canary", canary=Canary(steps="0.3,0.6,1", step_groups=10, max_groups=400))
 QUALITY = {0: 0.3, 1: 0.6, 2: 0.1, 3: 0.9}

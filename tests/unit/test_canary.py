@@ -8,12 +8,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from factories import T0, group
 
 from schemas.events import AdapterEvent, AdvantagedGroup, LeftOut
 from streams.settings.model import Canary
 from streams.stages.rollouts import canary
 from streams.stages.rollouts.canary import CanaryTrial, Evidence
+from tests.support.factories import T0, group
 
 RULE = Canary(step_groups=10, max_groups=200)
 TRIAL = CanaryTrial("canary", version=2, primary=1, steps=((0.05, T0),))

@@ -26,7 +26,7 @@ def test_note_grows_with_what_is_acknowledged_and_is_read_back() -> None:
 
 
 def test_record_acknowledged_late_does_not_shorten_the_note() -> None:
-    # It was written before the recovery read the end, and its acknowledgement came after.
+    # It had been written the recovery read the end, and its acknowledgement came after.
     changelogs = Changelogs()
     changelogs.accept({(TOPIC, 0): Extent(0, 7)})
     assert changelogs.acknowledged((TOPIC, 0), 5) is None
@@ -37,7 +37,7 @@ def test_changelog_that_goes_back_under_the_worker_is_noticed() -> None:
     changelogs = Changelogs()
     changelogs.accept({(TOPIC, 0): Extent(0, 7)})
     assert changelogs.acknowledged((TOPIC, 0), 7) is None
-    why = f"{TOPIC}[0]: a record was written at 0, though 7 was written before"
+    why = f"{TOPIC}[0]: a record was written at 0, though 7 had been written"
     assert changelogs.acknowledged((TOPIC, 0), 0) == why
 
 
@@ -47,7 +47,7 @@ def test_changelog_that_goes_back_under_the_worker_is_noticed() -> None:
         (Extent(0, 10), None),
         (Extent(0, 12), None),
         (Extent(0, 9), "ends at 9, but 9 had been written"),
-        (Extent(0, 0), "ends at 0, but 9 had been written (it was made anew, or emptied)"),
+        (Extent(0, 0), "ends at 0, but 9 had been written (it was recreated or emptied)"),
         (Extent(3, 10), "begins at 3, but began at 0 before"),
         (Extent(10, 10), "begins at 10, but began at 0 before"),
     ],

@@ -15,10 +15,10 @@ import pytest
 import torch
 from peft import PeftModel
 from safetensors import SafetensorError
-from tiny import tiny_group, tiny_model, tiny_tokenizer
 
 from streams.errors import RefusedError, SettingsError
 from streams.settings.model import Model, Settings, Trainer
+from tests.support.models.tiny import tiny_group, tiny_model, tiny_tokenizer
 from trainer import checkpoint
 from trainer.checkpoint import State
 from trainer.grpo import LogGRPOTrainer

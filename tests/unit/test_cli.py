@@ -308,7 +308,7 @@ def test_schemas_serve_answers_until_it_is_told_to_stop() -> None:
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
         url = json.loads(child.stdout.readline())["url"]
-        with urllib.request.urlopen(f"{url}/schemas/ids/1") as answer:  # noqa: S310 - our own server
+        with urllib.request.urlopen(f"{url}/schemas/ids/1", timeout=20) as answer:  # noqa: S310 - our own server
             assert json.loads(json.load(answer)["schema"])["name"] == "Task"
         child.send_signal(signal.SIGTERM)
         child.communicate(timeout=30)

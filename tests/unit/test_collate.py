@@ -6,10 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tiny import VOCABULARY, tiny_group, tiny_model
 
 from schemas.events import AdvantagedGroup, Coordinates, Sampling
 from streams.errors import ContradictoryEvent
+from tests.support.models.tiny import VOCABULARY, tiny_group, tiny_model
 from trainer.collate import GroupOrigin, check_group, collate, micro_batches, scaled
 
 AT = Coordinates("streamward.groups", 2, 41)

@@ -12,10 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from any_event import any_event, values
-from factories import in_version_1, one_of_each, response, reward, task
 from hypothesis import given, settings, strategies as st
-from running import by_another_writer
 
 from schemas import serde, versions
 from schemas.avro_schema import shapes
@@ -23,6 +20,9 @@ from schemas.events import EVENTS, Coordinates, Event, Message, Response, Reward
 from schemas.serde import Poison, encode
 from streams.kafka.record import Record
 from streams.tools.arrow.decode import CHUNK_RECORDS, Bad, arrow_schema, decode
+from tests.support.any_event import any_event, values
+from tests.support.factories import in_version_1, one_of_each, response, reward, task
+from tests.support.processes import by_another_writer
 
 
 def records(payloads: Sequence[bytes | None], *, key: bytes | None = b"k") -> list[Record]:

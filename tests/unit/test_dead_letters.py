@@ -6,7 +6,6 @@ import base64
 from dataclasses import replace
 
 import pytest
-from factories import T0, group, response, task
 from hypothesis import given, strategies as st
 
 from schemas import serde
@@ -29,6 +28,7 @@ from streams.tools.dead_letters.letters import (
     parse,
 )
 from streams.tools.dead_letters.redrive import CLAIM_S, STALE_S, home
+from tests.support.factories import T0, group, response, task
 
 HERE = "dead-letters"
 AT = Coordinates("p.responses", 3, 1041)

@@ -2,15 +2,15 @@
 
     every .md file ──► its links, the files, tests and settings it names ──► each must exist
 
-Not covered: whether the words are true. Commands of the README are run (tests/pipeline/test_readme.py), the tour's
-bytes are compared (test_tour.py), and docs/cli.md and schemas/README.md are generated.
+Not covered: whether the words are true. Commands of the README and the pages behind it are run
+(tests/pipeline/test_readme.py), the tour's bytes are compared (test_tour.py), and docs/cli.md and schemas/README.md are
+generated.
 """
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -18,11 +18,12 @@ import pytest
 
 from streams.settings.load import dotted
 from streams.settings.model import Settings
+from tests import modules
 from tests.benchmarks.table import BEGIN, END
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(page for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("schemas/*.md")])
-PACKAGES = ("schemas", "streams", "trainer")
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 NOT_IN_PROSE = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
 ROOTS = ("streams/", "trainer/", "schemas/", "tests/", "docs/")
 
@@ -89,26 +90,26 @@ def test_every_setting_that_a_page_names_is_one(page: Path) -> None:
     assert keys - known == set()
 
 
-def test_every_module_has_its_line_in_the_tree_and_no_line_is_of_a_module_that_is_gone() -> None:
-    page = (ROOT / "README.md").read_text(encoding="utf-8")
-    there = {
-        str(file.relative_to(ROOT))
-        for package in PACKAGES
-        for file in (ROOT / package).rglob("*.py")
-        if file.name != "__init__.py"
-    }
-    assert set(_tree(page)) == there
+def test_the_list_of_modules_is_that_of_today() -> None:
+    assert modules.PAGE.read_text(encoding="utf-8") == modules.page(), "run `python -m tests.modules`"
 
 
-def _tree(page: str) -> Iterator[str]:
-    """Yield the modules in the README's tree, as paths."""
-    folders: list[str] = []
-    (block,) = re.findall(r"^```text\n(schemas/ .*?)^```$", page, re.DOTALL | re.MULTILINE)
-    for line in block.splitlines():
-        depth, name = (len(line) - len(line.lstrip())) // 4, line.split()[0]
-        folders[depth:] = [name]
-        if name.endswith(".py"):
-            yield "".join(folders)
+def test_the_readme_is_short() -> None:
+    assert README.count("\n") <= 250
+
+
+def test_every_folder_has_its_line_in_the_tree_and_no_line_is_of_a_folder_that_is_gone() -> None:
+    (tree,) = re.findall(r"^```text\n(streamward/ .*?)^```$", README, re.DOTALL | re.MULTILINE)
+    top, streams = re.findall(r"^(\w+)/ ", tree, re.MULTILINE), re.findall(r"^    (\w+)/ ", tree, re.MULTILINE)
+    assert [name for name in top if not (ROOT / name).is_dir()] == []
+    assert sorted(streams) == sorted({file.parent.name for file in (ROOT / "streams").glob("*/*.py")})
+
+
+def test_the_boxes_of_the_picture_are_the_stages() -> None:
+    (picture,) = re.findall(r"^```text\n(.*?┌.*?)^```$", README, re.DOTALL | re.MULTILINE)
+    boxes = set(re.findall(r"│ +(\w+) +│", picture))
+    stages = {path.stem for path in (ROOT / "streams" / "stages").iterdir() if not path.name.startswith("_")}
+    assert boxes == stages | {"trainer"}
 
 
 def test_the_table_of_benchmarks_has_its_place() -> None:

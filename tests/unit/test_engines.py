@@ -26,7 +26,7 @@ from streams.engines.token_draw import draw
 from streams.engines.transformers_engine import KEPT, TransformersEngine
 from streams.errors import EventError, SettingsError
 from streams.settings.model import Model, Policy, Settings
-from tests.tiny import VOCABULARY, sampled_logps, save_tiny, tiny_model, tiny_tokenizer
+from tests.support.models.tiny import VOCABULARY, sampled_logps, save_tiny, tiny_model, tiny_tokenizer
 
 HEADER = " ".join(str(number) for number in range(20, 32))
 

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from judging import outcome
 
 from streams.scorers import ScoreError, ScoreOutcome, Scorers, find
 from streams.settings.model import Scoring
+from tests.support.doubles.judge import outcome
 
 ENTRY_POINTS = """
     import math, os, subprocess, sys, time
@@ -125,7 +125,7 @@ def test_an_entry_point_may_give_a_number_and_its_components(hasty: Scorers) -> 
         ("boolean", "not_a_number", "gave value True"),
         ("text", "not_a_number", "gave value '1.0'"),
         ("none", "not_a_number", "gave value None"),
-        ("unmarked", "unknown_scorer", "is not marked as a scorer; write @streams.scorers.entry_point('unmarked/1')"),
+        ("unmarked", "unknown_scorer", "is not marked as a scorer; write @streamward.entry_point('unmarked/1')"),
         ("missing", "unknown_scorer", "has no attribute 'missing'"),
     ],
 )

@@ -6,9 +6,9 @@ import uuid
 from typing import Any
 
 import pytest
-from factories import one_of_each, response, reward, task
 
 from schemas.events import EVENTS, NAMESPACE, Coordinates, RewardSource, Sampling, derive_id, problems
+from tests.support.factories import one_of_each, response, reward, task
 
 
 def test_an_id_is_the_uuid5_of_its_parts_under_one_namespace() -> None:

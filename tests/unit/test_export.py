@@ -11,7 +11,6 @@ from typing import Any
 
 import duckdb
 import pytest
-from factories import group, response, task
 
 from schemas.events import AdvantagedGroup, Coordinates, Event, GroupResponse, Message, Response, Task, ToolCall
 from schemas.serde import encode
@@ -20,6 +19,7 @@ from streams.kafka.record import Record
 from streams.tools.arrow import decode
 from streams.tools.query import export
 from streams.tools.query.export import MANIFEST, Counts, ExportOptions, check, split_of, statement
+from tests.support.factories import group, response, task
 
 RANGES = [{"topic": "groups", "partition": 0, "first": 0, "next": 3}]
 

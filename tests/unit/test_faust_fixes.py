@@ -296,7 +296,7 @@ def test_commit_below_the_first_record_is_refused_with_the_choice(app: App) -> N
     # aiokafka would start at 7, in silence
     async def scene() -> None:
         consumer = consumer_on(app, Broker({SOURCE: [7, 8]}, committed={SOURCE: 3}))
-        told = r"tasks\[0\]: group streamward.streams goes on at 3.* is 7: 4 records.*offsets skip --group streams`"
+        told = r"tasks\[0\]: group streamward.streams is at 3.* is 7: 4 records.*offsets skip --group streams`"
         with pytest.raises(LogError, match=told):
             await consumer.perform_seek()
 
@@ -311,7 +311,7 @@ def test_records_deleted_under_a_reader_end_it(app: App) -> None:
         assert await read(consumer, rounds=1) == [0, 1, 2]
         broker.log[SOURCE] = [7, 8]
         broker.positions[SOURCE] = 7  # as aiokafka does when the broker says that 3 is out of range
-        with pytest.raises(LogError, match=r"tasks\[0\].*goes on at 3.*first record there is 7: 4 records"):
+        with pytest.raises(LogError, match=r"tasks\[0\].*is at 3.*first record there is 7: 4 records"):
             await read(consumer)
 
     run(scene)
@@ -326,7 +326,7 @@ def test_records_deleted_up_to_the_end_under_a_reader_end_it(app: App) -> None:
         assert await read(consumer, rounds=1) == [0, 1, 2]
         broker.log[SOURCE] = []
         broker.positions[SOURCE] = 9
-        with pytest.raises(LogError, match=r"goes on at 3.*first record there is 9: 6 records"):
+        with pytest.raises(LogError, match=r"is at 3.*first record there is 9: 6 records"):
             await fixes.look_behind(consumer)
 
     run(scene)
@@ -357,7 +357,7 @@ def test_whole_changelog_is_gone_on_from(app: App, changelog: list[int], end: in
 
 @pytest.mark.parametrize(
     ("changelog", "why"),
-    [([0, 1], "ends at 2, but 3 had been written"), ([2, 3], "begins at 2"), ([], "made anew, or emptied")],
+    [([0, 1], "ends at 2, but 3 had been written"), ([2, 3], "begins at 2"), ([], "recreated or emptied")],
 )
 def test_changelog_that_lost_records_is_rebuilt_from_the_sources_once(
     app: App, changelog: list[int], why: str, caplog: pytest.LogCaptureFixture
@@ -656,7 +656,7 @@ def test_leader_that_misses_a_topic_ends_the_worker_instead_of_assigning_the_res
     monkeypatch.setattr(fixes, "give_up", end)
     with pytest.raises(SystemExit):
         fixes._perform_assignment(None, Cluster(), {"a worker": Member()})
-    assert said == ["at a rebalance the broker knows nothing of rewards, which the workers read"]
+    assert said == ["at a rebalance the broker did not know rewards, which the workers read"]
 
 
 # --- 9. uvloop for the consumer's thread too

@@ -14,6 +14,7 @@ from schemas.events import Purpose, Task, problems
 from streams.errors import EventError, NotFoundError, SettingsError
 from streams.scorers import source_problems
 from streams.stages.tasks.generators import TaskSpec, generate, is_held_out
+from tests import skips
 
 
 def some(
@@ -124,7 +125,7 @@ def test_without_reasoning_gym_the_error_says_how_to_install_it() -> None:
 @pytest.mark.gym
 @pytest.mark.parametrize("name", ["chain_sum", "basic_arithmetic", "word_sorting", "simple_equations"])
 def test_reasoning_gym_tasks_carry_their_verifier_and_keep_held_out_questions_apart(name: str) -> None:
-    pytest.importorskip("reasoning_gym", reason="NOT TESTED: reasoning-gym is missing; run `make setup-gym`")
+    pytest.importorskip("reasoning_gym", reason=skips.GYM)
     trained = some(f"reasoning-gym:{name}", seed=1)
     asked = some(f"reasoning-gym:{name}", seed=2, purpose="eval")
     assert not {question(task) for task in trained} & {question(task) for task in asked}
@@ -137,13 +138,13 @@ def test_reasoning_gym_tasks_carry_their_verifier_and_keep_held_out_questions_ap
 @pytest.mark.gym
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the dataset leaves its file open
 def test_a_dataset_whose_entries_do_not_survive_json_is_refused() -> None:
-    pytest.importorskip("reasoning_gym", reason="NOT TESTED: reasoning-gym is missing; run `make setup-gym`")
+    pytest.importorskip("reasoning_gym", reason=skips.GYM)
     with pytest.raises(EventError, match="cannot be stored as JSON"):
         some("reasoning-gym:arc_agi", count=2)
 
 
 @pytest.mark.gym
 def test_an_unknown_dataset_names_the_nearest() -> None:
-    pytest.importorskip("reasoning_gym", reason="NOT TESTED: reasoning-gym is missing; run `make setup-gym`")
+    pytest.importorskip("reasoning_gym", reason=skips.GYM)
     with pytest.raises(SettingsError, match=r"did you mean chain_sum\?"):
         some("reasoning-gym:chain_summ")

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import VOCABULARY, sampled_logps, tiny_group, tiny_model, tiny_tokenizer
 from torch import Tensor
 from transformers import MistralConfig, MistralForCausalLM
 
 from schemas.events import AdvantagedGroup
 from streams.errors import SettingsError
 from streams.settings.model import Trainer
+from tests.support.models.tiny import VOCABULARY, sampled_logps, tiny_group, tiny_model, tiny_tokenizer
 from trainer import prefix_tree
 from trainer.grpo import LogGRPOTrainer
 from trainer.model import wrap

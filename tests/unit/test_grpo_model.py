@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny import tiny_group, tiny_model
 
 from streams.engines.base_model import load_base
 from streams.settings.model import Model, Trainer
+from tests.support.models.tiny import tiny_group, tiny_model
 from trainer.grpo import LogGRPOTrainer
 from trainer.model import wrap
 

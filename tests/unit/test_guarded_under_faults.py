@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import random
 
-from factories import state_after
 from hypothesis import given, settings, strategies as st
 
 from schemas.events import AdapterEvent, Outcome, Task, derive_id
@@ -17,6 +16,7 @@ from streams.settings.model import Guard
 from streams.stages.rollouts import stage as rollouts
 from streams.stages.rollouts.state import RolloutRule
 from streams.stages.tasks.suites import generated
+from tests.support.factories import state_after
 
 SUITE = Suite(name="sums@1", questions=generated("sums", count=2, seed=0).questions, thresholds={})
 RULE = RolloutRule("guarded", Guard(min_tasks=20), SUITE)

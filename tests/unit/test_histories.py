@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from histories import DECISIONS, FOLDER, SUFFIX, History, advice, decide, differences, load, read, save
 
 from schemas.events import AdvantagedGroup, Batch, DeadLetter, Task
 from schemas.serde import Poison, decode, encode
@@ -20,6 +19,7 @@ from streams import advantage_formulas
 from streams.kafka.topics import topics
 from streams.settings.model import Settings
 from streams.stages import batches
+from tests.histories import DECISIONS, FOLDER, SUFFIX, History, advice, decide, differences, load, read, save
 
 ROOT = Path(__file__).parents[2]
 PATHS = sorted(FOLDER.glob(f"*{SUFFIX}"))

@@ -6,12 +6,12 @@ import dataclasses
 from typing import Any
 
 import pytest
-from factories import T0, control, response, reward, task
-from joining import Log, answers, left_out, scores
 
 from schemas.events import AdvantagedGroup, RewardSource
 from schemas.serde import decode, encode
 from streams.stages.advantages.state import OpenGroup
+from tests.support.factories import T0, control, response, reward, task
+from tests.support.log.join_partition import Log, answers, left_out, scores
 
 # --- a whole group ---------------------------------------------------------------------------------------------------
 
@@ -156,7 +156,7 @@ def test_another_value_under_the_same_reward_id_is_contradictory_and_the_first_w
     log, slots = Log(), answers()
     log.read_all([task(), *slots, reward(slots[0], value=0.0), reward(slots[0], value=9.0), *scores(slots)[1:]])
     assert log.reasons() == [("rewards@1", "contradictory")]
-    assert "the value 9.0, but rewards[5]@0 already said 0.0" in log.rejects[0].error
+    assert "the value 9.0, but rewards[5]@0 already has 0.0" in log.rejects[0].error
     assert log.group().responses[0].reward == 0.0
 
 

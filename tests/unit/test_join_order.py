@@ -8,12 +8,12 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
-from factories import T0, control, response, reward, task
 from hypothesis import given, settings, strategies as st
-from joining import Log, answers, scores
 
 from schemas.events import Event, Message, Response, Reward, RewardSource, Task
 from schemas.serde import encode
+from tests.support.factories import T0, control, response, reward, task
+from tests.support.log.join_partition import Log, answers, scores
 
 Entry = tuple[Event, int]
 """An event and the timestamp of its record."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from factories import T0, control, response, reward, task
-from joining import Log, answers, left_out, scores
 
 from schemas.events import AdvantagedGroup, Event
 from schemas.serde import decode, encode
 from streams.stages.advantages.state import ClosedGroup, OpenGroup
+from tests.support.factories import T0, control, response, reward, task
+from tests.support.log.join_partition import Log, answers, left_out, scores
 
 
 def test_expire_emits_the_part_that_is_scored() -> None:
@@ -92,15 +92,15 @@ def test_a_task_without_deadline_has_the_stages_counted_from_its_record() -> Non
     log = Log(deadline_s=2.5)
     log.read(task(), T0 + 7)
     log.read(task(), T0 + 1000)  # the first in its partition wins
-    assert isinstance(log.state, OpenGroup)
-    assert log.join.deadline_ms(log.state) == T0 + 7 + 2500
+    assert isinstance(log.state, OpenGroup) and log.state.task is not None
+    assert log.state.task.deadline_ms == T0 + 7 + 2500
 
 
 def test_with_deadline_zero_a_group_waits_for_ever() -> None:
     log = Log(deadline_s=0)
     log.read(task())
-    assert isinstance(log.state, OpenGroup)
-    assert log.join.deadline_ms(log.state) is None
+    assert isinstance(log.state, OpenGroup) and log.state.task is not None
+    assert log.state.task.deadline_ms is None
 
 
 def test_what_comes_after_the_group_left_is_late() -> None:

@@ -9,13 +9,13 @@ from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 import pytest
-from judging import JudgeServer, a_response, judging, raw, says
 from pydantic import SecretStr
 
 from schemas.events import Message, RewardSource, Task
 from streams.observability.tracing.context import Context
 from streams.scorers import ScoreOutcome, Scorers
 from streams.settings.model import Scoring
+from tests.support.doubles.judge import JudgeServer, a_response, judging, raw, says
 
 TASK = Task(
     task_id="t1",

@@ -7,7 +7,6 @@ import pickle
 from collections.abc import Iterator
 
 import pytest
-from factories import in_version_1, one_of_each, reward, task
 
 from schemas import ids as numbering, versions
 from schemas.events import AdapterEvent, AdvantagedGroup, Coordinates, Event, Reward
@@ -15,6 +14,7 @@ from schemas.ids import RegistryIds, RegistryVersion
 from schemas.serde import Poison, decode, encode
 from streams.kafka.record import Record
 from streams.tools.arrow import decode as columns
+from tests.support.factories import in_version_1, one_of_each, reward, task
 
 OFFSET = 100
 """What this registry counts from; so far off that no id of its means anything else in lock.json."""

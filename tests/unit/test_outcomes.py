@@ -7,14 +7,14 @@ import json
 import random
 from collections.abc import Iterable
 
-import factories
 import pytest
-from factories import member
 from hypothesis import given, strategies as st
 
 from schemas.events import AdapterEvent, AdvantagedGroup, GroupResponse, LeftOut, Outcome, derive_id
 from streams.errors import ContradictoryEvent
 from streams.evaluation import intervals, results as outcomes
+from tests.support import factories
+from tests.support.factories import member
 
 
 def group(

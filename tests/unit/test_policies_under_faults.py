@@ -10,7 +10,6 @@ import dataclasses
 import random
 from collections.abc import Sequence
 
-from factories import T0, group, state_after
 from hypothesis import given, settings, strategies as st
 
 from schemas.events import AdapterEvent, AdvantagedGroup, Batch, Coordinates, derive_id
@@ -21,6 +20,7 @@ from streams.settings.model import Batches, Settings
 from streams.stages.batches import Cutter, dump, dump_offset, is_double, load
 from streams.stages.rollouts import stage as rollouts
 from streams.tools.replay import driver
+from tests.support.factories import T0, group, state_after
 
 RULE = Batches(groups=2, max_policy_lag=1)
 seeds = st.integers(0, 2**16)

@@ -8,9 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-import factories
 import pytest
-from factories import member
 from hypothesis import given, settings, strategies as st
 
 from schemas.events import (
@@ -34,6 +32,8 @@ from streams.stages.policy.admission import Admission
 from streams.stages.policy.responses import ServedVersion, response, unusable
 from streams.stages.policy.sampling import SamplingBatch, WaitingTask, all_failed, choose, malformed
 from streams.stages.policy.versions import VersionRouter, route
+from tests.support import factories
+from tests.support.factories import member
 
 
 def task(number: int = 0, **changed: object) -> Task:

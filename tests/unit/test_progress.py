@@ -6,9 +6,7 @@ from collections import defaultdict
 from dataclasses import replace
 from typing import Any
 
-import factories
 import pytest
-from factories import group, response, reward, task
 from hypothesis import given, settings, strategies as st
 
 from schemas.events import (
@@ -27,6 +25,8 @@ from streams.demo.progress import Progress, waits
 from streams.kafka.record import Record
 from streams.kafka.topics import topic_of
 from streams.settings.model import Batches, Settings
+from tests.support import factories
+from tests.support.factories import group, response, reward, task
 
 SETTINGS = Settings(batches=Batches(groups=2, max_policy_lag=0))
 SIZE = 2

@@ -11,10 +11,10 @@ from typing import Any
 
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from in_memory import NAMES, PARTITIONS, TROUBLES, Cluster, Killed, Log
 
 from schemas.events import AdvantagedGroup, DeadLetter
 from schemas.serde import decode
+from tests.support.log.in_memory import NAMES, PARTITIONS, TROUBLES, Cluster, Killed, Log
 
 seeds = st.integers(0, 2**16)
 workers, partitions = st.integers(0, 1), st.integers(0, PARTITIONS - 1)

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from factories import state_after
 
 from schemas.events import AdapterEvent, AdapterFile, AdapterKind, Coordinates, derive_id
 from streams.adapters.decisions import AdapterHistory, rolls_back_to
@@ -14,6 +13,7 @@ from streams.adapters.retention import measure, plan
 from streams.adapters.versions import AdapterState
 from streams.errors import NotFoundError, RefusedError, SettingsError
 from streams.tools.lineage import difference, parents
+from tests.support.factories import state_after
 
 SUITE = "sums/n=64/seed=1"
 ME = {"actor": "ada", "reason": "it is worse"}

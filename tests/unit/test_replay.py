@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from factories import T0, group
 from hypothesis import given, strategies as st
 from pydantic import SecretStr
 
@@ -24,6 +23,7 @@ from streams.tools.replay.comparison import ComparisonLine
 from streams.tools.replay.held_out import HeldOutSuite
 from streams.tools.replay.recorded_lag import Trained
 from streams.tools.replay.selection import Selection, from_plain
+from tests.support.factories import T0, group
 
 HOUR_MS = 3_600_000
 

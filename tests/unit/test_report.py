@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from deployed import parsed
 from rich.console import Console
 
 from streams.demo import report
 from streams.demo.progress import HeldOut, Progress
 from streams.settings.model import Broker, Kafka, Settings
+from tests.support.deploy.command_lines import parsed
 
 CONFIG = Path("demo/streamward.toml")
 
@@ -102,12 +102,26 @@ def test_a_run_that_did_not_finish_says_why_and_that_it_can_go_on(
 
 def test_the_next_commands_are_for_the_settings_of_this_run(progress: Progress) -> None:
     commands = shown(progress).partition("Try next:")[2].split("\n")
-    assert f"  .venv/bin/streamward --config {CONFIG} adapters list" in commands
+    assert f"  streamward --config {CONFIG} adapters list" in commands
+
+
+def test_the_next_commands_call_the_program_as_it_was_called(
+    progress: Progress, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", [".venv/bin/streamward", "demo"])
+    assert "  .venv/bin/streamward demo --steps 30" in shown(progress).splitlines()
+    program = tmp_path / "streamward"
+    program.touch(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("sys.argv", [str(program), "demo"])
+    assert "  streamward demo --steps 30" in shown(progress).splitlines()
 
 
 def test_the_next_commands_exist_and_none_of_them_waits_for_records_that_nobody_writes(progress: Progress) -> None:
     commands = [
-        line.split() for line in shown(progress).partition("Try next:")[2].splitlines() if "streamward " in line
+        line.split()
+        for line in shown(progress).partition("Try next:")[2].splitlines()
+        if "streamward --config " in line
     ]
     for _, _, _, *words in commands:
         assert parsed(words) == " ".join(words[:2])

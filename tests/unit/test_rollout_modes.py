@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from factories import state_after
 
 from schemas.events import AdapterEvent, AdapterKind, Outcome, Task, derive_id
 from streams.adapters import serving, versions as adapters
@@ -14,8 +13,9 @@ from streams.errors import SettingsError
 from streams.evaluation.suites import Suite
 from streams.settings.model import Canary, Guard, Rollouts, Settings
 from streams.stages.rollouts import stage as rollouts
-from streams.stages.rollouts.state import RolloutRule, rule_of
+from streams.stages.rollouts.state import RolloutRule, RolloutState, rule_of
 from streams.stages.tasks.suites import generated, of_guard
+from tests.support.factories import state_after
 
 SUITE = Suite(name="sums@1", questions=generated("sums", count=3, seed=0).questions, thresholds={})
 GUARDED = RolloutRule("guarded", Guard(min_tasks=20), SUITE)
@@ -59,7 +59,7 @@ class Log:
         self.events: list[AdapterEvent] = []
         self.tasks: list[Task] = []
         self.results: dict[int, AdapterEvent] = {}
-        self.line, self.read = rollouts.Line(), 0
+        self.line, self.read = RolloutState(), 0
 
     def append(self, *events: AdapterEvent) -> Log:
         self.events += events
@@ -186,7 +186,7 @@ def test_a_trained_version_begins_its_canary_at_the_first_share() -> None:
 
 
 def test_the_line_knows_since_when_each_share_is_in_force_by_the_time_of_the_records() -> None:
-    line, made = rollouts.reduce(rollouts.Line(), trained(1), CANARY, at_ms=500)
+    line, made = rollouts.reduce(RolloutState(), trained(1), CANARY, at_ms=500)
     started = made[0]
     assert isinstance(started, AdapterEvent)
     line, _ = rollouts.reduce(line, started, CANARY, at_ms=510)

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from factories import T0, group
 
 from schemas.events import AdapterEvent, AdapterKind, derive_id
 from streams.adapters import versions as adapters
@@ -14,6 +13,7 @@ from streams.cli import rollout as cli_rollout
 from streams.settings.model import Canary, Guard, Rollouts, Settings
 from streams.stages.rollouts import canary
 from streams.stages.rollouts.status import Rollout
+from tests.support.factories import T0, group
 
 GATE = canary.gate(Canary(steps="0.2,1", step_groups=30))
 

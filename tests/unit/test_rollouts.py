@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from factories import state_after
 from hypothesis import given, settings, strategies as st
 
 from schemas.events import AdapterEvent, AdapterFile, AdapterKind, derive_id
 from streams.adapters import serving, versions as adapters
 from streams.stages.rollouts import stage as rollouts
+from streams.stages.rollouts.state import RolloutState
+from tests.support.factories import state_after
 
 
 def trained(version: int, **changed: object) -> AdapterEvent:
@@ -37,7 +38,7 @@ class Log:
 
     def __init__(self) -> None:
         self.events: list[AdapterEvent] = []
-        self.line = rollouts.Line()
+        self.line = RolloutState()
         self.read = 0
 
     def append(self, *events: AdapterEvent) -> Log:
@@ -201,7 +202,7 @@ def test_an_older_version_that_is_trained_late_is_not_promoted() -> None:
 def test_a_stage_that_lost_its_state_writes_nothing_that_acts_again() -> None:
     log = Log().append(trained(1), trained(2)).settle()
     before = state_after(log.events)
-    log.line, log.read = rollouts.Line(), 0
+    log.line, log.read = RolloutState(), 0
     assert replace(state_after(log.settle().events), refused=()) == replace(before, refused=())
 
 

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 from hypothesis import given, strategies as st
-from judging import a_response, a_task, outcome
 
 from schemas.events import RewardSource
 from streams.errors import EventError
 from streams.scorers import SCORERS, ScoreError, Scorers, find, source_problems
 from streams.settings.model import Scoring
+from tests import skips
+from tests.support.doubles.judge import a_response, a_task, outcome
 
 DEMO_MIX = {
     "of": [
@@ -231,7 +232,7 @@ def test_without_reasoning_gym_the_error_says_how_to_install_it(scorers: Scorers
 
 @pytest.mark.gym
 def test_reasoning_gym_judges_with_its_own_verifier(scorers: Scorers) -> None:
-    rg = pytest.importorskip("reasoning_gym", reason="NOT TESTED: reasoning-gym is missing; run `make setup-gym`")
+    rg = pytest.importorskip("reasoning_gym", reason=skips.GYM)
     entry = rg.create_dataset("chain_sum", seed=1, size=1)[0]
     verifier = json.dumps({"dataset": "chain_sum", "config": {}, "entry": entry})
     task, source = a_task(verifier=verifier), RewardSource(name="reasoning-gym")
@@ -241,7 +242,7 @@ def test_reasoning_gym_judges_with_its_own_verifier(scorers: Scorers) -> None:
 
 @pytest.mark.gym
 def test_reasoning_gym_names_an_unknown_dataset(scorers: Scorers) -> None:
-    pytest.importorskip("reasoning_gym", reason="NOT TESTED: reasoning-gym is missing; run `make setup-gym`")
+    pytest.importorskip("reasoning_gym", reason=skips.GYM)
     verifier = json.dumps({"dataset": "chain_summ", "entry": {}})
     found = scorers.score(a_task(verifier=verifier), a_response("x"), RewardSource(name="reasoning-gym"))
     assert found.reason == "bad_verifier" and found.error is not None and "did you mean chain_sum?" in found.error

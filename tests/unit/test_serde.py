@@ -9,8 +9,6 @@ from typing import Any
 
 import fastavro
 import pytest
-from any_event import any_event
-from factories import one_of_each, response, reward, task
 from hypothesis import given, settings, strategies as st
 
 from schemas import versions
@@ -25,6 +23,8 @@ from schemas.events import (
     problems,
 )
 from schemas.serde import EncodeError, Poison, decode, encode
+from tests.support.any_event import any_event
+from tests.support.factories import one_of_each, response, reward, task
 
 
 @settings(max_examples=150)

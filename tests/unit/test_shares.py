@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import sys
 from pathlib import Path
 
 import pytest
-import rank_program
 from hypothesis import given, strategies as st
-from tiny import save_tiny, tiny_group, tiny_model
 
 from streams.errors import EXIT_RESTART
+from tests.support.models import rank_program
+from tests.support.models.tiny import save_tiny, tiny_group, tiny_model
 from trainer import launch
 from trainer.shares import split
 
-TESTS = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 # --- what a share is --------------------------------------------------------------------------------------------------
@@ -42,7 +41,7 @@ def test_equal_groups_are_shared_equally() -> None:
 
 
 def run(folder: Path, *seeds: str) -> int:
-    return launch.run([sys.executable, str(TESTS / "rank_program.py"), str(folder), *seeds], 2)
+    return launch.run([sys.executable, rank_program.__file__, str(folder), *seeds], 2)
 
 
 def digests(folder: Path) -> dict[str, str]:
@@ -52,7 +51,7 @@ def digests(folder: Path) -> dict[str, str]:
 @pytest.fixture
 def importable(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let children import the tests' modules, and ours."""
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(TESTS), str(TESTS.parent)]))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
 
 
 @pytest.mark.usefixtures("importable", "torch_as_before")

@@ -12,7 +12,7 @@ from faust.types import TP
 
 from streams.settings.model import Settings
 from streams.worker import app as apps
-from streams.worker.faust.membership import lease
+from streams.worker.faust.membership import membership
 from streams.worker.table import Fence, Table, generation_of
 
 CHANGELOG = "streamward.streams-groups-changelog"
@@ -24,7 +24,7 @@ def table() -> Iterator[Any]:
     table = apps.table(app, "groups", 4)
     assert isinstance(table, Table)
     yield table
-    lease.begin(float("inf"))
+    membership.reset(float("inf"))
 
 
 def row(offset: int, key: bytes, value: bytes | None, generation: int | None, partition: int = 0) -> Any:
@@ -97,7 +97,7 @@ def test_rows_and_tombstones_of_a_zombie_are_passed_over_and_what_they_cover_is_
             ]
         )
         assert dict(table.data) == {b"a": b"new", b"b": b"kept"}
-        assert f"{CHANGELOG}[0]@5: a row of generation 5 lies behind rows of a newer one" in caplog.text
+        assert f"{CHANGELOG}[0]@5: a row of generation 5 comes after rows of a newer one" in caplog.text
         await table.on_recovery_completed({TP(CHANGELOG, 0)}, set())
         assert written(table) == [(b"a", b"new", 0, 7), (b"b", b"kept", 0, 7), (b"c", None, 0, 7)]
         await table.on_recovery_completed({TP(CHANGELOG, 0)}, set())
@@ -125,7 +125,7 @@ def test_state_of_a_membership_that_was_lost_is_forgotten_and_read_again_from_th
         offsets[TP(CHANGELOG, 0)] = offsets[TP("another", 0)] = 0
         await table.on_rebalance(set(), set(), set(), 6)
         assert dict(table.data) == {b"a": b"1"}
-        lease.lose()
+        membership.lose()
         await table.on_rebalance(set(), set(), set(), 8)
         assert dict(table.data) == {} and set(offsets) == {TP("another", 0)}
         table.apply_changelog_batch([row(0, b"a", b"1", 5)])

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-import tour
+
+from tests import tour
 
 
 def test_the_tour_shows_the_bytes_of_today() -> None:

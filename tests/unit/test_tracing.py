@@ -11,9 +11,6 @@ from dataclasses import replace
 from itertools import permutations
 
 import pytest
-from factories import T0, group, one_of_each, response, reward, task
-from joining import Log, answers, scores
-from receiver import Receiver, receiving
 
 from schemas.events import AdapterEvent, Batch, Coordinates, DeadLetter, GroupControl, Response
 from schemas.serde import encode
@@ -28,9 +25,13 @@ from streams.observability.tracing.tracer import OFF, Trace, Traced, Tracer
 from streams.settings.model import Batches, Settings, Topics, Tracing
 from streams.stages import batches
 from streams.stages.advantages import rows as group_rows
-from streams.stages.advantages.stage import AdvantageStage, _trace
+from streams.stages.advantages.live import group_trace
+from streams.stages.advantages.stage import AdvantageStage
 from streams.stages.advantages.state import EmitGroup
 from streams.stages.batches import BatchWindow, Cutter, Entry
+from tests.support.doubles.otlp_receiver import Receiver, receiving
+from tests.support.factories import T0, group, one_of_each, response, reward, task
+from tests.support.log.join_partition import Log, answers, scores
 
 CAME = Context("4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7")
 AT = Coordinates("streamward.tasks", 3, 41)
@@ -123,20 +124,20 @@ def test_a_group_has_the_trace_of_its_task_in_whatever_order_its_events_are_read
     (close,) = closes
     assert close.trace == CAME.traceparent
     left = group(responses=())
-    trace = _trace(tracer(), close, left)
+    trace = group_trace(tracer(), close, left)
     assert trace is not None and (trace.context, trace.parent) == (child(CAME, left.group_id), CAME)
     ids = [reward(slot).reward_id for slot in slots]
     assert [link.span_id for link in trace.links] == [context.span_id_of(one) for one in ids]
-    assert _trace(OFF, close, left) == Trace(CAME)
+    assert group_trace(OFF, close, left) == Trace(CAME)
 
 
 def test_a_trace_changes_nothing_of_what_a_stage_writes_and_no_trace_changes_nothing_of_its_rows() -> None:
     plain, traced = Log(), Log()
     for log, trace in ((plain, ""), (traced, CAME.traceparent)):
-        log.state, _ = log.join.reduce(None, task(), Coordinates("tasks", 5, 0), T0, trace=trace)
+        log.state, _ = log.reducer.reduce(None, task(), Coordinates("tasks", 5, 0), T0, trace=trace)
         log.read_all([*answers(), *scores(answers())])
     assert encode(plain.group()) == encode(traced.group())
-    assert "trace" not in group_rows.dump(Log().join.reduce(None, task(), AT, T0)[0]).decode().replace(
+    assert "trace" not in group_rows.dump(Log().reducer.reduce(None, task(), AT, T0)[0]).decode().replace(
         "traceparent", ""
     )  # type: ignore[arg-type]
 
@@ -267,7 +268,8 @@ def test_a_decision_is_named_by_what_it_is_and_a_step_says_its_metrics() -> None
 
 
 def dropped(meter: Meter) -> dict[str, float]:
-    return {labels[0]: value for labels, value in meter._series.get(catalog.SPANS_DROPPED.name, {}).items()}
+    reasons = ("queue_full", "refused", "unsent")
+    return {one: value for one in reasons if (value := meter.value(catalog.SPANS_DROPPED, one)) is not None}
 
 
 def tell(one: Tracer, count: int, *, first: int = 0) -> None:
@@ -321,6 +323,8 @@ def test_nobody_who_listens_is_no_error() -> None:
 
 def test_without_the_packages_an_endpoint_is_refused_with_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry", None)
+    monkeypatch.delitem(sys.modules, "streams.observability.tracing.export", raising=False)  # another test loaded it
+    monkeypatch.delattr("streams.observability.tracing.export", raising=False)
     with (
         pytest.raises(SettingsError, match=r"Install the extra, streamward\[tracing\], or leave tracing.otlp_endpoint"),
         sending(Receiver("http://127.0.0.1:1")),
@@ -331,8 +335,10 @@ def test_without_the_packages_an_endpoint_is_refused_with_the_way_out(monkeypatc
 def test_without_an_endpoint_nothing_of_it_is_imported() -> None:
     code = (
         "import sys\n"
-        "from streams import policy, scoring, tasks\n"
-        "from streams.tracing import tracer as tracing\n"
+        "from streams.stages.policy import agent\n"
+        "from streams.stages.scoring import agent\n"
+        "from streams.stages.tasks import submit\n"
+        "from streams.observability.tracing import tracer as tracing\n"
         "from streams.settings.model import Settings\n"
         "with tracing.opened(Settings(), 'policy') as tracer: assert not tracer.on\n"
         "heavy = ('opentelemetry', 'streams.observability.tracing.export')\n"

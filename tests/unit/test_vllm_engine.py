@@ -12,7 +12,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
-from vllm_replayed import BY_NAME, PLAIN, files, impatient, name_in, serve, server, start
 
 from streams.engines.build import build
 from streams.engines.vllm import engine as vllm_engine
@@ -21,7 +20,7 @@ from streams.engines.vllm.probe import WeightChange, change
 from streams.engines.vllm.responses import seed_of
 from streams.errors import EventError, SettingsError
 from streams.observability.tracing.context import Context
-from tests.vllm_contract import (
+from tests.support.vllm.contract import (
     CONTEXT,
     REQUESTS,
     Replay,
@@ -31,6 +30,7 @@ from tests.vllm_contract import (
     save_model,
     settings_for as settings_of,
 )
+from tests.support.vllm.replayed import BY_NAME, PLAIN, files, impatient, name_in, serve, server, start
 
 __all__ = ["files", "impatient", "server", "start"]
 

@@ -11,18 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from vllm_replayed import BY_NAME, PLAIN, files, impatient, name_in, serve, server, start
 
 from streams.engines.vllm import client
 from streams.engines.vllm.client import VllmServer, rendezvous
 from streams.engines.vllm.engine import VllmEngine
 from streams.errors import SettingsError, StreamwardError
-from tests.vllm_contract import (
+from tests.support.vllm.contract import (
     REQUESTS,
     Replay,
     Said,
     replay,
 )
+from tests.support.vllm.replayed import BY_NAME, PLAIN, files, impatient, name_in, serve, server, start
 
 __all__ = ["files", "impatient", "server", "start"]
 

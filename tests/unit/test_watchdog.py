@@ -99,7 +99,7 @@ def test_frozen_event_loop_ends_the_process_and_says_where_it_stands(
 
 
 def test_a_stuck_worker_says_where_each_task_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watchdog, "_TOLD", (__file__,))
+    monkeypatch.setattr(watchdog, "_NAMED_FILES", (__file__,))
 
     class Actor:
         """What Faust puts around an agent."""

@@ -10,14 +10,14 @@ from typing import Any
 
 import fastavro
 import pytest
-from any_event import any_event
-from factories import one_of_each, response, reward, task
 from hypothesis import given, settings, strategies as st
 
 from schemas import versions, wire, wire_read, wire_write
 from schemas.convert import checked, doubtful, raised
 from schemas.events import EVENTS, Event, Response, Task
 from schemas.serde import decode, encode
+from tests.support.any_event import any_event
+from tests.support.factories import one_of_each, response, reward, task
 
 
 def slowly_written(event: Event) -> bytes:

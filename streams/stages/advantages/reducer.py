@@ -1,48 +1,44 @@
 """Decide what becomes of a group as each event about its task is read.
 
-    state, event, where and when it lies ──► Join.reduce ──► state', effects: Close a group, Reject a record
-    one state per task_id                    no clock, no I/O
+    state, event, its coordinates and time ──► GroupReducer.reduce ──► state', effects: a group leaves, a dead letter
+    one state per task_id                      no clock, no I/O
 
 Order. Delivery is at least once and the four topics are read side by side, so a reward may come before its response and
 a response before its task. Ids say what a record is about; the first in its partition wins, a repetition is a no-op,
 and another value under the same id is a contradiction. A task that was sampled twice is answered by the sampling whose
-last slot stands first in the partition; the rest are superseded.
+last slot comes first in the partition; the others are superseded.
 
-What is read before its task waits, and enters with it as if it had been read after it; a whole group is made of the
-winning sampling and its rewards and of nothing else; and what is read after the group left is judged as it would have
-been before (`streams/stages/advantages/after_close.py`). So the order in which the topics are read shows neither in
-the groups nor in the dead letters. What was refused once is refused silently when it is said again.
+What is read before its task waits, and enters with it as if it had been read after it. A complete group is made of the
+winning sampling and its rewards and of nothing else. What is read after the group left is judged as it would have been
+before (`after_close.py`). So neither groups nor dead letters depend on the order in which the topics are read. What was
+rejected once is not dead-lettered again when it is repeated.
 
-Time. An answer or reward recorded after the task's deadline never counts, whenever it is read; the group is closed when
-the `expire` record is read. Both are in the log, so a replay at any speed decides the same.
+Time. A response or reward recorded after the task's deadline never counts, whenever it is read; the group is closed
+when the `expire` record is read. Both are in the log, so a replay at any speed decides the same.
 
-Not covered: what comes after `evict`. The task is then forgotten; an event for it waits, as an early one does, until it
-expires, and ends as a dead letter.
+After `evict` the task is forgotten. An event about it then waits as an early one does, until it expires and is
+dead-lettered; the task itself, delivered once more, begins a second group of the same id, which the batch stage drops.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from schemas.events import Coordinates, GroupControl, Response, Reward, Task
+from schemas.events import Coordinates, GroupControl, LeftOut, Response, Reward, Task
 from streams import advantage_formulas
 from streams.settings.model import Advantages
-from streams.stages.advantages.after_close import answer_after, by_id_alone, marker, task_after, verdict_after
+from streams.stages.advantages.after_close import closed_group, response_after, reward_after, task_after
 from streams.stages.advantages.checks import (
-    about_another,
-    answer_of,
-    by_another,
-    by_reference,
-    changed_answer,
+    changed_response,
     changed_task,
-    content_digest,
-    refusal_of_answer,
-    refusal_of_verdict,
-    refuse,
-    said_digest,
-    verdict_of,
+    reject,
+    response_rejection,
+    reward_rejection,
+    superseded,
+    unknown_response,
 )
+from streams.stages.advantages.group_event import without_responses
 from streams.stages.advantages.state import (
     ClosedGroup,
     DeadLetterEffect,
@@ -52,24 +48,23 @@ from streams.stages.advantages.state import (
     GroupState,
     OpenGroup,
     ResponseCandidate,
-    ResponseRef,
     RewardRef,
     SamplingState,
     SourceScore,
     TaskInfo,
-    fullest,
+    complete_sampling,
+    fullest_sampling,
+    response_candidate,
+    reward_ref,
     task_info,
-    weigh,
-    winner,
-    without_responses,
 )
 
 GroupEvent = Task | Response | Reward | GroupControl
 
 
 @dataclass(frozen=True, slots=True)
-class Join:
-    """The reducer, under one rule and one set of topic names. It has no clock and no I/O."""
+class GroupReducer:
+    """The reducer, under one rule and one set of topic names."""
 
     rule: Advantages
     responses_topic: str
@@ -78,7 +73,7 @@ class Join:
     def reduce(
         self, state: GroupState, event: GroupEvent, at: Coordinates, timestamp_ms: int, *, trace: str = ""
     ) -> tuple[GroupState, Sequence[Effect]]:
-        """Return the state after `event`, which lies at `at` with this record timestamp, and what must be done.
+        """Return the state after `event`, recorded at `at` with this timestamp, and what must be done.
 
         `trace` is that of a task; its group gets it, and nothing is decided by it.
         """
@@ -87,166 +82,154 @@ class Join:
         effects: list[Effect] = []
         if isinstance(state, ClosedGroup):
             return self._after_close(state, event, at, timestamp_ms, effects), effects
-        state = state or OpenGroup(first_seen_ms=timestamp_ms)
+        group = state or OpenGroup(first_seen_ms=timestamp_ms)
         if isinstance(event, Task):
-            state = self._task(state, event, at, timestamp_ms, effects, trace)
-        elif state.task is None:
-            state = _wait(state, by_reference(event, at, timestamp_ms))
+            info = task_info(event, timestamp_ms, self.rule)
+            if group.task is None:
+                group = self._begin(replace(group, trace=trace), info, effects)
+            elif (content := info.content_digest()) != group.task.content_digest():
+                group = reject(group, content, DeadLetterEffect(at, *changed_task(event.task_id)), effects)
+        elif group.task is None:
+            group = _wait(group, _reference(event, at, timestamp_ms))
         else:
-            state = self._enter(state, state.task, by_reference(event, at, timestamp_ms), effects)
-        if not self._is_complete(state):
-            return state, effects
-        closed, more = self._close(event.task_id, state, complete=True)
+            group = self._enter(group, group.task, _reference(event, at, timestamp_ms), effects)
+        if group.task is None or not self._is_complete(group, group.task):
+            return group, effects
+        closed, more = self._close(event.task_id, group, group.task, complete=True)
         return closed, [*effects, *more]
 
-    def deadline_ms(self, state: OpenGroup) -> int | None:
-        """Return when this group must be closed, in ms since the epoch, or None if it may wait for ever."""
-        if state.task is not None:
-            return state.task.deadline_ms
-        wait_ms = int(self.rule.deadline_s * 1000)
-        return state.first_seen_ms + wait_ms if wait_ms else None
+    # --- entering -----------------------------------------------------------------------------------------------------
 
-    def _task(
-        self, state: OpenGroup, task: Task, at: Coordinates, timestamp_ms: int, effects: list[Effect], trace: str
+    def _begin(self, group: OpenGroup, task: TaskInfo, effects: list[Effect]) -> OpenGroup:
+        """Return the group with its task, and with everything that waited for it."""
+        early, group = group.early, replace(group, task=task, early=())
+        for event in early:
+            group = self._enter(group, task, event, effects)
+        return group
+
+    def _enter(
+        self, group: OpenGroup, task: TaskInfo, event: ResponseCandidate | RewardRef, effects: list[Effect]
     ) -> OpenGroup:
-        facts = task_info(task, timestamp_ms, self.rule)
-        if state.task is not None:
-            known = state.task if state.task.asked else state.task._replace(asked=facts.asked)  # a row of old
-            changed = content_digest(facts)
-            if changed == content_digest(known):
-                return state
-            return refuse(state, changed, DeadLetterEffect(at, *changed_task(task.task_id)), effects)
-        waiting, state = state.early, replace(state, task=facts, early=(), trace=trace)
-        for early in waiting:
-            state = self._enter(state, facts, early, effects)
-        return state
+        if isinstance(event, ResponseCandidate):
+            return self._enter_response(group, task, event, effects)
+        return self._enter_reward(group, task, event, effects)
+
+    def _enter_response(
+        self, group: OpenGroup, task: TaskInfo, response: ResponseCandidate, effects: list[Effect]
+    ) -> OpenGroup:
+        sampling = group.samplings.get(response.sampling_id)
+        if sampling is None:
+            sampling = SamplingState(response.adapter_version, response.group_size, response.shared_digest, {})
+        elif (known := sampling.slots.get(response.slot)) is not None:
+            if known.content_digest == response.ref.content_digest:
+                return group
+            changed = DeadLetterEffect(self._at(response), *changed_response(response.ref.response_id))
+            return reject(group, response.content_digest(), changed, effects)
+        if (rejection := response_rejection(task, sampling, response)) is not None:
+            effect = DeadLetterEffect(self._at(response), *rejection)
+            return reject(group, response.content_digest(), effect, effects)
+        sampling = sampling._replace(
+            shared_digest=sampling.shared_digest or response.shared_digest,
+            slots={**sampling.slots, response.slot: response.ref},
+        )
+        return replace(group, samplings={**group.samplings, response.sampling_id: sampling})
+
+    def _enter_reward(self, group: OpenGroup, task: TaskInfo, reward: RewardRef, effects: list[Effect]) -> OpenGroup:
+        score, of_response = reward.score, group.scores.get(reward.response_id, {})
+        known = of_response.get(reward.source)
+        if known is not None and (known.value, known.components) == (score.value, score.components):
+            return group
+        if (rejection := reward_rejection(task, known, reward, self.rewards_topic)) is not None:
+            effect = DeadLetterEffect(self._at(reward), *rejection)
+            return reject(group, reward.content_digest(), effect, effects)
+        return replace(group, scores={**group.scores, reward.response_id: {**of_response, reward.source: score}})
+
+    def _at(self, event: ResponseCandidate | RewardRef) -> Coordinates:
+        """Return the coordinates of an event's record."""
+        topic = self.responses_topic if isinstance(event, ResponseCandidate) else self.rewards_topic
+        return Coordinates(topic, event.ref.partition, event.ref.offset)
 
     def _after_close(
         self,
-        state: ClosedGroup,
+        group: ClosedGroup,
         event: Task | Response | Reward,
         at: Coordinates,
         timestamp_ms: int,
         effects: list[Effect],
     ) -> ClosedGroup:
-        """Return the marker after `event`: what becomes of that is what would have become of it before."""
-        memory = state.memory
-        if memory is None:
-            effects += by_id_alone(state, event, at)
-            return state
         if isinstance(event, Task):
-            return task_after(state, memory, event.task_id, task_info(event, timestamp_ms, self.rule), at, effects)
+            return task_after(group, event.task_id, task_info(event, timestamp_ms, self.rule), at, effects)
         if isinstance(event, Response):
-            return answer_after(state, memory, event.task_id, answer_of(event, at, timestamp_ms), at, effects)
-        return verdict_after(state, memory, event.task_id, verdict_of(event, at, timestamp_ms), at, effects)
+            return response_after(group, event.task_id, response_candidate(event, at, timestamp_ms), at, effects)
+        return reward_after(group, event.task_id, reward_ref(event, at, timestamp_ms), at, effects)
 
-    def _enter(
-        self, state: OpenGroup, task: TaskInfo, early: ResponseCandidate | RewardRef, effects: list[Effect]
-    ) -> OpenGroup:
-        if isinstance(early, ResponseCandidate):
-            return self._answer(state, task, early, effects)
-        return self._verdict(state, task, early, effects)
-
-    def _answer(self, state: OpenGroup, task: TaskInfo, answer: ResponseCandidate, effects: list[Effect]) -> OpenGroup:
-        attempt = state.attempts.get(answer.sampling_id)
-        if attempt is None:
-            attempt = SamplingState(answer.adapter_version, answer.group_size, answer.shared, {})
-        elif (known := attempt.slots.get(answer.number)) is not None:
-            if known.said in ("", answer.slot.said):  # a row of old says nothing
-                return state
-            changed = changed_answer(answer.slot.response_id)
-            return refuse(state, said_digest(answer), DeadLetterEffect(self._where(answer), *changed), effects)
-        if (refusal := refusal_of_answer(task, attempt, answer)) is not None:
-            return refuse(state, said_digest(answer), DeadLetterEffect(self._where(answer), *refusal), effects)
-        slots = {**attempt.slots, answer.number: answer.slot}
-        attempt = SamplingState(attempt.adapter_version, attempt.group_size, attempt.shared or answer.shared, slots)
-        attempts = {**state.attempts, answer.sampling_id: attempt}
-        return OpenGroup(
-            state.task, state.early, attempts, state.scores, state.first_seen_ms, state.refused, state.trace
-        )
-
-    def _verdict(self, state: OpenGroup, task: TaskInfo, verdict: RewardRef, effects: list[Effect]) -> OpenGroup:
-        score, of_response = verdict.score, state.scores.get(verdict.response_id, {})
-        known = of_response.get(verdict.source)
-        if known is not None and (known.value, known.components) == (score.value, score.components):
-            return state
-        if (refusal := refusal_of_verdict(task, known, verdict, self.rewards_topic)) is not None:
-            return refuse(state, said_digest(verdict), DeadLetterEffect(self._where(verdict), *refusal), effects)
-        scores = {**state.scores, verdict.response_id: {**of_response, verdict.source: score}}
-        return OpenGroup(
-            state.task, state.early, state.attempts, scores, state.first_seen_ms, state.refused, state.trace
-        )
-
-    def _where(self, early: ResponseCandidate | RewardRef) -> Coordinates:
-        """Return where the record of this event lies."""
-        if isinstance(early, ResponseCandidate):
-            return Coordinates(self.responses_topic, early.slot.partition, early.slot.offset)
-        return Coordinates(self.rewards_topic, early.score.partition, early.score.offset)
+    # --- leaving ------------------------------------------------------------------------------------------------------
 
     def _control(self, state: GroupState, control: GroupControl) -> tuple[GroupState, Sequence[Effect]]:
         match control.kind, state:
             case "evict", ClosedGroup():
                 return None, ()
             case "expire", OpenGroup(task=None):
-                return None, list(self._orphans(control.task_id, state))
-            case "expire", OpenGroup():
-                return self._close(control.task_id, state, complete=False)
+                return None, list(self._without_task(control.task_id, state))
+            case "expire", OpenGroup(task=TaskInfo() as task):
+                return self._close(control.task_id, state, task, complete=False)
             case _:
-                return state, ()  # it closed by itself meanwhile, or is long forgotten
+                return state, ()  # the group has closed meanwhile, or was forgotten long ago
 
-    def _orphans(self, task_id: str, state: OpenGroup) -> Iterator[Effect]:
-        """Yield a rejection for each event of a task that never came."""
+    def _without_task(self, task_id: str, group: OpenGroup) -> Iterator[Effect]:
+        """Yield a dead letter for each event of a task that never came."""
         why = f"task {task_id} is not in the tasks topic; events can only be joined to a task that was submitted"
-        for early in state.early:
-            yield DeadLetterEffect(self._where(early), "unknown_task", why)
+        for event in group.early:
+            yield DeadLetterEffect(self._at(event), "unknown_task", why)
 
-    def _is_complete(self, state: OpenGroup) -> bool:
-        first = winner(state)
-        if first is None or state.task is None:
+    def _is_complete(self, group: OpenGroup, task: TaskInfo) -> bool:
+        first = complete_sampling(group)
+        if first is None:
             return False
-        wanted = {name for name, _ in state.task.sources}
-        slots = state.attempts[first].slots.values()
-        if wanted and len(state.scores) < len([slot for slot in slots if not slot.failed]):
-            return False  # the usual case, told by counting
-        return all(slot.failed or wanted <= state.scores.get(slot.response_id, {}).keys() for slot in slots)
+        wanted = {name for name, _ in task.sources}
+        refs = group.samplings[first].slots.values()
+        if wanted and len(group.scores) < len([ref for ref in refs if not ref.failed]):
+            return False  # the usual case, decided by counting
+        return all(ref.failed or wanted <= group.scores.get(ref.response_id, {}).keys() for ref in refs)
 
-    def _close(self, task_id: str, state: OpenGroup, *, complete: bool) -> tuple[ClosedGroup, Sequence[Effect]]:
-        task = state.task
-        assert task is not None  # noqa: S101 - both callers have looked
-        chosen = winner(state) or fullest(state)
-        attempt = state.attempts[chosen] if chosen else None
-        members, left_out, stamps = weigh(state, task, chosen)
-        dropped = self._why_dropped(task, members, attempt, complete)
+    def _close(
+        self, task_id: str, group: OpenGroup, task: TaskInfo, *, complete: bool
+    ) -> tuple[ClosedGroup, Sequence[Effect]]:
+        chosen = complete_sampling(group) or fullest_sampling(group)
+        sampling = group.samplings[chosen] if chosen else None
+        content = group_content(group, task, sampling)
+        members, rule = content.members, self.rule
+        dropped = self._why_dropped(task, members, sampling, complete)
         rewards = [member.reward for member in members]
-        mean, std = advantage_formulas.mean_and_std(rewards, self.rule.ddof) if rewards else (0.0, 0.0)
+        mean, std = advantage_formulas.mean_and_std(rewards, rule.ddof) if rewards else (0.0, 0.0)
         if rewards:
-            scale = advantage_formulas.advantages(self.rule.formula, rewards, eps=self.rule.eps, ddof=self.rule.ddof)
-            members = [member._replace(advantage=value) for member, value in zip(members, scale, strict=True)]
-        close = EmitGroup(
+            values = advantage_formulas.advantages(rule.formula, rewards, eps=rule.eps, ddof=rule.ddof)
+            members = [member._replace(advantage=value) for member, value in zip(members, values, strict=True)]
+        emit = EmitGroup(
             task_id=task_id,
             task=task,
-            rule=self.rule,
+            rule=rule,
             sampling_id=chosen,
-            adapter_version=attempt.adapter_version if attempt else -1,
+            adapter_version=sampling.adapter_version if sampling else -1,
             complete=complete,
             dropped_reason=None,
-            created_at=max(stamps),
+            created_at=content.newest_ms,
             reward_mean=mean,
             reward_std=std,
             members=tuple(members),
-            left_out=tuple(left_out),
-            trace=state.trace,
+            left_out=tuple(content.left_out),
+            trace=group.trace,
         )
         if dropped is not None:
-            close = without_responses(close, dropped)
-        closed = marker(state, task, chosen, max(stamps))
-        return closed, [close, *self._superseded(task_id, state, chosen), *self._strangers(task_id, state, chosen)]
+            emit = without_responses(emit, dropped)
+        closed = closed_group(group, task, chosen, content.newest_ms)
+        return closed, [emit, *self._superseded(task_id, group, chosen), *self._strangers(task_id, group, chosen)]
 
     def _why_dropped(
-        self, task: TaskInfo, members: Sequence[GroupMember], attempt: SamplingState | None, complete: bool
+        self, task: TaskInfo, members: Sequence[GroupMember], sampling: SamplingState | None, complete: bool
     ) -> str | None:
         """Return why this group is not for the trainer, or None."""
-        if attempt is None:
+        if sampling is None:
             return "unanswered"
         if not members and (task.sources or not complete):
             return "unscored"
@@ -256,39 +239,99 @@ class Join:
             return "too_few_scored"
         return None
 
-    def _superseded(self, task_id: str, state: OpenGroup, chosen: str | None) -> Iterator[DeadLetterEffect]:
-        """Yield a rejection for each response of the samplings that were not chosen."""
-        for sampling_id, attempt in state.attempts.items():
+    def _superseded(self, task_id: str, group: OpenGroup, chosen: str | None) -> Iterator[DeadLetterEffect]:
+        """Yield a dead letter for each response of the samplings that were not chosen."""
+        for sampling_id, sampling in group.samplings.items():
             if sampling_id != chosen:
-                for slot in attempt.slots.values():
-                    at = Coordinates(self.responses_topic, slot.partition, slot.offset)
-                    yield DeadLetterEffect(at, *by_another(task_id))
+                for ref in sampling.slots.values():
+                    at = Coordinates(self.responses_topic, ref.partition, ref.offset)
+                    yield DeadLetterEffect(at, *superseded(task_id))
 
-    def _strangers(self, task_id: str, state: OpenGroup, chosen: str | None) -> Iterator[DeadLetterEffect]:
-        """Yield a rejection for each reward that is not about the sampling that was chosen."""
-        known = {slot.response_id for slot in state.attempts[chosen].slots.values()} if chosen else set()
-        for response_id, scores in state.scores.items():
+    def _strangers(self, task_id: str, group: OpenGroup, chosen: str | None) -> Iterator[DeadLetterEffect]:
+        """Yield a dead letter for each reward that is not for the sampling that was chosen."""
+        known = {ref.response_id for ref in group.samplings[chosen].slots.values()} if chosen else set()
+        for response_id, scores in group.scores.items():
             if response_id in known:
                 continue
             for score in scores.values():
                 at = Coordinates(self.rewards_topic, score.partition, score.offset)
-                yield DeadLetterEffect(at, *about_another(task_id, response_id))
+                yield DeadLetterEffect(at, *unknown_response(task_id, response_id))
 
 
-def _wait(state: OpenGroup, new: ResponseCandidate | RewardRef) -> OpenGroup:
-    """Return the state with one more that waits; a repetition that is not even earlier in time cannot matter."""
-    for old in state.early:
-        if _said(old) == _said(new) and _where(old).timestamp_ms <= _where(new).timestamp_ms:
-            return state
-    return replace(state, early=(*state.early, new))
+def _reference(event: Response | Reward, at: Coordinates, timestamp_ms: int) -> ResponseCandidate | RewardRef:
+    if isinstance(event, Reward):
+        return reward_ref(event, at, timestamp_ms)
+    return response_candidate(event, at, timestamp_ms)
 
 
-def _where(early: ResponseCandidate | RewardRef) -> ResponseRef | SourceScore:
-    return early.slot if isinstance(early, ResponseCandidate) else early.score
+def _wait(group: OpenGroup, new: ResponseCandidate | RewardRef) -> OpenGroup:
+    """Return the group with one more event that waits; a repetition that is not even earlier in time cannot matter."""
+    for old in group.early:
+        same = old.without_record() == new.without_record()
+        if same and old.ref.timestamp_ms <= new.ref.timestamp_ms:
+            return group
+    return replace(group, early=(*group.early, new))
 
 
-def _said(early: ResponseCandidate | RewardRef) -> ResponseCandidate | RewardRef:
-    """Return it without where and when it was written."""
-    if isinstance(early, ResponseCandidate):
-        return early._replace(slot=early.slot._replace(partition=0, offset=0, timestamp_ms=0))
-    return early._replace(score=early.score._replace(partition=0, offset=0, timestamp_ms=0))
+# --- what a group is made of ------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class GroupContent:
+    """Who is in a group that leaves, and who is not."""
+
+    newest_ms: int
+    """The newest timestamp of everything that counted."""
+    members: list[GroupMember]
+    """The scored slots, in slot order; their advantages are still 0."""
+    left_out: list[LeftOut]
+
+
+def group_content(group: OpenGroup, task: TaskInfo, sampling: SamplingState | None) -> GroupContent:
+    """Return what a group of this sampling is made of: the task, the sampling's responses and their scores.
+
+    Nothing else that happens to be there counts. Which other samplings and rewards were read before the group left
+    depends on how the topics were read side by side, and the same log must give the same record.
+    """
+    content = GroupContent(task.timestamp_ms, [], [])
+    slots = sampling.slots if sampling else {}
+    for slot in range(task.group_size):
+        ref = slots.get(slot)
+        if ref is None:
+            content.left_out.append(LeftOut(slot=slot, reason="unanswered"))
+            continue
+        scores = {} if ref.failed else group.scores.get(ref.response_id, {})
+        content.newest_ms = max(content.newest_ms, ref.timestamp_ms, *(one.timestamp_ms for one in scores.values()))
+        if (reason := _why_left_out(task, ref.failed, scores)) is not None:
+            content.left_out.append(LeftOut(slot=slot, response_id=ref.response_id, reason=reason))
+            continue
+        member = GroupMember(
+            slot=slot,
+            response_id=ref.response_id,
+            at=(ref.partition, ref.offset),
+            finish_reason=ref.finish_reason,
+            reward=sum([weight * (scores[name].value or 0.0) for name, weight in task.sources]),
+            advantage=0.0,
+            components=_components(task, scores),
+        )
+        content.members.append(member)
+    return content
+
+
+def _why_left_out(task: TaskInfo, failed: bool, scores: Mapping[str, SourceScore]) -> str | None:
+    if failed:
+        return "response_failed"
+    values = [scores[name].value for name, _ in task.sources if name in scores]
+    if len(values) < len(task.sources):
+        return "unscored"
+    return "score_failed" if None in values else None
+
+
+def _components(task: TaskInfo, scores: Mapping[str, SourceScore]) -> dict[str, float]:
+    components: dict[str, float] = {}
+    for name, _ in task.sources:
+        score = scores[name]
+        components[name] = score.value or 0.0
+        for part, value in score.components.items():
+            components[f"{name}.{part}"] = value
+    return components

@@ -1,28 +1,30 @@
-"""What a group is while it waits, and what it becomes when it leaves.
+"""What the advantages stage remembers of a task: a group that is open, or a marker of one that is closed.
 
-    Open ── events ──► Open ── whole, or expired ──► Close (effect) + Closed (marker) ── evict ──► nothing
-    references and scalars, never texts                │
-                                                       └─ assemble, given the responses referred to ──► AdvantagedGroup
+    OpenGroup ── events ──► OpenGroup ── complete, or expired ──► EmitGroup (effect) + ClosedGroup ── evict ──► nothing
 
-The state is written to a table row at each event (`streams/stages/advantages/rows.py`), so it holds where a response
-lies and not what it says. Its parts are tuples, which cost little to make and to write down. What to do when an event
-comes is `streams/stages/advantages/reducer.py`.
-
-Not covered: whether the responses referred to are still in the log. Who assembles a group has fetched them, or failed.
+The state is written to a table row at each event (`rows.py`), so it holds references, scalars and digests, and never
+texts or tokens. Its parts are named tuples, which are cheap to create and to serialize. What happens at an event is
+`reducer.py`; the record of a group is made by `group_event.py`, from the responses that the state refers to.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from schemas.conventions import deadline_ms
-from schemas.events import AdvantagedGroup, Coordinates, GroupResponse, LeftOut, Response, Sampling, Task, derive_id
-from streams import advantage_formulas
+from schemas.events import Coordinates, LeftOut, Response, Reward, Task
 from streams.settings.model import Advantages
+from streams.stages.advantages.digests import (
+    components_digest,
+    digest_of,
+    request_digest,
+    response_digest,
+    shared_digest,
+)
 
-# --- state: references and scalars, never texts -----------------------------------------------------------------------
+# --- references to events ---------------------------------------------------------------------------------------------
 
 
 class TaskInfo(NamedTuple):
@@ -35,13 +37,23 @@ class TaskInfo(NamedTuple):
     group_size: int
     adapter_version: int | None
     sources: tuple[tuple[str, float], ...]
+    """Name and weight of each reward source."""
     deadline_ms: int | None
     timestamp_ms: int
     traceparent: str | None
-    metadata: tuple[tuple[str, str], ...] = ()
-    """The task's own, carried on to its group: rollouts finds the suite of an eval task there."""
-    asked: str = ""
-    """Digest of what was asked, of whom, how; "" in a row of the first release."""
+    metadata: tuple[tuple[str, str], ...]
+    """The task's own, copied to its group: rollouts finds the suite of an eval task there."""
+    request_digest: str
+    """See digests.py."""
+
+    def content_digest(self) -> str:
+        """Return a digest of what makes two records the same task: not their times, nor their trace."""
+        sources = tuple((name, weight + 0.0) for name, weight in self.sources)  # -0.0 is 0.0
+        return digest_of(*self._replace(sources=sources, deadline_ms=None, timestamp_ms=0, traceparent=None))
+
+    def is_late(self, timestamp_ms: int) -> bool:
+        """Return whether a record of this time is after the task's deadline."""
+        return self.deadline_ms is not None and timestamp_ms > self.deadline_ms
 
 
 def task_info(task: Task, timestamp_ms: int, rule: Advantages) -> TaskInfo:
@@ -58,12 +70,12 @@ def task_info(task: Task, timestamp_ms: int, rule: Advantages) -> TaskInfo:
         timestamp_ms=timestamp_ms,
         traceparent=task.traceparent,
         metadata=tuple(sorted(task.metadata.items())),
-        asked=_short_digest(task.messages, task.sampling, task.verifier, task.reward_sources),
+        request_digest=request_digest(task.messages, task.sampling, task.verifier, task.reward_sources),
     )
 
 
 class ResponseRef(NamedTuple):
-    """An answered slot: where the response lies."""
+    """An answered slot: where its response is in the log."""
 
     response_id: str
     partition: int
@@ -71,27 +83,12 @@ class ResponseRef(NamedTuple):
     timestamp_ms: int
     failed: bool
     finish_reason: Any
-    said: str = ""
-    """Digest of what it says, to tell a repetition from another answer; "" in a row of the first release."""
-
-
-class SamplingState(NamedTuple):
-    """One sampling: the slots seen so far, and what its responses agree on."""
-
-    adapter_version: int
-    group_size: int
-    shared: str
-    """Digest of what they must share besides (`refusals.shared_digest`); "" while only failed slots were seen."""
-    slots: Mapping[int, ResponseRef]
-
-    @property
-    def last_at(self) -> int:
-        """The offset of its last response in the log."""
-        return max(slot.offset for slot in self.slots.values())
+    content_digest: str
+    """Tells a repetition from another response under the same id."""
 
 
 class SourceScore(NamedTuple):
-    """One source's verdict."""
+    """The score that one source gave one response."""
 
     value: float | None
     components: Mapping[str, float]
@@ -101,23 +98,97 @@ class SourceScore(NamedTuple):
 
 
 class ResponseCandidate(NamedTuple):
-    """A response, with what decides whether it may enter."""
+    """A response, with what decides whether it may enter a group."""
 
     sampling_id: str
-    number: int
+    slot: int
     adapter_version: int
     group_size: int
     policy: str
-    shared: str
-    slot: ResponseRef
+    shared_digest: str
+    ref: ResponseRef
+
+    def without_record(self) -> ResponseCandidate:
+        """Return it without where and when it was recorded."""
+        return self._replace(ref=self.ref._replace(partition=0, offset=0, timestamp_ms=0))
+
+    def content_digest(self) -> str:
+        """Return a digest of its content."""
+        *scalars, ref = self.without_record()
+        return digest_of(*scalars, *ref)
 
 
 class RewardRef(NamedTuple):
-    """A reward, with what decides whether it may enter."""
+    """A reward, with what decides whether it may enter a group."""
 
     response_id: str
     source: str
     score: SourceScore
+
+    @property
+    def ref(self) -> SourceScore:
+        """Where and when it was recorded, as a candidate's `ref`."""
+        return self.score
+
+    def without_record(self) -> RewardRef:
+        """Return it without where and when it was recorded."""
+        return self._replace(score=self.score._replace(partition=0, offset=0, timestamp_ms=0))
+
+    def content_digest(self) -> str:
+        """Return a digest of its content."""
+        value = None if self.score.value is None else self.score.value + 0.0
+        return digest_of(self.response_id, self.source, value, components_digest(self.score.components))
+
+
+def response_candidate(event: Response, at: Coordinates, timestamp_ms: int) -> ResponseCandidate:
+    """Return what the state keeps of a response."""
+    shared = shared_digest(event)
+    return ResponseCandidate(
+        sampling_id=event.sampling_id,
+        slot=event.slot,
+        adapter_version=event.adapter_version,
+        group_size=event.group_size,
+        policy=event.policy,
+        shared_digest=shared,
+        ref=ResponseRef(
+            response_id=event.response_id,
+            partition=at.partition,
+            offset=at.offset,
+            timestamp_ms=timestamp_ms,
+            failed=event.error is not None,
+            finish_reason=event.finish_reason,
+            content_digest=response_digest(event, shared),
+        ),
+    )
+
+
+def reward_ref(event: Reward, at: Coordinates, timestamp_ms: int) -> RewardRef:
+    """Return what the state keeps of a reward."""
+    score = SourceScore(event.value, event.components, at.partition, at.offset, timestamp_ms)
+    return RewardRef(event.response_id, event.source, score)
+
+
+# --- an open group ----------------------------------------------------------------------------------------------------
+
+
+class SamplingState(NamedTuple):
+    """One sampling: the slots seen so far, and what its responses agree on."""
+
+    adapter_version: int
+    group_size: int
+    shared_digest: str
+    """What its responses share (digests.py); "" while only failed slots were seen."""
+    slots: Mapping[int, ResponseRef]
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every slot is answered."""
+        return len(self.slots) == self.group_size
+
+    @property
+    def last_offset(self) -> int:
+        """The offset of its last response in the log."""
+        return max(ref.offset for ref in self.slots.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,62 +197,83 @@ class OpenGroup:
 
     task: TaskInfo | None = None
     early: tuple[ResponseCandidate | RewardRef, ...] = ()
-    """What was read before its task. It enters with the task, through the same door, in the order it was read."""
-    attempts: Mapping[str, SamplingState] = field(default_factory=dict)
+    """What was read before the task. It enters with the task, by the same checks, in the order it was read."""
+    samplings: Mapping[str, SamplingState] = field(default_factory=dict)
     scores: Mapping[str, Mapping[str, SourceScore]] = field(default_factory=dict)
     """response_id -> source -> score; a reward may come before its response."""
     first_seen_ms: int = 0
-    refused: frozenset[str] = frozenset()
-    """Digests of what was refused: the same again, under other coordinates, is a repetition as any other."""
-    trace: str = ""  # of its task, as a header says it; "" without one
+    rejected: frozenset[str] = frozenset()
+    """Content digests of rejected events: the same content at other coordinates is only a repetition."""
+    trace: str = ""
+    """The task's trace, as in its header; "" without one."""
+
+
+def complete_sampling(group: OpenGroup) -> str | None:
+    """Return the complete sampling whose last slot comes first in the partition; None if none is complete."""
+    samplings = group.samplings
+    if len(samplings) == 1:  # the usual case, asked at every event
+        ((sampling_id, sampling),) = samplings.items()
+        return sampling_id if sampling.is_complete else None
+    complete = [sampling_id for sampling_id, sampling in samplings.items() if sampling.is_complete]
+    return min(complete, key=lambda sampling_id: samplings[sampling_id].last_offset, default=None)
+
+
+def fullest_sampling(group: OpenGroup) -> str | None:
+    """Return the sampling with the most scored slots, then the most slots, then the first; None without any."""
+
+    def rank(sampling_id: str) -> tuple[int, int, int]:
+        refs = group.samplings[sampling_id].slots.values()
+        scored = sum(ref.response_id in group.scores for ref in refs)
+        return (-scored, -len(refs), min(ref.offset for ref in refs))
+
+    return min(group.samplings, key=rank, default=None)
+
+
+# --- a closed group ---------------------------------------------------------------------------------------------------
 
 
 class ScoreDigest(NamedTuple):
-    """A score of a closed group, in short."""
+    """What a closed group keeps of a score."""
 
     offset: int
     value: float | None
-    components: str
-    """Their digest."""
-
-
-class ClosedGroupDigest(NamedTuple):
-    """What a closed group keeps, beside the ids, to judge what is read later as it would have been judged before."""
-
-    task: TaskInfo
-    """Without what only the group's record needed."""
-    content: str
-    """Digest of the task's content, to tell a repetition from a changed copy."""
-    drawn: Mapping[str, tuple[int, str]]
-    """sampling_id -> adapter version, and the digest of what its responses share."""
-    failed: frozenset[str]
-    """Short ids of the failed slots of the sampling it was made of: a score of one changes nothing."""
-    said: Mapping[str, ScoreDigest]
-    """Short reward_id -> what it said."""
-    answers: Mapping[str, str]
-    """Short response_id -> digest of what it said."""
+    components_digest: str
 
 
 @dataclass(frozen=True, slots=True)
 class ClosedGroup:
-    """A group that has left. It stays known until `evict`, so that a repetition is told from a latecomer."""
+    """A group that has left. It is remembered until `evict`, to judge what is read later as if read before.
+
+    Ids are short (digests.short_id).
+    """
 
     closed_ms: int
-    seen: frozenset[str]
-    """Short ids of every response and reward that the group knows, those that were read after it left included."""
     sampling_id: str | None
-    """The sampling it was made of; None if nobody answered in time."""
-    memory: ClosedGroupDigest | None = None
-    """None in a row of the first release, which had none: what is read later is then judged by ids alone."""
-    refused: frozenset[str] = frozenset()
-    """As in Open."""
+    """The sampling that the group was made of; None if nobody answered in time."""
+    task: TaskInfo
+    """Without what only the group's record needed."""
+    content_digest: str
+    """Of the whole task: tells a repetition from a changed copy."""
+    samplings: Mapping[str, tuple[int, str]]
+    """sampling_id -> adapter version, and shared digest, of every sampling seen."""
+    failed: frozenset[str]
+    """Ids of the failed responses in its own sampling: a score of one changes nothing."""
+    responses: Mapping[str, str]
+    """response_id -> content digest, of every response seen, also after the group left."""
+    scores: Mapping[str, ScoreDigest]
+    """reward_id -> score, of every reward seen."""
+    rejected: frozenset[str] = frozenset()
+    """As in OpenGroup."""
 
 
 GroupState = OpenGroup | ClosedGroup | None
 
 
+# --- effects ----------------------------------------------------------------------------------------------------------
+
+
 class GroupMember(NamedTuple):
-    """A response in the group that leaves, still by reference."""
+    """A scored response in the group that leaves, still by reference."""
 
     slot: int
     response_id: str
@@ -195,7 +287,7 @@ class GroupMember(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class EmitGroup:
-    """Effect: this group leaves. `assemble` makes the record of it, given the responses it refers to."""
+    """Effect: this group leaves. Its record is made by `group_event.py`, from the responses it refers to."""
 
     task_id: str
     task: TaskInfo
@@ -222,169 +314,3 @@ class DeadLetterEffect:
 
 
 Effect = EmitGroup | DeadLetterEffect
-
-
-def without_responses(close: EmitGroup, reason: str) -> EmitGroup:
-    """Return `close` as the record of a group that is not for the trainer, with `reason` for each member's slot."""
-    members = (LeftOut(slot=m.slot, response_id=m.response_id, reason=reason) for m in close.members)
-    return replace(
-        close, dropped_reason=reason, members=(), left_out=tuple(sorted((*close.left_out, *members), key=_by_slot))
-    )
-
-
-def _by_slot(left: LeftOut) -> tuple[int, str]:
-    return left.slot, left.response_id or ""
-
-
-# --- who is in --------------------------------------------------------------------------------------------------------
-
-
-def winner(state: OpenGroup) -> str | None:
-    """Return the sampling whose last slot stands first in the partition, among those that are whole."""
-    attempts = state.attempts
-    if len(attempts) == 1:  # the usual case, asked at every event
-        ((sampling_id, attempt),) = attempts.items()
-        return sampling_id if len(attempt.slots) == attempt.group_size else None
-    whole = [sampling_id for sampling_id, attempt in attempts.items() if len(attempt.slots) == attempt.group_size]
-    if len(whole) < 2:
-        return whole[0] if whole else None
-    return min(whole, key=lambda sampling_id: attempts[sampling_id].last_at)
-
-
-def fullest(state: OpenGroup) -> str | None:
-    """Return the sampling with the most scored slots, then the most slots, then the first; None without any."""
-
-    def rank(sampling_id: str) -> tuple[int, int, int]:
-        slots = state.attempts[sampling_id].slots.values()
-        scored = sum(slot.response_id in state.scores for slot in slots)
-        return (-scored, -len(slots), min(slot.offset for slot in slots))
-
-    return min(state.attempts, key=rank, default=None)
-
-
-def weigh(state: OpenGroup, task: TaskInfo, chosen: str | None) -> tuple[list[GroupMember], list[LeftOut], list[int]]:
-    """Return the scored slots in slot order, those left out, and the timestamps of everything that counted.
-
-    Nothing else that happens to be there counts: which other samplings and rewards were read before the group left
-    depends on how the topics were read side by side, and the same log must give the same record.
-    """
-    members: list[GroupMember] = []
-    left_out: list[LeftOut] = []
-    stamps = [task.timestamp_ms]
-    slots = state.attempts[chosen].slots if chosen else {}
-    for number in range(task.group_size):
-        slot = slots.get(number)
-        if slot is None:
-            left_out.append(LeftOut(slot=number, reason="unanswered"))
-            continue
-        stamps.append(slot.timestamp_ms)
-        if slot.failed:
-            left_out.append(LeftOut(slot=number, response_id=slot.response_id, reason="response_failed"))
-            continue
-        scores = state.scores.get(slot.response_id, {})
-        stamps += [score.timestamp_ms for score in scores.values()]
-        if (reason := _why_unscored(task, scores)) is not None:
-            left_out.append(LeftOut(slot=number, response_id=slot.response_id, reason=reason))
-            continue
-        members.append(
-            GroupMember(
-                slot=number,
-                response_id=slot.response_id,
-                at=(slot.partition, slot.offset),
-                finish_reason=slot.finish_reason,
-                reward=sum([weight * (scores[name].value or 0.0) for name, weight in task.sources]),
-                advantage=0.0,
-                components=_components(task, scores),
-            )
-        )
-    return members, left_out, stamps
-
-
-def _why_unscored(task: TaskInfo, scores: Mapping[str, SourceScore]) -> str | None:
-    values = [scores[name].value for name, _ in task.sources if name in scores]
-    if len(values) < len(task.sources):
-        return "unscored"
-    return "score_failed" if None in values else None
-
-
-def _components(task: TaskInfo, scores: Mapping[str, SourceScore]) -> dict[str, float]:
-    components: dict[str, float] = {}
-    for name, _ in task.sources:
-        score = scores[name]
-        components[name] = score.value or 0.0
-        for part, value in score.components.items():
-            components[f"{name}.{part}"] = value
-    return components
-
-
-def is_late(task: TaskInfo, timestamp_ms: int) -> bool:
-    """Return whether a record of this time stands behind the task's deadline."""
-    return task.deadline_ms is not None and timestamp_ms > task.deadline_ms
-
-
-def _short_digest(*asked: object) -> str:
-    return derive_id(*map(repr, asked))[:8]
-
-
-def short_id(event_id: str) -> str:
-    """Return the first 48 bits of an id: enough to tell the few dozen events of one task apart."""
-    return event_id[:13]
-
-
-# --- from references to the record ------------------------------------------------------------------------------------
-
-
-def assemble(close: EmitGroup, responses: Mapping[tuple[int, int], Response]) -> AdvantagedGroup:
-    """Return the group's record; `responses` holds what `close.members` refer to, by partition and offset."""
-    bodies = [responses[member.at] for member in close.members]
-    first = bodies[0] if bodies else None
-    return AdvantagedGroup(
-        group_id=derive_id(close.task_id, "group", advantage_formulas.FORMULA_VERSION),
-        task_id=close.task_id,
-        created_at=close.created_at,
-        traceparent=close.task.traceparent,
-        metadata=_metadata(close.task),
-        policy=close.task.policy,
-        purpose=close.task.purpose,
-        scenario=close.task.scenario,
-        tenant=close.task.tenant,
-        sampling_id=close.sampling_id,
-        group_size=close.task.group_size,
-        adapter_version=close.adapter_version,
-        base_digest=first.base_digest if first else "",
-        tokenizer_digest=first.tokenizer_digest if first else "",
-        complete=close.complete,
-        dropped_reason=close.dropped_reason,
-        formula=close.rule.formula,
-        formula_version=advantage_formulas.FORMULA_VERSION,
-        formula_eps=close.rule.eps,
-        formula_ddof=close.rule.ddof,
-        reward_mean=close.reward_mean,
-        reward_std=close.reward_std,
-        sampling=first.sampling if first else Sampling(),
-        prompt_token_ids=first.prompt_token_ids if first else (),
-        responses=tuple(
-            GroupResponse(
-                slot=member.slot,
-                response_id=member.response_id,
-                partition=member.at[0],
-                offset=member.at[1],
-                finish_reason=member.finish_reason,
-                latency_ms=body.latency_ms,
-                reward=member.reward,
-                advantage=member.advantage,
-                components=dict(member.components),
-                completion_token_ids=body.completion_token_ids,
-                logprobs=body.logprobs,
-                loss_mask=body.loss_mask,
-            )
-            for member, body in zip(close.members, bodies, strict=True)
-        ),
-        left_out=close.left_out,
-    )
-
-
-def _metadata(task: TaskInfo) -> dict[str, str]:
-    """Return the task's metadata, with the version it was pinned to: nothing else tells it if nobody answered."""
-    pinned = {} if task.adapter_version is None else {"pinned_version": str(task.adapter_version)}
-    return dict(task.metadata) | pinned

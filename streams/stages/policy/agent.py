@@ -74,7 +74,7 @@ def run(settings: Settings, *, stop: threading.Event, engine: Engine | None = No
             return
         from streams.engines.build import build
 
-        meter.at("building the engine", within_s=START_S)
+        meter.begin("building the engine", within_s=START_S)
         built = build(settings)
         try:
             _run(settings, stop, built, meter, tracer)
@@ -130,7 +130,7 @@ class PolicyAgent:
 
     def step(self) -> bool:
         """Read tasks, answer one round if there is one, commit. Return whether a round was answered."""
-        self._meter.at("looks for tasks")
+        self._meter.begin("looks for tasks")
         self._state.follow(self._outage)
         self._queue.read(POLL_S if not self._queue else 0.0 if self._next_round() else HELD_POLL_S)
         self._loader.retry_unreachable()
@@ -222,7 +222,7 @@ class PolicyAgent:
         """Set the gauges. Called in the metrics server's thread, so it only reads."""
         policy, serving = self._settings.policy.name, self._state.router.serving
         self._meter.set(catalog.WAITING, len(self._queue), policy)
-        self._meter.only(catalog.ADAPTER, 1, policy, "served", str(self._engine.served_version))
-        self._meter.only(catalog.PRIMARY, serving.primary, policy)
-        self._meter.only(catalog.CANDIDATE, serving.candidate, policy)
-        self._meter.only(catalog.SHARE, serving.share, policy)
+        self._meter.set(catalog.ADAPTER, 1, policy, "served", str(self._engine.served_version))
+        self._meter.set(catalog.PRIMARY, serving.primary, policy)
+        self._meter.set(catalog.CANDIDATE, serving.candidate, policy)
+        self._meter.set(catalog.SHARE, serving.share, policy)

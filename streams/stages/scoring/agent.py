@@ -123,7 +123,7 @@ class ScoringAgent:
 
     def step(self) -> None:
         """Read responses, score with quick scorers, start the others, write finished scores, commit."""
-        self._meter.at("reads and scores")
+        self._meter.begin("reads and scores")
         taken = self._consumer.poll(BUSY_POLL_S if self._consumer.open else POLL_S)
         self._begin([item for one in taken if (item := self._item(one)) is not None], time.monotonic())
         self._retry_waiting()
@@ -224,7 +224,7 @@ class ScoringAgent:
         self._meter.observe(catalog.SCORE_SECONDS, outcome.latency_ms / 1000, source.name)
         if outcome.error is not None:
             self._meter.add(catalog.SCORE_FAILURES, source.name)
-            log.warning("response not scored by %s: %s", source.name, outcome.error, extra={"at": record.at})
+            log.warning("response not scored by %s: %s", source.name, outcome.error, extra=record.log_extra)
         reward = reward_of(item.response, source, outcome, times.now_ms())
         trace = self._trace(item, reward.reward_id)
         try:

@@ -135,16 +135,16 @@ def sync(
 
 def _pause(seconds: float, stop: threading.Event, meter: Meter) -> bool:
     """Wait for the next look, and return whether it should stop."""
-    meter.at("waits for what comes")
+    meter.begin("waits for what comes")
     until = time.monotonic() + seconds
     while not stop.is_set() and (left := until - time.monotonic()) > 0:
         stop.wait(min(left, BEAT_S))
-        meter.beat()
+        meter.heartbeat()
     return stop.is_set()
 
 
 def _look(settings: Settings, labels: list[str], stop: threading.Event, behind: Behind) -> list[Synced]:
-    behind.meter.at("archives what is new")
+    behind.meter.begin("archives what is new")
     bounds = admin.offsets(settings, labels)
     behind.meter.ready("kafka")
     by_name = {topic.name: label for label, topic in topics(settings.topics).items()}
@@ -246,7 +246,7 @@ class _Partition:
                 writing = _SegmentWriter(self._settings, self._label, path)
                 while rows is not None and not writing.full and not stop.is_set():
                     writing.add(rows)
-                    self._behind.meter.beat()
+                    self._behind.meter.heartbeat()
                     rows = next(rows_of, None)
                 # behind the last record there may be markers of transactions, which take offsets
                 next_ = high if rows is None else writing.next

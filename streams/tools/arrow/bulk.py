@@ -88,7 +88,7 @@ class Bulk(PartitionReader):
                     self._note(message)
             messages = [message for message in messages if message.error() is None]
         if not messages:
-            self._told([])
+            self._checked([])
         if len(self._topics) == 1:
             found = [(topic, messages) for topic in self._topics]
         else:

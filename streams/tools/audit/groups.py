@@ -66,7 +66,8 @@ def _about(
     own = dict(group.metadata)
     if view.settings.trainer.off_policy:
         own.pop(RECORDED_LAG, None)  # what this log cannot tell: its versions are not those that sampled
-    if own != {**task.metadata, **pinned}:
+    shortened = group.dropped_reason == "too_large" and not own
+    if not shortened and own != {**task.metadata, **pinned}:
         yield _wrong(group, f"its metadata are not those of its task {task.at}")
     if group.group_id != derive_id(group.task_id, "group", group.formula_version):
         yield _wrong(group, "its group_id is not that of its task")
@@ -104,6 +105,9 @@ class _Check:
         group = self._group
         members = {member.slot: member for member in group.members}
         left_out = {slot: (response_id, reason) for slot, response_id, reason in group.left_out}
+        if group.dropped_reason == "too_large" and not members and not left_out:
+            self._is_broken = True  # not even the names of its slots fitted
+            return
         named = sorted([*(one.slot for one in group.members), *(slot for slot, _, _ in group.left_out)])
         if named != list(range(self._task.group_size)):
             yield _wrong(group, f"it names the slots {named}, expected each of {self._task.group_size} once")

@@ -72,8 +72,52 @@ class TaskOutcome:
 
 
 def recount_task(story: Story, view: AuditView, horizon_ms: int) -> TaskOutcome:
-    """Return what is wrong with one task, and what is still to come. Tasks before the horizon are only counted."""
-    return _TaskRecount(story, view, horizon_ms).outcome()
+    """Return what is wrong with one task, and what is still to come. Tasks before the horizon are only counted.
+
+    A task that was delivered again after `evict` is new to the join, which had forgotten it: what was recorded since is
+    recounted on its own, and its second group repeats the first.
+    """
+    story, again = _split(story)
+    outcome = _TaskRecount(story, view, horizon_ms).outcome()
+    if again is None:
+        return outcome
+    first = again.tasks[0]
+    outcome.findings.append(
+        AuditFinding("repeated", first.at, f"it repeats {story.tasks[0].at}, which was evicted before", accounted=True)
+    )
+    if again.groups:
+        second = recount_task(again, view, horizon_ms)
+        outcome.findings += second.findings
+        outcome.in_flight += second.in_flight
+        outcome.counts += second.counts
+        return outcome
+    # without a group the log does not tell whether the join had read `evict` before this task
+    events: list[ResponseFact | RewardFact] = [*again.responses, *again.rewards]
+    for fact in events:
+        if view.lettered(fact.at, JOIN):
+            outcome.findings.append(AuditFinding("late", fact.at, "its task was evicted before", accounted=True))
+        elif not view.reach.settled:
+            outcome.in_flight["events"] += 1
+    return outcome
+
+
+def _split(story: Story) -> tuple[Story, Story | None]:
+    """Return what is of a task's first life, and of the next one, if it was delivered again after `evict`."""
+    evicted_ms = min((control.ms for control in story.controls if control.kind == "evict"), default=None)
+    if evicted_ms is None or not story.tasks or not any(task.ms > evicted_ms for task in story.tasks[1:]):
+        return story, None
+    lives = Story(story.partition), Story(story.partition)
+    for task in story.tasks:
+        lives[task.ms > evicted_ms].tasks.append(task)
+    for response in story.responses:
+        lives[response.ms > evicted_ms].responses.append(response)
+    for reward in story.rewards:
+        lives[reward.ms > evicted_ms].rewards.append(reward)
+    for control in story.controls:
+        lives[control.ms > evicted_ms].controls.append(control)
+    for group in story.groups:
+        lives[group.created_at > evicted_ms].groups.append(group)
+    return lives if lives[0].tasks else (story, None)
 
 
 class _TaskRecount:

@@ -256,7 +256,7 @@ def go_on(settings: Settings, letters: Letters, ends: Mapping[TopicPartition, in
     for record in read(settings, {tp: letters.next_offsets[tp] for tp in behind}, behind):
         found = parse(record)
         if isinstance(found, Poison):
-            log.warning("%s: passed over, not a dead letter: %s", record.at, found.error)
+            log.warning("passed over, not a dead letter: %s", found.error, extra=record.log_extra)
         else:
             letters.take(found)
     letters.next_offsets.update(behind)

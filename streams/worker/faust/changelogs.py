@@ -1,21 +1,19 @@
 """Whether a table's changelog still holds all that was written to it.
 
     publish acknowledged ──► Changelogs ──► note, in the metadata of each commit
-    commit's note, what the broker has ──► distrust ──► None: go on from the commit
-                                                    └─► why: read the source topics again from their start
+    commit's note, what the broker has ──► distrust ──► None: continue from the commit
+                                                    └─► why: read the source topics from their start
 
-A commit says "the events before this offset are done", and the state they made lies only in the changelogs. If one was
-cut, or made anew, a worker that goes on from the commit has forgotten half-read groups, and nothing shows it. So each
-commit notes how far the changelogs of its partition reach. A state that cannot be trusted is not thrown away: a row
-that survived is a state of its key, if an old one, and reading everything again brings each row to where it was.
+A commit says "the events before this offset are done", and the resulting state is only in the changelogs. If one was
+cut or recreated, a worker that continues from the commit has silently lost half-read groups. So each commit notes how
+far the changelogs of its partition reach. State that cannot be trusted is not thrown away: a row that survived is an
+older state of its key, and reading everything again brings each row to where it was.
 
-The note is accepted anew after each recovery, and committed together with the offsets that were wound back. So a crash
-in the middle of a rebuild goes on from what was rebuilt, and a changelog that was cut once is rebuilt once.
+After each recovery a new note is accepted, and committed together with the offsets that were wound back. So a crash in
+the middle of a rebuild continues from what was rebuilt, and a changelog that was cut once is rebuilt once.
 
-Pure bookkeeping, without a clock and without Kafka; `faust_fixes` asks it.
-
-Not covered: a changelog that was made anew and has grown past the note meanwhile, without this worker seeing it go
-back. Commits of versions that wrote no note are trusted unless every changelog of the partition is empty.
+Pure bookkeeping, without a clock and without Kafka; `seek.py` uses it. A changelog that was recreated and has grown
+past the note unseen is not detected, nor is one behind commits without a note, unless all of the partition's are empty.
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ FORMAT = 1
 
 
 END = "\0"
-"""Behind a note. librdkafka 2.16 copies a commit's metadata without a NUL of its own, and its Python client reads up to
+"""Ends a note. librdkafka 2.16 copies a commit's metadata without a NUL of its own, and its Python client reads up to
 the next one, wherever that is."""
 
 
@@ -41,28 +39,28 @@ class Extent(NamedTuple):
     start: int
     """Its first offset. A compacted topic never moves it by itself."""
     end: int
-    """The offset behind the last record."""
+    """The offset after the last record."""
 
 
 class Changelogs:
-    """How far each changelog partition of one worker reaches. Knows no clock and no Kafka."""
+    """How far each changelog partition of one worker reaches."""
 
     def __init__(self) -> None:
         self.notes: Mapping[TopicPartition, str] = {}
-        """The metadata of the commits, by source partition, as they were when the worker last sought them."""
+        """The metadata of the commits, by source partition, as of the last seek."""
         self._extents: dict[TopicPartition, Extent] = {}
         self._last: dict[TopicPartition, int] = {}
 
     def accept(self, found: Mapping[TopicPartition, Extent]) -> None:
-        """Note from here on that these, and only these, changelogs are owned and reach so far."""
+        """From here on, note that these and only these changelogs are owned, and how far they reach."""
         self._extents = dict(found)
         self._last.clear()
 
     def acknowledged(self, tp: TopicPartition, offset: int) -> str | None:
-        """Take note of a record that is in the changelog; return why that cannot be, or None."""
+        """Register a record that was written to a changelog; return why that cannot be, or None."""
         last = self._last.get(tp, -1)
         if offset <= last:
-            return f"{tp[0]}[{tp[1]}]: a record was written at {offset}, though {last} was written before"
+            return f"{tp[0]}[{tp[1]}]: a record was written at {offset}, though {last} had been written"
         self._last[tp] = offset
         known = self._extents.get(tp)
         if known is not None and offset >= known.end:
@@ -106,8 +104,8 @@ def distrust(found: Mapping[str, Extent], notes: Iterable[str], *, committed: bo
 
 def _difference(noted: Extent, found: Extent) -> str | None:
     if found.end < noted.end:
-        made_anew = " (it was made anew, or emptied)" if found.end == 0 else ""
-        return f"ends at {found.end}, but {noted.end - 1} had been written{made_anew}"
+        recreated = " (it was recreated or emptied)" if found.end == 0 else ""
+        return f"ends at {found.end}, but {noted.end - 1} had been written{recreated}"
     if found.start > noted.start:
         return f"begins at {found.start}, but began at {noted.start} before"
     return None

@@ -1,10 +1,9 @@
-"""Which offsets of a partition were handed on, and up to where all of them are done.
+"""Which offsets of a partition were delivered, and up to where all of them are done.
 
     records, as they come ──► admit ──► deliver | drop | read again          acknowledged ──► contiguous ──► commit
 
-Pure bookkeeping, without a clock and without Kafka; `faust_fixes` puts it where Faust had its own.
-
-Not covered: changelogs are compacted, so only the first record after a seek can be checked.
+Pure bookkeeping, without a clock and without Kafka; `fixes.py` puts it in place of Faust's own. Changelogs are
+compacted, so only their first record after a seek can be checked.
 """
 
 from __future__ import annotations
@@ -17,16 +16,16 @@ log = logging.getLogger("streamward.faust")
 
 
 class Delivery:
-    """What each partition of one consumer has handed on since it was last positioned. Knows no clock and no Kafka."""
+    """What each partition of one consumer has delivered since it was last positioned."""
 
     def __init__(self) -> None:
         self.expected: dict[TopicPartition, int] = {}
         self.holes: dict[TopicPartition, list[tuple[int, int]]] = {}
-        """Ranges [from, to) that were believed and are not committed yet, ascending."""
-        self.handing_on = False
-        """Whether records that aiokafka gave are still on their way to the queues."""
+        """Ranges [from, to) that were accepted as empty and are not committed yet, ascending."""
+        self.delivering = False
+        """Whether records from aiokafka are still on their way to the queues."""
         self.reads_again = 0
-        self.holes_believed = 0
+        self.holes_accepted = 0
         self._doubted: dict[TopicPartition, tuple[int, int]] = {}
         self._just_sought: set[TopicPartition] = set()
         self._passed: dict[TopicPartition, tuple[tuple[int, int], int]] = {}
@@ -38,7 +37,7 @@ class Delivery:
         self._just_sought.add(tp)
 
     def begin(self, tp: TopicPartition, offset: int) -> None:
-        """As `position`, for a partition whose work begins anew at `offset`."""
+        """As `position`, for a partition that starts over at `offset`."""
         self.position(tp, offset)
         self.holes.pop(tp, None)
         self._passed.pop(tp, None)
@@ -55,17 +54,17 @@ class Delivery:
             self.reads_again += 1
             return None
         if offset > expected and not changelog:
-            self._believe(tp, expected, offset)
+            self._accept_hole(tp, expected, offset)
         self._just_sought.discard(tp)
         self._doubted.pop(tp, None)
         self.expected[tp] = offset + 1
         return True
 
     def passed(self, tp: TopicPartition, position: int) -> bool | None:
-        """Say what to do when the reader stands at `position`, beyond `expected`, and nothing is on its way.
+        """Return what to do when the reader is at `position`, beyond `expected`, and nothing is on its way.
 
-        Return False to look once more, None to read again from `expected`; True when a hole up to `position` is
-        believed: two looks before and two after that second read found the same.
+        False: look once more. None: read again from `expected`. True: a hole up to `position` is accepted, since two
+        looks before and two after the second read found the same.
         """
         state = (self.expected[tp], position)
         before, looks = self._passed.get(tp, (None, 0))
@@ -76,18 +75,18 @@ class Delivery:
             return None
         if looks < 4:
             return False
-        self._believe(tp, *state)
+        self._accept_hole(tp, *state)
         self.expected[tp] = position
         return True
 
-    def _believe(self, tp: TopicPartition, begin: int, end: int) -> None:
+    def _accept_hole(self, tp: TopicPartition, begin: int, end: int) -> None:
         log.warning("%s[%d]: offsets %d to %d are not in the log (read twice)", *tp, begin, end - 1)
         self.holes.setdefault(tp, []).append((begin, end))
-        self.holes_believed += 1
+        self.holes_accepted += 1
 
 
 def contiguous(base: int, acked: list[int], holes: list[tuple[int, int]]) -> tuple[int, int, int]:
-    """Return (the first offset not covered from `base` on, how many of `acked` and of `holes` lie below it).
+    """Return (the first offset not covered from `base` on, how many of `acked` and of `holes` are below it).
 
     Both lists ascend. `holes` are [from, to) ranges, so a hole of millions of offsets costs one entry.
     """

@@ -6,13 +6,13 @@
 
 Stock Faust resumes partitions before it seeks them, hands aiokafka a live set that means "everything" when it is empty,
 commits over records it never delivered, and commits before the publishes of an event are acknowledged. Under kills and
-rebalances that loses events in silence. Each section below is one fix: its reason, then the functions that take the
-place of Faust's. `install` replaces them only if their source is the one that was read when the fix was written.
+rebalances that silently loses events. Each section below is one fix: its reason, then the functions that replace
+Faust's. `install` replaces them only if their source is the one that the fix was written for (`pinned_sources.py`).
 
-Where a partition starts, and what a commit says of the changelogs, is in `faust_start`; what a worker that was stopped
-beyond its session timeout may still write, in `lease` and `tables`.
+Where a partition starts, and what a commit says of the changelogs, is in `seek.py`; what a worker that was stopped
+beyond its session timeout may still write, in `membership.py` and `streams/worker/table.py`.
 
-Not covered: one consumer per process; at-least-once only; no standby replicas; no windowed tables.
+The fixes assume one consumer per process, at-least-once delivery, no standby replicas and no windowed tables.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from faust.types import TP
 
 from streams.errors import LogError
 from streams.worker.faust.delivery import contiguous
-from streams.worker.faust.membership import REPLACED, lease
+from streams.worker.faust.membership import REPLACED, membership
 from streams.worker.faust.pinned_sources import STOCK, check_sources
 from streams.worker.faust.seek import _commit, changelogs_of, delivery_of, perform_seek, refuse_cut, seek_to_committed
 from streams.worker.faust.watchdog import Watchdog, give_up
@@ -46,10 +46,9 @@ CHANGELOG_QUIET_S = 0.5
 
 # --- 1. Deliver what is contiguous, and read again what is not -------------------------------------------------------
 # aiokafka moves its position when it hands records over, Faust may then drop them (paused, flow stopped, another
-# generation), and both go on behind the hole. So the first and every further record of a source partition must follow
-# the one before. A hole is read again from its start, and believed (markers of transactions) only if a second read
-# shows the same hole; one that retention made ends the worker. Changelogs are compacted, so only the first record after
-# a seek can be checked.
+# generation), and both continue after the hole. So every record of a source partition must follow the one before. A
+# hole is read again from its start, and accepted (transaction markers) only if a second read shows the same hole; one
+# that retention made ends the worker. Changelogs are compacted, so only the first record after a seek can be checked.
 
 
 async def getmany(self: Any, timeout: float) -> AsyncIterator[tuple[TP, Any]]:
@@ -64,26 +63,26 @@ async def getmany(self: Any, timeout: float) -> AsyncIterator[tuple[TP, Any]]:
     def current() -> bool:
         return bool(self.flow_active) and generation == self.app.consumer_generation_id
 
-    delivery.handing_on = bool(records)
+    delivery.delivering = bool(records)
     try:
         for tp, record in self.scheduler.iterate(records):
             if not current():
-                break  # `expected` stands, so what is left here is read again after the next seek
+                break  # `expected` stays, so the rest is read again after the next seek
             if tp in read_again or not (active is None or tp in active or tp in self._buffered_partitions):
                 continue
             admitted = delivery.admit(tp, record.offset, changelog=self._is_changelog_tp(tp))
             if admitted is None:
                 read_again[tp] = delivery.expected[tp]
-                log.info("%s[%d]@%d came where %d was due: reading again", *tp, record.offset, read_again[tp])
+                log.info("%s[%d]@%d came where %d was expected: reading again", *tp, record.offset, read_again[tp])
             elif admitted:
                 self.app.monitor.track_tp_end_offset(tp, self.highwater(tp))
                 yield tp, self._to_message(tp, record)
     finally:
-        delivery.handing_on = False
+        delivery.delivering = False
     if read_again and current():
         try:
             await refuse_cut(self, read_again)
-            await self._thread.seek_wait(read_again)  # the thread's own: the doubt must survive this seek
+            await self._thread.seek_wait(read_again)  # the thread's own: `_doubted` must survive this seek
         except LogError:
             raise
         except Exception as exc:  # a partition was revoked meanwhile; the next owner reads from the last commit
@@ -98,22 +97,22 @@ async def seek_wait(self: Any, partitions: Mapping[TP, int]) -> None:
 
 
 async def look_behind(consumer: Any) -> None:
-    """Find what was lost at the end of a partition, where no later record shows the hole. Called once a second."""
+    """Find records that were lost at the end of a partition, where no later one shows the hole. Once a second."""
     delivery = delivery_of(consumer)
-    if delivery.handing_on or not consumer.flow_active:
+    if delivery.delivering or not consumer.flow_active:
         return
     for tp, expected in list(delivery.expected.items()):
         if consumer._is_changelog_tp(tp) or tp not in consumer.assignment():
-            continue  # what was expected of a partition stays known when another worker gets it
+            continue  # `expected` keeps partitions that another worker has now
         if (consumer.highwater(tp) or 0) <= expected:
             continue
         position = await consumer.position(tp) or 0
-        if position <= expected or delivery.handing_on:
+        if position <= expected or delivery.delivering:
             continue  # still to be fetched, or on its way
         try:
             await refuse_cut(consumer, {tp: expected})
         except KafkaError:
-            continue  # the broker does not answer; it is looked at again
+            continue  # the broker does not answer; try again at the next look
         verdict = delivery.passed(tp, position)
         if verdict is None:
             await consumer._thread.seek_wait({tp: expected})
@@ -134,8 +133,8 @@ async def _getmany(self: Any, active_partitions: Iterable[TP] | None, timeout: f
 
 
 # --- 3. Seek first, clear the queues, only then let records in -------------------------------------------------------
-# Both resume paths of Faust resume the partitions before they are sought, so records from the old position are
-# delivered, and acknowledged, in between. aiokafka besides does not seek where nothing, or 0, was committed.
+# Both resume paths of Faust resume the partitions before they seek, so records from the old position are delivered, and
+# acknowledged, in between. Besides, aiokafka does not seek where nothing, or 0, was committed.
 
 
 async def _let_records_in(recovery: Any, generation_id: int) -> None:
@@ -154,7 +153,7 @@ async def _let_records_in(recovery: Any, generation_id: int) -> None:
     if not app.assignor.assigned_standbys():
         recovery.tables.on_standbys_ready()
     recovery.completed.set()
-    app.on_rebalance_end()  # before the first record: an event that is worked on while it lasts counts as interrupted
+    app.on_rebalance_end()  # before the first record: an event handled before this counts as interrupted
     consumer.resume_flow()
     await app._fetcher.maybe_start()
     log.info("reading %d partitions, generation %d", len(assignment), generation_id)
@@ -177,7 +176,7 @@ async def on_recovery_completed(self: Any, generation_id: int = 0) -> None:
 
 # --- 4. Commit what is contiguous from the committed offset, and was worked on ---------------------------------------
 # Faust invents "gaps" for offsets it has not seen and commits over them; and its pure Python stream acknowledges
-# messages that it skips because they are of an earlier generation.
+# messages that it skips as being of an earlier generation.
 
 
 def _new_offset(self: Any, tp: TP) -> int | None:
@@ -194,11 +193,11 @@ def _new_offset(self: Any, tp: TP) -> int | None:
 
 
 async def _add_gap(self: Any, tp: TP, offset_from: int, offset_to: int) -> None:
-    """In place of Consumer._add_gap: gaps are believed in `Delivery.admit`, nowhere else."""
+    """In place of Consumer._add_gap: holes are accepted in `Delivery.admit`, nowhere else."""
 
 
 def ack(self: Any, message: Any) -> bool:
-    """In place of Consumer.ack: what no stream took up, or an earlier generation brought, is not done."""
+    """In place of Consumer.ack: a message that no stream took, or of an earlier generation, is not done."""
     if message.tracked and message.generation_id == self.app.consumer_generation_id:
         return bool(STOCK[Consumer, "ack"](self, message))
     message.acked = True
@@ -208,10 +207,10 @@ def ack(self: Any, message: Any) -> bool:
 
 # --- 5. Commit after every publish issued before it was acknowledged -------------------------------------------------
 # Faust's flush gives up after 100 ms, so an offset may be committed before the changelog records of its event are
-# written; and nobody looks at a publish that failed.
+# written; and a publish that failed goes unnoticed.
 
 STOP_FLUSH_S = 5.0
-"""How long a stopping producer waits for publishes. What is not acknowledged then has no committed offset either."""
+"""How long a stopping producer waits for publishes. What is not acknowledged by then has no committed offset either."""
 
 _unacknowledged: WeakKeyDictionary[Any, set[asyncio.Future[Any]]] = WeakKeyDictionary()
 
@@ -231,14 +230,14 @@ def put(self: Any, fut: Any) -> None:
         elif topic in self.app.tables.changelog_topics:
             why = changelogs_of(self.app).acknowledged((topic, fut.result().partition), fut.result().offset)
             if why is not None:
-                give_up(f"{why}: the changelog was cut or made anew under this worker")
+                give_up(f"{why}: the changelog was cut or recreated while this worker ran")
 
     fut.add_done_callback(settled)
     STOCK[ProducerBuffer, "put"](self, fut)
 
 
 async def _send_pending(self: Any, fut: Any) -> None:
-    """In place of ProducerBuffer._send_pending: what the client refuses to take (too large) has failed as well."""
+    """In place of ProducerBuffer._send_pending: a record that the client refuses (too large) has failed, too."""
     try:
         await STOCK[ProducerBuffer, "_send_pending"](self, fut)
     except Exception as exc:
@@ -252,12 +251,12 @@ async def flush(self: Any) -> None:
         return
     _, late = await asyncio.wait(waiting, timeout=STOP_FLUSH_S if self.should_stop else None)
     if late:
-        log.warning("stopping with %d publishes unacknowledged; their events will be worked on again", len(late))
+        log.warning("stopping with %d publishes unacknowledged; their events will be processed again", len(late))
 
 
 # --- 6. Recover from changelogs that end early -----------------------------------------------------------------------
-# Recovery waits until it has read the offset before the end of each changelog. A changelog whose last offsets hold no
-# record (markers of transactions, records deleted or expired meanwhile) keeps it waiting for ever.
+# Recovery waits until it has read the last offset of each changelog. A changelog whose last offsets hold no record
+# (transaction markers, records deleted or expired meanwhile) keeps it waiting for ever.
 
 
 async def _seek_offsets(self: Any, consumer: Any, tps: set[TP], offsets: Any, title: str) -> None:
@@ -268,7 +267,7 @@ async def _seek_offsets(self: Any, consumer: Any, tps: set[TP], offsets: Any, ti
 
 
 async def _end_recovery_at_the_end(recovery: Any, consumer: Any) -> None:
-    """End the recovery once aiokafka stands behind the last offset of every changelog, twice, and nothing comes."""
+    """End the recovery once aiokafka is past the last offset of every changelog, twice, and nothing comes."""
     generation = recovery.app.consumer_generation_id
     before: Any = None
     read_again: dict[TP, int] = {}
@@ -278,7 +277,7 @@ async def _end_recovery_at_the_end(recovery: Any, consumer: Any) -> None:
             return
         offsets, ends = recovery.active_offsets, recovery.active_highwaters
         behind = {tp: offsets[tp] for tp, left in recovery.active_remaining().items() if left > 0}
-        busy = delivery_of(consumer).handing_on or not recovery.tables.changelog_queue.empty()
+        busy = delivery_of(consumer).delivering or not recovery.tables.changelog_queue.empty()
         try:
             at_end = {tp for tp in behind if (await consumer.position(tp) or 0) > ends[tp]}
         except IllegalStateError:  # revoked meanwhile
@@ -318,24 +317,24 @@ def _create_worker_consumer(self: Any, transport: Any) -> Any:
 
 
 # --- 8. Assign no less than everything -------------------------------------------------------------------------------
-# A leader whose metadata lacks a topic, as a broker's may that has just started, assigns nothing of it to anybody, logs
-# a warning, and nobody looks again: a group of workers that all look healthy and read nothing.
+# A leader whose metadata lacks a topic, as a broker's may just after its start, assigns none of its partitions, logs a
+# warning, and nothing checks again: a group of workers that all look healthy and read nothing.
 
 
 def _perform_assignment(self: Any, cluster: Any, member_metadata: Mapping[str, Any]) -> Any:
     """In place of PartitionAssignor._perform_assignment."""
     read = {topic for metadata in member_metadata.values() for topic in metadata.subscription}
     if missing := sorted(topic for topic in read if not cluster.partitions_for_topic(topic)):
-        give_up(f"at a rebalance the broker knows nothing of {', '.join(missing)}, which the workers read")
+        give_up(f"at a rebalance the broker did not know {', '.join(missing)}, which the workers read")
     return STOCK[PartitionAssignor, "_perform_assignment"](self, cluster, member_metadata)
 
 
 # --- 9. uvloop for the consumer's thread too -------------------------------------------------------------------------
-# Faust makes that thread a loop of asyncio's own. A policy for the whole process would do, but is deprecated.
+# Faust gives that thread one of asyncio's own loops. An event loop policy would do, but is deprecated.
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
-    """Return a loop of uvloop's; asyncio's own where there is none (Windows), which is slower and does."""
+    """Return a uvloop loop; where there is no uvloop (Windows), one of asyncio's, which is slower."""
     try:
         import uvloop
     except ImportError:
@@ -372,7 +371,7 @@ def install(app: faust.App, *, hole_s: float = 10, stuck_s: float = 60, frozen_s
     Raises SettingsError if Faust, aiokafka or mode are not the versions the fixes were written for.
     """
     check_sources()
-    lease.begin(app.conf.broker_session_timeout)
+    membership.reset(app.conf.broker_session_timeout)
     for owner, functions in FIXES.items():
         for function in functions:
             setattr(owner, function.__name__, function)

@@ -1,18 +1,19 @@
-"""Whether this worker still owns what it writes: a lease on its membership in the consumer group.
+"""Whether this worker still owns what it writes: its membership in the consumer group.
 
     heartbeat, sync answered ──► confirmed ──► session timeout passes without one ──► in doubt ──► confirmed again
                                                                                         └──► rejected: lost, exit 75
 
-Kafka gives the partitions of a member that has been silent for the session timeout to others, and Faust has no fencing:
-a process that was stopped that long and goes on would write what it had in hand over its successor's rows. So before
-anything is sent, and before an event is begun, the last answer of the group must be younger than the session timeout.
-If it is not, the worker waits for the next one. That may take as long as the broker is away, and then nothing is lost:
-the member is confirmed, or it was rejected, and then what it had in hand is not sent. The process ends if there is any.
+When a member is silent for the session timeout, Kafka gives its partitions to others, and Faust has no fencing: a
+process that was stopped that long and continues would write its in-flight work over its successor's rows. So before
+anything is sent, and before an event is begun, the group's last answer must be younger than the session timeout.
+Otherwise the worker waits for the next one. That may take as long as the broker is unreachable, and nothing is lost:
+either the member is confirmed, or it was rejected, and then its in-flight work is not sent; if there is any, the
+process ends.
 
-The clock counts the time of a suspended machine, and an answer counts from when it was asked for.
+The clock includes the time a machine was suspended, and an answer counts from when it was asked for.
 
-Not covered: a process that is stopped in the moment between the check and the write to the socket, and bytes that wait
-in a frozen network. Their rows are passed over by the next recovery (streams/worker/table.py).
+A process that is stopped between the check and the write to the socket, or whose bytes wait in a frozen network, is not
+caught here: the next recovery skips its rows (streams/worker/table.py).
 """
 
 from __future__ import annotations
@@ -42,23 +43,24 @@ def _since_boot_s() -> float:
     return time.clock_gettime(clock)
 
 
-class Lease:
+class Membership:
     """What the group last said about this member. Written by the consumer's thread, read by the worker's."""
 
-    def __init__(self, session_s: float, clock: Callable[[], float] = _since_boot_s) -> None:
-        self.session_s, self.clock = session_s, clock
+    def __init__(self, session_s: float = float("inf"), clock: Callable[[], float] = _since_boot_s) -> None:
+        self.clock = clock
+        self.session_s = session_s
         self.lost = False
         """The group rejected this member, and it has not joined again."""
-        self.memberships = 0
-        """How many memberships were lost: what was begun under an earlier one is not to be written."""
+        self.epoch = 0
+        """How many memberships were lost: what was begun in an earlier epoch must not be written."""
         self._confirmed_at: float | None = None
 
-    def begin(self, session_s: float) -> None:
-        """Forget all: a worker starts."""
-        self.__init__(session_s, self.clock)  # type: ignore[misc]
+    def reset(self, session_s: float) -> None:
+        """Forget everything: a worker starts."""
+        self.session_s, self.lost, self.epoch, self._confirmed_at = session_s, False, 0, None
 
     def confirm(self, asked_at: float) -> None:
-        """The group knows this member, at least since it was asked."""
+        """The group knows this member, at least as of when it was asked."""
         self._confirmed_at = asked_at
 
     def join(self, asked_at: float) -> None:
@@ -70,22 +72,22 @@ class Lease:
         """The group does not know this member any more."""
         if not self.lost:
             self.lost = True
-            self.memberships += 1
+            self.epoch += 1
 
     def in_doubt(self) -> bool:
-        """Whether others may own the partitions by now. Not before the first membership: then there are none."""
+        """Whether others may own the partitions by now. Never before the first membership: there are none then."""
         return self._confirmed_at is not None and self.clock() - self._confirmed_at > self.session_s
 
-    async def settled(self) -> bool:
+    async def holds(self) -> bool:
         """Wait while in doubt; return whether the membership holds."""
         if not self.lost and self.in_doubt():
-            log.warning("no answer of the group for %g s: waiting for one before anything is written", self.session_s)
+            log.warning("the group has not answered for %g s; nothing is written until it does", self.session_s)
             while not self.lost and self.in_doubt():
                 await asyncio.sleep(LOOK_EVERY_S)
         return not self.lost
 
 
-lease = Lease(session_s=float("inf"))
+membership = Membership()
 """Of this process: it has one consumer."""
 
 
@@ -95,21 +97,21 @@ _KNOWN = (errors.NoError.errno, errors.RebalanceInProgressError.errno)
 
 
 async def _send_req(self: Any, request: Any) -> Any:
-    """In place of GroupCoordinator._send_req: see what the group says of this member."""
-    asked_at = lease.clock()
+    """In place of GroupCoordinator._send_req: note what the group says of this member."""
+    asked_at = membership.clock()
     response = await STOCK[GroupCoordinator, "_send_req"](self, request)
     kind, error = type(request).__name__, getattr(response, "error_code", None)
     if kind.startswith("SyncGroupRequest") and error == errors.NoError.errno:
-        lease.join(asked_at)
+        membership.join(asked_at)
     elif kind.startswith("HeartbeatRequest") and error in _KNOWN:
-        lease.confirm(asked_at)
+        membership.confirm(asked_at)
     return response
 
 
 def reset_generation(self: Any) -> None:
     """In place of GroupCoordinator.reset_generation: the group rejected this member, unless it left by itself."""
     if not self._closing.done() and self.generation != OffsetCommitRequest.DEFAULT_GENERATION_ID:
-        lease.lose()
+        membership.lose()
     STOCK[GroupCoordinator, "reset_generation"](self)
 
 
@@ -121,16 +123,16 @@ async def _do_commit_offsets(self: Any, assignment: Any, offsets: Any) -> None:
 
 
 def _append_batch(self: Any, builder: Any, tp: Any) -> Any:
-    """In place of MessageAccumulator._append_batch: a batch belongs to the membership in which it was begun."""
+    """In place of MessageAccumulator._append_batch: a batch belongs to the epoch in which it was begun."""
     batch = STOCK[MessageAccumulator, "_append_batch"](self, builder, tp)
-    batch.membership = lease.memberships
+    batch.membership_epoch = membership.epoch
     return batch
 
 
 async def _send_produce_req(self: Any, node_id: int, batches: Mapping[Any, Any]) -> None:
-    """In place of Sender._send_produce_req: nothing leaves that may lie over a successor's."""
-    held = await lease.settled()
-    late = [tp for tp, batch in batches.items() if batch.membership != lease.memberships]
+    """In place of Sender._send_produce_req: nothing is sent that could cover a successor's rows."""
+    held = await membership.holds()
+    late = [tp for tp, batch in batches.items() if batch.membership_epoch != membership.epoch]
     if late or not held:
         tp = (late or list(batches))[0]
         give_up(

@@ -1,11 +1,10 @@
-"""Which Faust the fixes were written for, function by function.
+"""The functions of Faust and aiokafka that the fixes were written for, pinned by hash.
 
     installed source of each function ──► sha256 ──► as recorded? ──► install the fixes
                                                          └─ no ──► SettingsError, naming what changed
 
-A replacement is only as good as the reading of what it replaces, so an upgrade must fail loudly and by name.
-
-Not covered: what the functions listed here call in turn.
+A replacement is only right for the source it was written against, so an upgrade must fail loudly and by name. What
+these functions call in turn is not pinned.
 """
 
 from __future__ import annotations
@@ -100,7 +99,7 @@ READ_AND_CHECKED: dict[tuple[type, str], str] = {
 """First 12 hex digits of the sha256 of the source of each function that a fix replaces or relies on."""
 
 STOCK = {(owner, name): inspect.getattr_static(owner, name) for owner, name in READ_AND_CHECKED}
-"""The functions as Faust ships them, as the replacements call them."""
+"""The functions as Faust ships them, for the replacements to call."""
 
 
 def _sha(function: Any) -> str:
@@ -121,6 +120,6 @@ def check_sources() -> None:
     raise SettingsError(
         "streams/worker/faust/fixes.py replaces or relies on functions that have changed: "
         + ", ".join(f"{name} (sha256 {got})" for name, got in changed.items())
-        + f". Installed: {installed}; the fixes are for {written_for}. Install what requirements.lock says; or read "
+        + f". Installed: {installed}; the fixes are for {written_for}. Install what requirements.lock names; or read "
         "the new source, adapt the fix, run tests/log/test_app.py and record the new hash in READ_AND_CHECKED"
     )

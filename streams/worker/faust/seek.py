@@ -3,11 +3,11 @@
     commits and their notes ──► are the records still there? ──► are the changelogs whole? ──► seek, begin
                                    └─ no: LogError, exit 5           └─ no: wind back, rebuild
 
-Faust seeks to what was committed and asks nothing. Where retention was faster than the group, aiokafka then starts at
-the earliest record instead, in silence; where a changelog lost rows, the state is gone in silence. Both are told here.
-These functions take the place of Faust's or serve those that do; `faust_fixes` installs them.
+Faust seeks to what was committed and checks nothing. Where retention was faster than the group, aiokafka then silently
+starts at the earliest record; where a changelog lost rows, state silently goes missing. Both are detected here. These
+functions replace Faust's, or serve those that do; `fixes.py` installs them.
 
-Not covered: a partition whose first records were deleted before the group ever committed starts at the earliest left.
+A partition whose first records were deleted before the group ever committed starts at the earliest record left.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def delivery_of(consumer: Any) -> Delivery:
 
 
 def changelogs_of(app: Any) -> Changelogs:
-    """Return what the worker of `app` knows of its changelogs."""
+    """Return what the worker of `app` knows about its changelogs."""
     return _changelogs.setdefault(app, Changelogs())
 
 
@@ -48,7 +48,7 @@ def changelogs_of(app: Any) -> Changelogs:
 
 
 async def seek_to_committed(self: Any) -> Any:
-    """In place of AIOKafkaConsumerThread.seek_to_committed: keep what the commits noted as well."""
+    """In place of AIOKafkaConsumerThread.seek_to_committed: also keep the notes of the commits."""
     committed = await STOCK[AIOKafkaConsumerThread, "seek_to_committed"](self)
     coordinator = self._ensure_consumer()._coordinator
     found = await self.call_thread(coordinator.fetch_committed_offsets, list(committed))
@@ -86,8 +86,8 @@ async def _commit(self: Any, offsets: Mapping[TP, int]) -> bool:
 async def perform_seek(self: Any) -> None:
     """In place of Consumer.perform_seek: each source partition to its committed offset, or the earliest there is.
 
-    Where the changelogs are not to be trusted, to the earliest as well, in spite of the commit. Raises LogError if a
-    committed offset is not in the log any more.
+    Where the changelogs cannot be trusted, also to the earliest, despite the commit. Raises LogError if a committed
+    offset is no longer in the log.
     """
     tps = [tp for tp in self.assignment() if not self._is_changelog_tp(tp)]
     if not tps:
@@ -101,7 +101,7 @@ async def perform_seek(self: Any) -> None:
         if start[tp] > extents[tp].end:
             raise LogError(
                 f"{tp.topic}[{tp.partition}]: group {self.app.conf.id} has committed {start[tp]}, but the partition "
-                f"ends at {extents[tp].end}. The topic was made anew or lost records; reset the group's offsets to the "
+                f"ends at {extents[tp].end}. The topic was recreated or lost records; reset the group's offsets to the "
                 "earliest"
             )
         if 0 < start[tp] < extents[tp].start:
@@ -121,7 +121,7 @@ async def perform_seek(self: Any) -> None:
 
 
 async def _wind_back(consumer: Any, start: Mapping[TP, int], extents: Mapping[TP, Extent]) -> set[TP]:
-    """Return the source partitions that are to be read again from their start, once that is committed."""
+    """Commit and return the source partitions that must be read again from their start."""
     changelogs = changelogs_of(consumer.app)
     notes, owned = changelogs.notes, [tp for tp in extents if consumer._is_changelog_tp(tp)]
     changelogs.accept({tp: extents[tp] for tp in owned})
@@ -142,27 +142,27 @@ async def _wind_back(consumer: Any, start: Mapping[TP, int], extents: Mapping[TP
         if why:
             wound_back |= {tp for tp in sources if start[tp] > extents[tp].start}
     if wound_back:
-        # with the note that was accepted: a crash from here on goes on with what was rebuilt
+        # with the note that was accepted: after a crash, the rebuild continues from here
         await consumer._thread.commit({tp: extents[tp].start for tp in wound_back})
     elif owned:
-        log.info("recovered from %d changelog partitions; none of them has lost records", len(owned))
+        log.info("recovered from %d changelog partitions; none has lost records", len(owned))
     return wound_back
 
 
 def _origins(sources: Iterable[TP], extents: Mapping[TP, Extent]) -> str:
-    told = []
+    origins = []
     for tp in sources:
         first = extents[tp].start
-        lost = f" (what came before was deleted from it, and cannot be rebuilt; it begins at {first})" if first else ""
-        told.append(f"{tp.topic}[{tp.partition}]@{first}{lost}")
-    return ", ".join(told) or "nothing: no source of theirs is assigned here"
+        lost = f" (earlier records were deleted and cannot be rebuilt; it begins at {first})" if first else ""
+        origins.append(f"{tp.topic}[{tp.partition}]@{first}{lost}")
+    return ", ".join(origins) or "nothing: none of their sources is assigned here"
 
 
 # --- records that were deleted unread --------------------------------------------------------------------------------
 
 
 async def refuse_cut(consumer: Any, due: Mapping[TP, int]) -> None:
-    """Raise LogError if the record that is due in one of these source partitions was deleted meanwhile."""
+    """Raise LogError if the next record of one of these source partitions has been deleted."""
     due = {tp: offset for tp, offset in due.items() if not consumer._is_changelog_tp(tp)}
     if not due:
         return
@@ -174,7 +174,7 @@ async def refuse_cut(consumer: Any, due: Mapping[TP, int]) -> None:
 def _cut(consumer: Any, tp: TP, due: int, first: int) -> LogError:
     group = consumer.app.conf.id.removeprefix(consumer.app.settings.topics.prefix)
     return LogError(
-        f"{tp.topic}[{tp.partition}]: group {consumer.app.conf.id} goes on at {due}, as committed or read, but the "
+        f"{tp.topic}[{tp.partition}]: group {consumer.app.conf.id} is at {due}, as committed or read, but the "
         f"first record there is {first}: {first - due} records were deleted (retention) before they were read. Restore "
         f"them, or accept their loss with `streamward offsets skip --group {group}`"
     )

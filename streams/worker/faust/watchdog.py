@@ -1,13 +1,10 @@
 """End a stream worker that is stuck, so that its supervisor can start a fresh one.
 
-    every second: acknowledged behind a hole? no commit in spite of lag? event loop frozen? ──► log why, exit 75
+    every second: acknowledged after a hole? no commit despite lag? event loop frozen? ──► log why, exit 75
 
-A worker that is restarted reads again from its last commit, so ending it is always safe; one that looks healthy and
-does nothing is not. A broker that is away is no reason: a running worker survives that by itself. Time is counted in
-looks, not by the clock, so that a process that was stopped and continued is not taken for a stuck one.
-
-Not covered: an agent that waits for ever inside one event while other partitions go on committing is seen only once
-its own partition has been without a commit for `stuck_s`.
+A restarted worker reads again from its last commit, so ending it is always safe; one that looks healthy and does
+nothing is not. An unreachable broker is no reason: a running worker survives that by itself. Time is counted in looks,
+not by the clock, so that a process that was suspended and resumed is not mistaken for a stuck one.
 """
 
 from __future__ import annotations
@@ -37,8 +34,8 @@ LOOK_EVERY_S = 1.0
 
 
 def give_up(why: str) -> NoReturn:
-    """Log why and end the process with EXIT_RESTART, at once: nothing that is left running could be trusted."""
-    log.critical("%s. Ending this process with exit code %d; it should be started again", why, EXIT_RESTART)
+    """Log why and end the process with EXIT_RESTART, at once: nothing still running could be trusted."""
+    log.critical("%s. Ending this process with exit code %d; restart it", why, EXIT_RESTART)
     for handler in [*log.handlers, *logging.getLogger().handlers]:
         handler.flush()
     os._exit(EXIT_RESTART)
@@ -52,14 +49,14 @@ class Sight(NamedTuple):
     lagging: frozenset[TP]
     """Owned partitions with records from `committed` on."""
     holes: dict[TP, int]
-    """First offset that was acknowledged behind one that was not, per partition."""
+    """First offset that was acknowledged after one that was not, per partition."""
     rebalancing: bool
     recovered: dict[TP, int]
     """Offset reached per changelog."""
 
 
 class StallDetector:
-    """How long each thing has stood still. Pure: seconds are what `look` is told."""
+    """How long each thing has made no progress. Pure: the seconds are given to `look`."""
 
     def __init__(self, *, hole_s: float, stuck_s: float) -> None:
         self._hole_s, self._stuck_s = hole_s, stuck_s
@@ -83,7 +80,7 @@ class StallDetector:
             if what[0] == "hole" and seconds > self._hole_s:
                 hole = f"{_at(what[1], state[0])} is not done, though {state[1]} is, for {seconds:.0f} s"
             elif what == "rebalance" and seconds > self._stuck_s:
-                stuck = f"a rebalance has come no further for {seconds:.0f} s; changelogs read up to {state}"
+                stuck = f"a rebalance has made no progress for {seconds:.0f} s; changelogs are read up to {state}"
             elif what[0] == "lag" and seconds > self._stuck_s:
                 stuck = f"{_at(what[1], state)} has waited for {seconds:.0f} s"
         return hole, stuck
@@ -96,10 +93,10 @@ def _at(tp: TP, offset: int) -> str:
 class Watchdog(Service):  # type: ignore[misc]  # mode is not typed
     """Looks at the worker of `app` once a second and gives up when it is stuck.
 
-    A hole: an offset was acknowledged while one before it is not done, for `hole_s`. No progress: a partition has
-    records, or a rebalance goes on, and for `stuck_s` nothing was committed or recovered, though the broker answers.
-    Frozen: the event loop has not run for `frozen_s`; the place where it stands is printed. `look_behind` is called
-    with the consumer after each look that found nothing.
+    A hole: for `hole_s`, an offset was acknowledged while one before it is not done. No progress: a partition has
+    records, or a rebalance is under way, and for `stuck_s` nothing was committed or recovered, though the broker
+    answers. Frozen: the event loop has not run for `frozen_s`; its stack is printed. `look_behind` is called with the
+    consumer after each look that found nothing.
     """
 
     def __init__(
@@ -113,7 +110,7 @@ class Watchdog(Service):  # type: ignore[misc]  # mode is not typed
     ) -> None:
         self.app = app
         self._look_behind = look_behind
-        self._patience = StallDetector(hole_s=hole_s, stuck_s=stuck_s)
+        self._detector = StallDetector(hole_s=hole_s, stuck_s=stuck_s)
         self._frozen_s = frozen_s
         self._looks_missed = 0
         self._ended = threading.Event()
@@ -134,11 +131,11 @@ class Watchdog(Service):  # type: ignore[misc]  # mode is not typed
             await self.sleep(LOOK_EVERY_S)
             if self.should_stop or self.app.should_stop or self.app._consumer is None:
                 continue
-            hole, stuck = self._patience.look(sight_of(self.app), LOOK_EVERY_S)
+            hole, stuck = self._detector.look(sight_of(self.app), LOOK_EVERY_S)
             if hole is not None:
                 give_up(hole)
             if stuck is not None and await broker_answers(self.app):
-                give_up("\n".join([f"{stuck}. What it was at:", *await_chains(), "Nothing came of it for too long"]))
+                give_up("\n".join([f"{stuck}. Tasks that wait:", *await_chains()]))
             if not self.app.rebalancing:
                 with contextlib.suppress(IllegalStateError):  # revoked meanwhile
                     await self._look_behind(self.app.consumer)
@@ -155,7 +152,7 @@ class Watchdog(Service):  # type: ignore[misc]  # mode is not typed
             if self._looks_missed * LOOK_EVERY_S <= self._frozen_s:
                 continue
             stack = "".join(traceback.format_stack(sys._current_frames().get(watched)))
-            why = f"the event loop has not run for {self._frozen_s:g} s. It stands at\n{stack}"
+            why = f"the event loop has not run for {self._frozen_s:g} s. It is at\n{stack}"
             os.write(2, f"{why}Ending this process with exit code {EXIT_RESTART}\n".encode())  # no lock of logging's
             os._exit(EXIT_RESTART)
 
@@ -191,21 +188,24 @@ def await_chains() -> list[str]:
     lines = []
     for task in asyncio.all_tasks():
         frames = list(_frames(task.get_coro()))
-        if any(name in frame.f_code.co_filename for frame in frames for name in _TOLD):
+        if any(name in frame.f_code.co_filename for frame in frames for name in _NAMED_FILES):
             names = " > ".join(frame.f_code.co_name for frame in frames)
             at = frames[-1]
             lines.append(f"  {names} ({os.path.basename(at.f_code.co_filename)}:{at.f_lineno})")
     return sorted(lines)
 
 
-_TOLD = ("streams/worker/agent.py", "faust/transport/producer.py", "aiokafka/producer/", "aiokafka/client.py")
-"""Files whose functions are worth telling of when a worker is stuck."""
+_NAMED_FILES = ("streams/worker/agent.py", "faust/transport/producer.py", "aiokafka/producer/", "aiokafka/client.py")
+"""Files whose functions are worth naming when a worker is stuck."""
 
 
 def _frames(waiting: Any) -> Iterator[FrameType]:
     """Yield the frames of a coroutine and of everything that it awaits, outermost first."""
     while waiting is not None:
-        if type(waiting).__name__ in ("coroutine_wrapper", "async_generator_asend"):  # they do not say of what
+        if type(waiting).__name__ in (
+            "coroutine_wrapper",
+            "async_generator_asend",
+        ):  # they do not say what they wait for
             waiting = next((one for one in gc.get_referents(waiting) if hasattr(one, "cr_frame")), None) or next(
                 (one for one in gc.get_referents(waiting) if hasattr(one, "ag_frame")), None
             )

@@ -30,7 +30,7 @@ from tests.chaos import child
 from tests.chaos.disks import fill, free, read_only, small_disk, writable
 from tests.chaos.matrix import FAULTS, Fault, Line, exits, healed
 from tests.chaos.world import World
-from tests.tiny import save_tiny, tiny_group, tiny_model
+from tests.support.models.tiny import save_tiny, tiny_group, tiny_model
 
 BATCHES = 24
 PER_BATCH = 2

@@ -1,0 +1,129 @@
+"""The advantages stage inside the stream worker.
+
+    four topics ──► one event at a time per partition number ──► reduce ──► groups, dead letters ──► row of open-groups
+    each second ──► DeadlineTimers ──► group-control
+
+Results are acknowledged before the row of a closed group is written: a kill in between emits the same bytes again, and
+never nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from schemas.events import AdvantagedGroup, DeadLetter, derive_id
+from streams.kafka.reader import fetch
+from streams.kafka.times import now_ms
+from streams.kafka.topics import KEYED_BY_TASK, topics
+from streams.observability import catalog
+from streams.observability.metrics import Meter
+from streams.observability.tracing import context
+from streams.observability.tracing.tracer import Trace, Tracer
+from streams.stages.advantages.rows import GroupRows, load
+from streams.stages.advantages.stage import STAGE, AdvantageStage
+from streams.stages.advantages.state import Effect, EmitGroup, GroupState, OpenGroup
+from streams.stages.advantages.timers import DeadlineTimers
+from streams.worker.agent import agent
+from streams.worker.app import App, Outlet, owned_partitions, record_of, table
+
+
+class LiveAdvantages:
+    """The stage in one worker: its table, its timers, and what it writes."""
+
+    def __init__(self, app: App) -> None:
+        partitions = app.settings.topics.partitions
+        self._app = app
+        self._stage, self._outlet = AdvantageStage(app.settings, app.traces), Outlet(app, STAGE)
+        self._table, self._rows = table(app, "open-groups", partitions), GroupRows()
+        self._timers = DeadlineTimers(app.settings)
+        self._locks = [asyncio.Lock() for _ in range(partitions)]
+        """By partition number: the agents of the four topics share one state per task."""
+        self._generation = app.consumer_generation_id
+
+    def register(self) -> None:
+        """Start the agents of the four topics, and the timer."""
+        named = topics(self._app.settings.topics)
+        sources = [named[label] for label in KEYED_BY_TASK]
+        for topic in sources:
+            # time acts once everything that was written before it is read
+            after = [other for other in sources if other is not topic] if topic.label == "group-control" else ()
+            agent(
+                self._app,
+                topic,
+                self._on_event,
+                self._outlet.dead_letters(),
+                name=f"{STAGE}.{topic.label}",
+                after=after,
+            )
+        self._app.timer(1.0)(self._on_timer)
+
+    async def _on_event(self, faust_event: Any) -> None:
+        record = record_of(faust_event)
+        self._timers.record_read(record.timestamp_ms, now_ms())
+        event = self._stage.decode(record)
+        if isinstance(event, DeadLetter):
+            await self._outlet.emit(event)
+            return
+        async with self._locks[record.at.partition]:
+            key = event.task_id.encode()
+            before = self._state(key)
+            after, effects = self._stage.reduce(before, event, record)
+            if effects:
+                missing = self._stage.missing(effects, record)
+                fetched = await asyncio.to_thread(fetch, self._app.settings, missing) if missing else {}
+                for effect, output in zip(effects, self._stage.outputs(effects, record, fetched), strict=True):
+                    await self._emit(effect, output, before)
+            if after is before:
+                return
+            if after is None:
+                del self._table[key]
+            else:
+                self._table[key] = self._rows.dump(key, after)
+            self._timers.note(event.task_id, after)
+
+    async def _emit(self, effect: Effect, output: AdvantagedGroup | DeadLetter, before: GroupState) -> None:
+        if isinstance(output, DeadLetter):
+            await self._outlet.emit(output)
+            return
+        first_ms = before.first_seen_ms or None if isinstance(before, OpenGroup) else None
+        await self._outlet.emit_traced(output, group_trace(self._app.traces, effect, output), began_ms=first_ms)
+        _count(self._app.meter, output, first_ms)
+
+    async def _on_timer(self) -> None:
+        app, owned = self._app, owned_partitions(self._app, topics(self._app.settings.topics)["tasks"].name)
+        if self._generation != app.consumer_generation_id and not app.rebalancing:
+            self._generation = app.consumer_generation_id
+            self._rows.forget_replaced(self._table)
+            self._stage.cache.forget_closed(
+                lambda partition, task_id: partition in owned and isinstance(self._state(task_id.encode()), OpenGroup)
+            )
+        if self._timers.owned != owned:
+            self._timers.rebuild(owned, ((key.decode(), load(row)) for key, row in self._table.items()), now_ms())
+        for control in self._timers.due(now_ms()):
+            await self._outlet.emit(control)
+
+    def _state(self, key: bytes) -> GroupState:
+        return self._rows.load(key, self._table.get(key))
+
+
+def group_trace(tracer: Tracer, effect: Effect, group: AdvantagedGroup) -> Trace | None:
+    """Return the trace of a group: its task's, with links to the rewards that it was made of."""
+    if not isinstance(effect, EmitGroup) or not effect.trace:
+        return None
+    trace = tracer.follows(context.parse(effect.trace), group.group_id)
+    if trace is None or not tracer.on:
+        return trace
+    ids = [
+        derive_id(member.response_id, source) if source else member.response_id
+        for member in effect.members
+        for source in [name for name, _ in effect.task.sources] or [""]
+    ]
+    return trace._replace(links=tuple(context.child(trace.context, one) for one in ids))
+
+
+def _count(meter: Meter, group: AdvantagedGroup, first_ms: int | None) -> None:
+    flat = not any(response.advantage for response in group.responses)
+    meter.add(catalog.GROUPS, group.policy, group.dropped_reason or ("flat" if flat else "varied"))
+    if first_ms:
+        meter.observe(catalog.GROUP_SECONDS, max(0, group.created_at - first_ms) / 1000, group.policy)

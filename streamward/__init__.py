@@ -1,0 +1,36 @@
+"""What your code imports from Streamward; everything else is an application's own.
+
+    connect       SQL over topics and archive, for a notebook                    streams.tools.query
+    entry_point   marks a function of yours as a scorer                          streams.scorers
+    main          the command line                                               streams.cli
+
+Each is loaded when it is first used, so `import streamward` costs nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from streams.cli import main
+    from streams.scorers import entry_point
+    from streams.tools.query import connect
+
+__all__ = ["connect", "entry_point", "main"]
+
+HOMES = {"connect": "streams.tools.query", "entry_point": "streams.scorers", "main": "streams.cli"}
+
+
+def __getattr__(name: str) -> object:
+    """Load what is asked for; `__version__` is the installed package's."""
+    if name == "__version__":
+        return import_module("importlib.metadata").version("streamward")
+    if name not in HOMES:
+        raise AttributeError(f"streamward has no {name!r}; it has {', '.join(__all__)} and __version__")
+    globals()[name] = value = getattr(import_module(HOMES[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__, "__version__"])

@@ -1,0 +1,16 @@
+// kubectl, from its library: the program itself cannot be built from outside its own repository, for its module
+// replaces what it requires by folders of that repository.
+package main
+
+import (
+	_ "k8s.io/client-go/plugin/pkg/client/auth"
+	"k8s.io/component-base/cli"
+	"k8s.io/kubectl/pkg/cmd"
+	"k8s.io/kubectl/pkg/cmd/util"
+)
+
+func main() {
+	if err := cli.RunNoErrOutput(cmd.NewDefaultKubectlCommand()); err != nil {
+		util.CheckErr(err)
+	}
+}

@@ -1,0 +1,54 @@
+"""The release before this one, as its commit has it: chart, Dockerfile, and the program of its images.
+
+    git log of helm/Chart.yaml ──► the last commit before its `version` changed ──► git archive ──► a folder
+
+While `version` has never changed, that is the first commit that had a chart: the one most unlike this one that somebody
+may have installed.
+
+Not covered: the packages of that release. Its program runs with those that are installed here.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.support.deploy.unpack import unpack
+
+ROOT = Path(__file__).parents[3]
+FILE = "helm/Chart.yaml"
+
+
+def first(folder: Path) -> Path:
+    """Return `folder` with what lay in the repository when it got its first chart. Skips where history is cut off."""
+    return _unpacked(_added(), folder)
+
+
+def previous(folder: Path) -> Path:
+    """Return `folder` with what lay in the repository at the end of the release before. Skips as `first` does."""
+    added = _added()
+    changed = _git("log", "-1", "--format=%H", "-G^version:", "--", FILE)
+    return _unpacked(added if changed == added else f"{changed}^", folder)
+
+
+def _added() -> str:
+    found = _git("log", "--diff-filter=A", "--format=%H", "--", FILE).split()
+    if not found or _git("rev-parse", "--is-shallow-repository") != "false":
+        pytest.skip("NOT RUN: this is no clone with the commit that brought the chart")
+    return found[-1]
+
+
+def _unpacked(commit: str, folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    packed = folder / "all.tar"
+    _git("archive", "--output", str(packed), commit)
+    unpack(packed, folder)
+    packed.unlink()
+    return folder
+
+
+def _git(*arguments: str) -> str:
+    done = subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=False)
+    return done.stdout.strip() if done.returncode == 0 else ""

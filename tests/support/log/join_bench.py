@@ -1,0 +1,179 @@
+"""A set of topics for one test, join_worker processes on them, and what they should have written.
+
+send ──► questions, answers ──► Worker processes ──► joined          expected(): the same join, from the log itself
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import confluent_kafka as ck
+import pytest
+from confluent_kafka import admin
+
+from tests.support.log.join_worker import ANSWERS, PARTITIONS
+
+REPO = Path(__file__).parents[3]
+SOURCES = ("questions", "answers")
+
+
+class Bench:
+    """A set of topics of its own, workers on them, and what lies in them."""
+
+    def __init__(self, bootstrap: str, folder: Path) -> None:
+        self.bootstrap, self.folder = bootstrap, folder
+        self.prefix = f"app-{uuid4().hex[:8]}."
+        self.changelog = f"{self.prefix}streams-open-groups-changelog"
+        self.admin = admin.AdminClient({"log_level": 0, "bootstrap.servers": bootstrap})
+        self.workers: list[subprocess.Popen[bytes]] = []
+        self.create({self.prefix + label: {} for label in (*SOURCES, "joined", "rejected")})
+        self.group = ck.Consumer({"log_level": 0, "bootstrap.servers": bootstrap, "group.id": f"{self.prefix}streams"})
+        self.producer = ck.Producer(
+            {
+                "bootstrap.servers": bootstrap,
+                "partitioner": "murmur2_random",
+                "enable.idempotence": True,
+                "linger.ms": 5,
+            }
+        )
+
+    def create(self, topics: dict[str, dict[str, str]]) -> None:
+        new = [admin.NewTopic(name, PARTITIONS, 1, config=config) for name, config in topics.items()]
+        for future in self.admin.create_topics(new).values():
+            future.result()
+
+    def start(self, **env: str) -> Worker:
+        worker = Worker(self, env)
+        self.workers.append(worker.process)
+        return worker
+
+    def send(self, label: str, group: str, value: dict[str, Any]) -> None:
+        self.producer.produce(self.prefix + label, json.dumps(value).encode(), group.encode())
+        self.producer.poll(0)
+
+    def send_group(self, group: str) -> None:
+        self.send("questions", group, {})
+        for slot in range(ANSWERS):
+            self.send("answers", group, {"slot": str(slot)})
+
+    def records(self, topic: str) -> list[ck.Message]:
+        """Every record of a topic, partition by partition."""
+        consumer = ck.Consumer(
+            {"bootstrap.servers": self.bootstrap, "group.id": "reader", "enable.partition.eof": True}
+        )
+        consumer.assign([ck.TopicPartition(topic, p, ck.OFFSET_BEGINNING) for p in range(PARTITIONS)])
+        found, ended = [], 0
+        while ended < PARTITIONS:
+            for message in consumer.consume(500, 0.2):
+                if message.error() is None:
+                    found.append(message)
+                else:
+                    assert message.error().code() == ck.KafkaError._PARTITION_EOF, message.error()
+                    ended += 1
+        consumer.close()
+        return found
+
+    def joined(self) -> dict[str, list[dict[str, Any]]]:
+        found = defaultdict(list)
+        for message in self.records(self.prefix + "joined"):
+            found[message.key().decode()].append(json.loads(message.value()))
+        return found
+
+    def expected(self) -> dict[str, dict[str, Any]]:
+        """The same join, computed from the log: of each part of a group, the record that stands first."""
+        groups: dict[str, dict[str, Any]] = defaultdict(lambda: {"question": None, "answers": {}, "closed": False})
+        for label in SOURCES:
+            for message in self.records(self.prefix + label):
+                group, at = groups[message.key().decode()], [label, message.partition(), message.offset()]
+                if label == "questions":
+                    group["question"] = group["question"] or at
+                else:
+                    group["answers"].setdefault(json.loads(message.value())["slot"], at)
+        return {k: group for k, group in groups.items() if group["question"] and len(group["answers"]) == ANSWERS}
+
+    def ends(self, topic: str) -> list[int]:
+        """The next offset of each partition of a topic."""
+        tps = [ck.TopicPartition(topic, p) for p in range(PARTITIONS)]
+        deadline = time.monotonic() + 20
+        while True:
+            try:
+                return [self.group.get_watermark_offsets(tp, 10)[1] for tp in tps]
+            except ck.KafkaException as exc:  # what a topic that was just made answers for a moment
+                if exc.args[0].code() != ck.KafkaError.NOT_LEADER_FOR_PARTITION or time.monotonic() > deadline:
+                    raise
+                time.sleep(0.1)
+
+    def written(self, label: str) -> int:
+        """How many records lie in a topic."""
+        return sum(self.ends(self.prefix + label))
+
+    def lag(self) -> int:
+        """Records of the sources that are not committed."""
+        tps = [ck.TopicPartition(self.prefix + label, p) for label in SOURCES for p in range(PARTITIONS)]
+        return sum(map(self.written, SOURCES)) - sum(max(tp.offset, 0) for tp in self.group.committed(tps, 10))
+
+
+class Worker:
+    """One join_worker process."""
+
+    def __init__(self, bench: Bench, env: dict[str, str]) -> None:
+        number = len(bench.workers)
+        self.out, self.err = bench.folder / f"worker{number}.out", bench.folder / f"worker{number}.err"
+        with self.out.open("wb") as out, self.err.open("wb") as err:
+            self.process = subprocess.Popen(
+                [sys.executable, Path(__file__).with_name("join_worker.py")],
+                env={
+                    **os.environ,
+                    "PYTHONPATH": str(REPO),
+                    "STREAMWARD_KAFKA__BOOTSTRAP": bench.bootstrap,
+                    "STREAMWARD_TOPICS__PREFIX": bench.prefix,
+                    **env,
+                },
+                stdout=out,
+                stderr=err,
+            )
+
+    def told(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.out.read_text().splitlines() if line.endswith("}")]
+
+    def owns(self, partitions: set[int]) -> None:
+        wait_until(lambda: bool(self.told()) and set(self.told()[-1]["owned"]) == partitions, self.log)
+
+    def ends(self, with_code: int) -> None:
+        code = self.process.wait(40)
+        assert code == with_code, self.log()
+
+    def log(self) -> str:
+        return self.err.read_text()
+
+    def stop(self) -> None:
+        self.process.send_signal(signal.SIGTERM)
+
+
+def wait_until(true: Callable[[], bool], explain: Callable[[], str] = str, timeout_s: float = 45) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not true():
+        assert time.monotonic() < deadline, f"not within {timeout_s} s; {explain()}"
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def bench(kafka_bootstrap: str, tmp_path: Path) -> Iterator[Bench]:
+    bench = Bench(kafka_bootstrap, tmp_path)
+    yield bench
+    for process in bench.workers:
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+    bench.group.close()
+    bench.admin.delete_topics([name for name in bench.admin.list_topics(timeout=10).topics if bench.prefix in name])

@@ -1,0 +1,61 @@
+"""Steps of a trainer in one of several processes: `python rank_program.py FOLDER [SEED …]`, as trainer/launch.py starts
+it. With seeds each rank has its own.
+
+FOLDER/model ──► rank 0: three steps, on the groups of tiny_log ──► FOLDER/adapter, FOLDER/metrics.json
+                 the others: their share of each
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from streams.settings.model import Model, Settings, Trainer
+from trainer import launch
+
+STEPS = 3
+
+
+def settings_of(folder: Path, **changes: Any) -> Settings:
+    trainer = Trainer.model_validate({"processes": 2, "micro_groups": 2, "checkpoints": folder, **changes})
+    return Settings(model=Model(base=str(folder / "model")), trainer=trainer)
+
+
+def steps(settings: Settings, others: Any = None) -> list[dict[str, float]]:
+    """Take the steps, write the adapter, and return what was measured, times left out."""
+    from streams.engines.base_model import load_base
+    from tests.support.models.tiny_log import groups_of
+    from trainer.learner import Learner
+    from trainer.model import pin, save_adapter
+
+    pin(settings)
+    base = load_base(settings.model)
+    learner = Learner(settings, base, others)
+    measured = []
+    for number in range(STEPS):
+        groups = [*groups_of(base, number), *groups_of(base, number + 7)]
+        measured.append(learner._trainer.train_batch(groups))
+    folder = settings.trainer.checkpoints / "adapter"
+    folder.mkdir()
+    save_adapter(learner._trainer.model, folder, "tiny")
+    return [{name: value for name, value in one.items() if not name.endswith("_s")} for one in measured]
+
+
+def main(folder: Path, *seeds: str) -> None:
+    settings = settings_of(folder, **({"seed": seeds[int(os.environ["RANK"])]} if seeds else {}))
+    place = launch.place(settings)
+    assert place is not None
+    from trainer import ranks
+
+    if place.rank:
+        ranks.help_out(settings, place)
+        return
+    with ranks.others(place, stuck_s=60) as others:
+        (folder / "metrics.json").write_text(json.dumps(steps(settings, others)))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), *sys.argv[2:])

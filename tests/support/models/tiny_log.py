@@ -1,0 +1,91 @@
+"""A log for the tiny model: batches, the groups they name, and what a trainer made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import confluent_kafka as ck
+from confluent_kafka import admin
+
+from schemas.events import AdapterEvent, AdvantagedGroup, Batch, Coordinates, Event, derive_id
+from schemas.serde import encode
+from streams.engines.base_model import Base
+from streams.kafka import admin as cluster
+from streams.kafka.client import client_config
+from streams.kafka.producer import Producer
+from streams.kafka.record import partition_of
+from streams.kafka.topics import topics
+from streams.settings.model import Settings
+from tests.support.models.tiny import tiny_group, tiny_model
+
+PER_BATCH = 2
+
+
+def groups_of(base: Base, sequence: int) -> list[AdvantagedGroup]:
+    return [
+        tiny_group(
+            tiny_model(),
+            10 * sequence + n,
+            base_digest=base.base_digest,
+            tokenizer_digest=base.tokenizer_digest,
+            adapter_version=max(0, sequence - 1),
+        )
+        for n in range(PER_BATCH)
+    ]
+
+
+def batch_of(sequence: int, offsets: list[Coordinates]) -> Batch:
+    return Batch(
+        batch_id=derive_id("default", sequence),
+        policy="default",
+        created_at=0,
+        sequence=sequence,
+        closed_by="count",
+        max_policy_lag=1,
+        groups=len(offsets),
+        responses=4 * len(offsets),
+        loss_tokens=0,
+        groups_partition=offsets[0].partition,
+        groups_offsets=tuple(at.offset for at in offsets),
+    )
+
+
+def write(
+    settings: Settings,
+    base: Base,
+    sequences: range,
+    *,
+    encoded: Callable[[Event], bytes] = encode,
+    headers: Mapping[str, bytes] | None = None,
+    **changes: Any,
+) -> None:
+    """Write batches, with `headers`, and their groups; `changes` go into the first group of each batch."""
+    topic = topics(settings.topics)["groups"].name
+    with Producer(settings) as producer:
+        for sequence in sequences:
+            offsets: list[Coordinates] = []
+            first, *rest = groups_of(base, sequence)
+            for group in (replace(first, **changes), *rest):
+                producer.send_bytes(topic, group.policy.encode(), encoded(group), on_ack=offsets.append)
+            producer.flush()
+            producer.send(batch_of(sequence, offsets), headers=headers)
+
+
+def trained(settings: Settings) -> list[AdapterEvent]:
+    events = [record.decode(AdapterEvent) for record in cluster.read_topic(settings, "adapters")]
+    return [event for event in events if isinstance(event, AdapterEvent)]
+
+
+def manifests(settings: Settings) -> list[tuple[int, Any]]:
+    return [(event.version, event.files) for event in trained(settings)]
+
+
+def cut(settings: Settings, label: str, before: int) -> None:
+    """Delete what lies before an offset in the policy's partition, as retention does."""
+    partition = partition_of("default", settings.topics.policy_partitions)
+    client = admin.AdminClient(client_config(settings.kafka))
+    wanted = ck.TopicPartition(topics(settings.topics)[label].name, partition, before)
+    for future in client.delete_records([wanted]).values():
+        future.result()

@@ -1,0 +1,30 @@
+"""What a user's code imports: `streamward`."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import streamward
+from streams import cli, scorers
+from streams.tools import query
+
+
+def test_the_package_gives_what_a_users_code_needs() -> None:
+    given = (streamward.connect, streamward.entry_point, streamward.main)
+    assert given == (query.connect, scorers.entry_point, cli.main)
+    assert set(streamward.__all__) <= set(dir(streamward))
+
+
+def test_what_it_does_not_have_is_named_with_what_it_has() -> None:
+    with pytest.raises(AttributeError, match="no 'conect'; it has connect, entry_point, main and __version__"):
+        _ = streamward.conect
+
+
+def test_importing_it_loads_nothing_of_the_application() -> None:
+    code = "import sys; import streamward; print(*sorted({name.partition('.')[0] for name in sys.modules}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "streamward" in done.stdout.split()
+    assert not {"streams", "trainer", "schemas", "pydantic", "duckdb", "torch"} & set(done.stdout.split())
