@@ -254,7 +254,7 @@ def _feed(run: DemoRun, tasks: Iterator[Task]) -> None:
 def _tasks(options: DemoOptions, progress: Progress) -> Iterator[Task]:
     """Return the train tasks that are not in the log yet, for ever."""
     spec = TaskSpec(family=options.generator, count=sys.maxsize, seed=SEED, purpose="train", policy=POLICY)
-    endless = generate(spec, now_ms=int(time.time() * 1000))
+    endless = generate(spec, now_ms=times.now_ms())
     return itertools.islice(endless, progress.train_tasks[options.generator], None)
 
 

@@ -29,6 +29,7 @@ from typing import Self
 from schemas.events import derive_id
 from streams.adapters import signing
 from streams.engines.protocol import Completion, Engine, SamplingRequest
+from streams.kafka import times
 from streams.kafka.client import POLL_S
 from streams.kafka.producer import Producer
 from streams.kafka.registry import client as schema_registry
@@ -40,7 +41,7 @@ from streams.observability.tracing import tracer as tracing
 from streams.observability.tracing.tracer import OFF as NO_TRACER, Tracer
 from streams.settings.model import Settings
 from streams.stages.policy.adapter_cache import VersionLoader
-from streams.stages.policy.queue import TaskQueue, now_ms
+from streams.stages.policy.queue import TaskQueue
 from streams.stages.policy.responses import ResponseWriter, ServedVersion
 from streams.stages.policy.sampling import Sampler, SamplingBatch, WaitingTask, all_failed, choose
 from streams.stages.policy.state import PolicyState, give_up_ms
@@ -191,7 +192,7 @@ class PolicyAgent:
             engine=self._engine.name,
             base_digest=self._engine.base_digest,
             tokenizer_digest=self._engine.tokenizer_digest,
-            created_at=now_ms(),
+            created_at=times.now_ms(),
             latency_ms=(time.monotonic() - started) * 1000,
         )
         for waiting, request, completions in zip(chosen.tasks, requests, answers, strict=True):

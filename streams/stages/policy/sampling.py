@@ -122,7 +122,7 @@ class Sampler:
                 raise
             except Exception as exc:
                 log.error("task %s: every slot failed: %r", request.task.task_id, exc)
-                self._meter.not_ready("engine", f"it failed on the last task: {exc!r}")
+                self._meter.not_ready("engine", f"it failed on the last task it was asked: {exc!r}")
                 answers.append(all_failed(request, f"{type(exc).__name__}: {exc}"))
         return answers
 
