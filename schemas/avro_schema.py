@@ -1,4 +1,4 @@
-"""Say an event's dataclass in Avro.
+"""Derive the Avro schema of an event's dataclass.
 
     schemas.events dataclass ──► Avro record schema (a JSON-able dict)
 
@@ -8,7 +8,7 @@
 
 Bytes, fixed, decimal, uuid and time types are not used: bulk decoders cannot be trusted with them.
 
-Not covered: unions of two real types, and enums (a symbol more would break readers of the past; a Literal is a string
+Not covered: unions of two non-null types, and enums (a new symbol would break older readers; a Literal is a string
 whose values are checked on both ends).
 """
 
@@ -28,12 +28,12 @@ _PRIMITIVES: dict[type, str] = {str: "string", int: "long", float: "double", boo
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """A field's type, taken apart."""
+    """A field's type, decomposed."""
 
     base: Any
     """A primitive, a dataclass, `dict`, `tuple` or `Literal`."""
     item: Shape | None = None
-    """Of a map's values or an array's items."""
+    """The type of a map's values or an array's items."""
     optional: bool = False
     narrow: bool = False
     """Avro int or float instead of long or double."""
@@ -76,7 +76,7 @@ def _shape(hint: Any) -> Shape:
 
 
 def record_schema(event: type) -> dict[str, Any]:
-    """Return the Avro record schema of a dataclass; each nested record is spelt out once, then named."""
+    """Return the Avro record schema of a dataclass; each nested record is defined once, then named."""
     return _record(event, set())
 
 
@@ -122,7 +122,7 @@ def _plain_type(shape: Shape, known: set[str]) -> Any:
 
 
 def _default(field: dataclasses.Field[Any], shape: Shape) -> Any:
-    """Return the Avro default of a field. Records get none in version 1: a reader always finds them."""
+    """Return the Avro default of a field. Nested records have none: they are always written."""
     if shape.base is tuple:
         return [] if field.default is not dataclasses.MISSING else dataclasses.MISSING
     if shape.base is dict:

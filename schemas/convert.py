@@ -1,12 +1,10 @@
-"""Events as plain values, and back: what an Avro encoder takes and a decoder gives.
+"""Events to the plain values that an Avro encoder takes, and back from those that a decoder gives.
 
     event ──► checked ──► dicts, lists, numbers, text ──► doubtful ──► raised ──► event
                 └─ EncodeError, with the path to the field   └─ some number is out of range: check the event
 
-Python's types promise nothing at run time, and a decoder checks less than an encoder should; this is where a bool in
-the place of a number, a NaN and a 33rd bit are met.
-
-Not covered: rules between fields. Those are `schemas.events.problems`.
+Python's types promise nothing at run time, and a decoder checks less than an encoder should: a bool in place of a
+number, a NaN and a 33rd bit are caught here. Rules between fields are in `schemas.events.problems`.
 """
 
 from __future__ import annotations
@@ -37,7 +35,7 @@ def checked(event: Any) -> dict[str, Any]:
 
 
 class _Wrong(Exception):
-    """What is expected and what is there, and `place`, the path from the event to it."""
+    """What was expected and found; `place` is the path from the event to it."""
 
     def __init__(self, what: str) -> None:
         super().__init__(what)
@@ -45,8 +43,8 @@ class _Wrong(Exception):
 
 
 # --- dataclass to plain, checked -------------------------------------------------------------------------------------
-# One closure a type, built once: each returns the plain value for fastavro or raises _Wrong. The path to the field is
-# put together on the way out, so that it costs nothing where all is well.
+# One closure per type, built once: each returns the plain value for fastavro or raises _Wrong. The path to the field is
+# assembled on the way out, so that it costs nothing for a valid event.
 
 
 @cache
@@ -176,7 +174,7 @@ def _lower_array(shape: Shape) -> Callable[[Any], list[Any]]:
 
 
 def _all_good(shape: Shape) -> Callable[[Sequence[Any]], bool]:
-    """Return a test that passes whole arrays of numbers at C speed; what it does not pass is looked at one by one."""
+    """Return a test that accepts whole arrays of numbers at C speed; others are checked item by item."""
     if shape.optional or shape.base not in (int, float, bool):
         return lambda values: not values
     if shape.base is bool:
@@ -202,7 +200,7 @@ def _lower_map(shape: Shape) -> Callable[[Any], dict[str, Any]]:
         if type(value) is not dict or not all(type(key) is str for key in value):
             raise _Wrong(f"expected a dict with text keys, got {value!r:.60}")
         plain = {}
-        # sorted, so that the same facts are the same bytes
+        # sorted, so that equal events have equal bytes
         for key in sorted(value):
             _lower_text(key)
             try:
@@ -216,13 +214,13 @@ def _lower_map(shape: Shape) -> Callable[[Any], dict[str, Any]]:
 
 
 # --- what a decoder may let through -----------------------------------------------------------------------------------
-# fastavro gives text, numbers and booleans where the schema has them; what it does not look at is their range. A doubt
-# is cheap and may be wrong: `_checked` then has the last word.
+# fastavro returns text, numbers and booleans where the schema has them, but does not check their range. This test is
+# cheap and may be wrong: `checked` then decides.
 
 
 @cache
 def doubtful(event: Any) -> Callable[[dict[str, Any]], bool]:
-    """Return a test for the decoded values of this dataclass: True if they are to be checked as an event is."""
+    """Return a test for the decoded values of this dataclass: True if they must be checked like an event."""
     doubts = [(name, doubt) for name, shape in shapes(event).items() if (doubt := _doubt(shape)) is not None]
 
     def test(plain: dict[str, Any]) -> bool:
@@ -235,7 +233,7 @@ def doubtful(event: Any) -> Callable[[dict[str, Any]], bool]:
 
 
 def _doubt(shape: Shape) -> Callable[[Any], bool] | None:
-    """Return a test for a value that may not be what its shape says, or None where a decoder cannot give such."""
+    """Return a test for a value that may not fit its shape, or None where a decoder gives only values that do."""
     inner = _doubt_plain(shape)
     if inner is None or not shape.optional:
         return inner
@@ -272,7 +270,7 @@ def _doubt_plain(shape: Shape) -> Callable[[Any], bool] | None:
 
 @cache
 def raised(event: Any) -> Callable[[dict[str, Any]], Any]:
-    """Return what makes a dataclass of decoded values, which it takes over."""
+    """Return a function that builds the dataclass from decoded values, and changes those in place."""
     raisers = [(name, raiser) for name, shape in shapes(event).items() if (raiser := _raise(name, shape)) is not None]
 
     def raise_(plain: dict[str, Any]) -> Any:
@@ -286,7 +284,7 @@ def raised(event: Any) -> Callable[[dict[str, Any]], Any]:
 
 
 def _raise(name: str, shape: Shape) -> Callable[[Any], Any] | None:
-    """Return what turns fastavro's value into ours, or None where they are the same."""
+    """Return a function that turns fastavro's value into ours, or None where they are the same."""
     if shape.base is tuple:
         item = _raise(name, shape.item) if shape.item else None
         return tuple if item is None else lambda values: tuple(map(item, values))

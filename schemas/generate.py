@@ -1,9 +1,9 @@
-"""Write what is derived: a schema version for each event that changed, the lock, and README.md.
+"""Write the derived files: a schema version for each event that changed, the lock, and README.md.
 
     python -m schemas.generate           write
-    python -m schemas.generate --check   say what would change, and exit 1 if anything would
+    python -m schemas.generate --check   print what would change, and exit 1 if anything would
 
-A change to an event's dataclass becomes the next version with the next id. Nothing that has an id is ever edited.
+A change to an event's dataclass becomes the next version with the next id. A schema that has an id is never edited.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from schemas import versions as registry
+from schemas import versions
 from schemas.avro_schema import record_schema
 from schemas.events import EVENTS
 
@@ -30,8 +30,8 @@ your own: docs/schemas.md.
 def main() -> int:
     """Write or check; return the exit code."""
     check = "--check" in sys.argv[1:]
-    lock, changes = _schemas(registry.HERE, check)
-    changes += _readme(registry.HERE, lock, check)
+    lock, changes = _schemas(versions.HERE, check)
+    changes += _readme(versions.HERE, lock, check)
     for change in changes:
         print(change)
     return 1 if check and changes else 0
@@ -44,10 +44,10 @@ def _schemas(folder: Path, check: bool) -> tuple[list[dict[str, Any]], list[str]
     for event in EVENTS:
         text = json.dumps(record_schema(event), indent=1, ensure_ascii=False) + "\n"
         digest = hashlib.sha256(text.encode()).hexdigest()
-        versions = [entry for entry in lock if entry["event"] == event.__name__]
-        if versions and versions[-1]["sha256"] == digest:
+        known = [entry for entry in lock if entry["event"] == event.__name__]
+        if known and known[-1]["sha256"] == digest:
             continue
-        version = len(versions) + 1
+        version = len(known) + 1
         path = folder / "avro" / event.__name__ / f"{version}.avsc"
         changes.append(f"{path.relative_to(folder)}: new, id {len(lock) + 1}")
         lock.append({"id": len(lock) + 1, "event": event.__name__, "version": version, "sha256": digest})

@@ -2,17 +2,17 @@
 
     schema ──► id_of ──► id in the frame             id in the frame, event of the topic ──► schema_of ──► schema
 
-Ids are those of lock.json, the same everywhere (`Numbering`), or a Schema Registry's (`Given`). Only the four bytes in
-the frame differ: bodies, and so values, are the same. With a registry, an id in a topic's record means
+Ids are those of lock.json, the same everywhere (`LockIds`), or a Schema Registry's (`RegistryIds`). Only the four bytes
+in the frame differ: bodies, and so values, are the same. With a registry, an id in a topic's record means
 
     1. what the registry has under the topic's subject: one of our versions, compared by canonical form, or none of ours
-    2. else, that version of the topic's event which has the id in lock.json: as it was before there was a registry
-    3. else, what the registry has under that id at all; it is asked once
+    2. else, the version of the topic's event with that id in lock.json: written before there was a registry
+    3. else, what the registry has under that id in any subject; it is asked once
 
-An id that 1 and 2 both know, and differently, is a clash (`Given.clashes`): such a record could be read as either, so
-no process starts. Without `own_ids` there is no 2, and no clash.
+An id for which 1 and 2 give different schemas is a clash (`RegistryIds.clashes`): such a record could be read as
+either, so no process starts. Without `own_ids` there is no 2, and no clash.
 
-Not covered: ids of two registries in one log. An id belongs to the registry that gave it.
+Not covered: ids of two registries in one log.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import struct
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import fastavro
 
@@ -31,54 +31,54 @@ from schemas.versions import Schema
 
 MAGIC = 0
 FRAME = struct.Struct(">bI")
-"""What stands before a body: MAGIC and the schema id."""
+"""What precedes a body: MAGIC and the schema id."""
 MOST_LEARNED = 10_000
-"""Ids whose meaning was asked for and is kept; anybody may write any id."""
+"""Looked-up ids that are kept; a bound, since anybody may write any id."""
 
 Ask = Callable[[int], str | None]
 """Returns the schema of an id as text, None if there is none. It may wait for the registry, or raise."""
 
 
-class Numbering:
-    """The ids of lock.json. Nobody is asked."""
+class LockIds:
+    """The ids of lock.json. Nothing has to be looked up."""
 
     def id_of(self, schema: Schema) -> int:
         """Return the id that records with this schema are written with."""
         return schema.id
 
     def schema_of(self, event: str, schema_id: int) -> Schema | None:
-        """Return what this id means in a topic of `event`; a schema of another event if it is one; None if unknown."""
+        """Return the schema of this id in a topic of `event`, or None; it may turn out to be of another event."""
         return versions.files().by_id(schema_id)
 
     def ids_meaning(self, schema: Schema) -> frozenset[int]:
-        """Return the ids that are known to mean this schema, in a topic of its event."""
+        """Return the ids known to mean this schema in a topic of its event."""
         return frozenset({schema.id})
 
     def undecided(self, event: str, payload: bytes | None) -> int | None:
-        """Return the id in a payload if `schema_of` would have to ask for its meaning, which may take long."""
+        """Return the id in a payload if `schema_of` would have to ask for it, which may take long."""
         return None
 
     def known(self) -> str:
-        """Return where ids are looked up, for the message about one that is not there."""
+        """Return where ids are looked up, for the message about an unknown one."""
         return f"in schemas/lock.json (known: 1 to {len(versions.files().schemas)})"
 
 
 class RegistryVersion(NamedTuple):
-    """A version that a registry holds under the subject of a topic."""
+    """A version that a registry has under the subject of a topic."""
 
     event: str
-    """Of the topic."""
+    """The event of the topic."""
     number: int
-    """Of the version, as the registry counts."""
+    """The registry's number of the version."""
     id: int
     text: str
 
 
-class RegistryIds(Numbering):
+class RegistryIds(LockIds):
     """The ids that a registry gave."""
 
     def __init__(self, held: Iterable[RegistryVersion], ask: Ask, *, where: str, own_ids: bool = True) -> None:
-        """Take over what the registry at `where` holds under our subjects; `ask` it about any other id."""
+        """Use what the registry at `where` has under our subjects; `ask` it about any other id."""
         self._ask, self._where, self._own_ids = ask, where, own_ids
         self._held: dict[str, dict[int, Schema | None]] = {}
         self._anywhere: dict[int, Schema | None] = {}
@@ -99,7 +99,7 @@ class RegistryIds(Numbering):
                 exact.add(schema.id)
 
     def lacking(self) -> list[Schema]:
-        """Return our schemas that the registry does not hold."""
+        """Return our schemas that the registry does not have."""
         return [schema for schema in versions.files().schemas.values() if schema.id not in self._written]
 
     def clashes(self) -> Iterator[str]:
@@ -120,7 +120,7 @@ class RegistryIds(Numbering):
         return self._written[schema.id]
 
     def schema_of(self, event: str, schema_id: int) -> Schema | None:
-        """Return what this id means in a topic of `event`. Raises what asking raises."""
+        """Return the schema of this id in a topic of `event`, or None. Raises what asking raises."""
         held = self._held.get(event, {})
         if schema_id in held:
             return held[schema_id]
@@ -137,7 +137,7 @@ class RegistryIds(Numbering):
         return self._learned.get(schema_id)
 
     def ids_meaning(self, schema: Schema) -> frozenset[int]:
-        """Return the ids that are known to mean this schema, in a topic of its event."""
+        """Return the ids known to mean this schema in a topic of its event."""
         held = self._held.get(schema.event, {})
         found = {schema_id for schema_id, each in held.items() if each is not None and each.id == schema.id}
         return frozenset(found | ({schema.id} if self._own(schema.id) and schema.id not in held else set()))
@@ -152,7 +152,7 @@ class RegistryIds(Numbering):
         return None if decided or (own is not None and own.event == event) else schema_id
 
     def known(self) -> str:
-        """Return where ids are looked up, for the message about one that is not there."""
+        """Return where ids are looked up, for the message about an unknown one."""
         own = ", and not in schemas/lock.json" if self._own_ids else ""
         return f"the id of a schema of ours in the registry at {self._where}{own}"
 
@@ -161,7 +161,7 @@ class RegistryIds(Numbering):
 
 
 def ours(text: str) -> Schema | None:
-    """Return the schema of this package that a text says: the same on the wire, whatever its comments and layout."""
+    """Return our schema that is the same on the wire as this text, whatever its comments and layout, or None."""
     wanted = fingerprint(text)
     return None if wanted is None else _by_fingerprint().get(wanted)
 
@@ -181,7 +181,7 @@ def fingerprint(text: str) -> str | None:
     try:
         form: str = fastavro.schema.to_parsing_canonical_form(json.loads(text))
         return str(fastavro.schema.fingerprint(form, "SHA-256"))
-    except Exception:  # whatever fastavro meets in what anybody may have registered: KeyError, TypeError, its own ...
+    except Exception:  # fastavro raises anything for what people register: KeyError, TypeError, its own ...
         return None
 
 
@@ -189,40 +189,47 @@ def _same(one: Schema, other: Schema) -> bool:
     return fingerprint(one.text) == fingerprint(other.text)
 
 
-# --- the numbering of this process ------------------------------------------------------------------------------------
+# --- the ids of this process ------------------------------------------------------------------------------------------
 
-OWN = Numbering()
-
-_lock = threading.RLock()
-_current: Numbering | None = OWN
-_later: Callable[[], Numbering] | None = None
+LOCK_IDS = LockIds()
 
 
-def current() -> Numbering:
-    """Return the numbering that this process writes and reads with. Raises what finding it out raises."""
-    found = _current
-    return found if found is not None else _found_out()
+class _ProcessIds:
+    """The ids that this process writes and reads with. They are the deployment's, so a process has one set."""
+
+    def __init__(self, known: LockIds) -> None:
+        self._known: LockIds | None = known
+        self._find_out: Callable[[], LockIds] = lambda: known
+        self._lock = threading.RLock()
+
+    def set(self, known: LockIds | None, find_out: Callable[[], LockIds]) -> None:
+        """Use `known` from now on, or what `find_out` returns when the first record needs it."""
+        with self._lock:
+            self._known, self._find_out = known, find_out
+
+    def get(self) -> LockIds:
+        """Return the ids, which are found out once, whichever thread asks first."""
+        if (known := self._known) is not None:
+            return known
+        with self._lock:
+            if self._known is None:
+                self._known = self._find_out()
+            return self._known
 
 
-def use(ids: Numbering) -> None:
-    """Write and read with this numbering from now on; it is the whole process's, since ids are the deployment's."""
-    global _current, _later
-    with _lock:
-        _current, _later = ids, None
+_of_this_process = _ProcessIds(LOCK_IDS)
 
 
-def use_later(find_out: Callable[[], Numbering]) -> None:
-    """Do the same, and ask for it when the first record is written or read."""
-    global _current, _later
-    with _lock:
-        _current, _later = None, find_out
+def current() -> LockIds:
+    """Return the ids that this process writes and reads with. Raises what finding them out raises."""
+    return _of_this_process.get()
 
 
-def _found_out() -> Numbering:
-    with _lock:
-        if _current is None:
-            assert _later is not None  # noqa: S101 - use_later sets both
-            use(_later())
-        found: Any = _current
-        ids: Numbering = found
-        return ids
+def use(ids: LockIds) -> None:
+    """Write and read with these ids from now on, in the whole process."""
+    _of_this_process.set(ids, lambda: ids)
+
+
+def use_later(find_out: Callable[[], LockIds]) -> None:
+    """Write and read with the ids that `find_out` returns; it is called when the first record is written or read."""
+    _of_this_process.set(None, find_out)

@@ -2,14 +2,12 @@
 
     event ──► checked ──► 0x00 | schema id, 4 bytes big-endian | Avro body ──► event, or Poison
 
-Writing is strict: a wrong type, an integer out of range, a NaN reward or a bool where a number belongs is an error at
-the producer. Reading never raises: bytes that cannot be used come back as `Poison`, with a short reason and a sentence,
-and the reader decides (Streamward sends them to `dead-letters`).
+Writing is strict: a wrong type, an integer out of range, a NaN reward or a bool in place of a number is an error at the
+producer. Reading never raises: bytes that cannot be used come back as `Poison`, with a short reason and a sentence, and
+the reader decides (Streamward sends them to `dead-letters`).
 
-What is just as it should be takes the quick way (`schemas.wire`), and comes out as on the other. What the id in a frame
-means is `schemas.ids`; with a Schema Registry it may have to be asked, and then what cannot be asked is raised.
-
-Not covered: compression and encryption, which are Kafka's.
+Well-formed records take a fast path (`schemas.wire`) with the same result. `schemas.ids` says what the id in a frame
+means; with a Schema Registry it may have to ask, and raises if it cannot.
 """
 
 from __future__ import annotations
@@ -22,22 +20,22 @@ from typing import Any, NamedTuple, TypeVar
 
 import fastavro
 
-from schemas import events, ids as numbering, versions, wire, wire_read, wire_write
+from schemas import events, ids, versions, wire, wire_read, wire_write
 from schemas.avro_schema import record_schema
 from schemas.convert import EncodeError as EncodeError, checked, doubtful, raised
-from schemas.ids import FRAME as FRAME, MAGIC as MAGIC, Numbering
+from schemas.ids import FRAME as FRAME, MAGIC as MAGIC, LockIds
 
 E = TypeVar("E", bound=events.Event)
 
 
 @dataclass(frozen=True, slots=True)
 class Poison:
-    """Bytes that are no event."""
+    """Bytes that are not an event."""
 
     reason: str
     """not_avro, unknown_schema, wrong_event, undecodable or contradictory."""
     error: str
-    """What was expected, what came, and what to do."""
+    """What was expected, what was found, and what to do."""
 
 
 def encode(event: events.Event) -> bytes:
@@ -54,7 +52,7 @@ def encode(event: events.Event) -> bytes:
         return payload
     schema = versions.files().newest(type(event))
     out = io.BytesIO()
-    out.write(FRAME.pack(MAGIC, numbering.current().id_of(schema)))
+    out.write(FRAME.pack(MAGIC, ids.current().id_of(schema)))
     fastavro.schemaless_writer(out, schema.parsed, plain)
     return out.getvalue()
 
@@ -75,25 +73,25 @@ class _Quick(NamedTuple):
     frame: bytes
     """Written with the newest schema of an event."""
     frames: frozenset[bytes]
-    """Those that are known to mean the same."""
+    """All frames known to mean that schema."""
     read: wire_read.Read
     write: wire_write.Write
 
 
 @cache
-def _quick(kind: Any, ids: Numbering) -> _Quick | None:
-    """Return what reads and writes the newest schema of this event in one pass, with its frames."""
+def _quick(kind: Any, known: LockIds) -> _Quick | None:
+    """Return the fast reader and writer of the newest schema of this event, with its frames."""
     newest = versions.files().newest(kind)
     if newest.definition != record_schema(kind):
         return None  # the dataclass was changed, and its schema is not generated yet
-    frames = frozenset(FRAME.pack(MAGIC, each) for each in ids.ids_meaning(newest))
-    return _Quick(FRAME.pack(MAGIC, ids.id_of(newest)), frames, wire_read.reader(kind), wire_write.writer(kind))
+    frames = frozenset(FRAME.pack(MAGIC, each) for each in known.ids_meaning(newest))
+    return _Quick(FRAME.pack(MAGIC, known.id_of(newest)), frames, wire_read.reader(kind), wire_write.writer(kind))
 
 
 def _quickly_written(event: Any) -> bytes | None:
-    """Return the framed bytes of an event, or None if something about it is odd."""
+    """Return the framed bytes of an event, or None for the slow path."""
     kind: Any = type(event)
-    quick = _quick(kind, numbering.current()) if kind in events.EVENTS else None
+    quick = _quick(kind, ids.current()) if kind in events.EVENTS else None
     if quick is None:
         return None
     out = bytearray(quick.frame)
@@ -105,9 +103,9 @@ def _quickly_written(event: Any) -> bytes | None:
 
 
 def _quickly_read(payload: bytes | None, expected: type[E]) -> E | None:
-    """Return the event in `payload`, or None if something about it is odd."""
+    """Return the event in `payload`, or None for the slow path."""
     kind: Any = expected
-    quick = _quick(kind, numbering.current())
+    quick = _quick(kind, ids.current())
     if quick is None or payload is None or payload[: FRAME.size] not in quick.frames:
         return None
     try:
@@ -119,7 +117,7 @@ def _quickly_read(payload: bytes | None, expected: type[E]) -> E | None:
 
 
 def _decode(payload: bytes | None, expected: type[E]) -> E | Poison:
-    """Decode any payload with fastavro, and say what is wrong with it. Never raises."""
+    """Decode any payload with fastavro, or say what is wrong with it. Never raises."""
     schema = _writer_schema(payload, expected)
     if isinstance(schema, Poison):
         return schema
@@ -132,7 +130,7 @@ def _decode(payload: bytes | None, expected: type[E]) -> E | Poison:
         reader_schema = None if schema.id == newest.id else newest.parsed
         plain: Any = fastavro.schemaless_reader(body, schema.parsed, reader_schema)
     except Exception as exc:
-        # fastavro raises whatever its C code meets: EOFError, IndexError, UnicodeDecodeError, MemoryError...
+        # fastavro raises whatever its C code runs into: EOFError, IndexError, UnicodeDecodeError, MemoryError...
         return Poison(
             "undecodable",
             f"expected a {expected.__name__} in {len(payload)} bytes under schema id {schema_id}, and reading failed: "
@@ -146,7 +144,7 @@ def _decode(payload: bytes | None, expected: type[E]) -> E | Poison:
             f"match schema id {schema_id}",
         )
     kind: Any = expected
-    # Avro's own decoders pass integers beyond 32 bits, NaN and any text: what could not be written is not read
+    # Avro decoders accept integers beyond 32 bits, NaN and any text: what could not be written is not read
     in_doubt = reader_schema is not None or doubtful(kind)(plain)
     event: E = raised(kind)(plain)
     if in_doubt:
@@ -159,7 +157,7 @@ def _decode(payload: bytes | None, expected: type[E]) -> E | Poison:
 
 
 def _without_addresses(text: str) -> str:
-    """Return what fastavro says without where its objects lay: the same record must give the same dead letter."""
+    """Return fastavro's message without addresses: the same record must give the same dead letter."""
     return re.sub(r" from <[^>]* at 0x[0-9a-f]+>", "", text)
 
 
@@ -176,12 +174,12 @@ def _writer_schema(payload: bytes | None, expected: type[Any]) -> versions.Schem
             "Write with an Avro serializer and the schema files of this repository",
         )
     _, schema_id = FRAME.unpack_from(payload)
-    ids = numbering.current()
-    schema = ids.schema_of(expected.__name__, schema_id)
+    in_use = ids.current()
+    schema = in_use.schema_of(expected.__name__, schema_id)
     if schema is None:
         return Poison(
             "unknown_schema",
-            f"schema id {schema_id} is not {ids.known()}. Update this reader, or register the schema before writing "
+            f"schema id {schema_id} is not {in_use.known()}. Update this reader, or register the schema before writing "
             "with it",
         )
     if schema.event != expected.__name__:

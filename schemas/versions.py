@@ -1,9 +1,9 @@
-"""The schemas that were ever written, by number.
+"""Every schema version that records may carry, by id.
 
-    avro/<Event>/<version>.avsc, lock.json ──► Registry ──► id of an event, schema of an id
+    avro/<Event>/<version>.avsc, lock.json ──► SchemaVersions ──► id of an event, schema of an id
 
-A number, once given, means the same schema for ever: `lock.json` is only appended to, and carries the sha256 of each
-file, so an edited schema is found at the first look. Services read this registry; they never write to it.
+An id, once given, means the same schema for ever: `lock.json` is only appended to and has the sha256 of each file, so
+an edited schema is found when it is loaded. Services only read these files.
 
 `check` is FULL_TRANSITIVE in Confluent's words: every version can read every other, old or new. Old trainers read new
 topics, and new code reads offset 0.
@@ -22,11 +22,11 @@ from typing import Any
 import fastavro
 
 HERE = Path(__file__).parent
-"""The folder of this package: lock.json and avro/ lie in it."""
+"""The folder of this package, with lock.json and avro/."""
 
 
 class SchemaError(Exception):
-    """The schema files are not what the lock says, or the lock does not know what was asked."""
+    """The schema files do not match the lock."""
 
 
 @dataclass(frozen=True)
@@ -47,17 +47,17 @@ class Schema:
 
     @cached_property
     def parsed(self) -> Any:
-        """For fastavro, logical types taken out: times stay integers, and the bytes are the same."""
+        """For fastavro, without logical types: times stay integers, and the bytes are the same."""
         return fastavro.parse_schema(_without_logical_types(self.definition))
 
 
-class Registry:
+class SchemaVersions:
     """Every schema under a folder, checked against its lock."""
 
     def __init__(self, folder: Path = HERE) -> None:
         lock_path = folder / "lock.json"
         if not lock_path.exists():
-            raise SchemaError(f"{lock_path} is gone; restore it: it says which schema each record was written with")
+            raise SchemaError(f"{lock_path} is missing; restore it: it says which schema each record was written with")
         lock = json.loads(lock_path.read_text(encoding="utf-8"))
         self.schemas: dict[int, Schema] = {}
         self._newest: dict[str, Schema] = {}
@@ -67,7 +67,7 @@ class Registry:
             if schema.version != before + 1:
                 raise SchemaError(
                     f"lock.json entry {number} is version {schema.version} of {schema.event} after version {before}; "
-                    "versions are given in order. Restore lock.json"
+                    "versions are numbered in order. Restore lock.json"
                 )
             self.schemas[schema.id] = schema
             self._newest[schema.event] = schema
@@ -76,9 +76,9 @@ class Registry:
     def _load(folder: Path, number: int, entry: dict[str, Any]) -> Schema:
         path = folder / "avro" / entry["event"] / f"{entry['version']}.avsc"
         if entry["id"] != number:
-            raise SchemaError(f"lock.json entry {number} has id {entry['id']}; ids are given in order and never again")
+            raise SchemaError(f"lock.json entry {number} has id {entry['id']}; ids are given in order and never reused")
         if not path.exists():
-            raise SchemaError(f"{path} is gone; lock.json gave it id {number}. Restore it: records may carry this id")
+            raise SchemaError(f"{path} is missing; it has id {number}. Restore it: records may carry this id")
         text = path.read_text(encoding="utf-8")
         if (digest := hashlib.sha256(text.encode()).hexdigest()) != entry["sha256"]:
             raise SchemaError(
@@ -101,15 +101,15 @@ class Registry:
 
 
 @cache
-def files() -> Registry:
-    """Return the registry of the schemas that come with this package."""
-    return Registry()
+def files() -> SchemaVersions:
+    """Return the schemas that come with this package."""
+    return SchemaVersions()
 
 
-def check(registry: Registry) -> Iterator[str]:
-    """Yield one sentence for each pair of versions of an event in which one cannot read what the other wrote."""
-    for event in dict.fromkeys(schema.event for schema in registry.schemas.values()):
-        versions = registry.versions(event)
+def check(known: SchemaVersions) -> Iterator[str]:
+    """Yield a sentence for each pair of versions of an event where one cannot read what the other wrote."""
+    for event in dict.fromkeys(schema.event for schema in known.schemas.values()):
+        versions = known.versions(event)
         for reader in versions:
             for writer in versions:
                 if (why := cannot_read(reader.text, writer.text)) is not None:
@@ -127,7 +127,7 @@ def cannot_read(reader: str, writer: str) -> str | None:
 
     try:
         schemas = [avro.schema.parse(text) for text in (reader, writer)]
-    except (avro.errors.AvroException, ValueError) as exc:  # it is JSON Schema or Protobuf
+    except (avro.errors.AvroException, ValueError) as exc:  # JSON Schema or Protobuf
         return f"one of them is no Avro schema: {exc}"
     result = avro.compatibility.ReaderWriterCompatibilityChecker().get_compatibility(*schemas)
     if result.compatibility is avro.compatibility.SchemaCompatibilityType.compatible:

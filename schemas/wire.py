@@ -1,12 +1,12 @@
-"""Avro bodies in one pass, for events that are just as they should be.
+"""A fast path for Avro bodies: one pass, for well-formed events.
 
     event ──► wire_write ──► body             body ──► wire_read ──► event
                 └─ Odd ──► plain, fastavro              └─ Odd ──► fastavro, doubtful
 
 A body that the reader takes is one that fastavro reads to the same event, and an event that the writer takes has the
-bytes that fastavro gives it. What is odd in any way (a wrong type, a number out of range, a cut record, a layout that
-other writers may use) is left to `schemas.convert` and fastavro, which know what to say. So all this is for speed
-alone, and without it only time would tell (`make bench BENCH=join`).
+bytes that fastavro gives it. Anything odd (a wrong type, a number out of range, a truncated record, a layout that other
+writers may use) is left to `schemas.convert` and fastavro, which explain what is wrong. This exists for speed alone
+(`make bench BENCH=join`).
 
 Not covered: schemas other than the newest of each event.
 """
@@ -18,22 +18,22 @@ from collections.abc import Iterable
 from typing import Any
 
 FLOAT32_SURE, FLOAT64_SURE = 1e38, 1e308
-"""Up to here a number fits for certain; what lies between this and the limit is odd, and looked at with care."""
+"""Up to here a number certainly fits; between this and the limit it is odd, and the slow path decides."""
 
 DOUBLE, FLOAT = struct.Struct("<d"), struct.Struct("<f")
 
 
 class Numbers(tuple[Any, ...]):
-    """Numbers that were read, and their bytes: what is only passed on need not be written anew."""
+    """Numbers that were read, with their bytes, so that passing them on needs no encoding."""
 
     code: str
     """What kind of numbers, as in `struct`, where l and q are varints of so many bits."""
     items: bytes
-    """Behind their count, and before the zero that ends the array."""
+    """Between their count and the zero that ends the array."""
 
 
 def numbers(values: Iterable[Any], code: str, items: bytes) -> Numbers:
-    """Return these values as what was read from these bytes."""
+    """Return these values together with the bytes they were read from."""
     made = Numbers(values)
     made.code, made.items = code, items
     return made
@@ -45,7 +45,7 @@ def code_of(base: type, narrow: bool) -> str:
 
 
 class Odd(Exception):
-    """Not for the quick way."""
+    """Not for the fast path."""
 
 
 ODD = (Odd, IndexError, OverflowError, UnicodeError, struct.error)

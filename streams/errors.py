@@ -5,6 +5,9 @@
     ├── NotFoundError        what was named does not exist                  exit 3
     ├── RefusedError         a rule forbids it: a lock, a stale expectation exit 4
     ├── LogError             the broker did not answer, or refused          retry, then stop: exit 5
+    │   ├── BrokerUnreachable    it did not answer in time; it may later
+    │   ├── StoppedWaiting       asked to stop during an outage             end, without an error
+    │   └── RegistryUnavailable  the schema registry did not answer
     ├── LostProcessError     a process that this one works with is gone     start all of them again: exit 75
     ├── ModelServerError     a server that samples for an engine failed
     │   ├── ServerUnavailable    it cannot be asked now                     wait, then ask again
@@ -14,16 +17,18 @@
     │   └── WrongModel           its weights or logprobs are not ours       use another server
     └── EventError           this one event cannot be used                  dead-letter, go on
         ├── UndecodableEvent     its bytes are not what they should be
-        └── ContradictoryEvent   well formed, and at odds with a rule or a sibling
+        ├── ContradictoryEvent   well formed, and at odds with a rule or a sibling
+        └── ScoreError           a response has no score
 
-The branches are decisions: who catches one knows what to do without reading the message. The message is for people:
-where, what, expected and got, and what to do.
+The branches are decisions: code that catches one knows what to do without reading the message. The message is for
+people: where, what, expected and got, and what to do. `schemas` imports nothing of `streams`, so its EncodeError and
+SchemaError are outside the tree; the command line treats them as exit 1.
 """
 
 from __future__ import annotations
 
 EXIT_RESTART = 75
-"""EX_TEMPFAIL: this process is of no more use, its place in the log is sound, and it should be started again."""
+"""EX_TEMPFAIL: this process cannot continue, its committed offsets are sound, and it should be restarted."""
 
 
 class StreamwardError(Exception):
@@ -57,7 +62,7 @@ class LogError(StreamwardError):
 
 
 class LostProcessError(StreamwardError):
-    """A process that this one works with is gone, or says nothing; together they can be started again."""
+    """A process that this one works with is gone or silent; restart all of them."""
 
     exit_code = EXIT_RESTART
 

@@ -20,9 +20,19 @@ import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
-from streams.errors import RefusedError
+from streams.errors import RefusedError, SettingsError
 
 LOCK = "lock"
+
+
+def home_folder() -> Path:
+    """Return the user's home folder. Raises SettingsError for a user without one: no HOME and no passwd entry."""
+    try:
+        return Path.home()
+    except RuntimeError as exc:
+        raise SettingsError(
+            f"user {os.getuid()} has no home folder (no HOME, no passwd entry); set HOME to a folder it can write to"
+        ) from exc
 
 
 def sha256_of(path: Path) -> str:

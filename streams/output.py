@@ -1,12 +1,10 @@
-"""How answers look: a table for people, one JSON object a line for programs.
+"""How a command prints its result: a table for people, one JSON object per line for programs.
 
     rows ──► table   on a terminal, or with --output table
          └─► jsonl   in a pipe, or with --output jsonl
 
-A row is a mapping or an event; jsonl prints all of it, the table only its columns. What lies in the log may hold
-anything, so control characters are shown escaped: a task's text must not steer a terminal.
-
-Not covered: paging, colours of one's own choice (NO_COLOR is respected).
+A row is a mapping or an event; jsonl prints all of it, the table only its columns. The log may hold anything, so
+control characters are escaped: a task's text must not control a terminal. NO_COLOR is respected.
 """
 
 from __future__ import annotations
@@ -14,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import select
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
@@ -22,17 +21,16 @@ from typing import Any, Literal, NamedTuple, TextIO, cast
 Output = Literal["table", "jsonl"]
 Row = Mapping[str, Any]
 WIDE = 100_000
-"""Columns of a table that is not on a terminal: nothing is cut."""
+"""Width of a table that is not on a terminal, in cells: nothing is cut."""
 SENTENCE_CELLS = 32
-"""Fewer are too few for a column of sentences: they would stand a word a line."""
-
+"""Least width for a column of sentences; below it they would wrap at nearly every word."""
 
 STATE_STYLES = {
     "ok": "green", "primary": "green", "created": "green",
     "warning": "yellow", "skipped": "yellow", "canary": "yellow",
     "failed": "red", "missing": "red", "rejected": "red", "rolled_back": "red",
 }  # fmt: skip
-"""Words that say how things stand, and their colour."""
+"""Colours of words for a state."""
 
 
 class Column(NamedTuple):
@@ -40,12 +38,12 @@ class Column(NamedTuple):
 
     title: str
     value: str | Callable[[Any], Any]
-    """A key of the row, or what to ask it."""
+    """A key of the row, or a function of it."""
     width: int = 0
-    """Cells in a line that is printed before the next is known; 0: the rest of the line."""
+    """Cells, for lines that are printed one by one; 0: the rest of the line."""
     right: bool = False
     optional: bool = False
-    """The last column of a table may be left out where the terminal has no room for sentences; jsonl has it."""
+    """The last column of a table may be left out of a narrow terminal; jsonl has it."""
 
     def of(self, row: Any) -> str:
         """Return the cell as text."""
@@ -53,10 +51,24 @@ class Column(NamedTuple):
 
 
 def output_or_default(output: str | None, stream: TextIO | None = None) -> Output:
-    """Return the output that was asked for, else the one that fits where stdout goes."""
+    """Return the output that was asked for, else a table on a terminal and jsonl elsewhere."""
     if output is not None:
         return cast(Output, output)
     return "table" if (stream or sys.stdout).isatty() else "jsonl"
+
+
+def check_reader() -> None:
+    """Raise BrokenPipeError if stdout is a pipe that nobody reads any more.
+
+    A command that waits for records has nothing to write, so it would not notice that `| grep -m 1` has left.
+    """
+    poll = select.poll()
+    try:
+        poll.register(sys.stdout, 0)
+    except (OSError, ValueError):  # not a file of the system
+        return
+    if any(state & (select.POLLERR | select.POLLHUP) for _, state in poll.poll(0)):
+        raise BrokenPipeError
 
 
 def rows(data: Iterable[Any], columns: Sequence[Column], output: Output) -> None:
@@ -80,7 +92,7 @@ def rows(data: Iterable[Any], columns: Sequence[Column], output: Output) -> None
 
 
 def _room(columns: Sequence[Column], cells: Sequence[Sequence[str]]) -> int:
-    """Return how many cells of the terminal the columns before the last one leave."""
+    """Return how many cells of the terminal remain for the last column."""
     from rich.cells import cell_len
 
     if not sys.stdout.isatty():
@@ -91,7 +103,7 @@ def _room(columns: Sequence[Column], cells: Sequence[Sequence[str]]) -> int:
 
 
 def record(data: Row, output: Output) -> None:
-    """Print one mapping: a line a key, or one JSON object."""
+    """Print one mapping: one line per key, or one JSON object."""
     if output == "jsonl":
         print(json_line(data), flush=True)
         return
@@ -106,7 +118,7 @@ def record(data: Row, output: Output) -> None:
 
 
 class Lines:
-    """A table whose lines come one by one: fixed widths, the header once, lines cut at the terminal's edge."""
+    """A table printed line by line: fixed widths, one header, lines cut at the terminal's edge."""
 
     def __init__(self, columns: Sequence[Column]) -> None:
         from rich.console import Console
@@ -118,7 +130,7 @@ class Lines:
         self._begun = False
 
     def add(self, row: Any, *, instead: str | None = None, after: int = 0) -> None:
-        """Print one line; with `instead`, that text follows the first `after` columns."""
+        """Print one line; `instead` replaces the columns after the first `after`."""
         if not self._begun:
             self._write([column.title for column in self._columns], "1")
             self._begun = True
@@ -142,11 +154,11 @@ class Lines:
         print(f"\x1b[{style}m{line}\x1b[0m" if style and self._coloured else line, flush=True)
 
 
-# --- words ------------------------------------------------------------------------------------------------------------
+# --- text -------------------------------------------------------------------------------------------------------------
 
 
 def json_line(row: Any) -> str:
-    """Return `row` as one line of JSON. Dataclasses become objects; NaN and infinities, which JSON lacks, texts."""
+    """Return `row` as one line of JSON. Dataclasses become objects; NaN and infinities, which JSON lacks, strings."""
     try:
         return json.dumps(row, ensure_ascii=False, allow_nan=False, default=_plain)
     except ValueError:
@@ -190,14 +202,14 @@ def cell(value: Any) -> str:
 
 
 def printable(text: str) -> str:
-    """Return `text` in one line, with everything that a terminal would obey escaped."""
+    """Return `text` on one line, with control characters escaped."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def moment(timestamp_ms: int) -> str:
-    """Return a time of the log as ISO 8601, UTC, as `--from` takes it."""
+    """Return a timestamp of the log as ISO 8601 in UTC, as `--from` takes it."""
     try:
         at = datetime.fromtimestamp(timestamp_ms / 1000, UTC)
     except (OverflowError, ValueError, OSError):

@@ -1,10 +1,10 @@
-"""Where a trainer goes on: one folder per version, there whole or not at all.
+"""Checkpoints, from which a trainer resumes: one folder per version, written atomically.
 
-    model, optimizer, RNG, next batch ──► .v3.half/ ──► fsync ──► rename ──► v00000003/ ──► the oldest go
+    model, optimizer, RNG, next batch ──► .v3.half/ ──► fsync ──► rename ──► v00000003/ ──► the oldest are deleted
 
-The next batch and its offset in the folder are the truth; the consumer group's commit is a hint. `latest` takes the
-highest version whose files all have the size and sha256 that its manifest says, so a torn folder is passed over, not
-trusted. Optimizer state is safetensors and JSON; nothing is pickled.
+The next batch and its offset in the folder decide; the consumer group's commit does not. `latest` takes the highest
+version whose files all have the sha256 in its manifest, so an incomplete folder is skipped. Optimizer state is
+safetensors and JSON; nothing is pickled.
 
 Not covered: two machines on one network file system that does not honour flock.
 """
@@ -27,10 +27,10 @@ from peft import PeftModel
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from streams import files as holding
+from streams import files
 from streams.errors import NotFoundError, RefusedError, SettingsError
 from streams.files import sha256_of
-from trainer import model as adapters
+from trainer.model import load_adapter, save_adapter
 
 log = logging.getLogger(__name__)
 
@@ -39,19 +39,19 @@ RNG_FILE = "rng.safetensors"
 STATE_FILE = "state.json"
 MANIFEST_FILE = "manifest.json"
 ADAPTER_FOLDER = "adapter"
-"""What is published; nothing else lies in it."""
+"""Exactly what is published."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
-    """What a checkpoint says besides tensors."""
+    """What a checkpoint holds besides tensors."""
 
     policy: str
     version: int
     next_sequence: int
-    """The batch that comes next; batch s turns version s into version s + 1."""
+    """The next batch; batch s turns version s into version s + 1."""
     next_offset: int
-    """In the policy's partition of `batches`; reading goes on here."""
+    """Where to resume reading, in the policy's partition of `batches`."""
     base_digest: str
     batch_id: str
     recipe: dict[str, str]
@@ -60,26 +60,26 @@ class State:
 
 @contextmanager
 def hold(root: Path, policy: str) -> Iterator[Path]:
-    """Be the one trainer of `policy` under `root`; yield its folder. The lock goes when the process does.
+    """Be the only trainer of `policy` under `root`; yield its folder. The lock ends with the process.
 
     Raises RefusedError naming who holds it.
     """
     folder = root / policy
     refusal = f"policy {policy} is already being trained"
-    with holding.hold(folder, refusal=refusal, way_out="stop that trainer, or give this one another policy.name"):
+    with files.hold(folder, refusal=refusal, way_out="stop that trainer, or give this one another policy.name"):
         for half in folder.glob(".*.half"):
             shutil.rmtree(half)
         yield folder
 
 
 def save(folder: Path, state: State, model: PeftModel, optimizer: torch.optim.Optimizer, base: str, keep: int) -> Path:
-    """Write a checkpoint of `state.version`, on disk when this returns, and drop all but the newest `keep`."""
+    """Write a checkpoint of `state.version`, synced when this returns, and delete all but the newest `keep`."""
     target = folder / f"v{state.version:08d}"
     half = folder / f".{target.name}.half"
     shutil.rmtree(half, ignore_errors=True)
     half.mkdir(parents=True)
     (half / ADAPTER_FOLDER).mkdir()
-    adapters.save_adapter(model, half / ADAPTER_FOLDER, base)
+    save_adapter(model, half / ADAPTER_FOLDER, base)
     save_file(_optimizer_tensors(model, optimizer), half / OPTIMIZER_FILE)
     save_file(_rng_states(), half / RNG_FILE)
     (half / STATE_FILE).write_text(json.dumps(asdict(state), indent=2, sort_keys=True) + "\n")
@@ -88,7 +88,7 @@ def save(folder: Path, state: State, model: PeftModel, optimizer: torch.optim.Op
     (half / MANIFEST_FILE).write_text(json.dumps(manifest, indent=2, sort_keys=True) + "\n")
     for path in [*half.rglob("*"), half]:
         _sync(path)
-    if target.exists():  # torn, or of a run that went on differently: `latest` did not choose it
+    if target.exists():  # incomplete, or of a run that took another course: `latest` did not choose it
         shutil.rmtree(target)
     half.rename(target)
     _sync(folder)
@@ -98,10 +98,10 @@ def save(folder: Path, state: State, model: PeftModel, optimizer: torch.optim.Op
 
 
 def latest(folder: Path) -> tuple[Path, State] | None:
-    """Return the newest checkpoint that is whole, or None. Each one passed over is logged with the reason."""
+    """Return the newest complete checkpoint, or None. Each one skipped is logged with the reason."""
     for path in _versions(folder):
         if problem := _torn(path):
-            log.warning("%s: passed over: %s", path, problem)
+            log.warning("%s: skipped: %s", path, problem)
             continue
         return path, State(**json.loads((path / STATE_FILE).read_text()))
     return None
@@ -110,28 +110,28 @@ def latest(folder: Path) -> tuple[Path, State] | None:
 def of_version(folder: Path, version: int) -> tuple[Path, State]:
     """Return the checkpoint of `version`.
 
-    Raises NotFoundError, naming those there are, if it is not there, and RefusedError if it is torn.
+    Raises NotFoundError, naming those that exist, if there is none, and RefusedError if it is incomplete.
     """
     path = folder / f"v{version:08d}"
     if not path.is_dir():
         there = ", ".join(map(str, versions(folder))) or "none"
-        raise NotFoundError(f"{path}: no checkpoint of version {version}; those there are of versions: {there}")
+        raise NotFoundError(f"{path}: no checkpoint of version {version}; there are checkpoints of versions: {there}")
     if problem := _torn(path):
-        raise RefusedError(f"{path}: the checkpoint is not whole: {problem}; start from another one, or from the base")
+        raise RefusedError(f"{path}: the checkpoint is incomplete: {problem}; start from another one, or from the base")
     return path, State(**json.loads((path / STATE_FILE).read_text()))
 
 
 def versions(folder: Path) -> list[int]:
-    """Return the versions that have a checkpoint in `folder`, whole or torn, oldest first."""
+    """Return the versions that have a checkpoint in `folder`, complete or not, oldest first."""
     return sorted(int(path.name[1:]) for path in _versions(folder) if path.name[1:].isdecimal())
 
 
 def restore(path: Path, model: PeftModel, optimizer: torch.optim.Optimizer) -> None:
-    """Put adapter, optimizer state and RNG back as they were saved.
+    """Restore adapter, optimizer state and RNG as they were saved.
 
-    Raises SettingsError if the checkpoint is of another shape than the settings make.
+    Raises SettingsError if the shape of the checkpoint does not match the settings.
     """
-    adapters.load_adapter(model, path / ADAPTER_FOLDER)
+    load_adapter(model, path / ADAPTER_FOLDER)
     tensors = load_file(path / OPTIMIZER_FILE)
     names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     state: dict[int, dict[str, torch.Tensor]] = {index: {} for index in range(len(names))}
@@ -153,9 +153,9 @@ def restore(path: Path, model: PeftModel, optimizer: torch.optim.Optimizer) -> N
 
 
 def disk_trouble(exc: OSError | SafetensorError) -> str | None:
-    """Return what is wrong with a disk that took nothing more, in the system's words; None if that is not it."""
-    told = re.search(r"\(os error (\d+)\)", str(exc))  # safetensors' own way of saying it
-    number = exc.errno if isinstance(exc, OSError) else int(told[1]) if told else None
+    """Return the system's message if the error is that of a full or failing disk, else None."""
+    found = re.search(r"\(os error (\d+)\)", str(exc))  # safetensors' wording
+    number = exc.errno if isinstance(exc, OSError) else int(found[1]) if found else None
     return os.strerror(number) if number in (errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EIO) else None
 
 
@@ -185,7 +185,7 @@ def _torn(path: Path) -> str | None:
         bad = [name for name, digest in manifest.items() if sha256_of(path / name) != digest]
     except (OSError, ValueError) as exc:
         return str(exc)
-    return f"{bad[0]} is not what its manifest says" if bad else None
+    return f"{bad[0]} does not match its manifest" if bad else None
 
 
 def _sync(path: Path) -> None:

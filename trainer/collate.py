@@ -1,12 +1,11 @@
-"""Groups as they lie in the log, as tensors.
+"""Groups of the log as tensors.
 
-    [AdvantagedGroup] ──► check_group: refuse what contradicts itself ──► Micro: [B, P] prompts, [B, T] completions
+    [AdvantagedGroup] ──► check_group: refuse contradictions ──► Micro: [B, P] prompts, [B, T] completions
 
-Rows stand in group order, then slot order, as recorded; nothing is tokenized, sorted or cut. Prompts are padded left
-and completions right, which is what TRL reads. A prompt is repeated for its responses here, as integers only: the
-model runs it once (trainer/prefix_tree.py).
-
-Not covered: whether a group belongs to its batch (age, doubles, zero variance); the batches stage has decided that.
+Rows are in group order, then slot order, as recorded; nothing is tokenized, sorted or cut. Prompts are padded left and
+completions right, as TRL expects. A prompt is repeated for its responses here, as integers only: the
+model runs it once (trainer/prefix_tree.py). Whether a group belongs in
+its batch (age, duplicates, zero variance) was decided by the batches stage.
 """
 
 from __future__ import annotations
@@ -24,17 +23,17 @@ from streams.advantage_formulas import mean_and_std
 from streams.errors import ContradictoryEvent
 
 MICRO_TOKENS = 2048
-"""Tokens of one micro-batch, a prompt counted once for its group. A pass keeps about 2 MB a token for the backward pass
+"""Tokens of one micro-batch, a prompt counted once per group. A pass keeps about 2 MB per token for the backward pass
 in a model of 135M parameters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupOrigin:
-    """What every group of a batch must agree with."""
+    """What every group of a batch must match."""
 
     policy: str
     version: int | None
-    """The version being trained; no group can have been sampled by a later one. None: groups of another line."""
+    """The version being trained; no group can have been sampled by a later one. None: groups of another policy."""
     base_digest: str
     tokenizer_digest: str
     vocabulary: int
@@ -57,7 +56,7 @@ class Micro:
 
     @property
     def loss_tokens(self) -> float:
-        """How many tokens the loss reads."""
+        """How many tokens the loss is computed on."""
         return float(self.loss_mask.sum())
 
 
@@ -129,9 +128,9 @@ def collate(groups: Sequence[AdvantagedGroup], *, pad_id: int, device: torch.dev
 
 
 def check_group(group: AdvantagedGroup, expected: GroupOrigin, at: Coordinates) -> None:
-    """Refuse a group that cannot be trained on.
+    """Raise ContradictoryEvent for a group that cannot be trained on.
 
-    Raises ContradictoryEvent with the coordinates, what was expected and got, and what to do.
+    It has the coordinates, what was expected and found, and what to do.
     """
     for problem in _group_problems(group, expected):
         raise ContradictoryEvent(f"{at}: group {group.group_id} of task {group.task_id}: {problem}")
@@ -150,8 +149,8 @@ def _group_problems(group: AdvantagedGroup, expected: GroupOrigin) -> Iterator[s
     if expected.version is not None and group.adapter_version > expected.version:
         yield (
             f"it was sampled by version {group.adapter_version}, but version {expected.version} is only now being "
-            "trained further; two trainers, or a checkpoint of another log? If another line of adapters sampled it, as "
-            "in an experiment, set trainer.off_policy=true"
+            "trained further; two trainers, or a checkpoint of another log? If another policy sampled it, as in an "
+            "experiment, set trainer.off_policy=true"
         )
     for name in ("base_digest", "tokenizer_digest"):
         theirs, ours = getattr(group, name), getattr(expected, name)
@@ -162,7 +161,7 @@ def _group_problems(group: AdvantagedGroup, expected: GroupOrigin) -> Iterator[s
     if group.sampling.top_p != 1:
         yield (
             f"it was sampled with top_p {group.sampling.top_p}: its logprobs are of a cut distribution, and every "
-            "ratio would be off by the part cut away; sample train tasks with top_p 1"
+            "ratio would be off by the part that was cut; sample train tasks with top_p 1"
         )
     if not group.prompt_token_ids:
         yield "its prompt has no tokens; the first token of a completion would have nothing to follow"

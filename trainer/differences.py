@@ -1,9 +1,9 @@
-"""How far two adapters are apart, tensor by tensor.
+"""How much two adapters differ, tensor by tensor.
 
-    two folders with adapter_model.safetensors ──► relative_changes ──► Change, largest first
+    two folders with adapter_model.safetensors ──► relative_changes ──► ParameterChange, largest first
 
-Not covered: what the difference does to an answer. The same step is large for one tensor and small for another, and the
-two factors of a LoRA update matter only as their product.
+This says nothing about answers: the same change is large for one tensor and small for another, and the two factors of a
+LoRA update matter only as their product. Apart from the rest of the trainer, since TRL takes seconds to import.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ class ParameterChange(NamedTuple):
     tensor: str
     shape: tuple[int, ...]
     norm: float
-    """Frobenius norm in the first; 0 if it is not there."""
+    """Frobenius norm in the first; 0 if it is missing there."""
     relative: float | None
-    """Norm of the difference over that norm; None if it is in one of them only, has another shape, or was 0."""
+    """Norm of the difference over that norm; None if only one has it, if shapes differ, or if the norm is 0."""
 
 
 def relative_changes(one: Path, other: Path) -> list[ParameterChange]:

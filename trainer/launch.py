@@ -1,15 +1,15 @@
-"""The trainer as several processes of one machine: who is which, and how they end.
+"""The trainer as several processes of one machine: which is which, and how they end.
 
     streamward train, trainer.processes = N ──► rank 0   the trainer: Kafka, checkpoints, metrics   ──► its exit code
                                             ├─► rank 1   its share of every batch (trainer/ranks.py)
-                                            └─► …        one dies: all end, exit code 75
+                                            └─► …        if one dies, all end: exit code 75
 
-What starts them is this file, in the environment that `accelerate launch` gives to the processes that it starts (RANK,
-LOCAL_RANK, WORLD_SIZE); so they may also be started by that: `accelerate launch --multi_gpu --num_processes N -m
-streams.cli train`. The difference is in how they end. SIGTERM or Ctrl-C here reaches rank 0 alone, which finishes its
-step and sends the others home, however long that takes, and the exit code is rank 0's.
+This file starts them with the variables that `accelerate launch` sets (RANK, LOCAL_RANK, WORLD_SIZE), so that may start
+them too: `accelerate launch --multi_gpu --num_processes N -m streams.cli train`. They differ in how they end. Here
+SIGTERM or Ctrl-C reaches only rank 0, which finishes its step, however long that takes, and ends the others; the exit
+code is rank 0's.
 
-With model.device=cuda rank n sees the n-th device alone, as its only one.
+With model.device=cuda rank n sees only the n-th device.
 
 Not covered: ranks on several machines.
 """
@@ -33,7 +33,7 @@ from streams.files import Scratch
 from streams.settings.model import Settings
 
 MEET = "RANKS_MEET"
-"""Variable of a rank that this file started: where it meets the others, as torch.distributed's init_method."""
+"""Variable of a rank that this file started: where it joins the others, torch.distributed's init_method."""
 HOME_S = 10.0
 """How long the others may take to end once rank 0 has."""
 LOOK_EVERY_S = 0.1
@@ -50,10 +50,10 @@ class Place(NamedTuple):
 
 
 def place(settings: Settings, env: MutableMapping[str, str] = os.environ) -> Place | None:
-    """Return which rank a launcher made of this process, or None if none did. Call it before torch is loaded.
+    """Return which rank this process is, or None if no launcher started it. Call it before torch is loaded.
 
-    The variables are taken out of `env`: the step is the same for any number of processes, so no library below may
-    begin to share it by itself. With model.device=cuda only this rank's device is left to be seen.
+    The variables are removed from `env`: the step is the same for any number of processes, so no library may start to
+    share it by itself. With model.device=cuda only this rank's device stays visible.
 
     Raises SettingsError if the launcher and the settings do not agree.
     """
@@ -88,20 +88,20 @@ def place(settings: Settings, env: MutableMapping[str, str] = os.environ) -> Pla
 
 
 def _end_with_launcher() -> None:
-    """End this process when the one that started it is gone, however it went: stdin is a pipe that it holds."""
+    """End this process when the one that started it has ended, for any reason: stdin is a pipe that it holds."""
     while os.read(0, 1):  # not sys.stdin, whose lock this thread would still hold at exit
         pass
     os._exit(EXIT_RESTART)
 
 
 def run(command: Sequence[str], processes: int) -> int:
-    """Run `command` as that many ranks, and return the exit code of all when none is left.
+    """Run `command` as that many ranks, and return one exit code when none is left.
 
-    It is rank 0's. If another rank fails, or rank 0 is killed, all are ended at once: 75, to be started again, or 2 if
-    a rank refuses its settings.
+    It is rank 0's. If another rank fails, or rank 0 is killed, all are ended at once: 75, to be restarted, or 2 if a
+    rank refuses its settings.
     """
     with Scratch("ranks") as folder, _started(command, processes, folder) as ranks:
-        with _passed_on(ranks[0]) as asked:
+        with _forwarded(ranks[0]) as asked:
             while ranks[0].poll() is None and not any(rank.poll() for rank in ranks):
                 time.sleep(LOOK_EVERY_S)
         if ranks[0].poll() is not None:
@@ -109,14 +109,14 @@ def run(command: Sequence[str], processes: int) -> int:
         codes = [rank.poll() for rank in ranks]
     for number, code in enumerate(codes):
         if code is not None and (code < 0 or (number and code)):
-            log.error("rank %d of %d ended with %s; all end with it", number, processes, _told(code))
+            log.error("rank %d of %d ended with %s; all end with it", number, processes, _named(code))
     return _code_of_all(codes, asked.is_set())
 
 
 def _code_of_all(codes: Sequence[int | None], asked: bool) -> int:
-    """Return one exit code for those of all ranks: below 0 a signal's number, None had to be ended."""
+    """Return one exit code for all ranks. A negative one is a signal's number; None: it had to be killed."""
     first, *others = codes
-    if first == -signal.SIGTERM and asked:  # it was told to stop before it had begun with anything
+    if first == -signal.SIGTERM and asked:  # it was asked to stop before it had begun
         return 0
     if first is not None and first >= 0 and first != EXIT_RESTART:
         return first
@@ -137,7 +137,7 @@ def _started(command: Sequence[str], processes: int, folder: Path) -> Iterator[l
     try:
         for rank in range(processes):
             env = {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-            # a session of its own: the terminal's Ctrl-C is for the launcher
+            # its own session: the terminal's Ctrl-C is for the launcher
             children.append(subprocess.Popen(command, env=env, stdin=subprocess.PIPE, start_new_session=True))
         yield children
     finally:
@@ -149,8 +149,8 @@ def _started(command: Sequence[str], processes: int, folder: Path) -> Iterator[l
 
 
 @contextmanager
-def _passed_on(first: subprocess.Popen[bytes]) -> Iterator[threading.Event]:
-    """Pass SIGTERM and Ctrl-C on to rank 0 as SIGTERM; a second Ctrl-C ends this process, and with it all ranks.
+def _forwarded(first: subprocess.Popen[bytes]) -> Iterator[threading.Event]:
+    """Forward SIGTERM and Ctrl-C to rank 0 as SIGTERM; a second Ctrl-C ends this process, and with it all ranks.
 
     Yields an event that the first of them sets.
     """
@@ -177,5 +177,5 @@ def _wait(children: Sequence[subprocess.Popen[bytes]], seconds: float) -> None:
         time.sleep(LOOK_EVERY_S)
 
 
-def _told(code: int) -> str:
+def _named(code: int) -> str:
     return f"exit code {code}" if code >= 0 else signal.Signals(-code).name

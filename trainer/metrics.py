@@ -1,8 +1,8 @@
-"""What a step was, as metrics of the process.
+"""The metrics of a training process.
 
     timings, metrics, groups of one step ──► phases, reward, loss, KL, entropy, clipping, mismatch ──► Meter
 
-Not covered: the same numbers in the log, which are in the adapter's event.
+The same numbers are in the adapter's event in the log.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from trainer.checkpoint import State
 
 
 def version(meter: Meter, policy: str, number: int) -> None:
-    """Tell which version was made last."""
+    """Record the newest version."""
     meter.set(catalog.VERSION, number, policy)
-    meter.only(catalog.ADAPTER, 1, policy, "trained", str(number))
+    meter.set(catalog.ADAPTER, 1, policy, "trained", str(number))
 
 
 def step(
@@ -30,7 +30,7 @@ def step(
     groups: Sequence[AdvantagedGroup],
     marks: Sequence[float],
 ) -> None:
-    """Tell of one step. `marks`, seconds of a clock: when wait, load, step, checkpoint and publish began; the end."""
+    """Record one step. `marks`, seconds of a clock: when wait, load, step, checkpoint, publish began; the end."""
     if not meter.on:
         return
     policy = state.policy

@@ -4,8 +4,8 @@
                                        ▲                                     │
                                        └──────────── load_adapter ◄──────────┘
 
-The same weights always give the same bytes: no time, no path, no order of a set goes into the files. They are what
-peft writes otherwise, so peft and vLLM read them.
+The same weights always give the same bytes: the files have no time, no path and no order of a set. Otherwise they are
+as peft writes them, so peft and vLLM read them.
 
 Not covered: adapters other than LoRA, and LoRA on the embeddings or on the head.
 """
@@ -31,7 +31,7 @@ from streams.settings.model import Settings, Trainer
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
 _NOT_RECIPE = {"trainer.checkpoints", "trainer.keep_checkpoints"}
-"""Settings of the trainer that say where things lie, and change no byte of an adapter."""
+"""Settings of the trainer about storage, which change no byte of an adapter."""
 
 
 def pin(settings: Settings) -> None:
@@ -78,7 +78,7 @@ def wrap(model: PreTrainedModel, settings: Trainer) -> PeftModel:
 
 
 def save_adapter(model: PeftModel, folder: Path, base: str) -> None:
-    """Write the adapter to `folder`, which exists. `base` is what model.base says, and goes into the config."""
+    """Write the adapter to `folder`, which exists. `base` is the value of model.base, for its config."""
     state = get_peft_model_state_dict(model, save_embedding_layers=False)
     save_file(
         {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()},
@@ -109,7 +109,7 @@ def load_adapter(model: PeftModel, folder: Path) -> None:
 
 
 def recipe(settings: Settings) -> dict[str, str]:
-    """Return what decides the bytes of an adapter besides the batches. Call `pin` first: it reads the thread count."""
+    """Return what decides the bytes of an adapter besides the batches. Call `pin` first: the thread count is read."""
     chosen = {
         key: str(value)
         for key, value in dotted(settings)
@@ -126,7 +126,7 @@ def recipe(settings: Settings) -> dict[str, str]:
 
 
 def device_kind(device: str) -> str:
-    """Return what computes: the instruction set of a CPU, or the name of a GPU."""
+    """Return the kind of device: the instruction set of a CPU, or the name of a GPU."""
     if torch.device(device).type == "cuda":
         return str(torch.cuda.get_device_name(device))
     return f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"

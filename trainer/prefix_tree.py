@@ -2,21 +2,21 @@
 
     rows [B, L] of one batch ──► prefix trees ──► one forward pass over their nodes ──► logprobs [B, T]
 
-      the prompt of a group is shared by all its responses, the system prompt by all groups, and short answers often
-      begin alike, so most tokens of a batch stand behind a prefix that another row has too:
+      all responses of a group share its prompt, all groups share the system prompt, and short answers often begin
+      alike, so most tokens of a batch follow a prefix that another row has too:
 
       <sys> <user> 1 + 2 ─┬─ 3 ─┬─ <end>        one node per distinct prefix; a node sees its ancestors and itself,
-                          │     └─ 0 ── <end>   and stands at its depth. The last token of a row predicts nothing
-                          └─ The ── ...         that is asked for, so it is not run at all.
+                          │     └─ 0 ── <end>   and its position is its depth. The last token of a row predicts
+                          └─ The ── ...         nothing that is needed, so it is not run at all.
 
 The idea is Prefix Grouper's (arXiv:2506.05433), taken to its end: there the prompt is shared, here all prefixes are.
-Logits exist only for nodes that predict a completion token, a few rows at a time, and never outlive the chunk: the
+Logits exist only for nodes that predict a completion token, a few rows at a time, and only within their chunk: the
 backward pass needs only their expectation of the output embeddings, which the forward pass keeps.
 
-Not covered: models that do not take a mask of their own, or look at the order of the tokens rather than at their
-positions (sliding windows, recurrent layers, ALiBi), or change the logits after the head. `unshareable` names them,
-and the trainer then runs TRL's plain pass. Attention is dense over the nodes of a forest, so very long completions
-(thousands of tokens) gain little; NODES bounds what is wasted.
+Not covered: models that take no custom mask, that depend on the order of the tokens rather than on their positions
+(sliding windows, recurrent layers, ALiBi), or that change the logits after the head. `unshareable` names them, and the
+trainer then runs TRL's plain pass. Attention is dense over the nodes of the merged trees, so very long completions
+(thousands of tokens) gain little; NODES bounds the waste.
 """
 
 from __future__ import annotations
@@ -30,41 +30,41 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 NODES = 4096
-"""Most nodes in one forest (a longer row stands alone); its mask takes NODES² bytes."""
+"""Most nodes merged in one pass (a longer row is alone); their mask takes NODES² bytes."""
 
 LOGITS = 2**24
 """Most logits alive at once: 64 MiB of float32."""
 
 
 class PrefixTrees(NamedTuple):
-    """Rows merged by prefix. N nodes, U of which predict one of the M tokens asked for."""
+    """Rows merged by prefix. N nodes, U of which predict one of the M tokens that are needed."""
 
     tokens: Tensor  # [N] int64
     positions: Tensor  # [N] int64, depth in the tree
     sees: Tensor  # [N, N] bool, true where the column is an ancestor of the row, or the row itself
-    heads: Tensor  # [U] int64, nodes whose next token is asked for
+    heads: Tensor  # [U] int64, nodes whose next token is needed
     target_heads: Tensor  # [M] int64 into heads
     target_ids: Tensor  # [M] int64, vocabulary
     target_places: Tensor  # [M] int64 into the flat [B * T] output
 
 
 def grow(rows: Sequence[tuple[Sequence[int], int]], width: int, nodes: int = NODES) -> list[PrefixTrees]:
-    """Return forests over `rows`, each a row's tokens (no padding) and how many of them are the prompt (at least 1).
+    """Return the prefix trees of `rows`, each a row's tokens (no padding) and the length of its prompt (at least 1).
 
-    The logprob of completion token t of row b belongs at place b * width + t. Rows stay in order; a forest ends where
-    one more row would take it past `nodes`.
+    The logprob of completion token t of row b belongs at place b * width + t. Rows stay in order; the next
+    trees begin where one more row would exceed `nodes`.
     """
-    forests = []
-    tree = _Tree()
+    grown = []
+    trees = _Builder()
     for index, (tokens, prompt) in enumerate(rows):
-        if tree.tokens and tree.missing(tokens) + len(tree.tokens) > nodes:
-            forests.append(tree.forest())
-            tree = _Tree()
-        tree.add(tokens, prompt, index * width)
-    return [*forests, tree.forest()] if tree.tokens else forests
+        if trees.tokens and trees.missing(tokens) + len(trees.tokens) > nodes:
+            grown.append(trees.built())
+            trees = _Builder()
+        trees.add(tokens, prompt, index * width)
+    return [*grown, trees.built()] if trees.tokens else grown
 
 
-class _Tree:
+class _Builder:
     def __init__(self) -> None:
         self.tokens: list[int] = []
         self.parents: list[int] = []
@@ -97,9 +97,9 @@ class _Tree:
                 self.depths.append(depth)
             node = child
 
-    def forest(self) -> PrefixTrees:
+    def built(self) -> PrefixTrees:
         sees = np.eye(len(self.tokens), dtype=np.bool_)
-        for node, parent in enumerate(self.parents):  # a parent stands before its children
+        for node, parent in enumerate(self.parents):  # a parent comes before its children
             if parent >= 0:
                 sees[node, : parent + 1] = sees[parent, : parent + 1]
         targets = np.array(self.targets, dtype=np.int64).reshape(-1, 3)
@@ -178,27 +178,27 @@ def logprobs(
     entropies = flat.clone()
     run = 0
     weight = model.get_output_embeddings().weight
-    for forest in grow(rows, width, nodes):
-        forest = PrefixTrees(*(part.to(input_ids.device) for part in forest))
+    for grown in grow(rows, width, nodes):
+        trees = PrefixTrees(*(part.to(input_ids.device) for part in grown))
         hidden = model.base_model(
-            input_ids=forest.tokens[None],
-            position_ids=forest.positions[None],
-            attention_mask=forest.sees[None, None],
+            input_ids=trees.tokens[None],
+            position_ids=trees.positions[None],
+            attention_mask=trees.sees[None, None],
             use_cache=False,
-        ).last_hidden_state[0, forest.heads]
-        if not len(forest.heads):
+        ).last_hidden_state[0, trees.heads]
+        if not len(trees.heads):
             continue
-        logps, entropy = NextToken.apply(hidden, weight, forest.target_heads, forest.target_ids, temperature)
-        flat = flat.scatter(0, forest.target_places, logps)
-        entropies = entropies.scatter(0, forest.target_places, entropy[forest.target_heads])
-        run += len(forest.tokens)
+        logps, entropy = NextToken.apply(hidden, weight, trees.target_heads, trees.target_ids, temperature)
+        flat = flat.scatter(0, trees.target_places, logps)
+        entropies = entropies.scatter(0, trees.target_places, entropy[trees.target_heads])
+        run += len(trees.tokens)
     return flat.view(-1, width), entropies.view(-1, width), run
 
 
 def unshareable(model: PreTrainedModel) -> str | None:
     """Return why prefixes of `model` cannot be shared, or None when they can.
 
-    The last word has a probe: two short rows with a common prefix through both passes.
+    A probe decides in the end: two short rows with a common prefix through both passes.
     """
     config = model.config.get_text_config()
     if config is not model.config:
@@ -211,7 +211,7 @@ def unshareable(model: PreTrainedModel) -> str | None:
         if getattr(config, name, None) not in (None, 1, 1.0):
             return f"its logits are changed after the head ({name})"
     if config._attn_implementation not in ("sdpa", "eager"):
-        return f"its attention ({config._attn_implementation}) takes no mask of ours"
+        return f"its attention ({config._attn_implementation}) takes no custom mask"
     head = model.get_output_embeddings()
     if not isinstance(head, nn.Linear) or head.bias is not None or head.weight.requires_grad:
         return "its head is not a frozen linear map"

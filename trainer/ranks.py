@@ -1,27 +1,33 @@
-"""A step shared by processes: rank 0 has the line, the others compute.
+"""One step shared by several processes: how a batch is split, and how rank 0 and the others exchange it.
+
+    groups in the recorded order ──► split: N runs of neighbours ──► one gradient each ──► ((g0 + g1) + g2) + … ──► step
+                                                                     any process           float32, in this order
 
     rank 0 ──► the batch's groups, Avro; the adapter's weights, float32 ──► rank 1, 2, … ──► share n of the batch
        ▲                                                                                        │
        └── in rank order ◄── gradient, float32; sums, float64 ◄─────────────────────────────────┘
 
-The others keep nothing: what they compute is a function of what they are sent, so a step is the same whoever was
-started again before it. What is sent are the adapter's own numbers, a few megabytes, once a step; they go through the
-host's memory and its loopback device (gloo), also where the model is on GPUs.
+The gradient of a share is a function of the weights, the batch and the number of the share: means are those of the
+whole batch, whoever computes it. So N processes, or one that computes the shares in turn, give the same bytes. Another
+number of shares gives other last digits, since sums of floats depend on their order.
 
-Who is gone is noticed by the next who waits for it, at once if its connection broke, else after metrics.stuck_s.
+The others keep nothing, so a step is the same whoever was restarted before it. What is sent are the adapter's own
+numbers, a few megabytes per step, through the host's memory and its loopback device (gloo), also on GPUs. A rank that
+is lost is noticed by the next one that waits for it: at once if its connection broke, else after metrics.stuck_s.
 
-Not covered: NCCL, and models in parts. Each rank has the whole base model on its own device.
+Not covered: NCCL, and models in parts. Each rank has the whole base model on its own device. A group is never split
+between two shares: its responses share their prompt, which is run once.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-import signal
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -29,29 +35,79 @@ from torch import Tensor
 
 from schemas.events import AdvantagedGroup
 from schemas.serde import Poison, decode, encode
-from streams.engines.base_model import load_base
 from streams.errors import LostProcessError, SettingsError
-from streams.settings.model import Settings
-from trainer.grpo import SUMS
 from trainer.launch import Place
-from trainer.learner import Learner
-from trainer.model import pin
 from trainer.recipe import in_recipe
-from trainer.shares import Share
+from trainer.step import SUMS
 
 READY_S = 3600.0
-"""How long a rank may take to load the model: there may be one to fetch."""
+"""How long a rank may take to load the model, which may have to be downloaded."""
 IDLE_S = 365 * 86400.0
-"""How long a rank waits for work. There may be none for weeks; if rank 0 goes, its connection breaks."""
+"""How long a rank waits for work. There may be none for weeks; if rank 0 is lost, its connection breaks."""
 HOME_S = 5.0
-"""How long rank 0 tries to tell another that it is over."""
+"""How long rank 0 tries to tell another rank that the run is over."""
 OVER = 0
 
 log = logging.getLogger(__name__)
 
 
+class Share(NamedTuple):
+    """What a share adds to the step."""
+
+    gradient: Tensor  # [P] float32, on the CPU; P numbers are trained
+    sums: Tensor  # [K] float64, what the step's metrics are made of
+
+
+def split(groups: Sequence[AdvantagedGroup], count: int) -> list[list[AdvantagedGroup]]:
+    """Return `count` runs of neighbouring groups with about as many tokens each; some are empty if groups are few.
+
+    A group belongs to the share that has the middle of its tokens, counted from the first group.
+    """
+    weights = [
+        len(group.prompt_token_ids) + sum(len(r.completion_token_ids) for r in group.responses) for group in groups
+    ]
+    total = sum(weights)
+    shares: list[list[AdvantagedGroup]] = [[] for _ in range(count)]
+    before = 0
+    for group, weight in zip(groups, weights, strict=True):
+        shares[(2 * before + weight) * count // (2 * total)].append(group)
+        before += weight
+    return shares
+
+
+def weights_of(parameters: Sequence[Tensor]) -> Tensor:
+    """Return all numbers of `parameters` one after another, [P] float32, on the CPU."""
+    return torch.cat([parameter.detach().flatten().float().cpu() for parameter in parameters])
+
+
+def gradient_of(parameters: Sequence[Tensor]) -> Tensor:
+    """Return their gradients as `weights_of` has the weights, 0 where there is none."""
+    return weights_of([torch.zeros_like(one) if one.grad is None else one.grad for one in parameters])
+
+
+def set_weights(parameters: Sequence[Tensor], flat: Tensor) -> None:
+    """Set the weights to `flat`, made by `weights_of`."""
+    with torch.no_grad():
+        for parameter, part in zip(parameters, _parts(parameters, flat), strict=True):
+            parameter.copy_(part)
+
+
+def set_gradient(parameters: Sequence[Tensor], flat: Tensor) -> None:
+    """Set their gradients to `flat`."""
+    for parameter, part in zip(parameters, _parts(parameters, flat), strict=True):
+        parameter.grad = part.to(device=parameter.device, dtype=parameter.dtype)
+
+
+def _parts(parameters: Sequence[Tensor], flat: Tensor) -> Iterator[Tensor]:
+    for parameter, part in zip(parameters, flat.split([one.numel() for one in parameters]), strict=True):
+        yield part.view(parameter.shape).clone()
+
+
+# --- the other processes ----------------------------------------------------------------------------------------------
+
+
 class Ranks:
-    """The others, as rank 0 sees them (trainer.shares.Others)."""
+    """The other ranks, as rank 0 sees them: they compute all shares but the first."""
 
     def __init__(self, place: Place, stuck_s: float) -> None:
         """`stuck_s`, seconds: how much longer than rank 0 another rank may take for its share."""
@@ -60,34 +116,34 @@ class Ranks:
         self._numbers = 0
 
     def meet(self, recipe: dict[str, str]) -> None:
-        """Return when every other rank has the model, and computes by the same recipe. Raises LostProcessError."""
+        """Return when every other rank has the model and uses the same recipe. Raises LostProcessError."""
         _join(self._place)
-        said = _packed([json.dumps(recipe).encode()])
+        message = _packed([json.dumps(recipe).encode()])
         for rank in self._others:
-            _send_bytes(said, rank, READY_S)
+            _send_bytes(message, rank, READY_S)
         for rank in self._others:
             _receive(torch.zeros(1, dtype=torch.int64), rank, READY_S)
         log.info("rank 0 and %d others share every batch", len(self._others))
 
     def begin(self, weights: Tensor, groups: Sequence[AdvantagedGroup]) -> None:
-        """Send each its work. Raises LostProcessError."""
+        """Send the batch `groups` and these weights [P] to each. Raises LostProcessError."""
         self._numbers = weights.numel()
-        said = _packed([encode(group) for group in groups])
+        message = _packed([encode(group) for group in groups])
         for rank in self._others:
-            _send_bytes(said, rank, self._stuck_s)
+            _send_bytes(message, rank, self._stuck_s)
             _send(weights, rank, self._stuck_s)
 
     def shares(self, own_s: float) -> Iterator[Share]:
-        """Yield what they computed, in order of ranks. Raises LostProcessError."""
+        """Yield theirs, in order of ranks; share 0 took `own_s` seconds. Raises LostProcessError."""
         for rank in self._others:
             sums = _receive(torch.zeros(SUMS, dtype=torch.float64), rank, self._stuck_s + own_s)
             gradient = _receive(torch.zeros(self._numbers), rank, self._stuck_s)
             yield Share(gradient, sums)
 
     def end(self) -> None:
-        """Send them home, as far as they can be reached."""
+        """Tell them that the run is over, as far as they can be reached."""
         if not dist.is_initialized():
-            return  # nobody was met; whoever started them ends them
+            return  # they never joined; whoever started them ends them
         for rank in self._others:
             with suppress(LostProcessError):
                 _send(torch.tensor([OVER]), rank, HOME_S)
@@ -96,7 +152,7 @@ class Ranks:
 
 @contextmanager
 def others(place: Place | None, stuck_s: float) -> Iterator[Ranks | None]:
-    """Yield the other ranks, and send them home when the block ends; None where there are none."""
+    """Yield the other ranks, or None if there are none; they end when the block ends."""
     if place is None:
         yield None
         return
@@ -107,30 +163,30 @@ def others(place: Place | None, stuck_s: float) -> Iterator[Ranks | None]:
         found.end()
 
 
-def help_out(settings: Settings, place: Place) -> None:
-    """Be a rank other than 0: compute what rank 0 sends, until it says that it is over.
+def help_out(
+    place: Place,
+    recipe: dict[str, str],
+    numbers: int,
+    compute: Callable[[int, Tensor, Sequence[AdvantagedGroup]], Share],
+) -> None:
+    """Be a rank other than 0: `compute` its share of what rank 0 sends, until rank 0 says that the run is over.
 
-    SIGTERM and Ctrl-C are left to rank 0. Raises LostProcessError if rank 0 is gone, SettingsError if this rank cannot
-    compute as rank 0 does.
+    `numbers` are trained, by `recipe`. Raises LostProcessError if rank 0 is lost, SettingsError if its recipe differs.
     """
-    for sign in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(sign, signal.SIG_IGN)
-    pin(settings)
-    learner = Learner(settings, load_base(settings.model))
     _join(place)
-    _agree(learner.recipe, place)
+    _agree(recipe, place)
     while groups := _groups(place):
-        weights = _receive(torch.zeros(learner.numbers), 0, READY_S)
-        share = learner.share(place.rank, weights, groups)
+        weights = _receive(torch.zeros(numbers), 0, READY_S)
+        share = compute(place.rank, weights, groups)
         _send(share.sums, 0, READY_S)
         _send(share.gradient, 0, READY_S)
     dist.destroy_process_group()
 
 
 def _agree(recipe: dict[str, str], place: Place) -> None:
-    (said,) = _unpacked(_receive_bytes(0, READY_S))
-    if apart := in_recipe(0, json.loads(said), recipe):
-        first = apart[0]
+    (message,) = _unpacked(_receive_bytes(0, READY_S))
+    if differences := in_recipe(0, json.loads(message), recipe):
+        first = differences[0]
         raise SettingsError(
             f"rank {place.rank} of {place.size}: {first.name} is {first.reproduced} here and {first.recorded} at rank "
             "0; all ranks need the same settings, libraries and kind of device"
@@ -139,11 +195,13 @@ def _agree(recipe: dict[str, str], place: Place) -> None:
 
 
 def _groups(place: Place) -> list[AdvantagedGroup]:
-    """Return the groups of the next batch; none when it is over."""
+    """Return the groups of the next batch; none when the run is over."""
     found = [decode(payload, AdvantagedGroup) for payload in _unpacked(_receive_bytes(0, IDLE_S))]
     good = [group for group in found if not isinstance(group, Poison)]
     if len(good) < len(found):
-        raise LostProcessError(f"rank {place.rank} of {place.size}: what rank 0 sent is no batch; start both again")
+        raise LostProcessError(
+            f"rank {place.rank} of {place.size}: rank 0 sent something that is not a batch; restart all ranks"
+        )
     return good
 
 
@@ -151,14 +209,14 @@ def _groups(place: Place) -> list[AdvantagedGroup]:
 
 
 def _join(place: Place) -> None:
-    """Join the group. After the trainer is made: the libraries below it would think that they share its step."""
+    """Join the group. Call it once the trainer is built, or the libraries below it would share its step themselves."""
     try:
         dist.init_process_group(
             "gloo", init_method=place.meet, rank=place.rank, world_size=place.size, timeout=timedelta(seconds=READY_S)
         )
     except (RuntimeError, ValueError) as exc:
         raise LostProcessError(
-            f"rank {place.rank} of {place.size} cannot join the others: {str(exc).splitlines()[0]}; start all again"
+            f"rank {place.rank} of {place.size} cannot join the others: {str(exc).splitlines()[0]}; restart all ranks"
         ) from exc
 
 
@@ -205,6 +263,6 @@ def _receive(tensor: Tensor, sender: int, within_s: float) -> Tensor:
 
 def _lost(rank: int, exc: RuntimeError) -> LostProcessError:
     return LostProcessError(
-        f"rank {rank} is gone, or says nothing: {str(exc).splitlines()[0]}. Start all ranks again: the newest "
-        "checkpoint is whole, and nothing is lost"
+        f"rank {rank} is lost or does not answer: {str(exc).splitlines()[0]}. Restart all ranks: the newest "
+        "checkpoint is complete, and nothing is lost"
     )

@@ -1,9 +1,9 @@
-"""What a version was trained with, as settings again; and what is otherwise here.
+"""What a version was trained with, as settings again; and what differs here.
 
     recipe of the version's event ──► as_recorded ──► Settings to train it with
-    recorded, here ──► in_recipe, in_data, in_files ──► [Difference] ──► cause: one sentence for people
+    recorded, here ──► in_recipe, in_data, in_files ──► [RecipeDifference] ──► cause: one sentence for people
 
-A recipe is texts (trainer/model.py); so it says what counted, and nothing of where things lay.
+A recipe maps names to texts (trainer/model.py). It has what affects the bytes, and no paths.
 
 Not covered: what no recipe names, such as the build of a BLAS or the firmware of a CPU.
 """
@@ -22,19 +22,19 @@ from streams.settings.load import dotted
 from streams.settings.model import Model, Settings, Trainer
 
 DATA = ("groups", "groups_refused", "responses", "tokens", "reward")
-"""Metrics of a step that its groups alone decide, whatever computes: if one differs, other groups were read."""
+"""Metrics of a step that depend on its groups alone: if one differs, other groups were read."""
 _SECTIONS: dict[str, type[Model] | type[Trainer]] = {"model": Model, "trainer": Trainer}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecipeDifference:
-    """One thing that is not as recorded."""
+    """Something that is not as recorded."""
 
     version: int
-    """The version at which it was seen first."""
+    """The first version where it was seen."""
     kind: Literal["file", "recipe", "data"]
     name: str
-    """Of the file, of the recipe's entry, or of the metric."""
+    """The file, the entry of the recipe, or the metric."""
     recorded: str | None
     reproduced: str | None
 
@@ -64,9 +64,9 @@ def as_recorded(settings: Settings, recipe: Mapping[str, str], changed: Collecti
 
 
 def threads_of(settings: Settings, recipe: Mapping[str, str], changed: Collection[str] = ()) -> int:
-    """Return how many threads to compute with; 0 means one a core.
+    """Return how many threads to compute with; 0 means one per core.
 
-    The count that was recorded, since `trainer.threads=0` means another number on another machine.
+    It is the recorded count, since `trainer.threads=0` means another number on another machine.
     """
     recorded = recipe.get("threads", "")
     if "trainer.threads" in changed or not recorded.isdecimal():
@@ -78,7 +78,7 @@ def threads_of(settings: Settings, recipe: Mapping[str, str], changed: Collectio
 
 
 def in_files(version: int, recorded: Iterable[AdapterFile], here: Iterable[AdapterFile]) -> list[RecipeDifference]:
-    """Return each file whose bytes differ, by its sha256; None where there is no such file."""
+    """Return each file whose sha256 differs; None where there is no such file."""
     then, now = ({file.path: file.sha256 for file in files} for files in (recorded, here))
     return _between(version, "file", then, now)
 
@@ -86,14 +86,14 @@ def in_files(version: int, recorded: Iterable[AdapterFile], here: Iterable[Adapt
 def in_recipe(version: int, recorded: Mapping[str, str], here: Mapping[str, str]) -> list[RecipeDifference]:
     """Return each entry of the recipe that differs; None where there is no such entry.
 
-    A setting that was not there yet is as if it had been recorded with its default.
+    A setting that the recipe lacks counts as recorded with its default.
     """
     defaults = {key: str(value) for key, value in dotted(Settings()) if key in here}
     return _between(version, "recipe", {**defaults, **recorded}, here)
 
 
 def in_data(version: int, recorded: Mapping[str, float], here: Mapping[str, float]) -> list[RecipeDifference]:
-    """Return each metric that the groups alone decide, and that differs."""
+    """Return each metric in `DATA` that differs."""
     then, now = ({name: repr(of[name]) for name in DATA if name in of} for of in (recorded, here))
     return _between(version, "data", then, now)
 
@@ -114,7 +114,7 @@ def cause(differences: Collection[RecipeDifference]) -> str:
     recipe = [_told(one) for one in differences if one.kind == "recipe"]
     if data:
         return (
-            f"other groups than those it was trained on: {'; '.join(data)}. Is this the log it was trained from? "
+            f"other groups than it was trained on: {'; '.join(data)}. Is this the log it was trained from? "
             "`streamward audit` recounts it" + (f". And the recipe: {'; '.join(recipe)}" if recipe else "")
         )
     if recipe:
@@ -122,10 +122,10 @@ def cause(differences: Collection[RecipeDifference]) -> str:
     return (
         "not in the recipe: settings, libraries, threads and device kind are as recorded, and as many groups, "
         "responses and tokens went in, with the same rewards. So a group has other tokens, logprobs or advantages "
-        "than then, or this machine computes otherwise in a way that no recipe names; try the one that trained it"
+        "than before, or this machine computes differently in a way that no recipe names; try the one that trained it"
     )
 
 
 def _told(one: RecipeDifference) -> str:
     then = "not recorded" if one.recorded is None else f"recorded {one.recorded}"
-    return f"{one.name} is {'not there' if one.reproduced is None else one.reproduced} here, {then}"
+    return f"{one.name} is {'missing' if one.reproduced is None else one.reproduced} here, {then}"

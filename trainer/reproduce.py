@@ -1,19 +1,19 @@
-"""Train versions again from what the log recorded, and compare them to the byte.
+"""Train versions again from what the log recorded, and compare them byte for byte.
 
     adapters: trained ──► recipe, manifest ─┐
     batches, groups ────────────────────────┴─► plan ──► the base, or a checkpoint ──► step ──► sha256 against the log
                                                                                          ▲          │ equal: the next
                                                                                          └──────────┴ not: what, and why
 
-Every version on the way is compared, and the first that differs ends it: what comes after could not be equal. The
-recipe is the one in each version's event, not this machine's settings. Where it changes between two versions, the line
-goes on as the trainer did that was started again with other settings: adapter, optimizer state and RNG are carried over
+Every version on the way is compared, and the first that differs is the last: later ones could not be equal. The recipe
+is the one in each version's event, not this machine's settings. Where it changes between two versions, training
+continues as it does for a trainer restarted with other settings: adapter, optimizer state and RNG are carried over
 through a checkpoint.
 
-It looks and never acts: nothing is written to the log, committed or joined. What it needs is asked for before the first
-step, so that a range which retention has cut is told at once, and not after hours.
+It only reads: nothing is written to the log or committed, and no group is joined. What it needs is looked up before the
+first step, so that a range which retention has deleted is reported at once, and not after hours.
 
-Not covered: sampling again. Responses are read as recorded, and so are rewards.
+Responses and rewards are read as recorded; nothing is sampled again.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from streams.adapters.versions import empty, fold
 from streams.engines.base_model import Base, check_device, load_base
 from streams.errors import NotFoundError, RefusedError, SettingsError, StreamwardError
 from streams.files import Scratch
+from streams.kafka.history import History
 from streams.kafka.record import partition_of
 from streams.kafka.topics import topics
 from streams.settings.model import Settings
-from streams.tools.archive.history import History
 from trainer import checkpoint
 from trainer.checkpoint import ADAPTER_FOLDER, State
 from trainer.learner import BatchGroups, Learner, cut, due, out_of_turn, where
@@ -46,15 +46,15 @@ from trainer.recipe import RecipeDifference, as_recorded, in_data, in_files, in_
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReproductionPlan:
-    """What will be trained, from what; nothing of it is missing."""
+    """What will be trained, from what; nothing is missing."""
 
     policy: str
     start: int
-    """The version it begins with; 0 is the base."""
+    """The version to start from; 0 is the base."""
     version: int
     """The last one."""
     events: dict[int, AdapterEvent]
-    """By version: what the log says of it. A version that nobody announced is made, and compared with nothing."""
+    """The recorded event of each version. A version that was never announced is trained, but not compared."""
     batches: tuple[tuple[Coordinates, Batch], ...]
     """Those from `start` to `version`, in sequence."""
     checkpoint: tuple[Path, State] | None
@@ -65,33 +65,33 @@ class ReproductionPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Made:
+class ReproducedVersion:
     """A version that was trained again."""
 
     version: int
     batch: Coordinates
-    """Where the batch lies that made it."""
+    """The batch that made it."""
     groups: int
     refused: int
-    """Groups that the step was taken without, as the trainer did."""
+    """Groups that the step was taken without, as in the trainer."""
     recorded: tuple[AdapterFile, ...] | None
-    """None: the log has no such version."""
+    """None if the log has no such version."""
     reproduced: tuple[AdapterFile, ...]
     differences: tuple[RecipeDifference, ...]
-    """Nothing if equal; else the files, then what of data and recipe differs, each with the version it began at."""
+    """Empty if equal; else files, data and recipe that differ, each with the version where it was first seen."""
     other_recipe: tuple[RecipeDifference, ...]
-    """What of the recipe differs, also if the bytes do not."""
+    """Entries of the recipe that differ, even if the bytes do not."""
     seconds: float
-    """From the records to the digests; the first one's include loading the model."""
+    """From the records to the digests; for the first version with loading the model."""
 
     @property
     def equal(self) -> bool:
-        """Whether every file is as the log says."""
+        """Whether every file is as recorded."""
         return not self.differences
 
 
 def recorded(settings: Settings, policy: str, history: History) -> dict[int, AdapterEvent]:
-    """Return by version the event that says how it was trained: the first one stands, as in
+    """Return by version the event that says how it was trained: the first one counts, as in
     `streams.adapters.versions`.
 
     Raises LogError if the log cannot be read.
@@ -111,10 +111,10 @@ def recorded(settings: Settings, policy: str, history: History) -> dict[int, Ada
 
 
 def plan(settings: Settings, policy: str, version: int | None, history: History, *, start: int = 0) -> ReproductionPlan:
-    """Return what it takes to train `version` (None: the newest) from `start`, all of it there.
+    """Return everything needed to train `version` (None: the newest) from `start`.
 
-    Raises NotFoundError for a version or a checkpoint that is not there, SettingsError if `start` is not before the
-    version, RefusedError if retention has cut a batch or a group, LogError if the log cannot be read.
+    Raises NotFoundError for a missing version or checkpoint, SettingsError if `start` is not before the version,
+    RefusedError if retention has deleted a batch or a group, LogError if the log cannot be read.
     """
     events = recorded(settings, policy, history)
     if not events:
@@ -145,7 +145,7 @@ def plan(settings: Settings, policy: str, version: int | None, history: History,
 
 
 def _checkpoint(settings: Settings, policy: str, version: int, events: dict[int, AdapterEvent]) -> tuple[Path, State]:
-    """Return the checkpoint of `version`, whole and with the adapter that the log names. Raises as `plan`."""
+    """Return the checkpoint of `version`, complete and with the adapter of the log. Raises as `plan`."""
     path, state = checkpoint.of_version(settings.trainer.checkpoints / policy, version)
     event = events.get(version)
     if event is None:
@@ -179,7 +179,7 @@ def _batches(
         found.append((record.at, batch))
     if len(found) < len(sequences):
         version = sequences.start + len(found)
-        problem = problem or f"{at[0]}[{at[1]}]: batch {version} of {policy} is not there, from {first} to {end}"
+        problem = problem or f"{at[0]}[{at[1]}]: batch {version} of {policy} is missing between {first} and {end}"
         raise RefusedError(f"{problem}. {_way_out(settings, policy, version + 1, sequences.stop)}")
     return tuple(found)
 
@@ -187,7 +187,7 @@ def _batches(
 def _refuse_cut(
     settings: Settings, policy: str, batches: Collection[tuple[Coordinates, Batch]], version: int, history: History
 ) -> None:
-    """Raise RefusedError, naming the first, if groups of these batches lie where nothing is any more."""
+    """Raise RefusedError, naming the first, if groups of these batches are no longer in the log."""
     topic = topics(settings.topics)["groups"].name
     bounds = history.bounds(["groups"])
     problems = {}
@@ -204,16 +204,16 @@ def _refuse_cut(
 
 
 def _way_out(settings: Settings, policy: str, earliest: int, version: int) -> str:
-    """Return what to do if nothing below version `earliest` can be trained."""
+    """Return what to do if no version before `earliest` can be trained."""
     folder = settings.trainer.checkpoints / policy
     usable = [number for number in checkpoint.versions(folder) if earliest <= number < version]
     start = (
-        f"start behind it: --from-version {usable[0]}"
+        f"start after it: --from-version {usable[0]}"
         if usable
-        else f"start behind it from a checkpoint (--from-version; {folder} has none of versions {earliest} to "
+        else f"start after it from a checkpoint (--from-version; {folder} has none of versions {earliest} to "
         f"{version - 1}, and trainer.checkpoints names another folder)"
         if earliest < version
-        else "keep the version's files, since no checkpoint before it helps"
+        else "keep the files of the version, since no checkpoint before it helps"
     )
     return f"Read them from an archive that has them (--source archive), or {start}"
 
@@ -228,18 +228,19 @@ def run(
     *,
     into: Path | None = None,
     changed: Collection[str] = (),
-) -> Iterator[Made]:
+) -> Iterator[ReproducedVersion]:
     """Train what is planned and yield each version, compared; the first that is not equal is the last.
 
-    Checkpoints of all of them stay in `into`/POLICY, where a trainer can go on; without `into` nothing stays.
-    `changed` names keys of model and trainer that are taken from `settings` instead of the recipes, on purpose.
+    Their checkpoints are kept in `into`/POLICY, from where a trainer can resume; without `into` nothing is kept.
+    `changed` names keys of model and trainer to take from `settings` instead of the recipes.
 
-    Raises RefusedError if `into` holds something, SettingsError if the model is not here or cannot run here, LogError
-    if the log cannot be read, StreamwardError if a disk takes nothing more.
+    Raises RefusedError if `into` is not empty, SettingsError if the model is missing or cannot run here, LogError if
+    the log cannot be read, StreamwardError if a disk is full.
     """
     with _folder(into, planned.policy) as folder:
         try:
-            yield from _Again(planned, settings, history, folder, into is not None, frozenset(changed)).versions()
+            work = _Reproduction(planned, settings, history, folder, keep=into is not None, changed=frozenset(changed))
+            yield from work.versions()
         except (OSError, SafetensorError) as exc:
             if (what := checkpoint.disk_trouble(exc)) is None:
                 raise
@@ -253,17 +254,17 @@ def _folder(into: Path | None, policy: str) -> Iterator[Path]:
             yield folder
         return
     if into.exists() and (not into.is_dir() or any(into.iterdir())):
-        raise RefusedError(f"{into}: holds something already; name a folder that is empty, or that is not there yet")
+        raise RefusedError(f"{into}: not empty; name an empty folder or a new one")
     folder = into / policy
     try:
         folder.mkdir(parents=True)
     except OSError as exc:
-        raise SettingsError(f"{into}: cannot be made: {exc}; name another folder with --into") from exc
+        raise SettingsError(f"{into}: cannot be created: {exc}; name another folder with --into") from exc
     yield folder
 
 
-class _Again:
-    """The line, made again."""
+class _Reproduction:
+    """A plan that is being carried out."""
 
     def __init__(
         self,
@@ -271,6 +272,7 @@ class _Again:
         settings: Settings,
         history: History,
         folder: Path,
+        *,
         keep: bool,
         changed: frozenset[str],
     ) -> None:
@@ -279,68 +281,68 @@ class _Again:
         self._plan, self._history, self._folder, self._changed = planned, history, folder, changed
         self._keep = planned.version if keep else 1
         self._learner: Learner | None = None
-        self._as: tuple[Settings, int] | None = None
+        self._learner_is_of: tuple[Settings, int] | None = None
         self._newest = planned.checkpoint
-        self._other: dict[str, RecipeDifference] = {}  # of the recipe, by name, as seen first
+        self._recipe_differences: dict[str, RecipeDifference] = {}  # by name, as first seen
 
-    def versions(self) -> Iterator[Made]:
+    def versions(self) -> Iterator[ReproducedVersion]:
         """Yield each version, up to the first that differs."""
         for at, batch in self._plan.batches:
-            made = self._make(at, batch)
-            yield made
-            if not made.equal:
+            version = self._train(at, batch)
+            yield version
+            if not version.equal:
                 return
 
-    def _make(self, at: Coordinates, batch: Batch) -> Made:
+    def _train(self, at: Coordinates, batch: Batch) -> ReproducedVersion:
         began = time.perf_counter()
         version = batch.sequence + 1
         event = self._plan.event_for(version)
         learner = self._learner_of(event)
-        chosen = self._chosen(learner, batch)
-        state, metrics = learner.step(at, batch, chosen, {})
+        groups = self._groups_of(learner, batch)
+        state, metrics = learner.step(at, batch, groups, {})
         path = learner.save(self._folder, state, self._keep)
         self._newest = path, state
         files = manifest_of(path / ADAPTER_FOLDER)
         differences: list[RecipeDifference] = []
         for one in in_recipe(version, event.recipe, learner.recipe):
-            self._other.setdefault(one.name, one)
+            self._recipe_differences.setdefault(one.name, one)
         known = event if event.version == version else None
         if known is not None and (differences := in_files(version, known.files, files)):
-            differences += [*in_data(version, known.metrics, metrics), *self._other.values()]
-        return Made(
+            differences += [*in_data(version, known.metrics, metrics), *self._recipe_differences.values()]
+        return ReproducedVersion(
             version=version,
             batch=at,
-            groups=len(chosen.good),
-            refused=len(chosen.refused),
+            groups=len(groups.good),
+            refused=len(groups.refused),
             recorded=None if known is None else known.files,
             reproduced=files,
             differences=tuple(differences),
-            other_recipe=tuple(self._other.values()),
+            other_recipe=tuple(self._recipe_differences.values()),
             seconds=time.perf_counter() - began,
         )
 
-    def _chosen(self, learner: Learner, batch: Batch) -> BatchGroups:
+    def _groups_of(self, learner: Learner, batch: Batch) -> BatchGroups:
         wanted = where(batch, topics(self._settings.topics)["groups"].name)
         records = self._history.fetch(wanted)
-        return learner.choose(batch, (records[at] for at in wanted))
+        return learner.groups_of(batch, (records[at] for at in wanted))
 
     def _learner_of(self, event: AdapterEvent) -> Learner:
-        """Return the learner to take the next step with: another one if the recipe is not the one before."""
+        """Return the learner for the next step: a new one if the recipe has changed."""
         used = as_recorded(self._settings, event.recipe, self._changed - {"model.base"})
         used = self._on_a_device(used)
         threads = threads_of(used, event.recipe, self._changed)
-        if self._learner is not None and self._as == (used, threads):
+        if self._learner is not None and self._learner_is_of == (used, threads):
             return self._learner
-        self._learner = None  # the old model goes before the new one comes
+        self._learner = None  # frees the old model before the new one is loaded
         pin(used.model_copy(update={"trainer": used.trainer.model_copy(update={"threads": threads})}))
         learner = Learner(used, self._base(used, event))
         if self._newest is not None:
             learner.restore(*self._newest)
-        self._learner, self._as = learner, (used, threads)
+        self._learner, self._learner_is_of = learner, (used, threads)
         return learner
 
     def _on_a_device(self, used: Settings) -> Settings:
-        """Return the settings with the recorded device, or with this machine's own where that cannot be used."""
+        """Return the settings with the recorded device, or with the configured one if that cannot be used here."""
         try:
             check_device(used.model.device)
         except SettingsError:
@@ -349,7 +351,7 @@ class _Again:
         return used
 
     def _base(self, used: Settings, event: AdapterEvent) -> Base:
-        """Return the model that was trained, by its digests: where the recipe says it lay, or where settings say.
+        """Return the model that was trained, by its digests: from where the recipe has it, or where the settings do.
 
         Raises SettingsError if neither is that model.
         """
@@ -370,5 +372,5 @@ class _Again:
                 return base
         raise SettingsError(
             f"version {event.version} was trained on model.base={recorded}, which is not here: {'; '.join(wrong)}. "
-            "Say where that model lies now: --set model.base=FOLDER"
+            "Name its folder: --set model.base=FOLDER"
         )

@@ -1,11 +1,4 @@
-"""The commands that look at adapter versions.
-
-    the log ──► adapters list, show, lineage, diff      and in release.py: promote, reject, rollback, retire, gc
-
-As thin as those in root.py, and as careful not to import anything before a command runs.
-
-Not covered: answers of a version; `streamward query` has them.
-"""
+"""The commands that show adapter versions: list, show, lineage, diff. Those that decide are in release.py."""
 
 from __future__ import annotations
 
@@ -24,12 +17,12 @@ if TYPE_CHECKING:
     from streams.output import Output
     from streams.tools.archive.history import Source
 
-policy_option = click.option("--policy", default=None, metavar="NAME", help="Of this policy, instead of policy.name.")
+policy_option = click.option("--policy", default=None, metavar="NAME", help="Of this policy.  [default: policy.name]")
 
 
 @click.group()
 def adapters() -> None:
-    """Look at the versions of a policy, and decide about them."""
+    """Show the versions of a policy, and decide about them."""
 
 
 @adapters.command("list")
@@ -61,9 +54,9 @@ def adapters_list(call: AppContext, policy: str | None, output: Output) -> None:
 @output_option
 @pass_call
 def adapters_show(call: AppContext, version: int, policy: str | None, output: Output) -> None:
-    """Print everything the log says about a version.
+    """Print everything the log records about a version.
 
-    Its recipe, metrics, held-out scores, files, and each event of its life.
+    Its recipe, metrics, held-out scores and files, and every event about it.
     """
     from streams import output as show
 
@@ -98,7 +91,7 @@ def adapters_show(call: AppContext, version: int, policy: str | None, output: Ou
 
 @adapters.command("lineage")
 @click.argument("version", type=click.IntRange(min=0))
-@click.option("--steps", type=click.IntRange(min=1), default=None, help="Only the newest so many steps.")
+@click.option("--steps", type=click.IntRange(min=1), default=None, help="Only the newest N steps.")
 @policy_option
 @source_option
 @output_option
@@ -106,10 +99,10 @@ def adapters_show(call: AppContext, version: int, policy: str | None, output: Ou
 def adapters_lineage(
     call: AppContext, version: int, steps: int | None, policy: str | None, source: Source, output: Output
 ) -> None:
-    """Print what a version was made of, step by step.
+    """Print what a version was trained on, step by step.
 
-    From the version to the base model: the batches of each step, and where in the log the groups, responses, rewards
-    and tasks lie that went into it, as topic[partition] first-last (how many of these offsets).
+    From the version back to the base model: the batches of each step, and the coordinates of its groups, responses,
+    rewards and tasks, as topic[partition] first-last (how many of these offsets).
     """
     from streams import output as show
     from streams.tools import lineage
@@ -142,9 +135,9 @@ def adapters_lineage(
 @output_option
 @pass_call
 def adapters_diff(call: AppContext, one: int, other: int, weights: bool, policy: str | None, output: Output) -> None:
-    """Print what tells two versions apart.
+    """Print the differences between two versions.
 
-    The settings of the recipe that differ, metrics and scores side by side, files, and the batches between them.
+    The recipe's settings that differ, metrics and scores side by side, files, and the batches between them.
     """
     from streams import output as show
     from streams.tools import lineage
@@ -163,14 +156,14 @@ def adapters_diff(call: AppContext, one: int, other: int, weights: bool, policy:
 
 
 def read(call: AppContext, policy: str | None) -> AdapterHistory:
-    """Return the life of the adapters that a command is about."""
+    """Return the history of the adapters that a command is about."""
     from streams.adapters.decisions import read_life
 
     return read_life(call.settings, policy or call.settings.policy.name)
 
 
 def row_of(state: AdapterState, number: int) -> dict[str, Any]:
-    """Return a version as JSON has it. Raises NotFoundError without such a version."""
+    """Return a version as printed in JSON. Raises NotFoundError if there is none."""
     from streams.adapters.decisions import known
     from streams.adapters.versions import manifest_digest
 
@@ -196,7 +189,7 @@ def row_of(state: AdapterState, number: int) -> dict[str, Any]:
 
 
 def _tensors(call: AppContext, versions: list[Version], policy: str) -> list[dict[str, Any]]:
-    """Return how far two adapters are apart. Raises EventError if one is not what the log says, NotFoundError."""
+    """Compare two adapters tensor by tensor. Raises EventError if one differs from the log, NotFoundError."""
     from streams.adapters import signing, store
     from streams.errors import NotFoundError
     from streams.files import Scratch
@@ -241,7 +234,7 @@ def _show_version(row: dict[str, Any]) -> None:
 
 
 def _why(event: Mapping[str, Any]) -> str:
-    """Return what was said for an event, and why it had no effect, if so."""
+    """Return the reason of an event, and why it had no effect, if it had none."""
     return event["reason"] if event["refused"] is None else f"{event['reason']} (no effect: {event['refused']})"
 
 
@@ -309,7 +302,7 @@ def _age(created_at: int | None) -> str:
 
 
 def _score(metrics: Mapping[str, float]) -> str:
-    """Return the one number of a held-out evaluation that a table has room for, and of how many."""
+    """Return the headline metric of a held-out evaluation, and its number of tasks."""
     from streams.adapters.retention import headline
 
     name = headline(metrics)

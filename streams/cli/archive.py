@@ -1,11 +1,7 @@
-"""The commands that keep the log beyond its retention.
+"""The commands that keep the log longer than its retention.
 
-    archive sync ──► what is new, into files      archive verify ──► each byte of them, exit code 1 if one is wrong
-    archive list ──► what there is                archive restore ──► back into empty topics, offsets and all
-
-As thin as those in root.py, and as careful not to import anything before a command runs.
-
-Not covered: reading an archive. Queries, replay and reproduce look there by themselves.
+archive sync ──► what is new, into files      archive verify ──► each byte of them, exit code 1 if one is wrong
+archive list ──► what there is                archive restore ──► back into empty topics, with every offset
 """
 
 from __future__ import annotations
@@ -15,18 +11,13 @@ from typing import TYPE_CHECKING
 import click
 
 from streams.cli.runtime import AppContext, output_option, pass_call, until_stopped
+from streams.cli.topics import complete_topic
 
 if TYPE_CHECKING:
     from streams.output import Output
 
 
-def _complete_topic(_: click.Context, __: click.Parameter, incomplete: str) -> list[str]:
-    from streams.kafka.topics import LABELS
-
-    return [label for label in LABELS if label.startswith(incomplete)]
-
-
-names_argument = click.argument("names", metavar="[TOPIC]...", nargs=-1, shell_complete=_complete_topic)
+names_argument = click.argument("names", metavar="[TOPIC]...", nargs=-1, shell_complete=complete_topic)
 
 
 def _labels(call: AppContext, names: tuple[str, ...]) -> list[str]:
@@ -40,21 +31,21 @@ def _labels(call: AppContext, names: tuple[str, ...]) -> list[str]:
 def archive() -> None:
     """Keep topics in files, beyond their retention.
 
-    The archive lies in archive.store: Parquet segments named by offset range, and a manifest per partition. Of each
-    TOPIC, by label (tasks) or full name; of all, if none is named.
+    The archive is stored in archive.store: Parquet segments named by offset range, and a manifest per partition.
+    Commands take a TOPIC by label (tasks) or full name; default: all topics.
     """
 
 
 @archive.command("sync")
 @names_argument
-@click.option("--follow", is_flag=True, help="Go on, every archive.follow_s seconds, until Ctrl-C.")
+@click.option("--follow", is_flag=True, help="Repeat every archive.follow_s seconds, until Ctrl-C.")
 @output_option
 @pass_call
 def archive_sync(call: AppContext, names: tuple[str, ...], follow: bool, output: Output) -> None:
     """Archive what is new in the log.
 
-    Prints what each partition has in the archive now. It may be killed at any moment, and two may run at once. What
-    retention has cut before it was archived is an error: nothing is archived behind a gap.
+    Prints what the archive holds of each partition. It may be killed at any moment, and two may run at once. If
+    retention has deleted records that were not archived yet, that is an error: nothing is archived after a gap.
 
     With --follow and metrics.port it serves /metrics, /healthz and /readyz.
     """
@@ -72,7 +63,7 @@ def archive_sync(call: AppContext, names: tuple[str, ...], follow: bool, output:
         show.Column("first", "first", right=True),
         show.Column("next", "next", right=True),
         show.Column("new records", "records", right=True),
-        show.Column("no event", "bad", right=True),
+        show.Column("not events", "bad", right=True),
         show.Column("new segments", "segments", right=True),
     ]
     rows = [{"topic": each.label, **each._asdict()} for each in done]
@@ -80,7 +71,7 @@ def archive_sync(call: AppContext, names: tuple[str, ...], follow: bool, output:
     records, bad = sum(each.records for each in done), sum(each.bad for each in done)
     click.echo(
         f"{records} records archived in {call.settings.archive.store}"
-        + (f"; {bad} of them are no event: they are kept as they are" if bad else ""),
+        + (f"; {bad} of them are not events, and are kept as they are" if bad else ""),
         err=True,
     )
 
@@ -90,7 +81,7 @@ def archive_sync(call: AppContext, names: tuple[str, ...], follow: bool, output:
 @output_option
 @pass_call
 def archive_list(call: AppContext, names: tuple[str, ...], output: Output) -> None:
-    """Print what is archived of each partition. No broker is asked."""
+    """Print what is archived of each partition. Needs no broker."""
     from streams import output as show
     from streams.tools.archive.segments import ArchiveReader
 
@@ -119,7 +110,7 @@ def archive_list(call: AppContext, names: tuple[str, ...], output: Output) -> No
         show.Column("first", "first", right=True),
         show.Column("next", "next", right=True),
         show.Column("records", "records", right=True),
-        show.Column("no event", "bad", right=True),
+        show.Column("not events", "bad", right=True),
         show.Column("segments", "segments", right=True),
         show.Column("bytes", "bytes", right=True),
         show.Column("from", lambda row: "" if row["from"] is None else show.moment(row["from"])),
@@ -140,7 +131,7 @@ def archive_list(call: AppContext, names: tuple[str, ...], output: Output) -> No
 def archive_verify(call: AppContext, ctx: click.Context, names: tuple[str, ...], output: Output) -> None:
     """Name each file that is missing or changed.
 
-    Reads every byte of the archive. The exit code is 0 only if nothing is wrong. No broker is asked.
+    Reads every byte of the archive. The exit code is 0 only if nothing is wrong. Needs no broker.
     """
     from streams import output as show
     from streams.tools.archive import verify as verifying
@@ -155,8 +146,8 @@ def archive_verify(call: AppContext, ctx: click.Context, names: tuple[str, ...],
         show.rows([finding._asdict() for finding in found.findings], columns, output)
     wrong = len({(each.label, each.partition, each.file) for each in found.findings})
     click.echo(
-        f"{found.segments} segments with {found.records} records, of which {found.bad} are no event: "
-        + (f"{wrong} files are missing or damaged" if wrong else "each byte is as it was written"),
+        f"{found.segments} segments with {found.records} records, of which {found.bad} are not events: "
+        + (f"{wrong} files are missing or damaged" if wrong else "every byte is as it was written"),
         err=True,
     )
     ctx.exit(1 if found.findings else 0)
@@ -165,17 +156,17 @@ def archive_verify(call: AppContext, ctx: click.Context, names: tuple[str, ...],
 @archive.command("restore")
 @names_argument
 @click.option(
-    "--into-prefix", metavar="PREFIX", default=None, help="Into the topics of this prefix, not topics.prefix."
+    "--into-prefix", metavar="PREFIX", default=None, help="Into the topics with this prefix instead of topics.prefix."
 )
 @output_option
 @pass_call
 def archive_restore(call: AppContext, names: tuple[str, ...], into_prefix: str | None, output: Output) -> None:
-    """Put the archive back into empty topics.
+    """Restore the archive into empty topics.
 
-    Each record comes back at its partition and offset, with its key, timestamp and headers. Missing topics are made;
-    one that holds anything else is refused. Their retention is switched off (retention.ms=-1), since the old
-    timestamps would be cut at once: set it again when you have what you need. An interrupted restore goes on where it
-    was.
+    Each record returns to its partition and offset, with its key, timestamp and headers. Missing topics are created;
+    one that holds anything else is refused. Their retention is switched off (retention.ms=-1), since it would delete
+    records this old at once: set it again when you have what you need. An interrupted restore continues when it is
+    repeated.
     """
     from streams import output as show
     from streams.tools.archive import restore as restoring
@@ -203,7 +194,8 @@ def archive_restore(call: AppContext, names: tuple[str, ...], into_prefix: str |
     ]
     show.rows(rows, columns, output)
     click.echo(
-        f"{sum(each.records for each in done)} records are back in {into.topics.prefix}*, whose retention is off now "
+        f"{sum(each.records for each in done)} records are restored to {into.topics.prefix}*, whose retention is off "
+        f"now "
         "(retention.ms=-1).",
         err=True,
     )

@@ -1,10 +1,6 @@
 """The command that recounts the log.
 
-    audit ──► one report, exit code 0 if it balances      audit --follow ──► /metrics, until it is told to stop
-
-As thin as those in root.py, and as careful not to import anything before a command runs.
-
-Not covered: mending what was found. `streamward dlq` puts records back.
+audit ──► one report, exit code 0 if it balances      audit --follow ──► /metrics, until it is stopped
 """
 
 from __future__ import annotations
@@ -17,10 +13,10 @@ from streams.cli.runtime import AppContext, pass_call, until_stopped
 
 if TYPE_CHECKING:
     from streams.tools.audit.reading import Audit
-    from streams.tools.audit.recount import Report
+    from streams.tools.audit.report import Report
 
 SHOWN = 20
-"""Findings of a category in the table; JSON has all."""
+"""Findings per category in the table; JSON has all."""
 COUNTED = ("tasks", "responses", "rewards", "groups", "batches", "adapters")
 
 
@@ -41,20 +37,28 @@ def _output(_: click.Context, __: click.Parameter, value: str | None) -> str:
 @click.option(
     "--settled",
     is_flag=True,
-    help="Nothing is in flight any more: what is missing is lost, whatever the commits say. After draining.",
+    help="Nothing is in flight any more, as after draining: what is missing is lost, whatever was committed.",
 )
-@click.option("--follow", is_flag=True, help="Recount again and again, and serve the result as metrics, until Ctrl-C.")
+@click.option("--follow", is_flag=True, help="Recount repeatedly, and serve the result as metrics, until Ctrl-C.")
 @click.option(
-    "--listen", metavar="HOST:PORT", default="127.0.0.1:9465", show_default=True, help="With --follow: for /metrics."
+    "--listen",
+    metavar="HOST:PORT",
+    default="127.0.0.1:9465",
+    show_default=True,
+    help="With --follow: address of /metrics.",
 )
 @click.option(
-    "--every", type=click.FloatRange(min=0.1), default=10.0, show_default=True, help="With --follow: seconds between."
+    "--every",
+    type=click.FloatRange(min=0.1),
+    default=10.0,
+    show_default=True,
+    help="With --follow: seconds between recounts.",
 )
 @click.option(
     "--output",
     type=click.Choice(["table", "json"]),
     callback=_output,
-    help="How to print; a table on a terminal and one JSON object in a pipe unless said.",
+    help="Output format. Default: a table on a terminal, one JSON object in a pipe.",
 )
 @click.pass_context
 @pass_call
@@ -71,8 +75,8 @@ def audit(
 ) -> None:
     """Recount the log: is anything lost, doubled or made up?
 
-    From the topics alone, and without the code of those who wrote them. Every record that does not add up is named by
-    topic[partition]@offset. The exit code is 0 only if all balances. Nothing is committed: looking changes nothing.
+    Uses the topics alone, and none of the code that wrote them. Every record that does not add up is named by
+    topic[partition]@offset. The exit code is 0 only if everything balances. Nothing is committed.
     """
     from streams.kafka.times import parse_time
     from streams.tools.audit.reading import Audit
@@ -95,7 +99,7 @@ def audit(
 
 def _table(report: Report) -> None:
     from streams import output as show
-    from streams.tools.audit.recount import CATEGORIES
+    from streams.tools.audit.report import CATEGORIES
 
     plain = report.plain()
     show.record({name: plain[name] for name in COUNTED}, "table")
@@ -118,12 +122,13 @@ def _table(report: Report) -> None:
 
 
 def _follow(look: Audit, listen: str, every_s: float) -> None:
-    """Recount every `every_s` seconds and serve the newest result, until a signal; wait for a broker that is away."""
+    """Recount every `every_s` seconds and serve the newest result, until a signal; wait for an unreachable broker."""
     import contextlib
     import logging
 
     from streams import output as show
     from streams.errors import LogError, SettingsError
+    from streams.observability.http_server import serve
     from streams.tools.audit import metrics
 
     log = logging.getLogger("streamward.audit")
@@ -134,7 +139,7 @@ def _follow(look: Audit, listen: str, every_s: float) -> None:
     before = 0
     with until_stopped() as stop, contextlib.ExitStack() as stack:
         try:
-            url = stack.enter_context(metrics.serve(board.answer, host.strip("[]"), int(port)))
+            url = stack.enter_context(serve(board.site, host.strip("[]"), int(port)))
         except (OSError, OverflowError) as exc:
             raise SettingsError(f"--listen {listen}: {exc}. Name another address, or port 0 for any free one") from exc
         print(show.json_line({"url": url}), flush=True)

@@ -2,9 +2,7 @@
 
     dashboards apply ──► created or updated, and read back      dashboards check ──► exit code 0 if they are the same
 
-As thin as those in root.py, and as careful not to import anything before a command runs.
-
-Not covered: a Grafana that reads the files itself, as those of docker compose and of the chart do.
+The Grafana of docker compose and of the chart reads the files itself and needs neither.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ TOKEN = click.option(
     "--token-file",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help="A file that holds the token of a service account; without it nobody logs in.",
+    help="A file with the token of a service account; without it requests are anonymous.",
 )
 
 
@@ -44,7 +42,7 @@ def dashboards() -> None:
 def apply(url: str, token_file: Path | None, output: Output) -> None:
     """Create or update each dashboard, and read it back.
 
-    They lie in the folder Streamward. What somebody changed there by hand is replaced; `check` says what that is.
+    They are put into Grafana's folder Streamward. Changes made there by hand are replaced; `check` shows them.
     """
     from streams.observability.grafana.dashboards import DASHBOARDS
 
@@ -57,9 +55,9 @@ def apply(url: str, token_file: Path | None, output: Output) -> None:
 @output_option
 @click.pass_context
 def check(ctx: click.Context, url: str, token_file: Path | None, output: Output) -> None:
-    """Say whether each is there as it should be.
+    """Check that each dashboard in Grafana equals ours.
 
-    What differs is named, and nothing is written. The exit code is 0 only if all are the same.
+    Differences are shown, and nothing is written. The exit code is 0 only if all are the same.
     """
     from streams.observability.grafana.dashboards import DASHBOARDS
 

@@ -1,13 +1,11 @@
-"""`streamward demo`: the whole loop on one machine.
-
-Not covered: what it does; that is `streams/demo/run.py`.
-"""
+"""`streamward demo`: the options of the loop in streams/demo/run.py."""
 
 from __future__ import annotations
 
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -15,27 +13,25 @@ from streams.cli.runtime import AppContext, pass_call
 
 
 @click.command()
-@click.option("--minutes", type=float, default=8.0, show_default=True, help="Stop after so long.")
-@click.option("--steps", type=int, default=20, show_default=True, help="Stop after so many adapter versions.")
-@click.option("--model", metavar="NAME", help="A model known here, a hub id or a folder.  [default: model.base]")
-@click.option(
-    "--generator", default="sums", show_default=True, metavar="sums|reasoning-gym:NAME", help="What is asked."
-)
+@click.option("--minutes", type=float, default=8.0, show_default=True, help="Stop after this many minutes.")
+@click.option("--steps", type=int, default=20, show_default=True, help="Stop after this many adapter versions.")
+@click.option("--model", metavar="NAME", help="A known model, a hub id or a folder.  [default: model.base]")
+@click.option("--generator", default="sums", show_default=True, metavar="sums|reasoning-gym:NAME", help="The tasks.")
 @click.option(
     "--engine",
     type=click.Choice(["transformers", "vllm", "scripted"]),
     default="transformers",
     show_default=True,
-    help="What answers. For vllm a server is started (see make setup-vllm), or --set policy.servers names one. The "
+    help="The engine that answers. vllm starts a server (see make setup-vllm), or --set policy.servers names one. The "
     "scripted engine has no weights, so nothing is trained.",
 )
-@click.option("--fresh", is_flag=True, help="Begin anew: throw away the log, the adapters and the checkpoints.")
+@click.option("--fresh", is_flag=True, help="Start over: delete the log, the adapters and the checkpoints.")
 @click.option(
     "--data-dir",
     type=click.Path(path_type=Path),
     default=Path(".streamward/demo"),
     show_default=True,
-    help="Where everything lies.",
+    help="Where everything is stored.",
 )
 @click.option(
     "--output", type=click.Choice(["text", "json"]), default="text", help="json: end with one line on stdout."
@@ -43,35 +39,23 @@ from streams.cli.runtime import AppContext, pass_call
 @pass_call
 def demo(
     call: AppContext,
-    minutes: float,
-    steps: int,
-    model: str | None,
-    generator: str,
-    engine: str,
-    fresh: bool,
-    data_dir: Path,
+    /,
     output: str,
+    **chosen: Any,
 ) -> None:
     """Watch a model learn from a real Kafka log.
 
-    Starts Apache Kafka, the stream worker, a scoring agent, a policy agent and the trainer, feeds them tasks, and shows
-    where every group is. Ctrl-C stops everything cleanly; the same command goes on from where the log stands.
+    Starts Apache Kafka, the stream worker, a scoring agent, a policy agent and the trainer, submits tasks, and shows
+    where every group is. Ctrl-C stops everything cleanly; run the same command again to resume. It leaves its settings
+    in ./streamward.toml, unless that is a file of your own, so that other commands find its log.
     """
     from rich.console import Console
 
     from streams.demo import run as loop
+    from streams.demo.options import DemoOptions, check
 
-    options = loop.DemoOptions(
-        data_dir=data_dir,
-        minutes=minutes,
-        steps=steps,
-        model=model,
-        generator=generator,
-        engine=engine,
-        fresh=fresh,
-        overrides=call.overrides,
-    )
-    loop.check(options)
+    options = DemoOptions(**chosen, config=call.config, overrides=call.overrides)
+    check(options)
     result = loop.run(options, Console(stderr=output == "json"))
     if output == "json":
         sys.stdout.write(json.dumps(result) + "\n")

@@ -1,23 +1,20 @@
 """The commands about dead letters: records that a stage could not use.
 
-    dlq list, show ──► what could not be used, why, and its original bytes
-    dlq retry, drop ──► a decision, once ──► the original back on its topic, or not
-
-As thin as those in root.py, and as careful not to import anything before a command runs.
-
-Not covered: mending the cause.
+dlq list, show ──► what could not be used, why, and its original bytes
+dlq retry, drop ──► a decision, once ──► the original redriven to its topic, or not
 """
 
 from __future__ import annotations
 
 import base64
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from streams.cli.runtime import AppContext, output_option, pass_call
+from streams.cli.runtime import AppContext, output_option, pass_call, user_name
 from streams.errors import NotFoundError, RefusedError, SettingsError, StreamwardError
 
 if TYPE_CHECKING:
@@ -26,22 +23,22 @@ if TYPE_CHECKING:
     from streams.tools.dead_letters.redrive import RedriveOrder, RedriveOutcome
 
 SHOWN_BYTES = 4096
-"""Of a payload that is no event, so much is dumped; --raw has all of it."""
+"""How much of a payload that is not an event is dumped; --raw has all of it."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 @click.group()
 def dlq() -> None:
-    """Look at dead letters, and decide what becomes of them.
+    """Look at dead letters, and retry or drop them.
 
-    A dead letter is a record that a stage could not use. LETTER is its id, the first six characters of it or more, or
+    A dead letter is a record that a stage could not use. LETTER is its id, six or more of its first characters, or
     coordinates as topic[partition]@offset: its own, or those of the record it is about.
     """
 
 
 def _filters(command: F) -> F:
-    """Add the options that say which letters; the command gets `reason`, `stage`, `topic` and `since`."""
+    """Add the options that choose dead letters; the command gets `reason`, `stage`, `topic` and `since`."""
     for option in (
         click.option(
             "--since",
@@ -97,7 +94,7 @@ def dlq_list(call: AppContext, /, every: bool, limit: int | None, output: Output
     show.rows([_row(letters, letter) for letter in found[-limit if limit else 0 :]], columns, output)
     if not found:
         decided = len(letters.matching(wanted))
-        click.echo(f"No such letter is open{f'; {decided} are decided (--all)' if decided else ''}.", err=True)
+        click.echo(f"No such dead letter is open{f'; {decided} are decided (--all)' if decided else ''}.", err=True)
 
 
 def _row(letters: Letters, letter: Letter) -> dict[str, Any]:
@@ -123,15 +120,15 @@ def _row(letters: Letters, letter: Letter) -> dict[str, Any]:
     type=click.Path(dir_okay=False, path_type=Path, allow_dash=True),
     metavar="FILE|-",
     default=None,
-    help="Write the original bytes to FILE, or to stdout, as they are; print nothing else.",
+    help="Write only the original bytes, unchanged, to FILE or stdout.",
 )
 @output_option
 @pass_call
 def dlq_show(call: AppContext, name: str, raw: Path | None, output: Output) -> None:
     """Print everything about a dead letter, the original record included.
 
-    Its payload is printed as JSON if it can be decoded here, else as a dump of its bytes. Of coordinates that two
-    stages wrote letters about, both are printed.
+    Its payload is printed as JSON if it can be decoded here, else as a hex dump. If two stages wrote dead letters about
+    the same coordinates, both are printed.
     """
     from streams import output as show
     from streams.errors import EventError
@@ -187,7 +184,7 @@ def _payload(call: AppContext, letter: Letter, original: Original) -> dict[str, 
     shape = next((t for t in topics(call.settings.topics).values() if t.name == letter.event.source_topic), None)
     as_text = {"base64": base64.b64encode(original.payload).decode()}
     if shape is None:
-        error = f"{letter.event.source_topic} is no topic of this deployment, so what it holds is not known"
+        error = f"{letter.event.source_topic} is not a topic of this deployment, so its events are unknown"
         return {"poison": {"reason": "unknown_topic", "error": error}} | as_text
     event = decode(original.payload, shape.event)
     if isinstance(event, Poison):
@@ -231,7 +228,7 @@ def hex_dump(data: bytes) -> Iterator[str]:
 
 
 def _text(data: bytes) -> str:
-    """Return bytes as the text they are, or as Python writes them."""
+    """Return bytes as text if they are printable, else as a Python literal."""
     try:
         text = data.decode()
     except UnicodeDecodeError:
@@ -243,14 +240,12 @@ def _text(data: bytes) -> str:
 
 
 def _deciding(command: F) -> F:
-    """Add what `retry` and `drop` have in common."""
+    """Add the arguments that `retry` and `drop` share."""
     for option in (
         output_option,
-        click.option("--dry-run", is_flag=True, help="Say what would happen, and write nothing."),
-        click.option("--why", metavar="TEXT", default="", help="A sentence for the log, beside your name."),
-        click.option(
-            "--all-matching", is_flag=True, help="Instead of each LETTER: all open ones that the filters name."
-        ),
+        click.option("--dry-run", is_flag=True, help="Print what would happen, and write nothing."),
+        click.option("--why", metavar="TEXT", default="", help="A reason, recorded beside your name."),
+        click.option("--all-matching", is_flag=True, help="Instead of LETTER: all open ones that match the filters."),
         _filters,
         click.argument("names", metavar="[LETTER]...", nargs=-1),
     ):
@@ -260,77 +255,80 @@ def _deciding(command: F) -> F:
 
 @dlq.command("retry")
 @_deciding
-@click.option("--force", is_flag=True, help="Also what no mending helps, and what was dropped.")
-@click.option("--unfinished", is_flag=True, help="With --all-matching: instead, those whose retry was cut short.")
+@click.option("--force", is_flag=True, help="Also retry what would fail again, and what was dropped.")
+@click.option("--unfinished", is_flag=True, help="With --all-matching: instead, those whose retry was interrupted.")
 @pass_call
-def dlq_retry(call: AppContext, /, names: tuple[str, ...], output: Output, force: bool, **options: Any) -> None:
-    """Put original records back on their topics.
+def dlq_retry(call: AppContext, /, output: Output, **given: Any) -> None:
+    """Redrive original records to their topics.
 
-    Do it once the cause is mended. The record keeps its key, payload and headers, and gets the header
-    streamward-retry. Nothing is retried twice, also not by two people at once; a retry that was cut short is finished
-    by another one, two minutes later. Refused is what would fail again. The exit code is 4 if a letter was refused.
+    Use it once the cause is fixed. The record keeps its key, payload and headers, and gets the header
+    streamward-retry. Nothing is retried twice, not even by two people at once; an interrupted retry is finished by
+    another one, two minutes later. What would fail again is refused, with exit code 4.
     """
-    _decide(call, "retried", names, output, force=force, **options)
+    _decide(call, "retried", Choice(**given), output)
 
 
 @dlq.command("drop")
 @_deciding
 @pass_call
-def dlq_drop(call: AppContext, /, names: tuple[str, ...], output: Output, **options: Any) -> None:
-    """Close letters without putting anything back.
+def dlq_drop(call: AppContext, /, output: Output, **given: Any) -> None:
+    """Close dead letters without a retry.
 
-    They are no longer listed; the letters stay in the log, with who dropped them and why.
+    They are no longer listed; they stay in the log, with who dropped them and why.
     """
-    _decide(call, "dropped", names, output, force=False, unfinished=False, **options)
+    _decide(call, "dropped", Choice(**given), output)
 
 
-def _decide(
-    call: AppContext,
-    verdict: Verdict,
-    names: tuple[str, ...],
-    output: Output,
-    *,
-    all_matching: bool,
-    unfinished: bool,
-    why: str,
-    dry_run: bool,
-    force: bool,
-    **filters: str | None,
-) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """Which dead letters to decide about, and how: the options of `retry` and `drop`."""
+
+    names: tuple[str, ...]
+    all_matching: bool
+    why: str
+    dry_run: bool
+    reason: str | None
+    stage: str | None
+    topic: str | None
+    since: str | None
+    force: bool = False
+    unfinished: bool = False
+
+    @property
+    def filters(self) -> dict[str, str | None]:
+        """Those that need --all-matching."""
+        return {"reason": self.reason, "stage": self.stage, "topic": self.topic, "since": self.since}
+
+
+def _decide(call: AppContext, verdict: Verdict, choice: Choice, output: Output) -> None:
     from streams.tools.dead_letters import letters as dead_letters, redrive
 
-    if bool(names) == all_matching:
+    if bool(choice.names) == choice.all_matching:
         raise SettingsError(
-            "name each letter (`streamward dlq list` shows them), or give --all-matching; one of the two"
+            "name each dead letter (`streamward dlq list` shows them), or give --all-matching; one of the two"
         )
-    if names and (unfinished or any(filters.values())):
-        raise SettingsError("--reason, --stage, --topic, --since and --unfinished choose letters for --all-matching")
+    if choice.names and (choice.unfinished or any(choice.filters.values())):
+        raise SettingsError(
+            "--reason, --stage, --topic, --since and --unfinished choose dead letters for --all-matching"
+        )
     settings = call.settings
     letters = dead_letters.load(settings)
-    if names:
-        chosen = [letter for name in names for letter in letters.find(name, prefix=settings.topics.prefix)]
+    if choice.names:
+        chosen = [letter for name in choice.names for letter in letters.find(name, prefix=settings.topics.prefix)]
     else:
-        wanted = _matching(call, letters, **filters)
-        chosen = letters.matching(wanted, "retried" if unfinished else "open")
-    order = redrive.RedriveOrder(verdict=verdict, actor=_actor(), why=why, force=force, dry_run=dry_run)
+        wanted = _matching(call, letters, **choice.filters)
+        chosen = letters.matching(wanted, "retried" if choice.unfinished else "open")
+    order = redrive.RedriveOrder(
+        verdict=verdict, actor=user_name(), why=choice.why, force=choice.force, dry_run=choice.dry_run
+    )
     outcomes: Iterable[RedriveOutcome] = redrive.decide(settings, letters, chosen, order)
-    if unfinished:
+    if choice.unfinished:
         outcomes = (outcome for outcome in outcomes if outcome.result != "already")
     _report(outcomes, order, output)
 
 
-def _actor() -> str:
-    import getpass
-    import os
-
-    try:
-        return getpass.getuser()
-    except (OSError, KeyError):  # a container's user that has no name
-        return f"uid {os.getuid()}"
-
-
 def _report(outcomes: Iterable[RedriveOutcome], order: RedriveOrder, output: Output) -> None:
-    """Print a line an outcome, and a summary. Raises the error of the only refusal, or RefusedError for several."""
+    """Print a line per outcome, and a summary. Raises the error of the only refusal, or RefusedError for several."""
     from collections import Counter
 
     from streams import output as show
@@ -361,8 +359,8 @@ def _report(outcomes: Iterable[RedriveOutcome], order: RedriveOrder, output: Out
     done = "retried" if order.verdict == "retried" else "dropped"
     words = {"already": f"{done} already", "would retry": "would be retried", "would drop": "would be dropped"}
     summary = ", ".join(f"{count} {words.get(result, result)}" for result, count in counts.items())
-    click.echo(f"{summary}." if summary else "No letter matches.", err=True)
+    click.echo(f"{summary}." if summary else "No dead letter matches.", err=True)
     if len(errors) == 1:
         raise errors[0]
     if errors:
-        raise RefusedError(f"{len(errors)} of {counts.total()} letters were refused; their lines say why")
+        raise RefusedError(f"{len(errors)} of {counts.total()} dead letters were refused; their lines have the reasons")

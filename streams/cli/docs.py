@@ -3,8 +3,6 @@
     cli ──► every command that is not hidden, with its help as the terminal shows it ──► docs/cli.md
 
 `python -m streams.cli.docs` writes the page; a test fails when it and the commands differ.
-
-Not covered: examples with their output; those are in the README, where a test runs them.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ import click
 
 PAGE = Path(__file__).parents[2] / "docs" / "cli.md"
 WIDTH = 100
-"""Of the help texts, in characters: the same on every terminal."""
+"""Of the help texts, in characters."""
 
 INTRODUCTION = """\
 # The command line

@@ -1,14 +1,13 @@
-"""The command that asks a version a suite.
+"""`streamward evaluate`: give a suite of tasks to a version.
 
     evaluate ──► tasks pinned to it, to the primary and to the base ──► (the loop) ──► scores, side by side
 
-As thin as those in root.py, and as careful not to import anything before a command runs.
-
-Not covered: deciding by it. The guard does, or a person with `streamward adapters promote`.
+It decides nothing: the guard does, or a person with `streamward adapters promote`.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,65 +25,77 @@ if TYPE_CHECKING:
     from streams.settings.model import Settings
 
 
+@dataclass(frozen=True, kw_only=True)
+class EvaluateOptions:
+    """Which version of which policy is evaluated, on what, against which others."""
+
+    policy: str | None
+    version: int | None
+    against: tuple[int, ...]
+    file: Path | None
+    no_compare: bool
+
+
 @click.command()
-@click.option("--policy", default=None, metavar="NAME", help="Whose version, instead of policy.name.")
-@click.option("--version", type=click.IntRange(min=0), default=None, help="Who is asked.  [default: the newest]")
-@click.option("--against", type=click.IntRange(min=0), multiple=True, help="Compare with this one. May be given again.")
+@click.option("--policy", default=None, metavar="NAME", help="The policy, instead of policy.name.")
+@click.option(
+    "--version", type=click.IntRange(min=0), default=None, help="The version to evaluate.  [default: the newest]"
+)
+@click.option(
+    "--against", type=click.IntRange(min=0), multiple=True, help="Compare with this version. May be repeated."
+)
 @click.option(
     "--suite",
     "file",
     type=click.Path(dir_okay=False, path_type=Path),
     default=None,
     metavar="FILE",
-    help="What is asked, as docs/examples/suite.yaml.  [default: guard.suite]",
+    help="The suite, as in docs/examples/suite.yaml.  [default: guard.suite]",
 )
-@click.option("--no-compare", is_flag=True, help="Do not ask the primary and the base model too.")
-@click.option("--wait/--no-wait", default=True, help="Wait until all is answered and scored.  [default: wait]")
+@click.option("--no-compare", is_flag=True, help="Do not evaluate the primary and the base model too.")
+@click.option("--wait/--no-wait", default=True, help="Wait until everything is answered and scored.  [default: wait]")
 @output_option
 @click.pass_context
 @pass_call
 def evaluate(
     call: AppContext,
     ctx: click.Context,
-    policy: str | None,
-    version: int | None,
-    against: tuple[int, ...],
-    file: Path | None,
-    no_compare: bool,
+    /,
     wait: bool,
     output: Output,
+    **chosen: Any,
 ) -> None:
-    """Ask a version a suite of held-out tasks.
+    """Evaluate a version on a suite of held-out tasks.
 
-    The tasks are pinned to it and go through the agents that run. So do those for the primary and the base model,
-    which it is compared with on the same tasks. Every figure has its interval, at guard.confidence. Asking again adds
-    nothing, and shows what is there.
+    The tasks are pinned to it and answered by the running agents. So are those for the primary and the base model,
+    which it is compared with on the same tasks. Every figure has its interval, at guard.confidence. Running it again
+    submits nothing new, and shows what is there.
     """
     from streams.adapters import versions as adapters
     from streams.errors import SettingsError
     from streams.evaluation import asking
     from streams.stages.tasks import suites
 
-    settings = call.settings
-    source = file or settings.guard.suite
+    settings, asked = call.settings, EvaluateOptions(**chosen)
+    source = asked.file or settings.guard.suite
     if source is None:
         raise SettingsError(
             "no suite: name its file with --suite, or set guard.suite (docs/examples/suite.yaml is one)"
         )
-    suite, name = suites.load(source, settings.topics), policy or settings.policy.name
+    suite, name = suites.load(source, settings.topics), asked.policy or settings.policy.name
     state = adapters.read_state(settings, name)
-    versions = asking.choose(state, version, against, compare=not no_compare)
+    versions = asking.choose(state, asked.version, asked.against, compare=not asked.no_compare)
     missing = asking.open_versions(state, suite.name, versions)
     if missing:
         sent, known = suites.ask(settings, suite, name, missing)
         who = f"suite {suite.name} of {len(suite.questions)} tasks, version {', '.join(map(str, missing))} of {name}"
-        _say(f"{who}: {sent} tasks sent, {known} were there.")
+        _say(f"{who}: {sent} tasks submitted, {known} already there.")
     if missing and wait:
         with until_stopped() as stop:
             state = asking.wait(settings, suite.name, name, versions, stop=stop, told=_say)
     _show(settings, state, suite, versions, output)
     if missing and wait and asking.open_versions(state, suite.name, versions):
-        click.echo("Stopped. Ask the same again and it goes on.", err=True)
+        click.echo("Stopped. Run the same command again to resume.", err=True)
         ctx.exit(INTERRUPTED)
 
 
@@ -132,7 +143,7 @@ def _show(settings: Settings, state: AdapterState, suite: Suite, versions: tuple
 
 
 def _tables(rows: list[dict[str, Any]], gains: list[dict[str, Any]]) -> None:
-    """Print how good, at what cost, and against whom: together they would be too wide for a terminal."""
+    """Print scores, cost and comparisons as tables of their own: one would be too wide for a terminal."""
     from streams import output as show
 
     for first, second in (("success", "mean_reward"), ("tokens", "latency_ms")):
@@ -170,7 +181,7 @@ _TITLES = {"success": "success", "mean_reward": "mean reward", "tokens": "tokens
 
 
 def _span(row: Mapping[str, Any], key: str) -> str:
-    """Return a figure and its interval, as far as they are known."""
+    """Return a figure and its interval, if known."""
     if row.get(key) is None:
         return ""
     low, high = row.get(f"{key}_low"), row.get(f"{key}_high")

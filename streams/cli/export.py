@@ -1,10 +1,6 @@
 """The command that writes data sets for other trainers.
 
-    export FOLDER ──► train, test, manifest.json
-
-As thin as those in root.py, and as careful not to import anything before the command runs.
-
-Not covered: sending a data set anywhere.
+export FOLDER ──► train, test, manifest.json
 """
 
 from __future__ import annotations
@@ -22,28 +18,28 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
-@click.option("--policy", default=None, metavar="NAME", help="Whose answers, instead of policy.name.")
+@click.option("--policy", default=None, metavar="NAME", help="Whose responses. Default: policy.name.")
 @click.option(
     "--format",
     type=click.Choice(["sft", "preference", "prompts", "openai", "openai-preference"]),
     default="sft",
     show_default=True,
-    help="sft: the best answer of each group; preference: best against worst; prompts: every answer with its reward.",
+    help="sft: the best response of each group; preference: best and worst; prompts: every response with its reward.",
 )
 @click.option(
     "--purpose",
     type=click.Choice(["train", "serve", "eval"]),
     default="train",
     show_default=True,
-    help="Answers to which tasks.",
+    help="The purpose of the tasks.",
 )
-@click.option("--min-reward", type=float, default=None, metavar="R", help="Only answers with at least this reward.")
-@click.option("--all", "all_responses", is_flag=True, help="Every answer that is good enough, not the best alone.")
+@click.option("--min-reward", type=float, default=None, metavar="R", help="Only responses with at least this reward.")
+@click.option("--all", "all_responses", is_flag=True, help="Every response that is good enough, not only the best.")
 @click.option("--margin", type=float, default=0.0, metavar="R", help="Only pairs whose rewards differ by more.")
-@click.option("--test", "test_share", type=float, default=0.1, show_default=True, help="Share of the tasks for test.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Another seed puts other tasks into test.")
+@click.option("--test", "test_share", type=float, default=0.1, show_default=True, help="Share of the tasks in test.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Another seed puts other tasks in test.")
 @click.option(
-    "--files", type=click.Choice(["jsonl", "parquet"]), default="jsonl", show_default=True, help="Kind of the files."
+    "--files", type=click.Choice(["jsonl", "parquet"]), default="jsonl", show_default=True, help="File format."
 )
 @click.option("--since", metavar="TIME", help="Only groups from this time on: ISO 8601 (UTC), or an age (2h, 7d).")
 @click.option("--until", metavar="TIME", help="Only groups before this time.")
@@ -65,23 +61,24 @@ def export(
     output: Output,
     **chosen: Any,
 ) -> None:
-    """Write answers and their rewards as a data set to FOLDER.
+    """Write responses and their rewards as a data set to FOLDER.
 
-    It can be loaded with Hugging Face's `load_dataset(FOLDER)`; the openai formats are those of OpenAI's fine-tuning.
-    The same records under the same options give the same bytes, and manifest.json says which records they were. No
-    task is in both splits. Exit code 1 means that records could not be read and are not in it.
+    Hugging Face's `load_dataset(FOLDER)` reads it; the openai formats are those of OpenAI's fine-tuning. The same
+    records under the same options give the same bytes, and manifest.json names the records. No task is in both splits.
+    Exit code 1 means that records could not be read and are left out.
     """
     from streams import output as show
     from streams.kafka.times import parse_time
-    from streams.tools.query import export as sets
+    from streams.tools.query import examples, export as sets
     from streams.tools.query.prompt import left_out
     from streams.tools.query.session import Session
     from streams.tools.query.source import Scope
 
-    options = sets.ExportOptions(policy=policy or call.settings.policy.name, **chosen)
-    sets.check(options)
+    options = examples.ExportOptions(policy=policy or call.settings.policy.name, **chosen)
+    examples.check(options)
+    sets.check_folder(folder)
     scope = Scope(
-        None if since is None else parse_time(since, "since"), None if until is None else parse_time(until, "until")
+        None if since is None else parse_time(since, "--since"), None if until is None else parse_time(until, "--until")
     )
     with Session(call.settings, source=source, scope=scope) as session:
         labels, read = set(sets.LABELS), sets.sources(call.settings)

@@ -1,11 +1,7 @@
 """The commands about what consumer groups have committed.
 
-    offsets list ──► where each group stands: lag, and what retention has cut before it was read
-    offsets skip ──► accept such a loss, once, by name
-
-As thin as those in root.py, and as careful not to import anything before a command runs.
-
-Not covered: going back. To read a range again, without any group, is what replay is for.
+offsets list ──► each group's lag, and what retention has deleted before it was read
+offsets skip ──► accept such a loss, once, by name
 """
 
 from __future__ import annotations
@@ -23,17 +19,17 @@ if TYPE_CHECKING:
 
 @click.group()
 def offsets() -> None:
-    """Look at what was committed, and accept losses."""
+    """Look at committed offsets, and accept losses."""
 
 
 @offsets.command("list")
 @output_option
 @pass_call
 def offsets_list(call: AppContext, output: Output) -> None:
-    """Print where each group stands.
+    """Print the lag of each group.
 
-    Of every partition that it has committed: the commit, the first offset there is, the next one, how many records it
-    lags, and whether retention has cut what it had still to read. A trainer's commit is a hint: its checkpoint counts.
+    For every partition with a commit: the commit, the first and the next offset, the lag in records, and whether
+    retention has deleted what the group had still to read. A trainer's commit is a hint: its checkpoint counts.
     """
     from streams import output as show
     from streams.kafka import offsets as positions
@@ -51,7 +47,7 @@ def offsets_list(call: AppContext, output: Output) -> None:
     show.rows([_row(at) for at in found], columns, output)
     for group in sorted({at.group for at in found if at.gone and not at.group.startswith("trainer-")}):
         click.echo(
-            f"Group {group} will not start: restore what was cut, or accept the loss with "
+            f"Group {group} will not start: restore what was deleted, or accept the loss with "
             f"`streamward offsets skip --group {group}`.",
             err=True,
         )
@@ -59,13 +55,13 @@ def offsets_list(call: AppContext, output: Output) -> None:
 
 @offsets.command("skip")
 @click.option("--group", required=True, metavar="GROUP", help="As `offsets list` names it, e.g. policy-default.")
-@click.option("--dry-run", is_flag=True, help="Say what would be given up, and change nothing.")
+@click.option("--dry-run", is_flag=True, help="Print what would be given up, and change nothing.")
 @output_option
 @pass_call
 def offsets_skip(call: AppContext, group: str, dry_run: bool, output: Output) -> None:
-    """Accept the loss of what retention has cut before GROUP read it.
+    """Accept the loss of what retention has deleted before GROUP read it.
 
-    Commits the first offset there is, in those partitions only, and prints what is given up. The group must have no
+    Commits the first offset that exists, in those partitions only, and prints what is given up. The group must have no
     members: stop its processes first.
     """
     from streams import output as show
@@ -81,11 +77,11 @@ def offsets_skip(call: AppContext, group: str, dry_run: bool, output: Output) ->
     show.rows([_row(at) for at in cut], columns, output)
     gone = sum(at.gone for at in cut)
     if not cut:
-        click.echo("Nothing was cut before it was read; nothing is changed.", err=True)
+        click.echo("Nothing was deleted before it was read; nothing is changed.", err=True)
     elif dry_run:
         click.echo(f"{gone} records would be given up; nothing is changed.", err=True)
     else:
-        click.echo(f"{gone} records are given up. The group goes on with the first there are.", err=True)
+        click.echo(f"{gone} records are given up. The group continues with the first record that exists.", err=True)
 
 
 def _row(at: Position) -> dict[str, Any]:

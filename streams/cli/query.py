@@ -1,10 +1,6 @@
-"""The command that asks the log with SQL.
+"""The command that queries the log with SQL.
 
-    query SQL | TOPIC | -  ──► one answer, or what comes with --follow          query ──► a shell
-
-As thin as those in root.py, and as careful not to import anything before the command runs.
-
-Not covered: writing. `streamward replay` makes new data from old.
+query SQL | TOPIC | -  ──► one answer, or with --follow what is written          query ──► a shell
 """
 
 from __future__ import annotations
@@ -17,12 +13,12 @@ import click
 from streams.cli.runtime import AppContext, pass_call, source_option, until_stopped
 
 if TYPE_CHECKING:
-    from streams.tools.query.options import Asked
+    from streams.tools.query.options import QueryRequest
     from streams.tools.query.session import Session
     from streams.tools.query.statement import Statement
 
 FOLLOW_S = 0.5
-"""Between two looks for what is new."""
+"""Between two checks for new records."""
 FORMATS = ("table", "json", "jsonl", "csv", "parquet", "markdown")
 
 
@@ -37,83 +33,85 @@ FORMATS = ("table", "json", "jsonl", "csv", "parquet", "markdown")
 @click.option("--partition", type=click.IntRange(min=0), help="Only this partition.")
 @click.option("--key", metavar="KEY", help="Only records with this key.")
 @click.option("--where", metavar="SQL", help="Only rows of TOPIC for which this holds.")
-@click.option("--limit", type=click.IntRange(min=0), metavar="N", help="At most so many rows.")
-@click.option("--follow", is_flag=True, help="Then print what comes, until Ctrl-C or --limit.")
+@click.option("--limit", type=click.IntRange(min=0), metavar="N", help="At most this many rows.")
+@click.option("--follow", is_flag=True, help="Then print new rows, until Ctrl-C or --limit.")
 @click.option(
     "--output",
     type=click.Choice(FORMATS),
-    help="How to print; a table on a terminal and jsonl in a pipe unless said. Parquet needs --out.",
+    help="Output format. Default: a table on a terminal, jsonl in a pipe. Parquet needs --out.",
 )
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Write to a file.")
 @source_option
 @click.option("--skip-bad", is_flag=True, help="Exit code 0 although records could not be read or are gone.")
-@click.option("--allow-files", is_flag=True, help="Let the statement read and write files; else only the log is read.")
+@click.option("--allow-files", is_flag=True, help="Let the statement read and write files, not only the log.")
 @click.pass_context
 @pass_call
 def query(call: AppContext, ctx: click.Context, /, **given: Any) -> None:
-    """Ask the log with SQL, archive and all. Without SQL: a shell.
+    """Query the log with SQL, the archive included. Without SQL: a shell.
 
-    SQL is one statement of DuckDB's dialect that only reads. Its tables are the topics, with _ for -: tasks, responses,
-    rewards, group_control, groups, batches, adapters, dead_letters, experiments; and made of these group_responses,
-    lineage and rollout. A TOPIC stands for all of it, and - reads SQL from stdin. What is read is fixed at the start,
-    and nothing is committed. Records that cannot be read are counted on stderr, and make the exit code 1.
+    SQL is one statement in DuckDB's dialect that only reads. Its tables are the topics, with _ for -: tasks, responses,
+    rewards, group_control, groups, batches, adapters, dead_letters, experiments; and the joins group_responses, lineage
+    and rollout. A TOPIC means all of its rows, and - reads SQL from stdin. The range is fixed at the start, and nothing
+    is committed. Records that cannot be read are counted on stderr, and make the exit code 1.
     """
     import sys
 
     from streams.tools.query import options
 
-    asked = options.asked(call.settings, given, sys.stdin.read)
-    if asked.statement is None:
-        _shell(call, asked)
+    request = options.checked(call.settings, options.QueryOptions(**given), sys.stdin.read)
+    if request.statement is None:
+        _shell(call, request)
         return
-    with asked.open(call.settings) as session:
-        run = _follow if asked.follow else _answer
-        if not run(session, asked, asked.statement) and not asked.skip_bad:
+    with request.open(call.settings) as session:
+        run = _follow if request.options.follow else _answer
+        if not run(session, request, request.statement) and not request.options.skip_bad:
             ctx.exit(1)
 
 
-def _answer(session: Session, asked: Asked, statement: Statement) -> bool:
-    """Print the answer; return whether nothing was left out of it."""
+def _answer(session: Session, request: QueryRequest, statement: Statement) -> bool:
+    """Print the answer; return whether nothing was left out."""
     import sys
 
-    from streams.tools.query import options, show
+    from streams.tools.query import formats, options
 
     session.check(session.labels(statement))
-    result = session.run(statement.sql, limit=asked.limit)
-    if asked.out is not None:
-        with options.half(asked.out) as half:
-            count = show.write_file(result, asked.output, half)
+    result = session.run(statement.sql, limit=request.options.limit)
+    if request.options.out is not None:
+        with options.half(request.options.out) as half:
+            count = formats.write_file(result, request.output, half)
     else:
-        count = show.write(result, asked.output, sys.stdout)
+        count = formats.write(result, request.output, sys.stdout)
         sys.stdout.flush()
     if not count and sys.stderr.isatty():
         click.echo("no rows", err=True)
     return _tell(session, statement)
 
 
-def _follow(session: Session, asked: Asked, statement: Statement) -> bool:
-    """Print what there is and then what comes; return whether nothing was left out of it."""
+def _follow(session: Session, request: QueryRequest, statement: Statement) -> bool:
+    """Print what exists and then what is written; return whether nothing was left out."""
     import sys
 
-    from streams.tools.query import show
+    from streams import output
+    from streams.tools.query import formats
 
-    printed, complete = 0, True
+    printed, complete, limit = 0, True, request.options.limit
     (name,) = statement.tables
-    lines = show.Following(asked.output, sys.stdout)
+    lines = formats.Following(request.output, sys.stdout)
     with until_stopped() as stop:
         new = True
         while True:
             if new:
-                left = None if asked.limit is None else asked.limit - printed
+                left = None if limit is None else limit - printed
                 printed += lines.add(session.run(statement.sql, limit=left))
                 complete = _tell(session, statement) and complete
-            if stop.is_set() or (asked.limit is not None and printed >= asked.limit) or stop.wait(FOLLOW_S):
+            output.check_reader()
+            if stop.is_set() or (limit is not None and printed >= limit) or stop.wait(FOLLOW_S):
                 return complete
             new = session.only_new(name)
 
 
 def _tell(session: Session, statement: Statement) -> bool:
-    """Say on stderr what was left out; return whether nothing was."""
+    """Print to stderr what was left out; return whether nothing was."""
     from streams.tools.query import prompt
 
     found = prompt.left_out(session, session.labels(statement))
@@ -122,13 +120,13 @@ def _tell(session: Session, statement: Statement) -> bool:
     return not found
 
 
-def _shell(call: AppContext, asked: Asked) -> None:
+def _shell(call: AppContext, request: QueryRequest) -> None:
     import sys
 
     from streams.tools.query import prompt
 
-    session = asked.open(call.settings)
-    shell = prompt.Shell(session, output=asked.output, out=sys.stdout, err=sys.stderr)
+    session = request.open(call.settings)
+    shell = prompt.Shell(session, output=request.output, out=sys.stdout, err=sys.stderr)
     try:
         if sys.stdin.isatty() and sys.stdout.isatty():
             prompt.interact(shell)

@@ -1,22 +1,22 @@
 """The commands that decide about adapter versions.
 
     adapters promote, reject, rollback, retire ──► one event, read back ──► it took effect, or exit code 4
-    adapters gc ──► what would go, and why ──► with --yes: retired by event, then deleted from the store
+    adapters gc ──► what would be deleted, and why ──► with --yes: retired by event, then deleted from the store
 
-As thin as those in root.py, and as careful not to import anything before a command runs.
-
-Not covered: canaries, whose shares grow by `rollouts.mode=canary` alone.
+A canary's share has no command: it grows in `rollouts.mode=canary` alone.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from streams.cli.adapters import adapters, policy_option, read
-from streams.cli.runtime import AppContext, output_option, pass_call
+from streams.cli.runtime import AppContext, output_option, pass_call, user_name
 
 if TYPE_CHECKING:
     from schemas.events import AdapterKind
@@ -25,116 +25,124 @@ if TYPE_CHECKING:
     from streams.output import Output
 
 __all__ = ["adapters"]
-"""The group, with its commands of both modules."""
-
-F = TypeVar("F", bound=Callable[..., Any])
+"""The group, with the commands of both modules."""
 
 version_option = click.option(
     "--version", type=click.IntRange(min=0), required=True, metavar="N", help="The version this is about."
 )
 
 
-def _by_a_person(command: F) -> F:
-    """Add what every decision has: --reason, --actor, --policy and --output."""
+@dataclass(frozen=True)
+class DecisionOptions:
+    """What the options of every decision say."""
+
+    policy: str | None
+    actor: str
+    reason: str
+    output: Output
+
+
+def _by_a_person(command: Callable[..., None]) -> Callable[..., None]:
+    """Add what every decision has: --reason, --actor, --policy and --output; the command gets them as `given`."""
+
+    @functools.wraps(command)
+    def collected(*args: Any, policy: str | None, actor: str | None, reason: str, output: Output, **rest: Any) -> None:
+        command(*args, given=DecisionOptions(policy, actor or user_name(), reason, output), **rest)
+
     for option in (
         output_option,
         policy_option,
-        click.option("--actor", default=None, metavar="NAME", help="Who decides; your user name unless said."),
-        click.option("--reason", required=True, metavar="TEXT", help="Why. It stays in the log."),
+        click.option("--actor", default=None, metavar="NAME", help="Who decides.  [default: your user name]"),
+        click.option("--reason", required=True, metavar="TEXT", help="Why. It is recorded in the log."),
     ):
-        command = option(command)
-    return command
+        collected = option(collected)
+    return collected
 
 
 @adapters.command("promote")
 @version_option
 @click.option(
-    "--expect", type=int, default=None, metavar="M", help="Only if version M is primary; what is, unless said."
+    "--expect", type=int, default=None, metavar="M", help="Only if version M is primary.  [default: the present one]"
 )
 @_by_a_person
 @pass_call
-def adapters_promote(call: AppContext, /, version: int, expect: int | None, **given: Any) -> None:
+def adapters_promote(call: AppContext, /, version: int, expect: int | None, given: DecisionOptions) -> None:
     """Make a version primary.
 
-    It replaces the primary that was in force when you looked. If somebody was faster nothing changes, and the exit
-    code is 4.
+    It replaces the primary that served when the command started. If another decision came first, nothing changes and
+    the exit code is 4.
     """
-    _decide(call, "promoted", version, expect=expect, **given)
+    _decide(call, "promoted", version, given, expect=expect)
 
 
 @adapters.command("reject")
 @version_option
 @_by_a_person
 @pass_call
-def adapters_reject(call: AppContext, /, version: int, **given: Any) -> None:
-    """Turn a version down; if it is the candidate, its canary ends.
+def adapters_reject(call: AppContext, /, version: int, given: DecisionOptions) -> None:
+    """Reject a version; if it is the candidate, its canary ends.
 
-    It stays in the store, and cannot be promoted any more.
+    Its files stay in the store, and it can no longer be promoted.
     """
-    _decide(call, "rejected", version, **given)
+    _decide(call, "rejected", version, given)
 
 
 @adapters.command("rollback")
 @click.option(
-    "--to", type=click.IntRange(min=0), default=None, metavar="N", help="The version to go back to; the primary before."
+    "--to",
+    type=click.IntRange(min=0),
+    default=None,
+    metavar="N",
+    help="Return to this one.  [default: the previous primary]",
 )
-@click.option("--expect", type=int, required=True, metavar="M", help="The primary that is taken back.")
+@click.option("--expect", type=int, required=True, metavar="M", help="The primary that is rolled back.")
 @_by_a_person
 @pass_call
-def adapters_rollback(call: AppContext, /, to: int | None, expect: int, policy: str | None, **given: Any) -> None:
-    """Take the primary back, and serve an older version.
+def adapters_rollback(call: AppContext, /, to: int | None, expect: int, given: DecisionOptions) -> None:
+    """Roll back to an older version.
 
-    Only if version M is primary: if somebody was faster nothing changes, and the exit code is 4. Agents follow at
-    once; what they are answering ends on the version it began with.
+    Only if version M is primary: if another decision came first, nothing changes and the exit code is 4. Agents follow
+    at once; responses they have begun end on the version they began with.
     """
     from streams.adapters.decisions import rolls_back_to
 
-    life = read(call, policy)
+    life = read(call, given.policy)
     if to is None:
-        to = rolls_back_to(life, expect, actor=_actor(given["actor"]), reason=given["reason"])
-    _decide(call, "rolled_back", to, expect=expect, policy=policy, life=life, **given)
+        to = rolls_back_to(life, expect, actor=given.actor, reason=given.reason)
+    _decide(call, "rolled_back", to, given, expect=expect, life=life)
 
 
 @adapters.command("retire")
 @version_option
 @_by_a_person
 @pass_call
-def adapters_retire(call: AppContext, /, version: int, **given: Any) -> None:
-    """Take a version out of use for ever.
+def adapters_retire(call: AppContext, /, version: int, given: DecisionOptions) -> None:
+    """Take a version out of use, for good.
 
     Its files stay until `adapters gc` deletes them.
     """
     from streams.errors import RefusedError
 
     if version == 0:
-        raise RefusedError("version 0 is the base model, to which a roll-back may always lead; it is never retired")
-    _decide(call, "retired", version, **given)
-
-
-def _actor(given: str | None) -> str:
-    import getpass
-
-    return given or getpass.getuser()
+        raise RefusedError("version 0 is the base model, which any roll-back may return to; it is never retired")
+    _decide(call, "retired", version, given)
 
 
 def _decide(
     call: AppContext,
     kind: AdapterKind,
     version: int,
+    given: DecisionOptions,
     *,
-    policy: str | None,
-    actor: str | None,
-    reason: str,
-    output: Output,
     expect: int | None = None,
     life: AdapterHistory | None = None,
 ) -> None:
     from streams import output as show
     from streams.adapters import decisions
 
-    life = read(call, policy) if life is None else life
-    made = decisions.decide(call.settings, life, kind, version, actor=_actor(actor), reason=reason, expect=expect)
-    show.record(_row(made), output)
+    life = read(call, given.policy) if life is None else life
+    made = decisions.decide(call.settings, life, kind, version, actor=given.actor, reason=given.reason, expect=expect)
+    show.record(_row(made), given.output)
 
 
 def _row(made: AdapterDecision) -> dict[str, Any]:
@@ -152,53 +160,58 @@ def _row(made: AdapterDecision) -> dict[str, Any]:
 # --- gc ---------------------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class GcOptions:
+    """The options of `adapters gc`."""
+
+    keep_best: int
+    by: str | None
+    keep_primaries: int
+    dry_run: bool
+    yes: bool
+    actor: str | None
+    policy: str | None
+    output: Output
+
+
 @adapters.command("gc")
 @click.option("--keep-best", type=click.IntRange(min=0), required=True, metavar="K", help="Keep the K best versions.")
-@click.option("--by", default=None, metavar="SUITE/METRIC", help="What is best; the only suite there is unless said.")
+@click.option("--by", default=None, metavar="SUITE/METRIC", help="What is best.  [default: the only suite]")
 @click.option(
     "--keep-primaries",
     type=click.IntRange(min=0),
     default=3,
     show_default=True,
     metavar="N",
-    help="Keep the last N that were primary, for a roll-back.",
+    help="Keep the last N primaries, for a roll-back.",
 )
-@click.option("--dry-run", is_flag=True, help="Only show what would be deleted, and why. So it is without --yes.")
-@click.option("--yes", is_flag=True, help="Do it.")
-@click.option("--actor", default=None, metavar="NAME", help="Who decides; your user name unless said.")
+@click.option("--dry-run", is_flag=True, help="Only show what would be deleted, and why; the default.")
+@click.option("--yes", is_flag=True, help="Delete them.")
+@click.option("--actor", default=None, metavar="NAME", help="Who decides.  [default: your user name]")
 @policy_option
 @output_option
 @pass_call
-def adapters_gc(
-    call: AppContext,
-    keep_best: int,
-    by: str | None,
-    keep_primaries: int,
-    dry_run: bool,
-    yes: bool,
-    actor: str | None,
-    policy: str | None,
-    output: Output,
-) -> None:
+def adapters_gc(call: AppContext, /, **options: Any) -> None:
     """Show which versions would be deleted; with --yes, delete them.
 
-    What serves, what served before it, what nobody has decided about, and the best stay. Each of the others is retired
-    by an event, and then its files are deleted from the store. `streamward reproduce` can make them again.
+    Kept are the serving version, the primaries before it, versions without a decision, and the best. Each of the others
+    is retired by an event, and then its files are deleted from the store. `streamward reproduce` can recreate them.
     """
     from streams import output as show
     from streams.adapters import retention
     from streams.errors import SettingsError
 
-    if yes and dry_run:
+    asked = GcOptions(**options)
+    if asked.yes and asked.dry_run:
         raise SettingsError("--yes and --dry-run contradict each other; give one of them")
-    life = read(call, policy)
-    measure = retention.measure(life.state, by) if keep_best or by else None
-    fates = retention.plan(life.state, best=keep_best, primaries=keep_primaries, by=measure)
+    life = read(call, asked.policy)
+    measure = retention.measure(life.state, asked.by) if asked.keep_best or asked.by else None
+    fates = retention.plan(life.state, best=asked.keep_best, primaries=asked.keep_primaries, by=measure)
     rows = []
     for fate in fates:
         row = _fate(call, life, fate)
-        if yes and row["what"] in ("delete", "retire"):
-            life, row["what"] = _delete(call, life, fate, row["what"], _actor(actor))
+        if asked.yes and row["what"] in ("delete", "retire"):
+            life, row["what"] = _delete(call, life, fate, row["what"], asked.actor or user_name())
         rows.append(row)
     columns = [
         show.Column("version", "version", right=True),
@@ -208,23 +221,23 @@ def adapters_gc(
         show.Column("score", "score", right=True),
         show.Column("why", "why"),
     ]
-    show.rows(rows, columns, output)
+    show.rows(rows, columns, asked.output)
     going = [row for row in rows if row["what"] in ("delete", "deleted")]
     total = show.size(sum(row["bytes"] for row in going))
     click.echo(
-        f"{len(going)} of {len(rows)} versions {'were' if yes else 'would be'} deleted, {total}."
-        + ("" if yes or not going else " Give --yes to do it."),
+        f"{len(going)} of {len(rows)} versions {'were' if asked.yes else 'would be'} deleted, {total}."
+        + ("" if asked.yes or not going else " Give --yes to do it."),
         err=True,
     )
 
 
 def _fate(call: AppContext, life: AdapterHistory, fate: RetentionDecision) -> dict[str, Any]:
-    """Return what becomes of a version as a row; `what` is keep, delete, retire (no files of ours) or gone."""
+    """Return a version's row; `what` is keep, delete, retire (its files are not in this store) or gone."""
     from streams.adapters import store
 
     version = fate.version
     here = store.uri_of(call.settings.adapters.store, life.state.policy, version.version)
-    size = store.size_of(here) if version.uri == here else 0  # an event may name any place: ours is deleted
+    size = store.size_of(here) if version.uri == here else 0  # an event may name any URI
     what = "keep"
     if fate.goes:
         what = "delete" if size else "gone" if version.status == "retired" else "retire"
@@ -243,7 +256,7 @@ def _fate(call: AppContext, life: AdapterHistory, fate: RetentionDecision) -> di
 def _delete(
     call: AppContext, life: AdapterHistory, fate: RetentionDecision, what: str, actor: str
 ) -> tuple[AdapterHistory, str]:
-    """Retire a version, and delete its files once that has taken effect. Return the life after, and what was done."""
+    """Retire a version, and delete its files once that took effect. Return the history after it, and what was done."""
     from streams.adapters import decisions, store
     from streams.errors import RefusedError
 
@@ -251,7 +264,7 @@ def _delete(
     if fate.version.status != "retired":
         try:
             decisions.decide(call.settings, life, "retired", number, actor=actor, reason=f"gc: {fate.why}")
-        except RefusedError as exc:  # somebody put it to use while we looked
+        except RefusedError as exc:  # it was put to use meanwhile
             click.echo(f"version {number} stays: {exc}", err=True)
             return life, "keep"
         life = read(call, life.state.policy)

@@ -1,10 +1,6 @@
-"""The commands that replay a part of the log under other settings, and compare what comes of it.
+"""The commands that replay part of the log under other settings, and compare the results.
 
-    replay plan, run, evaluate ──► an experiment: a log of its own ──► experiments list, show, compare
-
-As thin as those in root.py, and as careful not to import anything before a command runs.
-
-Not covered: deleting an experiment. Its topics begin with the prefix that `experiments show` prints.
+replay plan, run, evaluate ──► an experiment: a log of its own ──► experiments list, show, compare
 """
 
 from __future__ import annotations
@@ -20,23 +16,22 @@ import click
 from streams.cli.runtime import INTERRUPTED, AppContext, output_option, pass_call, source_option, until_stopped
 
 if TYPE_CHECKING:
+    from streams.kafka.history import History
     from streams.output import Output
     from streams.settings.model import Settings
-    from streams.tools.archive.history import History, Source
+    from streams.tools.archive.history import Source
     from streams.tools.replay.run import ReplayRequest
 
 F = TypeVar("F", bound=Callable[..., Any])
 FORMULAS = ("grpo", "dr_grpo", "rloo", "batch_std")
 OPTIONS = (
     click.argument("name"),
-    click.option("--policy", default=None, metavar="NAME", help="Whose tasks; policy.name unless said."),
-    click.option(
-        "--since", default=None, metavar="TIME|AGE", help="Tasks recorded from then on: 2026-01-31T12:00, 2h."
-    ),
+    click.option("--policy", default=None, metavar="NAME", help="Whose tasks. Default: policy.name."),
+    click.option("--since", default=None, metavar="TIME|AGE", help="Tasks recorded since then: 2026-01-31T12:00, 2h."),
     click.option("--until", default=None, metavar="TIME|AGE", help="Tasks recorded before then."),
-    click.option("--from", "first", type=click.IntRange(min=0), default=None, help="First offset, of every partition."),
-    click.option("--to", "next_", type=click.IntRange(min=0), default=None, help="Offset behind the last one."),
-    click.option("--key", default=None, metavar="TASK_ID", help="This task alone."),
+    click.option("--from", "first", type=click.IntRange(min=0), default=None, help="First offset in every partition."),
+    click.option("--to", "next_", type=click.IntRange(min=0), default=None, help="Offset after the last one."),
+    click.option("--key", default=None, metavar="TASK_ID", help="Only this task."),
     click.option("--scenario", default=None, metavar="NAME", help="Tasks of this family."),
     click.option("--where", default=None, metavar="SQL", help="Tasks for which this condition on their columns holds."),
     click.option("--advantage", type=click.Choice(FORMULAS), default=None, help="Another advantages.formula."),
@@ -57,20 +52,20 @@ OPTIONS = (
         metavar="FILE.toml",
         help="Other settings of the trainer, in its section [trainer].",
     ),
-    click.option("--steps", type=click.IntRange(min=1), default=None, help="Train at most so many versions."),
-    click.option("--no-train", is_flag=True, help="End with the batches."),
+    click.option("--steps", type=click.IntRange(min=1), default=None, help="Train at most this many versions."),
+    click.option("--no-train", is_flag=True, help="Stop after the batches."),
     click.option(
         "--folder",
         type=click.Path(path_type=Path),
         default=None,
-        help="Where its settings, adapters and checkpoints lie.  [default: .streamward/experiments/NAME]",
+        help="Folder of its settings, adapters and checkpoints.  [default: .streamward/experiments/NAME]",
     ),
     source_option,
 )
 
 
 def _asked(command: F) -> F:
-    """Add what `plan` and `run` both take."""
+    """Add the arguments that `plan` and `run` share."""
     for option in reversed(OPTIONS):
         command = option(command)
     return command
@@ -78,7 +73,7 @@ def _asked(command: F) -> F:
 
 @click.group()
 def replay() -> None:
-    """Do it again with other settings, beside what runs."""
+    """Replay recorded tasks under other settings."""
 
 
 @replay.command("plan")
@@ -86,9 +81,9 @@ def replay() -> None:
 @output_option
 @pass_call
 def replay_plan(call: AppContext, /, output: Output, source: Source, **given: Any) -> None:
-    """Say what a replay would come to.
+    """Estimate what a replay would produce.
 
-    Counts tasks, responses, rewards, groups, batches and steps, and says about how long it takes. Writes nothing.
+    Counts tasks, responses, rewards, groups, batches and steps, and estimates how long it takes. Writes nothing.
     """
     from streams import output as show
     from streams.tools.replay import plan as planning
@@ -110,31 +105,29 @@ def replay_run(
 ) -> None:
     """Replay tasks into an experiment: a log of its own.
 
-    Copies the tasks that are meant, what was answered and how it was scored; scores again with --scorer; joins, cuts
-    and trains under the other settings. No live process sees any of it. Ctrl-C stops it cleanly, and the same command
-    goes on; its steps are told in the topic `experiments`.
+    Copies the chosen tasks, their responses and rewards; scores again with --scorer; joins, cuts and trains under the
+    other settings. No live process sees any of it. Ctrl-C stops it cleanly, and the same command resumes it; its
+    progress is recorded in the topic `experiments`.
     """
     from streams import output as show
     from streams.tools.replay import run as replaying
 
     request = _request(call.settings, given, source)
-    with until_stopped() as stop, _progress() as told:
-        result = replaying.run(call.settings, request, _history(call.settings, source), stop=stop, told=told)
+    with until_stopped() as stop, _progress() as report:
+        result = replaying.run(call.settings, request, _history(call.settings, source), stop=stop, report=report)
     config = request.place / "streamward.toml"
     show.record({"experiment": result.experiment, "state": result.kind, **result.counts, "config": str(config)}, output)
     if result.kind == "stopped":
-        click.echo("Stopped. Run the same command again and it goes on.", err=True)
+        click.echo("Stopped. Run the same command again to resume.", err=True)
         ctx.exit(INTERRUPTED)
     if bad := result.counts.get("unreadable", 0):
-        click.echo(
-            f"{bad} records could not be read and were left behind{'' if skip_bad else ' (--skip-bad)'}.", err=True
-        )
+        click.echo(f"{bad} records could not be read and were left out{'' if skip_bad else ' (--skip-bad)'}.", err=True)
         ctx.exit(0 if skip_bad else 1)
 
 
 @contextmanager
 def _progress() -> Iterator[Callable[[str, int, int | None], None]]:
-    """Show on stderr how far each stage came."""
+    """Show the progress of each step on stderr."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -143,13 +136,13 @@ def _progress() -> Iterator[Callable[[str, int, int | None], None]]:
     with Progress(*columns, console=console, disable=not console.is_terminal) as bars:
         known: dict[str, Any] = {}
 
-        def told(stage: str, done: int, of: int | None) -> None:
+        def report(stage: str, done: int, of: int | None) -> None:
             if stage and stage not in known:
                 known[stage] = bars.add_task(stage, total=of)
             if stage:
                 bars.update(known[stage], completed=done, total=of)
 
-        yield told
+        yield report
 
 
 def _request(settings: Settings, given: dict[str, Any], source: Source) -> ReplayRequest:
@@ -207,15 +200,15 @@ def _recipe(file: Path | None) -> dict[str, Any]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
         raise SettingsError(f"{file}: not TOML: {exc}") from exc
     if other := sorted(data.keys() - {"trainer"}):
-        raise SettingsError(f"{file}: {other[0]} is no part of a recipe, which is the section [trainer] alone")
+        raise SettingsError(f"{file}: {other[0]} does not belong in a recipe, which has the section [trainer] alone")
     section = data.get("trainer", {})
     if not isinstance(section, dict):
-        raise SettingsError(f"{file}: trainer is not a section; write its settings below [trainer]")
+        raise SettingsError(f"{file}: trainer must be a section; write its settings below [trainer]")
     return {f"trainer.{name}": value for name, value in section.items()}
 
 
 def _history(settings: Settings, source: Source) -> History:
-    """Return where to read what happened."""
+    """Return where to read the source."""
     from streams.tools.archive import history
 
     return history.of(settings, source)
@@ -233,16 +226,23 @@ def _where(settings: Settings, condition: str, *, source: Source) -> set[str]:
 
 @replay.command("evaluate")
 @click.argument("name")
-@click.option("--suite", "generator", default="sums", show_default=True, metavar="GENERATOR", help="Who asks.")
-@click.option("--count", type=click.IntRange(min=1), default=100, show_default=True, help="Questions for each version.")
-@click.option("--seed", type=int, default=0, show_default=True, help="The same seed asks the same questions.")
-@click.option("--versions", default="0,last", show_default=True, metavar="N,N,last", help="Which versions answer.")
+@click.option(
+    "--suite",
+    "generator",
+    default="sums",
+    show_default=True,
+    metavar="GENERATOR",
+    help="The generator of the questions.",
+)
+@click.option("--count", type=click.IntRange(min=1), default=100, show_default=True, help="Questions per version.")
+@click.option("--seed", type=int, default=0, show_default=True, help="The same seed gives the same questions.")
+@click.option("--versions", default="0,last", show_default=True, metavar="N,N,last", help="The versions that answer.")
 @click.option(
     "--scorer",
     "scorers",
     multiple=True,
     metavar="NAME[=JSON]",
-    help="Who judges the answers, instead of the suite's own scorer. May be given again.",
+    help="Score the answers with this instead of the suite's own scorer. May be given again.",
 )
 @output_option
 @click.pass_context
@@ -258,14 +258,14 @@ def replay_evaluate(
     scorers: tuple[str, ...],
     output: Output,
 ) -> None:
-    """Ask held-out questions of an experiment's versions.
+    """Evaluate an experiment's versions on held-out questions.
 
     A policy agent and a scoring agent run in this process until all are answered. `experiments compare` shows the
-    scores. Asking again adds nothing.
+    scores. Repeating the command adds nothing.
     """
     from streams import output as show
     from streams.tools.replay import held_out as asking, rescore
-    from streams.tools.replay.copy import Stopped
+    from streams.tools.replay.replay import Stopped
 
     suite = asking.HeldOutSuite(
         generator=generator,
@@ -275,10 +275,10 @@ def replay_evaluate(
         scorers=rescore.parse(scorers),
     )
     try:
-        with until_stopped() as stop, _progress() as told:
-            results = asking.run(call.settings, name, suite, stop=stop, told=told)
+        with until_stopped() as stop, _progress() as report:
+            results = asking.run(call.settings, name, suite, stop=stop, report=report)
     except Stopped:
-        click.echo("Stopped. Ask the same again and it goes on.", err=True)
+        click.echo("Stopped. Run the same command again to resume.", err=True)
         ctx.exit(INTERRUPTED)
     found = [{"version": number, "suite": event.suite, **event.metrics} for number, event in results.items()]
     columns = [show.Column(title, title) for title in ("version", "exact", "mean_reward", "n", "failed", "suite")]
@@ -290,7 +290,7 @@ def replay_evaluate(
 
 @click.group()
 def experiments() -> None:
-    """Look at what was replayed, and at what came of it."""
+    """Look at experiments and their results."""
 
 
 @experiments.command("list")
@@ -327,7 +327,7 @@ def experiments_list(call: AppContext, output: Output) -> None:
 def experiments_show(call: AppContext, name: str, output: Output) -> None:
     """Print where an experiment came from.
 
-    Which offsets of which topics, under which settings and code, and each event of its life.
+    Which offsets of which topics, under which settings and code, and each of its events.
     """
     from streams import output as show
     from streams.kafka.topics import topics
@@ -382,7 +382,7 @@ def experiments_compare(call: AppContext, first: str, second: str, output: Outpu
     for one in lines:
         if not one.scores:
             how = f"`streamward replay evaluate {one.name}`" if one.is_experiment else "eval tasks for its versions"
-            click.echo(f"{one.name} has no held-out score; ask it with {how}.", err=True)
+            click.echo(f"{one.name} has no held-out score; evaluate it with {how}.", err=True)
     if not any(one.scores for one in lines):
         raise NotFoundError(f"neither {first} nor {second} has a held-out score, so there is nothing to compare")
     rows = comparison.rows(*lines)

@@ -1,11 +1,7 @@
-"""The command that trains versions again and compares them to the byte.
+"""The command that trains versions again and compares every byte.
 
-    reproduce ──► each version on stderr as it comes ──► equal, or the first difference and its likely cause
-                                                         exit code 0                                       1
-
-As thin as those in root.py, and as careful not to import anything before a command runs.
-
-Not covered: training on with other settings, and keeping what comes out as a version. Nothing is written to the log.
+reproduce ──► each version on stderr as it comes ──► equal, or the first difference and its likely cause
+                                                     exit code 0                                       1
 """
 
 from __future__ import annotations
@@ -19,7 +15,7 @@ from streams.cli.runtime import AppContext, pass_call, source_option
 
 if TYPE_CHECKING:
     from streams.tools.archive.history import Source
-    from trainer.reproduce import Made, ReproductionPlan
+    from trainer.reproduce import ReproducedVersion, ReproductionPlan
 
 
 def _output(_: click.Context, __: click.Parameter, value: str | None) -> str:
@@ -29,28 +25,30 @@ def _output(_: click.Context, __: click.Parameter, value: str | None) -> str:
 
 
 @click.command()
-@click.option("--policy", metavar="NAME", default=None, help="The line of adapters; policy.name unless said.")
-@click.option("--version", type=click.IntRange(min=1), default=None, help="The last version to train; else the newest.")
+@click.option("--policy", metavar="NAME", default=None, help="Whose versions. Default: policy.name.")
+@click.option(
+    "--version", type=click.IntRange(min=1), default=None, help="The last version to train. Default: the newest."
+)
 @click.option(
     "--from-version",
     type=click.IntRange(min=0),
     default=0,
     metavar="M",
-    help="Start from the checkpoint of this version in trainer.checkpoints; 0, the default, is the base model.",
+    help="Start from the checkpoint of this version in trainer.checkpoints. Default: 0, the base model.",
 )
 @click.option(
     "--into",
     type=click.Path(path_type=Path, file_okay=False),
     metavar="FOLDER",
     default=None,
-    help="Keep the checkpoints here, as a trainer's (trainer.checkpoints=FOLDER); otherwise nothing is kept.",
+    help="Keep the checkpoints here, for a trainer (trainer.checkpoints=FOLDER). Default: keep nothing.",
 )
 @source_option
 @click.option(
     "--output",
     type=click.Choice(["table", "json", "jsonl"]),
     callback=_output,
-    help="How to print; a table on a terminal and one JSON object in a pipe unless said; jsonl has a line a version.",
+    help="Output format. Default: a table on a terminal, one JSON object in a pipe; jsonl has a line per version.",
 )
 @click.pass_context
 @pass_call
@@ -66,11 +64,11 @@ def reproduce(
 ) -> None:
     """Train versions again from the log, and compare every byte.
 
-    From the base model, or a checkpoint, with the recipe and the batches that the log recorded, in a fresh folder.
-    Each version on the way is compared, and the first that differs is named with its likely cause. A key of model or
-    trainer that is given with --set is taken instead of the recorded one. Nothing is written to the log.
+    Starts from the base model, or a checkpoint, with the recorded recipe and batches, in a fresh folder. Every version
+    on the way is compared, and the first that differs is named with its likely cause. A key of model or trainer given
+    with --set replaces the recorded one. Nothing is written to the log.
 
-    The exit code is 0 if all are equal, 1 if not, 3 for an unknown version, 4 if retention has cut what it takes.
+    The exit code is 0 if all are equal, 1 if not, 3 for an unknown version, 4 if retention has deleted what it needs.
     """
     import os
     import time
@@ -85,7 +83,7 @@ def reproduce(
     changed = [key for key, origin in origins.items() if origin.startswith("--set") and _is_recipe(key)]
     reader = history.of(settings, source)
     planned = engine.plan(settings, policy or settings.policy.name, version, reader, start=from_version)
-    last: Made | None = None
+    last: ReproducedVersion | None = None
     for made in engine.run(planned, settings, reader, into=into, changed=changed):
         last = made
         if output == "jsonl":
@@ -105,8 +103,8 @@ def _is_recipe(key: str) -> bool:
     return key.split(".")[0] in ("model", "trainer") and key not in ("trainer.checkpoints", "trainer.keep_checkpoints")
 
 
-def row(planned: ReproductionPlan, made: Made, seconds: float, *, version: int) -> dict[str, Any]:
-    """Return what `--output json` says of `version`, when `made` is the last that was made.
+def row(planned: ReproductionPlan, made: ReproducedVersion, seconds: float, *, version: int) -> dict[str, Any]:
+    """Return the JSON object for `version`, when `made` is the last that was made.
 
     `reproduced` is null if an earlier version differed, so that this one was not made.
     """
@@ -128,7 +126,7 @@ def row(planned: ReproductionPlan, made: Made, seconds: float, *, version: int) 
     return plain
 
 
-def _said(made: Made) -> str:
+def _said(made: ReproducedVersion) -> str:
     verdict = "not in the log, so not compared" if made.recorded is None else "equal" if made.equal else "DIFFERENT"
     refused = f" and {made.refused} refused" if made.refused else ""
     return f"{verdict}, {made.batch}, {made.groups} groups{refused}, {made.seconds:.1f} s"
@@ -138,7 +136,7 @@ def _span(first: int, last: int, one: str = "", more: str = "") -> str:
     return f"{one}{first}" if first == last else f"{more}{first} to {last}"
 
 
-def _table(planned: ReproductionPlan, made: Made, seconds: float) -> None:
+def _table(planned: ReproductionPlan, made: ReproducedVersion, seconds: float) -> None:
     from streams import output as show
     from trainer.recipe import cause
 

@@ -1,10 +1,6 @@
-"""The command that shows how a rollout stands.
+"""The command that shows the state of a rollout.
 
-    rollout status ──► who answers, what the canary has shown, what is waited for     --watch ──► again when it changes
-
-As thin as those in root.py, and as careful not to import anything before a command runs.
-
-Not covered: deciding. `streamward adapters promote`, `reject` and `rollback` do.
+rollout status ──► who answers, the canary's evidence, what is waited for     --watch ──► again when it changes
 """
 
 from __future__ import annotations
@@ -27,24 +23,25 @@ def _output(_: click.Context, __: click.Parameter, value: str | None) -> str:
 
 @click.group()
 def rollout() -> None:
-    """Look at how new versions come into service."""
+    """Show the rollout of new versions."""
 
 
 @rollout.command("status")
 @policy_option
-@click.option("--watch", is_flag=True, help="Print it again whenever it changes, until Ctrl-C.")
+@click.option("--watch", is_flag=True, help="Print it again at every change, until Ctrl-C.")
 @click.option(
     "--output",
     type=click.Choice(["table", "json"]),
     callback=_output,
-    help="How to print; a table on a terminal and one JSON object in a pipe unless said.",
+    help="How to print.  [default: table on a terminal, one JSON object in a pipe]",
 )
 @pass_call
 def rollout_status(call: AppContext, policy: str | None, watch: bool, output: str) -> None:
-    """Show who answers, what a canary found, and what is waited for.
+    """Show who answers, the canary's evidence, and what is waited for.
 
     Primary, candidate and its share; groups, mean reward and guardrail figures of each arm; the gain with its interval,
-    which holds however often you look; and the last decisions with their reasons. It reads the log and changes nothing.
+    which is valid however often it is looked at; and the last decisions with their reasons. It reads the log and
+    changes nothing.
     """
     from streams.stages.rollouts.status import RolloutWatch
 

@@ -1,27 +1,26 @@
 """The command line: starts everything, is imported by nothing.
 
-    streamward ─┬─ demo                              everything at once                     demo.py
-                ├─ broker                            a log of one's own
-                ├─ topics  schemas  events           the log                                log.py
-                ├─ offsets                           where the consumer groups stand        offsets.py
-                ├─ tasks                             what goes in                           work.py
-                ├─ adapters                          what comes out          adapters.py, release.py
-                ├─ evaluate                          a version, asked what it was not trained on  evaluate.py
-                ├─ rollout                           how a new version comes into service   rollout.py
-                ├─ query                             SQL over all that happened             query.py
-                ├─ audit                             whether anything is lost or doubled    audit.py
-                ├─ archive                           topics in files, beyond their retention  archive.py
-                ├─ dashboards                        what Grafana shows                     dashboards.py
-                ├─ export                            data sets for other trainers           export.py
-                ├─ dlq                               what could not be used                 dlq.py
-                ├─ replay  experiments               the log again, under other settings    replay.py
-                ├─ reproduce                         versions trained again, byte for byte  reproduce.py
-                ├─ streams  scoring  policy  train   the loop, until it is told to stop
-                └─ config  doctor                    how it is set up
+    streamward ─┬─ demo                              the whole loop on this machine       demo.py
+                ├─ broker                            an embedded Kafka node
+                ├─ topics  schemas  events           the log        topics.py, schemas.py, events.py
+                ├─ offsets                           positions of the consumer groups     offsets.py
+                ├─ tasks                             tasks into the log                   tasks.py
+                ├─ adapters                          versions, and decisions about them   adapters.py, release.py
+                ├─ evaluate                          a version on held-out tasks          evaluate.py
+                ├─ rollout                           the state of a rollout               rollout.py
+                ├─ query                             SQL over the log                     query.py
+                ├─ audit                             whether anything is lost or doubled  audit.py
+                ├─ archive                           topics in files, beyond retention    archive.py
+                ├─ dashboards                        Grafana                              dashboards.py
+                ├─ export                            data sets for other trainers         export.py
+                ├─ dlq                               dead letters                         dlq.py
+                ├─ replay  experiments               the log again, with other settings   replay.py
+                ├─ reproduce                         versions retrained, byte for byte    reproduce.py
+                ├─ streams  scoring  policy  train   the processes of the loop
+                └─ config  doctor                    settings, and what is wrong with them
 
-Commands are thin: each loads what it needs inside its body, so that `streamward --help` imports click and no more.
-
-Not covered: anything that another module could do; what a command does is a function there.
+Commands are thin: each imports what it needs inside its body, so that `streamward --help` imports click and no more,
+and calls a function elsewhere that does the work.
 """
 
 from __future__ import annotations
@@ -38,8 +37,8 @@ from streams.cli.dashboards import dashboards
 from streams.cli.demo import demo
 from streams.cli.dlq import dlq
 from streams.cli.evaluate import evaluate
+from streams.cli.events import events
 from streams.cli.export import export
-from streams.cli.log import events, schemas, topics
 from streams.cli.offsets import offsets
 from streams.cli.query import query
 from streams.cli.release import adapters
@@ -47,7 +46,9 @@ from streams.cli.replay import experiments, replay
 from streams.cli.reproduce import reproduce
 from streams.cli.rollout import rollout
 from streams.cli.runtime import AppContext, Guarded, end_at_signals, output_option, pass_call, until_stopped
+from streams.cli.schemas import schemas
 from streams.cli.tasks import tasks
+from streams.cli.topics import topics
 from streams.errors import NotFoundError
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ if TYPE_CHECKING:
     from streams.output import Output
 
 COMPLETION = """\b
-Shell completion, for this shell and for every later one:
+Shell completion; add one of these lines:
   eval "$(_STREAMWARD_COMPLETE=bash_source streamward)"     in ~/.bashrc
   eval "$(_STREAMWARD_COMPLETE=zsh_source streamward)"      in ~/.zshrc
   _STREAMWARD_COMPLETE=fish_source streamward | source      in ~/.config/fish/config.fish
@@ -77,25 +78,35 @@ Exit codes: 0 ok, 1 failed, 2 usage or settings, 3 not found, 4 refused, 5 unrea
     "overrides",
     multiple=True,
     metavar="SECTION.KEY=VALUE",
-    help="Set one value; wins over file and environment. May be given again.",
+    help="Set one value; overrides file and environment. May be repeated.",
 )
 @click.option(
     "--log-level",
     type=click.Choice(["debug", "info", "warning", "error"]),
     default="info",
     show_default=True,
-    help="The least that is worth a line on stderr.",
+    help="The lowest level that is printed on stderr.",
+)
+@click.option(
+    "--log-format",
+    type=click.Choice(["text", "json"]),
+    default=None,
+    help="How lines on stderr look; short for --set logging.format=...",
 )
 @click.version_option(package_name="streamward", prog_name="streamward")
 @click.pass_context
-def cli(ctx: click.Context, config: Path | None, overrides: tuple[str, ...], log_level: str) -> None:
+def cli(
+    ctx: click.Context, config: Path | None, overrides: tuple[str, ...], log_level: str, log_format: str | None
+) -> None:
     """GRPO from a Kafka log: tasks, responses, rewards and adapters are records, and the log is the only truth.
 
     Settings come from defaults, then streamward.toml, then STREAMWARD_SECTION__KEY in the environment, then --set;
-    `streamward config show` says which won. Data goes to stdout and everything else to stderr.
+    `streamward config show` shows the origin of each. Data goes to stdout and everything else to stderr.
     """
     from streams.observability import logging as program_log
 
+    if log_format is not None:
+        overrides = (*overrides, f"logging.format={log_format}")
     ctx.obj = AppContext(config=config, overrides=overrides, log_level=log_level)
     program_log.set_up(log_level)
 
@@ -130,21 +141,19 @@ for command in (
 def broker() -> None:
     """Run a real Apache Kafka node on this machine.
 
-    It lives in a folder of its own (broker.data_dir), one node a folder, and listens on the loopback address only.
+    Its files are in broker.data_dir, one node per folder, and it listens on the loopback address only.
     """
 
 
 @broker.command("start")
-@click.option(
-    "--port", type=click.IntRange(0, 65535), default=None, help="Where clients connect; 0 takes any free one."
-)
+@click.option("--port", type=click.IntRange(0, 65535), default=None, help="The port for clients; 0: any free one.")
 @output_option
 @pass_call
 def broker_start(call: AppContext, port: int | None, output: Output) -> None:
     """Start the node and return when it answers.
 
-    It goes on running until `streamward broker stop`. Without --port the node takes the port it had before, else
-    the default one if that is free.
+    It runs until `streamward broker stop`. Without --port the node takes the port it had before, else the default one
+    if that is free.
     """
     from streams.kafka.node import process as node
 
@@ -158,7 +167,7 @@ def broker_start(call: AppContext, port: int | None, output: Output) -> None:
 @broker.command("stop")
 @pass_call
 def broker_stop(call: AppContext) -> None:
-    """Stop the node. Its data stays."""
+    """Stop the node. Its data is kept."""
     from streams.kafka.node import process as node
 
     folder = call.settings.broker.data_dir
@@ -170,7 +179,7 @@ def broker_stop(call: AppContext) -> None:
 @output_option
 @pass_call
 def broker_status(call: AppContext, output: Output) -> None:
-    """Say where the node runs; exit code 3 if it does not."""
+    """Show where the node runs; exit code 3 if it does not."""
     from streams.kafka.node import process as node
 
     running = node.status(call.settings.broker)
@@ -200,7 +209,7 @@ def _show_node(running: RunningBroker, output: Output) -> None:
 
 
 def _begin(call: AppContext, what: str, reads: str) -> None:
-    """Refuse to run without topics, and say what starts, so that silence afterwards means waiting."""
+    """Refuse to run without topics, and log what starts, so that silence afterwards means waiting."""
     import logging
 
     from streams.kafka import admin
@@ -217,7 +226,7 @@ def _begin(call: AppContext, what: str, reads: str) -> None:
 def streams(call: AppContext, ctx: click.Context) -> None:
     """Run the stream worker: advantages, batches, rollouts.
 
-    It ends at SIGTERM or Ctrl-C, when what is in hand is done. Several workers share the partitions. Exit code 75
+    SIGTERM or Ctrl-C ends it, once in-flight work is finished. Several workers share the partitions. Exit code 75
     means that a watchdog stopped it: start it again.
     """
     call.working = True
@@ -238,7 +247,7 @@ def streams(call: AppContext, ctx: click.Context) -> None:
 def scoring(call: AppContext) -> None:
     """Run a scoring agent: responses in, rewards out.
 
-    It ends at SIGTERM or Ctrl-C, when what is in hand is done. Several agents share the partitions.
+    SIGTERM or Ctrl-C ends it, once in-flight work is finished. Several agents share the partitions.
     """
     call.working = True
     with until_stopped() as stop:
@@ -253,8 +262,8 @@ def scoring(call: AppContext) -> None:
 def policy(call: AppContext) -> None:
     """Run a policy agent: tasks in, responses out.
 
-    It answers the tasks of policy.name with the engine in policy.engine, and ends at SIGTERM or Ctrl-C, when what is in
-    hand is done. Several agents share the partitions.
+    It answers the tasks of policy.name with the engine in policy.engine. SIGTERM or Ctrl-C ends it, once in-flight work
+    is finished. Several agents share the partitions.
     """
     call.working = True
     with until_stopped() as stop:
@@ -265,17 +274,17 @@ def policy(call: AppContext) -> None:
 
 
 @cli.command()
-@click.option("--steps", type=click.IntRange(min=1), default=None, help="Train so many batches, then end.")
+@click.option("--steps", type=click.IntRange(min=1), default=None, help="End after this many batches.")
 @click.pass_context
 @pass_call
 def train(call: AppContext, ctx: click.Context, steps: int | None) -> None:
     """Run the trainer: batches in, adapter versions out.
 
-    It trains policy.name, and ends at SIGTERM or Ctrl-C, when the step in hand is done. It goes on where its newest
-    checkpoint ends.
+    It trains policy.name, resuming from its newest checkpoint. SIGTERM or Ctrl-C ends it, once the current step is
+    finished.
 
-    With trainer.processes above 1 so many processes share every batch, each on a device of its own if
-    model.device=cuda. If one of them dies all end, with exit code 75: start the command again.
+    With trainer.processes above 1, that many processes share every batch, each on a device of its own if
+    model.device=cuda. If one of them dies, all end with exit code 75: start the command again.
     """
     call.working = True
     from trainer import launch
@@ -285,9 +294,9 @@ def train(call: AppContext, ctx: click.Context, steps: int | None) -> None:
         own = ["train"] if steps is None else ["train", "--steps", str(steps)]
         ctx.exit(launch.run(call.again(*own), processes))
     if place is not None and place.rank > 0:
-        from trainer import ranks
+        from trainer import learner
 
-        ranks.help_out(call.settings, place)
+        learner.help_out(call.settings, place)
         return
     with until_stopped() as stop:
         _begin(call, f"trainer of {call.settings.policy.name}", "batches")
@@ -301,7 +310,7 @@ def train(call: AppContext, ctx: click.Context, steps: int | None) -> None:
 
 @cli.group()
 def config() -> None:
-    """Look at the settings."""
+    """Show the settings."""
 
 
 @config.command("show")
@@ -309,9 +318,9 @@ def config() -> None:
 @output_option
 @pass_call
 def config_show(call: AppContext, only: str | None, output: Output) -> None:
-    """Print each setting and where its value came from.
+    """Print each setting and the origin of its value.
 
-    Secrets are stars.
+    Secrets are printed as stars.
     """
     from streams import output as show
     from streams.settings.load import described
@@ -337,10 +346,10 @@ def config_show(call: AppContext, only: str | None, output: Output) -> None:
 @click.pass_context
 @pass_call
 def doctor(call: AppContext, ctx: click.Context, output: Output) -> None:
-    """Say what is wrong with this set-up, and what to do.
+    """Check this set-up, and say what to do about each problem.
 
-    Looks at broker, topics, schemas, model and disk, and changes nothing. The exit code is that of the worst
-    finding; warnings are 0.
+    Checks broker, topics, schemas, model and disk, and changes nothing. The exit code is that of the worst finding;
+    warnings are 0.
     """
     from streams import output as show
     from streams.tools.doctor import examine

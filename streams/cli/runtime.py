@@ -1,13 +1,11 @@
 """What every command shares: settings, output, exit codes and signals.
 
-    streamward [--config --set --log-level] COMMAND ... ──► Call ──► the command
+    streamward [--config --set --log-level] COMMAND ... ──► AppContext ──► the command
                                         any exception ──► one message on stderr ──► exit code
 
 Data goes to stdout, everything else to stderr. Exit codes: 0 ok, 1 failed, 2 usage or settings, 3 not found, 4 refused,
 5 unreachable, 75 stopped by a watchdog (start it again), 130 interrupted. This is the one place where an error becomes
-a message and a code. A reader that leaves early (`| head`) is no error.
-
-Not covered: Windows' notion of signals.
+a message and a code. A reader that leaves early (`| head`) is not an error.
 """
 
 from __future__ import annotations
@@ -15,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -25,11 +24,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from streams.errors import StreamwardError
+from streams.errors import LogError, StreamwardError
 
 if TYPE_CHECKING:
     from streams.settings.model import Settings
 
+DEMO = Path(".streamward/demo")
+"""Where `streamward demo` keeps its log unless it is given another folder."""
 INTERRUPTED = 130
 """128 + SIGINT, as shells count."""
 
@@ -38,20 +39,22 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @dataclass
 class AppContext:
-    """One call of the program: what its global options said."""
+    """One run of the program: its global options, and the settings they lead to."""
 
     config: Path | None = None
     overrides: tuple[str, ...] = ()
     log_level: str = "info"
     working: bool = False
-    """Whether this is a long-running process, whose stderr somebody keeps."""
+    """Whether this is a long-running process, whose stderr is kept."""
 
     @functools.cached_property
     def loaded(self) -> tuple[Settings, dict[str, str]]:
-        """The settings, and where each that is not a default came from. Raises SettingsError."""
+        """The settings, and the origin of each that is not a default. Raises SettingsError."""
+        from streams.observability import logging as program_log
         from streams.settings.load import load_with_origins
 
         settings, origins = load_with_origins(file=self.config, overrides=self.overrides)
+        program_log.use_format(settings.logging.format)
         if settings.schemas.registry_url:
             from streams.kafka.registry import client as schema_registry
 
@@ -74,7 +77,7 @@ pass_call = click.make_pass_decorator(AppContext, ensure=True)
 
 
 class Guarded(click.Group):
-    """The root: whatever a command raises ends here."""
+    """The root group: whatever a command raises ends here."""
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command, and turn what it raises into a message on stderr and an exit code."""
@@ -85,29 +88,70 @@ class Guarded(click.Group):
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
         except BrokenPipeError:
-            # whoever read our stdout has enough; nothing more may be written to it, not even at exit
+            # the reader of stdout has left: nothing more may be written to it, not even at exit
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
             ctx.exit(0)
         except KeyboardInterrupt:
             ctx.exit(INTERRUPTED)
         except StreamwardError as exc:
-            _say(str(exc))
+            _say(stopped_node_hint(exc, ctx.find_object(AppContext)) or str(exc))
             ctx.exit(exc.exit_code)
         except Exception as exc:
-            if type(exc).__module__ in ("schemas.versions", "schemas.serde"):  # import nothing of ours, errors included
-                _say(str(exc))
-                ctx.exit(1)
-            _say(_unexpected(exc, ctx.find_object(AppContext) or AppContext()))
+            _say(str(exc) if _is_ours(exc) else _unexpected(exc, ctx.find_object(AppContext) or AppContext()))
             ctx.exit(1)
 
 
-def _say(message: str) -> None:
+def stopped_node_hint(exc: StreamwardError, call: AppContext | None) -> str | None:
+    """Return the way out if the broker that does not answer is an embedded node that is stopped, a demo's included."""
+    if exc.exit_code != LogError.exit_code or call is None or "loaded" not in vars(call):
+        return None
+    from streams.kafka.node import process
+    from streams.kafka.node.config import remembered
+    from streams.kafka.retry import BrokerUnreachable
+    from streams.settings.load import CONFIG_FILE
+    from streams.settings.model import Broker
+
+    if not isinstance(exc, BrokerUnreachable):
+        return None
+    kafka, here = call.settings.kafka, call.settings.broker.data_dir
+    for folder in dict.fromkeys((here, DEMO / "kafka")):
+        node, own = remembered(folder), folder.parent / CONFIG_FILE
+        if node is None or process.status(Broker(data_dir=folder)) is not None:
+            continue
+        if folder == here:
+            config = [] if call.config is None else ["--config", str(call.config)]
+            options = [*config, *(part for override in call.overrides for part in ("--set", override))]
+        else:
+            options = ["--config", str(own)] if own.exists() else ["--set", f"broker.data_dir={folder}"]
+        start = shlex.join(["streamward", *options, "broker", "start"])
+        if node.bootstrap == kafka.bootstrap.replace("localhost", "127.0.0.1"):
+            return f"the node in {folder}, which is {kafka.bootstrap}, is stopped; start it with `{start}`"
+        if folder != here and own.exists() and "kafka.bootstrap" not in call.loaded[1]:
+            return f"{exc}. A demo ran here; start its node with `{start}`, and give this command the same --config"
+    return None
+
+
+def _is_ours(exc: Exception) -> bool:
+    """Whether `schemas` raised it on purpose: its errors are outside our tree, since it imports nothing of ours."""
+    from schemas.serde import EncodeError
+    from schemas.versions import SchemaError
+
+    return isinstance(exc, EncodeError | SchemaError)
+
+
+def _say(message: str, label: str = "Error: ") -> None:
+    import logging
+
+    from streams.observability import logging as program_log
+
+    as_json = program_log.is_json()
+    line = program_log.json_line(logging.ERROR, "streamward", message) if as_json else f"{label}{message}"
     with contextlib.suppress(OSError):
-        click.echo(f"Error: {message}", err=True)
+        click.echo(line, err=True)
 
 
 def _unexpected(exc: Exception, call: AppContext) -> str:
-    """Return one line about an error nobody foresaw; its traceback goes to stderr, or to a file that the line names."""
+    """Return one line about an unforeseen error; its traceback goes to stderr, or to a file that the line names."""
     import tempfile
     import traceback
 
@@ -115,8 +159,7 @@ def _unexpected(exc: Exception, call: AppContext) -> str:
     first = str(exc).partition("\n")[0]
     what = f"this should not happen: {type(exc).__name__}: {first}"
     if call.working or call.log_level == "debug":
-        with contextlib.suppress(OSError):
-            click.echo(text, err=True)
+        _say(text, label="")
         return what
     try:
         with tempfile.NamedTemporaryFile("w", prefix="streamward-", suffix=".traceback", delete=False) as file:
@@ -124,6 +167,16 @@ def _unexpected(exc: Exception, call: AppContext) -> str:
     except OSError:
         return f"{what}. See the traceback with `streamward --log-level debug ...`"
     return f"{what}. The traceback is in {file.name}; `streamward --log-level debug ...` prints it"
+
+
+def user_name() -> str:
+    """Return the name of who runs this; in a container, whose user may have none, its number."""
+    import getpass
+
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):
+        return f"uid {os.getuid()}"
 
 
 def output_option(command: F) -> F:
@@ -138,7 +191,7 @@ def output_option(command: F) -> F:
         "--output",
         type=click.Choice(["table", "jsonl"]),
         callback=settle,
-        help="How to print; a table on a terminal and jsonl in a pipe unless said.",
+        help="How to print.  [default: table on a terminal, jsonl in a pipe]",
     )(command)
 
 
@@ -149,12 +202,12 @@ def source_option(command: F) -> F:
         type=click.Choice(["auto", "log", "archive"]),
         default="auto",
         show_default=True,
-        help="Where to look; auto: the archive, and the log behind it.",
+        help="Where to read; auto: the archive, then the log after it.",
     )(command)
 
 
 def end_at_signals() -> None:
-    """Let SIGTERM and Ctrl-C end the process with exit code 0, until somebody else takes them: nothing is in hand."""
+    """Let SIGTERM and Ctrl-C end the process with exit code 0, until other handlers are set."""
 
     def end(*_: object) -> None:
         raise SystemExit(0)
@@ -167,8 +220,13 @@ def end_at_signals() -> None:
 def until_stopped() -> Iterator[Event]:
     """Yield an event that SIGTERM or Ctrl-C sets. A second Ctrl-C kills; a second SIGTERM changes nothing.
 
-    A supervisor's SIGTERM often follows a Ctrl-C that the terminal sent to all, and must not cut the draining short.
+    A supervisor's SIGTERM often follows a Ctrl-C that the terminal sent to every process, and must not cut draining
+    short.
     """
+    import logging
+
+    from streams.observability import logging as program_log
+
     stop = Event()
     before = {sign: signal.getsignal(sign) for sign in (signal.SIGTERM, signal.SIGINT)}
 
@@ -178,8 +236,11 @@ def until_stopped() -> Iterator[Event]:
         if not stop.is_set():
             stop.set()
             hint = "; Ctrl-C again kills" if number == signal.SIGINT else ""
+            line = f"stopping, in-flight work is finished first{hint}"
+            if program_log.is_json():
+                line = program_log.json_line(logging.INFO, "streamward", line)
             with contextlib.suppress(OSError):
-                os.write(2, f"stopping, what is in hand is finished first{hint}\n".encode())
+                os.write(2, f"{line}\n".encode())
 
     for sign in before:
         signal.signal(sign, ask)

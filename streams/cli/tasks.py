@@ -1,11 +1,4 @@
-"""The commands about what goes into the loop: tasks.
-
-    tasks submit, generate ──► the log
-
-As thin as those in root.py, and as careful not to import anything before a command runs.
-
-Not covered: writing anything but tasks by hand.
-"""
+"""The commands that put tasks into the log: submit and generate."""
 
 from __future__ import annotations
 
@@ -24,8 +17,6 @@ if TYPE_CHECKING:
     from streams.observability.tracing.context import Context
     from streams.output import Output
 
-# --- tasks ------------------------------------------------------------------------------------------------------------
-
 
 @click.group()
 def tasks() -> None:
@@ -34,16 +25,16 @@ def tasks() -> None:
 
 @tasks.command("submit")
 @click.argument("file", metavar="FILE.jsonl|-", type=click.Path(dir_okay=False, path_type=Path, allow_dash=True))
-@click.option("--skip-bad", is_flag=True, help="Submit the good lines of a file that has bad ones.")
-@click.option("--policy", default=None, metavar="NAME", help="For lines that name no policy, instead of policy.name.")
+@click.option("--skip-bad", is_flag=True, help="Submit the good lines even if others are bad.")
+@click.option("--policy", default=None, metavar="NAME", help="For lines without a policy.  [default: policy.name]")
 @output_option
 @pass_call
 def tasks_submit(call: AppContext, file: Path, skip_bad: bool, policy: str | None, output: Output) -> None:
     """Submit the tasks in a file of JSON lines; - is stdin.
 
     A line is {"prompt": "...", "answer": "..."}, or a whole task as schemas/README.md describes it. Every line is
-    checked first, and nothing is sent if one is bad. A file submitted again adds nothing. Tasks belong to the trace in
-    the environment variable TRACEPARENT, unless a line names its own.
+    checked first, and nothing is sent if one is bad. Submitting a file again adds nothing. Tasks join the trace in the
+    environment variable TRACEPARENT, except where a line has its own.
     """
     from streams import output as show
     from streams.kafka.times import now_ms
@@ -77,9 +68,9 @@ def tasks_submit(call: AppContext, file: Path, skip_bad: bool, policy: str | Non
     type=click.Choice(["train", "serve", "eval"]),
     default="train",
     show_default=True,
-    help="What for; eval asks held-out questions, greedily and once each.",
+    help="The tasks' purpose; eval asks held-out questions, greedily and once each.",
 )
-@click.option("--policy", default=None, metavar="NAME", help="Who answers, instead of policy.name.")
+@click.option("--policy", default=None, metavar="NAME", help="The policy that answers.  [default: policy.name]")
 @click.option(
     "--group-size", type=click.IntRange(min=1), default=8, show_default=True, help="Responses per task; 1 for eval."
 )
@@ -99,7 +90,7 @@ def tasks_generate(
     submit: bool,
     output: Output,
 ) -> None:
-    """Make tasks of a family, and print or submit them.
+    """Generate tasks of a family, and print or submit them.
 
     They are printed as `tasks submit` takes them. The same arguments give the same tasks with the same ids, so
     submitting them again adds nothing.
@@ -146,7 +137,7 @@ def _lines(file: Path) -> Iterator[bytes]:
 
 
 def _trace() -> Context | None:
-    """Return the trace that this command is part of, as its caller said in TRACEPARENT."""
+    """Return the trace that this command is part of, from TRACEPARENT."""
     from streams.observability.tracing import context
 
     return context.parse(os.environ.get("TRACEPARENT"))

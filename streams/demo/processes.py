@@ -1,13 +1,12 @@
 """Keep child processes alive, and end them cleanly.
 
-    {name: command} ──► one process each, output to a file ──► died? said so, and started again ──► SIGTERM, then wait
+    {name: command} ──► one process each, output to a file ──► died? reported, and restarted ──► SIGTERM, then wait
 
-Each child leads a session of its own, so that Ctrl-C reaches the parent alone and the parent decides the order in which
-things end. A child that ends is started again after a pause that doubles from 0.5 s on. One that refuses its settings,
-or ends GIVE_UP_AFTER times without having run for a minute in between, would do so again: its last words are the error.
+Each child leads its own session, so that Ctrl-C reaches only the parent, which decides the order in which things end. A
+child that ends is restarted after a pause that doubles from 0.5 s. If it refuses its settings, or ends GIVE_UP_AFTER
+times without running for a minute in between, it would only do so again: its last output becomes the error.
 
-Not covered: a parent that is killed with -9 leaves its children running; `Processes` writes their pids to a file, and
-the next start ends them first.
+A parent killed with -9 leaves its children running; their pids are in a file, and the next start ends them first.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ FIRST_PAUSE_S = 0.5
 SETTLED_S = 60.0
 """A child that ran this long has recovered: what happened before is forgotten."""
 GIVE_UP_AFTER = 5
-LAST_WORDS = 10
+QUOTED_LINES = 10
 """Lines of a child's output that its error quotes."""
 
 
@@ -43,15 +42,15 @@ class Child:
     process: subprocess.Popen[bytes]
     started_at: float
     restarts: int = 0
-    falls: int = 0
+    failures: int = 0
     """How often it ended since it last ran for SETTLED_S."""
     due_at: float | None = None
-    """When to start it again; None while it runs."""
+    """When to restart it; None while it runs."""
 
 
 @dataclass
 class Processes:
-    """Children under one roof. Use as a context manager: leaving it ends them all."""
+    """Child processes, restarted as needed. Use as a context manager: leaving it ends them all."""
 
     folder: Path
     env: Mapping[str, str]
@@ -72,9 +71,9 @@ class Processes:
         self._write_pids()
 
     def check(self) -> list[str]:
-        """Start again what has ended, when its pause is over; return a line for each thing that happened.
+        """Restart children that ended, when their pause is over; return a line for each thing that happened.
 
-        Raises StreamwardError with the last words of a child that does not stay up.
+        Raises StreamwardError with the last output of a child that does not stay up.
         """
         happened = []
         now = time.monotonic()
@@ -82,28 +81,28 @@ class Processes:
             code = child.process.poll()
             if code is None:
                 if now - child.started_at > SETTLED_S:
-                    child.falls = 0
+                    child.failures = 0
                 continue
             if child.due_at is None:
-                pause_s = FIRST_PAUSE_S * 2**child.falls
-                child.falls += 1
-                if child.falls == GIVE_UP_AFTER or code == SettingsError.exit_code:
+                pause_s = FIRST_PAUSE_S * 2**child.failures
+                child.failures += 1
+                if child.failures == GIVE_UP_AFTER or code == SettingsError.exit_code:
                     raise StreamwardError(self._gave_up(child, code))
                 child.due_at = now + pause_s
                 happened.append(
-                    f"{child.name} ended with {_code(code)}; starting it again in {pause_s:g} s "
-                    f"(what it said: {self.log_file(child.name)})"
+                    f"{child.name} ended with {_code(code)}; restarting it in {pause_s:g} s "
+                    f"(its output: {self.log_file(child.name)})"
                 )
             elif now >= child.due_at:
                 child.process = self._spawn(child.name, child.command)
                 child.started_at, child.due_at = now, None
                 child.restarts += 1
                 self._write_pids()
-                happened.append(f"{child.name} runs again (pid {child.process.pid}, restart {child.restarts})")
+                happened.append(f"{child.name} is running again (pid {child.process.pid}, restart {child.restarts})")
         return happened
 
     def stop(self, names: Sequence[str] | None = None) -> None:
-        """Ask children to end, all at once, wait up to the grace, then kill what is left."""
+        """Ask children to end, all at once, wait up to `grace_s` seconds, then kill what is left."""
         ending = [child for name, child in self.children.items() if names is None or name in names]
         for child in ending:
             if child.process.poll() is None:
@@ -128,13 +127,13 @@ class Processes:
 
     def _gave_up(self, child: Child, code: int) -> str:
         path = self.log_file(child.name)
-        words = path.read_text(errors="replace").splitlines()[-LAST_WORDS:]
+        lines = path.read_text(errors="replace").splitlines()[-QUOTED_LINES:]
         return "\n".join(
             [
-                f"{child.name} does not stay up: it ended {child.falls} times in a row, lastly with {_code(code)}; "
-                f"its last words, from {path}:",
-                *(f"    {line}" for line in words),
-                "mend that, and run the same command again: it goes on where the log stands",
+                f"{child.name} does not stay up: it ended {child.failures} times in a row, the last time with "
+                f"{_code(code)}; the end of its output, from {path}:",
+                *(f"    {line}" for line in lines),
+                "fix that, and run the same command again to resume",
             ]
         )
 
@@ -152,7 +151,7 @@ class Processes:
         pids = {name: [child.process.pid, _birth(child.process.pid)] for name, child in self.children.items()}
         draft = self._pid_file.with_suffix(".draft")
         draft.write_text(json.dumps(pids))
-        draft.replace(self._pid_file)  # whole or not at all: a kill may come at any moment
+        draft.replace(self._pid_file)  # atomic: a kill may come at any moment
 
     def _end_leftovers(self) -> None:
         """End the children of a parent that was killed: same pid, same time of birth."""

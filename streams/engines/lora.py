@@ -2,11 +2,10 @@
 
     adapter_config.json + adapter_model.safetensors ──► checked ──► y = W x + (alpha / r) B A x, per linear module
 
-Nothing is merged: a new version is some megabytes and a swap of hooks, the base weights stay shared between processes,
-and the arithmetic is the trainer's own (LoRA, arXiv:2106.09685 section 4.1). An adapter is checked whole before the old
-one lets go; one that is refused leaves the old one serving.
-
-Not covered: what else peft can put into an adapter (DoRA, trained biases, embeddings, rank patterns). It is refused.
+Nothing is merged: a new version costs a few megabytes and a swap of hooks, the base weights stay shared between
+processes, and the arithmetic equals the trainer's (LoRA, arXiv:2106.09685 section 4.1). An adapter is checked
+completely before it replaces the old one. Other things peft can put into an adapter (DoRA, trained biases, embeddings,
+rank patterns) are refused.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ NOT_APPLIED = (
     "monteclora_config",
     "velora_config",
 )
-"""Settings of an adapter that change its arithmetic and have to be unset."""
+"""Settings of an adapter that change its arithmetic, and must be unset."""
 
 
 class LoraPair(NamedTuple):
@@ -110,13 +109,13 @@ def _bad(folder: Path, what: str, do: str) -> EventError:
 
 
 class Lora:
-    """An adapter at work on a model, until removed."""
+    """An adapter applied to a model, until removed."""
 
     def __init__(self, model: nn.Module, pairs: Mapping[str, LoraPair]) -> None:
         self._hooks = [model.get_submodule(name).register_forward_hook(_adding(pair)) for name, pair in pairs.items()]
 
     def remove(self) -> None:
-        """Leave the model as it was."""
+        """Restore the model."""
         for hook in self._hooks:
             hook.remove()
 

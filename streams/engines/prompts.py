@@ -1,8 +1,6 @@
-"""Between messages and token ids, the same for every engine that runs a chat model.
+"""Convert between messages and token ids, for every engine that runs a chat model.
 
-    messages ──► chat template ──► prompt ids ──► (an engine draws) ──► completion ids ──► text, cut at a stop text
-
-Not covered: a tokenizer without chat template; an engine refuses it when it starts.
+messages ──► chat template ──► prompt ids ──► (an engine draws) ──► completion ids ──► text, cut at a stop text
 """
 
 from __future__ import annotations
@@ -19,10 +17,10 @@ from streams.errors import SettingsError
 
 
 class Prompts:
-    """A tokenizer, and what ends a turn of its model."""
+    """A tokenizer, and the tokens that end a turn of its model."""
 
     def __init__(self, model: Any, tokenizer: Any) -> None:
-        """Read what ends a turn, and how long the context is. Raises SettingsError without chat template."""
+        """Read the end-of-turn tokens and the context length. Raises SettingsError without a chat template."""
         if not tokenizer.chat_template:
             raise SettingsError("model.base: its tokenizer has no chat template; set it to an instruct or chat model")
         self._tokenizer = tokenizer
@@ -34,10 +32,12 @@ class Prompts:
         self.ends = frozenset(token for token in (*ends, tokenizer.eos_token_id) if token is not None)
 
     def tokens(self, request: SamplingRequest) -> tuple[tuple[int, ...], str | None]:
-        """Return the prompt's tokens, or why there can be none."""
+        """Return the prompt's tokens, or why it cannot be tokenized or answered."""
         where = f"task {request.task.task_id}"
         characters = sum(len(message.content) for message in request.messages)
-        if characters > self.context_tokens * self._longest_token:  # hopeless, so not worth the time to tokenize
+        if (
+            characters > self.context_tokens * self._longest_token
+        ):  # too long even for the longest tokens: do not tokenize
             return (
                 (),
                 f"{where}: {characters} characters never fit the context of {self.context_tokens} tokens; shorten it",
@@ -54,7 +54,7 @@ class Prompts:
         return tokens, None
 
     def templated(self, messages: Sequence[Message]) -> tuple[int, ...]:
-        """Return the conversation as tokens, up to where the answer begins. Raises what its template raises."""
+        """Return the conversation as tokens, up to where the answer begins. Raises what the chat template raises."""
         return tuple(
             self._tokenizer.apply_chat_template(
                 [_as_template_wants(message) for message in messages],
@@ -68,7 +68,7 @@ class Prompts:
         return tuple(self._tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def text(self, tokens: Sequence[int]) -> str:
-        """Return what a completion says, without the end of its turn."""
+        """Return the text of a completion, without the end-of-turn token."""
         spoken = tokens[:-1] if tokens and tokens[-1] in self.ends else tokens
         return str(self._tokenizer.decode(list(spoken), skip_special_tokens=True))
 
@@ -82,7 +82,7 @@ class Prompts:
 
 
 def _as_template_wants(message: Message) -> dict[str, Any]:
-    """Return the message as chat templates expect it; what is absent is left out."""
+    """Return the message as chat templates expect it, without absent fields."""
     wanted: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.name is not None:
         wanted["name"] = message.name

@@ -1,16 +1,14 @@
-"""Answer by rules, without weights: the double that is part of the product.
+"""Answer by a script, without weights, to try out scorers, topics and operations without a model.
 
     task.verifier {"answer": ...} + the script ──► the right answer, a wrong one, an echo, nothing, or a failure
 
-For trying out scorers, topics and operations without a model, and for tests: what a slot says is a function of the
-script, the sampling and the served version, so the whole loop can be run again with the same outcome. Tokens are the
-bytes of the text; one more ends the turn.
+An answer is a function of the script, the sampling and the served version, so running the whole loop again gives the
+same result. Tokens are the bytes of the text, plus one that ends the turn. Nothing is learned: `accuracy_per_version`
+and rules imitate it.
 
-A rule changes what is said by one version, to one scenario, or both; of several that fit, the later one counts:
+A rule changes the answers of one version, to one scenario, or both; if several match, the last one counts:
 
     {"accuracy": 0.5, "rules": [{"version": 2, "accuracy": 1}, {"version": 2, "scenario": "long", "answers": "wrong"}]}
-
-Not covered: learning. `accuracy_per_version` and rules pretend it.
 """
 
 from __future__ import annotations
@@ -43,7 +41,7 @@ Count = Annotated[int, Field(ge=0)]
 
 
 class ScriptRule(Section):
-    """What is otherwise for one version, or one scenario; what it leaves out stays as the script has it."""
+    """An exception for one version or scenario; what it leaves out is as in the script."""
 
     version: Count | None = Field(None, description="for this version only")
     scenario: str | None = Field(None, description="for tasks of this scenario only")
@@ -65,7 +63,7 @@ class Script(Section):
     context_tokens: int = Field(8192, ge=2, description="a prompt with as many bytes, or more, fails")
 
     def by(self, version: int, scenario: str) -> Script:
-        """Return the script as it is for this version and this scenario."""
+        """Return the script that holds for this version and scenario."""
         changed: dict[str, Any] = {}
         for rule in self.rules:
             if rule.version in (None, version) and rule.scenario in (None, scenario):
@@ -108,7 +106,7 @@ class ScriptedEngine:
         return [[self._slot(request, slot) for slot in range(request.task.group_size)] for request in requests]
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Nothing to release."""
 
     def _slot(self, request: SamplingRequest, slot: int) -> Completion:
         def number(what: int) -> float:
@@ -160,7 +158,7 @@ def _answer(task: Task) -> str | None:
 
 
 def _wrong(answer: str, number: float) -> str:
-    """Return what is near the answer and is not it."""
+    """Return a wrong answer near the right one."""
     off = 1 + int(number * 9)
     try:
         return str(int(answer) + off)
@@ -169,7 +167,7 @@ def _wrong(answer: str, number: float) -> str:
 
 
 def _float32(number: float) -> float:
-    """Return the nearest number that the log keeps as it is."""
+    """Return the nearest float32, which the log stores exactly."""
     return float(struct.unpack("f", struct.pack("f", number))[0])
 
 

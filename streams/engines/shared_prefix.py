@@ -4,12 +4,12 @@
     own cache      [rows,  heads, t, d]   what each slot has written ───────┴─► attention of rows on both
 
 The slots of a task share the keys and values of their prompt, so the queries of all its slots are one matrix against
-it: the scores over the prompt and over a slot's own tokens are put side by side before the softmax. It is exact, not an
-approximation (the idea is Hydragen's, arXiv:2402.05099). Rows leave when they are done; a row's place in the grid
-task x slot is only looked up, so leaving costs one copy of what stays.
+it: the scores over the prompt and over a slot's own tokens are concatenated before the softmax. This is exact, not an
+approximation (the idea is Hydragen's, arXiv:2402.05099). Finished rows are removed; a row's place in the task x slot
+grid is only looked up, so that costs one copy of the remaining rows.
 
-Not covered: attention that is not softmax(q k) v over everything before (sliding windows, soft caps, state spaces). The
-engine compares both ways of running once at its start, and refuses a model that disagrees.
+It only works for attention that is softmax(q k) v over all earlier tokens: no sliding windows, soft caps or state
+spaces. At its start the engine compares both ways of running, and refuses a model for which they differ.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from transformers.masking_utils import sdpa_mask
 ATTENTION = "streamward_fanout"
 """The name under which transformers finds `attend`; without a `FanOut` it is plain SDPA."""
 FIRST_CAPACITY = 16
-"""Own tokens a row has room for at first; doubled when full, so short answers cost little."""
+"""Initial room for a row's own tokens; doubled when full, so short answers cost little."""
 
 
 class FanOut(Cache):  # type: ignore[misc]

@@ -1,12 +1,11 @@
-"""Draw one token per row, the same one whoever else is in the batch.
+"""Draw one token per row, independent of what else is in the batch.
 
     logits ──► / temperature ──► top_p ──► cumulative sums ──► the token under u        u = sha256(key, slot, step)
 
-The random number of a draw is a function of what is drawn, not of a generator's past, so a slot gets the same tokens in
-any batch (up to rounding of the logits), and again after a restart. One number per draw suffices: it goes through the
-inverse of the cumulative distribution. Logprobs are those of the distribution that was drawn from.
-
-Not covered: penalties, top_k, min_p; the trainer would have to know them too.
+The random number of a draw is a function of key, slot and step, not of a generator's state, so a slot gets the same
+tokens in any batch (up to rounding of the logits), and again after a restart. One number per draw suffices: it goes
+through the inverse of the cumulative distribution. Logprobs are those of the distribution that was drawn from. There
+are no penalties, no top_k and no min_p: the trainer would have to know them too.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ def draw(
 
 
 def _keep_top(logits: Tensor, share: float) -> None:
-    """Shut out, in place, what is not in the smallest set of likeliest tokens that holds `share` (arXiv:1904.09751)."""
+    """Mask, in place, all but the smallest set of likeliest tokens that holds `share` (arXiv:1904.09751)."""
     ordered, index = torch.softmax(logits, dim=-1).sort(descending=True, stable=True)
     before = ordered.double().cumsum(dim=-1) - ordered
     logits[index[before >= share]] = -torch.inf

@@ -4,13 +4,13 @@
                                                                                                             │
                         a row leaves when it is done ◄── one token for every row ◄──────────────────────────┘
 
-A prompt is run once however many slots it has (`fanout`), what all prompts begin with (system message, template) is
-run once per adapter version, and an adapter is applied beside the weights (`lora`). What was read of the last few
-versions stays, so that two that answer by turns are swapped without a look at the disk. What a slot draws depends on
-its key, slot and step (`draw`), not on its neighbours.
+A prompt is run once however many slots it has (shared_prefix.py), the beginning that all prompts share (system message,
+template) is run once per adapter version, and an adapter is applied beside the weights (lora.py). The last few versions
+stay in memory, so that two that take turns are swapped without reading files. What a slot draws depends on its key,
+slot and step (token_draw.py), not on its neighbours.
 
-Not covered: new requests do not join a round that is under way; the policy agent hands over the next round when this
-one is done. Tensors live on one device.
+Requests do not join a running round: the policy agent hands over the next round when this one is done. All tensors are
+on one device.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ from streams.engines.token_draw import draw
 from streams.errors import EventError, SettingsError
 
 CACHE_BYTES = 1 << 30
-"""Most bytes of keys and values that a round may come to need; more requests are decoded in further rounds."""
+"""Most bytes of keys and values that rows decoded together may need; further requests are decoded after them."""
 PREFILL_TOKENS = 8192
 """Most prompt tokens run together, padding not counted: bounds the activations."""
 ROUND_ROWS = 256
 """Most slots decoded together: bounds the logits."""
 SHORTEST_SHARED = 8
-"""Fewer tokens than this that all prompts begin with are not worth a pass of their own."""
+"""A shared beginning with fewer tokens than this is not worth a pass of its own."""
 KEPT = 3
-"""Versions whose factors, and cache of what prompts begin with, stay in memory: two arms, and one that is pinned."""
+"""Versions whose factors and cached beginning of prompts stay in memory: primary, candidate, and a pinned one."""
 COMPACT_SHARE = 8
-"""Rows that are done leave once they are at least 1 / this of the rows in the step."""
+"""Finished rows are removed once they are at least 1 / this of the rows in the step."""
 AGREEMENT = 1e-3
-"""Nats by which the two ways of running may differ in float32 when the engine checks itself at its start."""
+"""Nats by which the two ways of running may differ in float32, checked when the engine starts."""
 AGREEMENT_HALF = 0.5
 """The same in bfloat16, which has three digits."""
 
@@ -71,12 +71,12 @@ class DecodingRow:
 
 @dataclass(slots=True)
 class Kept:
-    """A version that was served not long ago."""
+    """A version that was served recently."""
 
     folder: Path | None
     pairs: Mapping[str, LoraPair]
     shared: tuple[tuple[int, ...], DynamicCache] | None = None
-    """What prompts begin with, as this version sees it."""
+    """The beginning that all prompts share, and its cache under this version."""
 
 
 class TransformersEngine:
@@ -85,7 +85,7 @@ class TransformersEngine:
     name = "transformers"
 
     def __init__(self, base: Base, threads: int = 1) -> None:
-        """Take over `base`; nobody else may run its model while this engine lives. `threads` 0 uses all cores.
+        """Take over `base`: nothing else may run its model until `close`. `threads` 0 uses all cores.
 
         Raises SettingsError for a model without chat template, or whose attention cannot be fanned out.
         """
@@ -95,7 +95,7 @@ class TransformersEngine:
         self._lora: Lora | None = None
         self._now = Kept(None, {})
         self._kept = {0: self._now}
-        """The one served last is last."""
+        """In the order in which they were last served."""
         self._last_prompt: tuple[int, ...] = ()
         torch.set_num_threads(threads or os.cpu_count() or 1)
         self._prompts = Prompts(self._model, base.tokenizer)
@@ -124,7 +124,7 @@ class TransformersEngine:
         self.served_version = version
 
     def close(self) -> None:
-        """Leave the model as it was handed over."""
+        """Restore the model."""
         self.serve(0, None)
         self._model.config._attn_implementation = self._plain_attention
 
@@ -141,7 +141,7 @@ class TransformersEngine:
             sampling = request.sampling
             room = min(sampling.max_tokens, self.context_tokens - len(prompt))
             rows += [DecodingRow(index, slot, prompt, sampling, request.draw_key, room) for slot in slots]
-        rows.sort(key=lambda row: len(row.prompt))  # stable: the slots of a request stay together
+        rows.sort(key=lambda row: len(row.prompt))  # stable: the slots of a request stay adjacent
         for together in self._rounds(rows):
             with torch.inference_mode():
                 self._decode(together)
@@ -178,7 +178,7 @@ class TransformersEngine:
         longest = max(map(len, own))
         ids = torch.tensor([[0] * (longest - len(o)) + list(o) for o in own], device=device)
         lengths = torch.tensor([len(o) for o in own], device=device)
-        real = torch.arange(longest, device=device) >= longest - lengths[:, None]  # padding stands left
+        real = torch.arange(longest, device=device) >= longest - lengths[:, None]  # padding is on the left
         positions = len(shared) + (real.cumsum(1) - 1).clamp(min=0)
         mask = torch.cat((real.new_ones(len(own), len(shared)), real), dim=1)
         causal = torch.ones(longest, longest, dtype=torch.bool, device=device).tril()
@@ -190,7 +190,7 @@ class TransformersEngine:
         return logits, cache, mask
 
     def _begin_shared(self, prompts: Sequence[tuple[int, ...]]) -> tuple[tuple[int, ...], DynamicCache]:
-        """Return what all prompts begin with, and a cache of it that is laid out once for each."""
+        """Return the beginning that all prompts share, and its cache, expanded to one row per prompt."""
         known = [*prompts, self._last_prompt] if self._last_prompt else prompts
         shared = _common(known)[: min(map(len, prompts)) - 1]  # each keeps a token of its own, to have logits after it
         self._last_prompt = prompts[0]
@@ -212,7 +212,7 @@ class TransformersEngine:
     # --- decoding ----------------------------------------------------------------------------------------------------
 
     def _decode(self, rows: Sequence[DecodingRow]) -> None:
-        """Fill in `rows`, whose slots of one request stand together."""
+        """Decode `rows`; those of one request must be adjacent."""
         first = [index for index, row in enumerate(rows) if index == 0 or rows[index - 1].request != row.request]
         ends = [*first[1:], len(rows)]
         counts = torch.tensor([end - start for start, end in zip(first, ends, strict=True)], device=self._model.device)
@@ -247,7 +247,7 @@ class TransformersEngine:
         return logits
 
     def _draw(self, rows: Sequence[DecodingRow], logits: Tensor, step: int) -> Tensor:
-        """Draw a token for every row and note it in those that are not done; return all tokens [rows]."""
+        """Draw a token for every row, append it to those that are not done, and return all tokens [rows]."""
         numbers = [uniform(row.key, row.slot, step) for row in rows]
         samplings = [row.sampling for row in rows]
         tokens, logprobs = draw(logits, [s.temperature for s in samplings], [s.top_p for s in samplings], numbers)
@@ -287,7 +287,7 @@ class TransformersEngine:
     # --- self-check --------------------------------------------------------------------------------------------------
 
     def _check_itself(self) -> None:
-        """Refuse a model for which the fanned-out way of running gives other numbers than its plain forward."""
+        """Refuse a model for which shared-prefix decoding gives other logits than its plain forward."""
         size = self._model.get_input_embeddings().num_embeddings
         prompts = [tuple(token % size for token in (*range(3, 14), *tail)) for tail in ((17, 18, 19), (17,))]
         drawn = torch.tensor([[21, 22, 23], [24, 25, 26], [27, 28, 29]], device=self._model.device) % size

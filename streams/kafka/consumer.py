@@ -104,7 +104,7 @@ class GroupConsumer(Reader):
         comes next, and after an outage of kafka.outage_s.
         """
         self._raise_trouble()
-        self._meter.beat()
+        self._meter.heartbeat()
         records = []
         for message in consume(self._consumer, count, timeout_s):
             if (error := trouble_of(message)) is None:
@@ -260,7 +260,7 @@ class GroupConsumer(Reader):
             return None
 
     def _wrong(self, tp: TopicPartition, says: str, offset: int) -> LogError | None:
-        """Return the error if the partition has nothing at `offset`, and it is not its end."""
+        """Return the error if `offset` is neither in the partition nor its end."""
         first, end = self._asked(lambda timeout_s: bounds_of(self._consumer, tp, timeout_s), "to where a topic ends")
         if offset < first:
             return LogError(

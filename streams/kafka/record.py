@@ -8,7 +8,7 @@ Writing is streams/kafka/producer.py, reading streams/kafka/reader.py and consum
 from __future__ import annotations
 
 import base64
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from schemas import serde
 from schemas.events import Coordinates, DeadLetter, Event, derive_id
@@ -28,6 +28,11 @@ class Record(NamedTuple):
     key: bytes | None
     payload: bytes | None
     headers: tuple[tuple[str, bytes | None], ...] = ()
+
+    @property
+    def log_extra(self) -> dict[str, Any]:
+        """What a log line about this record carries: `log.warning("...", extra=record.log_extra)`."""
+        return {"at": self.at, "trace": context.of_headers(self.headers)}
 
     def decode(self, expected: type[E]) -> E | serde.Poison:
         """Return the event in this record, or a Poison. Never raises."""

@@ -97,7 +97,7 @@ class BrokerOutage:
 
         Raises StoppedWaiting once the process should stop, LogError once the outage has lasted kafka.outage_s.
         """
-        self.meter.beat()
+        self.meter.heartbeat()
         now = time.monotonic()
         step_s, self._asked_at = now - self._asked_at, now
         if self._silent_s is None or (step_s > NOTICE_S and not self._warned):
@@ -116,7 +116,7 @@ class BrokerOutage:
             )
         if not self._warned:
             log.warning("%s: waiting, %g s at most", what, self._kafka.outage_s)
-            self.meter.ready("kafka", what)
+            self.meter.not_ready("kafka", what)
             self._warned = True
 
     def probe(self, ask: Callable[[], object]) -> None:

@@ -13,7 +13,7 @@ import difflib
 import heapq
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import NamedTuple
@@ -111,9 +111,17 @@ def _hint(name: str) -> str:
     return f"did you mean {close[0]}?" if close else f"there are {', '.join(LABELS)}"
 
 
-def tail(settings: Settings, of: Iterable[Topic], begin: Begin, *, until_end: bool) -> Iterator[TailedRecord]:
-    """Yield records of these topics from `begin` on; up to their present end, or for ever.
+def tail(
+    settings: Settings,
+    of: Iterable[Topic],
+    begin: Begin,
+    *,
+    until_end: bool,
+    each_poll: Callable[[], object] = lambda: None,
+) -> Iterator[TailedRecord]:
+    """Yield records of these topics from `begin` on; up to where they end now, or for ever.
 
+    `each_poll` is called a few times a second, also while nothing comes, and may raise to end a tail that waits.
     Raises NotFoundError for a topic that does not exist, LogError if the broker does not answer.
     """
     by_name = {topic.name: topic for topic in of}
@@ -140,6 +148,7 @@ def tail(settings: Settings, of: Iterable[Topic], begin: Begin, *, until_end: bo
                 records += reader.poll(timeout_s=POLL_S)
             for record in merged(records):
                 yield _decoded(record, by_name)
+            each_poll()
 
 
 def _last(

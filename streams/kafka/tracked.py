@@ -104,7 +104,7 @@ class TrackedConsumer:
 
     def dead_letter(self, record: Record, reason: str, error: str) -> None:
         """Write a dead letter for a record."""
-        log.warning("dead letter, %s: %s", reason, error, extra={"at": record.at})
+        log.warning("dead letter, %s: %s", reason, error, extra=record.log_extra)
         self._producer.send(dead_letter(record, stage=self._stage, reason=reason, error=error))
 
     def commit(self) -> None:

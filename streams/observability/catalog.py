@@ -1,13 +1,11 @@
-"""Every metric there is, in one table.
+"""Every metric, in one table.
 
-    Metric ──► Meter.add, set, observe: what happened ──► /metrics
+    Metric ──► Meter.add, set, observe ──► /metrics
        └────► python -m streams.observability.catalog ──► docs/metrics.md
 
 Names begin with `streamward_` and end with their unit, in base units: seconds, records, tokens, nats, and `ratio` for a
 share from 0 to 1. Labels have few values: policy, stage, topic (its short name), reason. Ids are never labels, and the
-version of an adapter is one only in the info metric, which has one series at a time.
-
-Not covered: what is a good value. That is for alerts to say.
+version of an adapter is one only in an info metric, which has one series at a time.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ SERVED: tuple[Process, ...] = (*LOOP, "archive")
 
 
 class Metric(NamedTuple):
-    """One metric: what it is called, what its labels are, and who has it."""
+    """One metric: its name, its labels, and the processes that have it."""
 
     name: str
     kind: Literal["counter", "gauge", "histogram"]
@@ -50,13 +48,17 @@ class Metric(NamedTuple):
 PROCESS = Metric("streamward_process_info", "gauge", ("process", "version"), "Always 1: what runs here.", SERVED)
 READY = Metric("streamward_ready", "gauge", ("condition",), "1 if the condition of /readyz holds, else 0.", SERVED)
 PROGRESS = Metric(
-    "streamward_progress_age_seconds", "gauge", (), "Since the process last came on; /healthz judges it.", SERVED
+    "streamward_progress_age_seconds",
+    "gauge",
+    (),
+    "Since the process last made progress; /healthz is decided by it.",
+    SERVED,
 )
 SCRAPE_ERRORS = Metric(
-    "streamward_scrape_errors_total", "counter", (), "Values that could not be told when asked for.", SERVED, "a fault"
+    "streamward_scrape_errors_total", "counter", (), "Values that a scrape could not get.", SERVED, "a fault"
 )
-EVENTS_IN = Metric("streamward_events_in_total", "counter", ("stage", "topic"), "Records taken up.", LOOP)
-EVENTS_OUT = Metric("streamward_events_out_total", "counter", ("stage", "topic"), "Records handed to the log.", LOOP)
+EVENTS_IN = Metric("streamward_events_in_total", "counter", ("stage", "topic"), "Records read.", LOOP)
+EVENTS_OUT = Metric("streamward_events_out_total", "counter", ("stage", "topic"), "Records written.", LOOP)
 PROCESSING = Metric(
     "streamward_processing_seconds",
     "histogram",
@@ -70,7 +72,7 @@ EVENT_AGE = Metric(
     "streamward_event_age_seconds",
     "histogram",
     ("stage", "topic"),
-    "From a record's timestamp until it was taken up.",
+    "From a record's timestamp until it was read.",
     LOOP,
     buckets=AGES,
 )
@@ -78,14 +80,14 @@ LAG_RECORDS = Metric(
     "streamward_consumer_lag_records",
     "gauge",
     ("stage", "topic"),
-    "Records of the partitions owned here that are not done, those in work included.",
+    "Records of the partitions owned here that are not done, those in progress included.",
     LOOP,
 )
 LAG_SECONDS = Metric(
     "streamward_consumer_lag_seconds",
     "gauge",
     ("stage", "topic"),
-    "Age of the oldest record that was taken up and is not done (with none in work, of the last one taken up); 0 "
+    "Age of the oldest record that was read and is not done (with none in progress, of the last one read); 0 "
     "without lag.",
     LOOP,
 )
@@ -101,7 +103,7 @@ DROPS = Metric(
     "streamward_drops_total",
     "counter",
     ("stage", "reason"),
-    "Tasks and groups passed over on purpose: not answered (policy), not trained on (batches).",
+    "Tasks and groups skipped on purpose: not answered (policy), not trained on (batches).",
     ("streams", "policy"),
     "a flat or stale group, or a task that is too late",
 )
@@ -220,11 +222,11 @@ SCORE_FAILURES = Metric(
     "streamward_score_failures_total",
     "counter",
     ("source",),
-    "Scores that failed for good.",
+    "Scores that failed after all tries.",
     ("scoring",),
     "a scorer that fails",
 )
-OPEN = Metric("streamward_responses_open", "gauge", (), "Responses in work.", ("scoring",))
+OPEN = Metric("streamward_responses_open", "gauge", (), "Responses in progress.", ("scoring",))
 
 # --- trainer ----------------------------------------------------------------------------------------------------------
 
@@ -283,7 +285,7 @@ IMBALANCE = Metric(
     ("audit",),
 )
 IN_FLIGHT = Metric(
-    "streamward_ledger_in_flight_records", "gauge", (), "What is on its way and has no effect yet.", ("audit",)
+    "streamward_ledger_in_flight_records", "gauge", (), "Records in flight: they have had no effect yet.", ("audit",)
 )
 FINDINGS = Metric(
     "streamward_ledger_findings_records",
@@ -310,7 +312,7 @@ ARCHIVE_LAG_RECORDS = Metric(
     "streamward_archive_lag_records",
     "gauge",
     ("topic",),
-    "Records that the last look found in the log and that are not in the archive.",
+    "Records that were in the log at the last look and are not in the archive.",
     ("archive",),
 )
 ARCHIVE_LAG_SECONDS = Metric(
@@ -341,18 +343,19 @@ Each process serves them at `/metrics`, once it has a port (0, the default, serv
 
     streamward --set metrics.port=9464 policy
 
-`/healthz` is about progress: 200 while the process comes on, and 503 with what it has been at once that takes longer
-than `metrics.stuck_s`; a round may take `policy.round_timeout_s`, and loading a model an hour. A broker that is away is
-no reason. A stream worker is healthy while its event loop turns: its own watchdog ends it when nothing is committed.
+`/healthz` is about progress: 200 while the process makes progress, and 503 with its current activity once that takes
+longer than `metrics.stuck_s`; a round may take `policy.round_timeout_s`, and loading a model an hour. An unreachable
+broker is no reason for 503. A stream worker is healthy while its event loop runs: its own watchdog ends it when nothing
+is committed.
 `/readyz` is 200 while every condition holds: `kafka` (reached, and partitions assigned), of a policy agent `engine`
-(loaded, and it did not fail on what it was asked last), and with `schemas.registry_url` everywhere `schema_registry`
+(loaded, and its last request did not fail), and with `schemas.registry_url` everywhere `schema_registry`
 (its ids are known; [schemas.md](schemas.md)). The 503 says what is missing. `streamward audit --follow` has an address
 of its own (`--listen`) and no `/readyz`; `streamward archive sync --follow` is watched as the loop is.
 
-What they look like on dashboards, when Prometheus tells somebody, and what to do then: [operations.md](operations.md).
+Dashboards, alerts, and what to do: [operations.md](operations.md).
 
-A histogram is three families: its name with `_bucket`, `_sum` and `_count`. A metric has at most 200 series; what goes
-beyond has `other` in each label.
+A histogram is three families: its name with `_bucket`, `_sum` and `_count`. A metric has at most 200 series; more
+are counted under `other` in each label.
 """
 
 
@@ -378,7 +381,7 @@ def _sections() -> Iterator[str]:
 
 
 def _table(metrics: list[Metric], *, by_process: bool = False) -> str:
-    rows = ["| metric | kind | labels | what it says |", "|---|---|---|---|"]
+    rows = ["| metric | kind | labels | meaning |", "|---|---|---|---|"]
     for metric in metrics:
         labels = ", ".join(f"`{label}`" for label in metric.labels) or "–"
         notes = [f"On {', '.join(metric.processes)}."] if by_process else []

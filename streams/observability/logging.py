@@ -1,50 +1,101 @@
-"""What a process says while it works: log lines on stderr, with coordinates, and without floods.
+"""What a process prints while it works: lines on stderr, as text or JSON, with coordinates, and without floods.
 
-    logging.getLogger(__name__).warning("...", extra={"at": record.at})
+    logging.getLogger(__name__).warning("...", extra=record.log_extra)
         ──► 11:47:38 warning streams.stages.scoring.agent: streamward.rewards[3]@1041: ...
+        ──► {"time": "2026-11-22T11:47:38.120Z", "level": "warning", "logger": "streams.stages.scoring.agent",
+             "message": "...", "topic": "streamward.rewards", "partition": 3, "offset": 1041, "trace_id": "4bf9..."}
 
-Our own loggers speak from the chosen level up; libraries only from warning up, even though mode sets the root logger
-to DEBUG when Faust starts. The same sentence (logger, level, template) is printed BURST times in WINDOW_S seconds; the
-rest is counted, and the count is printed with the next one, or at the end. At level debug nothing is held back.
-
-Not covered: metrics and traces.
+Our own loggers print from the chosen level up; libraries only from warning up, even though mode sets the root logger
+to DEBUG when Faust starts. A message (logger, level, template) is printed a few times per window; the rest is counted,
+and the count is printed with the next one, or at the end. At level debug nothing is held back.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Literal, NamedTuple
+
+from streams.observability.tracing.context import Context
 
 OURS = ("streams", "trainer", "schemas", "streamward")
 """Loggers whose name begins so are ours."""
-BURST = 10
-LIBRARY_BURST = 3
-"""Libraries repeat themselves while a broker is away, and one template may carry all they say."""
-WINDOW_S = 10.0
+FAUST = ("faust", "mode", "aiokafka")
+FAUST_SERVICES = ("streams.worker.app", "streams.worker.table", "streams.worker.faust.watchdog")
+"""Where mode logs for our own services, since it names loggers by module; what we log goes to `streamward.*`."""
 LEVELS = ("debug", "info", "warning", "error")
 
+Format = Literal["text", "json"]
+
+
+class Burst(NamedTuple):
+    """How often one message is printed: `lines` times per `window_s`."""
+
+    lines: int
+    window_s: float
+
+
+OUR_BURST = Burst(10, 10.0)
+LIBRARY_BURST = Burst(3, 10.0)
+"""Libraries repeat themselves while a broker is unreachable, and one template may carry all their messages."""
+FAUST_BURST = Burst(1, 30.0)
+"""Without a broker, aiokafka prints dozens of lines a second."""
+_TEMPLATE_CHARS = 80
+"""The beginning by which messages are told apart: some libraries log finished sentences instead of templates."""
+
+
+def burst_of(logger: str) -> Burst:
+    """Return how often a logger may print the same message."""
+    package = logger.partition(".")[0]
+    return OUR_BURST if package in OURS else FAUST_BURST if package in FAUST else LIBRARY_BURST
+
 
 @dataclass
-class _Suppressed:
-    """Records that were not printed: how many, and the last of them."""
-
-    count: int = 0
-    last: logging.LogRecord | None = None
-
-    def append(self, record: logging.LogRecord) -> None:
-        self.count, self.last = self.count + 1, record
-
-
-@dataclass
-class _Burst:
-    """What one sentence did lately."""
+class _Window:
+    """What one message did lately."""
 
     began: float
     printed: int = 0
-    held: _Suppressed = field(default_factory=_Suppressed)
+    held: int = 0
+    last: logging.LogRecord | None = None
+    """The last one held back."""
+
+
+class RateLimit:
+    """Passes each message a few times per window, and counts the rest."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._windows: dict[tuple[str, int, str], _Window] = {}
+
+    def passes(self, record: logging.LogRecord) -> bool:
+        """Whether `record` is printed. One that follows held ones has their number as `held_back`."""
+        now, burst = self._clock(), burst_of(record.name)
+        key = (record.name, record.levelno, str(record.msg)[:_TEMPLATE_CHARS])
+        window = self._windows.setdefault(key, _Window(now))
+        if now - window.began >= burst.window_s:
+            record.held_back = window.held
+            self._windows[key] = _Window(now, printed=1)
+            return True
+        window.printed += 1
+        if window.printed <= burst.lines:
+            return True
+        window.held, window.last = window.held + 1, record
+        return False
+
+    def end(self) -> list[logging.LogRecord]:
+        """Return the last of each message held back, with the number of the others, and forget them."""
+        held = [(window.last, window.held) for window in self._windows.values()]
+        self._windows.clear()
+        for record, count in held:
+            if record is not None:
+                record.held_back = count - 1
+        return [record for record, _ in held if record is not None]
 
 
 class StderrLog(logging.Handler):
@@ -52,33 +103,19 @@ class StderrLog(logging.Handler):
 
     def __init__(self, level: int, *, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(level)
-        self._clock = clock
-        self._windows: dict[tuple[str, int, str], _Burst] = {}
-        self.setFormatter(_LineFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s", "%H:%M:%S"))
+        self._limit = RateLimit(clock)
+        self.setFormatter(_TextFormatter())
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether this record is printed; one that is printed after held ones says how many those were."""
-        ours = record.name.partition(".")[0] in OURS
-        if record.levelno < logging.WARNING and not ours:
+        """Whether this record is printed."""
+        if record.levelno < logging.WARNING and record.name.partition(".")[0] not in OURS:
             return False
         if record.name == "librdkafka" and self.level > logging.DEBUG and record.getMessage().endswith(": retrying"):
-            return False  # it mends that by itself; what it cannot mend comes back as an error
-        return self.level <= logging.DEBUG or self._fits(record, BURST if ours else LIBRARY_BURST)
-
-    def _fits(self, record: logging.LogRecord, burst: int) -> bool:
-        window = self._windows.setdefault((record.name, record.levelno, str(record.msg)), _Burst(self._clock()))
-        if self._clock() - window.began < WINDOW_S:
-            window.printed += 1
-            if window.printed <= burst:
-                return True
-            window.held.append(record)
-            return False
-        window.began, window.printed = self._clock(), 1
-        record.held_back, window.held = window.held.count, _Suppressed()
-        return True
+            return False  # it recovers from that by itself; what it cannot recover from is raised as an error
+        return self.level <= logging.DEBUG or self._limit.passes(record)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write one line. A stderr that is gone is no reason to fail."""
+        """Write one line. A closed stderr is no reason to fail."""
         try:
             sys.stderr.write(self.format(record) + "\n")
             sys.stderr.flush()
@@ -86,17 +123,17 @@ class StderrLog(logging.Handler):
             return
 
     def close(self) -> None:
-        """Say what is still held back."""
-        for window in self._windows.values():
-            if window.held.last is not None:
-                window.held.last.held_back = window.held.count - 1
-                self.emit(window.held.last)
-        self._windows.clear()
+        """Print what is still held back."""
+        for record in self._limit.end():
+            self.emit(record)
         super().close()
 
 
-class _LineFormatter(logging.Formatter):
+class _TextFormatter(logging.Formatter):
     """Lower-case levels; coordinates before the message; the held-back count after it."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s", "%H:%M:%S")
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         shown = logging.makeLogRecord(record.__dict__)
@@ -108,14 +145,62 @@ class _LineFormatter(logging.Formatter):
         return super().formatMessage(shown)
 
 
+class _JsonFormatter(logging.Formatter):
+    """One object per line; a key that has no value is left out."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        at, trace = getattr(record, "at", None), getattr(record, "trace", None)
+        time_of = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        found = {
+            "time": time_of.replace("+00:00", "Z"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            **({} if at is None else {"topic": at.topic, "partition": at.partition, "offset": at.offset}),
+            "trace_id": trace.trace_id if isinstance(trace, Context) else None,
+            "held_back": getattr(record, "held_back", 0) or None,
+            "exception": self.formatException(record.exc_info) if record.exc_info else None,
+        }
+        return json.dumps({key: value for key, value in found.items() if value is not None}, ensure_ascii=False)
+
+
+# --- setting it up ----------------------------------------------------------------------------------------------------
+
+
 def set_up(level: str) -> None:
-    """Send log lines of this process to stderr from `level` up (one of LEVELS). Calling it again replaces the first."""
+    """Print this process's log lines to stderr from `level` up (one of LEVELS), as text. Another call replaces it."""
     number: int = getattr(logging, level.upper())
     root = logging.getLogger()
-    for handler in [handler for handler in root.handlers if isinstance(handler, StderrLog)]:
+    for handler in _handlers():
         root.removeHandler(handler)
         handler.close()
     root.addHandler(StderrLog(number))
     root.setLevel(logging.WARNING)
     for name in OURS:
         logging.getLogger(name).setLevel(number)
+
+
+def use_format(wanted: Format) -> None:
+    """Print what follows in this format: logging.format, known once the settings are read."""
+    for handler in _handlers():
+        handler.setFormatter(_JsonFormatter() if wanted == "json" else _TextFormatter())
+
+
+def is_json() -> bool:
+    """Whether lines are printed as JSON."""
+    return any(isinstance(handler.formatter, _JsonFormatter) for handler in _handlers())
+
+
+def json_line(level: int, logger: str, message: str) -> str:
+    """Return a line for what cannot go through a logger: in a signal handler, and about the end of the process."""
+    return _JsonFormatter().format(logging.LogRecord(logger, level, "", 0, message, None, None))
+
+
+def quieten_faust() -> None:
+    """Let only warnings of Faust's packages through, before mode creates a record of each step."""
+    for name in (*FAUST, "asyncio", *FAUST_SERVICES):
+        logging.getLogger(name).setLevel(logging.WARNING)
+
+
+def _handlers() -> list[StderrLog]:
+    return [handler for handler in logging.getLogger().handlers if isinstance(handler, StderrLog)]

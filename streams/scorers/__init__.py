@@ -1,4 +1,4 @@
-"""Scorers: who judges a response.
+"""Scorers: functions that give a response its reward.
 
     exact  numeric  regex  format  length      the text itself                    (text)
     mix                                        a weighted sum of others           (registry)
@@ -6,10 +6,8 @@
     judge                                      a language model behind an API     (judge)
     module:function                            yours, marked with `entry_point`   (worker, sandbox)
 
-A scorer is a named function `(task, response, settings) -> Verdict` with a version. `Scorers` runs any of them where it
-belongs and always gives an `Outcome`.
-
-Not covered: when to score, and what to do with the outcome. That is the scoring agent's business.
+A scorer is a named function `(task, response, settings) -> Verdict` with a version. `Scorers` runs each where it
+belongs (inline, in a worker process, over HTTP) and always returns a `ScoreOutcome`.
 """
 
 from streams.scorers.execution import ScoreOutcome, Scorers

@@ -1,10 +1,8 @@
-"""Run a reward source to its end: every part where it belongs, again where that may help, and always an outcome.
+"""Run a reward source: every part where it belongs, with retries, always ending in an outcome.
 
-    task, response, source ──► parts ──► inline | worker process | judge ──► Outcome(value | error, components, version)
+    task, response, source ──► parts ──► inline | worker process | judge ──► ScoreOutcome(value | error, version, …)
 
-A failed score is an outcome with an error. It is never 0, and it is never an exception.
-
-Not covered: the order of two scores. Threads may call `score` at the same time.
+A failed score is an outcome with an error, never 0 and never an exception. Threads may call `score` at the same time.
 """
 
 from __future__ import annotations
@@ -23,12 +21,12 @@ from streams.settings.model import Scoring
 
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 2.0
-"""Between two tries; doubled each time."""
+"""Longest pause between two tries; the first is doubled each time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoreOutcome:
-    """What became of one reward source for one response: a value, or an error and its short reason."""
+    """The result of one reward source for one response: a value, or an error and its short reason."""
 
     value: float | None
     error: str | None = None
@@ -41,7 +39,7 @@ class ScoreOutcome:
 
 
 class Scorers:
-    """Every scorer, ready to run. Close it at the end: it may own processes and connections."""
+    """Every scorer, ready to run. Call `close` at the end: it may own processes and connections."""
 
     def __init__(self, scoring: Scoring) -> None:
         self._scoring = scoring
@@ -57,7 +55,7 @@ class Scorers:
         self.close()
 
     def is_quick(self, source: RewardSource) -> bool:
-        """Whether every part runs inline, so that a thread for it would be a waste."""
+        """Whether every part runs inline, so that it needs no thread."""
         try:
             return all(find(part.name).home == "inline" for part in parts(source))
         except ScoreError:
@@ -72,7 +70,7 @@ class Scorers:
     ) -> ScoreOutcome:
         """Return the outcome. Never raises for what a task, a response or a scorer did.
 
-        `trace` is that of the score, for a scorer that asks somebody else.
+        `trace` is that of the score, for a scorer that asks another server.
         """
         started, tries, name = time.perf_counter(), 1, source.name
         try:
@@ -134,9 +132,7 @@ class Scorers:
             return scorer(task, response, part.settings)
         except ScoreError:
             raise
-        except (
-            Exception
-        ) as exc:  # our own code met something it did not foresee: this response is not scored, others are
+        except Exception as exc:  # a bug in a built-in scorer costs this score, not the agent
             raise ScoreError(f"{part.name} raised {type(exc).__name__}: {exc}", reason="exception") from exc
 
     def _the_judge(self) -> Judge:

@@ -2,10 +2,9 @@
 
     verifier {"dataset": NAME, "config": {…}, "entry": {…}}, text ──► the dataset's score_answer ──► 0 to 1
 
-The generator stores the dataset's entry in the task, so the verdict needs no draw. Some verifiers run a computer
-algebra system on what the model wrote, hence the worker process.
-
-Not covered: datasets whose entry does not survive JSON (arc_agi, rearc); the generator refuses them.
+The generator stores the dataset's entry in the task, so scoring draws nothing. Some verifiers run a computer algebra
+system on the model's text, hence the worker process. The generator refuses datasets whose entries cannot be stored as
+JSON (arc_agi, rearc).
 """
 
 from __future__ import annotations

@@ -2,10 +2,9 @@
 
     name ──► Scorer(version, settings, function, home)        inline | sandbox | judge
 
-`inline` is ours and quick. `sandbox` can hang, crash or eat memory (a pattern, a computer algebra system, somebody's
-function) and runs in a worker process. `judge` waits for another server.
-
-Not covered: the meaning of a score. A version string says which code gave it: change the code, count the version up.
+`inline` scorers are built in and quick. `sandbox` scorers can hang, crash or exhaust memory (a pattern, a computer
+algebra system, a user's function) and run in a worker process. `judge` waits for another server. A version string says
+which code gave a score: when the code changes, raise the version.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ class Scorer:
     version: str
     home: Home
     options: type[ScorerOptions] | None = None
-    """None: the function checks its settings itself."""
+    """None: the function checks its settings."""
     function: Callable[..., Any] | None = None
     """None: runs elsewhere (the judge), or is imported in a worker (entry points)."""
 
@@ -55,7 +54,7 @@ class MixPart(ScorerOptions):
     name: str
     weight: float = Field(1.0, allow_inf_nan=False)
     label: str | None = Field(None, alias="as")
-    """What the component is called; the scorer's name if left out."""
+    """Name of the component; default: the scorer's name."""
     settings: dict[str, Any] = Field(default_factory=dict)
 
 
@@ -133,7 +132,7 @@ def parts(source: RewardSource) -> tuple[MixPart, ...]:
     labels = [part.label or part.name for part in mixed]
     for part in mixed:
         if part.name == "mix":
-            raise ScoreError("mix: a mix inside a mix; write all its parts into the outer one", reason="bad_settings")
+            raise ScoreError("mix: a mix inside a mix; list its parts in the outer one", reason="bad_settings")
         if labels.count(part.label or part.name) > 1:
             raise ScoreError(
                 f'mix: two parts are called {part.label or part.name}; tell them apart with "as": "another name"',
@@ -160,9 +159,9 @@ def blend(mixed: Sequence[MixPart], verdicts: list[Verdict]) -> Verdict:
 
 
 def source_problems(task: Task) -> Iterator[str]:
-    """Yield what is wrong with the reward sources of a task, before anybody answers it. None means good.
+    """Yield each problem of a task's reward sources, before it is answered.
 
-    Entry points are not imported, so a missing function shows only when it is called.
+    Entry points are not imported, so a missing function is only noticed when it is called.
     """
     for source in task.reward_sources:
         try:

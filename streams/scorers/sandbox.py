@@ -1,12 +1,11 @@
-"""Scores that may hang, crash or eat memory, in processes that may be killed.
+"""Run scorers that may hang, crash or exhaust memory in processes that can be killed.
 
     (name, settings, task, response) ──► a free worker ──► Verdict, or ScoreError(timeout | crashed | memory | …)
 
-A worker is a fresh interpreter (no fork: this process has threads) in a process group of its own. When its time is up
-the whole group is killed with SIGKILL, which nothing can catch, and the next score gets a new one. Workers start with
-the first score that needs one, so a deployment without such scorers pays nothing.
-
-Not covered: hostile code, and limits on CPU, disk and network (see `worker`).
+A worker is a fresh interpreter (no fork: this process has threads) in its own process group. At the time limit the
+group is killed with SIGKILL, and the next score gets a new worker. Workers are started when first needed, so a
+deployment without such scorers pays nothing. There is no protection against hostile code (see worker.py), and no limit
+on CPU, disk and network.
 """
 
 from __future__ import annotations

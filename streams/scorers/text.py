@@ -1,4 +1,4 @@
-"""Scorers that look at the text alone.
+"""Scorers that read only the text.
 
     exact     the answer, to the character                        1 or 0
     numeric   the answer as a number, within a tolerance          1 or 0
@@ -6,10 +6,8 @@
     format    the shape of an answer, right or wrong              1 or 0
     length    1 up to a free length, then falling to 0 at a limit
 
-Format and length are for shaping: they give a group of wrong answers something to differ in. Each is meant to be a
-small part of a mix.
-
-Not covered: equivalence of meaning ("eleven"), for which there are reasoning-gym, entry points and the judge.
+Format and length are for shaping, as small parts of a mix: they make wrong answers of a group differ in reward. For
+equivalence of meaning ("eleven") use reasoning-gym, an entry point or the judge.
 """
 
 from __future__ import annotations
@@ -41,7 +39,7 @@ class Exact(ScorerOptions):
 
     ignore_case: bool = False
     strip: bool = True
-    """Leave out white space around both."""
+    """Ignore white space around both."""
 
 
 def exact(task: Task, response: Response, settings: Exact) -> Verdict:

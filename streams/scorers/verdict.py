@@ -1,11 +1,9 @@
-"""What a scorer says, and how it says that it cannot.
+"""What a scorer returns, and what it raises.
 
     task, response, settings ──► Verdict(value, components, rationale)   or ScoreError(reason)
 
-A verdict is a finite number. NaN, infinity, a bool or a text is an error, never a score: a missing reward is missing,
-and a 0 would teach the model something that nobody said.
-
-Not covered: whether the verdict is just.
+A verdict is a finite number. NaN, infinity, a bool or a text is an error, never a score: counting it as 0 would teach
+the model something that no scorer said.
 """
 
 from __future__ import annotations
@@ -27,23 +25,23 @@ F = TypeVar("F", bound=Callable[..., Any])
 O = TypeVar("O", bound="ScorerOptions")  # noqa: E741 - options
 
 MAX_RATIONALE = 2_000
-"""Characters kept of a rationale; the rest is cut, since each one is stored for ever."""
+"""Characters kept of a rationale, which is stored for ever."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """One scorer's word on one response."""
+    """One scorer's score of one response."""
 
     value: float
     components: dict[str, float] = field(default_factory=dict)
-    """What the value is made of, by name, before any weight."""
+    """The parts of the value, by name, before weighting."""
     rationale: str | None = None
     version: str = ""
-    """The scorer that spoke, e.g. `exact/1`; filled in by whoever runs it."""
+    """The scorer, e.g. `exact/1`; filled in by the caller."""
 
 
 class ScoreError(EventError):
-    """No verdict. `reason` is a short word: unknown_scorer, bad_settings, bad_verifier, timeout, crashed, exception,
+    """No verdict. `reason` is one of unknown_scorer, bad_settings, bad_verifier, timeout, crashed, exception,
     memory, not_a_number, missing_package, judge_unreachable, judge_refused or judge_answer."""
 
     reason = "exception"
@@ -51,9 +49,9 @@ class ScoreError(EventError):
     def __init__(self, message: str, *, reason: str, again: bool = False, version: str = "") -> None:
         super().__init__(message, reason=reason)
         self.again = again
-        """Another try may end differently."""
+        """Whether a retry may succeed."""
         self.version = version
-        """The scorer that failed, where it was known."""
+        """The scorer that failed, if known."""
         self.tries = 1
         """How often it was tried."""
 
@@ -67,7 +65,7 @@ class ScorerOptions(BaseModel):
 def options(model: type[O], settings: dict[str, Any], scorer: str) -> O:
     """Return `settings` as `model`.
 
-    Raises ScoreError(bad_settings), one line a fault, with the nearest known key for a misspelt one.
+    Raises ScoreError(bad_settings), with the nearest known key for a misspelt one.
     """
     try:
         return model.model_validate_json(json.dumps(settings))
@@ -113,7 +111,7 @@ def answers(task: Task, scorer: str) -> tuple[str, ...]:
 
 
 def checked(raw: Any, scorer: str) -> Verdict:
-    """Return what a scorer gave as a Verdict: a Verdict, a number, or a pair of a number and its components.
+    """Return a scorer's result as a Verdict: it may be a Verdict, a number, or a pair of number and components.
 
     Raises ScoreError(not_a_number) for anything that is not a finite number.
     """
@@ -138,7 +136,7 @@ def checked(raw: Any, scorer: str) -> Verdict:
 def entry_point(version: str) -> Callable[[F], F]:
     """Mark a function `(task, response, settings) -> number | (number, components) | Verdict` as a scorer.
 
-    Tasks name functions as `module:function`; only marked ones are called, so a task cannot call just anything.
+    Tasks name functions as `module:function`. Only marked functions are called, so a task cannot call arbitrary code.
 
     >>> @entry_point("halves/1")
     ... def halves(task, response, settings):
@@ -155,7 +153,7 @@ def entry_point(version: str) -> Callable[[F], F]:
 
 
 def storable(text: str) -> str:
-    """Return `text` as UTF-8 can hold it: a lone surrogate becomes a question mark."""
+    """Return `text` so that it encodes as UTF-8: a lone surrogate becomes a question mark."""
     return text.encode(errors="replace").decode()
 
 

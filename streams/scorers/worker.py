@@ -3,10 +3,10 @@
     stdin   length, pickle (limit, memory, name, settings, task, response)      from the parent, which is trusted
     stdout  length, JSON {"ready"} | {"prepared"} | {"value", …} | {"reason", "error", …}
 
-It trusts its parent, and its parent does not trust it: answers are JSON. What a scorer prints goes to stderr. A worker
-whose parent died ends itself, between scores by the end of its stdin, within one by an alarm.
+It trusts its parent, but its parent does not trust it: answers are JSON. What a scorer prints goes to stderr. A worker
+whose parent died ends too: between scores when its stdin closes, during one by an alarm.
 
-Not covered: hostile code. A scorer runs with the rights of the user; this keeps accidents apart, not attackers.
+This contains accidents, not attackers: a scorer runs with the rights of the user.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _one(outbox: BinaryIO, frame: bytes) -> None:
         scorer = load(name)
         version = scorer.version
         _send(outbox, {"prepared": version})
-        signal.setitimer(signal.ITIMER_REAL, 2 * limit_s + 1)  # unhandled: ends a worker that nobody ends any more
+        signal.setitimer(signal.ITIMER_REAL, 2 * limit_s + 1)  # unhandled: ends a worker whose parent is gone
         verdict = scorer(task, response, settings)
         answer: dict[str, Any] = {
             "value": verdict.value,
@@ -55,7 +55,7 @@ def _one(outbox: BinaryIO, frame: bytes) -> None:
         answer = {"reason": exc.reason, "error": str(exc), "again": exc.again}
     except MemoryError:
         answer = {"reason": "memory", "error": f"{name} needed more than {memory_bytes} bytes", "again": True}
-    except BaseException as exc:  # SystemExit and KeyboardInterrupt too: whatever it raised is its answer
+    except BaseException as exc:  # SystemExit and KeyboardInterrupt too
         error = f"{name} raised {type(exc).__name__}: {str(exc)[:1000]}"
         answer = {"reason": "exception", "error": error, "again": True}
     finally:
@@ -64,7 +64,7 @@ def _one(outbox: BinaryIO, frame: bytes) -> None:
 
 
 def _limit_memory(memory_bytes: int) -> None:
-    """Let allocations beyond this fail with MemoryError, where the system can; else the machine is the limit."""
+    """Let allocations beyond this fail with MemoryError, where the system supports it."""
     with contextlib.suppress(OSError, ValueError):
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
         resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, hard))

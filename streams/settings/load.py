@@ -80,10 +80,11 @@ def load_with_origins(
 def to_env(settings: Settings) -> dict[str, str]:
     """Return the environment variables with which a child process loads these same settings.
 
-    Only what differs from the defaults, secrets included, since the child needs them.
+    Only what differs from the default is named, and a `streamward.toml` where the child runs is not read. Secrets are
+    included, since the child needs them.
     """
     default = Settings()
-    variables: dict[str, str] = {}
+    variables = {ENV_CONFIG: os.devnull}
     for section_name in type(settings).model_fields:
         section, plain = getattr(settings, section_name), getattr(default, section_name)
         for name in type(section).model_fields:

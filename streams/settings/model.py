@@ -395,6 +395,14 @@ class Metrics(Section):
     stuck_s: float = Field(300.0, gt=0, description="a process without progress for this long is unhealthy, seconds")
 
 
+class Logging(Section):
+    """What each process prints on stderr while it works."""
+
+    format: Literal["text", "json"] = Field(
+        "text", description="json: an object per line, with time, level, logger, coordinates and trace id"
+    )
+
+
 class Tracing(Section):
     """Where each process sends its spans. Records keep the trace they came with, whether or not spans are sent."""
 
@@ -443,5 +451,6 @@ class Settings(Section):
     archive: Archive = Archive()
     schemas: Schemas = Schemas()
     metrics: Metrics = Metrics()
+    logging: Logging = Logging()
     tracing: Tracing = Tracing()
     broker: Broker = Broker()

@@ -1,11 +1,10 @@
-"""What is wrong with this set-up, and what to do about it.
+"""Check this set-up, and say what to do about each problem.
 
     settings ──► broker, topics, schemas, model, disk ──► findings: ok, warning, failed, skipped
 
-Each look yields findings and raises nothing; one that cannot be taken, because an earlier one failed, says so. Looking
-changes nothing: no topic is made, no model loaded or fetched.
-
-Not covered: whether the processes of the loop run, and whether they get anywhere (`streamward events tail`).
+Each check yields findings and raises nothing; one that cannot run, because an earlier one failed, is skipped. Nothing
+is changed: no topic is created, no model loaded or downloaded. Whether the processes of the loop run and make progress
+is not checked (`streamward events tail` shows it).
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from streams.output import size
 from streams.settings.model import Settings
 
 DISK_WARNING_BYTES = 5 * 2**30
-"""About what an installed environment and a long demo take together."""
+"""About what an installed environment and a long demo need together."""
 DISK_FAILED_BYTES = 512 * 2**20
 """Below this Kafka's next segments and a checkpoint may not fit."""
 
@@ -33,7 +32,7 @@ State = Literal["ok", "warning", "failed", "skipped"]
 
 @dataclass(frozen=True, slots=True)
 class DoctorFinding:
-    """One thing that was looked at."""
+    """The result of one check."""
 
     check: str
     state: State
@@ -47,7 +46,7 @@ class DoctorFinding:
 
 
 def examine(load: Callable[[], Settings]) -> list[DoctorFinding]:
-    """Return everything there is to say, in order. `load` gives the settings, or raises SettingsError."""
+    """Return every finding, in order. `load` returns the settings, or raises SettingsError."""
     try:
         settings = load()
     except SettingsError as exc:
@@ -131,8 +130,8 @@ def _topic_config(name: str, wanted: dict[str, str], found: dict[str, str]) -> I
             yield DoctorFinding(
                 "topics",
                 "warning",
-                f"{name} has {key}={got}, the settings say {wanted[key]}",
-                "Change one of them; topics that exist are never changed by `topics apply`",
+                f"{name} has {key}={got}, the settings have {wanted[key]}",
+                "Change one of them; `topics apply` never changes a topic that exists",
             )
 
 
@@ -227,18 +226,23 @@ def _base(base: str) -> DoctorFinding:
                 "model",
                 "failed",
                 f"{base} has no {' and no '.join(lacking)}",
-                "Point model.base at a complete folder",
+                "Set model.base to a complete folder",
                 2,
             )
         return DoctorFinding("model", "ok", f"{base} is a folder with config and weights")
     if base.startswith((".", "/", "~")):
-        return DoctorFinding("model", "failed", f"model.base={base}: there is no such folder", "Point it at one", 2)
+        return DoctorFinding(
+            "model", "failed", f"model.base={base}: there is no such folder", "Set it to one that exists", 2
+        )
     from huggingface_hub import try_to_load_from_cache
 
     if isinstance(try_to_load_from_cache(base, "config.json"), str):
         return DoctorFinding("model", "ok", f"{base} is in the hub's local cache")
     return DoctorFinding(
-        "model", "warning", f"{base} is not in the hub's local cache", "It is fetched at the first start: needs network"
+        "model",
+        "warning",
+        f"{base} is not in the hub's local cache",
+        "It is downloaded at the first start, which needs network access",
     )
 
 
@@ -248,7 +252,7 @@ def _disk(settings: Settings) -> Iterator[DoctorFinding]:
         places["adapters.store"] = Path(settings.adapters.store)
     by_disk: dict[int, tuple[Path, list[str]]] = {}
     for name, path in places.items():
-        parent = _existing(path.expanduser())
+        parent = _existing(Path(os.path.expanduser(path)))
         if not os.access(parent, os.W_OK):
             yield DoctorFinding(
                 "disk", "failed", f"{name}={path}: {parent} is not writable", f"Change its rights, or set {name}", 1

@@ -1,15 +1,14 @@
-"""Where an adapter version comes from: each step to it, and every record that went into the step.
+"""Where an adapter version comes from: each step to it, and every record that went into it.
 
     version ─► parent ─► ... ─► base            adapters
       └─ batches ─► groups, by offset ─► responses, by offset; tasks and rewards, by task id ──► Step
 
-A step is a version and its parent, and the batches between them. What went into it are the groups of its batches, the
-responses that have an advantage there, their tasks, and the rewards of these responses; the first record of an id
-counts, as everywhere. Groups name where their responses lie. Tasks and rewards lie in partitions of the same number,
-which are read for their keys.
+A step is a version, its parent, and the batches between them. Into it went the groups of these batches, the responses
+that have an advantage there, their tasks and their rewards; the first record of an id counts, as everywhere. Groups
+have the coordinates of their responses; tasks and rewards are found by key in the partitions of the same number.
 
-Not covered: what was left out of a group or a batch; `streamward query` has it. And what a trainer refused of a batch,
-which is among its dead letters.
+What was left out of a group or a batch is not here (`streamward query` has it), nor what a trainer refused of a batch,
+which is in its dead letters.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ from typing import Any
 from schemas.events import AdvantagedGroup, Batch, Coordinates, Reward
 from streams.adapters.decisions import AdapterHistory, known
 from streams.errors import LogError
+from streams.kafka.history import History
 from streams.kafka.record import TopicPartition, partition_of
 from streams.kafka.topics import topics
 from streams.settings.model import Settings
-from streams.tools.archive.history import History
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +55,7 @@ class LineageStep:
     made_of: Mapping[str, tuple[Range, ...]] = field(default_factory=dict)
     """By topic label: batches, groups, responses, rewards, tasks."""
     missing: Mapping[str, int] = field(default_factory=dict)
-    """Tasks, and responses whose rewards, are nowhere any more: retention has cut them."""
+    """How many tasks, and responses whose rewards, retention has deleted."""
 
     def plain(self) -> dict[str, Any]:
         """Return all of it, ready for JSON."""
@@ -78,13 +77,13 @@ def parents(life: AdapterHistory, version: int) -> list[int]:
     Raises NotFoundError without such a version.
     """
     known(life.state, version)
-    line = [version]
-    while line[-1] != 0:
-        parent = life.state.versions[line[-1]].parent_version
-        if parent is None or parent not in life.state.versions or parent in line:
+    chain = [version]
+    while chain[-1] != 0:
+        parent = life.state.versions[chain[-1]].parent_version
+        if parent is None or parent not in life.state.versions or parent in chain:
             break
-        line.append(parent)
-    return line
+        chain.append(parent)
+    return chain
 
 
 def steps(
@@ -92,10 +91,9 @@ def steps(
 ) -> list[LineageStep]:
     """Return the steps to `version`, the newest first; of these the `last` ones, or all.
 
-    Raises NotFoundError without such a version, LogError if a record that it was made of is gone.
+    Raises NotFoundError without such a version, LogError if a record that went into it is gone.
     """
-    line = parents(life, version)
-    pairs = list(pairwise(line))[:last]
+    pairs = list(pairwise(parents(life, version)))[:last]
     if not pairs:
         return []
     ranges = {number: _batches_of(life, number, parent) for number, parent in pairs}
@@ -109,8 +107,8 @@ def steps(
         missing = [sequence for sequence in found if sequence not in batches]
         if missing:
             raise LogError(
-                f"version {number} of {life.state.policy} was trained on batch {missing[0]}, which is nowhere in "
-                f"{topics(settings.topics)['batches'].name}: retention has cut it. Restore the archive, or ask for "
+                f"version {number} of {life.state.policy} was trained on batch {missing[0]}, which is not in "
+                f"{topics(settings.topics)['batches'].name}: retention has deleted it. Restore the archive, or ask for "
                 "fewer --steps"
             )
         first, end = (found[0], found[-1]) if found else (None, None)
@@ -147,7 +145,7 @@ def _whole(history: History, labels: Iterable[str], of: set[TopicPartition]) -> 
 
 
 class _Sources:
-    """The records that batches were made of, by batch."""
+    """The records that went into batches, by batch."""
 
     def __init__(self, settings: Settings, history: History, batches: Mapping[int, tuple[Coordinates, Batch]]) -> None:
         named = topics(settings.topics)
@@ -170,7 +168,7 @@ class _Sources:
     def _by_task(
         self, settings: Settings, history: History, groups: Iterable[AdvantagedGroup]
     ) -> tuple[dict[str, Coordinates], dict[str, list[Coordinates]]]:
-        """Return where each task lies, and the rewards of each response."""
+        """Return the coordinates of each task, and of the rewards of each response."""
         named = topics(settings.topics)
         task_ids = {group.task_id.encode() for group in groups}
         responses = {response.response_id for group in groups for response in group.responses}
@@ -192,7 +190,7 @@ class _Sources:
         return tasks, rewards
 
     def of(self, sequences: Iterable[int]) -> dict[str, tuple[Range, ...]]:
-        """Return what these batches were made of, by topic label."""
+        """Return what went into these batches, by topic label."""
         sequences = list(sequences)
         groups = self._groups_of(sequences)
         responses = [response for _, group in groups for response in group.responses]
@@ -227,13 +225,13 @@ def _ranges(where: Iterable[Coordinates]) -> tuple[Range, ...]:
     return tuple(Range(*tp, min(found), max(found), len(found)) for tp, found in sorted(by_partition.items()))
 
 
-# --- two versions beside each other -----------------------------------------------------------------------------------
+# --- two versions compared --------------------------------------------------------------------------------------------
 
 
 def difference(life: AdapterHistory, one: int, other: int) -> dict[str, Any]:
-    """Return what tells two versions apart: recipe, metrics, scores, files, and the batches between them.
+    """Return what differs between two versions: recipe, metrics, scores, files, and the batches between them.
 
-    Of a recipe only what differs is named. Raises NotFoundError if one of the versions is not there.
+    Of a recipe only differences are listed. Raises NotFoundError if one of the versions does not exist.
     """
     versions = known(life.state, one), known(life.state, other)
     events = [life.trained(version.version) for version in versions]

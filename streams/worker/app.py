@@ -35,7 +35,8 @@ from streams.kafka.client import unreachable
 from streams.kafka.lag import LagMeter
 from streams.kafka.record import Record, check_size, dead_letter, key_of, trace_of
 from streams.kafka.topics import FRAMING_BYTES, Topic, topics
-from streams.observability import catalog, quiet
+from streams.observability import catalog
+from streams.observability.logging import quieten_faust
 from streams.observability.metrics import OFF, Meter
 from streams.observability.tracing.tracer import OFF as NO_TRACER, Trace, Traced, Tracer, headers_of
 from streams.settings.model import Kafka, Settings
@@ -301,7 +302,7 @@ def run_worker(app: App, *, grace_s: float = 25) -> int:
     broker is unreachable at the start, or records were deleted before they were read. Call from the main thread.
     """
     create_changelogs(app)
-    quiet.quieten()
+    quieten_faust()
     loop = fixes.new_event_loop()
     asyncio.set_event_loop(loop)
     worker = _FaustWorker(app, loop=loop, grace_s=grace_s)

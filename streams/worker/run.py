@@ -48,7 +48,7 @@ def run(settings: Settings, stages: Iterable[Callable[[App], None]]) -> int:
 def _report(app: App) -> None:
     """Report to the meter each second what only the event loop may look at; doing so is the sign of life."""
     meter, looks = app.meter, count()
-    meter.at("runs")
+    meter.begin("runs")
     answers = False
 
     @app.on_partitions_assigned.connect  # type: ignore[untyped-decorator]  # faust is not typed
@@ -58,13 +58,13 @@ def _report(app: App) -> None:
     @app.timer(1.0)  # type: ignore[untyped-decorator]
     async def look() -> None:
         nonlocal answers
-        meter.beat()
+        meter.heartbeat()
         if not answers or next(looks) % PROBE_EVERY == 0:
             answers = await broker_answers(app)
         if app.rebalancing or not app.tables.recovery.completed.is_set():
-            meter.ready("kafka", "a rebalance is under way, or tables are being recovered from their changelogs")
+            meter.not_ready("kafka", "a rebalance is under way, or tables are being recovered from their changelogs")
         elif not answers:
-            meter.ready("kafka", f"{app.settings.kafka.bootstrap} does not answer")
+            meter.not_ready("kafka", f"{app.settings.kafka.bootstrap} does not answer")
         else:
             meter.ready("kafka")
             with contextlib.suppress(IllegalStateError):  # revoked meanwhile

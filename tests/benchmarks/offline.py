@@ -31,7 +31,7 @@ def run() -> Iterator[dict[str, Any]]:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the trainer's process sets it
     import torch
 
-    from streams.tools.archive import history
+    from streams.kafka.history import LogHistory
     from trainer import consumer, reproduce
 
     with node() as settings, tempfile.TemporaryDirectory(prefix="streamward-bench-") as folder:
@@ -44,7 +44,7 @@ def run() -> Iterator[dict[str, Any]]:
         )
         batches = _write(settings)
         consumer.run(settings, steps=STEPS, stop=threading.Event())
-        log = history.Log(settings)
+        log = LogHistory(settings)
 
         def ours() -> bool:
             return all(

@@ -38,7 +38,7 @@ from tests.support.deploy.apicurio import Apicurio, NotHere, running as apicurio
 from tests.support.deploy.container import Host, Process
 from tests.support.deploy.rendered_chart import needs_helm
 from tests.support.factories import one_of_each, task
-from tests.support.log.confluent_events import plain, where, with_millis
+from tests.support.log.confluent_events import SUBJECTS, plain, registry_client, where, with_millis
 from tests.support.processes import read, records, running, said, until
 from tests.support.scrape import get
 
@@ -57,7 +57,7 @@ def apicurio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Apicurio]:
         pytest.skip(skips.ASKED_FOR)
     try:
         with apicurio_running(tmp_path_factory.mktemp("apicurio")) as running_one:
-            with SchemaRegistryClient({"url": running_one.url}) as client:
+            with registry_client(running_one.url) as client:
                 for number in range(OTHERS):
                     record = {"type": "record", "name": f"Other{number}", "fields": []}
                     client.register_schema(f"other-{number}-value", Schema(json.dumps(record), "AVRO"))
@@ -68,14 +68,14 @@ def apicurio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Apicurio]:
 
 @pytest.fixture
 def client(apicurio: Apicurio) -> Iterator[SchemaRegistryClient]:
-    with SchemaRegistryClient({"url": apicurio.url}) as client:
+    with registry_client(apicurio.url) as client:
         yield client
 
 
 @pytest.fixture(autouse=True)
 def own_ids_again() -> Iterator[None]:
     yield
-    numbering.use(numbering.OWN)
+    numbering.use(numbering.LOCK_IDS)
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def registered(apicurio: Apicurio, settings: Settings) -> Settings:
     with_registry = settings.model_copy(update={"schemas": Schemas(registry_url=apicurio.url)})
     admin.apply_topics(with_registry)
     assert run(with_registry, "schemas", "register").exit_code == 0
-    numbering.use(numbering.OWN)
+    numbering.use(numbering.LOCK_IDS)
     return with_registry
 
 
@@ -198,8 +198,8 @@ def test_confluents_deserializer_reads_what_we_write_and_we_read_its_serializer(
         payload = next(record.payload for record in lying[label] if record.decode(type(event)) == event)
         assert payload is not None and payload[5:] == before[5:] and payload[:5] != before[:5]
         place = where(event, registered.topics)
-        assert with_millis(AvroDeserializer(client)(payload, place)) == plain(event)
-        rules = {"auto.register.schemas": False, "use.latest.version": True}
+        assert with_millis(AvroDeserializer(client, conf=SUBJECTS)(payload, place)) == plain(event)
+        rules = {"auto.register.schemas": False, "use.latest.version": True, **SUBJECTS}
         theirs = AvroSerializer(client, versions.files().newest(type(event)).text, conf=rules)(plain(event), place)
         assert decode(theirs, type(event)) == event == decode(before, type(event))
 

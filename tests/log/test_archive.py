@@ -21,8 +21,9 @@ from streams.observability import catalog
 from streams.observability.metrics import Meter
 from streams.settings.model import Settings
 from streams.tools.archive import sync as archive_sync
+from streams.tools.archive.segment_writer import segment_schema
 from streams.tools.archive.segments import ArchiveReader, manifest_numbers
-from streams.tools.archive.sync import segment_schema, sync
+from streams.tools.archive.sync import sync
 from streams.tools.archive.verify import verify
 from streams.tools.arrow.decode import decode
 from tests.chaos.disks import NotShown, fill, free, read_only, small_disk, writable
@@ -229,7 +230,7 @@ def test_what_cannot_be_archived_is_still_counted(made: Settings) -> None:
     sync(made, ["rewards"], meter=meter)
     write(made, 6, first=5)
     cut(made, 8)
-    with pytest.raises(LogError, match="retention has cut"):
+    with pytest.raises(LogError, match="retention has deleted"):
         sync(made, ["rewards"], meter=meter)
     assert parse(meter.text()).total(catalog.ARCHIVE_LAG_RECORDS.name) == 6
 
@@ -283,9 +284,9 @@ def test_a_topic_that_was_made_anew_is_not_mixed_with_the_archive_of_the_old_one
     deleted(made)
     admin.apply_topics(made)
     write(made, records, first=100)
-    with pytest.raises(LogError, match=rf"rewards\[{ONE}\].*the topic was made anew"):
+    with pytest.raises(LogError, match=rf"rewards\[{ONE}\].*the topic was recreated"):
         sync(made, ["rewards"])
-    with pytest.raises(LogError, match=rf"rewards\[{ONE}\].*the topic was made anew"):
+    with pytest.raises(LogError, match=rf"rewards\[{ONE}\].*the topic was recreated"):
         held(of(made, "auto"))
     assert verify(made).findings == ()
     assert len(held(of(made, "archive"))) == 5

@@ -1,4 +1,4 @@
-"""Dead letters in a real log: looked at, put back and dropped, each once."""
+"""Dead letters in a real log: looked at, redriven and dropped, each once."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from streams.kafka.record import Record, dead_letter, key_of
 from streams.kafka.topics import topic_of, topics
 from streams.settings.load import to_env
 from streams.settings.model import Kafka, Settings, Topics
-from streams.tools.dead_letters.letters import decision, load
+from streams.tools.dead_letters.letters import RedriveTarget, decision, load
 from streams.tools.dead_letters.redrive import RETRY_HEADER, STALE_S, RedriveOrder, decide
 from tests.support.factories import response, task
 
@@ -137,7 +137,9 @@ def claimed(settings: Settings, record: Record, *, age_s: float) -> None:
     (letter,) = (found for found in load(settings).matching() if found.source == record.at)
     now_ms = int((time.time() - age_s) * 1000)
     end = admin.offsets(settings, ["responses"])[record.at.topic, record.at.partition][1]
-    claim = decision(letter, "retried", 1, "put back by mina", now_ms=now_ms, partition=record.at.partition, end=end)
+    claim = decision(
+        letter, "retried", 1, "redriven by mina", now_ms=now_ms, target=RedriveTarget(record.at.partition, end)
+    )
     put_event(settings, claim, timestamp_ms=now_ms)
 
 
@@ -278,7 +280,7 @@ def test_who_read_the_letters_before_the_other_decided_is_told_who_was_faster(ma
     (first,) = decide(made, fast, fast.find(letter), RedriveOrder(verdict="retried", actor="mina"))
     (second,) = decide(made, slow, slow.find(letter), RedriveOrder(verdict="dropped", actor="noah"))
     assert (first.result, second.result) == ("retried", "refused")
-    assert "put back by mina" in str(second.error)
+    assert "redriven by mina" in str(second.error)
     assert load(made).state(first.letter) == "retried"
     assert len(records(made, "responses")) == 2
 
@@ -310,7 +312,7 @@ def test_a_claim_that_is_fresh_is_left_to_its_writer(made: Settings) -> None:
     claimed(made, record, age_s=0)
     result = run(made, "retry", letter)
     assert result.exit_code == 4
-    assert "put back by mina" in result.stderr
+    assert "redriven by mina" in result.stderr
     assert len(records(made, "responses")) == 1
 
 
@@ -352,7 +354,7 @@ def test_what_no_mending_helps_is_refused_unless_forced(made: Settings) -> None:
     assert len(records(made, "responses")) == 2
 
 
-def test_bytes_that_cannot_be_decoded_here_either_are_not_put_back(alone: Settings) -> None:
+def test_bytes_that_cannot_be_decoded_here_either_are_not_redriven(alone: Settings) -> None:
     poison = bury(alone, put(alone, "tasks", b"t1", b"junk"), stage="policy", reason="not_avro")
     mended = bury(alone, put(alone, "tasks", b"t1", serde.encode(task())), stage="policy", reason="unknown_schema")
     result = run(alone, "retry", "--all-matching")
@@ -418,7 +420,7 @@ def test_a_dropped_letter_is_retried_only_by_force(made: Settings) -> None:
     assert listed(made, "--all")[0]["state"] == "retried"
 
 
-def test_what_was_put_back_cannot_be_dropped(made: Settings) -> None:
+def test_what_was_redriven_cannot_be_dropped(made: Settings) -> None:
     _, letter = buried(made)
     run(made, "retry", letter)
     assert run(made, "drop", letter).exit_code == 4

@@ -328,6 +328,27 @@ def test_a_live_tail_shows_what_comes_after_it_began_until_ctrl_c(log: Settings,
     assert (out, err, child.returncode) == ("", "", 130)
 
 
+@pytest.mark.parametrize("command", [["events", "tail", "tasks", "--from", "-1"], ["query", "tasks", "--follow"]])
+def test_a_command_that_waits_for_records_ends_when_its_reader_leaves(
+    log: Settings, tmp_path: Path, command: list[str]
+) -> None:
+    """As in `| grep -m 1`: no other record comes, so nothing is written that would fail."""
+    write(log, a_task(1))
+    env = to_env(log) | {"PATH": "/usr/bin:/bin"}
+    with subprocess.Popen(
+        [sys.executable, "-m", "streams.cli", *command],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env, cwd=tmp_path,
+    ) as child:  # fmt: skip
+        assert child.stdout is not None and child.stderr is not None
+        assert a_task(1).task_id in child.stdout.readline()
+        child.stdout.close()
+        try:
+            code = child.wait(timeout=30)
+        finally:
+            child.kill()
+        assert (code, child.stderr.read()) == (0, "")
+
+
 # --- adapters ---------------------------------------------------------------------------------------------------------
 
 

@@ -22,7 +22,7 @@ from streams.kafka.producer import Producer
 from streams.kafka.registry import server as schema_server
 from streams.settings.model import Settings, Topics
 from tests.support.factories import one_of_each, response, reward
-from tests.support.log.confluent_events import plain, where, with_millis
+from tests.support.log.confluent_events import plain, registry_client, where, with_millis
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def url() -> Iterator[str]:
 
 @pytest.fixture
 def client(url: str) -> Iterator[SchemaRegistryClient]:
-    with SchemaRegistryClient({"url": url, "max.retries": 0}) as client:
+    with registry_client(url) as client:
         yield client
 
 
@@ -61,7 +61,7 @@ def test_a_service_that_tries_to_register_is_told_that_none_does(client: SchemaR
 def test_the_subjects_are_the_topics_of_this_deployment() -> None:
     with (
         schema_server.serve(Settings(topics=Topics(prefix="lab."))) as url,
-        SchemaRegistryClient({"url": url}) as client,
+        registry_client(url) as client,
     ):
         assert "lab.rewards-value" in client.get_subjects()
         assert client.get_versions("lab.rewards-value") == [1]
@@ -80,7 +80,7 @@ def test_the_subjects_are_the_topics_of_this_deployment() -> None:
 )
 def test_what_is_not_there_has_confluents_error_code(url: str, path: str, status: int, code: int, says: str) -> None:
     with pytest.raises(urllib.error.HTTPError) as refused:
-        urllib.request.urlopen(url + path)  # noqa: S310 - our own server
+        urllib.request.urlopen(url + path, timeout=20)  # noqa: S310 - our own server
     with refused.value as answer:
         body = json.load(answer)
     assert (answer.code, body["error_code"]) == (status, code)

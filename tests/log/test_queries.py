@@ -18,7 +18,7 @@ from streams.adapters import versions as adapters
 from streams.kafka.record import Record
 from streams.settings.model import Kafka, Settings
 from streams.tools.archive import sync
-from streams.tools.query import show
+from streams.tools.query import formats
 from streams.tools.query.session import Session
 from tests.support.log import finished_run
 from tests.support.log.whole_run import Written, event_of
@@ -55,7 +55,7 @@ def session(told: tuple[Settings, Written]) -> Any:
 def test_the_page_shows_what_the_question_gives(number: int, session: Session) -> None:
     _, sql, shown = ASKED[number]
     out = io.StringIO()
-    show.write(session.run(sql), "table", out)
+    formats.write(session.run(sql), "table", out)
     assert out.getvalue() == shown
 
 
@@ -239,7 +239,7 @@ RECOUNTS: dict[int, Callable[[Facts], list[list[Any]]]] = {
 
 @pytest.mark.parametrize("number", RECOUNTS)
 def test_a_recount_of_the_events_gives_the_same(number: int, session: Session, told: tuple[Settings, Written]) -> None:
-    found = list(show.rows(session.run(ASKED[number][1])))
+    found = list(formats.rows(session.run(ASKED[number][1])))
     expected = RECOUNTS[number](Facts(told[1]))
     assert expected, "the log has nothing that answers this"
     assert found == expected

@@ -34,7 +34,7 @@ from streams.settings.model import Kafka, Settings
 from streams.tools.archive import sync
 from streams.tools.archive.segments import ArchiveReader
 from streams.tools.arrow import rules
-from streams.tools.query import show
+from streams.tools.query import formats
 from streams.tools.query.session import Session, connect
 from streams.tools.query.source import Scope
 from tests.support.factories import task
@@ -81,7 +81,7 @@ def session(told: tuple[Settings, Written]) -> Iterator[Session]:
 
 
 def answer(session: Session, sql: str) -> list[list[Any]]:
-    return list(show.rows(session.run(sql)))
+    return list(formats.rows(session.run(sql)))
 
 
 def write(settings: Settings, *ids: str) -> None:
@@ -193,7 +193,7 @@ def test_a_statement_reads_only_what_it_names(session: Session) -> None:
 # --- a schema with a past ---------------------------------------------------------------------------------------------
 
 
-def registry_in(folder: Path, *, versions: int) -> registry.Registry:
+def registry_in(folder: Path, *, versions: int) -> registry.SchemaVersions:
     """Return a registry in which tasks had no tenant in version 1; with two versions, they have one since."""
     real = registry.files()
     entries = []
@@ -211,7 +211,7 @@ def registry_in(folder: Path, *, versions: int) -> registry.Registry:
         digest = hashlib.sha256(text.encode()).hexdigest()
         lock.append({"id": number, "event": event, "version": int(version), "sha256": digest})
     (folder / "lock.json").write_text(json.dumps(lock))
-    return registry.Registry(folder)
+    return registry.SchemaVersions(folder)
 
 
 def test_a_segment_from_before_a_field_was_there_has_its_default(

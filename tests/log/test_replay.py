@@ -16,9 +16,9 @@ from schemas.events import AdvantagedGroup, Batch, Response, Reward, RewardSourc
 from streams.errors import NotFoundError, RefusedError, SettingsError, StreamwardError
 from streams.kafka import admin as cluster
 from streams.kafka.client import client_config
+from streams.kafka.history import LogHistory
 from streams.settings.model import Archive, Settings
 from streams.tools.archive import history, sync
-from streams.tools.archive.history import Log
 from streams.tools.audit.reading import Audit
 from streams.tools.replay import driver, experiments, plan as planning, run as replay, selection
 from streams.tools.replay.run import ReplayRequest, ReplayResult
@@ -169,16 +169,16 @@ def consumer_groups(settings: Settings) -> list[str]:
 def test_a_run_that_is_stopped_in_every_stage_and_asked_to_go_on_ends_with_the_same_topics(
     source: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("streams.tools.replay.copy.TOLD_EVERY", 1)
+    monkeypatch.setattr("streams.tools.replay.replay.REPORT_EVERY", 1)
     stages = ["copying responses", "scoring", "joining", "writing groups", "cutting batches"]
     for stage in stages:
         stop = threading.Event()
 
-        def told(doing: str, done: int, of: int | None, stop: threading.Event = stop, stage: str = stage) -> None:
+        def report(doing: str, done: int, of: int | None, stop: threading.Event = stop, stage: str = stage) -> None:
             if doing == stage and (done >= 3 or doing == "joining"):
                 stop.set()
 
-        stopped = replay.run(source, request("cut", tmp_path, scorers=SHORT), stop=stop, told=told)
+        stopped = replay.run(source, request("cut", tmp_path, scorers=SHORT), stop=stop, report=report)
         assert (stage, stopped.kind) == (stage, "stopped")
     spooled = tmp_path / "cut" / ".joined-killed"  # as a run that was killed leaves it
     spooled.mkdir()
@@ -217,9 +217,9 @@ def alike(settings: Settings) -> dict[str, list[Any]]:
 
 def chosen(source: Settings, **limits: Any) -> set[str]:
     selected = Selection(**({"policy": "default"} | limits))
-    ranges = selection.ranges_of(source, Log(source), selected)
+    ranges = selection.ranges_of(source, LogHistory(source), selected)
     among = {"task-1", "held-out"} if selected.where else None
-    return {key.decode() for key in selection.choose(source, Log(source), selected, ranges, among).keys}
+    return {key.decode() for key in selection.choose(source, LogHistory(source), selected, ranges, among).keys}
 
 
 ALL = {name_of(number) for number in range(NUMBER)}
@@ -272,7 +272,7 @@ def test_a_name_is_not_given_twice_but_for_the_same(source: Settings, same: tupl
     there = contents(same[0].settings)
     run(source, request("same", folder))
     assert contents(same[0].settings) == there
-    with pytest.raises(RefusedError, match=r"experiment same exists \(finished\) with batches\.groups=2.*with 4"):
+    with pytest.raises(RefusedError, match=r"experiment same exists \(finished\) with batches\.groups=2.*has 4"):
         run(source, request("same", folder, changes={"batches.groups": 4}))
 
 
@@ -293,7 +293,7 @@ def test_a_range_that_retention_has_cut_is_refused(settings: Settings, tmp_path:
 def test_a_scorer_that_cannot_judge_one_response_ends_the_experiment_and_says_why(
     source: Settings, tmp_path: Path
 ) -> None:
-    with pytest.raises(StreamwardError, match=r"not one of 24 scores could be given; the first: .*bad_verifier"):
+    with pytest.raises(StreamwardError, match=r"all 24 scores failed; the first: .*bad_verifier"):
         run(source, request("unjudged", tmp_path, scorers=(RewardSource(name="exact"),)))
     assert experiments.find(source, "unjudged").kind == "failed"
 
@@ -351,7 +351,7 @@ def test_an_archive_gives_the_same_experiment_when_the_topics_are_emptied(
     sync.sync(source, selection.SOURCES)
     delete(source, selection.SOURCES)
     with pytest.raises(NotFoundError, match="no train task of policy default"):
-        replay.run(source, request("log", tmp_path), Log(source), stop=threading.Event())
+        replay.run(source, request("log", tmp_path), LogHistory(source), stop=threading.Event())
     result = replay.run(source, request("arc", tmp_path), history.of(source, "archive"), stop=threading.Event())
     assert [without_place(group) for group in groups_of(result.settings)] == [
         without_place(group) for group in groups_of(same[0].settings)

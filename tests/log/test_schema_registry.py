@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
+import socket
 import threading
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 import pytest
 from click.testing import CliRunner, Result
@@ -23,6 +26,7 @@ from streams.settings.model import Kafka, Schemas, Settings, Topics
 from streams.tools.replay.experiments import settings_of
 from tests.chaos.proxy import free_ports
 from tests.support.factories import one_of_each
+from tests.support.log.confluent_events import registry_client
 
 NOBODY = Settings(schemas=Schemas(registry_url="http://127.0.0.1:1"), kafka=Kafka(bootstrap="127.0.0.1:1"))
 
@@ -30,7 +34,7 @@ NOBODY = Settings(schemas=Schemas(registry_url="http://127.0.0.1:1"), kafka=Kafk
 @pytest.fixture(autouse=True)
 def own_ids_again() -> Iterator[None]:
     yield
-    ids.use(ids.OWN)
+    ids.use(ids.LOCK_IDS)
 
 
 @pytest.fixture(scope="module")
@@ -90,6 +94,44 @@ def test_a_registry_that_is_away_is_unreachable_and_none_at_all_a_setting() -> N
     assert result.exit_code == 2 and "schemas.registry_url is not set" in result.stderr
 
 
+@pytest.mark.parametrize("said", [b"", b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n["])
+def test_a_registry_that_accepts_and_does_not_finish_its_answer_is_unreachable_after_the_limit(
+    monkeypatch: pytest.MonkeyPatch, said: bytes
+) -> None:
+    monkeypatch.setattr(schema_registry, "ANSWER_S", 0.5)
+    with silent(said) as url:
+        settings = Settings(schemas=Schemas(registry_url=url))
+        began = time.monotonic()
+        with pytest.raises(RegistryUnavailable, match=f"the Schema Registry at {url} does not answer: .*timed out"):
+            schema_registry.connect(settings)
+        with pytest.raises(RegistryUnavailable, match="does not answer"):
+            schema_register.register(settings)
+        with registry_client(url, 0.5) as client, pytest.raises(Exception, match="timed out"):
+            client.get_associations_by_resource_name("tasks", "-", "topic", ["value"])
+        assert time.monotonic() - began < 10
+
+
+@contextmanager
+def silent(said: bytes) -> Iterator[str]:
+    """Accept connections, say `said`, and no more; the URL of that."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        held = []
+
+        def accept() -> None:
+            with suppress(OSError):  # closed: the end
+                while True:
+                    held.append(listener.accept()[0])
+                    held[-1].sendall(said)
+
+        thread = threading.Thread(target=accept)
+        thread.start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join()
+        for connection in held:
+            connection.close()
+
+
 def test_a_command_that_needs_no_ids_asks_nobody() -> None:
     assert run(NOBODY, "config", "show", "schemas.registry_url").exit_code == 0
     with pytest.raises(RegistryUnavailable):
@@ -110,16 +152,16 @@ def test_a_process_waits_for_its_registry_unready_and_says_so_once(caplog: pytes
     (port,) = free_ports(1)
     settings = Settings(schemas=Schemas(registry_url=f"http://127.0.0.1:{port}"))
     meter, told = Meter("scoring", waits_for=("schema_registry",)), threading.Event()
-    monkey = meter.ready
+    reported = meter._missing
 
-    def ready(condition: str, why_not: str = "") -> None:
-        monkey(condition, why_not)
+    def report(condition: str, why: str = "") -> None:
+        reported[condition] = why
         seen.append(meter.answer("/readyz"))
         if len(seen) == 3:
             told.set()
 
     seen: list[tuple[int, str]] = []
-    meter.ready = ready  # type: ignore[method-assign]
+    meter.ready = meter.not_ready = report  # type: ignore[method-assign]
     with caplog.at_level(logging.INFO, "streamward.schemas"):
         thread = threading.Thread(target=schema_registry.wait, args=(settings, meter))
         thread.start()

@@ -243,7 +243,7 @@ def test_an_agent_without_a_judge_leaves_judged_responses_to_one_with_a_judge(re
     assert all("set scoring.judge_url" in letter.error for letter in dead_letters(ready))
     with judging(says({"score": 7})) as judge:
         scoring = Scoring(judge_url=judge.url, judge_model="m")
-        write(ready, a_response(judged), a_response(mixed))  # as `dlq redrive` does
+        write(ready, a_response(judged), a_response(mixed))  # as `dlq retry` does
         found = score_all(ready.model_copy(update={"scoring": scoring}), 4)
     assert {(reward.task_id, reward.source) for reward in found if reward.error is None} == {
         ("t1", "exact"), ("t1", "judge"), ("t2", "mix"), ("t3", "exact")

@@ -117,7 +117,7 @@ def test_an_agent_with_a_key_serves_what_is_signed_and_refuses_the_rest(made: Se
         until(lambda: len(served(made)) == 2, "an answer by the version that goes on")
     assert served(made)["unsigned"] == 1
     assert letters(made) == [("policy", "bad_signature")]
-    assert '\nstreamward_adapters_refused_total{reason="bad_signature"} 1\n' in metrics(made)
+    assert '\nstreamward_adapters_refused_total{reason="bad_signature"} 1.0\n' in metrics(made)
 
 
 def test_an_agent_refuses_an_adapter_of_another_base_model(made: Settings, tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_an_agent_refuses_an_adapter_of_another_base_model(made: Settings, tmp_p
     with agent(made):
         until(lambda: served(made) == {"asked": 0}, "an answer of the base model")
     assert letters(made) == [("policy", "wrong_base")]
-    assert '\nstreamward_adapters_refused_total{reason="wrong_base"} 1\n' in metrics(made)
+    assert '\nstreamward_adapters_refused_total{reason="wrong_base"} 1.0\n' in metrics(made)
 
 
 def test_an_agent_whose_key_is_missing_does_not_start(made: Settings, tmp_path: Path) -> None:

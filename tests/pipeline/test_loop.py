@@ -1,4 +1,4 @@
-"""The whole loop as a user runs it: it ends by itself, stops cleanly, goes on where it stood, and survives kill -9.
+"""The whole loop as a user runs it: it ends by itself, stops cleanly, resumes, and survives kill -9.
 
 demo (a tiny model) ── Ctrl-C ──► demo again ── kill -9 of each process in turn ── Ctrl-C ──► what is left is answered
                                                                                       │
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import threading
@@ -134,6 +135,27 @@ def test_a_demo_without_weights_ends_by_itself_with_a_line_of_json(tmp_path: Pat
     assert json.loads((folder / "report.json").read_text()) == result
     assert (folder / "learning.png").read_bytes().startswith(b"\x89PNG")
     assert left_over(folder) == []
+    commands = [shlex.split(line) for line in run.stderr.partition("Try next:")[2].splitlines()[1:]]
+    shown = try_next(commands, folder.parent)
+    assert shown["adapters list"].startswith('{"policy": "demo", "version": 0')
+    assert len(shown["events tail"].splitlines()) == 3
+    assert '"balanced": true' in shown["audit"]
+
+
+def try_next(commands: list[list[str]], folder: Path) -> dict[str, str]:
+    """Type the commands that a demo proposes where it ran, but the next demo; return what each printed."""
+    shown: dict[str, str] = {}
+    assert "demo" in commands[-1]
+    try:
+        for _, *words in commands[:-1]:
+            done = subprocess.run(
+                command(*words), env=environment(), cwd=folder, capture_output=True, text=True, timeout=120
+            )
+            assert done.returncode == 0, f"{words}: {done.stderr}"
+            shown.setdefault(" ".join(words[:2]), done.stdout)
+    finally:
+        subprocess.run(command("broker", "stop"), env=environment(), cwd=folder, check=True)
+    return shown
 
 
 # --- it is stopped, goes on, and is killed ---------------------------------------------------------------------------
@@ -259,7 +281,7 @@ def test_ctrl_c_stops_every_process_and_the_broker_and_says_how_far_it_came(hist
         assert "run the same command again" in " ".join(run.stderr.split())
 
 
-def test_a_second_run_goes_on_where_the_log_stands(history: History) -> None:
+def test_a_second_run_resumes(history: History) -> None:
     assert f"resuming: {_resumed(history)} tasks and {history.versions[0]} adapters in the log" in history.second.stderr
     assert history.versions[1] > history.versions[0] >= 2
 
@@ -270,10 +292,10 @@ def _resumed(history: History) -> int:
 
 
 @pytest.mark.parametrize("name", demo.PROCESSES)
-def test_a_killed_process_is_started_again_and_that_is_said(history: History, name: str) -> None:
+def test_a_killed_process_is_restarted_and_that_is_reported(history: History, name: str) -> None:
     said = " ".join(history.second.stderr.split())
-    assert f"{name} ended with signal SIGKILL; starting it again in" in said
-    assert f"{name} runs again" in said
+    assert f"{name} ended with signal SIGKILL; restarting it in" in said
+    assert f"{name} is running again" in said
 
 
 def test_no_task_was_asked_for_twice(history: History) -> None:

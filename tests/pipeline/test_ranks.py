@@ -108,4 +108,4 @@ def test_a_rank_that_says_nothing_more_is_not_waited_for_for_ever(
     two = in_two(settings, base)
     assert ends_when_rank_1_gets(signal.SIGSTOP, two, base, tmp_path) == EXIT_RESTART
     assert manifests(two) == expected[:1]
-    assert "rank 1 is gone, or says nothing" in (tmp_path / "first.log").read_text()
+    assert "rank 1 is lost or does not answer" in (tmp_path / "first.log").read_text()

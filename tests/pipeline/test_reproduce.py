@@ -20,6 +20,7 @@ from streams.cli.root import cli
 from streams.engines.base_model import Base
 from streams.errors import NotFoundError, RefusedError, SettingsError
 from streams.kafka import admin
+from streams.kafka.history import LogHistory
 from streams.kafka.producer import Producer
 from streams.kafka.topics import LABELS
 from streams.settings.model import Adapters, Archive, Model, Settings, Topics, Trainer
@@ -29,7 +30,7 @@ from tests.support.factories import in_version_1
 from tests.support.models.tiny_log import batch_of, cut, groups_of, manifests, trained, write
 from tests.support.processes import command as process, environment
 from trainer import checkpoint, consumer, reproduce
-from trainer.reproduce import Made
+from trainer.reproduce import ReproducedVersion
 
 pytestmark = [pytest.mark.kafka, pytest.mark.usefixtures("torch_as_before")]
 
@@ -71,12 +72,12 @@ def with_trainer(settings: Settings, **changes: Any) -> Settings:
 
 def again(
     settings: Settings, version: int | None = None, *, start: int = 0, source: history.Source = "log", **more: Any
-) -> list[Made]:
+) -> list[ReproducedVersion]:
     kept = history.of(settings, source)
     return list(reproduce.run(reproduce.plan(settings, "default", version, kept, start=start), settings, kept, **more))
 
 
-def verdicts(made: list[Made]) -> list[tuple[int, bool]]:
+def verdicts(made: list[ReproducedVersion]) -> list[tuple[int, bool]]:
     return [(one.version, one.equal) for one in made]
 
 
@@ -183,7 +184,7 @@ def test_a_trainer_goes_on_from_what_was_kept_of_it(settings: Settings, base: Ba
     assert verdicts(again(settings, 2, into=kept)) == [(1, True), (2, True)]
     assert checkpoint.versions(kept / "default") == [1, 2]
     train(with_trainer(settings, checkpoints=kept), 1)  # refused if version 3 came out otherwise
-    with pytest.raises(RefusedError, match="holds something already"):
+    with pytest.raises(RefusedError, match="not empty; name an empty folder"):
         again(settings, 2, into=kept)
 
 
@@ -293,7 +294,7 @@ def test_a_version_or_policy_that_is_not_there_is_not_found(finished: Settings) 
     with pytest.raises(NotFoundError, match="no adapter version 4; the newest is 3"):
         again(finished, 4)
     with pytest.raises(NotFoundError, match="policy nobody has no version in"):
-        reproduce.plan(finished, "nobody", None, history.Log(finished))
+        reproduce.plan(finished, "nobody", None, LogHistory(finished))
 
 
 def test_a_checkpoint_is_taken_only_if_it_is_there_and_whole_and_of_this_log(
@@ -302,12 +303,12 @@ def test_a_checkpoint_is_taken_only_if_it_is_there_and_whole_and_of_this_log(
     folder = tmp_path / "checkpoints"
     here = with_trainer(finished, checkpoints=folder)
     shutil.copytree(finished.trainer.checkpoints / "default" / "v00000002", folder / "default" / "v00000001")
-    with pytest.raises(NotFoundError, match="no checkpoint of version 2; those there are of versions: 1"):
+    with pytest.raises(NotFoundError, match="no checkpoint of version 2; there are checkpoints of versions: 1"):
         again(here, start=2)
     with pytest.raises(RefusedError, match="the checkpoint is of another log"):
         again(here, start=1)
     (folder / "default" / "v00000001" / "rng.safetensors").unlink()
-    with pytest.raises(RefusedError, match="the checkpoint is not whole"):
+    with pytest.raises(RefusedError, match="the checkpoint is incomplete"):
         again(here, start=1)
     with pytest.raises(SettingsError, match="cannot be trained from version 3"):
         again(here, 3, start=3)

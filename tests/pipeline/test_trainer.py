@@ -186,7 +186,7 @@ def test_a_version_that_comes_out_other_than_the_log_says_is_refused(
     write(settings, base, range(2))
     train(settings, 1)
     other = settings.trainer.model_copy(update={"checkpoints": tmp_path / "elsewhere", "seed": 1})
-    with pytest.raises(RefusedError, match="version 1 trained again is not what the log says"):
+    with pytest.raises(RefusedError, match="version 1 trained again has other bytes than in the log"):
         train(settings.model_copy(update={"trainer": other}), 1)
 
 
@@ -278,11 +278,9 @@ def test_two_trainers_with_a_folder_each_announce_the_same_bytes_and_the_first_c
     write(settings, base, range(4))
     other = elsewhere(settings, tmp_path)
     stop = threading.Event()
-    patience = BrokerOutage(settings.kafka, stop)
     with checkpoint.hold(other.trainer.checkpoints, "default") as folder, Producer(other) as producer:
-        slower = consumer.PolicyTrainer(
-            other, folder, load_base(other.model), producer, patience
-        )  # it knows no version
+        io = consumer.TrainerIO(producer, BrokerOutage(settings.kafka, stop))
+        slower = consumer.PolicyTrainer(other, folder, load_base(other.model), io)  # it knows no version
         train(settings, 2)
         pin(settings)
         batches = slower.batches(stop)
@@ -303,9 +301,8 @@ def test_a_second_trainer_of_another_recipe_is_refused_before_it_announces_anyth
     other = elsewhere(settings, tmp_path, seed=1)
     stop = threading.Event()
     with checkpoint.hold(other.trainer.checkpoints, "default") as folder, Producer(other) as producer:
-        slower = consumer.PolicyTrainer(
-            other, folder, load_base(other.model), producer, BrokerOutage(settings.kafka, stop)
-        )
+        io = consumer.TrainerIO(producer, BrokerOutage(settings.kafka, stop))
+        slower = consumer.PolicyTrainer(other, folder, load_base(other.model), io)
         train(settings, 1)
         batches = slower.batches(stop)
         with pytest.raises(RefusedError, match=r"there with other bytes.* which of two trainers"):
@@ -329,6 +326,6 @@ def test_a_batch_that_retention_has_cut_stops_the_trainer_with_what_to_do(settin
     train(settings, 1)
     write(settings, base, range(1, 3))
     cut(settings, "batches", 2)
-    with pytest.raises(RefusedError, match=r"batch 2 of default, expected 1: .*first record there is has offset 2"):
+    with pytest.raises(RefusedError, match=r"batch 2 of default, expected 1: .*first record there has offset 2"):
         train(settings, 2)
     assert [event.version for event in trained(settings)] == [1]

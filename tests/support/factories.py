@@ -226,7 +226,7 @@ def one_of_each() -> list[Event]:
     ]
 
 
-def in_version_1(event: Event, schemas: versions.Registry | None = None) -> bytes:
+def in_version_1(event: Event, schemas: versions.SchemaVersions | None = None) -> bytes:
     """The bytes of `event` as a writer of its first schema wrote them; later fields are left out."""
     schema = (schemas or versions.files()).versions(type(event).__name__)[0]
     out = io.BytesIO()

@@ -55,6 +55,7 @@ MAY_IMPORT = {
     "kafka.record",
     "kafka.topics",
     "observability.catalog",
+    "observability.http_server",
     "observability.metrics",
     "settings.load",
     "settings.model",
@@ -283,7 +284,7 @@ def test_a_version_that_an_agent_refused_is_counted_once_with_its_reason() -> No
     records, _ = appended(records, refused)  # two agents refuse it, in the same words
     report = settled(records)
     assert report.refused_adapters == {'bad_"adapter"': 1}
-    assert '\nstreamward_adapters_refused_total{reason="bad_\\"adapter\\""} 1\n' in text(report, at_s=0)
+    assert '\nstreamward_adapters_refused_total{reason="bad_\\"adapter\\""} 1.0\n' in text(report, at_s=0)
     assert settled(list(whole())).refused_adapters == {}
 
 

@@ -6,6 +6,7 @@ import io
 import json
 import logging
 import os
+import pwd
 import re
 import signal
 import subprocess
@@ -22,9 +23,11 @@ from click.testing import CliRunner, Result
 from schemas.events import Coordinates
 from streams import output as show
 from streams.cli.root import cli
-from streams.cli.runtime import Guarded, pass_call
+from streams.cli.runtime import AppContext, Guarded, pass_call, stopped_node_hint, user_name
 from streams.errors import EventError, LogError, NotFoundError, RefusedError, SettingsError, StreamwardError
+from streams.kafka.node.config import Node, remember
 from streams.kafka.record import Record
+from streams.kafka.retry import BrokerUnreachable
 from streams.kafka.times import Begin, merged, parse_begin
 from streams.settings.model import Broker, Kafka, Model, Settings
 from streams.tools import doctor
@@ -163,6 +166,42 @@ def test_an_error_of_the_schemas_is_a_message_too() -> None:
     assert (result.exit_code, result.stderr) == (1, "Error: lock.json entry 2 has id 3\n")
 
 
+def test_an_event_that_cannot_be_encoded_is_a_message_too() -> None:
+    from schemas.serde import EncodeError
+
+    result = CliRunner().invoke(raising(EncodeError("Reward.value: expected a finite number, got nan")), ["fail"])
+    assert (result.exit_code, result.stderr) == (1, "Error: Reward.value: expected a finite number, got nan\n")
+
+
+@pytest.fixture
+def nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user as containers have them: a number, with neither HOME nor an entry in passwd."""
+
+    def unknown(uid: int) -> None:
+        raise KeyError(f"getpwuid(): uid not found: {uid}")
+
+    for name in ("HOME", "LOGNAME", "USER", "LNAME", "USERNAME", "XDG_CACHE_HOME", "XDG_STATE_HOME", "KAFKA_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+
+
+@pytest.mark.usefixtures("nobody")
+def test_a_user_without_a_home_folder_is_asked_to_set_home() -> None:
+    for args in (
+        ("broker", "start"),
+        ("--set", "broker.data_dir=~/kafka", "broker", "start"),
+        ("demo", "--steps", "1"),
+    ):
+        result = run(*args)
+        assert result.exit_code == 2
+        assert "has no home folder (no HOME, no passwd entry); set HOME to a folder it can write to" in result.stderr
+
+
+@pytest.mark.usefixtures("nobody")
+def test_a_user_without_a_name_decides_under_its_number() -> None:
+    assert user_name() == f"uid {os.getuid()}"
+
+
 @pytest.mark.parametrize(
     ("args", "code", "says"),
     [
@@ -170,7 +209,7 @@ def test_an_error_of_the_schemas_is_a_message_too() -> None:
         (["--set", "kafka.bootstrp=x", "topics", "list"], 2, "did you mean kafka.bootstrap?"),
         (["--config", "missing.toml", "topics", "list"], 2, "missing.toml: no such settings file"),
         (["events", "tail", "reward"], 3, "did you mean rewards?"),
-        (["events", "tail", "tasks", "--from", "yesterday"], 2, "--from yesterday: expected start, end, -N"),
+        (["events", "tail", "tasks", "--from", "yesterday"], 2, "--from yesterday: expected a time as ISO 8601"),
         (["config", "show", "kafak"], 3, "'kafak'"),
         ([*NOBODY, "topics", "list"], 5, "Kafka at 127.0.0.1:1 did not answer within 0.3 s"),
         ([*NOBODY, "policy"], 5, "Kafka at 127.0.0.1:1 did not answer within 0.3 s"),
@@ -182,6 +221,46 @@ def test_a_mistake_says_what_to_do_on_stderr_and_nothing_on_stdout(args: list[st
     assert result.exit_code == code
     assert says in result.stderr
     assert result.stdout == ""
+
+
+def stopped_node(folder: Path, port: int) -> None:
+    folder.mkdir(parents=True)
+    remember(folder, Node(pid=0, port=port, controller_port=port, cluster_id="c", client={}))
+
+
+@pytest.mark.parametrize("folder", [".streamward/kafka", "my log"])
+def test_an_embedded_node_that_is_stopped_is_named_with_the_command_that_starts_it(folder: str) -> None:
+    stopped_node(Path(folder), port=1)
+    Path("my.toml").write_text(f'[broker]\ndata_dir = "{folder}"\n')
+    result = run("--config", "my.toml", *NOBODY, "topics", "list")
+    start = (
+        "streamward --config my.toml --set kafka.bootstrap=127.0.0.1:1 --set kafka.request_timeout_s=0.3 broker start"
+    )
+    said = f"Error: the node in {folder}, which is 127.0.0.1:1, is stopped; start it with `{start}`\n"
+    assert (result.exit_code, result.stderr) == (5, said)
+
+
+def test_a_demos_node_that_is_stopped_is_found_below_the_current_folder() -> None:
+    stopped_node(Path(".streamward/demo/kafka"), port=1)
+    result = run(*NOBODY, "audit")
+    assert result.exit_code == 5
+    assert "start it with `streamward --set broker.data_dir=.streamward/demo/kafka broker start`" in result.stderr
+    Path(".streamward/demo/streamward.toml").write_text("")
+    result = run(*NOBODY, "audit")
+    assert "start it with `streamward --config .streamward/demo/streamward.toml broker start`" in result.stderr
+
+
+@pytest.mark.parametrize(("origins", "mentioned"), [({}, True), ({"kafka.bootstrap": "my.toml"}, False)])
+def test_a_demo_with_another_port_is_mentioned_when_no_broker_was_named(
+    origins: dict[str, str], mentioned: bool
+) -> None:
+    stopped_node(Path(".streamward/demo/kafka"), port=1)
+    Path(".streamward/demo/streamward.toml").write_text("")
+    call = AppContext()
+    vars(call)["loaded"] = Settings(), origins
+    found = stopped_node_hint(BrokerUnreachable("no answer"), call)
+    start = "start its node with `streamward --config .streamward/demo/streamward.toml broker start`"
+    assert (found is not None and found.startswith("no answer. A demo ran here") and start in found) is mentioned
 
 
 def test_a_reader_that_leaves_early_is_no_error() -> None:
@@ -308,7 +387,7 @@ def test_schemas_serve_answers_until_it_is_told_to_stop() -> None:
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
         url = json.loads(child.stdout.readline())["url"]
-        with urllib.request.urlopen(f"{url}/schemas/ids/1") as answer:  # noqa: S310 - our own server
+        with urllib.request.urlopen(f"{url}/schemas/ids/1", timeout=20) as answer:  # noqa: S310 - our own server
             assert json.loads(json.load(answer)["schema"])["name"] == "Task"
         child.send_signal(signal.SIGTERM)
         child.communicate(timeout=30)

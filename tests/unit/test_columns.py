@@ -242,7 +242,7 @@ def test_records_of_several_topics_and_many_chunks_stay_in_order() -> None:
 
 
 @pytest.fixture
-def evolved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[versions.Registry]:
+def evolved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[versions.SchemaVersions]:
     """A registry in which Task and Response had fewer fields in version 1, and what we have now is version 2."""
     (tmp_path / "avro").mkdir()
     lock: list[dict[str, Any]] = []
@@ -255,7 +255,7 @@ def evolved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[version
             digest = sha256(text.encode()).hexdigest()
             lock.append({"id": len(lock) + 1, "event": kind.__name__, "version": version, "sha256": digest})
     (tmp_path / "lock.json").write_text(json.dumps(lock))
-    made = versions.Registry(tmp_path)
+    made = versions.SchemaVersions(tmp_path)
     monkeypatch.setattr(versions, "files", lambda: made)
     serde._quick.cache_clear()
     yield made
@@ -279,7 +279,7 @@ def without_some_fields(node: Any) -> Any:
     }
 
 
-def test_records_of_an_older_version_have_the_new_fields_with_their_default(evolved: versions.Registry) -> None:
+def test_records_of_an_older_version_have_the_new_fields_with_their_default(evolved: versions.SchemaVersions) -> None:
     assert list(versions.check(evolved)) == []
     calls = (ToolCall(id="1", name="n", arguments="{}"),)
     event = task(
@@ -293,7 +293,7 @@ def test_records_of_an_older_version_have_the_new_fields_with_their_default(evol
     assert_the_same(mixed, Task)
 
 
-def test_rules_hold_for_older_versions_too(evolved: versions.Registry) -> None:
+def test_rules_hold_for_older_versions_too(evolved: versions.SchemaVersions) -> None:
     with_tokens = response()
     without = response(completion_token_ids=(), logprobs=(), loss_mask=())
     assert_the_same([in_version_1(each, evolved) for each in (with_tokens, without, without)], Response)

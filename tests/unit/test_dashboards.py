@@ -54,7 +54,7 @@ def test_a_query_of_a_dashboard_is_for_the_namespace_and_policy_that_are_chosen(
         'rate(streamward_groups_total{outcome="flat",namespace=~"$namespace",policy=~"$policy"}[1m])'
     )
     assert scoped("streamward_sampling_seconds_bucket").endswith('{namespace=~"$namespace",policy=~"$policy"}')
-    with pytest.raises(ValueError, match="streamward_redy is no metric"):
+    with pytest.raises(ValueError, match="streamward_redy is not a metric"):
         scoped("streamward_redy")
 
 

@@ -23,6 +23,7 @@ from streams.tools.dead_letters.letters import (
     Letters,
     Matching,
     Original,
+    RedriveTarget,
     decision,
     hopeless,
     parse,
@@ -52,7 +53,7 @@ def a_letter(offset: int = 0, at: Coordinates = AT, *, stage: str = "scoring", r
 
 
 def a_decision(offset: int, attempt: int = 1, verdict: str = "retried", who: str = "mina") -> LetterDecision:
-    event = decision(a_letter(), verdict, attempt, f"done by {who}", now_ms=T0, partition=3, end=2000)  # type: ignore[arg-type]
+    event = decision(a_letter(), verdict, attempt, f"done by {who}", now_ms=T0, target=RedriveTarget(3, 2000))  # type: ignore[arg-type]
     found = written(event, offset)
     assert isinstance(found, LetterDecision)
     return found

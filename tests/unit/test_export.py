@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import duckdb
 import pytest
+from pyarrow import parquet
 
 from schemas.events import AdvantagedGroup, Coordinates, Event, GroupResponse, Message, Response, Task, ToolCall
 from schemas.serde import encode
-from streams.errors import NotFoundError, RefusedError, SettingsError
+from streams.errors import LogError, NotFoundError, RefusedError, SettingsError
 from streams.kafka.record import Record
 from streams.tools.arrow import decode
 from streams.tools.query import export
-from streams.tools.query.export import MANIFEST, Counts, ExportOptions, check, split_of, statement
+from streams.tools.query.examples import ExportOptions, Row, check
+from streams.tools.query.export import MANIFEST, Counts, split_of, statement
 from tests.support.factories import group, response, task
 
 RANGES = [{"topic": "groups", "partition": 0, "first": 0, "next": 3}]
@@ -170,6 +172,37 @@ def test_hugging_face_datasets_reads_the_folder_as_it_is(tmp_path: Path, form: A
     first = read["train"][0]
     asked = first["messages"] if form == "sft" else first["prompt"]
     assert (asked[0]["role"], asked[0]["content"]) == ("user", "4 + 7 =")
+
+
+@pytest.mark.parametrize("form", ["sft", "preference", "prompts"])
+def test_parquet_holds_what_the_lines_hold_and_the_same_bytes_each_time(tmp_path: Path, form: Any) -> None:
+    call = ToolCall(id="c1", name="add", arguments='{"a": 4}')
+    asked = (
+        Message(role="user", content="odd: \0 \u00e9 \U0001f600"),
+        Message(role="assistant", content="", tool_calls=(call,)),
+    )
+    many = [(f"t{number}", [("a" * number, 0.1 + 0.2), ("\\n", -1e-300)]) for number in range(3000)]
+    con = _log(many, messages=asked)
+    for name in ("a", "b"):
+        write(con, ExportOptions(**ALL_TRAIN, format=form, files="parquet"), tmp_path / name)
+    write(con, ExportOptions(**ALL_TRAIN, format=form), tmp_path / "lines")
+    assert (tmp_path / "a/train.parquet").read_bytes() == (tmp_path / "b/train.parquet").read_bytes()
+    unset = dict.fromkeys(("name", "tool_call_id", "tool_calls"))
+    lines = _lines(tmp_path / "lines/train.jsonl")
+    for line in lines:
+        for field in line.keys() & {"messages", "prompt", "chosen", "rejected"}:
+            line[field] = [{**unset, **message} for message in line[field]]
+    assert parquet.read_table(tmp_path / "a/train.parquet").to_pylist() == lines
+
+
+def test_a_failure_halfway_leaves_an_empty_folder(tmp_path: Path) -> None:
+    def rows() -> Iterator[Row]:
+        yield from _log(TWO).sql(statement(ExportOptions(**ALL_TRAIN))).to_arrow_table().to_pylist()
+        raise LogError("the broker left")
+
+    with pytest.raises(LogError):
+        export.write(rows(), ExportOptions(**ALL_TRAIN), tmp_path / "d", ranges=RANGES)
+    assert list((tmp_path / "d").iterdir()) == []
 
 
 def test_a_folder_that_holds_something_is_not_written_to(tmp_path: Path) -> None:

@@ -108,7 +108,7 @@ def test_a_grafana_that_does_not_keep_what_it_is_given_is_no_success(there: graf
 
     there.answer = forgetful  # type: ignore[method-assign]
     result = run("apply", there.url)
-    assert result.exit_code == 1 and "reads back otherwise: panels: got 0 entries" in result.stderr
+    assert result.exit_code == 1 and "reads back differently: panels: got 0 entries" in result.stderr
 
 
 def test_without_the_right_token_it_is_refused_with_the_way_out(tmp_path: Path) -> None:
@@ -152,7 +152,7 @@ def test_an_empty_token_is_none(tmp_path: Path) -> None:
 def test_something_else_that_answers_is_no_grafana(there: grafana.Grafana) -> None:
     there.answer = lambda *_: (200, {"status": "ok"})  # type: ignore[method-assign]
     result = run("check", there.url)
-    assert result.exit_code == 1 and "no Grafana" in result.stderr
+    assert result.exit_code == 1 and "not Grafana" in result.stderr
     there.answer = lambda *_: (503, {"message": "database is locked"})  # type: ignore[method-assign]
     result = run("check", there.url)
     assert result.exit_code == 5 and "503 Server Error 503: database is locked" not in result.stdout

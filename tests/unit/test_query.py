@@ -19,18 +19,11 @@ from pyarrow import parquet
 from streams.errors import NotFoundError, RefusedError, SettingsError
 from streams.kafka.topics import LABELS
 from streams.settings.model import Archive, Settings
-from streams.tools.query import options as query_options, show
+from streams.tools.query import formats, options as query_options
 from streams.tools.query.prompt import Shell, feed_all, is_whole, words
 from streams.tools.query.session import Session, connect
 
 LONG = "SELECT sum(a.range * b.range) FROM range(10000000) AS a, range(1000000) AS b"
-OPTIONS: dict[str, Any] = {
-    **dict.fromkeys(("sql", "since", "until", "first", "end", "partition", "key", "where", "limit", "output", "out")),
-    "follow": False,
-    "source": "auto",
-    "skip_bad": False,
-    "allow_files": False,
-}
 
 
 @pytest.fixture
@@ -45,12 +38,12 @@ def session(settings: Settings) -> Iterator[Session]:
 
 
 def answer(session: Session, sql: str) -> list[list[Any]]:
-    return list(show.rows(session.run(sql)))
+    return list(formats.rows(session.run(sql)))
 
 
 def shown(session: Session, sql: str, output: str = "table") -> str:
     out = io.StringIO()
-    show.write(session.run(sql), output, out)
+    formats.write(session.run(sql), output, out)
     return out.getvalue()
 
 
@@ -236,6 +229,15 @@ def test_who_leaves_early_does_not_wait_for_the_rest(session: Session) -> None:
     assert answer(session, "SELECT 1") == [[1]]
 
 
+def test_an_error_while_a_statement_runs_is_not_masked_by_the_closing(settings: Settings) -> None:
+    """Its first rows come at once and the others never: DuckDB is at work when the session is closed."""
+    sql = "SELECT range FROM range(1000000000000) WHERE range < 3000 OR hash(range) = 1"
+    with pytest.raises(RefusedError, match="not empty"), Session(settings, source="archive") as session:
+        result = session.run(sql)
+        assert len(next(result.batches))
+        raise RefusedError("not empty")
+
+
 def test_a_connection_that_nobody_holds_any_more_is_freed(settings: Settings) -> None:
     con = connect(settings, source="archive")
     assert con.sql("SELECT count(*) FROM lineage").fetchall() == [(0,)]
@@ -248,8 +250,8 @@ def test_a_connection_that_nobody_holds_any_more_is_freed(settings: Settings) ->
 # --- options ----------------------------------------------------------------------------------------------------------
 
 
-def asked(settings: Settings, sql: str | None, **options: Any) -> query_options.Asked:
-    return query_options.asked(settings, {**OPTIONS, "sql": sql, **options}, lambda: "SELECT 7")
+def asked(settings: Settings, sql: str | None, **options: Any) -> query_options.QueryRequest:
+    return query_options.checked(settings, query_options.QueryOptions(sql=sql, **options), lambda: "SELECT 7")
 
 
 def sql_of(settings: Settings, sql: str, **options: Any) -> str:
@@ -280,19 +282,23 @@ def test_a_condition_cannot_become_another_statement(settings: Settings) -> None
     ("sql", "options", "said"),
     [
         ("SELECT 1 FROM tasks", {"where": "true"}, "--where goes with a TOPIC"),
-        ("FROM tasks JOIN rewards USING (task_id)", {"first": 3}, "--from is about one topic"),
-        ("FROM tasks JOIN rewards USING (task_id)", {"partition": 3}, "--partition is about one topic"),
-        ("SELECT 1", {"end": 3}, "--to is about one topic"),
-        ("FROM tasks JOIN groups USING (task_id)", {"key": "t1"}, "--key is about topics with the same key"),
-        ("SELECT 1", {"since": "2h"}, "--since and --until are about records"),
-        ("tasks", {"first": 5, "end": 3}, "--to 3 lies before --from 5"),
+        ("FROM tasks JOIN rewards USING (task_id)", {"first": 3}, "--from needs a statement that reads one topic"),
+        (
+            "FROM tasks JOIN rewards USING (task_id)",
+            {"partition": 3},
+            "--partition needs a statement that reads one topic",
+        ),
+        ("SELECT 1", {"end": 3}, "--to needs a statement that reads one topic"),
+        ("FROM tasks JOIN groups USING (task_id)", {"key": "t1"}, "--key needs topics with the same key"),
+        ("SELECT 1", {"since": "2h"}, "--since and --until choose records"),
+        ("tasks", {"first": 5, "end": 3}, "--to 3 is before --from 5"),
         ("tasks", {"since": "yesterday"}, "--since yesterday"),
         ("DESCRIBE tasks", {"limit": 3}, "--limit is for rows of data"),
         ("SELECT count(*) FROM tasks", {"follow": True, "output": "jsonl"}, "--follow prints rows as records come"),
         ("lineage", {"follow": True, "output": "jsonl"}, "--follow prints rows as records come"),
         ("tasks", {"follow": True, "output": "json"}, "--follow prints as records come"),
-        ("tasks", {"follow": True, "until": "1h", "output": "csv"}, "--follow has no end; leave --until out"),
-        ("tasks", {"follow": True, "end": 4, "output": "csv"}, "--follow has no end; leave --to out"),
+        ("tasks", {"follow": True, "until": "1h", "output": "csv"}, "--follow has no end; leave out --until"),
+        ("tasks", {"follow": True, "end": 4, "output": "csv"}, "--follow has no end; leave out --to"),
         ("tasks", {"follow": True, "source": "archive"}, "--follow reads the log"),
         ("tasks", {"output": "parquet"}, "--output parquet needs a file"),
         (None, {"limit": 3}, "--limit needs a TOPIC or SQL"),
@@ -365,12 +371,12 @@ def test_a_table_that_the_terminal_has_no_room_for_is_printed_a_column_a_line(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "40")
     out = Terminal()
-    show.write(session.run("SELECT 'one' AS first_column, repeat('x', 30) AS second_column"), "table", out)
+    formats.write(session.run("SELECT 'one' AS first_column, repeat('x', 30) AS second_column"), "table", out)
     assert out.getvalue().splitlines()[1:] == ["first_column   one", "second_column  " + "x" * 30]
 
 
 def test_parquet_holds_the_types_as_they_are(session: Session, tmp_path: Path) -> None:
-    count = show.write_file(session.run("SELECT range AS a, [range] AS l FROM range(3)"), "parquet", tmp_path / "x")
+    count = formats.write_file(session.run("SELECT range AS a, [range] AS l FROM range(3)"), "parquet", tmp_path / "x")
     assert count == 3
     assert parquet.read_table(tmp_path / "x").to_pylist()[2] == {"a": 2, "l": [2]}
 

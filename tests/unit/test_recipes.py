@@ -98,7 +98,7 @@ FILE = one(kind="file", name="adapter_model.safetensors", recorded="a", reproduc
 def test_the_likely_cause_names_other_data_before_another_recipe() -> None:
     assert cause([FILE, one()]).startswith("threads is 4 here, recorded 1. Install or set")
     told = cause([FILE, one(), one(kind="data", name="reward", recorded="0.5", reproduced="0.7")])
-    assert told.startswith("other groups than those it was trained on: reward is 0.7 here, recorded 0.5.")
+    assert told.startswith("other groups than it was trained on: reward is 0.7 here, recorded 0.5.")
     assert "And the recipe: threads is 4 here" in told
     assert cause([FILE]).startswith("not in the recipe")
-    assert "version.x is not there here, recorded 1" in cause([FILE, one(name="version.x", reproduced=None)])
+    assert "version.x is missing here, recorded 1" in cause([FILE, one(name="version.x", reproduced=None)])

@@ -11,11 +11,20 @@ import pytest
 from rich.console import Console
 
 from streams.demo import report
+from streams.demo.options import DemoOptions, leave_settings
 from streams.demo.progress import HeldOut, Progress
+from streams.settings.load import save
 from streams.settings.model import Broker, Kafka, Settings
 from tests.support.deploy.command_lines import parsed
 
-CONFIG = Path("demo/streamward.toml")
+
+@pytest.fixture(autouse=True)
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The settings file of the run, in a folder of its own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("STREAMWARD_CONFIG", raising=False)
+    Path("demo").mkdir()
+    return save(Settings(), Path("demo"), by="streamward demo")
 
 
 @pytest.fixture
@@ -38,7 +47,8 @@ def result(progress: Progress, **changes: Any) -> dict[str, Any]:
 
 def shown(progress: Progress, **changes: Any) -> str:
     out = io.StringIO()
-    report.show(result(progress, **changes), progress, Console(file=out, width=100), CONFIG)
+    config = Path("demo/streamward.toml")
+    report.show(result(progress, **changes), progress, Console(file=out, width=100), config, DemoOptions())
     return out.getvalue()
 
 
@@ -66,8 +76,10 @@ def test_the_report_is_written_with_its_plot(progress: Progress, tmp_path: Path)
 
 def test_a_run_without_any_score_has_a_report_and_no_plot(progress: Progress, tmp_path: Path) -> None:
     progress.held_out = {}
-    report.write(result(progress), progress, tmp_path)
-    assert [file.name for file in tmp_path.iterdir()] == ["report.json"]
+    folder = tmp_path / "scripted"
+    folder.mkdir()
+    report.write(result(progress), progress, folder)
+    assert [file.name for file in folder.iterdir()] == ["report.json"]
     assert "Held-out score" not in shown(progress) and "learning.png" not in shown(progress)
 
 
@@ -93,16 +105,18 @@ def test_tasks_that_left_without_training_stand_with_their_reasons(progress: Pro
     ("changes", "says"),
     [({"interrupted": True, "finished": False}, "Stopped."), ({"finished": False}, "The time is over (--minutes).")],
 )
-def test_a_run_that_did_not_finish_says_why_and_that_it_can_go_on(
+def test_a_run_that_did_not_finish_says_why_and_that_it_can_be_resumed(
     progress: Progress, changes: dict[str, Any], says: str
 ) -> None:
-    assert f"{says} Everything is in the log: run the same command again and it goes on." in shown(progress, **changes)
-    assert "it goes on" not in shown(progress)
+    assert f"{says} Everything is in the log: run the same command again to resume." in shown(progress, **changes)
+    assert "again to resume" not in shown(progress)
 
 
-def test_the_next_commands_are_for_the_settings_of_this_run(progress: Progress) -> None:
-    commands = shown(progress).partition("Try next:")[2].split("\n")
-    assert f"  streamward --config {CONFIG} adapters list" in commands
+def test_the_next_commands_are_for_the_settings_of_this_run(progress: Progress, config: Path) -> None:
+    assert f"  streamward --config {config} adapters list" in shown(progress).splitlines()
+    leave_settings(config)
+    assert "  streamward adapters list" in shown(progress).splitlines()
+    assert "./streamward.toml now has these settings" in shown(progress)
 
 
 def test_the_next_commands_call_the_program_as_it_was_called(

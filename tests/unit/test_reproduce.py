@@ -20,7 +20,7 @@ from streams.kafka.record import Record, TopicPartition, partition_of
 from streams.output import json_line
 from streams.settings.model import Settings, Trainer
 from trainer.recipe import RecipeDifference
-from trainer.reproduce import Made, ReproductionPlan, plan, recorded
+from trainer.reproduce import ReproducedVersion, ReproductionPlan, plan, recorded
 
 FILES = (
     AdapterFile(path="adapter_config.json", sha256="c" * 64, bytes=2),
@@ -86,7 +86,7 @@ def test_a_version_that_nobody_announced_is_trained_with_the_recipe_of_the_next(
 
 def test_a_log_that_has_no_batches_any_more_is_refused_with_what_to_do(tmp_path: Path) -> None:
     settings = Settings(trainer=Trainer(checkpoints=tmp_path))
-    with pytest.raises(RefusedError, match=r"batch 0 of default is not there.*--source archive.*has none of versions"):
+    with pytest.raises(RefusedError, match=r"batch 0 of default is missing.*--source archive.*has none of versions"):
         plan(settings, "default", 2, Kept(adapters=encoded(event(1), event(2))))
     with pytest.raises(RefusedError, match="no checkpoint before it helps"):
         plan(settings, "default", 1, Kept(adapters=encoded(event(1))))
@@ -103,8 +103,8 @@ def event(version: int, **changes: Any) -> AdapterEvent:
     return AdapterEvent(**{**values, **changes})
 
 
-def made(version: int, *differences: RecipeDifference) -> Made:
-    return Made(
+def made(version: int, *differences: RecipeDifference) -> ReproducedVersion:
+    return ReproducedVersion(
         version=version, batch=Coordinates("batches", 0, version - 1), groups=2, refused=0, recorded=FILES,
         reproduced=OTHER if differences else FILES, differences=differences, other_recipe=(), seconds=0.25,
     )  # fmt: skip

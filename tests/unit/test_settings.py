@@ -37,6 +37,13 @@ SECURED = Kafka(
 )
 
 
+@pytest.fixture(autouse=True)
+def apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder that has no settings file: the demo leaves one where it ran."""
+    (folder := tmp_path / "apart").mkdir()
+    monkeypatch.chdir(folder)
+
+
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     path = tmp_path / "streamward.toml"
@@ -344,5 +351,5 @@ def test_every_setting_can_be_changed_and_reaches_a_child(key: str) -> None:
     settings = Settings.model_validate({section: {name: changed}})
     child = load(env=to_env(settings))
     assert child == settings
-    assert list(to_env(settings)) == [f"STREAMWARD_{section}__{name}".upper()]
+    assert list(to_env(settings)) == [ENV_CONFIG, f"STREAMWARD_{section}__{name}".upper()]
     assert child != Settings()

@@ -1,15 +1,15 @@
-"""Ask one of several vLLM servers over HTTP, and ask again where that may help.
+"""Ask one of several vLLM servers over HTTP, and retry where that may help.
 
     a task ──► the server its prompt hashes to (rendezvous), or the least busy one ──► at most N in flight ──► answer
                   ▲                                                                                             │
                   └── not now (no connection, 429, 503: paused) ── not so (500, a bad answer: another try) ◄────┘
 
-The same prompt goes to the same server, which has its beginning in its prefix cache; when a server leaves, only its own
-prompts move. A server that does not answer is paused and asked again after a while, up to a limit. The pause is what a
-server with `Retry-After` asked for: nothing is sent to it meanwhile, which is the back-pressure.
+The same prompt goes to the same server, which has its beginning in its prefix cache; when a server leaves, only its
+own prompts move. A server that does not answer is paused and asked again later, up to a limit. `Retry-After` sets the
+pause: nothing is sent to the server meanwhile, which is the back-pressure.
 
-Not covered: asking two servers at once for the sake of speed; streaming. A proxy in front of several servers looks like
-one of them, and may forget on which it loaded an adapter: name the servers themselves.
+Name the servers themselves: a proxy in front of several looks like one server, and forgets on which of them it loaded
+an adapter.
 """
 
 from __future__ import annotations
@@ -44,17 +44,17 @@ FIRST_PAUSE_S = 0.25
 LONGEST_PAUSE_S = 8.0
 LONGEST_RETRY_AFTER_S = 60.0
 FAR_OFF = 4
-"""A server with so many tasks in flight more than the least busy one gives its prompt away."""
+"""A server with this many more tasks in flight than the least busy one gives its prompt away."""
 KEEPALIVE_S = 4.0
-"""Idle connections are closed before the server does it (uvicorn after 5 s), so that no request meets a closing one."""
+"""Idle connections are closed before the server does (uvicorn after 5 s), so that no request meets a closing one."""
 HEALTH_TIMEOUT_S = 5.0
 CONNECT_S = 5.0
-"""A machine that is there takes a connection at once, however busy its server is."""
+"""A reachable machine accepts a connection at once, however busy its server is."""
 BUSY = {429, 502, 503, 504}
 
 
 class VllmServer:
-    """One server, and what is known of it. `lock` guards what is known while it is found out."""
+    """One server, and what was verified of it. Hold `lock` while verifying."""
 
     def __init__(self, url: str, client: httpx.Client, most: int, timeout_s: float) -> None:
         self.url = url
@@ -67,23 +67,23 @@ class VllmServer:
         self._places, self._counting = threading.BoundedSemaphore(most), threading.Lock()
 
     def forget(self) -> None:
-        """Take it for a server never met: it may be another process than before."""
+        """Drop everything verified: it may be another process than before."""
         self.base: str | None = None
-        """What it calls the base model; None: not met yet."""
+        """Its name for the base model; None: not verified yet."""
         self.of_base: list[float] = []  # logprobs of the probe
         self.is_processed = False
         self.verified: set[str] = set()
         self.unfit: dict[str, str] = {}  # why, by adapter; "" is the base
 
     def is_paused(self) -> bool:
-        """Return whether it is left alone for now."""
+        """Return whether nothing should be sent to it now."""
         return self.paused_until > time.monotonic()
 
     @contextmanager
     def place(self) -> Iterator[None]:
-        """Hold one of its places. Raises Away if it was paused while this waited."""
+        """Hold one of its places. Raises ServerUnavailable if it was paused while this waited."""
         with self._counting:
-            self.in_flight += 1  # those that wait count too: the next one had better go elsewhere
+            self.in_flight += 1  # waiting ones count too, so that the next one goes elsewhere
         try:
             with self._places:
                 if self.is_paused():
@@ -94,11 +94,11 @@ class VllmServer:
                 self.in_flight -= 1
 
     def pause(self, away: ServerUnavailable) -> None:
-        """Leave it alone for a while."""
+        """Send nothing to it for a while."""
         if away.wait_s == 0.0:
             return  # it is paused already
         now = time.monotonic()
-        if self.paused_until <= now:  # many requests fail at once, and are one fall
+        if self.paused_until <= now:  # requests that fail together count as one failure
             pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2**self.falls) if away.wait_s is None else away.wait_s
             self.falls = min(self.falls + 1, 10)
             self.paused_until = now + pause_s
@@ -115,19 +115,18 @@ class VllmServer:
         timeout_s: float | None = None,
         trace: Context | None = None,
     ) -> Any:
-        """Return what it says, decoded if it is JSON; `timeout_s` is policy.server_timeout_s unless given.
+        """Return its answer, decoded if it is JSON. `timeout_s` defaults to policy.server_timeout_s.
 
-        A server that is traced itself goes on with `trace`.
-
-        Raises Away, Broke, Refused, BadAnswer; SettingsError if it wants another key.
+        `trace` is passed on to a server that is traced too. Raises ModelServerError, in any of its branches but
+        WrongModel; SettingsError if it wants another key.
         """
-        patience_s = timeout_s or self._timeout_s
-        timeout = httpx.Timeout(patience_s, connect=min(CONNECT_S, patience_s))
+        limit_s = timeout_s or self._timeout_s
+        timeout = httpx.Timeout(limit_s, connect=min(CONNECT_S, limit_s))
         try:
             headers = http_headers_of(trace)
             reply = self._client.request(method, self.url + path, json=body, timeout=timeout, headers=headers)
         except httpx.TimeoutException as exc:
-            what = f"{self.url}{path} did not answer within {patience_s:g} s; policy.server_timeout_s sets how long"
+            what = f"{self.url}{path} did not answer within {limit_s:g} s; policy.server_timeout_s sets how long"
             raise ServerUnavailable(f"{what} ({type(exc).__name__})", lost=True) from exc
         except (httpx.HTTPError, httpx.InvalidURL) as exc:
             raise ServerUnavailable(
@@ -142,7 +141,7 @@ class VllmServer:
             raise (
                 ServerError(said)
                 if self._is_healthy()
-                else ServerUnavailable(f"{said}; and it says that it is not well", lost=True)
+                else ServerUnavailable(f"{said}; and its /health fails", lost=True)
             )
         if reply.status_code != 200:
             raise RequestRejected(said, reply.status_code, _message(reply))
@@ -180,11 +179,11 @@ class VllmServers:
         self._client.close()
 
     def run(self, key: bytes, job: Callable[[VllmServer], T]) -> T:
-        """Return what `job` gives on the server that `key` belongs to, or on another one.
+        """Return the result of `job` on the server that `key` belongs to, or on another one.
 
-        Away is waited for, up to the time that all tries may take; Broke and BadAnswer are tried again, elsewhere if
-        there is somewhere else; Unfit goes on with the other servers. Raises the last of these when nothing helps
-        (StreamwardError for Away), and whatever else `job` raises.
+        On ServerUnavailable it waits, up to the time that all tries may take. ServerError and BadAnswer are tried
+        again, elsewhere if possible. On WrongModel it uses the other servers. Raises the last of these when nothing
+        helps (StreamwardError for ServerUnavailable), and whatever else `job` raises.
         """
         deadline = time.monotonic() + self._outage_s
         tries, avoided, unfit = 0, None, list[VllmServer]()
@@ -250,7 +249,7 @@ def _retry_after_s(reply: httpx.Response) -> float | None:
 
 
 def _message(reply: httpx.Response) -> str:
-    """Return what the server says went wrong: the message inside OpenAI's error object, else the start of the body."""
+    """Return the server's error message: that of OpenAI's error object, else the start of the body."""
     try:
         said = reply.json()["error"]["message"]
     except (ValueError, LookupError, TypeError, RecursionError):

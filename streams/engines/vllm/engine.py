@@ -1,21 +1,21 @@
-"""Sample with vLLM servers, and believe what they serve only once it was seen.
+"""Sample with vLLM servers, each used only after verifying which weights it serves.
 
-    serve:   adapter ──► policy.server_folder ──► loaded under a new name ──► listed? as predicted? (`vllm_proof`)
-    sample:  prompt ids ──► POST /v1/completions, one request a task ──► checked (`vllm_answer`) ──► completions
+    serve:   adapter ──► policy.server_folder ──► loaded under a new name ──► listed? as predicted? (verify.py)
+    sample:  prompt ids ──► POST /v1/completions, one request per task ──► checked (responses.py) ──► completions
 
-An adapter gets a name of its own, made from policy, version and the hash of its files, on every server; the model name
-in the request says which version is wanted, and the one in the answer must be the same. A server that lists an adapter
-and answers with the base is found out by its logprobs (`vllm_probe`), and passed over for this adapter; when no server
-serves it, it is refused and the old version goes on. A server that was away or has lost its adapters (vLLM forgets them
-when it restarts) is met anew before it is used.
+An adapter's name on every server is made of policy, version and the hash of its files. The model name in the request
+says which version is wanted, and the answer must carry the same. A server that lists an adapter but answers with the
+base is detected by its logprobs (probe.py), and not used for this adapter; if no server serves it, the adapter is
+refused and the old version stays in service. A server that was unreachable or has lost its adapters (vLLM forgets them
+when it restarts) is verified again before it is used.
 
 vLLM has to be started with --enable-lora, --max-lora-rank of at least trainer.lora_rank, and in its environment
 VLLM_ALLOW_RUNTIME_LORA_UPDATING=1. Its logprobs are those before temperature and top_p, unless it is started with
 --logprobs-mode processed_logprobs; tasks with another temperature than 0 or 1, or with top_p, are only answered by
 servers that are. On a CPU it needs --no-enable-chunked-prefill as well: version 0.32.0 ends when a seeded prompt is run
-in two parts there (it rewinds a generator that a CPU cannot rewind). `vllm_start` says all that.
+in two parts there (it rewinds a generator that a CPU cannot rewind). launch.py starts a server with all of this.
 
-Not covered: an agent killed by SIGKILL leaves its copies in policy.server_folder, and its names on the servers.
+An agent killed by SIGKILL leaves its copies in policy.server_folder, and its names on the servers.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ KEPT = 4
 """Versions that stay loaded: the primary, a candidate, the one before, and one that a task is pinned to."""
 MOST_THREADS = 256
 UNLOAD_S = 5.0
-"""An adapter that a server does not let go of within this stays there; it takes room, and nothing else."""
+"""An adapter that a server does not unload within this stays loaded, which only costs memory."""
 
 
 class VllmEngine:
@@ -65,7 +65,7 @@ class VllmEngine:
     name = "vllm"
 
     def __init__(self, settings: Settings) -> None:
-        """Load the base (for what the probe predicts) and meet the servers.
+        """Load the base (for the probe's predictions) and verify the servers.
 
         Raises SettingsError if one wants another key, has no model to ask for, serves another base than model.base, or
         the folder cannot be written; StreamwardError if none answers.
@@ -80,7 +80,7 @@ class VllmEngine:
         self._probe = Probe(self._prompts, base.model) if policy.verify == "logprobs" else None
         self._proof = Proof(policy, self._probe, self._prompts)
         self._now: Loaded | None = None
-        self._known: dict[int, Loaded] = {}  # the one used last stands last
+        self._known: dict[int, Loaded] = {}  # in the order of use
         self._folder = _own_folder(policy.server_folder)
         self._servers = VllmServers(policy)
         workers = min(MOST_THREADS, policy.max_concurrent * len(self._servers.all))
@@ -96,7 +96,7 @@ class VllmEngine:
             raise
 
     def close(self) -> None:
-        """Take our adapters off the servers that answer, and give back what is held."""
+        """Unload our adapters from the servers that answer, and release everything else."""
         for loaded in self._known.values():
             self._unload(loaded)
         self._known.clear()
@@ -107,7 +107,7 @@ class VllmEngine:
     # --- serving -----------------------------------------------------------------------------------------------------
 
     def serve(self, version: int, adapter: Path | None) -> None:
-        """Serve `version`; one that is loaded still costs nothing. Keeps the old one when it raises.
+        """Serve `version`, at no cost if it is still loaded. Keeps the old one when it raises.
 
         Raises EventError: bad_adapter if it does not fit the base, not_served if no server shows that it serves it;
         SettingsError if the servers take no adapters, StreamwardError if none answers.
@@ -137,7 +137,7 @@ class VllmEngine:
             self._unload(self._known.pop(old))
 
     def _put(self, version: int, adapter: Path) -> Loaded:
-        """Copy an adapter to where the servers find it, and predict what it does. Raises EventError (bad_adapter)."""
+        """Copy an adapter to where the servers find it, and predict its logprobs. Raises EventError (bad_adapter)."""
         predicted = self._probe.of(adapter) if self._probe else []
         files = sorted(path for path in adapter.iterdir() if path.is_file())
         digest = hashlib.sha256()
@@ -155,7 +155,7 @@ class VllmEngine:
         return Loaded(version, adapter, name, f"{root.rstrip('/')}/{self._folder.name}/{name}", predicted)
 
     def _load(self, loaded: Loaded) -> None:
-        """Have the adapter served somewhere at least. Raises EventError (not_served), or what `Servers.run` raises."""
+        """Have at least one server serve the adapter. Raises EventError (not_served), or as `VllmServers.run`."""
         if any(loaded.name in server.verified for server in self._servers.all):
             return
         self._each(loaded)
@@ -169,7 +169,7 @@ class VllmEngine:
             ) from exc
 
     def _each(self, loaded: Loaded | None) -> None:
-        """Get every server ready ahead of its first task, as far as it is willing."""
+        """Load and verify on every server ahead of its first task, as far as possible."""
         for attempt in [self._pool.submit(self._try, server, loaded) for server in self._servers.all]:
             attempt.result()
 
@@ -181,7 +181,7 @@ class VllmEngine:
         except ServerUnavailable as exc:
             server.pause(exc)
         except (WrongModel, ServerError, BadAnswer) as exc:
-            log.warning("%s is passed over for %s: %s", server.url, loaded.name if loaded else "the base", exc)
+            log.warning("%s is not used for %s: %s", server.url, loaded.name if loaded else "the base", exc)
 
     def _unload(self, loaded: Loaded) -> None:
         for server in self._servers.all:
@@ -192,7 +192,7 @@ class VllmEngine:
             try:
                 server.ask("POST", "/v1/unload_lora_adapter", {"lora_name": loaded.name}, timeout_s=UNLOAD_S)
             except StreamwardError as exc:
-                log.info("%s is left on the server: %s", loaded.name, exc)
+                log.info("%s stays loaded on the server: %s", loaded.name, exc)
         shutil.rmtree(self._folder / loaded.name, ignore_errors=True)
 
     # --- sampling ----------------------------------------------------------------------------------------------------
@@ -200,10 +200,10 @@ class VllmEngine:
     def sample(self, requests: Sequence[SamplingRequest]) -> list[list[Completion]]:
         """Answer every slot of every request; see `Engine.sample`.
 
-        Raises StreamwardError if no server answers, or all give answers that are none; nothing is lost then.
+        Raises StreamwardError if no server gives a usable answer; no task is lost then.
         """
         jobs: list[Future[list[Completion]]] = []
-        for request in requests:  # here and not in the threads: a tokenizer is one thread's while it encodes
+        for request in requests:  # here, not in the threads: tokenizers are not thread-safe
             prompt, error = self._prompts.tokens(request)
             if error is None and len(prompt) >= self._proof.context_tokens:
                 error = (
@@ -239,12 +239,10 @@ class VllmEngine:
             except RequestRejected as exc:
                 if exc.status != 404:
                     raise
-                server.forget()  # it was restarted, or another agent took the adapter off it
-                raise BadAnswer(f"{exc}; it is met anew") from exc
+                server.forget()  # it was restarted, or another agent unloaded the adapter
+                raise BadAnswer(f"{exc}; it will be verified again") from exc
             except BadAnswer as exc:
-                raise BadAnswer(
-                    f"task {request.task.task_id}: {server.url} gave an answer that is none: {exc}"
-                ) from exc
+                raise BadAnswer(f"task {request.task.task_id}: {server.url} gave an unusable answer: {exc}") from exc
 
         try:
             return self._servers.run(hashlib.sha256(str(prompt).encode()).digest(), on)
@@ -255,7 +253,7 @@ class VllmEngine:
 
 
 def _own_folder(shared: Path) -> Path:
-    """Return a new folder of our own in the shared one, which its servers can read. Raises SettingsError."""
+    """Return a new folder in the shared one, readable by the servers. Raises SettingsError."""
     try:
         shared.mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix="agent-", dir=shared.resolve()))

@@ -2,9 +2,8 @@
 
     VLLM_PYTHON, or .venv-vllm (make setup-vllm) ──► a python that has vllm ──► command and environment ──► /health
 
-vLLM lives in a virtual environment of its own: it pins versions of its own. The server listens on this machine only.
-
-Not covered: servers for others, on other machines, with several GPUs; start those as vLLM's documentation says.
+vLLM has its own virtual environment, because it pins versions of its dependencies. The server listens on localhost
+only. Start servers on other machines or with several GPUs as vLLM's documentation says.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ START_S = 300.0
 
 
 def python_with_vllm() -> Path:
-    """Return a python that has vllm. Raises SettingsError, with the way out, if none is known."""
+    """Return a Python with vllm installed. Raises SettingsError if none is known."""
     named = os.environ.get(ENV_PYTHON)
     if named is None and importlib.util.find_spec("vllm") is not None:
         return Path(sys.executable)
@@ -51,7 +50,7 @@ def python_with_vllm() -> Path:
 
 
 def command(python: Path, model: Path, port: int, *, rank: int, options: Sequence[str] = ()) -> list[str]:
-    """Return how a server for the model in folder `model` is started; `rank` is the largest of its adapters."""
+    """Return the command that starts a server for the model in folder `model`; `rank` is its largest adapter's."""
     return [
         *(str(python), "-m", MODULE, "--host", "127.0.0.1", "--port", str(port)),
         *("--model", str(model), "--served-model-name", BASE, "--dtype", "float32"),
@@ -68,7 +67,7 @@ RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 
 
 def environment() -> dict[str, str]:
-    """Return the variables of a server's process: this one's without our settings, adapters allowed at run time."""
+    """Return the environment of a server: this process's without our settings, plus run-time loading of adapters."""
     own = {name: text for name, text in os.environ.items() if not name.startswith("STREAMWARD_") and name != ENV_PYTHON}
     return own | {
         "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
@@ -81,7 +80,7 @@ def environment() -> dict[str, str]:
 
 
 def free_port() -> int:
-    """Return a port on which nobody listens now."""
+    """Return a free port."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])

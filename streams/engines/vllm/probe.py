@@ -1,12 +1,12 @@
-"""Tell which weights a server answers with, from the logprobs of a fixed text.
+"""Detect which weights a server answers with, from the logprobs of a fixed text.
 
     base, adapter ──► one forward pass here ──► what the adapter changes, predicted ──┐
                                                                                       ├──► served, or not
     server ──► prompt_logprobs of the base and of the adapter ──► what it changed ────┘
 
-A server lists an adapter as soon as it was told of it; whether it applies it shows only in the numbers. What is
-compared is the change from base to adapter, so that the server's own rounding (bfloat16, other kernels) cancels for a
-part. Three root mean squares over the tokens of the text decide, in nats:
+A server lists an adapter once it is loaded; whether it applies it shows only in the numbers. The change from base to
+adapter is compared, so that the server's own rounding (bfloat16, other kernels) partly cancels. Three root mean squares
+over the tokens of the text decide, in nats:
 
     moved     what the server changed                  less than a quarter of `size`: it answered with the base
     apart     by how much that is not as predicted     more than it may be: it answered with something else
@@ -14,8 +14,8 @@ part. Three root mean squares over the tokens of the text decide, in nats:
 
 `apart` may be four times the noise, which is how far the server's base is from ours, or a tenth of the size.
 
-Not covered: a server that answers probes with other weights than tasks; under bfloat16, versions that differ by less
-than its rounding, and a base that is served where other requests in the same batch alter the rounding by more.
+It cannot detect a server that answers probes with other weights than tasks. Under bfloat16 it cannot tell versions that
+differ by less than the rounding, nor a base if other requests in the same batch alter the rounding by more.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ REPLY = (
     "51. Adding from the left, 12 and 34 make 46, and 5 more make 51. A list of three words: river, yellow, seven. "
     "In other news, the weather was said to be mild, 20 degrees by noon, so 8 of the 15 boats left the harbour."
 )
-"""Sums, prose, numbers: wherever an adapter changes its mind, some of it is near."""
+"""Sums, prose and numbers, so that whatever an adapter changes shows somewhere."""
 MOST_TOKENS = 128
 """Of the probe; one prefill."""
 NOISE_FLOOR = 1e-4
-"""Nats by which two sound implementations differ in float32; a smaller noise is not believed."""
+"""Nats by which two correct implementations differ in float32; measured noise counts as at least this."""
 SAME_BASE = 0.25
 """Root mean square in nats up to which two sets of base logprobs are of one model: bfloat16 stays below a third of it,
 another model or another tokenizer is off by whole nats."""
@@ -49,7 +49,7 @@ APART, NEAR = 4.0, 0.1
 
 
 class Probe:
-    """The text, and what our own weights say about it. `model` is the base; one thread uses it."""
+    """The text, and its logprobs under our own weights. `model` is the base; one thread uses it."""
 
     def __init__(self, prompts: Prompts, model: Any, most_tokens: int = MOST_TOKENS) -> None:
         tokens = prompts.templated([Message(role="user", content=QUESTION)]) + prompts.plain(REPLY)
@@ -79,7 +79,7 @@ class Probe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightChange:
-    """What a server changed from base to adapter, against what was predicted; root mean squares, nats."""
+    """The change from base to adapter on a server, against the predicted one; root mean squares, nats."""
 
     size: float
     moved: float
@@ -88,12 +88,12 @@ class WeightChange:
 
     @property
     def is_told(self) -> bool:
-        """Whether the adapter changes anything by which it can be told from the base."""
+        """Whether the adapter changes enough to be told from the base."""
         return self.size > NOISE_FLOOR
 
     @property
     def is_served(self) -> bool:
-        """Whether the change is the predicted one; of an adapter that is not told, whether it is as small."""
+        """Whether the change is the predicted one, or as small if the adapter cannot be told from the base."""
         if self.is_told and self.moved < MOVED * self.size:
             return False
         return self.apart <= max(APART * self.noise, NEAR * self.size)
@@ -117,7 +117,7 @@ def noise(ours: Sequence[float], theirs: Sequence[float]) -> float:
 def change(
     *, predicted: Sequence[float], predicted_base: Sequence[float], seen: Sequence[float], seen_base: Sequence[float]
 ) -> WeightChange:
-    """Return how the change that was seen compares with the predicted one; all logprobs of the same tokens, nats."""
+    """Return the observed change against the predicted one; all logprobs of the same tokens, nats."""
     wanted = [with_it - without for with_it, without in zip(predicted, predicted_base, strict=True)]
     found = [with_it - without for with_it, without in zip(seen, seen_base, strict=True)]
     return WeightChange(

@@ -1,15 +1,14 @@
-"""What is asked of a vLLM server for one task, and what its answer has to hold to be taken.
+"""The request to a vLLM server for one task, and the checks of its answer.
 
     prompt ids, sampling ──► POST /v1/completions ──► n choices ──► model, prompt ids, lengths checked ──► [Completion]
 
-Everything that changes the distribution is said in the request, also what is off: a server fills gaps from the model's
-generation_config.json, where some models keep a top_k or a repetition penalty. Text is made here from the token ids, so
-that every engine means the same by it; what a server drew behind an end of turn or a stop text is dropped.
+The request states everything that changes the distribution, also what is off: a server fills gaps from the model's
+generation_config.json, where some models have a top_k or a repetition penalty. Text is decoded here from the token ids,
+the same way for every engine; tokens after an end of turn or a stop text are dropped.
 
-The draws of a task are its server's, seeded by the task's seed or else by the sampling id (slot i by seed + i, as vLLM
-counts): a try that is repeated draws the same again, so what answers slowly is not less likely to be kept.
-
-Not covered: the same draws as the `transformers` engine makes; on another server, rounding may change a draw as well.
+The server draws, seeded by the task's seed or else the sampling id (slot i by seed + i, as vLLM counts): a repeated try
+draws the same tokens, so slow answers are not less likely to be kept. The draws differ from those of the `transformers`
+engine, and may differ between servers by rounding.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ from streams.engines.protocol import Completion, SamplingRequest, failed
 from streams.errors import BadAnswer
 
 COLDEST = 0.01
-"""vLLM raises a temperature between 0 and this to this, without a word in its answer."""
+"""vLLM silently raises a temperature between 0 and this to this."""
 SEED_BITS = 62
 """vLLM takes a signed 64-bit seed, and adds the slot to it."""
 FLOORED = -9000.0
-"""vLLM writes -9999 for a logprob of minus infinity, which no token that was drawn has."""
+"""vLLM writes -9999 for a logprob of minus infinity, which no drawn token has."""
 SLACK = 1e-4
-"""A logprob may lie this far above 0 by rounding, nats; it is taken for 0."""
+"""A logprob may be this far above 0 by rounding (nats); it counts as 0."""
 
 
 def seed_of(request: SamplingRequest) -> int:
@@ -42,7 +41,7 @@ def seed_of(request: SamplingRequest) -> int:
 
 
 def body(request: SamplingRequest, prompt: Sequence[int], room: int, ends: Sequence[int]) -> dict[str, Any]:
-    """Return the request for all slots of a task, its model left out; `room` is the most tokens of each."""
+    """Return the request for all slots of a task, without the model; `room` is the most tokens of each."""
     sampling = request.sampling
     return {
         "prompt": list(prompt),
@@ -60,7 +59,7 @@ def body(request: SamplingRequest, prompt: Sequence[int], room: int, ends: Seque
 
 
 def _draws(request: SamplingRequest) -> int:
-    """Return how many answers to ask for: greedy ones are all the same, and vLLM gives one."""
+    """Return how many answers to ask for: greedy answers are equal, and vLLM gives one."""
     return request.task.group_size if request.sampling.temperature > 0 else 1
 
 
@@ -98,7 +97,7 @@ def unanswerable(request: SamplingRequest) -> str | None:
 def completions(
     answer: Any, request: SamplingRequest, *, model: str, prompt: Sequence[int], room: int, prompts: Prompts
 ) -> list[Completion]:
-    """Return every slot of `request` from a server's answer. Raises BadAnswer if it is not one to it."""
+    """Return every slot of `request` from a server's answer. Raises BadAnswer if the answer does not match it."""
     _check(isinstance(answer, dict) and isinstance(answer.get("choices"), list), "it holds no list of choices")
     _check(answer.get("model") == model, f"it was answered by model {answer.get('model')!r}, and {model!r} was asked")
     choices, draws = answer["choices"], _draws(request)
@@ -152,7 +151,7 @@ def _are_ids(value: Any) -> bool:
 
 
 def _logprobs(choice: dict[str, Any], count: int) -> tuple[float, ...] | None:
-    """Return the logprobs of the drawn tokens as float32 values, None if they are not what they should be."""
+    """Return the logprobs of the drawn tokens as float32 values, None if any is missing or impossible."""
     holder = choice.get("logprobs")
     values = holder.get("token_logprobs") if isinstance(holder, dict) else None
     if not isinstance(values, list) or len(values) != count:
@@ -163,7 +162,7 @@ def _logprobs(choice: dict[str, Any], count: int) -> tuple[float, ...] | None:
 
 
 def prompt_logprobs(answer: Any, *, model: str, prompt: Sequence[int]) -> list[float]:
-    """Return the logprob of every prompt token but the first. Raises BadAnswer if the answer does not hold them."""
+    """Return the logprob of every prompt token but the first. Raises BadAnswer if one is missing."""
     _check(isinstance(answer, dict) and answer.get("model") == model, f"it is no answer of model {model!r}")
     try:
         choice = answer["choices"][0]

@@ -1,13 +1,13 @@
-"""What a vLLM server has to show before it is asked: which base, which logprobs, and which adapter.
+"""Verify a vLLM server before use: which base, which logprobs, and which adapter it serves.
 
-    server ──► what it lists ──► its base on the probe ──► logprobs of the draw? ──► met
-                                 an adapter: loaded, listed, as predicted on the probe ──► verified
+    server ──► the models it lists ──► its base on the probe ──► logprobs of the draw? ──► introduced
+                                       an adapter: loaded, listed, as predicted on the probe ──► verified
 
-What was shown is remembered until the server was away or has forgotten an adapter, which is when it may have been
-restarted. What it failed to show is remembered as long: asking again would not change its weights.
+Results, failures included, are remembered until the server was unreachable or has lost an adapter, which is when it may
+have been restarted: asking again would not change its weights.
 
-Not covered: an adapter that another agent loaded under our name (it carries the hash of the files) with other bytes is
-refused, not replaced: vLLM keeps cached beginnings of prompts by name.
+An adapter that another agent loaded under our name (which carries the hash of the files) with other bytes is refused,
+not replaced: vLLM caches prompt prefixes by name.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from streams.settings.model import Policy
 log = logging.getLogger("streamward.vllm")
 
 UNSURE = -0.05
-"""Nats; a first token at most this likely shows whether logprobs are those before or after top_p."""
+"""Nats; a first token at most this likely shows whether logprobs are before or after top_p."""
 PROBED = (3, 6, 12, 24, 48, 96)
-"""Lengths of beginnings of the probe at which that is looked at, until the model is unsure of what comes next."""
+"""Lengths of prefixes of the probe to try, until the model is unsure of the next token."""
 
 
 @dataclass(eq=False, slots=True)
@@ -44,20 +44,20 @@ class Loaded:
 
 
 class Proof:
-    """What is asked of every server. Threads share it."""
+    """Verifies servers. Threads share it."""
 
     def __init__(self, policy: Policy, probe: Probe | None, prompts: Prompts) -> None:
-        """`probe` is what our own weights predict; without it a server is believed what it lists."""
+        """`probe` has the predictions of our own weights; without it, what a server lists is trusted."""
         self.context_tokens = prompts.context_tokens
-        """Tokens that model.base and every server met so far have room for."""
+        """Context length that model.base and every server verified so far have."""
         self._policy, self._probe = policy, probe
         self._ids = probe.tokens if probe else prompts.plain(QUESTION)
 
     def ready(self, server: VllmServer, loaded: Loaded | None) -> str:
-        """Return the name to ask for, once `server` has shown that it serves `loaded` (None: the base) under it.
+        """Return the model name to ask for, once `server` is verified to serve `loaded` (None: the base) under it.
 
-        Raises Unfit if it does not, SettingsError if it takes no adapters, Away if it is not there, BadAnswer if what
-        it says cannot be judged.
+        Raises WrongModel if it does not, SettingsError if it takes no adapters, ServerUnavailable if it does not
+        answer, BadAnswer if what it sends cannot be checked.
         """
         with server.lock:
             for what in ("", loaded.name if loaded else ""):
@@ -65,18 +65,18 @@ class Proof:
                     raise WrongModel(server.unfit[what])
                 try:
                     if not what and server.base is None:
-                        self._meet(server)
+                        self._introduce(server)
                     elif loaded is not None and what and what not in server.verified:
                         self._verify(server, loaded)
                 except WrongModel as exc:
                     server.unfit[what] = str(exc)
                     raise
-                except (RequestRejected, ServerError) as exc:  # which is no fault of the task that waits for this
+                except (RequestRejected, ServerError) as exc:  # not the fault of the task that waits
                     raise BadAnswer(str(exc)) from exc
             return loaded.name if loaded else str(server.base)
 
-    def _meet(self, server: VllmServer) -> None:
-        """Learn what its base is called, whether it is ours, and which logprobs it reports."""
+    def _introduce(self, server: VllmServer) -> None:
+        """Find out the name of its base, whether it is ours, and which logprobs it reports."""
         cards = _cards(server)
         bases = [name for name, card in cards.items() if not card.get("parent")]
         wanted = self._policy.server_model
@@ -103,7 +103,7 @@ class Proof:
         server.base = name
 
     def _verify(self, server: VllmServer, loaded: Loaded) -> None:
-        """Load the adapter unless the server lists it. Raises Unfit if it is not what is served under its name then."""
+        """Load the adapter unless the server lists it. Raises WrongModel if other weights are served under its name."""
         was_listed = loaded.name in _cards(server)
         if not was_listed:
             self._load(server, loaded)
@@ -112,7 +112,7 @@ class Proof:
         except (ServerError, RequestRejected):
             if not was_listed:
                 raise
-            # loaded by somebody else, perhaps from a folder that is gone: once more, from ours
+            # loaded by another agent, perhaps from a folder that is gone: load it again from ours
             server.ask("POST", "/v1/unload_lora_adapter", {"lora_name": loaded.name})
             self._load(server, loaded)
             self._compare(server, loaded)
@@ -152,21 +152,21 @@ class Proof:
         log.info("%s: %s shows %s", server.url, loaded.name, found)
         if not found.is_told:
             log.warning(
-                "%s changes too little to be told from its base, so %s is believed what it lists: %s",
+                "%s changes too little to be told from its base, so what %s lists is trusted: %s",
                 *(loaded.name, server.url, found),
             )
 
     def _probed(self, server: VllmServer, model: str) -> list[float]:
-        """Return what a server says about the probe."""
+        """Return a server's logprobs of the probe."""
         asked = {"prompt": list(self._ids), "max_tokens": 1, "temperature": 0.0, "return_token_ids": True}
         answer = server.ask("POST", "/v1/completions", {"model": model, **asked, "prompt_logprobs": 0, **PLAIN})
         return prompt_logprobs(answer, model=model, prompt=self._ids)
 
     def _reports_processed(self, server: VllmServer, model: str) -> bool:
-        """Return whether its logprobs are those after temperature and top_p. Raises Unfit if they are no logprobs.
+        """Return whether its logprobs are those after temperature and top_p. Raises WrongModel if they are no logprobs.
 
-        With a top_p near 0 one token is left: its logprob is 0 after, and what greedy decoding reports before. Where
-        the model is too sure of itself everywhere, they are taken for those before.
+        With a top_p near 0 one token is left: its logprob is 0 after top_p, and what greedy decoding reports before.
+        If the model is too sure at every length tried, they are taken for those before.
         """
         for length in PROBED:
             asked = {"model": model, "prompt": list(self._ids[:length]), "max_tokens": 1, "logprobs": 1, **PLAIN}
@@ -189,7 +189,7 @@ def _cards(server: VllmServer) -> dict[str, dict[str, Any]]:
 
 
 def _first_logprob(answer: Any, url: str) -> float:
-    """Return the logprob of the first token. Raises Unfit if what is reported as such is none."""
+    """Return the logprob of the first token. Raises WrongModel if the value cannot be a logprob."""
     try:
         logprobs = answer["choices"][0]["logprobs"]
         values = [float(logprobs["token_logprobs"][0]), *map(float, logprobs["top_logprobs"][0].values())]

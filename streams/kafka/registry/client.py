@@ -1,14 +1,14 @@
-"""The ids of a Schema Registry, found out once and kept.
+"""The schema ids of a Schema Registry, fetched once and kept in memory.
 
     settings.schemas ──► subjects <topic>-value, every version ──► schemas.ids ──► frames, written and read
-                          └─ away, or not registered: a command fails, a process waits, and is not ready
+                          └─ unreachable, or not registered: a command fails, a process waits, and is not ready
 
-A process asks at its start for every version of every event, and then never again, but for an id that it has not met:
-an outage later changes nothing. That one question waits as the start does, since what a record means must not depend
-on when it was read. Nothing is registered here (streams/kafka/registry/register.py): a version that the registry does
-not hold is waited for, and no other id is ever written in its place.
+A process asks for every version of every event when it starts, and later only about an id that it does not know: an
+outage after the start changes nothing. That request waits for the registry as the start does, since the meaning of a
+record must not depend on when it was read. Nothing is registered here (streams/kafka/registry/register.py): the process
+waits for a version that the registry does not hold, and never writes another id in its place.
 
-Not covered: keeping ids on disk. A process that starts while the registry is away waits for it.
+Every request has a time limit, ANSWER_S: Confluent's client has none of its own.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from schemas import ids as numbering
+from schemas import ids as schema_ids
 from schemas.ids import RegistryIds, RegistryVersion
 from streams.errors import LogError, NotFoundError, RefusedError, SettingsError
 from streams.kafka.retry import StoppedWaiting
@@ -35,11 +35,11 @@ if TYPE_CHECKING:
     from confluent_kafka.schema_registry import SchemaRegistryClient
 
 ANSWER_S = 10.0
-"""How long one question may take."""
+"""How long the registry may be silent within one request."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 10.0
-"""Between two looks whether the registry is back; each is twice as long as the one before."""
+"""Between two tries to reach the registry; each is twice as long as the one before."""
 _EXPERIMENT = re.compile(r"experiment\.[^.]+\.$")
-"""What streams/tools/replay/experiments.py puts behind the prefix of the log that an experiment replays."""
+"""What streams/tools/replay/experiments.py appends to the prefix of the log that an experiment replays."""
 
 log = logging.getLogger("streamward.schemas")
 
@@ -47,67 +47,67 @@ T = TypeVar("T")
 
 
 class RegistryUnavailable(LogError):
-    """The registry did not answer; it may later."""
+    """The registry did not answer; it may answer later."""
 
 
 def use(settings: Settings) -> None:
-    """Write and read with the ids that the settings name; a registry is asked when the first record needs it."""
+    """Write and read with the ids of the settings; a registry is asked when the first record needs it."""
     if settings.schemas.registry_url:
-        numbering.use_later(partial(connect, settings))
+        schema_ids.use_later(partial(connect, settings))
     else:
-        numbering.use(numbering.OWN)
+        schema_ids.use(schema_ids.LOCK_IDS)
 
 
 def wait(settings: Settings, meter: Meter = OFF, stop: threading.Event | None = None) -> None:
-    """Find the ids out, and return; while the registry is away, or lacks a schema, wait for it and say so once.
+    """Fetch the ids; while the registry is unreachable or lacks a schema, wait for it, and log that once.
 
-    From then on an id that is unknown is waited for in the same way. Raises StoppedWaiting once `stop` is set,
-    RefusedError if the registry lets us not in, SettingsError if its ids clash with ours, or it cannot be asked so.
+    A lookup of an unknown id waits in the same way from then on. Raises StoppedWaiting once `stop` is set, RefusedError
+    if the registry denies access, SettingsError if its ids clash with ours or the settings cannot work.
     """
     if not settings.schemas.registry_url:
-        numbering.use(numbering.OWN)
+        schema_ids.use(schema_ids.LOCK_IDS)
         return
-    patiently = partial(_patiently, settings, meter, stop or threading.Event())
+    retrying = partial(_retrying, settings, meter, stop or threading.Event())
 
     def ask(known: int, schema_id: int) -> str | None:
-        return patiently(partial(text_of, settings, known, schema_id))
+        return retrying(partial(text_of, settings, known, schema_id))
 
-    numbering.use(patiently(partial(connect, settings, ask)))
+    schema_ids.use(retrying(partial(connect, settings, ask)))
 
 
-def _patiently(settings: Settings, meter: Meter, stop: threading.Event, call: Callable[[], T]) -> T:
-    began, pause_s, told = time.monotonic(), FIRST_PAUSE_S, None
+def _retrying(settings: Settings, meter: Meter, stop: threading.Event, call: Callable[[], T]) -> T:
+    began, pause_s, logged = time.monotonic(), FIRST_PAUSE_S, None
     while True:
         try:
             result = call()
         except (RegistryUnavailable, NotFoundError) as exc:
-            meter.beat()
-            meter.ready(SCHEMA_REGISTRY, str(exc))
-            if told is not type(exc):
+            meter.heartbeat()
+            meter.not_ready(SCHEMA_REGISTRY, str(exc))
+            if logged is not type(exc):
                 log.warning("%s. Waiting", exc)
-                told = type(exc)
+                logged = type(exc)
         else:
             meter.ready(SCHEMA_REGISTRY)
-            if told is not None:
+            if logged is not None:
                 waited_s = time.monotonic() - began
                 log.info("the Schema Registry at %s answers, after %.0f s", settings.schemas.registry_url, waited_s)
             return result
         if stop.wait(pause_s):
             raise StoppedWaiting(
-                f"the Schema Registry at {settings.schemas.registry_url} has not answered: stopping all the same. What "
-                "is not done is done again"
+                f"the Schema Registry at {settings.schemas.registry_url} has not answered: stopping all the same. "
+                "Unfinished work is repeated at the next start"
             )
         pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
 
-# --- what it holds ----------------------------------------------------------------------------------------------------
+# --- its contents -----------------------------------------------------------------------------------------------------
 
 
 def connect(settings: Settings, ask: Callable[[int, int], str | None] | None = None) -> RegistryIds:
-    """Return the numbering of the registry; `ask` is given an id that exists, and one that is asked about.
+    """Return the ids of the registry; `ask` looks an unknown id up, given one that exists and the unknown one.
 
-    Raises Away if it does not answer, NotFoundError if a schema is not registered, RefusedError, and SettingsError for
-    an id that means one thing there and another in lock.json.
+    Raises RegistryUnavailable, RefusedError, NotFoundError if a schema is not registered, and SettingsError for an id
+    that means one thing there and another in lock.json.
     """
     with asking(settings) as client:
         held = [one for topic in topics(settings.topics).values() for one in versions(client, settings, topic)]
@@ -131,7 +131,7 @@ def connect(settings: Settings, ask: Callable[[int, int], str | None] | None = N
 
 
 def clashing(clash: str) -> str:
-    """Return what to do about a clash of `Given.clashes`."""
+    """Return what to do about a clash of `RegistryIds.clashes`."""
     return (
         f"{clash}. If no record of this log was written before the registry was set, set schemas.own_ids=false; else "
         "use a registry that gives these subjects other ids, or leave schemas.registry_url out"
@@ -139,7 +139,7 @@ def clashing(clash: str) -> str:
 
 
 def subject_of(settings: Settings, topic: Topic) -> str:
-    """Return the subject of a topic's values, by TopicNameStrategy. An experiment's records have its source's ids."""
+    """Return the subject of a topic's values, by TopicNameStrategy. An experiment has its source's."""
     return f"{_EXPERIMENT.sub('', settings.topics.prefix)}{topic.label}-value"
 
 
@@ -154,7 +154,7 @@ def versions(client: SchemaRegistryClient, settings: Settings, topic: Topic) -> 
 def text_of(settings: Settings, known: int, schema_id: int) -> str | None:
     """Return the schema with this id, or None if the registry has none.
 
-    Raises Away if it does not answer, or does not know an id that it gave us either: it is about to start.
+    Raises RegistryUnavailable if it does not answer, or does not know the id `known` either: it is still starting.
     """
     with asking(settings) as client:
         found = unless_missing(lambda: client.get_schema(schema_id))
@@ -163,13 +163,13 @@ def text_of(settings: Settings, known: int, schema_id: int) -> str | None:
         if unless_missing(lambda: client.get_schema(known)) is None:
             raise RegistryUnavailable(
                 f"the Schema Registry at {settings.schemas.registry_url} does not know schema id {known}, which it "
-                "gave: it is another one, or has not read what it holds"
+                "gave: it is another registry, or has not loaded its contents yet"
             )
     return None
 
 
 def unless_missing(call: Callable[[], T]) -> T | None:
-    """Return what `call` returns, None if the registry says that there is no such thing."""
+    """Return what `call` returns, or None if the registry answers 404."""
     from confluent_kafka.schema_registry import SchemaRegistryError
 
     try:
@@ -180,12 +180,12 @@ def unless_missing(call: Callable[[], T]) -> T | None:
         raise
 
 
-# --- asking it --------------------------------------------------------------------------------------------------------
+# --- requests ---------------------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
 def asking(settings: Settings) -> Iterator[SchemaRegistryClient]:
-    """Yield Confluent's client, and translate what it raises: Away, RefusedError or SettingsError."""
+    """Yield Confluent's client, and translate its errors to RegistryUnavailable, RefusedError or SettingsError."""
     from confluent_kafka.schema_registry import SchemaRegistryClient, SchemaRegistryError
 
     where = f"the Schema Registry at {settings.schemas.registry_url}"
@@ -224,7 +224,7 @@ def _client_config(settings: Settings) -> dict[str, Any]:
 
 
 def _is_transport(exc: Exception) -> bool:
-    """Tell whether the HTTP client failed, whichever of its names Confluent's uses, or what came is no JSON."""
+    """Whether the HTTP client failed (Confluent uses one of two), or the answer is not JSON."""
     names = {kind.__module__.partition(".")[0] for kind in type(exc).__mro__}
     return bool(names & {"httpx", "httpx2"}) or isinstance(exc, (OSError, ssl.SSLError, ValueError))
 

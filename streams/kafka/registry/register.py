@@ -1,13 +1,11 @@
-"""Put every version of every schema into a Schema Registry.
+"""Register every version of every schema with a Schema Registry.
 
-    schemas/avro ──► all that the registry holds under our subjects is read, and compared ──► one cannot: RefusedError
+    schemas/avro ──► compared with every version the registry holds under our subjects ──► incompatible: RefusedError
                  ──► FULL_TRANSITIVE for each subject ──► the versions it lacks, in the order of lock.json
 
-Nothing is changed before all of it was checked, here: a registry would let everything pass where its own level is NONE.
-What is there already stays, so to call it again changes nothing. An empty registry that counts from 1 gives the ids of
-lock.json, because the order is the same.
-
-Not covered: taking anything away, and modes: a registry that is READONLY refuses.
+All is checked here before anything is changed: a registry whose own level is NONE would accept anything. Versions that
+exist are kept, so a second call changes nothing. An empty registry that counts from 1 gives the ids of lock.json,
+because the order is the same. Nothing is ever removed, and a registry in mode READONLY refuses.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from itertools import product
 from typing import TYPE_CHECKING, NamedTuple
 
-from schemas import ids as numbering, versions as registry
+from schemas import ids as schema_ids, versions as schema_versions
 from schemas.ids import RegistryIds, RegistryVersion
 from schemas.versions import Schema
 from streams.errors import RefusedError, SettingsError
@@ -29,12 +27,12 @@ if TYPE_CHECKING:
 
 LEVEL = "FULL_TRANSITIVE"
 _EMPTY, _ESCAPED = '"{}"', '"{\\u007d"'
-"""Apicurio 3.3 takes this text, our default of JSON in a string, for an object, and then finds no Avro schema. With its
-brace escaped it is the same JSON."""
+"""Apicurio 3.3 mistakes this text, a default of JSON in a string, for an object, and then finds no Avro schema. With
+the brace escaped it is the same JSON."""
 
 
 class Registered(NamedTuple):
-    """What became of one version."""
+    """The result for one version."""
 
     subject: str
     event: str
@@ -47,7 +45,7 @@ class Registered(NamedTuple):
 
 
 class Planned(NamedTuple):
-    """What the registry holds, and which subjects have another level."""
+    """What the registry holds, and which subjects have another compatibility level."""
 
     held: list[RegistryVersion]
     subjects: Mapping[str, str]
@@ -59,9 +57,9 @@ class Planned(NamedTuple):
 def register(settings: Settings, *, dry_run: bool = False) -> tuple[list[Registered], dict[str, str]]:
     """Register what is missing; return every version, and the level that each changed subject had before.
 
-    With `dry_run` nothing is changed, and the same is returned. Raises SettingsError without a registry, Away if it
-    does not answer, RefusedError if any version there and any of ours cannot read each other (nothing is changed then),
-    or if the registry refuses, or gives an id that clashes with one of lock.json.
+    With `dry_run` nothing is changed, and the same is returned. Raises SettingsError without a registry,
+    RegistryUnavailable if it does not answer, RefusedError if any version there and any of ours cannot read each other
+    (nothing is changed then), or if the registry refuses, or gives an id that clashes with one of lock.json.
     """
     if not settings.schemas.registry_url:
         raise SettingsError("schemas.registry_url is not set; name the Schema Registry to register with")
@@ -72,7 +70,7 @@ def register(settings: Settings, *, dry_run: bool = False) -> tuple[list[Registe
         if not dry_run:
             for subject in plan.other_level:
                 client.set_compatibility(subject, LEVEL)
-        done = [_registered(client, plan, schema, dry_run) for schema in registry.files().schemas.values()]
+        done = [_registered(client, plan, schema, dry_run) for schema in schema_versions.files().schemas.values()]
         held = plan.held if dry_run else _planned(client, settings).held
     ids = RegistryIds(held, lambda _: None, where=str(settings.schemas.registry_url), own_ids=settings.schemas.own_ids)
     if clash := next(ids.clashes(), None):
@@ -89,21 +87,21 @@ def _planned(client: SchemaRegistryClient, settings: Settings) -> Planned:
 
 
 def _level(client: SchemaRegistryClient, subject: str) -> str:
-    """Return the level of a subject of its own; empty if it has none: what holds for all may change."""
+    """Return the level set for a subject itself; empty if it has none: the global one may change."""
     return str(unless_missing(lambda: client.get_compatibility(subject)) or "")
 
 
 def incompatible(plan: Planned) -> Iterator[str]:
     """Yield a sentence for each version in the registry and version of ours of which one cannot read the other."""
     for one in plan.held:
-        if numbering.ours(one.text) is not None and numbering.ours(one.text).event == one.event:  # type: ignore[union-attr]
+        if schema_ids.ours(one.text) is not None and schema_ids.ours(one.text).event == one.event:  # type: ignore[union-attr]
             continue
         subject = plan.subjects[one.event]
         theirs = f"{subject}: version {one.number} in the registry (id {one.id})"
-        for schema in registry.files().versions(one.event):
+        for schema in schema_versions.files().versions(one.event):
             own = f"version {schema.version} of schemas/lock.json"
             for (reader, reading), (writer, writing) in product(((theirs, one.text), (own, schema.text)), repeat=2):
-                if reader != writer and (why := registry.cannot_read(reading, writing)) is not None:
+                if reader != writer and (why := schema_versions.cannot_read(reading, writing)) is not None:
                     yield (
                         f"{subject}: {reader.removeprefix(f'{subject}: ')} cannot read "
                         f"{writer.removeprefix(f'{subject}: ')}: {why}. Take that version out of the registry, or use "
@@ -115,7 +113,7 @@ def _registered(client: SchemaRegistryClient, plan: Planned, schema: Schema, dry
     from confluent_kafka.schema_registry import Schema as Text
 
     subject = plan.subjects[schema.event]
-    there = [one for one in plan.held if one.event == schema.event and numbering.ours(one.text) == schema]
+    there = [one for one in plan.held if one.event == schema.event and schema_ids.ours(one.text) == schema]
     if there:
         return Registered(subject, schema.event, schema.version, there[0].id, "there")
     if dry_run:

@@ -2,27 +2,27 @@
 
     schemas/versions.py ──► GET /schemas/ids/{id}, /subjects/{topic}-value/versions/{version} ──► any Confluent client
 
-A consumer written in any language finds the writer's schema of a record by the id in its frame. Ids are those of
-`schemas/lock.json`, the same everywhere, so it does not matter who serves them; subjects are named as Confluent's
-TopicNameStrategy does, with the topics of this deployment.
+A consumer in any language finds the writer's schema of a record by the id in its frame. The ids are those of
+`schemas/lock.json`, the same everywhere, so any server will do; subjects are named by Confluent's TopicNameStrategy,
+with the topics of this deployment.
 
-Not covered: writing. Services never register schemas at run time, so every POST, PUT and DELETE is refused. Nor TLS and
-users: it serves what is public in the repository, on the loopback address unless told otherwise.
+Services never register schemas at run time, so every POST, PUT and DELETE is refused. There is no TLS and there are no
+users: it serves what is public in the repository, on the loopback address by default.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from schemas import versions as registry
+from schemas import versions as schema_versions
 from schemas.versions import Schema
 from streams.errors import SettingsError
 from streams.kafka.topics import topics
+from streams.observability import http_server
+from streams.observability.http_server import Site
 from streams.settings.model import Settings
 
 CONTENT_TYPE = "application/vnd.schemaregistry.v1+json"
@@ -41,28 +41,19 @@ def serve(settings: Settings | None = None, *, host: str = "127.0.0.1", port: in
     Raises SettingsError if the port is taken.
     """
     subjects = _subjects(settings or Settings())
-
-    class Requests(_Requests):
-        by_subject = subjects
-
-    try:
-        server = ThreadingHTTPServer((host, port), Requests)
-    except OSError as exc:
-        raise SettingsError(f"{host}:{port} cannot be served: {exc.strerror}; choose another --port, or 0") from exc
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
-    thread.start()
-    try:
-        yield f"http://{host}:{server.server_address[1]}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    site = Site(lambda path: _as_json(answer(path, subjects)), CONTENT_TYPE, _as_json(READ_ONLY))
+    with contextlib.ExitStack() as stack:
+        try:
+            url = stack.enter_context(http_server.serve(site, host, port))
+        except (OSError, OverflowError) as exc:
+            raise SettingsError(f"{host}:{port} cannot be served: {exc}; choose another --port, or 0") from exc
+        yield url
 
 
 def _subjects(settings: Settings) -> dict[str, list[Schema]]:
     """Return the versions of each subject, oldest first."""
     return {
-        f"{topic.name}-value": registry.files().versions(topic.event.__name__)
+        f"{topic.name}-value": schema_versions.files().versions(topic.event.__name__)
         for topic in topics(settings.topics).values()
     }
 
@@ -85,9 +76,11 @@ def answer(path: str, subjects: dict[str, list[Schema]]) -> Answer:
 
 
 def _by_id(text: str, rest: list[str], subjects: dict[str, list[Schema]]) -> Answer:
-    schema = registry.files().by_id(int(text)) if text.isdecimal() else None
+    schema = schema_versions.files().by_id(int(text)) if text.isdecimal() else None
     if schema is None:
-        return _error(NO_SCHEMA, f"schema id {text} is not in lock.json (known: 1 to {len(registry.files().schemas)})")
+        return _error(
+            NO_SCHEMA, f"schema id {text} is not in lock.json (known: 1 to {len(schema_versions.files().schemas)})"
+        )
     holders = [subject for subject, versions in subjects.items() if schema in versions]
     match rest:
         case ["schema"]:
@@ -120,35 +113,14 @@ def _error(code: int, message: str) -> Answer:
     return int(str(code)[:3]), {"error_code": code, "message": message}
 
 
-class _Requests(BaseHTTPRequestHandler):
-    by_subject: dict[str, list[Schema]]
-    protocol_version = "HTTP/1.1"
-    server_version = "streamward"
-    sys_version = ""
+def _as_json(answered: Answer) -> tuple[int, str]:
+    status, body = answered
+    return status, json.dumps(body)
 
-    def do_GET(self) -> None:
-        """Answer one question."""
-        self._send(*answer(self.path.partition("?")[0], self.by_subject))
 
-    def _refuse(self) -> None:
-        self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        self._send(
-            *_error(
-                FORBIDDEN,
-                "this registry is read only: services never register schemas. Set auto.register.schemas=false; a new "
-                "schema is made from schemas/events.py by `python -m schemas.generate`",
-            )
-        )
-
-    do_POST = do_PUT = do_DELETE = do_PATCH = _refuse
-
-    def _send(self, status: int, body: Any) -> None:
-        payload = json.dumps(body).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", CONTENT_TYPE)
-        self.send_header("Content-Length", str(len(payload)))
-        self.end_headers()
-        self.wfile.write(payload)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Keep quiet: questions are no news."""
+READ_ONLY = _error(
+    FORBIDDEN,
+    "this registry is read only: services never register schemas. Set auto.register.schemas=false; a new schema is "
+    "made from schemas/events.py by `python -m schemas.generate`",
+)
+"""The answer to POST, PUT and DELETE."""

@@ -1,15 +1,14 @@
-"""When somebody should look, and where to read what to do.
+"""Alerts: when somebody should look, with a link to what to do.
 
-    ALERTS ──┬─► python -m streams.observability.grafana.alerts ──► helm/alerts/streamward.yaml ──► Prometheus of
-    docker compose
-             │                                                                      └──► PrometheusRule of the chart
-             └─► the heading of docs/operations.md that has its name
+    ALERTS ──┬─► python -m streams.observability.grafana.alerts ──► helm/alerts/streamward.yaml
+             │       └──► Prometheus of docker compose, PrometheusRule of the chart
+             └─► the heading of docs/operations.md with the alert's name
 
-An alert is a value that always answers, a limit, and sometimes a second value without which the first means nothing.
-`critical`: records are wrong, or the loop stands. `warning`: it works, and not as it should.
+An alert is a query that always has an answer, a limit, and sometimes a second condition without which the first means
+nothing. `critical`: records are wrong, or the loop has stopped. `warning`: it works, but not as it should.
 
-Not covered: who is told (Alertmanager's), what a good reward is, one of several replicas that is gone (the cluster
-starts it again), and free space of disks and buckets, which those who own them measure.
+There is no alert for a low reward (what is good depends on the task), for one lost replica of several (the cluster
+restarts it), or for free space of disks and buckets.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ PREFIX = "Streamward"
 
 
 class Limit(NamedTuple):
-    """A query and what its answer must not be."""
+    """A query and the limit its answer must not pass."""
 
     query: str
     sign: Literal["<", ">"]
@@ -45,7 +44,7 @@ class Alert(NamedTuple):
     name: str
     severity: Literal["warning", "critical"]
     wait: str
-    """How long it must hold before anybody is told."""
+    """How long it must hold before it fires."""
     limit: Limit
     summary: str
     only_if: Limit | None = None
@@ -66,7 +65,7 @@ class Alert(NamedTuple):
 
 
 def _down() -> str:
-    """1 for a process that answers, 0 for one that did within the hour, and for one that nobody has seen."""
+    """1 for a process that answers; 0 for one that did within the hour, and for one that never did."""
     process = select(catalog.PROCESS)
     never = " or on (process) ".join(f'label_replace(vector(0), "process", "{name}", "", "")' for name in catalog.LOOP)
     return (
@@ -75,8 +74,8 @@ def _down() -> str:
     )
 
 
-def told_by(gauge: str) -> str:
-    """Return a gauge that every process has, with the label `process` of who tells it."""
+def by_process(gauge: str) -> str:
+    """Return a gauge that every process has, with the label `process`."""
     return f"{gauge} * on (namespace, job, instance) group_left (process) {select(catalog.PROCESS)}"
 
 
@@ -121,12 +120,12 @@ ALERTS = (
         "No `{{ $labels.process }}` answers on /metrics.",
     ),
     Alert(
-        "ProcessNotReady", "warning", "10m", Limit(told_by(select(catalog.READY)), "<", 1),
+        "ProcessNotReady", "warning", "10m", Limit(by_process(select(catalog.READY)), "<", 1),
         "`{{ $labels.process }}` at {{ $labels.instance }} is not ready: {{ $labels.condition }}.",
     ),
     Alert(
-        "ProcessStuck", "critical", "5m", Limit(told_by(select(catalog.PROGRESS)), ">", 900),
-        "`{{ $labels.process }}` at {{ $labels.instance }} has not come on for {{ $value | humanizeDuration }}.",
+        "ProcessStuck", "critical", "5m", Limit(by_process(select(catalog.PROGRESS)), ">", 900),
+        "`{{ $labels.process }}` at {{ $labels.instance }} has made no progress for {{ $value | humanizeDuration }}.",
     ),
     # --- records ---
     Alert(

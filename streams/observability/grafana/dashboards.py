@@ -1,12 +1,10 @@
-"""What Grafana shows of the loop: six pages, from `is it fine` down to single numbers.
+"""Six Grafana dashboards of the loop, from `is it fine` down to single numbers.
 
-    DASHBOARDS ── dashboard_json.py ──┬─► python -m streams.observability.grafana.dashboards ──► helm/dashboards/*.json
-                                      └─► streamward dashboards apply
+    DASHBOARDS ── model.py ──┬─► python -m streams.observability.grafana.dashboards ──► helm/dashboards/*.json
+                             └─► streamward dashboards apply
 
-The files are those that Grafana of docker compose and the ConfigMaps of the chart have. Every metric of
-names.py is on a panel. A panel says under its title what its metrics are, in the words of that table.
-
-Not covered: alerts (alerts.py), and the broker's own metrics, which are its operator's.
+Docker compose and the chart use the same files. Every metric of catalog.py is on a panel or in an alert, and a panel's
+description is what that table says about its metrics. The broker's own metrics are left to its operator.
 """
 
 from __future__ import annotations
@@ -34,14 +32,14 @@ from streams.observability.grafana.promql import (
 
 FOLDER = Path(__file__).parents[3] / "helm" / "dashboards"
 RARELY = "10m"
-"""The window for what a batch or a group brings, which may be minutes apart."""
+"""The window for what comes with a batch or a group: they may be minutes apart."""
 _ABOUT = {metric.name: metric.about for metric in every()}
 
 
 def _panel(
     title: str, unit: str, *queries: tuple[str, str], kind: Literal["lines", "areas", "number"] = "lines"
 ) -> Panel:
-    """Return a panel that is described by the metrics it asks for; each query is (expression, legend)."""
+    """Return a panel, described by the metrics of its queries; each query is (expression, legend)."""
     asked = {name: None for expression, _ in queries for name in sorted(metrics_of(expression))}
     about = "\n".join(f"`{name}`: {_ABOUT[name]}" for name in asked)
     return Panel(title, unit, tuple(Query(*query) for query in queries), kind, about)
@@ -52,7 +50,7 @@ def _speed(title: str, unit: str, metric: Metric, *labels: str) -> Panel:
 
 
 def _spread(title: str, metric: Metric, *labels: str, window: str = STEP) -> Panel:
-    """Half of them, and most of them."""
+    """Median and 95th percentile."""
     return _panel(
         title,
         "s",
@@ -66,7 +64,7 @@ def _counted(title: str, metric: Metric, *labels: str, window: str) -> Panel:
 
 
 def _gauge(title: str, unit: str, *metrics: Metric, label: str = "policy", zero: bool = False) -> Panel:
-    """The gauges of one label, side by side; with `zero`, 0 for what nobody tells."""
+    """The gauges of one label, side by side; with `zero`, 0 where there is no series."""
     found = [(largest(select(metric), label), f"{_legend(label)} {_short(metric)}") for metric in metrics]
     found = [(or_zero(expression), legend) for expression, legend in found] if zero else found
     return _panel(title, unit, *found)
@@ -83,13 +81,13 @@ def _short(metric: Metric) -> str:
 READY = _panel(
     "Ready",
     "short",
-    (f"min by (namespace, process) ({alerts.told_by(select(catalog.READY))})", "{{process}}"),
+    (f"min by (namespace, process) ({alerts.by_process(select(catalog.READY))})", "{{process}}"),
     kind="number",
 )
 PROGRESS = _panel(
-    "Since it last came on",
+    "Since the last progress",
     "s",
-    (f"max by (namespace, process) ({alerts.told_by(select(catalog.PROGRESS))})", "{{process}}"),
+    (f"max by (namespace, process) ({alerts.by_process(select(catalog.PROGRESS))})", "{{process}}"),
 )
 LAG = _panel(
     "Not done yet, records", "short", (total(select(catalog.LAG_RECORDS), "stage", "topic"), "{{stage}}: {{topic}}")
@@ -139,7 +137,7 @@ WAITS = _panel(
     (total(select(catalog.OPEN)), "responses in work: scoring"),
     (or_zero(largest(select(catalog.IN_FLIGHT))), "on their way, by the audit"),
 )
-DROPS = _counted("Passed over in 10 minutes", catalog.DROPS, "stage", "reason", window="10m")
+DROPS = _counted("Skipped in 10 minutes", catalog.DROPS, "stage", "reason", window="10m")
 ENDS = _panel(
     "Truncated and failed",
     "percentunit",
@@ -286,11 +284,7 @@ SCORING = Dashboard(
             (
                 _speed("Scores a second", "ops", catalog.SCORE_SECONDS, "source"),
                 _spread("Time of a score", catalog.SCORE_SECONDS, "source"),
-                _panel(
-                    "Failed scores",
-                    "percentunit",
-                    (FAILED_SCORES, "{{source}} of all"),
-                ),
+                _panel("Failed scores", "percentunit", (FAILED_SCORES, "{{source}} of all")),
                 _panel("Failed scores a second", "ops", (per_second(catalog.SCORE_FAILURES, "source"), "{{source}}")),
                 _panel("Responses in work", "short", (total(select(catalog.OPEN)), "responses")),
                 LAG_AGE,
@@ -306,11 +300,11 @@ STREAMS = Dashboard(
         PanelRow(
             "Reading and writing",
             (
-                _speed("Records taken up a second", "ops", catalog.EVENTS_IN, "stage", "topic"),
+                _speed("Records read a second", "ops", catalog.EVENTS_IN, "stage", "topic"),
                 _speed("Records written a second", "ops", catalog.EVENTS_OUT, "stage", "topic"),
                 _spread("Time of work", catalog.PROCESSING, "stage"),
                 _panel(
-                    "Age of records when taken up",
+                    "Age of records when read",
                     "s",
                     (quantile(0.95, catalog.EVENT_AGE, "stage", "topic"), "95 of 100: {{stage}}: {{topic}}"),
                 ),
@@ -331,11 +325,7 @@ STREAMS = Dashboard(
         ),
         PanelRow(
             "What was not used",
-            (
-                DEAD,
-                DROPS,
-                REFUSED,
-            ),
+            (DEAD, DROPS, REFUSED),
         ),
         PanelRow(
             "The archive",
@@ -369,7 +359,7 @@ STREAMS = Dashboard(
                     (total(select(catalog.PROCESS), "process", "version"), "{{process}} {{version}}"),
                 ),
                 _panel(
-                    "Values and spans that could not be told, a second",
+                    "Values and spans lost, a second",
                     "ops",
                     (per_second(catalog.SCRAPE_ERRORS), "values"),
                     (per_second(catalog.SPANS_DROPPED, "reason"), "spans: {{reason}}"),
@@ -386,11 +376,7 @@ ROLLOUT = Dashboard(
         PanelRow("Versions", (VERSIONS, TRIAL, SERVED)),
         PanelRow(
             "Decisions",
-            (
-                DECISIONS,
-                REFUSED,
-                POLICY_LAG,
-            ),
+            (DECISIONS, REFUSED, POLICY_LAG),
         ),
         PanelRow("What follows from them", (REWARD, ENDS, ROUNDS)),
     ),

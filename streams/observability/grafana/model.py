@@ -2,11 +2,8 @@
 
     Dashboard ── rows of panels ── queries ──► model ──► helm/dashboards/*.json, Grafana's API
 
-Panels are laid out from left to right, three beside each other, six of single numbers. Their ids count from 1, so that
-the same dashboard is the same bytes. Above each stand the choice of a data source, a namespace and a policy.
-
-Not covered: what is on them (streams/observability/grafana/dashboards.py), and looks beyond lines, areas and single
-numbers.
+Panels are laid out from left to right, three in a row, or six single numbers. Their ids count from 1, so that the same
+dashboard is the same bytes. At the top of each, one chooses a data source, a namespace and a policy.
 """
 
 from __future__ import annotations
@@ -34,7 +31,7 @@ class Query(NamedTuple):
 
 
 class Panel(NamedTuple):
-    """One picture. `unit` is Grafana's word for it."""
+    """One graph. `unit` is Grafana's word for it."""
 
     title: str
     unit: str
@@ -51,7 +48,7 @@ class PanelRow(NamedTuple):
 
 
 class Dashboard(NamedTuple):
-    """One page. `name` is that of its file, and with `streamward-` before it its uid."""
+    """One page. `name` is that of its file; its uid is `streamward-` and that name."""
 
     name: str
     title: str
@@ -60,7 +57,7 @@ class Dashboard(NamedTuple):
 
     @property
     def uid(self) -> str:
-        """What Grafana knows it by, in every place it is put."""
+        """Its id in every Grafana."""
         return f"{TAG}-{self.name}"
 
     @property
@@ -70,7 +67,7 @@ class Dashboard(NamedTuple):
 
 
 def model(dashboard: Dashboard) -> dict[str, Any]:
-    """Return what Grafana keeps of a dashboard, less what it gives itself: id and version."""
+    """Return a dashboard as Grafana keeps it, without what Grafana adds: id and version."""
     return {
         "uid": dashboard.uid,
         "title": f"Streamward: {dashboard.title}",

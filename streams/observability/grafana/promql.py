@@ -1,13 +1,11 @@
-"""Queries to Prometheus, made of the metrics in streams/observability/catalog.py.
+"""Builds PromQL queries from the metrics in streams/observability/catalog.py.
 
     Metric ──► select, per_second, quantile, grown, … ──► text of PromQL ──► dashboards.py, alerts.py
-    scoped: any of them ──► the same for one namespace and policy of a dashboard
+    scoped: any of them ──► the same for the namespace and policy chosen on a dashboard
 
-Every sum keeps `namespace`, which a cluster puts on what it scrapes, so that two releases under one Prometheus stay
-apart. Elsewhere nobody has that label, and it costs nothing. A metric without a series before something happened
-answers 0 until then.
-
-Not covered: whether a query is right. Prometheus is asked that (tests/deploy/test_prometheus.py).
+Every sum keeps `namespace`, which a cluster adds to what it scrapes, so that two releases under one Prometheus stay
+apart; elsewhere the label is absent. A metric that has no series before something happens answers 0 until then.
+tests/deploy/test_prometheus.py asks Prometheus whether the queries are right.
 """
 
 from __future__ import annotations
@@ -51,20 +49,20 @@ def or_zero(inner: str) -> str:
 
 
 def per_second(metric: Metric, *labels: str, window: str = STEP, **chosen: str) -> str:
-    """Return how fast a counter, or the count of a histogram, grows; 0 for one that nobody has counted yet."""
+    """Return the rate of a counter, or of the count of a histogram; 0 for one without a series yet."""
     part = "_count" if metric.kind == "histogram" else ""
     inner = total(f"rate({select(metric, part, **chosen)}[{window}])", *labels)
     return or_zero(inner) if metric.needs or chosen else inner
 
 
 def quantile(share: float, metric: Metric, *labels: str, window: str = STEP) -> str:
-    """Return the value below which this share of what a histogram counted lies."""
+    """Return a quantile of a histogram."""
     buckets = total(f"rate({select(metric, '_bucket')}[{window}])", "le", *labels)
     return f"histogram_quantile({share:g}, {buckets})"
 
 
 def average(metric: Metric, *labels: str, window: str = STEP) -> str:
-    """Return the mean of what a histogram counted."""
+    """Return the mean of a histogram."""
     both = [total(f"rate({select(metric, part)}[{window}])", *labels) for part in ("_sum", "_count")]
     return f"{both[0]} / {both[1]}"
 
@@ -72,7 +70,7 @@ def average(metric: Metric, *labels: str, window: str = STEP) -> str:
 def grown(metric: Metric, *labels: str, window: str) -> str:
     """Return by how much a counter grew.
 
-    `increase` alone knows nothing of the first count, which comes with the series: of one that was not there at the
+    `increase` alone misses the first count, which comes with the series: of a series that did not exist at the
     beginning of the window, all of it counts.
     """
     one = select(metric)
@@ -85,12 +83,12 @@ def share(part: str, whole: str) -> str:
 
 
 def scoped(query: str) -> str:
-    """Return a query of alerts or panels for what is chosen on top of a dashboard."""
+    """Return a query restricted to the namespace and policy chosen on a dashboard."""
 
     def chosen(found: re.Match[str]) -> str:
         family = next((name for name in _family(found[1]) if name in _LABELS), "")
         if not family:
-            raise ValueError(f"{found[1]} is no metric of streams/observability/catalog.py, in: {query}")
+            raise ValueError(f"{found[1]} is not a metric of streams/observability/catalog.py, in: {query}")
         own = [f'{name}=~"${name}"' for name in VARIABLES if name == "namespace" or name in _LABELS[family]]
         return f"{found[1]}{{{','.join(([found[2]] if found[2] else []) + own)}}}"
 
@@ -98,7 +96,7 @@ def scoped(query: str) -> str:
 
 
 def metrics_of(query: str) -> set[str]:
-    """Return the metrics that a query asks for, histograms by the name of their family."""
+    """Return the metrics in a query, histograms by the name of their family."""
     return {
         next((name for name in _family(found[1]) if name in _LABELS), found[1]) for found in _SELECTED.finditer(query)
     }

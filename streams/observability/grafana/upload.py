@@ -1,12 +1,11 @@
-"""Dashboards into a Grafana, and the question whether they are there as they should be.
+"""Write dashboards to a Grafana, or check that they are up to date there.
 
     apply: folder, then each dashboard ──► created or updated if it differs ──► read back and compared
     check: each dashboard ──► what differs; nothing is written
 
 An update names the version that was read, so that a change by somebody else in between is refused instead of lost.
-Compared is what we say; what Grafana adds of its own (ids, defaults of later versions) is left alone.
-
-Not covered: data sources, access rights, and deleting what is no longer generated.
+What Grafana adds of its own (ids, defaults of later versions) is not compared. Dashboards that are no longer generated
+are not deleted.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ from streams.observability.grafana.model import TAG, Dashboard, model
 FOLDER_TITLE = "Streamward"
 TIMEOUT_S = 15.0
 MOST_DIFFERENCES = 10
-"""Of one dashboard that are told."""
+"""Listed of one dashboard."""
 
 
 class DashboardState(NamedTuple):
-    """How one dashboard stands."""
+    """Whether one dashboard is up to date."""
 
     dashboard: str
     """Its uid."""
@@ -40,9 +39,9 @@ class Grafana:
     """One Grafana, through the library grafana-client."""
 
     def __init__(self, url: str, token: str | None = None) -> None:
-        """Take the address, with a path if Grafana has one, and a service account's token.
+        """Take the address, with a path if Grafana has one, and the token of a service account.
 
-        Raises SettingsError for an address that is none, or where the library is missing.
+        Raises SettingsError for a malformed address, or if the library is missing.
         """
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
@@ -57,21 +56,21 @@ class Grafana:
         )
 
     def check(self, dashboards: Sequence[Dashboard]) -> list[DashboardState]:
-        """Return how each stands. Raises LogError if Grafana does not answer, RefusedError if it will not."""
-        return [self._standing(one, self._read(one)) for one in dashboards]
+        """Return the state of each. Raises LogError if Grafana does not answer, RefusedError if it refuses."""
+        return [self._state(one, self._read(one)) for one in dashboards]
 
     def apply(self, dashboards: Sequence[Dashboard]) -> list[DashboardState]:
         """Create or update each, read it back, and return what was done.
 
-        Raises LogError if Grafana does not answer, RefusedError if it will not, or if somebody changed one meanwhile,
-        and StreamwardError if it does not give back what it was given.
+        Raises LogError if Grafana does not answer, RefusedError if it refuses or somebody changed one meanwhile, and
+        StreamwardError if it reads back something else than was written.
         """
         self._make_folder()
         return [self._put(one) for one in dashboards]
 
     def _put(self, dashboard: Dashboard) -> DashboardState:
         found = self._read(dashboard)
-        before = self._standing(dashboard, found)
+        before = self._state(dashboard, found)
         if before.state == "same":
             return before
         wanted = model(dashboard)
@@ -82,10 +81,10 @@ class Grafana:
             self._api.dashboard.update_dashboard(
                 {"dashboard": wanted, "folderUid": TAG, "message": message, "overwrite": False}
             )
-        after = self._standing(dashboard, self._read(dashboard))
+        after = self._state(dashboard, self._read(dashboard))
         if after.state != "same":
             raise StreamwardError(
-                f"{self.shown}: {dashboard.uid} was written and reads back otherwise: {'; '.join(after.differences)}. "
+                f"{self.shown}: {dashboard.uid} reads back differently: {'; '.join(after.differences)}. "
                 "Is there a proxy in between, or a Grafana older than 11?"
             )
         return DashboardState(dashboard.uid, "created" if found is None else "updated", before.differences)
@@ -105,16 +104,16 @@ class Grafana:
         except NotFoundError:
             return None
         if not isinstance(found, dict) or not isinstance(found.get("dashboard"), dict):
-            raise StreamwardError(f"{self.shown}: what answers is no Grafana: {str(found)[:80]!r}")
+            raise StreamwardError(f"{self.shown}: what answers is not Grafana: {str(found)[:80]!r}")
         return found
 
-    def _standing(self, dashboard: Dashboard, found: Mapping[str, Any] | None) -> DashboardState:
+    def _state(self, dashboard: Dashboard, found: Mapping[str, Any] | None) -> DashboardState:
         if found is None:
-            return DashboardState(dashboard.uid, "missing", ("it is not there",))
-        told = tuple(differences(model(dashboard), found["dashboard"]))
+            return DashboardState(dashboard.uid, "missing", ("it does not exist",))
+        found_differences = tuple(differences(model(dashboard), found["dashboard"]))
         if found.get("meta", {}).get("folderUid", TAG) != TAG:
-            told += (f"folder: got {found['meta']['folderUid']!r}, expected {TAG!r}",)
-        return DashboardState(dashboard.uid, "differs" if told else "same", told)
+            found_differences += (f"folder: got {found['meta']['folderUid']!r}, expected {TAG!r}",)
+        return DashboardState(dashboard.uid, "differs" if found_differences else "same", found_differences)
 
     @contextmanager
     def _asking(self, what: str) -> Iterator[None]:
@@ -126,18 +125,18 @@ class Grafana:
             yield
         except GrafanaClientError as exc:
             if exc.status_code == 404:
-                raise NotFoundError(f"{self.shown}: cannot {what}: it is not there") from exc
+                raise NotFoundError(f"{self.shown}: cannot {what}: it does not exist") from exc
             raise RefusedError(f"{self.shown} refused to {what}: {exc.status_code} {_said(exc)}{_advice(exc)}") from exc
         except GrafanaException as exc:
             raise LogError(f"{self.shown} could not {what}: {exc.status_code} {_said(exc)}. Its log says more") from exc
         except ValueError as exc:  # of JSON; requests' own is one of these and of RequestException
-            raise StreamwardError(f"{self.shown}: what answers is no Grafana: {exc}") from exc
+            raise StreamwardError(f"{self.shown}: what answers is not Grafana: {exc}") from exc
         except requests.RequestException as exc:
-            raise LogError(f"{self.shown} does not answer: {exc}. Is the address right, and Grafana there?") from exc
+            raise LogError(f"{self.shown} does not answer: {exc}. Check the address, and that Grafana runs") from exc
 
 
 def differences(wanted: Any, got: Any, where: str = "") -> Iterator[str]:
-    """Yield where `got` lacks something of `wanted` or has it otherwise; beyond MOST_DIFFERENCES, how many more."""
+    """Yield where `got` differs from `wanted`; beyond MOST_DIFFERENCES, how many more."""
     found = list(_differences(wanted, got, where))
     yield from found[:MOST_DIFFERENCES]
     if len(found) > MOST_DIFFERENCES:

@@ -1,1 +1,1 @@
-"""W3C trace context from task to adapter, in the headers of records, and spans to whoever asks for them."""
+"""W3C trace context from task to adapter, in the headers of records, and spans sent by OTLP."""

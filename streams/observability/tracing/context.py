@@ -1,16 +1,15 @@
-"""Which trace a record belongs to: W3C Trace Context, in the record header `traceparent`, and that of HTTP requests.
+"""Which trace a record belongs to: W3C Trace Context, in the header `traceparent` of records and HTTP requests.
 
     traceparent: 00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01
                  version  trace id (16 bytes)        span id (8)      flags: 01 is sampled
 
-The span of a record has an id that follows from the id of its event, and a trace that begins here one that follows from
-the event that began it. So whoever writes the same event again, after a crash, writes the same header, and nothing
-needs to be remembered for it.
+The span id of a record is derived from the id of its event, and the id of a trace that begins here from the event that
+began it. A process that writes the same event again after a crash therefore writes the same header, without any state.
 
-What is not well-formed is no trace, and never an error (W3C Trace Context, sections 3.2 and 4.3). A header of a version
-later than 00 is read as far as 00 goes, and goes on as 00.
+A malformed header is no trace, and never an error (W3C Trace Context, sections 3.2 and 4.3). A header of a later
+version than 00 is read as far as 00 goes, and passed on as 00.
 
-Not covered: `tracestate` and `baggage`. They are not passed on.
+`tracestate` and `baggage` are not passed on.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ KNOWN_FLAGS = 0x03
 
 _FORM = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?", re.ASCII | re.DOTALL)
 _LONGEST = 512
-"""Longer ones are of no version that anybody knows."""
+"""Longer ones are of no known version."""
 
 
 class Context(NamedTuple):
-    """A place in a trace: a span, and whether anybody records it."""
+    """A place in a trace: a span, and whether it is recorded."""
 
     trace_id: str
     """32 hexadecimal digits, not all 0."""
@@ -41,17 +40,17 @@ class Context(NamedTuple):
 
     @property
     def sampled(self) -> bool:
-        """Whether its spans are told of."""
+        """Whether its spans are sent."""
         return bool(self.flags & SAMPLED)
 
     @property
     def traceparent(self) -> str:
-        """As it stands in a header."""
+        """The value of a header."""
         return f"00-{self.trace_id}-{self.span_id}-{self.flags & KNOWN_FLAGS:02x}"
 
 
 def parse(traceparent: str | bytes | None) -> Context | None:
-    """Return the context that a header says, or None if it is not well-formed."""
+    """Return the context in a header, or None if it is malformed."""
     if traceparent is None or len(traceparent) > _LONGEST:
         return None
     text = traceparent.decode("latin-1") if isinstance(traceparent, bytes) else traceparent
@@ -71,25 +70,25 @@ def of_headers(headers: Iterable[tuple[str, bytes | None]]) -> Context | None:
 
 
 def headers_of(context: Context | None) -> dict[str, bytes]:
-    """Return the headers that a record of this context has."""
+    """Return the headers of a record with this context."""
     return {} if context is None else {HEADER: context.traceparent.encode()}
 
 
 def http_headers_of(context: Context | None) -> dict[str, str]:
-    """Return the headers that a request has which is sent in this context."""
+    """Return the headers of an HTTP request sent in this context."""
     return {} if context is None else {HEADER: context.traceparent}
 
 
 def child(parent: Context, event_id: str) -> Context:
-    """Return the context of an event that follows from what `parent` is about: in its trace, sampled if that is."""
+    """Return the context of an event caused by the one of `parent`: in its trace, sampled if that is."""
     return parent._replace(span_id=span_id_of(event_id))
 
 
 def beginning(log: str, event_id: str, created_at: int, *, sampled: bool = True) -> Context:
     """Return the context of an event that begins a trace.
 
-    Ids are the same in every log in which the same is asked, so `log` (the prefix of its topics) and the time of the
-    event tell its trace from theirs.
+    The same task has the same id in every log, so `log` (the prefix of its topics) and the time of the event tell its
+    traces apart.
     """
     digest = hashlib.sha256("\x1f".join((log, event_id, str(created_at))).encode()).hexdigest()
     return Context(digest[:32], span_id_of(event_id), SAMPLED if sampled else 0)

@@ -1,10 +1,10 @@
-"""What a span says of the event it is about.
+"""The span of an event.
 
-    event, its trace, where it lies, when ──► Span ──► streams/observability/tracing/export.py
+    event, its trace, where and when it was written ──► Span ──► streams/observability/tracing/export.py
 
     Task             submit  by whoever submitted it, or by the agent that read it without a trace
     Response         sample  one slot, for as long as its sampling took
-    Reward           score   one source's verdict
+    Reward           score   the score of one source
     AdvantagedGroup  join    from the first record of its task until it is written
     Batch            batch   from the oldest of its groups until it is written
     AdapterEvent     train   (kind trained) from loading its groups until it is announced
@@ -13,7 +13,7 @@
 Attributes have the names of OpenTelemetry's semantic conventions for messaging and generative AI where those have one
 (both are in development), and begin with `streamward.` where not.
 
-Not covered: texts. No prompt, answer, rationale or token leaves the log this way.
+Texts are left out: no prompt, answer, rationale or token leaves the log this way.
 """
 
 from __future__ import annotations
@@ -23,20 +23,31 @@ from collections.abc import Iterator, Mapping
 from typing import Literal, NamedTuple
 
 from schemas.events import AdapterEvent, AdvantagedGroup, Batch, Coordinates, Event, Response, Reward, Task
-from streams.observability.tracing.context import Context
+from streams.observability.tracing.context import Context, headers_of
 
 Value = str | bool | int | float | tuple[str, ...]
 Kind = Literal["INTERNAL", "CLIENT", "PRODUCER"]
 
 
+class Trace(NamedTuple):
+    """What an event that is about to be written carries."""
+
+    context: Context
+    parent: Context | None = None
+    links: tuple[Context, ...] = ()
+
+    @property
+    def headers(self) -> dict[str, bytes]:
+        """Of its record."""
+        return headers_of(self.context)
+
+
 class Span(NamedTuple):
-    """One span, before anything of OpenTelemetry knows of it."""
+    """One span, independent of OpenTelemetry's packages."""
 
     name: str
     kind: Kind
-    context: Context
-    parent: Context | None
-    links: tuple[Context, ...]
+    trace: Trace
     began_ms: float
     ended_ms: float
     attributes: Mapping[str, Value]
@@ -44,19 +55,10 @@ class Span(NamedTuple):
     """What failed, in a word; None if nothing did."""
 
 
-def span_of(
-    event: Event,
-    context: Context,
-    parent: Context | None,
-    links: tuple[Context, ...],
-    *,
-    at: Coordinates,
-    began_ms: float | None,
-    ended_ms: float,
-) -> Span:
-    """Return the span of an event whose record lies at `at`. It begins when the event was created, if not said."""
+def span_of(event: Event, trace: Trace, at: Coordinates, *, began_ms: float | None, ended_ms: float) -> Span:
+    """Return the span of an event whose record is at `at`. It begins when the event was created, by default."""
     name, kind, event_id = _named(event)
-    if isinstance(event, Response | Reward):  # they say themselves how long it took
+    if isinstance(event, Response | Reward):  # they carry how long they took
         began_ms, ended_ms = event.created_at - event.latency_ms, event.created_at
     elif began_ms is None:
         began_ms = getattr(event, "created_at", ended_ms)
@@ -68,10 +70,10 @@ def span_of(
         "messaging.kafka.offset": at.offset,
         "messaging.operation.type": "send",
         "messaging.operation.name": name,
-        **dict(_said(event)),
+        **dict(_attributes(event)),
     }
-    told = {key: value for key, value in attributes.items() if value is not None}
-    return Span(name, kind, context, parent, links, min(began_ms, ended_ms), ended_ms, told, _error(event))
+    given = {key: value for key, value in attributes.items() if value is not None}
+    return Span(name, kind, trace, min(began_ms, ended_ms), ended_ms, given, _error(event))
 
 
 def _named(event: Event) -> tuple[str, Kind, str]:
@@ -100,7 +102,7 @@ def _error(event: Event) -> str | None:
     return event.dropped_reason if isinstance(event, AdvantagedGroup) else None
 
 
-def _said(event: Event) -> Iterator[tuple[str, Value | None]]:
+def _attributes(event: Event) -> Iterator[tuple[str, Value | None]]:
     yield "streamward.policy", getattr(event, "policy", None)
     yield "streamward.task_id", getattr(event, "task_id", None)
     match event:

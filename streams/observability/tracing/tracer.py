@@ -1,16 +1,15 @@
-"""From the context a record came with to that of the records which follow from it; and, if asked for, their spans.
+"""Which trace a new record continues, and, if tracing is on, the span of each record.
 
     record ──► of_headers ──► follows, joins ──► Trace ──► header of what is written
-                                                   └────► told, once it is in the log ──► Span ──► otlp.py
+                                                   └────► told, once it is in the log ──► Span ──► export.py
 
 A record is a span: it begins when the work on it began and ends when it is in the log, and its header names it. What
-has one cause continues that one's trace. What joins many (a batch) begins a trace of its own and links to theirs.
+has one cause continues its trace. What joins many (a batch) begins a trace of its own and links to theirs.
 
-Without tracing.otlp_endpoint nothing is told and no trace begins: a record that follows from one with a trace gets the
-same header, as it is, and all others none.
+Without tracing.otlp_endpoint no span is sent and no trace begins: a record that follows from one with a trace gets the
+same header, unchanged, and all others none.
 
-Not covered: records that are written again on purpose (replay, `dlq retry`). The former have no trace, the latter keep
-their headers.
+Records that are copied on purpose: those of a replay have no trace, those of `dlq retry` keep their headers.
 """
 
 from __future__ import annotations
@@ -18,30 +17,33 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple
+from typing import Protocol
 
 from schemas.events import AdapterEvent, AdvantagedGroup, Batch, Coordinates, Response, Reward, Task
-from streams.kafka.record import Record
+from streams.errors import SettingsError
 from streams.observability.metrics import OFF as NO_METER, Meter
 from streams.observability.tracing import context as trace_context
 from streams.observability.tracing.context import Context
-from streams.observability.tracing.spans import Span, span_of
+from streams.observability.tracing.spans import Span, Trace as Trace, span_of
 from streams.settings.model import Settings
 
 Traced = Task | Response | Reward | AdvantagedGroup | Batch | AdapterEvent
 
 
-class Trace(NamedTuple):
-    """What an event that is about to be written carries."""
-
-    context: Context
-    parent: Context | None = None
-    links: tuple[Context, ...] = ()
+class TracedRecord(Protocol):
+    """What is needed of a record of the log."""
 
     @property
-    def headers(self) -> dict[str, bytes]:
-        """Of its record."""
-        return trace_context.headers_of(self.context)
+    def at(self) -> Coordinates:
+        """Where it is."""
+
+    @property
+    def timestamp_ms(self) -> int:
+        """When it was written."""
+
+    @property
+    def headers(self) -> tuple[tuple[str, bytes | None], ...]:
+        """As they were read."""
 
 
 def headers_of(trace: Trace | None) -> dict[str, bytes]:
@@ -50,13 +52,13 @@ def headers_of(trace: Trace | None) -> dict[str, bytes]:
 
 
 class Tracer:
-    """Knows which trace an event belongs to, and tells of its span. Any thread may call it."""
+    """Knows which trace an event belongs to, and reports its span. Any thread may call it."""
 
     on = True
-    """Whether anybody is told."""
+    """Whether spans are sent."""
 
     def __init__(self, settings: Settings, take: Callable[[Span], None]) -> None:
-        """`take` gets each span; it must not wait."""
+        """`take` gets each span; it must not block."""
         self._log, self._ratio, self._take = settings.topics.prefix, settings.tracing.sample_ratio, take
 
     # --- which trace --------------------------------------------------------------------------------------------------
@@ -65,8 +67,8 @@ class Tracer:
         """Return the trace of a task whose record came with `came`; without that, the one that it begins."""
         return Trace(came) if came is not None else self.begins(task)
 
-    def taken(self, task: Task, record: Record) -> Context | None:
-        """Return the trace of a task that is taken up from its record, and tell of it if it begins here."""
+    def taken(self, task: Task, record: TracedRecord) -> Context | None:
+        """Return the trace of a task that was read from `record`; if the trace begins here, report its span."""
         came = trace_context.of_headers(record.headers)
         trace = self.of_task(task, came)
         if came is None:
@@ -74,9 +76,9 @@ class Tracer:
         return None if trace is None else trace.context
 
     def begins(self, task: Task, under: Context | None = None) -> Trace | None:
-        """Return the trace of a task that is submitted under `under`; the one that it names itself goes before.
+        """Return the trace of a task that is submitted under `under`; one that the task names itself comes first.
 
-        Without either it begins one, if its id is among those sampled, so that every process finds the same.
+        Without either it begins one if its id is sampled, so that every process finds the same.
         """
         parent = trace_context.parse(task.traceparent) or under
         if parent is not None:
@@ -104,7 +106,7 @@ class Tracer:
         context = trace_context.beginning(self._log, task.task_id, task.created_at)
         return Trace(context) if trace_context.is_within(context, self._ratio) else None
 
-    # --- telling ------------------------------------------------------------------------------------------------------
+    # --- reporting ----------------------------------------------------------------------------------------------------
 
     def told(
         self,
@@ -115,27 +117,27 @@ class Tracer:
         began_ms: float | None = None,
         ended_ms: float | None = None,
     ) -> None:
-        """Tell of `event`, whose record lies at `at`: now it ended, unless said otherwise."""
+        """Report the span of `event`, whose record is at `at`. It ends now by default."""
         if trace is not None and trace.context.sampled:
             ended_ms = time.time() * 1000 if ended_ms is None else ended_ms
-            self._take(span_of(event, *trace, at=at, began_ms=began_ms, ended_ms=ended_ms))
+            self._take(span_of(event, trace, at, began_ms=began_ms, ended_ms=ended_ms))
 
     def on_ack(
         self, event: Traced, trace: Trace | None, *, began_ms: float | None = None
     ) -> Callable[[Coordinates], None] | None:
-        """Return what tells of `event` once it is in the log; None if nobody is told."""
+        """Return what reports `event` once it is in the log; None if no span is sent."""
         if trace is None or not trace.context.sampled:
             return None
         return lambda at: self.told(event, trace, at, began_ms=began_ms)
 
 
 class _TracingOff(Tracer):
-    """Passes on what came, and tells nobody."""
+    """Passes on what came, and sends nothing."""
 
     on = False
 
     def __init__(self) -> None:
-        """Know nothing: nothing begins here."""
+        """No trace begins here."""
 
     def follows(self, came: Context | None, event_id: str) -> Trace | None:
         return None if came is None else Trace(came)
@@ -157,7 +159,7 @@ class _TracingOff(Tracer):
         began_ms: float | None = None,
         ended_ms: float | None = None,
     ) -> None:
-        """Tell nobody."""
+        """Send nothing."""
 
     def on_ack(
         self, event: Traced, trace: Trace | None, *, began_ms: float | None = None
@@ -171,14 +173,19 @@ OFF = _TracingOff()
 
 @contextlib.contextmanager
 def opened(settings: Settings, process: str, meter: Meter = NO_METER) -> Iterator[Tracer]:
-    """Yield the tracer of this process, and send what it tells while the block runs; OFF without an endpoint.
+    """Yield the tracer of this process, and send its spans while the block runs; OFF without an endpoint.
 
     Raises SettingsError if the packages for it are missing.
     """
     if not settings.tracing.otlp_endpoint:
         yield OFF
         return
-    from streams.observability.tracing import export
-
+    try:
+        from streams.observability.tracing import export
+    except ImportError as exc:
+        raise SettingsError(
+            f"tracing.otlp_endpoint is {settings.tracing.otlp_endpoint}, but what sends spans is not installed: {exc}. "
+            "Install the extra, streamward[tracing], or leave tracing.otlp_endpoint empty"
+        ) from exc
     with export.Exporter(settings.tracing, process, meter) as exporter:
         yield Tracer(settings, exporter.take)

@@ -29,6 +29,7 @@ from typing import Self
 from schemas.events import derive_id
 from streams.adapters import signing
 from streams.engines.protocol import Completion, Engine, SamplingRequest
+from streams.kafka import times
 from streams.kafka.client import POLL_S
 from streams.kafka.producer import Producer
 from streams.kafka.registry import client as schema_registry
@@ -40,7 +41,7 @@ from streams.observability.tracing import tracer as tracing
 from streams.observability.tracing.tracer import OFF as NO_TRACER, Tracer
 from streams.settings.model import Settings
 from streams.stages.policy.adapter_cache import VersionLoader
-from streams.stages.policy.queue import TaskQueue, now_ms
+from streams.stages.policy.queue import TaskQueue
 from streams.stages.policy.responses import ResponseWriter, ServedVersion
 from streams.stages.policy.sampling import Sampler, SamplingBatch, WaitingTask, all_failed, choose
 from streams.stages.policy.state import PolicyState, give_up_ms
@@ -73,7 +74,7 @@ def run(settings: Settings, *, stop: threading.Event, engine: Engine | None = No
             return
         from streams.engines.build import build
 
-        meter.at("building the engine", within_s=START_S)
+        meter.begin("building the engine", within_s=START_S)
         built = build(settings)
         try:
             _run(settings, stop, built, meter, tracer)
@@ -129,7 +130,7 @@ class PolicyAgent:
 
     def step(self) -> bool:
         """Read tasks, answer one round if there is one, commit. Return whether a round was answered."""
-        self._meter.at("looks for tasks")
+        self._meter.begin("looks for tasks")
         self._state.follow(self._outage)
         self._queue.read(POLL_S if not self._queue else 0.0 if self._next_round() else HELD_POLL_S)
         self._loader.retry_unreachable()
@@ -191,7 +192,7 @@ class PolicyAgent:
             engine=self._engine.name,
             base_digest=self._engine.base_digest,
             tokenizer_digest=self._engine.tokenizer_digest,
-            created_at=now_ms(),
+            created_at=times.now_ms(),
             latency_ms=(time.monotonic() - started) * 1000,
         )
         for waiting, request, completions in zip(chosen.tasks, requests, answers, strict=True):
@@ -221,7 +222,7 @@ class PolicyAgent:
         """Set the gauges. Called in the metrics server's thread, so it only reads."""
         policy, serving = self._settings.policy.name, self._state.router.serving
         self._meter.set(catalog.WAITING, len(self._queue), policy)
-        self._meter.only(catalog.ADAPTER, 1, policy, "served", str(self._engine.served_version))
-        self._meter.only(catalog.PRIMARY, serving.primary, policy)
-        self._meter.only(catalog.CANDIDATE, serving.candidate, policy)
-        self._meter.only(catalog.SHARE, serving.share, policy)
+        self._meter.set(catalog.ADAPTER, 1, policy, "served", str(self._engine.served_version))
+        self._meter.set(catalog.PRIMARY, serving.primary, policy)
+        self._meter.set(catalog.CANDIDATE, serving.candidate, policy)
+        self._meter.set(catalog.SHARE, serving.share, policy)

@@ -20,6 +20,7 @@ from itertools import count
 from schemas import serde
 from schemas.conventions import deadline_ms
 from schemas.events import Coordinates, Task
+from streams.kafka import times
 from streams.kafka.retry import BrokerOutage
 from streams.kafka.tracked import TakenRecord, TrackedConsumer
 from streams.observability import catalog
@@ -80,13 +81,13 @@ class TaskQueue:
         now = time.monotonic()
         if now >= self._next_sweep:
             self._next_sweep = now + SWEEP_S
-            for task_id in self._state.admission.expire(now_ms()):
+            for task_id in self._state.admission.expire(times.now_ms()):
                 log.warning("task %s: its group did not come; it no longer counts as in flight", task_id)
             self.drop_overtaken(self.waiting)
 
     def drop_overtaken(self, candidates: Iterable[WaitingTask]) -> bool:
         """Drop those whose answers could not count any more; their groups say why. Return whether there were any."""
-        now, before = now_ms(), len(self)
+        now, before = times.now_ms(), len(self)
         for one in candidates:
             if one.task.purpose == "serve":
                 continue
@@ -110,7 +111,7 @@ class TaskQueue:
             return
         committed = self._consumer.committed(partitions)
         self._state.poll()
-        found = answered(self._settings, committed, self._state, now_ms=now_ms(), outage=self._outage)
+        found = answered(self._settings, committed, self._state, now_ms=times.now_ms(), outage=self._outage)
         self._answered |= {partition: RecentTasks(task_ids) for partition, task_ids in found.items()}
 
     def _take(self, taken: TakenRecord) -> None:
@@ -138,8 +139,3 @@ class TaskQueue:
     def _forget(self, at: Coordinates) -> None:
         self._ids.discard(self._waiting.pop(at).task.task_id)
         del self._taken[at]
-
-
-def now_ms() -> int:
-    """Return the time, ms since the epoch."""
-    return int(time.time() * 1000)

@@ -122,13 +122,13 @@ class Sampler:
                 raise
             except Exception as exc:
                 log.error("task %s: every slot failed: %r", request.task.task_id, exc)
-                self._meter.ready("engine", f"it failed on the last task: {exc!r}")
+                self._meter.not_ready("engine", f"it failed on the last task it was asked: {exc!r}")
                 answers.append(all_failed(request, f"{type(exc).__name__}: {exc}"))
         return answers
 
     def _ask(self, requests: list[SamplingRequest], version: int) -> list[list[Completion]]:
         what, most_s = f"a round of {len(requests)} tasks", self._policy.round_timeout_s
-        self._meter.at(what, within_s=most_s or math.inf)
+        self._meter.begin(what, within_s=most_s or math.inf)
         with at_most(most_s, what):
             started = time.monotonic()
             answers = self._engine.sample(requests)

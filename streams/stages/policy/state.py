@@ -118,10 +118,10 @@ class PolicyState:
         if event.kind == "trained":
             self.trained_at.setdefault(event.version, record.at)
         if after.primary != before.primary:
-            log.info("%s: version %d is primary now, version %d was", record.at, after.primary, before.primary)
+            log.info("version %d is primary now, version %d was", after.primary, before.primary, extra=record.log_extra)
         if (after.candidate, after.share) != (before.candidate, before.share):
             who = "no version" if after.candidate is None else f"version {after.candidate}"
-            log.info("%s: %s is the candidate now, for %g of the tasks", record.at, who, after.share)
+            log.info("%s is the candidate now, for %g of the tasks", who, after.share, extra=record.log_extra)
 
     def _on_batch(self, record: Record) -> None:
         batch = _usable(record, Batch)
@@ -139,7 +139,7 @@ class PolicyState:
 def _usable(record: Record, expected: type[E]) -> E | None:
     event = record.decode(expected)
     if isinstance(event, Poison):
-        log.warning("%s: skipped: %s", record.at, event.error)
+        log.warning("skipped: %s", event.error, extra=record.log_extra)
         return None
     return event
 

@@ -10,7 +10,7 @@ rewards of all earlier responses are acknowledged; a response delivered twice is
 
 A response goes to `dead-letters` instead if its task does not come within TASK_WAIT_S (`unknown_task`), or asks for the
 judge where none is configured (`no_judge`): another agent, or this one once configured, can still score it
-(`streamward dlq redrive`), where a reward with an error would be final.
+(`streamward dlq retry`), where a reward with an error would be final.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from typing import Self
 
 from schemas import serde
 from schemas.events import Response, Reward, RewardSource, Task, derive_id
+from streams.kafka import times
 from streams.kafka.client import POLL_S
 from streams.kafka.producer import Producer
 from streams.kafka.registry import client as schema_registry
@@ -122,7 +123,7 @@ class ScoringAgent:
 
     def step(self) -> None:
         """Read responses, score with quick scorers, start the others, write finished scores, commit."""
-        self._meter.at("reads and scores")
+        self._meter.begin("reads and scores")
         taken = self._consumer.poll(BUSY_POLL_S if self._consumer.open else POLL_S)
         self._begin([item for one in taken if (item := self._item(one)) is not None], time.monotonic())
         self._retry_waiting()
@@ -223,8 +224,8 @@ class ScoringAgent:
         self._meter.observe(catalog.SCORE_SECONDS, outcome.latency_ms / 1000, source.name)
         if outcome.error is not None:
             self._meter.add(catalog.SCORE_FAILURES, source.name)
-            log.warning("response not scored by %s: %s", source.name, outcome.error, extra={"at": record.at})
-        reward = reward_of(item.response, source, outcome, int(time.time() * 1000))
+            log.warning("response not scored by %s: %s", source.name, outcome.error, extra=record.log_extra)
+        reward = reward_of(item.response, source, outcome, times.now_ms())
         trace = self._trace(item, reward.reward_id)
         try:
             self._producer.send(reward, on_ack=self._tracer.on_ack(reward, trace), headers=tracing.headers_of(trace))

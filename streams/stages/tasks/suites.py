@@ -1,32 +1,31 @@
-"""What is asked of a version: a catalogue of scenarios in a YAML file.
+"""Read a suite, the held-out questions every version is asked, from a YAML file.
 
     suite.yaml ──► scenarios: a generator's held-out tasks, or a file of JSON lines ──► questions, in a fixed order
                                                                                    └──► name@digest
 
-The name that results are recorded under ends with a digest of the questions themselves: texts, verifiers, sampling,
-scorers, in their order. So equal names mean equal questions, also when a generator or a file of tasks has changed
-since; thresholds and comments are not part of it. Questions are asked greedily and once each unless the scenario says
-otherwise, and none twice in a suite, since the same question again is no further evidence.
+Results are recorded under a name that ends with a digest of the questions: texts, verifiers, sampling and scorers, in
+order. So equal names mean equal questions, even if a generator or a file of tasks has changed since; thresholds and
+comments are not part of it. By default questions are asked greedily and once each. A question may not occur twice in a
+suite, since asking it again is no further evidence.
 
     name: sums                        also what `streamward adapters list` shows
     scenarios:
-      one-digit:                      as it stands in results
+      one-digit:                      as named in results
         generator: sums               or `file: tasks.jsonl`, beside the suite, as `streamward tasks submit` takes it
-        count: 35                     of a file: so many of its first tasks; all unless said
+        count: 35                     of a file: its first tasks; default: all
         seed: 0                       of a generator, like `options`
         group_size: 1                 responses per task
-        sampling: {temperature: 0}    and top_p, max_tokens, seed, stop; what is not said is the task's own
+        sampling: {temperature: 0}    and top_p, max_tokens, seed, stop; default: the task's own
         reward_sources: [exact]       instead of the task's own
         thresholds: {success: 0.5, mean_reward: 0.4}      the guard promotes nothing below
 
-Not covered: more than MAX_TASKS questions. The count of a suite is one table row, written anew for each.
+A suite has at most MAX_TASKS questions: its results are one table row, rewritten for each answer.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import islice
@@ -40,6 +39,7 @@ from schemas.events import MAX_GROUP_SIZE, RewardSource, Task
 from streams.errors import EventError, NotFoundError, SettingsError
 from streams.evaluation.run import in_turns
 from streams.evaluation.suites import Suite, generated_name
+from streams.kafka import times
 from streams.scorers.verdict import nearest
 from streams.settings.model import Settings, Topics
 from streams.stages.tasks.generators import TaskSpec, generate
@@ -71,7 +71,7 @@ class SamplingPart(_SuiteModel):
 
 
 class ThresholdsPart(_SuiteModel):
-    """What a version must reach, whatever the primary does."""
+    """What a version must reach, however well the primary does."""
 
     success: float | None = Field(None, ge=0, le=1)
     mean_reward: float | None = None
@@ -95,9 +95,9 @@ class ScenarioPart(_SuiteModel):
         if (self.generator is None) == (self.file is None):
             raise ValueError("give either generator or file")
         if self.generator is not None and self.count is None:
-            raise ValueError("a generator makes tasks without end; give count")
+            raise ValueError("a generator makes any number of tasks; give count")
         if self.file is not None and (self.options is not None or self.seed is not None):
-            raise ValueError("options and seed are a generator's; a file of tasks is what it is")
+            raise ValueError("options and seed are for generators, not for a file of tasks")
         if self.group_size > 1 and self.sampling.temperature == 0:
             raise ValueError(
                 f"group_size {self.group_size} at temperature 0 is the same answer {self.group_size} times; set "
@@ -118,7 +118,7 @@ def load(file: Path, topic_settings: Topics | None = None) -> Suite:
     """Return the suite in a YAML file.
 
     Raises NotFoundError if the file, one it names, or a generator is missing; SettingsError, naming file, line and
-    key, for anything in it that cannot be.
+    key, for every mistake in it.
     """
     text = _read(file)
     part = _parsed(text, file)
@@ -154,9 +154,9 @@ def of_guard(settings: Settings) -> Suite | None:
 
 
 def generated(generator: str, *, count: int, seed: int) -> Suite:
-    """Return a generator's held-out tasks as a suite of one scenario, for who has no file.
+    """Return a generator's held-out tasks as a suite of one scenario, named `GENERATOR/n=COUNT/seed=SEED`.
 
-    Its name is `GENERATOR/n=COUNT/seed=SEED`, as ever. Raises as `generators.generate`.
+    Raises as `generators.generate`.
     """
     spec = TaskSpec(family=generator, count=count, seed=seed, purpose="eval", policy="")
     return Suite(name=generated_name(generator, count, seed), questions=tuple(generate(spec, now_ms=0)), thresholds={})
@@ -164,7 +164,7 @@ def generated(generator: str, *, count: int, seed: int) -> Suite:
 
 def ask(settings: Settings, suite: Suite, policy: str, versions: Sequence[int]) -> Submitted:
     """Submit the suite's tasks for these versions, in turns, less those in the log already. Raises as `submit`."""
-    now_ms = time.time_ns() // 1_000_000
+    now_ms = times.now_ms()
     questions = in_turns(suite, policy=policy, versions=versions, now_ms=now_ms, deadline_ms=now_ms + DEADLINE_MS)
     return submit(settings, questions)
 
@@ -173,7 +173,7 @@ def ask(settings: Settings, suite: Suite, policy: str, versions: Sequence[int]) 
 
 
 def _tasks(scenario: ScenarioPart, file: Path, topic_settings: Topics) -> Iterator[Task]:
-    """Yield the tasks of a scenario as its origin has them."""
+    """Yield the tasks of a scenario as its generator or file has them."""
     if scenario.generator is not None:
         spec = TaskSpec(
             family=scenario.generator,
@@ -222,7 +222,7 @@ def _json(given: str | dict[str, Any]) -> str:
 
 
 def _content(task: Task) -> str:
-    """Return what makes a question this question."""
+    """Return the fields that identify a question."""
     fields = asdict(task)
     asked = ("scenario", "group_size", "sampling", "verifier", "reward_sources", "messages")
     return json.dumps([fields[name] for name in asked], sort_keys=True)
@@ -233,7 +233,7 @@ def _digest(questions: list[Task]) -> str:
 
 
 def _refuse_repeated(questions: list[Task], file: Path) -> None:
-    """Refuse a question that stands there twice: it would count as two pieces of evidence."""
+    """Refuse a repeated question: it would count as two pieces of evidence."""
     first: dict[tuple[Any, ...], int] = {}
     for number, task in enumerate(questions):
         said = (task.messages, task.verifier)
@@ -260,7 +260,7 @@ def _read(file: Path) -> str:
 
 
 def _parsed(text: str, file: Path) -> SuitePart:
-    """Return what the file says. Raises SettingsError with the line of each fault."""
+    """Return the file's content. Raises SettingsError with the line of each mistake."""
     try:
         lines = dict(_lines(yaml.compose(text, Loader=yaml.SafeLoader), text, file))
         data = yaml.safe_load(text)
@@ -274,7 +274,7 @@ def _parsed(text: str, file: Path) -> SuitePart:
 
 
 def _lines(root: Any, text: str, file: Path) -> Iterator[tuple[KeyPath, int]]:
-    """Yield (path, line) of everything in the file; refuse what YAML would take for something else, or twice."""
+    """Yield (path, line) of every key and item; refuse aliases, repeated keys, and keys that are not text."""
     for token in yaml.scan(text, Loader=yaml.SafeLoader):
         if isinstance(token, yaml.AliasToken):
             raise SettingsError(f"{file}:{token.start_mark.line + 1}: *{token.value} is an alias; write it out")
@@ -293,7 +293,7 @@ def _lines(root: Any, text: str, file: Path) -> Iterator[tuple[KeyPath, int]]:
         for key, value in node.value:
             where = f"{file}:{key.start_mark.line + 1}: {'.'.join(map(str, path)) or 'the suite'}"
             if key.tag != "tag:yaml.org,2002:str":
-                raise SettingsError(f"{where}: the key {key.value} is no text to YAML; quote it")
+                raise SettingsError(f"{where}: the key {key.value} is not text in YAML; quote it")
             if key.value in seen:
                 raise SettingsError(f"{where} has {key.value} twice; only the last would count")
             seen.add(key.value)
@@ -310,7 +310,7 @@ _MODELS: dict[str, type[BaseModel]] = {
 
 
 def _explain(error: Any, lines: Mapping[KeyPath, int], file: Path) -> str:
-    """Return one fault: file, line, key, and the nearest key for an unknown one."""
+    """Return one mistake: file, line, key, and the nearest known key for an unknown one."""
     loc: KeyPath = tuple(error["loc"])
     known = next((loc[:end] for end in range(len(loc), -1, -1) if loc[:end] in lines), ())
     where = f"{file}:{lines.get(known, 1)}: {'.'.join(map(str, known)) or 'the suite'}"

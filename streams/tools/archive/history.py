@@ -1,24 +1,22 @@
-"""Read what happened, wherever it lies now.
+"""Read what happened, wherever it is stored now.
 
     topics, coordinates ──► History ─┬─ archive, where it has the records    streams/tools/archive/segments.py
-                                     └─ log, behind the archive's end        streams/kafka/reader.py
+                                     └─ log, after the archive's end         streams/kafka/history.py
                             ──► bounds, read, fetch ──► Record
 
-A tool that looks back asks here instead of the broker, so that it need not know what retention has cut. Archive and log
-are cut on offset: nothing comes twice, and what lies between them, in neither, is an error that names it. Where both
-have the last archived record, it is compared first: a topic that was made anew is not the log that was archived.
-
-Not covered: following a log that grows (streams/kafka/reader.py), and committing.
+A tool that looks back asks here instead of the broker, so it need not know what retention has deleted. Archive and log
+are joined by offset: nothing is read twice, and records that are in neither are an error that names them. Where both
+have the last archived record, the two are compared first: a topic that was recreated is not the log that was archived.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Literal, Protocol
+from typing import Literal
 
 from schemas.events import Coordinates
 from streams.errors import LogError, NotFoundError
-from streams.kafka import admin, reader
+from streams.kafka.history import History, LogHistory
 from streams.kafka.record import Record, TopicPartition
 from streams.kafka.topics import topics
 from streams.settings.model import Settings
@@ -27,62 +25,27 @@ from streams.tools.archive.segments import ArchiveReader, fingerprint
 Source = Literal["auto", "log", "archive"]
 
 
-class History(Protocol):
-    """Records that will not change any more."""
-
-    def bounds(self, labels: Iterable[str]) -> dict[TopicPartition, tuple[int, int]]:
-        """Return (first offset, offset behind the last) per partition of these topics, given by label."""
-
-    def read(self, starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]) -> Iterator[Record]:
-        """Yield every record from `starts` to below `ends`, each partition in the order of its offsets.
-
-        Raises LogError if a part of it is nowhere.
-        """
-
-    def fetch(self, wanted: Iterable[Coordinates]) -> dict[Coordinates, Record]:
-        """Return the records at these coordinates. Raises LogError, naming those that are gone."""
-
-
 def of(settings: Settings, source: Source = "auto") -> History:
     """Return the history of a deployment.
 
-    `log` asks only the broker, `archive` never asks one, and `auto` takes the archive as far as it goes and the log
-    behind it; without an archive, the log alone.
+    `log` reads only the broker, `archive` never does, and `auto` reads the archive as far as it goes and then the log;
+    without an archive, the log alone.
     """
     if source == "log":
-        return Log(settings)
-    archived = Archived(settings)
-    return archived if source == "archive" else Both(settings, archived, Log(settings))
+        return LogHistory(settings)
+    archived = ArchiveHistory(settings)
+    return archived if source == "archive" else JoinedHistory(settings, archived, LogHistory(settings))
 
 
-class Log:
-    """What the broker holds."""
-
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
-
-    def bounds(self, labels: Iterable[str]) -> dict[TopicPartition, tuple[int, int]]:
-        """Return (first offset, offset behind the last) per partition of these topics, given by label."""
-        return admin.offsets(self._settings, list(labels))
-
-    def read(self, starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]) -> Iterator[Record]:
-        """Yield every record from `starts` to below `ends`. Raises LogError as `reading.read` does."""
-        return reader.read(self._settings, starts, ends)
-
-    def fetch(self, wanted: Iterable[Coordinates]) -> dict[Coordinates, Record]:
-        """Return the records at these coordinates. Raises LogError, naming those that are gone."""
-        return reader.fetch(self._settings, wanted)
-
-
-class Archived:
-    """What the archive holds. No broker is asked."""
+class ArchiveHistory:
+    """What the archive holds. It needs no broker."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self.archive = ArchiveReader(settings)
 
     def bounds(self, labels: Iterable[str]) -> dict[TopicPartition, tuple[int, int]]:
-        """Return (first offset, offset behind the last) per partition of these topics, given by label.
+        """Return (first offset, offset after the last) per partition of these topics, given by label.
 
         Raises NotFoundError if a topic was never archived, LogError if one of its partitions was not.
         """
@@ -105,13 +68,14 @@ class Archived:
         return found
 
     def held(self, label: str) -> dict[TopicPartition, tuple[int, int]]:
-        """Return (first offset, offset behind the last) of every partition of a topic that was archived."""
+        """Return (first offset, offset after the last) of every partition of a topic that was archived."""
         manifests = {partition: self.archive.manifest(label, partition) for partition in self.archive.partitions(label)}
         name = self.archive.folder(label)
         return {(name, partition): (found.first, found.next) for partition, found in manifests.items() if found}
 
     def read(self, starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]) -> Iterator[Record]:
-        """Yield every record from `starts` to below `ends`, merged by timestamp. Raises LogError as `Archive.read`."""
+        """Yield every record from `starts` to below `ends`, merged by timestamp. Raises LogError as
+        `ArchiveReader.read`."""
         return self.archive.read(starts, ends)
 
     def fetch(self, wanted: Iterable[Coordinates]) -> dict[Coordinates, Record]:
@@ -119,17 +83,17 @@ class Archived:
         return self.archive.fetch(wanted)
 
 
-class Both:
-    """The archive as far as it goes, and the log behind it."""
+class JoinedHistory:
+    """The archive as far as it goes, and then the log."""
 
-    def __init__(self, settings: Settings, archived: Archived, log: Log) -> None:
+    def __init__(self, settings: Settings, archived: ArchiveHistory, log: LogHistory) -> None:
         self._settings, self._archived, self._log = settings, archived, log
         self._labels = {topic.name: label for label, topic in topics(settings.topics).items()}
 
     def bounds(self, labels: Iterable[str]) -> dict[TopicPartition, tuple[int, int]]:
-        """Return (first offset, offset behind the last) per partition, archive and log together.
+        """Return (first offset, offset after the last) per partition, archive and log together.
 
-        Raises LogError if a partition of the log does not go on where the archive ends.
+        Raises LogError if a partition of the log does not continue where the archive ends.
         """
         labels = list(labels)
         archived = {tp: bound for label in labels for tp, bound in self._archived.held(label).items()}
@@ -153,13 +117,13 @@ class Both:
             return log
         first, next_ = archived
         if low == high and high <= next_:
-            return archived  # the log has nothing, or not any more
+            return archived  # the log is empty
         if low > next_:
             raise self._gap(tp, next_, low)
         if high < next_:
             raise LogError(
                 f"{tp[0]}[{tp[1]}]: the log ends at {high}, but the archive in {self._settings.archive.store} has "
-                f"offsets up to {next_ - 1}: the topic was made anew, or is being restored. Finish `streamward archive "
+                f"offsets up to {next_ - 1}: the topic was recreated, or is being restored. Finish `streamward archive "
                 "restore`, or read one of them with --source archive or --source log"
             )
         return min(first, low), high
@@ -167,14 +131,15 @@ class Both:
     def _gap(self, tp: TopicPartition, next_: int, low: int) -> LogError:
         return LogError(
             f"{tp[0]}[{tp[1]}]: offsets {next_} to {low - 1} are neither in the archive in "
-            f"{self._settings.archive.store}, which ends before them, nor in the log, where retention has cut them: "
+            f"{self._settings.archive.store}, which ends before them, nor in the log, where retention has deleted "
+            f"them: "
             f"{low - next_} records are lost. Read what there is with --source archive or --source log"
         )
 
     def read(self, starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]) -> Iterator[Record]:
         """Yield every record from `starts` to below `ends`: what is archived first, merged by timestamp, then the log.
 
-        Raises LogError if a part of it is nowhere, or if log and archive do not fit together.
+        Raises LogError if a part of it is nowhere, or if log and archive do not match.
         """
         old: dict[TopicPartition, tuple[int, int]] = {}
         new: dict[TopicPartition, tuple[int, int]] = {}
@@ -207,13 +172,13 @@ class Both:
             low = bounds[tp][0]
             if low > last.next:
                 raise self._gap(tp, last.next, low)
-            if low < last.next and last.records == last.next - last.first:  # with holes, it may have no record there
+            if low < last.next and last.records == last.next - last.first:  # with holes it may have none there
                 lasts[Coordinates(*tp, last.next - 1)] = last
         for at, record in self._log.fetch(lasts).items():
             if fingerprint(record) != lasts[at].last_sha256:
                 raise LogError(
                     f"{at}: the log holds another record here than the archive in {self._settings.archive.store}: the "
-                    "topic was made anew. Read one of them with --source archive or --source log, or set archive.store "
+                    "topic was recreated. Read one of them with --source archive or --source log, or set archive.store "
                     "to another place for the new log"
                 )
 

@@ -1,17 +1,17 @@
-"""Put what was archived back into empty topics, where it was: partition, offset, key, timestamp, headers.
+"""Restore an archive into empty topics, with every partition, offset, key, timestamp and header.
 
-    archive ──► topics, empty or as far as an earlier restore came ──► retention.ms = -1
-            ──► placeholders below the archive's first offset ──► deleted, once the log has begun behind them
+    archive ──► topics, empty, or as far as an earlier restore came ──► retention.ms = -1
+            ──► placeholders below the archive's first offset ──► deleted, once the log begins after them
             ──► every record, at the offset it had
 
-A batch is a list of offsets, so a record that came back elsewhere would be another. The archive may begin behind offset
+A batch is a list of offsets, so a record at another offset would be another record. The archive may begin after offset
 0; then small records are written up to there and deleted again, since a Kafka partition cannot begin anywhere else.
-Timestamps are the old ones, which retention would cut at once: it is switched off for the restored topics.
+Timestamps are the old ones, for which retention would delete the records at once: it is switched off for these topics.
 
-The target's end says how far a restore has come, so a killed one goes on when it is called again.
+The target's end tells how far a restore came, so a killed one continues when it is called again.
 
-Not covered: records with timestamp 0, which librdkafka takes for "now"; and a range with holes in its offsets (a topic
-written in transactions), which no client can write again: it is refused.
+Not covered: records with timestamp 0, which librdkafka takes for "now". A range with holes in its offsets (a topic
+written in transactions) cannot be written again by any client, and is refused.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Restored(NamedTuple):
 
 
 def restore(settings: Settings, labels: Iterable[str] = LABELS, *, into: Settings | None = None) -> list[Restored]:
-    """Write the archive of `settings` into the empty topics of `into` (of itself, unless given); missing ones are made.
+    """Write the archive of `settings` into the empty topics of `into` (default: the same); missing ones are created.
 
     Their retention is switched off. Raises RefusedError if a topic holds anything but the beginning of this very
     archive, or has other partitions; NotFoundError if nothing is archived; LogError if a segment is missing or damaged,
@@ -73,7 +73,7 @@ def restore(settings: Settings, labels: Iterable[str] = LABELS, *, into: Setting
     late = [target for target in targets.values() if bounds[target.to][0] < target.first]
     _delete_before(into, {target.to: target.first for target in late})
     with Producer(into) as producer:
-        done = [target.put_back(producer, bounds[target.to][1]) for target in targets.values()]
+        done = [target.write(producer, bounds[target.to][1]) for target in targets.values()]
     ends = cluster.offsets(into, dict.fromkeys(label for label, _ in manifests))
     for target in targets.values():
         target.check_done(*ends[target.to])
@@ -81,7 +81,7 @@ def restore(settings: Settings, labels: Iterable[str] = LABELS, *, into: Setting
 
 
 class _Target:
-    """One partition that gets its records back."""
+    """One partition that is restored."""
 
     def __init__(self, archive: ArchiveReader, manifest: Manifest, into: Settings, key: tuple[str, int]) -> None:
         self._archive, self._manifest, self._into = archive, manifest, into
@@ -97,7 +97,7 @@ class _Target:
         if count != self._manifest.partitions:
             raise RefusedError(
                 f"topic {self.to[0]} has {count} partitions, expected {self._manifest.partitions}, as when it was "
-                "archived: keys would lie elsewhere. Delete the topic, or set topics.partitions and "
+                "archived: keys would belong to other partitions. Delete the topic, or set topics.partitions and "
                 "topics.policy_partitions as they were, and use another topics.prefix"
             )
         for segment in self._manifest.segments:
@@ -124,7 +124,7 @@ class _Target:
         return all(self._is_from_here(record) for record in reader.fetch(self._into, ends).values())
 
     def _is_from_here(self, record: Record) -> bool:
-        """Return whether a record in the target is one that a restore wrote there."""
+        """Return whether a record in the target was written by a restore."""
         if record.at.offset < self.first:
             return record.payload == PLACEHOLDER
         archived = self._archive.fetch([Coordinates(*self._from, record.at.offset)])
@@ -135,7 +135,7 @@ class _Target:
         for offset in range(high, self.first):
             self._send(producer, offset, None, PLACEHOLDER)
 
-    def put_back(self, producer: Producer, high: int) -> Restored:
+    def write(self, producer: Producer, high: int) -> Restored:
         """Write the records that are not there yet."""
         begin, next_ = max(self.first, high), self._manifest.next
         for record in self._archive.read({self._from: begin}, {self._from: next_}):
@@ -143,11 +143,12 @@ class _Target:
         return Restored(self._label, self._partition, self.first, next_, next_ - begin)
 
     def check_done(self, low: int, high: int) -> None:
-        """Raise LogError unless the partition has the offsets of the archive now."""
+        """Raise LogError unless the partition now has the offsets of the archive."""
         if (low, high) != (self.first, self._manifest.next):
             raise LogError(
                 f"{self._where}: has offsets {low} to {high - 1} now, expected {self.first} to "
-                f"{self._manifest.next - 1}: somebody else writes to this topic. Stop them, delete it, and restore"
+                f"{self._manifest.next - 1}: another process writes to this topic. Stop it, delete the topic, and "
+                f"restore"
             )
 
     def _send(
@@ -162,8 +163,8 @@ class _Target:
         def landed(at: Coordinates) -> None:
             if at.offset != offset:
                 raise RefusedError(
-                    f"{at}: a record came to lie here that belongs to offset {offset}: somebody else writes to this "
-                    "topic. Stop them, and restore into other topics"
+                    f"{at}: a record was written here that belongs to offset {offset}: another process writes to this "
+                    "topic. Stop it, and restore into other topics"
                 )
 
         producer.send_bytes(self.to, key, payload, on_ack=landed, headers=headers, timestamp_ms=timestamp_ms)

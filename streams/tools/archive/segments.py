@@ -1,20 +1,20 @@
-"""What the log held, kept in files: segments of a partition, and the manifest that names them.
+"""The log kept in files: segments of a partition, and the manifest that names them.
 
     STORE/TOPIC/PARTITION/ ─┬─ 00000007.json                     the manifest with the highest number counts
                             └─ FIRST-NEXT-SHA.parquet ...        segments, without gaps from the first to `next`
 
-    Archive ──► segments, next_offset ──► files for a query      ──► read, fetch ──► Record, exactly as it was
+    ArchiveReader ──► segments, next_offset ──► files for a query      ──► read, fetch ──► Record, exactly as it was
 
-A manifest names every segment of its partition with range, sha256, bytes, records, times and schema ids, and carries a
-sha256 of itself; the next one has the next number. Each is whole in itself, and what no manifest names is not there. So
-a sync may be killed anywhere, and of two at once the one that creates a number first wins it; the other reads it, and
-goes on behind it. A segment is never changed.
+A manifest names every segment of its partition with range, sha256, bytes, records, times and schema ids, and has a
+sha256 of itself; the next one has the next number. Each is complete, and a file that no manifest names does not count.
+So a sync may be killed anywhere, and of two at once the one that creates a number first wins it; the other reads that
+manifest and continues after it. A segment is never changed.
 
-Before a record of it is given out, a segment's sha256 is computed over the whole file, once for each Archive. Who reads
-columns instead (queries) has `sound`, which looks at the file's size and the sha256 of its footer, where all statistics
-are, and Parquet's own checksum of each page.
+Before the first record of a segment is returned, its sha256 is computed over the whole file, once per reader. Queries
+read columns instead, after `sound`, which checks the file's size and the sha256 of its footer, where all statistics
+are; Parquet has a checksum of each page.
 
-Not covered: merging small segments, and forgetting old ones.
+Not covered: merging small segments, and deleting old ones.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from streams.settings.model import Settings
 from streams.tools.archive.store import Store
 
 RAW = ["_offset", "_timestamp", "_key", "_key_bytes", "_headers", "_payload"]
-"""The columns a record is made of; the others are what it means."""
+"""The columns that hold the record; the others hold its event."""
 MERGED_RECORDS = 512
 """Records of each partition in memory while several are read at once."""
 KEPT_GROUPS = 8
@@ -55,16 +55,16 @@ class Segment(NamedTuple):
     partition: int
     first: int
     next: int
-    """The offset behind the last."""
+    """The offset after the last."""
     path: str
     """A file's path, or its URL in an object store."""
     sha256: str
     footer_sha256: str
     last_sha256: str
-    """Of the last record (see `fingerprint`): says whether a log is the one that was archived."""
+    """Of the last record (see `fingerprint`): tells whether a log is the one that was archived."""
     records: int
     bad: int
-    """Records that are no event; their `_bad` says why, and their event columns are null."""
+    """Records that are not events: `_bad` has the reason, and their event columns are null."""
     bytes: int
     payload_bytes: int
     from_ms: int
@@ -86,12 +86,12 @@ class Manifest(NamedTuple):
 
     @property
     def next(self) -> int:
-        """The offset behind the last."""
+        """The offset after the last."""
         return self.segments[-1].next if self.segments else self.first
 
 
 def fingerprint(record: Record) -> str:
-    """Return a sha256 over where a record lies and what it holds, without the name of its topic."""
+    """Return a sha256 over a record's partition, offset, time, key, payload and headers, without its topic."""
     digest = hashlib.sha256(f"{record.at.partition} {record.at.offset} {record.timestamp_ms}".encode())
     for part in (record.key, record.payload, repr(record.headers).encode()):
         digest.update(b"-" if part is None else b"%d " % len(part) + part)
@@ -109,7 +109,7 @@ class ArchiveReader:
         self._groups: OrderedDict[tuple[str, int], pa.Table] = OrderedDict()
 
     def refresh(self) -> None:
-        """Look at the manifests again at the next question: a sync may have gone on."""
+        """Read the manifests again at the next call: a sync may have continued."""
         self._manifests.clear()
 
     def folder(self, label: str, partition: int | None = None) -> str:
@@ -138,13 +138,13 @@ class ArchiveReader:
         return [] if manifest is None else list(manifest.segments)
 
     def next_offset(self, label: str, partition: int) -> int | None:
-        """Return the offset behind the last that is archived, or None if the partition never was."""
+        """Return the offset after the last that is archived, or None if the partition never was."""
         manifest = self.manifest(label, partition)
         return None if manifest is None else manifest.next
 
     def _newest(self, label: str, partition: int) -> Manifest | None:
         folder = self.folder(label, partition)
-        for _ in range(3):  # the newest may be the oldest by now, and gone
+        for _ in range(3):  # the newest may be an old one by now, and removed
             numbers = manifest_numbers(self.store.names(folder))
             if not numbers:
                 return None
@@ -157,12 +157,12 @@ class ArchiveReader:
                         f"{self.store.where(name)}: is the manifest with number {manifest.number}; remove it"
                     )
                 return manifest
-        raise LogError(f"{self.store.where(folder)}: its manifests vanish while they are read; try again")
+        raise LogError(f"{self.store.where(folder)}: its manifests were removed while they were read; try again")
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
     def check(self, segment: Segment) -> None:
-        """Return if a segment is, byte for byte, what its manifest says; looks once. Raises LogError."""
+        """Return if a segment is, byte for byte, what its manifest records; reads it once. Raises LogError."""
         if segment.path in self._verified:
             return
         try:
@@ -206,7 +206,7 @@ class ArchiveReader:
             table, offsets = self._group_of(segment, at)
             place = bisect.bisect_left(offsets, at.offset)
             if place == len(offsets) or offsets[place] != at.offset:
-                raise LogError(f"{at}: nothing there; {segment.path} has no record of this offset")
+                raise LogError(f"{at}: no such record; {segment.path} has none at this offset")
             (found[at],) = records_of(at.topic, at.partition, table.slice(place, 1))
         return found
 
@@ -220,7 +220,7 @@ class ArchiveReader:
         manifest = self.manifest(label, partition)
         held = "nothing" if manifest is None or not manifest.segments else f"{manifest.first} to {manifest.next - 1}"
         return LogError(
-            f"{self.folder(label)}[{partition}]: offsets {start} to {end - 1} are wanted, and the archive in "
+            f"{self.folder(label)}[{partition}]: offsets {start} to {end - 1} were asked for, but the archive in "
             f"{self._settings.archive.store} holds {held} of this partition; run `streamward archive sync`, or ask for "
             "what is there (`streamward archive list`)"
         )
@@ -315,7 +315,7 @@ def _missing(segment: Segment) -> LogError:
 
 def _damaged(segment: Segment, what: str) -> LogError:
     return LogError(
-        f"{segment.path}: {what}: a byte was changed since it was written. It holds {segment.label}"
+        f"{segment.path}: {what}: it was changed since it was written. It holds {segment.label}"
         f"[{segment.partition}], offsets {segment.first} to {segment.next - 1}. Restore the file from a copy of the "
         "archive; `streamward archive verify` names all that is wrong"
     )
@@ -354,11 +354,11 @@ def _body_sha256(body: Mapping[str, Any]) -> str:
 def _parsed(label: str, partition: int, store: Store, folder: str, name: str, data: bytes) -> Manifest:
     try:
         body = json.loads(data)
-        said = body.pop("sha256")
+        recorded = body.pop("sha256")
         if body["format"] != 1:
             raise LogError(f"{store.where(name)} has format {body['format']}, expected 1; update Streamward")
-        if said != _body_sha256(body):
-            raise ValueError(f"its sha256 is {_body_sha256(body)[:12]}, and it says {said[:12]}")
+        if recorded != _body_sha256(body):
+            raise ValueError(f"its sha256 is {_body_sha256(body)[:12]}, but it records {recorded[:12]}")
         segments = tuple(
             Segment(
                 label=label,

@@ -2,10 +2,10 @@
 
     local file ──put──► STORE/TOPIC/PARTITION/NAME          bytes ──create──► the same, unless it is there
 
-In a folder a file appears by one rename or link, when its bytes are on the disk. In an object store it appears when it
-was uploaded; `create` is a conditional put where the driver has one (s3, gcs), and a look beforehand where it has not.
+In a folder a file appears by one rename or link, once its bytes are on disk. In an object store it appears once it is
+uploaded; `create` is a conditional put where the driver has one (s3, gcs), and a check beforehand where it has not.
 
-Not covered: file systems without hard links. `create` needs them: they say who was first.
+A folder must be on a file system with hard links: `create` needs them to decide which writer was first.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from streams.errors import LogError, SettingsError
 from streams.files import Scratch
 
 HALF = ".half-"
-"""How files begin that are being written; who writes one holds a lock on it."""
+"""Prefix of files that are being written; their writer holds a lock on them."""
 CHUNK_BYTES = 1 << 20
 
 
@@ -42,8 +42,8 @@ class Store:
         return path if self.local else str(self._fs.unstrip_protocol(path))
 
     def names(self, folder: str) -> list[str]:
-        """Return what lies in a folder, without its path, sorted; nothing if there is no such folder."""
-        with self._told(f"{folder} cannot be listed"):
+        """Return the names in a folder, sorted; none if the folder does not exist."""
+        with self._translated(f"{folder} cannot be listed"):
             self._fs.invalidate_cache()
             try:
                 found = self._fs.ls(f"{self._root}/{folder}".rstrip("/"), detail=False)
@@ -52,8 +52,8 @@ class Store:
         return sorted(str(path).rstrip("/").rsplit("/", 1)[-1] for path in found)
 
     def read(self, name: str) -> bytes | None:
-        """Return a small file's bytes, or None if it is not there."""
-        with self._told(f"{name} cannot be read"):
+        """Return a small file's bytes, or None if it does not exist."""
+        with self._translated(f"{name} cannot be read"):
             try:
                 data: bytes = self._fs.cat_file(f"{self._root}/{name}")
             except FileNotFoundError:
@@ -62,29 +62,29 @@ class Store:
 
     def open(self, name: str) -> IO[bytes]:
         """Return a file to read. Raises FileNotFoundError if it is not there."""
-        with self._told(f"{name} cannot be read", keep=FileNotFoundError):
+        with self._translated(f"{name} cannot be read", keep=FileNotFoundError):
             file: IO[bytes] = self._fs.open(f"{self._root}/{name}", "rb")
             return file
 
     def sha256(self, name: str) -> str:
         """Return the sha256 of a file. Raises FileNotFoundError if it is not there."""
         digest = hashlib.sha256()
-        with self.open(name) as file, self._told(f"{name} cannot be read"):
+        with self.open(name) as file, self._translated(f"{name} cannot be read"):
             while chunk := file.read(CHUNK_BYTES):
                 digest.update(chunk)
         return digest.hexdigest()
 
     @contextlib.contextmanager
     def half(self, folder: str) -> Iterator[Path]:
-        """Yield the path of a new local file, which is gone afterwards unless `put` has taken it."""
+        """Yield the path of a new local file, which is removed afterwards unless `put` moved it."""
         if self.local is None:
-            with self._told("the temporary folder cannot be written"):
+            with self._translated("the temporary folder cannot be written"):
                 scratch = Scratch("archive")
             with scratch as place:
                 (place / HALF).touch()
                 yield place / HALF
             return
-        with self._told(f"{folder} cannot be written"):
+        with self._translated(f"{folder} cannot be written"):
             place = self.local / folder
             place.mkdir(parents=True, exist_ok=True)
             path, lock = _locked(place)
@@ -95,8 +95,8 @@ class Store:
             os.close(lock)
 
     def put(self, half: Path, name: str) -> None:
-        """Take a file that is written; whoever sees it under its name sees all of it."""
-        with self._told(f"{name} cannot be written"):
+        """Move a finished file to its name, under which it is only ever seen whole."""
+        with self._translated(f"{name} cannot be written"):
             if self.local is None:
                 self._fs.put_file(str(half), f"{self._root}/{name}")
                 return
@@ -105,9 +105,9 @@ class Store:
             _sync((self.local / name).parent)
 
     def create(self, name: str, data: bytes) -> bool:
-        """Write a small file, and return True; or False if there is one of this name."""
+        """Write a small file, and return True; or False if the name is taken."""
         if self.local is None:
-            with self._told(f"{name} cannot be written"):
+            with self._translated(f"{name} cannot be written"):
                 try:
                     self._fs.pipe_file(f"{self._root}/{name}", data, mode="create")
                 except (FileExistsError, PermissionError) as exc:
@@ -115,7 +115,7 @@ class Store:
                         return False
                     raise exc
                 return bool(self._fs.cat_file(f"{self._root}/{name}") == data)
-        with self.half(name.rpartition("/")[0]) as half, self._told(f"{name} cannot be written"):
+        with self.half(name.rpartition("/")[0]) as half, self._translated(f"{name} cannot be written"):
             half.write_bytes(data)
             _sync(half)
             try:
@@ -127,11 +127,11 @@ class Store:
 
     def remove(self, name: str) -> None:
         """Remove a file, if it is there."""
-        with self._told(f"{name} cannot be removed"), contextlib.suppress(FileNotFoundError):
+        with self._translated(f"{name} cannot be removed"), contextlib.suppress(FileNotFoundError):
             self._fs.rm_file(f"{self._root}/{name}")
 
     def sweep(self, folder: str) -> None:
-        """Remove what killed writers left half done; what somebody still writes is locked, and stays."""
+        """Remove what killed writers left unfinished; files that are still written are locked, and stay."""
         if self.local is None:
             return
         for path in (self.local / folder).glob(f"{HALF}*"):
@@ -144,7 +144,7 @@ class Store:
                     os.close(handle)
 
     @contextlib.contextmanager
-    def _told(self, what: str, *, keep: type[OSError] | tuple[type[OSError], ...] = ()) -> Iterator[None]:
+    def _translated(self, what: str, *, keep: type[OSError] | tuple[type[OSError], ...] = ()) -> Iterator[None]:
         try:
             yield
         except keep:

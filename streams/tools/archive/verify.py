@@ -1,9 +1,9 @@
-"""Recount an archive: is every file there, and byte for byte what its manifest says?
+"""Verify an archive: is every file there, and byte for byte what its manifest records?
 
     manifests ──► ranges without gaps ──► each segment's sha256, records, offsets ──► findings, by file
 
-Not covered: mending. A segment comes back from a copy of the archive, or, while retention has not cut it, from the log:
-remove the folder of the partition, and sync.
+Nothing is repaired. Restore a segment from a copy of the archive, or, while the log still has its records, remove the
+folder of the partition and sync.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from streams.tools.archive.store import HALF
 
 
 class ArchiveFinding(NamedTuple):
-    """Something that is not as it should be."""
+    """A file that is missing or damaged."""
 
     label: str
     partition: int
@@ -28,12 +28,12 @@ class ArchiveFinding(NamedTuple):
 
 
 class Verified(NamedTuple):
-    """What was looked at, and what is wrong."""
+    """What was verified, and what is wrong."""
 
     segments: int
     records: int
     bad: int
-    """Records that are archived and are no event; nothing is wrong with the archive."""
+    """Archived records that are not events, which is not an error of the archive."""
     findings: tuple[ArchiveFinding, ...]
 
 
@@ -88,10 +88,10 @@ def _segment(archive: ArchiveReader, segment: Segment) -> Iterator[ArchiveFindin
 
 
 def _left_over(archive: ArchiveReader, label: str, partition: int) -> Iterator[ArchiveFinding]:
-    """Yield a finding if there are segments and no manifest; those of a sync in hand are none of ours."""
+    """Yield a finding if there are segments and no manifest; files of a running sync do not count."""
     names = archive.store.names(archive.folder(label, partition))
     if kept := [name for name in names if not name.startswith(HALF)]:
-        yield _folder(archive, label, partition, f"holds {len(kept)} segments, and its manifest is gone")
+        yield _folder(archive, label, partition, f"holds {len(kept)} segments, but its manifest is gone")
 
 
 def _folder(archive: ArchiveReader, label: str, partition: int, what: str) -> ArchiveFinding:

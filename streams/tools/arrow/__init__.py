@@ -1,1 +1,1 @@
-"""Records to Arrow in bulk, with the verdict of `schemas.serde` on each."""
+"""Records to Arrow in bulk, with the same verdict on each as `schemas.serde`."""

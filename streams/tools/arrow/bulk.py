@@ -1,12 +1,10 @@
-"""Read ranges of the log at the speed of librdkafka: records side by side, never one by one.
+"""Read ranges of the log at the speed of librdkafka: as columns, never record by record.
 
-    starts, ends ──► read ──► Rows of one topic, as many as are decoded at once ──► streams/tools/arrow/decode.py
+    starts, ends ──► read ──► DecodedRows of one topic, as many as are decoded at once ──► streams/tools/arrow/decode.py
 
-A Record for each message costs more than to decode it, and so does Python's garbage collector where it finds thousands
-of messages to look through: a few hundred are taken apart at a time. The rest is as in streams/kafka/reader.py: no
-group, no commit, no offset ever reset, and trouble is a LogError once the records before it were returned.
-
-Not covered: following. A caller that wants more asks for the next range.
+A Record for each message costs more than decoding it, and so does Python's garbage collector if it finds thousands of
+messages to traverse: a few hundred are taken apart at a time. The rest is as in streams/kafka/reader.py: no group, no
+commit, no offset is ever reset, and trouble is a LogError once the records before it were returned.
 """
 
 from __future__ import annotations
@@ -26,9 +24,9 @@ from streams.settings.model import Settings
 from streams.tools.arrow.decode import CHUNK_BYTES, CHUNK_RECORDS, DecodedRows
 
 AT_A_TIME = 500
-"""Messages held at once: fewer than the 700 new objects that make Python look for garbage."""
+"""Messages held at once: fewer than the 700 new objects that start Python's garbage collector."""
 SILENCE_S = 60.0
-"""A broker that sends nothing for so long, while a range is not at its end, is given up."""
+"""A broker that sends nothing for so long, while a range is not complete, is given up."""
 
 
 def read(
@@ -44,10 +42,10 @@ def read(
     """
     waiting: dict[str, DecodedRows] = {}
     weights = {topic: 0 for topic, _ in starts}
-    with Bulk(settings, starts, ends=ends) as tail:
+    with Bulk(settings, starts, ends=ends) as reader:
         heard_at = time.monotonic()
-        while not tail.at_end():
-            for topic, messages in tail.poll_messages():
+        while not reader.at_end():
+            for topic, messages in reader.poll_messages():
                 heard_at = time.monotonic()
                 rows = waiting.setdefault(topic, DecodedRows(topic, [], [], [], [], [], []))
                 _append(rows, messages, headers)
@@ -56,7 +54,7 @@ def read(
                     yield waiting.pop(topic)
                     weights[topic] = 0
             if time.monotonic() - heard_at > SILENCE_S:
-                where = f"nothing came for {SILENCE_S:g} s at {tail.position}, expected up to {dict(ends)}"
+                where = f"nothing came for {SILENCE_S:g} s at {reader.position}, expected up to {dict(ends)}"
                 raise unreachable(settings.kafka, where)
         yield from waiting.values()
 
@@ -72,7 +70,7 @@ def _append(rows: DecodedRows, messages: list[Any], headers: bool) -> None:
 
 
 class Bulk(PartitionReader):
-    """A Tail that returns librdkafka's own messages."""
+    """A PartitionReader that returns librdkafka's own messages."""
 
     @cached_property
     def _topics(self) -> set[str]:
@@ -99,7 +97,7 @@ class Bulk(PartitionReader):
 
     def _below_the_bounds(self, topic: str, messages: list[Any]) -> list[Any]:
         partitions = list(map(ck.Message.partition, messages))
-        # the last message of a partition says how far it was read, and whether any is beyond its bound
+        # the last message of a partition tells how far it was read, and whether any is beyond its bound
         last = dict(zip(partitions, messages, strict=True))
         beyond = {p for p, message in last.items() if self._is_beyond((topic, p), message.offset() + 1)}
         if not beyond or self._ends is None:
@@ -108,7 +106,7 @@ class Bulk(PartitionReader):
         return [m for p, m in zip(partitions, messages, strict=True) if p not in beyond or m.offset() < ends[p]]
 
     def _is_beyond(self, tp: TopicPartition, position: int) -> bool:
-        """Take note of a position, and return whether it is beyond the bound; then no more of it is asked for."""
+        """Note a position, and return whether it is beyond the bound; if so, stop fetching the partition."""
         self._position[tp] = position
         if self._ends is None or position <= self._ends[tp]:
             return False

@@ -1,17 +1,20 @@
 """Decode records in bulk, into Arrow.
 
-    records ──► by schema id ──► one Avro array of all of them ──► pyruhvro ──► the newest schema's columns ──► table
-                                          └─ not sound ──► halves, quarters, … ──► serde.decode, one by one ──► bad
+The trick: the payloads of a chunk are concatenated, with a random mark after each, into the bytes of *one* Avro value
+that nobody ever wrote: an array of (magic byte, schema id, event, mark). One call decodes it at native speed, and the
+marks prove that it was cut where it should be: a body that is shorter or longer than its schema says would put
+something else where the mark belongs.
 
-A row comes out exactly where `serde.decode` gives an event, with the same values; every other record is in `bad`, with
-the same reason and error. pyruhvro alone would promise less: it ignores bytes behind a body, wraps integers that are
-too wide, and takes any bytes for text. So the payloads of a chunk are read as the items of one array, each with a mark
-behind it, which is met only where a body is as long as its schema says; integers are read as 64 bits and must fit where
-they belong; texts are checked; and the rules of `schemas.events.problems` are looked at column by column
-(streams/tools/arrow/rules.py). What fails any of this is not judged here, only halved until few records are left, and
-those serde judges.
+    records ──► by schema id ──► that array ──► pyruhvro ──► the newest schema's columns ──► table
+                                     └─ not sound ──► halves, quarters, … ──► serde.decode, one by one ──► bad
 
-Not covered: doing so for many. Where every second record is bad, all of them go the slow way.
+A row is returned exactly where `serde.decode` returns an event, with the same values; every other record is in `bad`,
+with the same reason and error. pyruhvro alone promises less: it ignores bytes after a body, wraps integers that are too
+wide, and takes any bytes for text. So besides the marks, integers are read as 64 bits and must fit their column, texts
+are validated, and the rules of `schemas.events.problems` are checked column by column (streams/tools/arrow/rules.py).
+A chunk that fails any of this is halved until few records are left, and serde judges those.
+
+Where every second record is bad, all of them are decoded the slow way.
 """
 
 from __future__ import annotations
@@ -38,7 +41,7 @@ CHUNK_RECORDS = 8192
 CHUNK_BYTES = 32 * 1024 * 1024
 """Most payload bytes decoded at once, unless one record is larger: Arrow's texts have 32-bit offsets."""
 FEW = 16
-"""Where something is wrong among so few records, each is judged by itself."""
+"""If something is wrong among so few records, each is judged by itself."""
 
 RECORD_FIELDS = [
     pa.field("_partition", pa.int32()),
@@ -47,12 +50,12 @@ RECORD_FIELDS = [
     pa.field("_key", pa.string()),
     pa.field("_schema_id", pa.int32()),
 ]
-"""What every table begins with: where a record lies, when it was recorded, its key, and what it was written with."""
+"""The first columns of every table: a record's partition, offset, time, key and schema id."""
 _FRAME_BYTES = 5
 
 
 def _varint(number: int) -> bytes:
-    """Return a number that is not negative as an Avro long."""
+    """Encode a non-negative number as an Avro long."""
     left, out = number << 1, bytearray()
     while left > 127:
         out.append(left & 127 | 128)
@@ -61,12 +64,12 @@ def _varint(number: int) -> bytes:
 
 
 _MARK = (1 << 61) + secrets.randbits(61)
-"""What stands behind each body of a chunk; nobody who writes records can know it."""
+"""What follows each body of a chunk; no writer of records can know it."""
 _MARK_BYTES = _varint(_MARK)
 
 
 class Bad(NamedTuple):
-    """A record that is no event."""
+    """A record that is not an event."""
 
     at: Coordinates
     reason: str
@@ -75,7 +78,7 @@ class Bad(NamedTuple):
 
 
 class Decoded(NamedTuple):
-    """What a number of records hold."""
+    """What some records hold."""
 
     table: pa.Table
     """One row per event, in the order of the records, in the columns of `arrow_schema`."""
@@ -92,10 +95,10 @@ class DecodedRows(NamedTuple):
     keys: list[bytes | None]
     payloads: list[bytes | None]
     headers: list[tuple[tuple[str, bytes | None], ...]]
-    """Empty if nobody asked for them."""
+    """Empty unless they were asked for."""
 
     def at(self, row: int) -> Coordinates:
-        """Return where the record of a row lies."""
+        """Return the coordinates of a row's record."""
         return Coordinates(self.topic, self.partitions[row], self.offsets[row])
 
     def cut(self, first: int, end: int) -> DecodedRows:
@@ -104,7 +107,7 @@ class DecodedRows(NamedTuple):
 
 
 def decode(event: type[Event], records: Iterable[Record]) -> Decoded:
-    """Return the records as a table, and those that are no `event`. Never raises for what a record holds."""
+    """Return the records as a table, and those that are not an `event`. Never raises for what a record holds."""
     parts = [decode_rows(event, rows) for rows in _chunks(records)]
     tables = [part.table for part in parts] or [arrow_schema(event).empty_table()]
     return Decoded(pa.concat_tables(tables), tuple(bad for part in parts for bad in part.bad))
@@ -123,7 +126,7 @@ def decode_rows(event: type[Event], rows: DecodedRows) -> Decoded:
 def arrow_schema(event: type[Event]) -> pa.Schema:
     """Return the columns of an event's tables: RECORD_FIELDS, then its fields as in its newest Avro schema.
 
-    Everything may be null: in the archive, a row that is no event has no values.
+    Everything may be null: in the archive, a row that is not an event has no values.
     """
     return _table_schema(versions.files().newest(event))
 
@@ -141,7 +144,7 @@ def record_columns(rows: DecodedRows, judged: Judged) -> list[pa.Array]:
 
 
 def texts(keys: list[bytes | None]) -> pa.Array:
-    """Return keys as text; what is no UTF-8 in them is replaced."""
+    """Return keys as text; what is not UTF-8 in them is replaced."""
     try:
         return pa.array(keys, pa.binary()).cast(pa.string())
     except pa.ArrowInvalid:
@@ -187,13 +190,13 @@ def _light_enough(rows: DecodedRows) -> Iterator[DecodedRows]:
 
 
 class Judged(NamedTuple):
-    """What a list of payloads holds, by the place in it."""
+    """What a list of payloads holds, by position."""
 
     found: list[tuple[Sequence[int], pa.StructArray]]
     """Pieces of the list, with their events."""
     wrong: dict[int, serde.Poison]
     schema_ids: list[int | None]
-    """Of each payload what it says it was written with, or one that holds for all."""
+    """The schema id of each payload, or a single one for all."""
 
     def fields(self, event: type[Event]) -> list[pa.Array]:
         """Return the event's columns, of one row per payload; null where it holds no event."""
@@ -214,7 +217,7 @@ def judge(event: type[Event], payloads: list[bytes | None]) -> Judged:
     """Return which of the payloads are events, as columns, and what is wrong with the others."""
     first = _written_with(event, payloads[0][:_FRAME_BYTES] if payloads and payloads[0] else None)
     events = None if first is None else _sound(event, first, payloads)
-    if first is not None and events is not None:  # all of one schema, and not one is odd
+    if first is not None and events is not None:  # all of one schema, and all sound
         return Judged([(range(len(payloads)), events)], {}, [first.id])
     heads = [payload and payload[:_FRAME_BYTES] for payload in payloads]
     ids = {head: _schema_id(head) for head in set(heads)}
@@ -230,7 +233,7 @@ def judge(event: type[Event], payloads: list[bytes | None]) -> Judged:
 
 
 class _Written(NamedTuple):
-    """What payloads were written with."""
+    """The schema that payloads were written with."""
 
     id: int
     """In the frame."""
@@ -238,7 +241,7 @@ class _Written(NamedTuple):
 
 
 def _written_with(event: type[Event], head: bytes | None) -> _Written | None:
-    """Return the schema of this event with which a payload of this beginning was written, if there is one."""
+    """Return the schema of this event that a payload's first bytes name, if they do."""
     schema_id = _schema_id(head)
     if schema_id is None:
         return None
@@ -247,7 +250,7 @@ def _written_with(event: type[Event], head: bytes | None) -> _Written | None:
 
 
 def _schema_id(head: bytes | None) -> int | None:
-    """Return the schema id in the first bytes of a payload, or None if there is none that a schema could have."""
+    """Return the schema id in the first bytes of a payload, or None if no schema can have it."""
     if head is None or len(head) < _FRAME_BYTES or head[0] != serde.MAGIC or head[1] > 127:
         return None
     return int.from_bytes(head[1:], "big")
@@ -256,7 +259,7 @@ def _schema_id(head: bytes | None) -> int | None:
 def _halving(
     event: type[Event], schema: _Written, which: list[int], payloads: list[bytes | None], judged: Judged
 ) -> None:
-    """Decode what is sound in the largest pieces there are, and the rest one by one."""
+    """Decode what is sound in the largest pieces possible, and the rest one by one."""
     waiting = [which]
     while waiting:
         part = waiting.pop()
@@ -278,7 +281,7 @@ def _one_by_one(event: type[Event], which: list[int], payloads: list[bytes | Non
             judged.wrong[i] = read
         else:
             good.append(i)
-            written.append(serde.encode(read))  # as we write it, whatever the other writer's habits are
+            written.append(serde.encode(read))  # in our encoding, whatever the writer's is
     if good:
         newest = versions.files().newest(event)
         events = _read(event, _Written(numbering.current().id_of(newest), newest), written)
@@ -317,7 +320,7 @@ def _read(event: type[Event], written: _Written, payloads: Sequence[bytes | None
 
 @cache
 def _array_of(schema: versions.Schema) -> str:
-    """Return the schema of an array of framed events, each with a mark behind it."""
+    """Return the schema of the array of framed events, each followed by the mark."""
     fields = [
         {"name": "magic", "type": "boolean"},
         {"name": "id", "type": "float"},  # of four bytes, whichever they are

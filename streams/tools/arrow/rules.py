@@ -1,13 +1,12 @@
-"""Look at many events at once: could any of them break a rule?
+"""Check many events at once: could any of them break a rule?
 
     columns of one event type ──► hold ──► True: every row keeps every rule of `schemas.serde.decode`
-                                       └─► False: perhaps not; serde judges them one by one
+                                       └─► False: perhaps not; serde judges them one by one, and finds what is wrong
 
-These are the rules of `schemas.events.problems`, the values of a Literal, and that a number is finite, column by
-column. A doubt is cheap and may be wrong; certainty may not: what holds here is an event for serde, which a test asks
-about events that hypothesis made up without any rule.
-
-Not covered: saying what is wrong. Serde does.
+These are the rules of `schemas.events.problems`, the values of a Literal, and that numbers are finite, column by
+column.
+A wrong doubt costs only time; a wrong certainty is a defect: what holds here must be an event for serde, which a test
+checks with events that hypothesis makes without any rule.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from schemas.events import MAX_GROUP_SIZE, MAX_REWARD, NAMESPACE, Event, Respons
 _GROUPS = ((0, 8), (8, 12), (12, 16), (16, 20), (20, 32))
 """The digits of a UUID between its dashes."""
 _VARIANT = np.zeros(256, np.uint8)
-"""The hexadecimal digit whose two upper bits say RFC 9562, for each that SHA-1 may give."""
+"""For each hexadecimal digit that SHA-1 may give, the one with RFC 9562's two upper bits."""
 _VARIANT[list(b"0123456789abcdef")] = list(b"89ab89ab89ab89ab")
 
 
@@ -42,7 +41,7 @@ def hold(event: type[Event], events: pa.StructArray) -> bool:
     return event is not Reward or _rewards_hold(events)
 
 
-# --- what a type says -------------------------------------------------------------------------------------------------
+# --- rules of a field's type ------------------------------------------------------------------------------------------
 
 
 def _record_holds(event: Any, events: pa.StructArray) -> bool:
@@ -62,7 +61,7 @@ def _holds(shape: Shape, found: pa.Array) -> bool:
 
 
 def _all(found: pa.Array) -> bool:
-    """Return whether no row says False; a null says nothing."""
+    """Return whether no row is False; a null does not count."""
     return pc.all(found).as_py() is not False
 
 
@@ -133,7 +132,7 @@ def _derived(ids: pa.Array, *parts: pa.Array) -> bool:
     names = pc.binary_join_element_wise(*parts, "\x1f").cast(pa.binary()).to_pylist()
     begun, digests = hashlib.sha1(NAMESPACE.bytes, usedforsecurity=False), []
     for name in names:
-        sha1 = begun.copy()  # for a third less than to begin anew
+        sha1 = begun.copy()  # a third cheaper than starting over
         sha1.update(name)
         digests.append(sha1.digest())
     digits = np.frombuffer(binascii.hexlify(b"".join(digests)), np.uint8).reshape(-1, 40).copy()

@@ -4,8 +4,9 @@
     columns of version n ──► fitted ──► fields in the order of the newest, its new ones with their default
                         └─ an integer that does not fit: ArrowInvalid
 
-Not covered: fields that were retyped. `schemas.versions.check` lets no such version in: a change has to read both ways,
-so all it can do is to add a field with a default, or take one away.
+No field is ever retyped: `schemas.versions.check` refuses such a version. A change has to read both ways, so all it
+can do
+is add a field with a default, or remove one.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _PRIMITIVES = {
 
 
 def inlined(definition: dict[str, Any]) -> dict[str, Any]:
-    """Return the record with each nested record spelt out wherever it is named."""
+    """Return the record with each nested record in full wherever it is named."""
     known: dict[str, Any] = {}
 
     def spell(node: Any) -> Any:
@@ -48,7 +49,7 @@ def inlined(definition: dict[str, Any]) -> dict[str, Any]:
 
 
 def widened(node: Any) -> Any:
-    """Return a schema whose ints are longs: the bytes are the same, and what needs more than 32 bits is seen."""
+    """Return a schema whose ints are longs: the bytes are the same, and a value of more than 32 bits is noticed."""
     if isinstance(node, dict):
         return {
             key: widened(value) if key in ("type", "items", "values", "fields") else value
@@ -104,7 +105,7 @@ def fitted(found: pa.Array, node: Any, wanted: pa.DataType) -> pa.Array:
 
 
 def _default(default: Any, kind: pa.DataType, count: int) -> pa.Array:
-    """Return a new field's default, `count` times, for rows that were written before there was one."""
+    """Return a new field's default, `count` times, for rows of an older schema version."""
     if default is None:
         return pa.nulls(count, kind)
     if pa.types.is_map(kind):

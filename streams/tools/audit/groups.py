@@ -1,18 +1,19 @@
-"""Recount one group: does it say of its task, its responses and its rewards what they say themselves?
+"""Recount one group: does it agree with its task, its responses and its rewards?
 
-    group, task, the sampling it names, rewards ──► slot by slot, then mean, spread and advantages ──► Findings
+    group, task, the sampling it names, rewards ──► slot by slot, then mean, spread and advantages ──► findings
 
-A group is whole, or was closed by an `expire` record; in the second case the log does not say what was read before
-that, but what came after has a dead letter. The numbers are computed here once more, with plain sums, and may differ
-by TOLERANCE of the largest reward.
+A group is complete, or was closed by an `expire` record; in the second case the log does not tell what was read before
+that, but what came after has a dead letter. The numbers are computed again here, with plain sums, and may differ by
+TOLERANCE of the largest reward.
 
-Not covered: `partial` and `min_group`. A group that was dropped under other settings is no error.
+`partial` and `min_group` are not checked: a group that was dropped under other settings is no error.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from schemas.events import Coordinates, derive_id
 from streams.tools.audit.facts import (
@@ -28,76 +29,71 @@ from streams.tools.audit.facts import (
 
 TOLERANCE = 1e-9
 EQUAL = 1e-12
-"""Rewards this close, relative to the largest (absolute below 1), count as equal, and then nobody has an advantage."""
+"""Rewards this close, relative to the largest (absolute below 1), count as equal, and then all advantages are 0."""
 
 Slots = dict[int, ResponseFact]
 """The responses of one sampling that may enter, by slot."""
 
 
-def check_group(
-    group: GroupFact,
-    task: TaskFact,
-    chosen: Slots,
-    verdicts: Mapping[tuple[str, str], RewardFact],
-    winner: str | None,
-    expires: bool,
-    closed: bool,
-    due: Callable[[Coordinates], bool],
-    view: AuditView,
-) -> Iterator[AuditFinding]:
-    """Yield what is wrong with `group`.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupCase:
+    """A group, and everything it is compared with."""
 
-    `winner` is the sampling that was whole first, `expires` whether there is a control record that closes the group,
-    `closed` whether the join is done with the record at which it left, `due` whether it is done with a given one.
-    """
-    yield from _about(group, task, winner, expires, view)
-    check = _Check(group, task, chosen, verdicts, closed, due, view)
+    group: GroupFact
+    task: TaskFact
+    chosen: Slots
+    """Of the sampling that the group names."""
+    scores: Mapping[tuple[str, str], RewardFact]
+    """By response_id and source."""
+    winner: str | None
+    """The sampling that was complete first."""
+    expires: bool
+    """Whether a control record closes the group."""
+    closed: bool
+    """Whether the join is done with the record at which the group left."""
+    due: Callable[[Coordinates], bool]
+    """Whether the join is done with the record at these coordinates."""
+
+
+def check_group(case: GroupCase, view: AuditView) -> Iterator[AuditFinding]:
+    """Yield what is wrong with a group."""
+    yield from _about(case, view)
+    check = _Check(case, view)
     yield from check.slots()
     yield from check.numbers()
 
 
-def _about(
-    group: GroupFact, task: TaskFact, winner: str | None, expires: bool, view: AuditView
-) -> Iterator[AuditFinding]:
+def _about(case: GroupCase, view: AuditView) -> Iterator[AuditFinding]:
+    group, task = case.group, case.task
     expected = (task.policy, task.purpose, task.scenario, task.tenant, task.group_size, task.traceparent)
     if group.about != expected:
-        yield _wrong(group, f"it says {group.about} of its task {task.at}, which says {expected}")
+        yield _wrong(group, f"it has {group.about} of its task {task.at}, which has {expected}")
     pinned = {} if task.pinned is None else {"pinned_version": str(task.pinned)}
     own = dict(group.metadata)
     if view.settings.trainer.off_policy:
-        own.pop(RECORDED_LAG, None)  # what this log cannot tell: its versions are not those that sampled
-    shortened = group.dropped_reason == "too_large" and not own
-    if not shortened and own != {**task.metadata, **pinned}:
+        own.pop(RECORDED_LAG, None)  # this log cannot confirm it: the versions here are not those that sampled
+    if own != {**task.metadata, **pinned}:
         yield _wrong(group, f"its metadata are not those of its task {task.at}")
     if group.group_id != derive_id(group.task_id, "group", group.formula_version):
         yield _wrong(group, "its group_id is not that of its task")
-    if group.complete and group.sampling_id != winner:
-        yield _wrong(group, f"it is made of sampling {group.sampling_id}, but {winner} was whole first")
-    if not group.complete and not expires and not view.reach.cut(view.names["group-control"], task.at.partition):
+    if group.complete and group.sampling_id != case.winner:
+        yield _wrong(group, f"it is made of sampling {group.sampling_id}, but {case.winner} was complete first")
+    if not group.complete and not case.expires and not view.reach.cut(view.names["group-control"], task.at.partition):
         yield _wrong(group, "it is not complete, and no control record closed it")
 
 
 class _Check:
     """One group against the sampling it names."""
 
-    def __init__(
-        self,
-        group: GroupFact,
-        task: TaskFact,
-        chosen: Slots,
-        verdicts: Mapping[tuple[str, str], RewardFact],
-        closed: bool,
-        due: Callable[[Coordinates], bool],
-        view: AuditView,
-    ) -> None:
-        self._group, self._task, self._chosen, self._verdicts = group, task, chosen, verdicts
-        self._closed, self._due, self._view = closed, due, view
+    def __init__(self, case: GroupCase, view: AuditView) -> None:
+        self._group, self._task, self._chosen, self._scores = case.group, case.task, case.chosen, case.scores
+        self._closed, self._due, self._view = case.closed, case.due, view
         self._rewards: list[float] = []
-        """Of every slot that was scored, in slot order; of a dropped group, too."""
-        self._stamps = [task.ms]
+        """Of every slot that was scored, in slot order; also of a dropped group."""
+        self._stamps = [case.task.ms]
         self._is_whole = True
         self._is_sure = True
-        """Whether the log tells all that was read before the group left."""
+        """Whether the log tells everything that was read before the group left."""
         self._is_broken = False
 
     def slots(self) -> Iterator[AuditFinding]:
@@ -114,9 +110,9 @@ class _Check:
             self._is_broken = True
             return
         if group.dropped_reason is not None and members:
-            yield _wrong(group, f"it was dropped as {group.dropped_reason}, and has responses")
+            yield _wrong(group, f"it was dropped as {group.dropped_reason}, but has responses")
         if [member.slot for member in group.members] != sorted(members):
-            yield AuditFinding("out_of_order", group.at, "its responses do not stand in slot order")
+            yield AuditFinding("out_of_order", group.at, "its responses are not in slot order")
         for slot in range(self._task.group_size):
             response = self._chosen.get(slot)
             if response is not None and slot in left_out and left_out[slot][1] != "unanswered":
@@ -126,9 +122,9 @@ class _Check:
             else:
                 yield from self._left_out(slot, *left_out[slot], response)
         if group.complete and not self._is_whole:
-            yield _wrong(group, "it is called complete, and a slot has no answer or no verdict")
+            yield _wrong(group, "it is marked complete, but a slot has no response or no score")
         if not group.complete and self._is_whole:
-            yield _wrong(group, "it is not called complete, and every slot has its answer and verdicts")
+            yield _wrong(group, "it is not marked complete, but every slot has its response and scores")
         yield from self._heads()
 
     def _member(self, member: MemberFact, response: ResponseFact | None) -> Iterator[AuditFinding]:
@@ -139,27 +135,29 @@ class _Check:
             self._is_sure = False
             if view.never("responses", member.partition, member.offset):
                 yield AuditFinding(
-                    "phantom", group.at, f"slot {member.slot} is said to lie at {at}, where the topic has ended"
+                    "phantom", group.at, f"slot {member.slot} names {at}, which is after the end of the topic"
                 )
             elif not view.gone("responses", member.partition, member.offset):
-                yield AuditFinding("lost", at, f"slot {member.slot} of {group.at} lies there, and nothing does")
+                yield AuditFinding(
+                    "lost", at, f"slot {member.slot} of {group.at} names this offset, which holds no record"
+                )
             return
         if response is None or (response.at, response.response_id) != (at, member.response_id):
-            is_at = "no such answer" if response is None else f"the answer that counts at {response.at}"
+            is_at = "no such response" if response is None else f"the response that counts at {response.at}"
             yield _wrong(group, f"slot {member.slot} is {member.response_id} at {at}; the log has {is_at}")
             return
         self._stamps.append(response.ms)
         if response.failed or response.tokens != member.tokens or response.finish_reason != member.finish_reason:
-            yield _wrong(group, f"slot {member.slot} has other tokens, logprobs, mask or ending than {at}")
+            yield _wrong(group, f"slot {member.slot} has other tokens, logprobs, mask or finish reason than {at}")
         yield from self._score(member, response)
 
     def _score(self, member: MemberFact, response: ResponseFact) -> Iterator[AuditFinding]:
-        """Compare what the group says of one response's rewards with the rewards."""
-        said, expected = dict(member.components), dict[str, float]()
+        """Compare what the group records of one response's rewards with the rewards."""
+        recorded, expected = dict(member.components), dict[str, float]()
         total: list[float] = []
         whole = True
         for source, weight in self._task.sources:
-            reward = self._verdicts.get((response.response_id, source))
+            reward = self._scores.get((response.response_id, source))
             if reward is None or reward.value is None:
                 whole = False
                 yield AuditFinding(
@@ -168,16 +166,16 @@ class _Check:
                 continue
             self._stamps.append(reward.ms)
             own = {source: reward.value} | {f"{source}.{part}": value for part, value in reward.components}
-            if any(said.get(name) != value for name, value in own.items()):
-                yield AuditFinding("contradictory", reward.at, f"it says {own}, and {self._group.at} says {said}")
+            if any(recorded.get(name) != value for name, value in own.items()):
+                yield AuditFinding("contradictory", reward.at, f"it has {own}, but {self._group.at} has {recorded}")
             expected |= own
             total.append(weight * reward.value)
         if not whole:
             return
-        if said.keys() != expected.keys():
-            yield _wrong(self._group, f"slot {member.slot} has components {sorted(said)}, expected {sorted(expected)}")
+        if recorded.keys() != expected.keys():
+            yield _wrong(self._group, f"slot {member.slot} has parts {sorted(recorded)}, expected {sorted(expected)}")
         scale = max(map(abs, total), default=0.0)
-        if said == expected and not _near(member.reward, sum(total), scale):
+        if recorded == expected and not _near(member.reward, sum(total), scale):
             yield _wrong(self._group, f"slot {member.slot} has reward {member.reward}, expected {sum(total)}")
 
     def _left_out(
@@ -191,13 +189,13 @@ class _Check:
                 yield from self._came_later(response, slot)
             return
         if response is None or response.response_id != response_id:
-            yield _wrong(group, f"slot {slot} is left out as {reason}, and the log has no answer {response_id} to it")
+            yield _wrong(group, f"slot {slot} is left out as {reason}, but the log has no response {response_id}")
             return
         if reason == "response_failed" or response.failed:
             if not response.failed or reason != "response_failed":
-                yield _wrong(group, f"slot {slot} is left out as {reason}, but {response.at} did not so end")
+                yield _wrong(group, f"slot {slot} is left out as {reason}, but {response.at} did not end so")
             return
-        rewards = [self._verdicts.get((response.response_id, source)) for source, _ in self._task.sources]
+        rewards = [self._scores.get((response.response_id, source)) for source, _ in self._task.sources]
         found = [reward for reward in rewards if reward is not None]
         self._stamps += [reward.ms for reward in found]
         if reason == "unscored":
@@ -207,7 +205,7 @@ class _Check:
         elif len(found) < len(rewards):
             self._is_whole = self._is_sure = False
             yield AuditFinding(
-                "lost", response.at, f"{group.at} says {reason} of it, and a reward of it is not in the log"
+                "lost", response.at, f"{group.at} leaves it out as {reason}, but one of its rewards is not in the log"
             )
         else:
             yield from self._not_a_member(slot, reason, response, [reward.value for reward in found])
@@ -215,18 +213,18 @@ class _Check:
     def _not_a_member(
         self, slot: int, reason: str, response: ResponseFact, values: Sequence[float | None]
     ) -> Iterator[AuditFinding]:
-        """Check why a slot that has every verdict is left out: a score failed, or the whole group was dropped."""
+        """Check why a slot that has every score is left out: one failed, or the whole group was dropped."""
         expected = "score_failed" if None in values else self._group.dropped_reason
         if reason != expected:
             yield _wrong(
-                self._group, f"slot {slot} is left out as {reason}, and its rewards at {response.at} are {values}"
+                self._group, f"slot {slot} is left out as {reason}, but its rewards at {response.at} are {values}"
             )
         elif None not in values:
             weights = [weight for _, weight in self._task.sources]
             self._rewards.append(sum(weight * (value or 0.0) for weight, value in zip(weights, values, strict=True)))
 
     def _came_later(self, fact: ResponseFact | RewardFact, slot: int) -> Iterator[AuditFinding]:
-        """Account for what is in the log and not in the group: it was read when the group had left."""
+        """Account for what is in the log but not in the group: it was read after the group had left."""
         what = f"{self._group.at} left without it in slot {slot}"
         if self._view.lettered(fact.at, "advantages"):
             yield AuditFinding("late", fact.at, what, accounted=True)
@@ -237,15 +235,15 @@ class _Check:
         group, answers = self._group, self._chosen.values()
         if group.sampling_id is None:
             if group.version != -1 or group.dropped_reason != "unanswered":
-                yield _wrong(group, "it is made of no sampling, so its version is -1 and its fate unanswered")
+                yield _wrong(group, "it is made of no sampling, expected version -1 and dropped_reason unanswered")
             return
         if not answers:
             topic = self._view.names["responses"]
             if not self._view.reach.cut(topic, self._task.at.partition):
-                yield AuditFinding("phantom", group.at, f"sampling {group.sampling_id} has no answer in the log")
+                yield AuditFinding("phantom", group.at, f"sampling {group.sampling_id} has no response in the log")
             return
         if {response.version for response in answers} != {group.version}:
-            yield _wrong(group, f"it says version {group.version}, and its responses do not")
+            yield _wrong(group, f"it has version {group.version}, but its responses do not")
         first = self._chosen.get(group.members[0].slot) if group.members else None
         if first is not None and first.head != group.head:
             yield _wrong(group, f"its prompt, sampling, model or tokenizer are not those of {first.at}")
@@ -260,13 +258,13 @@ class _Check:
                 group, f"created_at is {group.created_at}, but the newest it is made of is {max(self._stamps)}"
             )
         if group.dropped_reason is None and not rewards and self._task.sources:
-            yield _wrong(group, "it has no responses, and no reason why")
+            yield _wrong(group, "it has no responses, and no dropped_reason")
         mean, std, expected = expected_numbers(group.formula, rewards, group.eps, group.ddof)
         scale = max(map(abs, rewards), default=0.0)
         if not _near(group.mean, mean, scale) or not _near(group.std, std, scale):
             yield _wrong(group, f"mean and std are {group.mean} and {group.std}, expected {mean} and {std}")
         for member, value in zip(group.members, expected, strict=False):
-            # what is rounded in a reward grows as advantages do
+            # rounding errors of a reward grow as advantages do
             grown = scale / (std + group.eps) if group.formula == "grpo" and std + group.eps else scale
             if not _near(member.advantage, value, grown):
                 yield _wrong(group, f"slot {member.slot} has advantage {member.advantage}, expected {value}")

@@ -1,9 +1,7 @@
-"""Say over HTTP how the last recount came out.
+"""Serve the result of the last recount over HTTP.
 
-    Report ──► GET /metrics   as streams/observability/metrics.py has it
-           └─► GET /healthz   200 while recounts succeed, else 503
-
-Not covered: /readyz. Nobody waits for an audit.
+Report ──► GET /metrics   in the format of streams/observability/metrics.py
+       └─► GET /healthz   200 while recounts succeed, else 503
 """
 
 from __future__ import annotations
@@ -11,15 +9,16 @@ from __future__ import annotations
 import time
 
 from streams.observability import catalog
-from streams.observability.metrics import Meter, serve as serve
-from streams.tools.audit.recount import CATEGORIES, Report
+from streams.observability.http_server import Site
+from streams.observability.metrics import CONTENT_TYPE, Meter
+from streams.tools.audit.report import CATEGORIES, Report
 
 IMBALANCE = catalog.IMBALANCE.name
 """The gauge that must be 0."""
 
 
 def text(report: Report, *, at_s: float) -> str:
-    """Return the metrics of a report that was made at `at_s`, seconds since the epoch."""
+    """Return the metrics of a report made at `at_s`, seconds since the epoch."""
     meter = Meter("audit")
     meter.set(catalog.IMBALANCE, report.imbalance)
     meter.set(catalog.IN_FLIGHT, sum(report.in_flight.values()))
@@ -35,12 +34,17 @@ def text(report: Report, *, at_s: float) -> str:
 
 
 class Board:
-    """The newest report, for whoever asks."""
+    """The newest report, as it is served."""
 
     def __init__(self, *, fresh_s: float) -> None:
         self._fresh_s = fresh_s
         self._text = ""
         self._at = 0.0
+
+    @property
+    def site(self) -> Site:
+        """What an HTTP server serves of it."""
+        return Site(self.answer, CONTENT_TYPE)
 
     def put(self, report: Report) -> None:
         """Show this report from now on."""

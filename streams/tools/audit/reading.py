@@ -18,7 +18,8 @@ from streams.kafka.reader import read
 from streams.kafka.record import TopicPartition
 from streams.settings.model import Settings
 from streams.tools.audit.facts import Reach
-from streams.tools.audit.recount import Ledger, Report
+from streams.tools.audit.recount import Ledger
+from streams.tools.audit.report import Report
 
 BACKWARDS = ("dead-letters", "adapters", "batches", "groups", "group-control", "rewards", "responses", "tasks")
 """Topics, each after those that hold effects of its records. `experiments` tells of other logs, so it adds nothing."""

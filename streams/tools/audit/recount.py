@@ -24,7 +24,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, get_args
+from typing import Any
 
 from schemas.events import Coordinates, GroupControl, Response, Reward, Task
 from streams.kafka.record import Record, TopicPartition, partition_of
@@ -35,7 +35,6 @@ from streams.tools.audit.facts import (
     AuditFinding,
     AuditView,
     BatchFact,
-    Category,
     Fact,
     GroupFact,
     LetterFact,
@@ -46,10 +45,10 @@ from streams.tools.audit.facts import (
 )
 from streams.tools.audit.policies import PolicyLedger, recount_policy
 from streams.tools.audit.records import event_and_key, fact_of, mark_of
+from streams.tools.audit.report import CATEGORIES, Report
 from streams.tools.audit.tasks import JOIN, SCORER, STREAMS, Story, TaskOutcome, recount_task
 from streams.tools.audit.versions import VersionLedger
 
-CATEGORIES: tuple[Category, ...] = get_args(Category)
 DECISIONS = "dlq"
 """The stage of records in dead-letters that decide about others; they hold no payload."""
 READERS = {
@@ -73,98 +72,6 @@ def recount(records: Iterable[Record], settings: Settings, reach: Reach, *, poli
     for record in records:
         ledger.take(record)
     return ledger.report(reach, policy=policy)
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """What a recount came to."""
-
-    findings: tuple[AuditFinding, ...]
-    counts: Counter[str]
-    in_flight: Counter[str]
-    """What is still to come: tasks without group, rewards, groups in a window, batches to train, events that wait."""
-    dead_letters: Counter[str]
-    """By reason, each stage's letter about a record once."""
-    refused_adapters: Counter[str]
-    """Of these, by reason: versions that an agent would not serve."""
-
-    @property
-    def wrong(self) -> list[AuditFinding]:
-        """What does not add up, first of all."""
-        return [finding for finding in self.findings if not finding.accounted]
-
-    @property
-    def imbalance(self) -> int:
-        """How many records do not add up."""
-        return len(self.wrong)
-
-    @property
-    def balanced(self) -> bool:
-        """Whether all does."""
-        return not self.wrong
-
-    def of(self, category: Category) -> list[AuditFinding]:
-        """Return the findings of one category."""
-        return [finding for finding in self.findings if finding.category == category]
-
-    def equations(self) -> list[tuple[str, str, bool]]:
-        """Return each sum as (what is added up, the sum with its numbers, whether it comes out)."""
-        n = self.counts
-        lines: list[tuple[str, int, dict[str, int]]] = [
-            (
-                "slots of all tasks",
-                n["slots"],
-                {
-                    "answered": n["answered"],
-                    "failed": n["failed"],
-                    "unanswered": n["unanswered"],
-                    "open": n["slots open"],
-                },
-            ),
-            (
-                "answers × reward sources",
-                n["to score"],
-                {"scored": n["scored"], "failed": n["failed scores"], "left out or open": n["without score"]},
-            ),
-            (
-                "tasks",
-                n["tasks"],
-                {"groups": n["groups"] - n["dropped"], "dropped": n["dropped"], "open": n["tasks open"]},
-            ),
-            (
-                "train groups",
-                n["train groups"],
-                {
-                    "trained": n["groups trained"],
-                    "in batches": n["groups in batches"],
-                    "dropped": n["groups dropped"] + n["groups dropped unnamed"] + n["groups dropped, not yet named"],
-                    "in the window": n["groups waiting"],
-                },
-            ),
-        ]
-        return [
-            (what, f"{total} = " + " + ".join(f"{count} {name}" for name, count in parts.items()),
-             total == sum(parts.values()))
-            for what, total, parts in lines
-        ]  # fmt: skip
-
-    def plain(self) -> dict[str, Any]:
-        """Return all of it, ready for JSON."""
-        n = self.counts
-        whole: dict[str, Any] = {name: n[name] for name in ("tasks", "responses", "rewards", "groups")}
-        whole |= {"batches": n["batches"], "adapters": n["adapters"]}
-        for category in CATEGORIES:
-            whole[category] = [
-                {"at": str(found.at), "what": found.what, "accounted": found.accounted} for found in self.of(category)
-            ]
-        return whole | {
-            "outside": n["outside"],
-            "dead_letters": dict(sorted(self.dead_letters.items())),
-            "in_flight": {name: count for name, count in sorted(self.in_flight.items()) if count},
-            "sums": {what: text for what, text, _ in self.equations()},
-            "imbalance": self.imbalance,
-            "balanced": self.balanced,
-        }
 
 
 @dataclass(slots=True)

@@ -30,14 +30,14 @@ from streams.tools.audit.facts import (
     RewardFact,
     TaskFact,
 )
-from streams.tools.audit.groups import Slots, check_group
+from streams.tools.audit.groups import GroupCase, Slots, check_group
 
 JOIN, SCORER = "advantages", "scoring"
 """Stages, as dead letters name them."""
 STREAMS = "streams"
 """The consumer group of the join."""
 
-Verdicts = dict[tuple[str, str], RewardFact]
+Scores = dict[tuple[str, str], RewardFact]
 """By response_id and source."""
 
 
@@ -127,7 +127,7 @@ class _TaskRecount:
         self._story, self._view, self._reach, self._horizon_ms = story, view, view.reach, horizon_ms
         self._out = TaskOutcome()
         self._samplings: dict[str, Slots] = {}
-        self._verdicts: Verdicts = {}
+        self._scores: Scores = {}
         self._entered: set[tuple[object, ...]] = set()
         self._whole: list[str] = []
         """Samplings that have every slot, the one that was so first at the head."""
@@ -159,11 +159,17 @@ class _TaskRecount:
             self._no_group()
         else:
             chosen = self._samplings.get(self._group.sampling_id or "", {})
-            winner = self._whole[0] if self._whole else None
-            expires = any(control.kind == "expire" for control in story.controls)
-            self._out.findings += check_group(
-                self._group, self._task, chosen, self._verdicts, winner, expires, self._closed, self._due, self._view
+            case = GroupCase(
+                group=self._group,
+                task=self._task,
+                chosen=chosen,
+                scores=self._scores,
+                winner=self._whole[0] if self._whole else None,
+                expires=any(control.kind == "expire" for control in story.controls),
+                closed=self._closed,
+                due=self._due,
             )
+            self._out.findings += check_group(case, self._view)
             self._left_behind(self._group, chosen)
         self._unscored()
         self._count()
@@ -234,7 +240,7 @@ class _TaskRecount:
 
     def _enter_reward(self, reward: RewardFact) -> None:
         key = (reward.response_id, reward.source)
-        known, said = self._verdicts.get(key), (*key, reward.content)
+        known, said = self._scores.get(key), (*key, reward.content)
         if known is not None and known.content == reward.content:
             self._repeated(reward.at, known.at)
         elif said in self._entered:
@@ -249,7 +255,7 @@ class _TaskRecount:
             self._entered.add(said)
             self._refused("late", reward.at, f"it was recorded after the deadline of {self._task.at}")
         else:
-            self._verdicts[key] = reward
+            self._scores[key] = reward
 
     def _is_late(self, ms: int) -> bool:
         deadline = self._deadline_ms()
@@ -270,7 +276,7 @@ class _TaskRecount:
             return bool(expires) and all(map(self._due, [self._task.at, *expires]))
         slots = self._samplings.get(group.sampling_id or "", {})
         answered = {response.response_id for response in slots.values()}
-        scores = [reward.at for (response_id, _), reward in self._verdicts.items() if response_id in answered]
+        scores = [reward.at for (response_id, _), reward in self._scores.items() if response_id in answered]
         return all(map(self._due, [self._task.at, *(response.at for response in slots.values()), *scores]))
 
     def _expired(self, deadline_ms: int = 0) -> bool:
@@ -303,7 +309,7 @@ class _TaskRecount:
         for response in self._samplings[sampling_id].values():
             yield response.at
             for source, _ in () if response.failed else self._task.sources:
-                reward = self._verdicts.get((response.response_id, source))
+                reward = self._scores.get((response.response_id, source))
                 yield nowhere if reward is None else reward.at
 
     def _is_unanswered(self) -> bool:
@@ -328,7 +334,7 @@ class _TaskRecount:
         in_group = {response.response_id for response in chosen.values()}
         others = {response.response_id for slots in self._samplings.values() for response in slots.values()}
         known = {response.response_id for response in self._story.responses}
-        for (response_id, _), reward in self._verdicts.items():
+        for (response_id, _), reward in self._scores.items():
             if response_id in in_group:
                 continue
             if response_id in others:
@@ -402,7 +408,7 @@ class _TaskRecount:
             counts["tasks open"] += 1
             counts["slots open"] += slots - len(answers)
         good = [response for response in answers.values() if not response.failed]
-        scores = [self._verdicts.get((one.response_id, source)) for one in good for source, _ in self._task.sources]
+        scores = [self._scores.get((one.response_id, source)) for one in good for source, _ in self._task.sources]
         counts["to score"] += len(scores)
         counts["scored"] += sum(score is not None and score.value is not None for score in scores)
         counts["without score"] += scores.count(None)

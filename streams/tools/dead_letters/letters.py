@@ -1,14 +1,14 @@
 """Dead letters, and what was decided about each.
 
-    dead-letters ──► load ──► Letter, Decision ──► Letters: open, retried or dropped ──► find, matching
-                                                     └──► original: the record as it was
+    dead-letters ──► load ──► Letter, LetterDecision ──► Letters: open, retried or dropped ──► find, matching
+                                                           └──► originals: the records as they were
 
-A decision about a letter is a record, too: a DeadLetter of stage `dlq` about the same source record, under a key that
-puts all decisions about one source into one partition. Two letters about one source, of two stages, share its fate.
-Decisions are numbered; of those with the same number the first in the partition wins, and one with a number too high
-is void. So whoever reads the partition up to his own decision knows whether it holds.
+A decision about a dead letter is a record, too: a DeadLetter of stage `dlq` about the same source record, under a key
+that puts all decisions about one source into one partition. Dead letters of two stages about one source are decided
+together. Decisions are numbered; of those with the same number the first in the partition wins, and one with a number
+too high is void. So a writer that reads the partition up to its own decision knows whether it is valid.
 
-Not covered: a header that a record has twice, and one without a value. A dead letter keeps the last, and an empty one.
+Of a header that a record has twice a dead letter keeps the last value, and an empty one for a header without a value.
 """
 
 from __future__ import annotations
@@ -33,38 +33,38 @@ from streams.settings.model import Settings
 log = logging.getLogger(__name__)
 
 STAGE = "dlq"
-"""Who writes decisions. No other stage may be called so."""
+"""The stage that writes decisions; a reserved name."""
 SHORTEST_ID = 6
-"""Characters of an id that are enough to name a letter, if no other begins with them."""
+"""The fewest characters of an id that name a dead letter, if no other id begins with them."""
 
 State = Literal["open", "retried", "dropped"]
 Verdict = Literal["retried", "dropped"]
 
 
-# --- what lies in the topic -------------------------------------------------------------------------------------------
+# --- records of the topic ---------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Letter:
-    """A dead letter without its payload, and where it lies."""
+    """A dead letter without its payload, and its coordinates."""
 
     at: Coordinates
     written_ms: int
     """When it was written: the timestamp of its record. `event.created_at` is that of its source."""
     event: DeadLetter
-    """Without payload and headers; they are fetched when somebody wants them."""
+    """Without payload and headers; `originals` fetches them."""
     payload_bytes: int | None = None
     """None for a tombstone."""
 
     @property
     def source(self) -> Coordinates:
-        """Where the record lies that could not be used."""
+        """The coordinates of the record that could not be used."""
         return source_of(self.event)
 
 
 @dataclass(frozen=True, slots=True)
 class LetterDecision:
-    """What somebody decided about a source record."""
+    """What was decided about a source record."""
 
     at: Coordinates
     written_ms: int
@@ -78,7 +78,7 @@ class LetterDecision:
     partition: int = 0
     """Retried: of the source topic, where the record goes."""
     end: int = 0
-    """Retried: where that partition ended before this was decided; the record lies there or behind."""
+    """Retried: where that partition ended before this was decided; the record is there or after it."""
 
 
 def source_of(event: DeadLetter) -> Coordinates:
@@ -87,20 +87,28 @@ def source_of(event: DeadLetter) -> Coordinates:
 
 
 def decision_id(source: Coordinates, attempt: int) -> str:
-    """Return the id of a decision: who decides the same again decides nothing new."""
+    """Return the id of a decision: the same decision twice has one id."""
     return derive_id(STAGE, *source, attempt)
 
 
+class RedriveTarget(NamedTuple):
+    """Where an original goes."""
+
+    partition: int
+    end: int
+    """Where the partition ended before this was decided."""
+
+
 def decision(
-    letter: Letter, verdict: Verdict, attempt: int, said: str, *, now_ms: int, partition: int = 0, end: int = 0
+    letter: Letter, verdict: Verdict, attempt: int, said: str, *, now_ms: int, target: RedriveTarget | None = None
 ) -> DeadLetter:
-    """Return the record that decides about the source of `letter`."""
-    numbers = {"attempt": attempt} | ({"partition": partition, "end": end} if verdict == "retried" else {})
+    """Return the record that decides about the source of `letter`; a retry needs a target."""
+    numbers = {"attempt": attempt} | ({} if target is None else target._asdict())
     try:
         key = _bytes(letter.event.key)
     except binascii.Error:
         key = None
-    # without a key each of them would lie in a partition of its own, and none would be first
+    # without a key each would get a partition of its own, and none would be first
     key = str(letter.source).encode() if key is None else key
     return replace(
         letter.event,
@@ -146,7 +154,7 @@ def _decision(record: Record, event: DeadLetter) -> LetterDecision | Poison:
 
 
 class Matching(NamedTuple):
-    """Which letters are wanted; None means any."""
+    """Which dead letters are wanted; None means any."""
 
     reason: str | None = None
     stage: str | None = None
@@ -156,7 +164,7 @@ class Matching(NamedTuple):
     """Written at this time or later."""
 
     def wants(self, letter: Letter) -> bool:
-        """Return whether this letter is one."""
+        """Return whether this dead letter is one of them."""
         return (
             self.reason in (None, letter.event.reason)
             and self.stage in (None, letter.event.stage)
@@ -167,16 +175,16 @@ class Matching(NamedTuple):
 
 @dataclass
 class Letters:
-    """Every letter and decision read so far. In which order partitions are read, and how often, changes nothing."""
+    """Every dead letter and decision read so far, in whatever order and however often they were read."""
 
     next_offsets: dict[TopicPartition, int] = field(default_factory=dict)
-    """Up to where the topic was read."""
+    """How far the topic was read."""
     _first: dict[str, Letter] = field(default_factory=dict)
     _ids: dict[Coordinates, str] = field(default_factory=dict)
     _decisions: dict[Coordinates, dict[Coordinates, LetterDecision]] = field(default_factory=dict)
 
     def take(self, found: Letter | LetterDecision) -> None:
-        """Take in what a record held. A letter that a stage wrote twice, after a restart, is one letter."""
+        """Add what a record holds. A dead letter that a stage wrote twice, after a restart, counts once."""
         if isinstance(found, LetterDecision):
             self._decisions.setdefault(found.source, {})[found.at] = found
             return
@@ -187,7 +195,7 @@ class Letters:
             self._first[letter_id] = found
 
     def decisions(self, source: Coordinates) -> list[LetterDecision]:
-        """Return the decisions about a source record that hold, in order; the last one is in force."""
+        """Return the valid decisions about a source record, in order; the last one is in force."""
         holding: list[LetterDecision] = []
         for at in sorted(self._decisions.get(source, {})):
             found = self._decisions[source][at]
@@ -196,18 +204,18 @@ class Letters:
         return holding
 
     def state(self, letter: Letter) -> State:
-        """Return what was decided about a letter's source."""
+        """Return what was decided about the source of a dead letter."""
         holding = self.decisions(letter.source)
         return holding[-1].verdict if holding else "open"
 
     def matching(self, wanted: Matching = Matching(), *states: State) -> list[Letter]:  # noqa: B008 - immutable
-        """Return the letters that are wanted, in one of these states or in any, oldest first."""
+        """Return the dead letters that are wanted, in one of these states or in any, oldest first."""
         found = (letter for letter in self._first.values() if wanted.wants(letter))
         some = [letter for letter in found if not states or self.state(letter) in states]
         return sorted(some, key=lambda letter: (letter.written_ms, letter.at))
 
     def find(self, text: str, *, prefix: str = "") -> list[Letter]:
-        """Return the letter that an id, its beginning or its coordinates name; or all about the record they name.
+        """Return the dead letter with this id, id prefix or coordinates; or all about the record at these coordinates.
 
         `prefix` is that of the deployment's topics: coordinates may have a topic's label.
 
@@ -227,11 +235,12 @@ class Letters:
             ids = {letter_id for letter_id in self._first if letter_id.startswith(text.lower())}
             if len(ids) > 1:
                 some = ", ".join(sorted(ids)[:5])
-                raise SettingsError(f"{text} begins the ids of {len(ids)} dead letters ({some}); give more of it")
+                raise SettingsError(f"{text} is the beginning of {len(ids)} ids ({some}); give more characters")
         if not ids:
             raise NotFoundError(
-                f"no dead letter is called {text}, and none is about a record there; `streamward dlq list --all` "
-                "shows every one"
+                f"there is no dead letter {text}, and none about a record there; `streamward dlq list --all` shows "
+                f"every "
+                "one"
             )
         return sorted((self._first[letter_id] for letter_id in ids), key=lambda letter: letter.at)
 
@@ -240,9 +249,10 @@ class Letters:
 
 
 def load(settings: Settings) -> Letters:
-    """Return all letters and decisions up to where the topic ends now. What cannot be read is warned of and left out.
+    """Return all dead letters and decisions up to the present end of the topic. Unreadable ones are logged and left
+    out.
 
-    Raises NotFoundError if there is no such topic, LogError if the broker does not answer.
+    Raises NotFoundError if the topic does not exist, LogError if the broker does not answer.
     """
     bounds = admin.offsets(settings, ["dead-letters"])
     letters = Letters({tp: low for tp, (low, _) in bounds.items()})
@@ -251,15 +261,15 @@ def load(settings: Settings) -> Letters:
 
 
 def go_on(settings: Settings, letters: Letters, ends: Mapping[TopicPartition, int]) -> None:
-    """Read on, to below `ends`. Raises LogError if the broker does not answer."""
-    behind = {tp: end for tp, end in ends.items() if end > letters.next_offsets[tp]}
-    for record in read(settings, {tp: letters.next_offsets[tp] for tp in behind}, behind):
+    """Read more, to below `ends`. Raises LogError if the broker does not answer."""
+    ahead = {tp: end for tp, end in ends.items() if end > letters.next_offsets[tp]}
+    for record in read(settings, {tp: letters.next_offsets[tp] for tp in ahead}, ahead):
         found = parse(record)
         if isinstance(found, Poison):
-            log.warning("%s: passed over, not a dead letter: %s", record.at, found.error)
+            log.warning("skipped, not a dead letter: %s", found.error, extra=record.log_extra)
         else:
             letters.take(found)
-    letters.next_offsets.update(behind)
+    letters.next_offsets.update(ahead)
 
 
 class Original(NamedTuple):
@@ -271,9 +281,9 @@ class Original(NamedTuple):
 
 
 def originals(settings: Settings, letters: list[Letter]) -> Iterator[tuple[Letter, Original | EventError]]:
-    """Yield each letter with the record it is about, or with why that cannot be told.
+    """Yield each dead letter with the record it is about, or with the error that hides it.
 
-    Raises LogError if a letter is gone, or the broker does not answer.
+    Raises LogError if a dead letter is gone, or the broker does not answer.
     """
     records = fetch(settings, [letter.at for letter in letters])
     for letter in letters:
@@ -303,47 +313,47 @@ def _bytes(text: str | None) -> bytes | None:
 
 
 def topic_named(settings: Settings, letters: Letters, text: str) -> str:
-    """Return the full name of a source topic, given by its label or as it stands in the letters.
+    """Return the full name of a source topic, given by its label or as the dead letters have it.
 
-    Raises NotFoundError, with those there are.
+    Raises NotFoundError with the known topics.
     """
     known = {label: topic.name for label, topic in topics(settings.topics).items()}
     names = {*known.values(), *(letter.event.source_topic for letter in letters.matching())}
     name = known.get(text, text)
     if name not in names:
-        raise NotFoundError(f"no dead letter can be about a topic called {text!r}; there are {', '.join(known)}")
+        raise NotFoundError(f"no dead letter is about a topic {text!r}; there are {', '.join(known)}")
     return name
 
 
 # --- reasons ----------------------------------------------------------------------------------------------------------
 
 BYTES_DECIDE = ("not_avro", "unknown_schema", "wrong_event", "undecodable", "contradictory")
-"""Reasons that decoding gives; whether they are mended is tried out."""
+"""Reasons that decoding gives; whether the cause is fixed is tried out."""
 HOPELESS = {
-    "superseded": "another sampling of the task was whole before it, and the first wins; it would be superseded again",
-    "late": "its deadline has passed or its group has left, and putting it back makes it later still",
-    "contradictory": "the log holds another record that it contradicts, and the first wins; give what is new a new id",
-    "unasked": "its task does not ask this source; submit a task, under a new id, that does",
+    "superseded": "another sampling of the task was complete before it, and the first wins; a redrive changes nothing",
+    "late": "its deadline has passed or its group has left, and a redrive makes it later still",
+    "contradictory": "the log holds another record that it contradicts, and the first wins; write it under a new id",
+    "unasked": "its task does not name this reward source; submit a task, under a new id, that does",
     "unknown_response": "the group of its task was made of another sampling, and has left",
-    "wrong_key": "it would come back under the same key; write the event again, under the right one",
-    "bad_adapter": "a second `trained` of a version changes nothing; mend the adapter store, then restart the agent",
+    "wrong_key": "it would return under the same key; write the event again, under the right one",
+    "bad_adapter": "a second `trained` of a version changes nothing; repair the adapter store, then restart the agent",
     "bad_signature": "a second `trained` of a version changes nothing; sign it in the store, then restart the agent",
     "wrong_base": "a second `trained` of a version changes nothing; run the agent on the base it was trained on",
-    "store_unreachable": "a second `trained` of a version changes nothing; mend the store, then restart the agent",
+    "store_unreachable": "a second `trained` of a version changes nothing; repair the store, then restart the agent",
 }
-"""Reasons that no mending helps, and what to know or do instead."""
+"""Reasons for which a redrive cannot help, and what to do instead."""
 
 
 def hopeless(letter: Letter, topic: Topic, original: Original) -> str | None:
-    """Return why putting the original back cannot help, or None if it may, once the cause is mended."""
+    """Return why a redrive cannot help, or None if it may, once the cause is fixed."""
     reason, stage = letter.event.reason, letter.event.stage
     if stage == "trainer" and topic.label == "groups":
-        return "the step was taken without this group, which batches would now leave out as a duplicate"
+        return "the step was trained without this group, which batches would now drop as a duplicate"
     if reason in BYTES_DECIDE:
         found = decode(original.payload, topic.event)
         if isinstance(found, Poison):
             return f"it cannot be decoded here either, {found.reason}: {found.error}"
         if stage in ("policy", "scoring"):
-            return None  # theirs is about the bytes alone
+            return None  # their reason is about the bytes alone
     why = HOPELESS.get(reason)
     return None if why is None else f"{reason}: {why}"

@@ -1,17 +1,18 @@
-"""Decide about dead letters: put the original record back on its topic, or drop it; each once.
+"""Decide about dead letters: redrive the original record to its topic, or drop it; each once.
 
     letter ──► claim: a decision in dead-letters, acknowledged ──► read up to it: is it the first? ──► the original,
-                                                                    └─ no: somebody else decided       with the claim's
+                                                                    └─ no: another process decided     with the claim's
                                                                                                        id in a header
-Killed between the claim and the record, a retry is finished by a later one: from the offset that the claim names, it
-looks for the header, and if the record is not there takes the next attempt, of which again the first in the partition
-wins. It does so only after `STALE_S`, because the first might still be writing; who wrote a claim gives up long before.
+A retry that was killed between the claim and the record is finished by a later one: from the offset in the claim on it
+looks for the header, and if the record is not there makes the next attempt, of which again the first in the partition
+wins. It does so only after `STALE_S`, because the first might still be writing; the writer of a claim gives up long
+before that.
 
-The record comes back with a new offset and the time of now: a deadline that has passed stays so.
+The record gets a new offset and the present time: a deadline that has passed stays passed.
 
-Not covered: clocks of two operators that differ by more than a minute, and a process that stands still for longer than
-`STALE_S` between its last look at the clock and the write. Both can put a record back twice. No effect of it is
-doubled, since ids say what a record is about.
+Not covered: two operators whose clocks differ by more than a minute, and a process that is suspended for longer than
+`STALE_S` between its last look at the clock and the write. Both can write a record twice. That doubles no effect, since
+every event has an id.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from streams.tools.dead_letters.letters import (
     LetterDecision,
     Letters,
     Original,
+    RedriveTarget,
     Verdict,
     decision,
     decision_id,
@@ -43,56 +45,55 @@ from streams.tools.dead_letters.letters import (
 )
 
 RETRY_HEADER = "streamward-retry"
-"""Header of a record that was put back: the id of the decision to do so."""
+"""Header of a redriven record: the id of the decision."""
 STALE_S = 120
-"""A claim this old is nobody's work any more: its writer gives up after CLAIM_S, its producer GIVE_UP_S later."""
+"""A claim this old is abandoned: its writer gives up after CLAIM_S, its producer GIVE_UP_S later."""
 CLAIM_S = 30
 """Longest time from a claim to the write of its record."""
 ROUND = 100
 ROUND_BYTES = 32 * 1024 * 1024
-"""So many letters, and bytes of payload, are decided at a time; they lie in memory."""
+"""This many dead letters, and bytes of payload, are decided at a time, in memory."""
 
 Result = Literal["retried", "dropped", "already", "would retry", "would drop", "refused"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RedriveOrder:
-    """What is to be decided, by whom, and why."""
+    """What to decide, by whom, and why."""
 
     verdict: Verdict
     actor: str
     why: str = ""
     force: bool = False
-    """Also what cannot help, and what was dropped. Never what was put back already."""
+    """Also redrive what cannot help, and what was dropped. Never what was redriven already."""
     dry_run: bool = False
 
     @property
     def said(self) -> str:
         """The sentence of the decision."""
-        what = "put back" if self.verdict == "retried" else "dropped"
+        what = "redriven" if self.verdict == "retried" else "dropped"
         return f"{what} by {self.actor}{': ' if self.why else ''}{self.why}"
 
 
 class RedriveOutcome(NamedTuple):
-    """What became of one letter."""
+    """What became of one dead letter."""
 
     letter: Letter
     result: Result
     at: Coordinates | None = None
-    """Where the record lies that was put back."""
+    """The coordinates of the redriven record."""
     error: StreamwardError | None = None
     """Why nothing was done."""
 
 
 @dataclass(slots=True)
 class _Case:
-    """One source record, and the letters about it that were chosen."""
+    """One source record, and the chosen dead letters about it."""
 
     letters: list[Letter]
     holding: list[LetterDecision]
     original: Original | None = None
-    partition: int = 0
-    end: int = 0
+    target: RedriveTarget | None = None
     claimed_at: Coordinates | None = None
 
     @property
@@ -107,11 +108,11 @@ class _Case:
 def decide(
     settings: Settings, letters: Letters, chosen: Sequence[Letter], order: RedriveOrder
 ) -> Iterator[RedriveOutcome]:
-    """Decide about every chosen letter, and yield what became of it: one outcome for each source record.
+    """Decide about every chosen dead letter, and yield what became of it: one outcome for each source record.
 
-    `letters` is what was loaded just before, and is read on.
+    `letters` was loaded just before, and is read further.
 
-    Raises LogError if the broker does not answer or refuses; what was claimed until then can be finished later.
+    Raises LogError if the broker does not answer or refuses; what was claimed by then can be finished later.
     """
     by_source: dict[Coordinates, list[Letter]] = {}
     for letter in chosen:
@@ -119,8 +120,8 @@ def decide(
     cases = [_Case(about, letters.decisions(source)) for source, about in by_source.items()]
     if not cases:
         return
-    now_ms = times.now_ms()  # before the look at the topics: what is missing there was missing at this time
-    there = _put_back(settings, [found for case in cases for found in case.holding if found.verdict == "retried"])
+    now_ms = int(time.time() * 1000)  # before the topics are read: what is missing there was missing at this time
+    there = _redriven(settings, [found for case in cases for found in case.holding if found.verdict == "retried"])
     with Producer(settings) as producer:
         run = _RedriveRun(settings, letters, order, producer, now_ms, there)
         for some in _rounds(cases):
@@ -142,16 +143,16 @@ def _rounds(cases: list[_Case]) -> Iterator[list[_Case]]:
 
 @dataclass(frozen=True, slots=True)
 class _There:
-    """What a look at the source topics found."""
+    """What was found in the source topics."""
 
     records: Mapping[str, Coordinates] = field(default_factory=dict)
-    """Records that were put back, by the id of the decision."""
+    """Redriven records, by the id of the decision."""
     first: Mapping[TopicPartition, int] = field(default_factory=dict)
-    """First offset of each partition; none for a topic that is not of this deployment."""
+    """First offset of each partition of this deployment's topics."""
 
 
-def _put_back(settings: Settings, claims: list[LetterDecision]) -> _There:
-    """Look for the records that belong to these claims, from the offsets that they name."""
+def _redriven(settings: Settings, claims: list[LetterDecision]) -> _There:
+    """Find the records that belong to these claims, from the offsets in them on."""
     labels = {topic.name: label for label, topic in topics(settings.topics).items()}
     starts: dict[TopicPartition, int] = {}
     for claim in claims:
@@ -202,7 +203,7 @@ class _RedriveRun:
             yield from self._carry_out(ready)
 
     def _decided(self, case: _Case) -> RedriveOutcome | None:
-        """Return what earlier decisions make of a case, or None if there is something left to decide."""
+        """Return the outcome that earlier decisions leave, or None if there is something to decide."""
         if not case.holding:
             return None
         letter, last = case.letter, case.holding[-1]
@@ -212,11 +213,11 @@ class _RedriveRun:
         if self.order.verdict == last.verdict and (back is not None or last.verdict == "dropped"):
             return RedriveOutcome(letter, "already", back)
         if back is not None:
-            why = f"it was put back already, and lies at {back}; if that fails as well, drop the letter about it"
+            why = f"it was redriven already, to {back}; if that fails as well, drop the dead letter about it"
         elif last.verdict == "dropped":
             if self.order.force:
                 return None
-            why = f"it was {last.said} ({last.at}). Give --force to put it back all the same"
+            why = f"it was {last.said} ({last.at}). Give --force to redrive it nevertheless"
         else:
             found = self._hindrance(last)
             if found is None:
@@ -225,26 +226,28 @@ class _RedriveRun:
         return RedriveOutcome(letter, "refused", error=RefusedError(f"{letter.source}: {why}"))
 
     def _hindrance(self, claim: LetterDecision) -> str | None:
-        """Return why a retry whose record is not there may not be finished, or None if it may."""
+        """Return why an unfinished retry may not be finished, or None if it may."""
         age_s = (self.now_ms - claim.written_ms) / 1000
         if age_s < STALE_S:
             return (
-                f"somebody is at it: {claim.said} ({claim.at}), {age_s:.0f} s ago, and the record is not back yet. If "
-                f"that was cut short, the same command finishes it {STALE_S} s after the claim"
+                f"a retry is running: {claim.said} ({claim.at}), {age_s:.0f} s ago, and the record is not written "
+                f"yet. If "
+                f"that was interrupted, the same command finishes it {STALE_S} s after the claim"
             )
         low = self.there.first.get((claim.source.topic, claim.partition), 0)
         if low > claim.end and not self.order.force:
             return (
-                f"{claim.said} ({claim.at}), and whether the record came back cannot be told any more: retention has "
-                f"cut {claim.source.topic}[{claim.partition}] up to {low}, expected to read it from {claim.end}. Give "
-                "--force if you know that it did not"
+                f"{claim.said} ({claim.at}), and whether the record was written is unknown by now: retention has "
+                f"deleted {claim.source.topic}[{claim.partition}] up to {low}, expected to read it from {claim.end}. "
+                f"Give "
+                "--force if you know that it was not"
             )
         return None
 
-    # --- retry: may it go back, and where to ------------------------------------------------------------------------
+    # --- retry: may it be redriven, and where to --------------------------------------------------------------------
 
     def _prepared(self, cases: list[_Case]) -> tuple[list[_Case], list[RedriveOutcome]]:
-        """Return the cases whose originals can go back, with partition and its end; and the outcomes of the others."""
+        """Return the cases whose originals can be redriven, with their targets; and the outcomes of the others."""
         named = {topic.name: topic for topic in topics(self.settings.topics).values()}
         labels = {named[c.letter.source.topic].label for c in cases if c.letter.source.topic in named}
         bounds = admin.offsets(self.settings, sorted(labels))
@@ -265,7 +268,7 @@ class _RedriveRun:
         original: Original | EventError,
         bounds: Mapping[TopicPartition, tuple[int, int]],
     ) -> StreamwardError | None:
-        """Return why the original cannot go back, or None once the case knows where it goes."""
+        """Return why the original cannot be redriven, or None once the case has its target."""
         source = case.letter.source
         if isinstance(original, EventError):
             return original
@@ -280,18 +283,20 @@ class _RedriveRun:
             return EventError(f"{source}: {exc}", reason=exc.reason)
         partition = home(original.key, source, sum(name == topic.name for name, _ in bounds))
         if (topic.name, partition) not in bounds:
-            return NotFoundError(f"{source}: topic {topic.name} has no such partition any more")
+            return NotFoundError(f"{source}: topic {topic.name} does not have this partition any more")
         if not self.order.force:
             reasons = [hopeless(letter, topic, original) for letter in case.letters]
             if all(reasons):
-                return RefusedError(f"{source}: {reasons[0]}. `streamward dlq drop` closes the letter; --force retries")
-        case.original, case.partition, case.end = original, partition, bounds[topic.name, partition][1]
+                return RefusedError(
+                    f"{source}: {reasons[0]}. `streamward dlq drop` closes the dead letter; --force retries"
+                )
+        case.original, case.target = original, RedriveTarget(partition, bounds[topic.name, partition][1])
         return None
 
     # --- claim, look, write -----------------------------------------------------------------------------------------
 
     def _carry_out(self, cases: list[_Case]) -> list[RedriveOutcome]:
-        """Do all of it before anything is said: whoever reads what we say may be slow, or leave."""
+        """Do all of it before anything is printed: the reader of our output may be slow, or leave."""
         begun = time.monotonic()
         try:
             self._claim(cases)
@@ -304,14 +309,14 @@ class _RedriveRun:
             if self.order.verdict == "dropped":
                 raise
             raise LogError(
-                f"{exc}. {len(cases)} letters may be claimed already without their records being back: "
+                f"{exc}. {len(cases)} dead letters may be claimed already without their records being written: "
                 f"`streamward dlq retry --all-matching --unfinished` finishes that, {STALE_S} s from now"
             ) from exc
         return outcomes + [self._lost(case) for case in cases if not self._holds(case)]
 
     def _lost(self, case: _Case) -> RedriveOutcome:
         first = self.letters.decisions(case.letter.source)[case.attempt - 1]
-        why = f"somebody was faster: {first.said} ({first.at}). Nothing was done here"
+        why = f"another process was faster: {first.said} ({first.at}). Nothing was done here"
         return RedriveOutcome(case.letter, "refused", error=RefusedError(f"{case.letter.source}: {why}"))
 
     def _claim(self, cases: list[_Case]) -> None:
@@ -320,7 +325,7 @@ class _RedriveRun:
         for case in cases:
             claim = decision(
                 case.letter, self.order.verdict, case.attempt, self.order.said,
-                now_ms=now_ms, partition=case.partition, end=case.end,
+                now_ms=now_ms, target=case.target,
             )  # fmt: skip
 
             def acknowledged(at: Coordinates, case: _Case = case) -> None:
@@ -338,26 +343,26 @@ class _RedriveRun:
         return any(found.at == case.claimed_at for found in self.letters.decisions(case.letter.source))
 
     def _write(self, cases: list[_Case], begun: float) -> list[RedriveOutcome]:
-        """Put originals back, as long as nobody may think that their claims were left behind."""
+        """Write the originals, as long as no other process may take their claims for abandoned."""
         back: dict[Coordinates, Coordinates] = {}
         for case in cases:
             if time.monotonic() - begun > CLAIM_S:
                 break
-            assert case.original is not None  # noqa: S101 - _prepared found it
+            assert case.original is not None and case.target is not None  # noqa: S101 - _prepared found them
             source = case.letter.source
 
             def acknowledged(at: Coordinates, source: Coordinates = source) -> None:
                 back[source] = at
 
             self.producer.send_bytes(
-                (source.topic, case.partition),
+                (source.topic, case.target.partition),
                 case.original.key,
                 case.original.payload,
                 headers=case.original.headers | {RETRY_HEADER: decision_id(source, case.attempt).encode()},
                 on_ack=acknowledged,
             )
         self.producer.flush()
-        why = f"claimed, and after {CLAIM_S} s it was too late to write it; the same command does so in {STALE_S} s"
+        why = f"claimed, but after {CLAIM_S} s it was too late to write it; the same command does so in {STALE_S} s"
         return [
             RedriveOutcome(case.letter, "retried", back[case.letter.source])
             if case.letter.source in back
@@ -367,5 +372,5 @@ class _RedriveRun:
 
 
 def home(key: bytes | None, source: Coordinates, partitions: int) -> int:
-    """Return the partition in which a record belongs: that of its key; without a key, the one it was in."""
+    """Return the partition of a record: that of its key; without a key, the one it was in."""
     return source.partition if key is None else (murmur2(key) & 0x7FFFFFFF) % max(partitions, 1)

@@ -1,10 +1,9 @@
-"""What the options of `streamward query` mean for a statement, and which of them it cannot take.
+"""Check the options of `streamward query` against the statement.
 
-    SQL or TOPIC, options ──► Asked: one statement, its scope, where the rows go ──► Session
+    SQL or TOPIC, options ──► QueryRequest: one statement, its scope, where the rows go ──► Session
 
-Everything is decided before anything is opened, so that a usage error costs no look at the log.
-
-Not covered: the statement's own names. DuckDB knows those, when it runs.
+Everything is decided before anything is opened, so that a usage error does not read the log. Unknown names in the
+statement are DuckDB's to report, when it runs.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
 
 import duckdb
 
@@ -25,64 +23,79 @@ from streams.errors import NotFoundError, SettingsError
 from streams.kafka.times import parse_time
 from streams.kafka.topics import topics
 from streams.settings.model import Settings
-from streams.tools.query import show, statement as query_statement
+from streams.tools.archive.history import Source
+from streams.tools.query import formats, statement as query_statement
 from streams.tools.query.session import Session
-from streams.tools.query.source import Scope, Source
+from streams.tools.query.source import Scope
 from streams.tools.query.statement import Statement
 from streams.tools.query.views import SqlView, name_of, quoted, views
 
 _NAME = re.compile(r"[\w.-]+")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueryOptions:
+    """The argument and the options of the command, as they were given; None: not given."""
+
+    sql: str | None = None
+    since: str | None = None
+    until: str | None = None
+    first: int | None = None
+    end: int | None = None
+    partition: int | None = None
+    key: str | None = None
+    where: str | None = None
+    limit: int | None = None
+    follow: bool = False
+    output: str | None = None
+    out: Path | None = None
+    source: Source = "auto"
+    skip_bad: bool = False
+    allow_files: bool = False
+
+
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """One call of the command."""
+class QueryRequest:
+    """One call of the command, checked."""
 
     statement: Statement | None
     """None for the shell."""
     scope: Scope
-    source: Source
     output: str
-    out: Path | None
-    limit: int | None
-    follow: bool
-    skip_bad: bool
-    allow_files: bool
+    options: QueryOptions
 
     def open(self, settings: Settings) -> Session:
         """Return a session for it. Raises LogError if the log cannot be read."""
-        return Session(settings, source=self.source, scope=self.scope, allow_files=self.allow_files)
+        options = self.options
+        return Session(settings, source=options.source, scope=self.scope, allow_files=options.allow_files)
 
 
-def asked(settings: Settings, given: Mapping[str, Any], stdin: Callable[[], str]) -> Asked:
-    """Return what was asked for.
+def checked(settings: Settings, options: QueryOptions, stdin: Callable[[], str]) -> QueryRequest:
+    """Return what the options ask for.
 
-    Raises SettingsError for options that do not fit the statement or each other, NotFoundError for a topic there is
-    not, RefusedError for a statement that does not only read.
+    Raises SettingsError for options that do not fit the statement or each other, NotFoundError for an unknown topic,
+    RefusedError for a statement that does more than read.
     """
     known = views(settings)
-    text = stdin() if given["sql"] == "-" else given["sql"]
-    statement = None if text is None else _statement(settings, known, text, given["where"])
+    text = stdin() if options.sql == "-" else options.sql
+    statement = None if text is None else _statement(settings, known, text, options.where)
     scope = Scope(
-        None if given["since"] is None else parse_time(given["since"], "--since"),
-        None if given["until"] is None else parse_time(given["until"], "--until"),
-        given["first"], given["end"], given["partition"], given["key"],
+        None if options.since is None else parse_time(options.since, "--since"),
+        None if options.until is None else parse_time(options.until, "--until"),
+        options.first, options.end, options.partition, options.key,
     )  # fmt: skip
-    output = given["output"] or ("table" if given["out"] is None and sys.stdout.isatty() else "jsonl")
-    show.check(output, given["out"], follow=given["follow"])
+    output = options.output or ("table" if options.out is None and sys.stdout.isatty() else "jsonl")
+    formats.check(output, options.out, follow=options.follow)
     if statement is None:
-        _check_shell(given, output)
+        _check_shell(options, output)
     else:
-        _check_scope(settings, known, statement, given)
-        _check_rows(known, statement, given)
-    return Asked(
-        statement, scope, given["source"], output, given["out"], given["limit"], given["follow"], given["skip_bad"],
-        given["allow_files"],
-    )  # fmt: skip
+        _check_scope(settings, known, statement, options)
+        _check_rows(known, statement, options)
+    return QueryRequest(statement, scope, output, options)
 
 
 def _statement(settings: Settings, known: Mapping[str, SqlView], text: str, where: str | None) -> Statement:
-    """Return the statement that a text is, or stands for."""
+    """Return the statement in `text`; a topic or a view stands for all of its rows."""
     text = text.strip()
     name = _view_of(settings, known, text) if _NAME.fullmatch(text) else None
     if name is None:
@@ -101,71 +114,72 @@ def _statement(settings: Settings, known: Mapping[str, SqlView], text: str, wher
 
 
 def _view_of(settings: Settings, known: Mapping[str, SqlView], text: str) -> str:
-    """Return the view that a word names: a view, a topic, or a topic by its full name."""
+    """Return the view called `text`: by its name, or by the label or full name of its topic."""
     full = {topic.name: name_of(label) for label, topic in topics(settings.topics).items()}
     name = full.get(text) or text.lower().replace("-", "_")
     if name in known:
         return name
     close = get_close_matches(name, known, n=1)
     hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(known)}"
-    raise NotFoundError(f"no topic or view is called {text!r}; {hint} (or give a whole SQL statement)")
+    raise NotFoundError(f"there is no topic or view {text!r}; {hint} (or give a whole SQL statement)")
 
 
-def _check_shell(given: Mapping[str, Any], output: str) -> None:
-    for option in ("where", "limit", "follow", "first", "end", "partition", "key", "out"):
-        if given[option]:
-            name = {"first": "from", "end": "to"}.get(option, option)
+def _check_shell(options: QueryOptions, output: str) -> None:
+    given = {
+        "where": options.where, "limit": options.limit, "follow": options.follow, "from": options.first,
+        "to": options.end, "partition": options.partition, "key": options.key, "out": options.out,
+    }  # fmt: skip
+    for name, value in given.items():
+        if value not in (None, False):
             raise SettingsError(f"--{name} needs a TOPIC or SQL; without either, `streamward query` is a shell")
     if output == "parquet":
         raise SettingsError("--output parquet needs SQL and --out FILE; the shell prints")
 
 
-def _check_scope(
-    settings: Settings, known: Mapping[str, SqlView], statement: Statement, given: Mapping[str, Any]
-) -> None:
-    """Raise SettingsError if the statement does not read one topic whose offsets, partitions or keys are meant."""
+def _check_scope(settings: Settings, known: Mapping[str, SqlView], statement: Statement, options: QueryOptions) -> None:
+    """Raise SettingsError if the statement does not read one topic that the options can be about."""
     read = [known[name] for name in sorted(statement.tables) if name in known]
     names = ", ".join(view.name for view in read) or "no view by name"
-    for option, name in (("first", "from"), ("end", "to"), ("partition", "partition")):
-        if given[option] is not None and len(read) != 1:
+    for name, value in (("from", options.first), ("to", options.end), ("partition", options.partition)):
+        if value is not None and len(read) != 1:
             raise SettingsError(
-                f"--{name} is about one topic, and the statement reads {names}. Put a condition on _offset or "
-                "_partition into the SQL"
+                f"--{name} needs a statement that reads one topic, and this one reads {names}. Put a condition on "
+                "_offset or _partition into the SQL"
             )
     keys = {topics(settings.topics)[view.label].key for view in read}
-    if given["key"] is not None and len(keys) != 1:
+    if options.key is not None and len(keys) != 1:
         raise SettingsError(
-            f"--key is about topics with the same key, and the statement reads {names}. Put a condition on _key into "
+            f"--key needs topics with the same key, and the statement reads {names}. Put a condition on _key into "
             "the SQL"
         )
-    if given["first"] is not None and given["end"] is not None and given["end"] < given["first"]:
-        raise SettingsError(f"--to {given['end']} lies before --from {given['first']}")
-    if (given["since"] is not None or given["until"] is not None) and not read:
-        raise SettingsError(f"--since and --until are about records, and the statement reads {names}")
+    if options.first is not None and options.end is not None and options.end < options.first:
+        raise SettingsError(f"--to {options.end} is before --from {options.first}")
+    if (options.since is not None or options.until is not None) and not read:
+        raise SettingsError(f"--since and --until choose records, and the statement reads {names}")
 
 
-def _check_rows(known: Mapping[str, SqlView], statement: Statement, given: Mapping[str, Any]) -> None:
+def _check_rows(known: Mapping[str, SqlView], statement: Statement, options: QueryOptions) -> None:
     """Raise SettingsError if the statement gives no rows that can be counted or followed."""
-    if given["limit"] is not None and not statement.rows:
+    if options.limit is not None and not statement.rows:
         raise SettingsError("--limit is for rows of data; this statement describes or explains")
-    if not given["follow"]:
+    if not options.follow:
         return
-    for option, name in (("until", "until"), ("end", "to")):
-        if given[option] is not None:
-            raise SettingsError(f"--follow has no end; leave --{name} out, or --follow")
-    if given["source"] == "archive":
-        raise SettingsError("--follow reads the log, and --source archive never does; leave one of them out")
+    for name, value in (("until", options.until), ("to", options.end)):
+        if value is not None:
+            raise SettingsError(f"--follow has no end; leave out --{name} or --follow")
+    if options.source == "archive":
+        raise SettingsError("--follow reads the log, and --source archive never does; leave out one of them")
     topic = len(statement.tables) == 1 and not known.get(next(iter(statement.tables)), SqlView("", "", "", "-")).sql
     if not (statement.plain and topic):
         raise SettingsError(
             "--follow prints rows as records come: it takes a TOPIC, or SELECT ... FROM one topic [WHERE ...] without "
-            "joins, aggregates, ORDER BY and the like. Ask again from time to time instead"
+            "joins, aggregates, ORDER BY and the like. Repeat the query from time to time instead"
         )
 
 
 @contextmanager
 def half(path: Path) -> Iterator[Path]:
-    """Yield a new file's path beside `path`, and rename it to that when all is written.
+    """Yield the path of a new file beside `path`; rename it to `path` when all is written.
 
     Raises SettingsError if it cannot be written.
     """

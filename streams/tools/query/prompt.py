@@ -19,14 +19,15 @@ from typing import TYPE_CHECKING, Any, TextIO
 import duckdb
 
 from streams import output as show
-from streams.errors import StreamwardError
-from streams.tools.query import show as query_show
+from streams.errors import SettingsError, StreamwardError
+from streams.files import home_folder
+from streams.tools.query import formats
 from streams.tools.query.session import Session
 
 if TYPE_CHECKING:
     from prompt_toolkit.completion import Completer
 
-FORMATS = tuple(name for name in query_show.FORMATS if name != "parquet")
+FORMATS = tuple(name for name in formats.FORMATS if name != "parquet")
 HELP = """\
 .help               this
 .tables             the views, and what a row of each is
@@ -118,7 +119,7 @@ class Shell:
         statement = self.session.parse(sql)
         labels = self.session.labels(statement)
         self.session.check(labels)
-        count = query_show.write(self.session.run(sql), self._output, self._out)
+        count = formats.write(self.session.run(sql), self._output, self._out)
         self._out.flush()
         if not count and self._err.isatty():
             self._say("no rows")
@@ -209,8 +210,8 @@ def _completer(session: Session) -> Completer:
 
 def _history() -> Path:
     """Return the file of what was asked before; it is its owner's alone."""
-    folder = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "streamward"
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, SettingsError):
+        folder = Path(os.environ.get("XDG_STATE_HOME") or home_folder() / ".local" / "state") / "streamward"
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         path = folder / "query_history"
         path.touch(mode=0o600)

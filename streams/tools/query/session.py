@@ -34,13 +34,14 @@ from streams.files import Scratch
 from streams.kafka.times import parse_time
 from streams.settings.load import load
 from streams.settings.model import Settings
+from streams.tools.archive.history import Source
 from streams.tools.archive.segments import ArchiveReader, Segment
 from streams.tools.arrow import bulk, decode
 from streams.tools.arrow.decode import Bad, DecodedRows
 from streams.tools.query import archived, statement as query_statement
 from streams.tools.query.live import Chunks, Live, Troubles
 from streams.tools.query.pull import Pull
-from streams.tools.query.source import Gap, Parts, Scope, Source, newest, seek, snapshot
+from streams.tools.query.source import Gap, Parts, Scope, newest, seek, snapshot
 from streams.tools.query.statement import Statement
 from streams.tools.query.views import WHOLE, SqlView, literal, quoted, views
 
@@ -101,6 +102,7 @@ class Session:
         self._allow_files = allow_files
         self._warn = warn
         self._troubles = Troubles()
+        self._running: set[Pull] = set()
         self._chunks: dict[str, list[Chunks]] = {}
         self._archive = None if source == "log" else ArchiveReader(settings)
         self._looked_at: set[str] = set()
@@ -121,7 +123,9 @@ class Session:
         self.close()
 
     def close(self) -> None:
-        """Let go of readers and memory."""
+        """End what runs, and release readers and memory. DuckDB refuses to close a connection that is in use."""
+        for pull in [*self._running]:
+            self._end(pull)
         for chunks in self._every_chunks():
             chunks.close()
         self.con.close()
@@ -174,6 +178,7 @@ class Session:
 
         with self._translated(sql):
             pull = Pull(self.con, opened)
+        self._running.add(pull)
         return QueryResult(pull.names, pull.schema, self._batches(sql, pull))
 
     def columns(self, name: str) -> list[tuple[str, str]]:
@@ -298,7 +303,11 @@ class Session:
             with self._translated(sql):
                 yield from pull
         finally:
-            pull.end()  # who leaves early does not wait for the rest
+            self._end(pull)  # whoever leaves early does not wait for the rest
+
+    def _end(self, pull: Pull) -> None:
+        pull.end()
+        self._running.discard(pull)
 
     @contextlib.contextmanager
     def _translated(self, sql: str) -> Iterator[None]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from schemas.events import Coordinates
 from streams.errors import NotFoundError
@@ -24,8 +24,6 @@ from streams.kafka.topics import Topic, topics
 from streams.settings.model import Settings
 from streams.tools.archive.segments import ArchiveReader, Segment
 from streams.tools.arrow.decode import DecodedRows
-
-Source = Literal["auto", "log", "archive"]
 
 
 @dataclass(frozen=True, slots=True)

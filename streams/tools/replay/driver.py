@@ -75,7 +75,7 @@ def join_encoded(settings: Settings, *, processes: int | None = None) -> Iterato
             yield from encoded
 
 
-def begin(ids: numbering.Numbering) -> None:
+def begin(ids: numbering.LockIds) -> None:
     """Set up a process that does nothing but join: these schema ids, and nobody who looks for garbage.
 
     What waits for its group is plain values without cycles: looking for some among them takes a tenth of the time.

@@ -1,11 +1,9 @@
-"""Ask held-out questions of an experiment's versions.
+"""Evaluate an experiment's versions on held-out questions.
 
     suite ──► eval tasks, pinned to each version ──► policy and scoring agent, here ──► join ──► groups, `evaluated`
 
-The same agents as in the loop, run in this process on the experiment's own log until every question is answered and
-scored; the batch driver joins them, and the reducer of rollouts adds the scores up. Asking again adds nothing.
-
-Not covered: a suite that another process asks of the same experiment at the same time.
+The same agents as in the loop run in this process on the experiment's own log until every question is answered and
+scored; the batch driver joins the answers, and the reducer of rollouts adds up the scores. A second call adds nothing.
 """
 
 from __future__ import annotations
@@ -19,8 +17,9 @@ from schemas.events import AdapterEvent, AdvantagedGroup, Response, Reward, Rewa
 from schemas.serde import Poison, encode
 from streams.adapters import versions as adapters
 from streams.errors import NotFoundError, RefusedError, SettingsError
-from streams.evaluation import results as outcomes, run as evaluate
+from streams.evaluation import results as suite_results, run as evaluate
 from streams.kafka import admin, times
+from streams.kafka.history import LogHistory
 from streams.kafka.producer import Producer
 from streams.kafka.reader import PartitionReader
 from streams.kafka.record import Record, TopicPartition, partition_of
@@ -29,30 +28,28 @@ from streams.settings.model import Settings
 from streams.stages.policy import agent as policy
 from streams.stages.scoring import agent as scoring
 from streams.stages.tasks import submit, suites
-from streams.tools.archive.history import Log
 from streams.tools.replay import driver, experiments
-from streams.tools.replay.copy import Stopped
 from streams.tools.replay.regroup import partition_records
+from streams.tools.replay.replay import Report, Stopped
 
 DEADLINE_MS = 24 * 3600 * 1000
-"""For an answer: somebody waits for all of them."""
+"""For an answer: the command waits for all of them."""
 SKEW_MS = 60_000
-Told = Callable[[str, int, int | None], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldOutSuite:
-    """What is asked."""
+    """A suite of questions and the versions that shall answer it."""
 
     generator: str
     count: int
     seed: int = 0
     versions: tuple[str, ...] = ("0", "last")
     scorers: tuple[RewardSource, ...] = ()
-    """Who judges the answers; the generator's own scorer if nobody is named."""
+    """Who judges the answers; default: the generator's own scorer."""
 
     def judged(self, task: Task) -> Task:
-        """Return a question of the generator as this suite asks it: another judge makes it another question."""
+        """Return a question of the generator as this suite asks it: with another judge it is another question."""
         if not self.scorers:
             return task
         judges = ",".join(f"{source.name}={source.settings}" for source in self.scorers)
@@ -63,7 +60,7 @@ class HeldOutSuite:
 
 @dataclass
 class _OpenEvaluation:
-    """What of the questions is still to come."""
+    """Which questions still lack answers or scores."""
 
     asked: Mapping[str, Task]
     slots: dict[str, dict[int, bool]] = field(default_factory=dict)
@@ -87,17 +84,17 @@ class _OpenEvaluation:
 
 
 def run(
-    source: Settings, name: str, suite: HeldOutSuite, *, stop: threading.Event, told: Told | None = None
+    source: Settings, name: str, suite: HeldOutSuite, *, stop: threading.Event, report: Report | None = None
 ) -> dict[int, AdapterEvent]:
-    """Ask, and return the result of each version.
+    """Ask every question, and return the result of each version.
 
     Raises NotFoundError for an unknown experiment, version or generator, RefusedError for an experiment that is not
-    finished, SettingsError for versions that are no numbers, Stopped, what the agents raise.
+    finished, SettingsError for versions that are not numbers, Stopped, what the agents raise.
     """
     experiment = experiments.find(source, name)
     if experiment.kind != "finished":
         raise RefusedError(
-            f"experiment {name} is {experiment.kind}; let `streamward replay run` finish it first, asked as before"
+            f"experiment {name} is {experiment.kind}; finish it first with the same `streamward replay run`"
         )
     own = experiments.of(source, experiment)
     with experiments.hold(experiment.folder, name):
@@ -105,7 +102,7 @@ def run(
         submit.submit(own, asked.values())
         since_ms = experiment.created_at - SKEW_MS
         with _agents(own) as failed:
-            _wait(own, asked, since_ms, failed, stop, told or (lambda *_: None))
+            _wait(own, asked, since_ms, failed, stop, report or (lambda *_: None))
         return _join(own, asked, since_ms)
 
 
@@ -165,56 +162,56 @@ def _wait(
     since_ms: int,
     failed: list[BaseException],
     stop: threading.Event,
-    told: Told,
+    report: Report,
 ) -> None:
     """Return once every question is answered and scored. Raises Stopped, or what an agent failed with."""
     waiting = _OpenEvaluation(asked)
     kinds = {topics(own.topics)["responses"].name: Response, topics(own.topics)["rewards"].name: Reward}
-    with PartitionReader(own, _starts(own, ["responses", "rewards"], since_ms)) as tail:
+    with PartitionReader(own, _starts(own, ["responses", "rewards"], since_ms)) as reader:
         while (done := waiting.done()) < len(asked):
-            told("asking", done, len(asked))
+            report("asking", done, len(asked))
             if failed:
                 raise failed[0]
             if stop.is_set():
                 raise Stopped
-            for record in tail.poll():
+            for record in reader.poll():
                 if record.key is not None and record.key.decode(errors="replace") in asked:
                     waiting.take(record.decode(kinds[record.at.topic]))
-    told("asking", len(asked), len(asked))
+    report("asking", len(asked), len(asked))
 
 
 def _starts(own: Settings, labels: list[str], since_ms: int) -> dict[TopicPartition, int]:
-    """Return where the records of the questions can begin: what was copied is older than the experiment."""
+    """Return the first offsets that the questions can have: what was copied is older than the experiment."""
     ends = {tp: end for tp, (_, end) in admin.offsets(own, labels).items()}
     found = admin.offsets_at(own, labels, max(0, since_ms))
     return {tp: end if found[tp] < 0 else found[tp] for tp, end in ends.items()}
 
 
 def _join(own: Settings, asked: Mapping[str, Task], since_ms: int) -> dict[int, AdapterEvent]:
-    """Write the groups of the questions, and the result of each version, that are not there yet; return the results."""
+    """Write the groups of the questions and the result of each version unless they exist; return the results."""
     starts = _starts(own, list(KEYED_BY_TASK), since_ms)
     ends = {tp: end for tp, (_, end) in admin.offsets(own, KEYED_BY_TASK).items()}
     ranges = [SourceRange(topic=tp[0], partition=tp[1], first=first, next=ends[tp]) for tp, first in starts.items()]
     keys = {task_id.encode() for task_id in asked}
     made: list[tuple[Record, AdvantagedGroup]] = []
     for partition in range(own.topics.partitions):
-        records = partition_records(own, Log(own), ranges, partition, lambda record: record.key in keys)
+        records = partition_records(own, LogHistory(own), ranges, partition, lambda record: record.key in keys)
         made += [(at, group) for at, group in driver.joined(own, records) if isinstance(group, AdvantagedGroup)]
     made.sort(key=lambda one: (one[0].timestamp_ms, one[0].at))
     there = _written(own, since_ms)
     name = topics(own.topics)["groups"].name
     known = adapters.read_state(own, own.policy.name)
-    suites: dict[bytes, outcomes.SuiteResults] = {}
+    suites: dict[bytes, suite_results.SuiteResults] = {}
     results: dict[int, AdapterEvent] = {}
     with Producer(own) as producer:
         for record, group in made:
             if group.group_id not in there:
                 key = group.policy.encode()
                 producer.send_bytes(name, key, encode(group), timestamp_ms=record.timestamp_ms)
-            key_of_suite = outcomes.suite_key(group)
+            key_of_suite = suite_results.suite_key(group)
             if key_of_suite is None:
                 continue
-            suites[key_of_suite], done = outcomes.count(suites.get(key_of_suite), group)
+            suites[key_of_suite], done = suite_results.count(suites.get(key_of_suite), group)
             for event in done:
                 results[event.version] = event
                 if event.suite not in known.versions[event.version].evaluated:
@@ -223,9 +220,9 @@ def _join(own: Settings, asked: Mapping[str, Task], since_ms: int) -> dict[int, 
 
 
 def _written(own: Settings, since_ms: int) -> set[str]:
-    """Return the ids of the groups that were written since the experiment began, among them those of questions."""
+    """Return the ids of the groups that were written since the experiment began."""
     partition = partition_of(own.policy.name, own.topics.policy_partitions)
     starts = {tp: first for tp, first in _starts(own, ["groups"], since_ms).items() if tp[1] == partition}
     ends = {tp: admin.offsets(own, ["groups"])[tp][1] for tp in starts}
-    found = (record.decode(AdvantagedGroup) for record in Log(own).read(starts, ends))
+    found = (record.decode(AdvantagedGroup) for record in LogHistory(own).read(starts, ends))
     return {group.group_id for group in found if isinstance(group, AdvantagedGroup)}

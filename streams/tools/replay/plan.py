@@ -1,12 +1,10 @@
-"""Say what a replay would come to, and write nothing.
+"""Estimate what a replay would produce, and write nothing.
 
     select ──► join ──► cut, from the source, in memory ──► tasks, responses, rewards, groups, batches, steps, seconds
 
-With other scorers the rewards are not known yet, so groups and batches are the most there can be: a group whose rewards
-turn out equal teaches nothing, and may be dropped. A few responses are scored to say how long scoring takes.
-
-Not covered: how long the joining takes, which is seconds for what took hours to sample; and a machine that is busy with
-something else.
+With other scorers the rewards are not known yet, so groups and batches are upper limits: a group whose rewards turn out
+equal teaches nothing, and may be dropped. A few responses are scored to estimate how long scoring takes. Joining is not
+counted: it takes seconds for what took hours to sample.
 """
 
 from __future__ import annotations
@@ -22,24 +20,24 @@ from schemas.events import AdapterEvent, AdvantagedGroup, Coordinates, Response,
 from schemas.serde import Poison
 from streams.errors import RefusedError
 from streams.kafka import admin
+from streams.kafka.history import History, LogHistory
 from streams.kafka.record import Record
 from streams.kafka.topics import topics
 from streams.scorers import Scorers
 from streams.settings.model import Settings
 from streams.stages.batches import BatchWindow, Cutter
-from streams.tools.archive.history import History, Log
 from streams.tools.replay import driver, experiments, recorded_lag
 from streams.tools.replay.regroup import partition_records
 from streams.tools.replay.run import ReplayRequest, about_of, chosen_of, settings_of
 from streams.tools.replay.selection import SelectedTasks
 
 SAMPLE = 16
-"""Responses that are scored to see how long it takes."""
+"""Responses that are scored to measure how long it takes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayPlan:
-    """What a replay would come to."""
+    """What a replay would produce."""
 
     experiment: str
     policy: str
@@ -53,19 +51,19 @@ class ReplayPlan:
     groups: int
     batches: int
     exact: bool
-    """Whether groups and batches will come out so; else they are the most there can be."""
+    """Whether groups and batches are exact; else they are upper limits."""
     dropped: Mapping[str, int]
     steps: int
     step_s: float | None
-    """Seconds of one step, from what the source's trainer recorded; None if it recorded none."""
+    """Seconds per step, from what the source's trainer recorded; None if it recorded none."""
     score_s: float | None
-    """Seconds of one score, one after the other; None if nothing is scored."""
+    """Seconds per score, one after the other; None if nothing is scored."""
     changed: tuple[str, ...]
     notes: tuple[str, ...] = ()
 
     @property
     def seconds(self) -> float | None:
-        """How long scoring and training take together; None if nobody can say."""
+        """How long scoring and training take together; None if that is unknown."""
         if self.steps and self.step_s is None:
             return None
         return self.steps * (self.step_s or 0.0) + self.rewards * (self.score_s or 0.0)
@@ -92,54 +90,67 @@ class ReplayPlan:
 
 @dataclass
 class _RangeSeen:
-    """What was read."""
+    """What was read, and what came of it in memory."""
 
     counts: Counter[str] = field(default_factory=Counter)
     sampled: set[str] = field(default_factory=set)
     """Tasks with a response that can be scored."""
     tasks: dict[str, Task] = field(default_factory=dict)
     responses: list[Response] = field(default_factory=list)
+    groups: int = 0
+    batches: int = 0
+    dropped: Counter[str] = field(default_factory=Counter)
 
 
 def plan(source: Settings, request: ReplayRequest, history: History | None = None) -> ReplayPlan:
     """Return what `replay.run` would make of this request. Raises as it does before anything is written."""
-    history = history or Log(source)
+    history = history or LogHistory(source)
     own = settings_of(source, request)
     about = about_of(source, history, request, own)
     _refuse_taken(source, request, own)
     chosen = chosen_of(source, history, request, about)
     trained, versions = recorded_lag.read(source, history, about.policy, about.ranges)
-    here = own.model_copy(update={"topics": source.topics, "policy": source.policy})
-    seen, groups = _RangeSeen(), Counter[str]()
-    cutter, window, batches = Cutter(own.batches, off_policy=True), BatchWindow(), 0
-    for partition in range(source.topics.partitions):
-        records = partition_records(source, history, about.ranges, partition, lambda record: record.key in chosen.keys)
-        if request.scorers:
+    seen = _RangeSeen()
+    partitions = (
+        partition_records(source, history, about.ranges, partition, lambda record: record.key in chosen.keys)
+        for partition in range(source.topics.partitions)
+    )
+    if request.scorers:
+        for records in partitions:
             for _ in _counted(source, records, seen, len(request.scorers)):
                 pass
-            continue
-        made = driver.joined(here, _counted(source, records, seen, 0), look_up=history.fetch, note=trained.note)
-        for _, group in made:
-            if isinstance(group, AdvantagedGroup):
-                groups["groups"] += 1
-                at = Coordinates("groups", 0, groups["groups"])
-                window, cut = cutter.reduce(window, group, at, doubled=False)
-                batches += len(cut)
-                groups.update(f"dropped {dropped.reason}" for batch in cut for dropped in batch.dropped)
-    groups.update(f"dropped {dropped.reason}" for dropped in window.dropped)
-    if request.scorers:
-        groups["groups"] = len(seen.sampled)
-        batches = len(seen.sampled) // own.batches.groups
-    return _plan(own, request, chosen, seen, groups, batches, versions, about.changed)
+        seen.groups, seen.batches = len(seen.sampled), len(seen.sampled) // own.batches.groups
+    else:
+        here = own.model_copy(update={"topics": source.topics, "policy": source.policy})
+        made = (
+            group
+            for records in partitions
+            for _, group in driver.joined(
+                here, _counted(source, records, seen, 0), look_up=history.fetch, note=trained.note
+            )
+        )
+        _cut(own, (group for group in made if isinstance(group, AdvantagedGroup)), seen)
+    return _plan(own, request, about.changed, chosen, seen, versions)
+
+
+def _cut(own: Settings, groups: Iterator[AdvantagedGroup], seen: _RangeSeen) -> None:
+    """Count the groups, the batches that they fill, and those that are dropped."""
+    cutter, window = Cutter(own.batches, off_policy=True), BatchWindow()
+    for group in groups:
+        seen.groups += 1
+        window, cut = cutter.reduce(window, group, Coordinates("groups", 0, seen.groups), doubled=False)
+        seen.batches += len(cut)
+        seen.dropped.update(dropped.reason for batch in cut for dropped in batch.dropped)
+    seen.dropped.update(dropped.reason for dropped in window.dropped)
 
 
 def _refuse_taken(source: Settings, request: ReplayRequest, own: Settings) -> None:
-    """Raise RefusedError if this name is taken: a plan is for something new."""
+    """Raise RefusedError if this name is taken: a plan is for a new experiment."""
     known = experiments.read(source).get(request.name)
     if known is not None or topics(own.topics)["tasks"].name in admin.describe(source):
         state = f"is {known.kind}" if known else "has topics already"
         raise RefusedError(
-            f"experiment {request.name} {state}; `streamward experiments show {request.name}` tells of it. "
+            f"experiment {request.name} {state}; see `streamward experiments show {request.name}`. "
             "Give the one you plan another name"
         )
 
@@ -167,19 +178,21 @@ def _counted(source: Settings, records: Iterator[Record], seen: _RangeSeen, scor
 def _plan(
     own: Settings,
     request: ReplayRequest,
+    changed: tuple[str, ...],
     chosen: SelectedTasks,
     seen: _RangeSeen,
-    groups: Counter[str],
-    batches: int,
     versions: list[AdapterEvent],
-    changed: tuple[str, ...],
 ) -> ReplayPlan:
+    batches = seen.batches
     steps = min(batches, request.steps or batches) if request.train else 0
     score_s, notes = _scored(own, request, seen)
     if steps and not versions:
-        notes = (*notes, f"nobody trained {request.selection.policy}, so how long a step takes is not known")
+        notes = (*notes, f"{request.selection.policy} was never trained, so the time of a step is unknown")
     if not batches:
-        notes = (*notes, f"not one batch of {own.batches.groups} groups: choose more tasks, or less --groups")
+        notes = (
+            *notes,
+            f"not enough for one batch of {own.batches.groups} groups: choose more tasks, or fewer --groups",
+        )
     return ReplayPlan(
         experiment=request.name,
         policy=request.selection.policy,
@@ -189,10 +202,10 @@ def _plan(
         rewards=seen.counts["to score"] if request.scorers else seen.counts["rewards"],
         to_score=bool(request.scorers),
         unreadable=chosen.unreadable + seen.counts["unreadable"],
-        groups=groups.pop("groups", 0),
+        groups=seen.groups,
         batches=batches,
         exact=not request.scorers,
-        dropped={name.removeprefix("dropped "): count for name, count in groups.items()},
+        dropped=seen.dropped,
         steps=steps,
         step_s=_step_s(own, versions),
         score_s=score_s,
@@ -202,7 +215,7 @@ def _plan(
 
 
 def _step_s(own: Settings, versions: list[AdapterEvent]) -> float | None:
-    """Return the seconds of a step of this many groups, from the steps that were recorded."""
+    """Return the seconds of a step of `batches.groups` groups, from the recorded steps."""
     of_group = [
         event.metrics["step_s"] / event.metrics["groups"]
         for event in versions
@@ -212,7 +225,7 @@ def _step_s(own: Settings, versions: list[AdapterEvent]) -> float | None:
 
 
 def _scored(own: Settings, request: ReplayRequest, seen: _RangeSeen) -> tuple[float | None, tuple[str, ...]]:
-    """Score a few responses; return the seconds of one score, and what is wrong with the scores."""
+    """Score a few responses; return the seconds per score, and notes about scores that failed."""
     if not request.scorers or not seen.responses:
         return None, ()
     began, failed = time.perf_counter(), Counter[str]()
@@ -224,5 +237,5 @@ def _scored(own: Settings, request: ReplayRequest, seen: _RangeSeen) -> tuple[fl
                     failed[outcome.error] += 1
     tried = len(seen.responses) * len(request.scorers)
     took_s = (time.perf_counter() - began) / tried
-    notes = tuple(f"{count} of {tried} scores that were tried failed: {error}" for error, count in failed.items())
+    notes = tuple(f"{count} of {tried} trial scores failed: {error}" for error, count in failed.items())
     return took_s, notes[:3]

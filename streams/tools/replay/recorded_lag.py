@@ -20,10 +20,10 @@ from itertools import accumulate
 from schemas.conventions import POLICY_LAG
 from schemas.events import AdapterEvent, SourceRange
 from schemas.serde import Poison
+from streams.kafka.history import History
 from streams.kafka.topics import topics
 from streams.settings.model import Settings
 from streams.stages.advantages.state import EmitGroup
-from streams.tools.archive.history import History
 from streams.tools.replay.selection import bounds
 
 

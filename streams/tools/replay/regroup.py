@@ -1,14 +1,14 @@
-"""Join and cut an experiment's records with the batch driver, and write what comes of it in one order for all time.
+"""Join and cut an experiment's records with the batch driver, and write the result in an order that never changes.
 
     tasks, responses, rewards, group-control [p] ──► drive.joined ──► a file per partition ──► merged by time ──► groups
     groups ──► drive.cut ──► batches
 
-A group stands where the record that completed it stands in time, so training goes through the log as it happened, and
+Groups are ordered by the time of the record that completed them, so training goes through the log as it happened, and
 two experiments over one selection see the same groups in the same order. What the partitions make waits on disk until
-all are joined, so memory is that of their open groups.
+all are joined, so memory holds only their open groups.
 
-Not covered: the order in which the live worker wrote the source's groups. Among groups that were completed within
-moments of each other it is the worker's, and another batch may hold a neighbour.
+The live worker may have written groups that were completed within moments of each other in another order, so a batch
+here may hold a neighbour of the group that the source's batch has.
 """
 
 from __future__ import annotations
@@ -19,9 +19,11 @@ import shutil
 import signal
 import struct
 import tempfile
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_context
 from operator import attrgetter, itemgetter
@@ -30,20 +32,20 @@ from pathlib import Path
 from schemas import ids as numbering
 from schemas.events import AdvantagedGroup, Batch, DeadLetter, SourceRange
 from schemas.serde import encode
+from streams.kafka.history import History, LogHistory
 from streams.kafka.record import Record, key_of, partition_of
 from streams.kafka.topics import KEYED_BY_TASK, topic_of, topics
 from streams.settings.model import Settings
-from streams.tools.archive.history import History, Log
 from streams.tools.replay import driver
-from streams.tools.replay.copy import CopyProgress, Stopped, Writer
 from streams.tools.replay.recorded_lag import Trained
+from streams.tools.replay.replay import Replay, Stopped
 from streams.tools.replay.selection import bounds
 
 Kept = Callable[[Record], bool]
 ALONE_RECORDS = 50_000
-"""Fewer are joined in this process: to start another takes as long as some thousand records."""
+"""Fewer are joined in this process: starting another takes as long as joining some thousand records."""
 LOOK_EVERY = 200
-"""Groups between two looks whether to stop."""
+"""Groups between two checks whether to stop."""
 TICK_S = 0.5
 BUFFER_BYTES = 1 << 20
 """Of a file that is written: many groups, where Python's own 8 KiB would hold one."""
@@ -68,68 +70,82 @@ def partition_records(
     return heapq.merge(*streams, key=attrgetter("timestamp_ms"))
 
 
-def write_groups(
-    settings: Settings,
-    writer: Writer,
-    trained: Trained,
-    watch: CopyProgress,
-    folder: Path,
-    *,
-    processes: int | None = None,
-) -> Counter[str]:
+def write_groups(replay: Replay, trained: Trained, *, processes: int | None = None) -> Counter[str]:
     """Join what was copied and write groups and dead letters; return how many `groups` and `dead_letters`.
 
-    Partitions are joined side by side, in as many processes as there are cores unless said; a log of less than
+    Partitions are joined in parallel, in one process per core unless `processes` is given; a log of less than
     ALONE_RECORDS is not worth starting them. Processes are started by `spawn`, so a program that calls this must keep
-    its own start behind `if __name__ == "__main__"`. What waits is kept in `folder`, which the caller has for itself:
-    what an earlier run left there that was killed is removed.
+    its own start behind `if __name__ == "__main__"`. What waits is kept in the experiment's folder; what a killed run
+    left there is removed.
 
-    Raises Stopped, LogError if the log fails, OSError if the disk takes nothing more.
+    Raises Stopped, LogError if the log fails, OSError if the disk is full.
     """
-    ranges = writer.ranges(*KEYED_BY_TASK)
+    writer, progress = replay.writer, replay.progress
+    ranges = tuple(writer.ranges(*KEYED_BY_TASK))
     of = sum(one.next - one.first for one in ranges)
     partitions = sorted({one.partition for one in ranges})
     wanted = 1 if of < ALONE_RECORDS else min(processes or os.cpu_count() or 1, len(partitions))
     counts: Counter[str] = Counter()
-    for left in folder.glob(".joined-*"):
+    for left in replay.folder.glob(".joined-*"):
         shutil.rmtree(left, ignore_errors=True)
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".joined-") as kept:
-        for done, made in enumerate(
-            _spooled(settings, ranges, trained, Path(kept), partitions, wanted, watch), start=1
-        ):
+    with tempfile.TemporaryDirectory(dir=replay.folder, prefix=".joined-") as kept:
+        spool = _Spool(replay.own, ranges, trained, Path(kept))
+        for done, made in enumerate(_spooled(spool, partitions, wanted, progress.stop), start=1):
             counts += made
-            watch.told("joining", done * of // len(partitions), of)
+            progress.report("joining", done * of // len(partitions), of)
         written = heapq.merge(*(_rows(Path(kept) / str(partition)) for partition in partitions), key=itemgetter(0))
-        for timestamp_ms, letter, key, payload in watch.over("writing groups", written, counts.total()):
+        for timestamp_ms, letter, key, payload in progress.over("writing groups", written, counts.total()):
             label = MADE[letter][0]
             writer.write(label, writer.partition_of(label, key), key, payload, timestamp_ms)
     writer.flush()
     return counts
 
 
-def _spooled(
-    settings: Settings,
-    ranges: list[SourceRange],
-    trained: Trained,
-    folder: Path,
-    partitions: list[int],
-    wanted: int,
-    watch: CopyProgress,
-) -> Iterator[Counter[str]]:
-    """Join each partition into a file, here or in so many processes; yield what each made. Raises Stopped."""
+@dataclass(frozen=True, slots=True)
+class _Spool:
+    """Joins partitions into files of a folder; other processes get a copy of it."""
+
+    settings: Settings
+    ranges: tuple[SourceRange, ...]
+    trained: Trained
+    folder: Path
+
+    def join(self, halted: Callable[[], bool], partition: int) -> Counter[str]:
+        """Write what one partition makes to a file, by time, and count it. Raises Stopped."""
+        counts: Counter[str] = Counter()
+        latest = 0
+        names = {kind: topic_of(kind, self.settings.topics) for _, kind in MADE}
+        with (self.folder / str(partition)).open("wb", buffering=BUFFER_BYTES) as file:
+            records = partition_records(self.settings, LogHistory(self.settings), self.ranges, partition)
+            for record, made in driver.joined(self.settings, records, note=self.trained.note):
+                latest = max(latest, record.timestamp_ms)  # a partition keeps its order, whatever its clocks say
+                letter = isinstance(made, DeadLetter)
+                counts["dead_letters" if letter else "groups"] += 1
+                key, payload = key_of(made, names[type(made)]), encode(made)
+                file.write(_ROW.pack(latest, letter, -1 if key is None else len(key), len(payload)))
+                file.write(key or b"")
+                file.write(payload)
+                if counts.total() % LOOK_EVERY == 0 and halted():
+                    raise Stopped
+        if halted():
+            raise Stopped
+        return counts
+
+
+def _spooled(spool: _Spool, partitions: list[int], wanted: int, stop: threading.Event) -> Iterator[Counter[str]]:
+    """Join each partition, here or in `wanted` processes; yield what each made. Raises Stopped."""
     if wanted == 1:
         for partition in partitions:
-            yield _spool(settings, ranges, trained, folder, watch.stop.is_set, partition)
+            yield spool.join(stop.is_set, partition)
         return
-    halt = folder / "stop"
+    halt = spool.folder / "stop"
     begin = partial(_begin, numbering.current())
     with ProcessPoolExecutor(wanted, mp_context=get_context("spawn"), initializer=begin) as pool:
-        spool = partial(_spool, settings, ranges, trained, folder, halt.exists)
-        waiting = {pool.submit(spool, partition) for partition in partitions}
+        waiting = {pool.submit(spool.join, halt.exists, partition) for partition in partitions}
         try:
             while waiting:
                 finished, waiting = wait(waiting, timeout=TICK_S, return_when=FIRST_COMPLETED)
-                if watch.stop.is_set():
+                if stop.is_set():
                     raise Stopped
                 yield from (one.result() for one in finished)
         finally:
@@ -138,39 +154,10 @@ def _spooled(
                 pool.shutdown(cancel_futures=True)
 
 
-def _begin(ids: numbering.Numbering) -> None:
-    """Set up a process that joins; a Ctrl-C, which a terminal sends to all, is for the run, which tells the others."""
+def _begin(ids: numbering.LockIds) -> None:
+    """Set up a process that joins; a Ctrl-C, which a terminal sends to all, is handled by the run."""
     driver.begin(ids)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
-def _spool(
-    settings: Settings,
-    ranges: list[SourceRange],
-    trained: Trained,
-    folder: Path,
-    halted: Callable[[], bool],
-    partition: int,
-) -> Counter[str]:
-    """Write what one partition makes to a file, by time, and count it. Raises Stopped."""
-    counts: Counter[str] = Counter()
-    latest = 0
-    names = {kind: topic_of(kind, settings.topics) for _, kind in MADE}
-    with (folder / str(partition)).open("wb", buffering=BUFFER_BYTES) as file:
-        records = partition_records(settings, Log(settings), ranges, partition)
-        for record, made in driver.joined(settings, records, note=trained.note):
-            latest = max(latest, record.timestamp_ms)  # a partition keeps its order, whatever its clocks said
-            letter = isinstance(made, DeadLetter)
-            counts["dead_letters" if letter else "groups"] += 1
-            key, payload = key_of(made, names[type(made)]), encode(made)
-            file.write(_ROW.pack(latest, letter, -1 if key is None else len(key), len(payload)))
-            file.write(key or b"")
-            file.write(payload)
-            if counts.total() % LOOK_EVERY == 0 and halted():
-                raise Stopped
-    if halted():
-        raise Stopped
-    return counts
 
 
 def _rows(path: Path) -> Iterator[tuple[int, int, bytes | None, bytes]]:
@@ -181,21 +168,21 @@ def _rows(path: Path) -> Iterator[tuple[int, int, bytes | None, bytes]]:
             yield timestamp_ms, letter, key, file.read(payload_bytes)
 
 
-def write_batches(settings: Settings, writer: Writer, watch: CopyProgress) -> Counter[str]:
+def write_batches(replay: Replay) -> Counter[str]:
     """Cut the groups of the experiment into batches; return how many `batches`, and what was dropped by reason.
 
     Raises Stopped, LogError if the log fails.
     """
     counts: Counter[str] = Counter()
-    name = settings.policy.name
-    partition = partition_of(name, settings.topics.policy_partitions)
-    starts, ends = bounds(writer.ranges("groups"), topics(settings.topics)["groups"].name)
-    records = Log(settings).read(starts, ends) if starts else iter(())
-    for made in driver.cut(settings, watch.over("cutting batches", records, sum(ends.values()))):
+    own, name = replay.own, replay.own.policy.name
+    partition = partition_of(name, own.topics.policy_partitions)
+    starts, ends = bounds(replay.writer.ranges("groups"), topics(own.topics)["groups"].name)
+    records = LogHistory(own).read(starts, ends) if starts else iter(())
+    for made in driver.cut(own, replay.progress.over("cutting batches", records, sum(ends.values()))):
         if isinstance(made, Batch):
             counts["batches"] += 1
             counts["groups_in_batches"] += made.groups
             counts.update(f"dropped_{dropped.reason}" for dropped in made.dropped)
-            writer.write("batches", partition, name.encode(), encode(made), made.created_at)
-    writer.flush()
+            replay.writer.write("batches", partition, name.encode(), encode(made), made.created_at)
+    replay.writer.flush()
     return counts

@@ -17,10 +17,10 @@ from typing import NamedTuple
 from schemas.events import SourceRange, Task
 from schemas.serde import Poison
 from streams.errors import NotFoundError, RefusedError
+from streams.kafka.history import History
 from streams.kafka.record import Record, TopicPartition
 from streams.kafka.topics import topics
 from streams.settings.model import Settings
-from streams.tools.archive.history import History
 
 SOURCES = ("tasks", "responses", "rewards", "group-control", "adapters")
 """The topics a replay reads."""

@@ -6,12 +6,13 @@ environment, mounted files ──► streams.settings.load         as the proces
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 
 import click
 
 from streams.cli.root import cli
-from streams.settings.load import load
+from streams.settings.load import ENV_CONFIG, load
 from streams.settings.model import Settings
 
 
@@ -32,4 +33,4 @@ def parsed(arguments: Sequence[str]) -> str:
 
 def loaded(environment: Mapping[str, str]) -> Settings:
     """Return the settings that a process with this environment has. Raises SettingsError for what nobody knows."""
-    return load(env=environment)
+    return load(env={ENV_CONFIG: os.devnull, **environment})

@@ -15,6 +15,7 @@ from schemas.serde import encode
 from streams.cli.root import cli
 from streams.kafka import admin as cluster
 from streams.kafka.client import client_config
+from streams.kafka.history import History
 from streams.kafka.producer import Producer
 from streams.kafka.record import Record
 from streams.kafka.topics import topics
@@ -91,7 +92,7 @@ def in_the_log(settings: Settings, label: str = "rewards") -> list[Record]:
     return sorted(cluster.read_topic(settings, label), key=lambda record: record.at)
 
 
-def held(source: history.History, label: str = "rewards") -> list[Record]:
+def held(source: History, label: str = "rewards") -> list[Record]:
     """Return every record of a history."""
     bounds = source.bounds([label])
     starts, ends = {tp: low for tp, (low, _) in bounds.items()}, {tp: high for tp, (_, high) in bounds.items()}
@@ -103,7 +104,7 @@ def small(settings: Settings, records: int = 10) -> Settings:
     return settings.model_copy(update={"archive": settings.archive.model_copy(update={"segment_records": records})})
 
 
-def of(settings: Settings, source: Any = "archive") -> history.History:
+def of(settings: Settings, source: Any = "archive") -> History:
     return history.of(settings, source)
 
 

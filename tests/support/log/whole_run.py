@@ -37,7 +37,8 @@ from streams.settings.model import Batches, Settings, Topics
 from streams.stages.advantages.stage import AdvantageStage
 from streams.stages.advantages.state import GroupState
 from streams.tools.audit.facts import Reach
-from streams.tools.audit.recount import Report, recount
+from streams.tools.audit.recount import recount
+from streams.tools.audit.report import Report
 from streams.tools.replay import driver
 from tests.support.factories import T0, control, response, reward, task
 

@@ -48,10 +48,10 @@ def main(folder: Path, *seeds: str) -> None:
     settings = settings_of(folder, **({"seed": seeds[int(os.environ["RANK"])]} if seeds else {}))
     place = launch.place(settings)
     assert place is not None
-    from trainer import ranks
+    from trainer import learner, ranks
 
     if place.rank:
-        ranks.help_out(settings, place)
+        learner.help_out(settings, place)
         return
     with ranks.others(place, stuck_s=60) as others:
         (folder / "metrics.json").write_text(json.dumps(steps(settings, others)))

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from streams.demo import processes as supervisor
+from streams.demo import processes as module
 from streams.demo.processes import Processes
 from streams.errors import StreamwardError
 
@@ -57,15 +57,15 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def test_a_child_that_dies_is_started_again_and_both_are_said(processes: Processes) -> None:
+def test_a_child_that_dies_is_restarted_and_both_are_reported(processes: Processes) -> None:
     processes.start("worker", python(FOREVER))
     first = processes.children["worker"].process
     first.kill()
     ended, again = happens(processes, 2)
     second = processes.children["worker"].process
-    assert ended.startswith("worker ended with signal SIGKILL; starting it again in 0.5 s")
+    assert ended.startswith("worker ended with signal SIGKILL; restarting it in 0.5 s")
     assert str(processes.log_file("worker")) in ended
-    assert again == f"worker runs again (pid {second.pid}, restart 1)"
+    assert again == f"worker is running again (pid {second.pid}, restart 1)"
     assert second.pid != first.pid and is_running(second.pid)
 
 
@@ -80,33 +80,33 @@ def test_what_every_life_of_a_child_printed_is_in_one_file(processes: Processes)
     assert processes.log_file("worker").read_text().splitlines() == ["out", "err"] * 2
 
 
-def test_the_pause_doubles_and_a_child_that_does_not_stay_up_is_given_up_with_its_last_words(
+def test_the_pause_doubles_and_a_child_that_does_not_stay_up_is_given_up_with_its_last_output(
     processes: Processes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervisor, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(module, "FIRST_PAUSE_S", 0.01)
     processes.start("worker", python("print('the disk is full'); raise SystemExit(1)"))
     told: list[str] = []
     with pytest.raises(StreamwardError) as gave_up:
         until(lambda: bool(told.extend(processes.check())))
-    assert [line.partition("again in ")[2].partition(" (")[0] for line in told if "ended" in line] == [
+    assert [line.partition("restarting it in ")[2].partition(" (")[0] for line in told if "ended" in line] == [
         "0.01 s", "0.02 s", "0.04 s", "0.08 s"
     ]  # fmt: skip
-    assert "worker does not stay up: it ended 5 times in a row, lastly with exit code 1" in str(gave_up.value)
+    assert "worker does not stay up: it ended 5 times in a row, the last time with exit code 1" in str(gave_up.value)
     assert "    the disk is full" in str(gave_up.value)
 
 
 def test_a_child_that_settled_is_given_its_first_chance_again(
     processes: Processes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervisor, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(module, "FIRST_PAUSE_S", 0.01)
     processes.start("worker", python(FOREVER))
     for _ in range(2):
         processes.children["worker"].process.kill()
         happens(processes, 2)
-    monkeypatch.setattr(supervisor, "SETTLED_S", 0.0)
+    monkeypatch.setattr(module, "SETTLED_S", 0.0)
     assert processes.check() == []
     processes.children["worker"].process.kill()
-    assert "again in 0.01 s" in happens(processes, 1)[0]
+    assert "restarting it in 0.01 s" in happens(processes, 1)[0]
 
 
 def test_a_child_that_refuses_its_settings_is_not_started_again(processes: Processes) -> None:

@@ -1,12 +1,10 @@
 """How far the archive is behind the log, as metrics.
 
-    where a partition ends, by each look ──┐
-    where its archive ends, by each file ──┴──► Behind ──► records and seconds, by topic
+    where a partition ends, each round ──┐
+    where its archive ends, each file ───┴──► ArchiveLag ──► records and seconds, by topic
 
-The age is that of the oldest record which is not archived, by its timestamp: it grows while nothing is written, and is
+The age is that of the oldest record that is not archived, by its timestamp: it grows while nothing is archived, and is
 known once that record was read.
-
-Not covered: what comes between two looks, archive.follow_s apart.
 """
 
 from __future__ import annotations
@@ -21,23 +19,24 @@ from streams.observability.metrics import OFF, Meter
 
 @dataclass(slots=True)
 class _Left:
-    """What of one partition is not archived."""
+    """The part of one partition that is not archived."""
 
     end: int
     next: int
     oldest_ms: int | None = None
 
 
-class Behind:
-    """One thread tells it what it sees; the meter's asks it when it is scraped."""
+class ArchiveLag:
+    """Fed by the sync's thread, read by the meter's when it is scraped."""
 
     def __init__(self, meter: Meter) -> None:
         self.meter = meter
         self._left: dict[tuple[str, int], _Left] = {}
-        meter.collect(self._tell)
+        meter.collect(self._report)
 
     def ends(self, label: str, partition: int, end: int, archived: Callable[[], int]) -> None:
-        """A partition ends at offset `end` now; `archived` says where its archive does, if that was never told."""
+        """Note that a partition ends at offset `end`; `archived` returns where its archive does, if that is not
+        known."""
         left = self._left.get((label, partition))
         if left is not None:
             left.end = end
@@ -45,12 +44,13 @@ class Behind:
             self._left[label, partition] = _Left(end, archived())
 
     def archived(self, label: str, partition: int, next_: int, oldest_ms: int | None = None) -> None:
-        """A partition is archived up to `next_`; the record there is of `oldest_ms`, if it was read."""
+        """Note that a partition is archived up to `next_`; `oldest_ms` is the time of the record there, if it was
+        read."""
         if self.meter.on:
             end = max(next_, self._left[label, partition].end)
             self._left[label, partition] = _Left(end, next_, oldest_ms if next_ < end else None)
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         now_ms = time.time() * 1000
         records: dict[str, int] = {}
         seconds: dict[str, float] = {}
@@ -63,5 +63,5 @@ class Behind:
             self.meter.set(catalog.ARCHIVE_LAG_SECONDS, round(seconds[label], 3), label)
 
 
-UNTOLD = Behind(OFF)
-"""For a sync that nobody watches; it keeps nothing, so all may share it."""
+UNREPORTED = ArchiveLag(OFF)
+"""For a sync without metrics; it keeps nothing, so all may share it."""

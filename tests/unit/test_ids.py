@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from schemas import ids as numbering, versions
+from schemas import ids, versions
 from schemas.events import AdapterEvent, AdvantagedGroup, Coordinates, Event, Reward
 from schemas.ids import RegistryIds, RegistryVersion
 from schemas.serde import Poison, decode, encode
@@ -23,7 +23,7 @@ OFFSET = 100
 @pytest.fixture(autouse=True)
 def own_ids_again() -> Iterator[None]:
     yield
-    numbering.use(numbering.OWN)
+    ids.use(ids.LOCK_IDS)
 
 
 def never(schema_id: int) -> str | None:
@@ -38,9 +38,7 @@ def held(offset: int = OFFSET) -> list[RegistryVersion]:
     ]
 
 
-def given(
-    *more: RegistryVersion, offset: int = OFFSET, own_ids: bool = True, ask: numbering.Ask = never
-) -> RegistryIds:
+def given(*more: RegistryVersion, offset: int = OFFSET, own_ids: bool = True, ask: ids.Ask = never) -> RegistryIds:
     return RegistryIds([*held(offset), *more], ask, where="http://registry", own_ids=own_ids)
 
 
@@ -60,7 +58,7 @@ def without_docs(text: str) -> str:
 @pytest.mark.parametrize("event", one_of_each(), ids=lambda event: type(event).__name__)
 def test_the_frame_has_the_registrys_id_and_the_body_does_not_change(event: Event) -> None:
     own = encode(event)
-    numbering.use(given())
+    ids.use(given())
     assert encode(event) == renumbered(own, int.from_bytes(own[1:5], "big") + OFFSET)
     assert decode(encode(event), type(event)) == event
 
@@ -69,7 +67,7 @@ def test_the_frame_has_the_registrys_id_and_the_body_does_not_change(event: Even
 def test_what_was_written_before_there_was_a_registry_is_still_read(event: Event) -> None:
     own, first = encode(event), in_version_1(event)
     read = decode(first, type(event))
-    numbering.use(given())
+    ids.use(given())
     assert decode(own, type(event)) == event
     assert decode(first, type(event)) == read
     assert decode(renumbered(first, int.from_bytes(first[1:5], "big") + OFFSET), type(event)) == read
@@ -77,7 +75,7 @@ def test_what_was_written_before_there_was_a_registry_is_still_read(event: Event
 
 def test_without_own_ids_only_the_registrys_count() -> None:
     own = encode(reward())
-    numbering.use(given(own_ids=False, ask=lambda _: None))
+    ids.use(given(own_ids=False, ask=lambda _: None))
     found = decode(own, Reward)
     assert isinstance(found, Poison) and found.reason == "unknown_schema"
     assert "schema id 3 is not the id of a schema of ours in the registry at http://registry. Update" in found.error
@@ -98,7 +96,7 @@ def test_an_id_of_two_versions_of_one_event_is_a_clash(offset: int, event: type[
 def test_an_id_of_two_events_is_none_since_a_topic_has_one(offset: int) -> None:
     assert list(given(offset=offset).clashes()) == []
     own = {type(event): encode(event) for event in one_of_each()}
-    numbering.use(given(offset=offset))
+    ids.use(given(offset=offset))
     for event in one_of_each():
         assert decode(own[type(event)], type(event)) == decode(encode(event), type(event)) == event
 
@@ -118,18 +116,18 @@ def test_an_unknown_id_is_asked_for_once() -> None:
         asked.append(schema_id)
         return texts.get(schema_id)
 
-    ids = given(ask=ask)
-    numbering.use(ids)
+    registry = given(ask=ask)
+    ids.use(registry)
     payload = encode(reward())
-    assert ids.undecided("Reward", payload) is None and ids.undecided("Reward", None) is None
-    assert ids.undecided("Reward", renumbered(payload, 500)) == 500
+    assert registry.undecided("Reward", payload) is None and registry.undecided("Reward", None) is None
+    assert registry.undecided("Reward", renumbered(payload, 500)) == 500
     for _ in range(2):
         assert decode(renumbered(payload, 500), Reward) == reward()  # the same on the wire
         for unknown in (501, 502, 503):
             found = decode(renumbered(payload, unknown), Reward)
             assert isinstance(found, Poison) and found.reason == "unknown_schema"
     assert asked == [500, 501, 502, 503]
-    assert ids.undecided("Reward", renumbered(payload, 500)) is None
+    assert registry.undecided("Reward", renumbered(payload, 500)) is None
 
 
 def test_what_cannot_be_asked_is_raised_and_asked_again() -> None:
@@ -141,7 +139,7 @@ def test_what_cannot_be_asked_is_raised_and_asked_again() -> None:
             raise answer
         return answer
 
-    numbering.use(given(ask=ask))
+    ids.use(given(ask=ask))
     payload = renumbered(encode(reward()), 500)
     with pytest.raises(OSError, match="away"):
         decode(payload, Reward)
@@ -149,7 +147,7 @@ def test_what_cannot_be_asked_is_raised_and_asked_again() -> None:
 
 
 def test_a_record_on_the_wrong_topic_is_known_for_what_it_is() -> None:
-    numbering.use(given())
+    ids.use(given())
     found = decode(encode(task()), Reward)
     assert isinstance(found, Poison) and found.reason == "wrong_event"
     assert "expected a Reward, got a Task (schema id 101)" in found.error
@@ -157,22 +155,22 @@ def test_a_record_on_the_wrong_topic_is_known_for_what_it_is() -> None:
 
 def test_of_two_ids_for_one_schema_the_one_with_its_very_text_is_written_and_both_are_read() -> None:
     text = versions.files().newest(Reward).text
-    ids = RegistryIds([RegistryVersion("Reward", 1, 70, without_docs(text)), *held()], never, where="")
-    numbering.use(ids)
+    registry = RegistryIds([RegistryVersion("Reward", 1, 70, without_docs(text)), *held()], never, where="")
+    ids.use(registry)
     assert encode(reward())[1:5] == (103).to_bytes(4, "big")
     assert decode(renumbered(encode(reward()), 70), Reward) == reward()
-    assert ids.lacking() == [] and len(RegistryIds([], never, where="").lacking()) == len(versions.files().schemas)
+    assert registry.lacking() == [] and len(RegistryIds([], never, where="").lacking()) == len(versions.files().schemas)
 
 
 def test_a_schema_is_the_same_on_the_wire_whatever_its_comments_and_layout() -> None:
     for schema in versions.files().schemas.values():
-        assert numbering.ours(without_docs(schema.text)) == schema
-        assert numbering.ours(schema.text.replace('"string"', '"bytes"', 1)) is None
+        assert ids.ours(without_docs(schema.text)) == schema
+        assert ids.ours(schema.text.replace('"string"', '"bytes"', 1)) is None
 
 
 def test_bulk_decoding_gives_what_serde_gives_in_a_log_with_both_numberings() -> None:
     own = encode(reward())
-    numbering.use(given(ask=lambda _: None))
+    ids.use(given(ask=lambda _: None))
     payloads = [own, encode(reward()), own, renumbered(own, 777), encode(reward())]
     records = [Record(Coordinates("rewards", 0, i), i, b"t", payload) for i, payload in enumerate(payloads)]
     found = columns.decode(Reward, records)
@@ -183,18 +181,18 @@ def test_bulk_decoding_gives_what_serde_gives_in_a_log_with_both_numberings() ->
 
 
 def test_the_numbering_of_a_process_can_be_handed_to_another() -> None:
-    ids = pickle.loads(pickle.dumps(given()))  # noqa: S301 - our own
-    assert ids.id_of(versions.files().newest(Reward)) == 103
+    registry = pickle.loads(pickle.dumps(given()))  # noqa: S301 - our own
+    assert registry.id_of(versions.files().newest(Reward)) == 103
 
 
 def test_a_numbering_is_found_out_when_the_first_record_needs_it() -> None:
     asked = []
 
-    def find_out() -> numbering.Numbering:
+    def find_out() -> ids.LockIds:
         asked.append(1)
         return given()
 
-    numbering.use_later(find_out)
+    ids.use_later(find_out)
     assert asked == []
     assert decode(encode(reward()), Reward) == reward()
     assert asked == [1]

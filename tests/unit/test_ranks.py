@@ -14,7 +14,7 @@ from streams.errors import EXIT_RESTART
 from tests.support.models import rank_program
 from tests.support.models.tiny import save_tiny, tiny_group, tiny_model
 from trainer import launch
-from trainer.shares import split
+from trainer.ranks import split
 
 ROOT = Path(__file__).parents[2]
 

@@ -13,7 +13,7 @@ import pytest
 
 from schemas import generate, versions
 from schemas.events import EVENTS, Reward
-from schemas.versions import Registry, SchemaError, check
+from schemas.versions import SchemaError, SchemaVersions, check
 
 
 @pytest.fixture
@@ -33,8 +33,8 @@ SHIPPED = sum(1 for _ in (versions.HERE / "avro").rglob("*.avsc"))
 """Versions of all events; ids count them."""
 
 
-def append(folder: Path, event: str, definition: dict[str, Any]) -> Registry:
-    """Give `event` its next version, as `schemas.generate` would, and return the registry."""
+def append(folder: Path, event: str, definition: dict[str, Any]) -> SchemaVersions:
+    """Give `event` its next version, as `schemas.generate` would, and return all versions."""
     lock = lock_of(folder)
     version = 1 + sum(entry["event"] == event for entry in lock)
     text = json.dumps(definition)
@@ -42,7 +42,7 @@ def append(folder: Path, event: str, definition: dict[str, Any]) -> Registry:
     digest = sha256(text.encode()).hexdigest()
     lock.append({"id": len(lock) + 1, "event": event, "version": version, "sha256": digest})
     (folder / "lock.json").write_text(json.dumps(lock))
-    return Registry(folder)
+    return SchemaVersions(folder)
 
 
 def reward_schema() -> dict[str, Any]:
@@ -67,19 +67,19 @@ def test_an_edited_schema_is_refused(folder: Path) -> None:
     path = folder / "avro" / "Reward" / "1.avsc"
     path.write_text(path.read_text().replace("double", "float"))
     with pytest.raises(SchemaError, match=r"Reward/1\.avsc has sha256 \w+, but lock\.json says .*never\s+edited"):
-        Registry(folder)
+        SchemaVersions(folder)
 
 
 def test_a_schema_file_that_is_gone_is_missed(folder: Path) -> None:
     (folder / "avro" / "Reward" / "1.avsc").unlink()
-    with pytest.raises(SchemaError, match=r"Reward/1\.avsc is gone; lock\.json gave it id 3\. Restore it"):
-        Registry(folder)
+    with pytest.raises(SchemaError, match=r"Reward/1\.avsc is missing; it has id 3\. Restore it"):
+        SchemaVersions(folder)
 
 
 def test_a_lock_that_is_gone_is_missed(folder: Path) -> None:
     (folder / "lock.json").unlink()
-    with pytest.raises(SchemaError, match=r"lock\.json is gone; restore it"):
-        Registry(folder)
+    with pytest.raises(SchemaError, match=r"lock\.json is missing; restore it"):
+        SchemaVersions(folder)
 
 
 def test_a_hole_in_the_ids_is_refused(folder: Path) -> None:
@@ -87,7 +87,7 @@ def test_a_hole_in_the_ids_is_refused(folder: Path) -> None:
     del lock[2]
     (folder / "lock.json").write_text(json.dumps(lock))
     with pytest.raises(SchemaError, match="entry 3 has id 4; ids are given in order"):
-        Registry(folder)
+        SchemaVersions(folder)
 
 
 def test_a_version_given_twice_is_refused(folder: Path) -> None:
@@ -95,7 +95,7 @@ def test_a_version_given_twice_is_refused(folder: Path) -> None:
     lock.append({**lock[2], "id": len(lock) + 1})
     (folder / "lock.json").write_text(json.dumps(lock))
     with pytest.raises(SchemaError, match="is version 1 of Reward after version 1"):
-        Registry(folder)
+        SchemaVersions(folder)
 
 
 def test_an_unknown_id_is_none() -> None:
@@ -199,7 +199,7 @@ def test_a_changed_dataclass_becomes_the_next_version_with_the_next_id(
     monkeypatch.setattr(sys, "argv", ["schemas.generate"])
     monkeypatch.setattr(versions, "HERE", folder)
     assert generate.main() == 0
-    newest = Registry(folder).newest(Reward)
+    newest = SchemaVersions(folder).newest(Reward)
     assert (newest.id, newest.version, newest.text) == (SHIPPED + 2, 3, versions.files().newest(Reward).text)
 
 

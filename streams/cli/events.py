@@ -1,0 +1,68 @@
+"""The command that prints events as they are written: events tail."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from streams.cli.runtime import AppContext, output_option, pass_call
+from streams.cli.topics import complete_topic
+
+if TYPE_CHECKING:
+    from streams.output import Output
+
+
+@click.group()
+def events() -> None:
+    """Look at what is stored in the topics."""
+
+
+@events.command("tail")
+@click.argument("names", metavar="TOPIC...", nargs=-1, required=True, shell_complete=complete_topic)
+@click.option("-n", "count", type=click.IntRange(min=1), metavar="N", default=None, help="End after N records.")
+@click.option(
+    "--from",
+    "begin",
+    metavar="start|end|-N|TIME",
+    default=None,
+    help="Begin at the first record, behind the last one, with the last N of each topic, or at an ISO 8601 time (UTC). "
+    "Otherwise at the end, or at the start with --until-end.",
+)
+@click.option("--until-end", is_flag=True, help="End where the topics end now, instead of waiting for more.")
+@output_option
+@click.pass_context
+@pass_call
+def events_tail(
+    call: AppContext,
+    ctx: click.Context,
+    names: tuple[str, ...],
+    count: int | None,
+    begin: str | None,
+    until_end: bool,
+    output: Output,
+) -> None:
+    """Print events as they come, until Ctrl-C.
+
+    Of each TOPIC, by label (tasks) or full name. A record that cannot be decoded is shown with its reason, and
+    makes the exit code 1. Nothing is committed: looking changes nothing.
+    """
+    from itertools import islice
+
+    from schemas.serde import Poison
+    from streams import output as show
+    from streams.cli import events_view
+    from streams.kafka import times
+
+    start = times.parse_begin(begin or ("start" if until_end else "end"))
+    shapes = times.named(call.settings, names)
+    table = events_view.EventLines(several=len(shapes) > 1) if output == "table" else None
+    poisoned = False
+    found = times.tail(call.settings, shapes, start, until_end=until_end, each_poll=show.check_reader)
+    for seen in islice(found, count):
+        if table is not None:
+            table.add(seen)
+        else:
+            print(events_view.json_of(seen), flush=True)
+        poisoned |= isinstance(seen.event, Poison)
+    ctx.exit(1 if poisoned else 0)

@@ -1,0 +1,106 @@
+"""The commands about the Avro schemas: schemas list, check, register, serve."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from streams.cli.runtime import AppContext, output_option, pass_call, until_stopped
+
+if TYPE_CHECKING:
+    from streams.output import Output
+
+
+@click.group()
+def schemas() -> None:
+    """Look at the Avro schemas, register and serve them."""
+
+
+@schemas.command("list")
+@output_option
+def schemas_list(output: Output) -> None:
+    """Print every schema that ever had an id."""
+    from schemas.versions import files
+    from streams import output as show
+
+    data = [
+        {"id": schema.id, "event": schema.event, "version": schema.version, "sha256": schema.sha256}
+        for schema in files().schemas.values()
+    ]
+    columns = [
+        show.Column("id", "id", right=True),
+        show.Column("event", "event"),
+        show.Column("version", "version", right=True),
+        show.Column("sha256", lambda row: row["sha256"][:16]),
+    ]
+    show.rows(data, columns, output)
+
+
+@schemas.command("check")
+@click.pass_context
+def schemas_check(ctx: click.Context) -> None:
+    """Check the schema files against their lock.
+
+    And every version of an event against every other: each must read what the other wrote. The exit code is 1 if
+    something is wrong.
+    """
+    from schemas.versions import SchemaError, check, files
+
+    try:
+        registry = files()
+        problems = list(check(registry))
+    except SchemaError as exc:
+        problems = [str(exc)]
+    for problem in problems:
+        click.echo(problem)
+    if problems:
+        ctx.exit(1)
+    click.echo(f"{len(registry.schemas)} schemas are as locked, and every version reads every other.", err=True)
+
+
+@schemas.command("register")
+@click.option("--dry-run", is_flag=True, help="Check everything, and change nothing.")
+@output_option
+@pass_call
+def schemas_register(call: AppContext, dry_run: bool, output: Output) -> None:
+    """Put every schema version into the Schema Registry.
+
+    Into that of schemas.registry_url, under <topic>-value, each subject FULL_TRANSITIVE. All versions of all subjects
+    are checked first: if one cannot read another, nothing is changed and the exit code is 4. What is there already
+    stays, so it may be run again.
+    """
+    from streams import output as show
+    from streams.kafka.registry import register
+
+    done, other_level = register.register(call.settings, dry_run=dry_run)
+    columns = [
+        show.Column("subject", "subject"),
+        show.Column("version", "version", right=True),
+        show.Column("id", lambda row: "" if row["id"] is None else row["id"], right=True),
+        show.Column("result", "result"),
+    ]
+    show.rows([one._asdict() for one in done], columns, output)
+    for subject, before in other_level.items():
+        change = "would be set to" if dry_run else "is now"
+        was = f" (was {before})" if before else ""
+        click.echo(f"compatibility of {subject} {change} {register.LEVEL}{was}", err=True)
+
+
+@schemas.command("serve")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Where to listen.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8081, show_default=True, help="0 takes any free one.")
+@output_option
+@pass_call
+def schemas_serve(call: AppContext, host: str, port: int, output: Output) -> None:
+    """Serve the schemas as a Schema Registry, read only.
+
+    Speaks Confluent's API until SIGTERM or Ctrl-C. Any Confluent-compatible consumer can then read the topics; the
+    ids are those of schemas/lock.json.
+    """
+    from streams import output as show
+    from streams.kafka.registry import server
+
+    with until_stopped() as stop, server.serve(call.settings, host=host, port=port) as url:
+        show.record({"url": url}, output)
+        stop.wait()

@@ -1,0 +1,120 @@
+"""The commands that create the topics and look at them: topics apply, list, describe."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from streams.cli.runtime import AppContext, output_option, pass_call
+
+if TYPE_CHECKING:
+    from streams.output import Output
+
+
+def complete_topic(_: click.Context, __: click.Parameter, incomplete: str) -> list[str]:
+    """Return the labels that begin so, for the shell."""
+    from streams.kafka.topics import LABELS
+
+    return [label for label in LABELS if label.startswith(incomplete)]
+
+
+@click.group()
+def topics() -> None:
+    """Create the topics, and look at them."""
+
+
+@topics.command("apply")
+@output_option
+@pass_call
+def topics_apply(call: AppContext, output: Output) -> None:
+    """Create the topics that are missing.
+
+    One that exists in another shape is an error, and never changed.
+    """
+    from streams import output as show
+    from streams.kafka import admin
+
+    done = admin.apply_topics(call.settings)
+    columns = [show.Column("topic", "topic"), show.Column("result", "result")]
+    show.rows([{"topic": name, "result": result} for name, result in done.items()], columns, output)
+
+
+@topics.command("list")
+@output_option
+@pass_call
+def topics_list(call: AppContext, output: Output) -> None:
+    """Print each topic: its event, its key, how many records."""
+    from streams import output as show
+    from streams.kafka import admin
+    from streams.kafka.topics import topics as shapes
+
+    settings = call.settings
+    wanted = shapes(settings.topics)
+    existing = admin.describe(settings)
+    bounds = admin.offsets(settings, [label for label, topic in wanted.items() if topic.name in existing])
+    data = [
+        {
+            "label": label,
+            "name": topic.name,
+            "partitions": existing.get(topic.name),
+            "records": sum(high - low for (name, _), (low, high) in bounds.items() if name == topic.name)
+            if topic.name in existing
+            else None,
+            "event": topic.event.__name__,
+            "key": topic.key or "as in the source",
+        }
+        for label, topic in wanted.items()
+    ]
+    columns = [
+        show.Column("label", "label"),
+        show.Column("name", "name"),
+        show.Column(
+            "partitions", lambda row: "missing" if row["partitions"] is None else row["partitions"], right=True
+        ),
+        show.Column("records", "records", right=True),
+        show.Column("event", "event"),
+        show.Column("key", "key"),
+    ]
+    show.rows(data, columns, output)
+    if any(row["partitions"] is None for row in data):
+        click.echo("Some topics do not exist; create them with `streamward topics apply`.", err=True)
+
+
+@topics.command("describe")
+@click.argument("names", metavar="[TOPIC]...", nargs=-1, shell_complete=complete_topic)
+@output_option
+@pass_call
+def topics_describe(call: AppContext, names: tuple[str, ...], output: Output) -> None:
+    """Print partitions, offsets and configuration.
+
+    Of each TOPIC, by label (tasks) or full name; of all, if none is named.
+    """
+    from streams import output as show
+    from streams.kafka import admin, times
+    from streams.kafka.topics import LABELS
+
+    settings = call.settings
+    shapes = times.named(settings, names or LABELS)
+    bounds = admin.offsets(settings, [topic.label for topic in shapes])
+    configs = admin.configs(settings, [topic.name for topic in shapes])
+    columns = [
+        show.Column("topic", "topic"),
+        show.Column("partition", "partition", right=True),
+        show.Column("first", "first", right=True),
+        show.Column("next", "next", right=True),
+        show.Column("records", "records", right=True),
+    ]
+    for number, topic in enumerate(shapes):
+        partitions = [
+            {"partition": partition, "first": low, "next": high, "records": high - low}
+            for (name, partition), (low, high) in bounds.items()
+            if name == topic.name
+        ]
+        if output == "jsonl":
+            print(show.json_line({"topic": topic.name, "config": configs[topic.name], "partitions": partitions}))
+            continue
+        if number:
+            print()
+        show.rows([{"topic": topic.name, **row} for row in partitions], columns, output)
+        show.record(dict(sorted(configs[topic.name].items())), output)

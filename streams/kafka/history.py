@@ -1,0 +1,51 @@
+"""Records that will not change any more, for whatever looks back.
+
+    topics, coordinates ──► History ──► bounds, read, fetch ──► Record
+
+`LogHistory` is what the broker holds. streams/tools/archive/history.py has two more: the archive, and both as one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Protocol
+
+from schemas.events import Coordinates
+from streams.kafka import admin, reader
+from streams.kafka.record import Record, TopicPartition
+from streams.settings.model import Settings
+
+
+class History(Protocol):
+    """Records that will not change any more."""
+
+    def bounds(self, labels: Iterable[str]) -> dict[TopicPartition, tuple[int, int]]:
+        """Return (first offset, offset after the last) per partition of these topics, given by label."""
+
+    def read(self, starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]) -> Iterator[Record]:
+        """Yield every record from `starts` to below `ends`, each partition in the order of its offsets.
+
+        Raises LogError if part of it is nowhere.
+        """
+
+    def fetch(self, wanted: Iterable[Coordinates]) -> dict[Coordinates, Record]:
+        """Return the records at these coordinates. Raises LogError, naming those that are gone."""
+
+
+class LogHistory:
+    """What the broker holds."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+
+    def bounds(self, labels: Iterable[str]) -> dict[TopicPartition, tuple[int, int]]:
+        """Return (first offset, offset after the last) per partition of these topics, given by label."""
+        return admin.offsets(self._settings, list(labels))
+
+    def read(self, starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]) -> Iterator[Record]:
+        """Yield every record from `starts` to below `ends`. Raises LogError as `reader.read` does."""
+        return reader.read(self._settings, starts, ends)
+
+    def fetch(self, wanted: Iterable[Coordinates]) -> dict[Coordinates, Record]:
+        """Return the records at these coordinates. Raises LogError, naming those that are gone."""
+        return reader.fetch(self._settings, wanted)

@@ -1,0 +1,52 @@
+"""The tree of errors is drawn as it is."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+from streams import errors
+
+ROOT = Path(__file__).parents[2]
+BESIDE = re.compile(r"engines/vllm/")
+"""Errors that one engine keeps to itself."""
+
+
+def drawn() -> dict[str, str]:
+    """Return the parent of each error, as the drawing has it."""
+    found: dict[str, str] = {}
+    above: list[str] = []
+    for indent, name in re.findall(r"^    ([│ ]*[├└]── )?(\w+)  ", errors.__doc__ or "", re.MULTILINE):
+        level = len(indent) // 4
+        above[level:] = [name]
+        if level:
+            found[name] = above[level - 1]
+    return found
+
+
+def defined() -> dict[str, tuple[str, Path]]:
+    """Return the parent and the file of each class that derives from StreamwardError."""
+    parents = {
+        node.name: (base.id, path)
+        for package in ("streams", "trainer")
+        for path in (ROOT / package).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ClassDef)
+        for base in node.bases
+        if isinstance(base, ast.Name)
+    }
+
+    def derives(name: str) -> bool:
+        return name == "StreamwardError" or (name in parents and derives(parents[name][0]))
+
+    return {name: found for name, found in parents.items() if derives(name)}
+
+
+def test_the_drawing_has_every_error_below_its_parent() -> None:
+    public = {
+        name: parent
+        for name, (parent, path) in defined().items()
+        if name != "StreamwardError" and not name.startswith("_") and not BESIDE.search(path.as_posix())
+    }
+    assert drawn() == public

@@ -1,0 +1,48 @@
+"""Every client waits for an answer for a limited time, in the program and in its tests."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+WAIT_FOREVER = ("urlopen", "create_connection", "HTTPConnection", "HTTPSConnection")
+"""Without `timeout`. httpx has a default of 5 s."""
+OF_CONFLUENT = {"streams/kafka/registry/client.py", "tests/support/log/confluent_events.py"}
+"""The two places that create Confluent's client, with its `timeout`: it has no default."""
+
+
+def calls(name: str) -> list[tuple[str, ast.Call]]:
+    """Return every call of a function or class with this name, with its file."""
+    return [
+        (path.relative_to(ROOT).as_posix(), node)
+        for package in ("schemas", "streams", "trainer", "tests")
+        for path in (ROOT / package).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", None)) == name
+    ]
+
+
+def test_no_connection_is_opened_without_a_time_limit() -> None:
+    found = [(file, call) for name in WAIT_FOREVER for file, call in calls(name)]
+    assert len(found) > 5
+    without = [
+        f"{file}:{call.lineno}" for file, call in found if "timeout" not in {keyword.arg for keyword in call.keywords}
+    ]
+    assert without == []
+
+
+def test_confluents_client_is_created_only_where_it_gets_a_time_limit() -> None:
+    assert {file for file, _ in calls("SchemaRegistryClient")} == OF_CONFLUENT
+
+
+def test_no_client_of_httpx_has_its_time_limit_switched_off() -> None:
+    names = ("Client", "AsyncClient", "get", "post", "request", "stream")
+    off = [
+        f"{file}:{call.lineno}"
+        for name in names
+        for file, call in calls(name)
+        for keyword in call.keywords
+        if keyword.arg == "timeout" and isinstance(keyword.value, ast.Constant) and keyword.value.value is None
+    ]
+    assert off == []

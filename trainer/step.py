@@ -1,0 +1,157 @@
+"""The numbers of an optimizer step: totals of its batch, and sums over its micro-batches.
+
+groups of the batch ──► BatchTotals ──► weight of each micro-batch in the loss
+MicroPass, logprobs, loss ──► StepSums ──► + those of the batch's other shares ──► metrics
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from schemas.events import AdvantagedGroup
+from trainer.collate import Micro
+
+_CLIPPED = ("clip_ratio/region_mean", "cispo_clip_ratio")
+"""TRL's names for the share of tokens (gspo: responses) whose ratio was clipped."""
+_ADDED = ("loss", "clipped", "reference_kl", "seen_tokens", "run", "given")
+_TIMES = ("forward_s", "backward_s")
+_RATIOS = 5
+SUMS = len(_ADDED) + len(_TIMES) + 1 + _RATIOS
+"""How many numbers `StepSums.packed` has."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchTotals:
+    """What the means of a step are taken over: the whole batch, whichever part of it is computed here."""
+
+    groups: int
+    responses: int
+    loss_tokens: float
+    """At least 1."""
+    max_tokens: int
+    """The most that any response may have."""
+    reward: float
+    """Mean over responses."""
+
+    @classmethod
+    def of(cls, groups: Sequence[AdvantagedGroup]) -> Self:
+        """Return the totals of these groups; there is at least one."""
+        responses = [response for group in groups for response in group.responses]
+        return cls(
+            groups=len(groups),
+            responses=len(responses),
+            loss_tokens=max(1.0, float(sum(sum(response.loss_mask) for response in responses))),
+            max_tokens=max(group.sampling.max_tokens for group in groups),
+            reward=sum(response.reward for response in responses) / len(responses),
+        )
+
+    def weight(self, micro: Micro, loss_type: str) -> float:
+        """Return the weight of a micro-batch in the loss of the batch, given how TRL normalises each."""
+        if loss_type in ("dapo", "cispo"):  # already divided by num_items_in_batch
+            return 1.0
+        if loss_type == "bnpo":
+            return max(1.0, micro.loss_tokens) / self.loss_tokens
+        return len(micro.advantages) / self.responses
+
+
+@dataclass(frozen=True, slots=True)
+class MicroPass:
+    """A micro-batch on its way through the model."""
+
+    micro: Micro
+    advantages: Tensor  # [B, T] float32, those that TRL reads after its pass
+    importance: Callable[[Tensor], Tensor] | None
+    """The weight of a ratio trainer / sampler; None: it is already in the loss."""
+
+
+@dataclass(slots=True)
+class StepSums:
+    """Sums over the micro-batches of one step, or of one share of it."""
+
+    loss: float = 0.0
+    clipped: float = 0.0
+    reference_kl: float = 0.0
+    seen_tokens: float = 0.0
+    run: float = 0.0
+    """Tokens that went through the model."""
+    given: float = 0.0
+    """Tokens of the rows, prompts repeated."""
+    forward_s: float = 0.0
+    backward_s: float = 0.0
+    largest: float = 0.0
+    """Largest difference of two logprobs, nats."""
+    ratios: Tensor = field(default_factory=lambda: torch.zeros(_RATIOS, dtype=torch.float64))
+    """Over tokens: ratio, k3, |difference|, entropy, ratio²."""
+
+    def observe(self, one: MicroPass, logps: Tensor, entropies: Tensor | None, run: int) -> None:
+        """Record a pass, and multiply the importance weights into the advantages."""
+        micro, mask = one.micro, one.micro.loss_mask
+        difference = (logps - micro.sampled_logps) * mask
+        ratio = difference.exp()
+        if one.importance is not None:
+            one.advantages.mul_(one.importance(ratio))
+        rows = (
+            ratio,
+            ratio - 1 - difference,
+            difference.abs(),
+            torch.zeros_like(mask) if entropies is None else entropies,
+            ratio.square(),
+        )
+        self.ratios += torch.stack([(row.double() * mask).sum() for row in rows]).cpu()
+        self.seen_tokens += micro.loss_tokens
+        self.largest = max(self.largest, difference.abs().max().item())
+        self.run += run
+        self.given += int(micro.prompt_mask.sum() + micro.completion_mask.sum())
+
+    def close(self, loss: float, share: float, metrics: dict[str, list[float]]) -> None:
+        """Add the loss of a micro-batch and TRL's own metrics of it; `share` is its share of the batch's tokens."""
+        self.loss += loss
+        self.clipped += share * next((metrics[name][-1] for name in _CLIPPED if name in metrics), 0.0)
+        if "kl" in metrics:
+            self.reference_kl += share * metrics["kl"][-1]
+
+    def packed(self) -> Tensor:
+        """Return everything, [SUMS] float64, for `add`."""
+        plain = [float(getattr(self, name)) for name in (*_ADDED, *_TIMES)]
+        return torch.tensor([*plain, self.largest, *self.ratios.tolist()], dtype=torch.float64)
+
+    def add(self, packed: Tensor, *, meanwhile: bool) -> None:
+        """Add the sums of another share of the batch; if computed `meanwhile`, it took no time of its own."""
+        values = dict(zip((*_ADDED, *_TIMES, "largest"), packed.tolist(), strict=False))
+        for name, value in values.items():
+            ours = getattr(self, name)
+            largest = name == "largest" or (name in _TIMES and meanwhile)
+            setattr(self, name, max(ours, value) if largest else ours + value)
+        self.ratios += packed[len(values) :]
+
+    def metrics(self, batch: BatchTotals) -> dict[str, float]:
+        """Return the step in numbers. `kl` is the k3 estimate of KL(sampler || trainer), nats per token.
+
+        `effective` is the share of the tokens that would count as much with equal weights: Kish's effective sample
+        size over n, (Σw)² / (n Σw²), of the ratios w; 1 where no token was run.
+        """
+        ratio, k3, difference, entropy, squared = (self.ratios / max(1.0, self.seen_tokens)).tolist()
+        return {
+            "loss": self.loss,
+            "reward": batch.reward,
+            "ratio": ratio,
+            "effective": ratio**2 / squared if squared else 1.0,
+            "kl": k3,
+            "kl_reference": self.reference_kl,
+            "mismatch": difference,
+            "mismatch_max": self.largest,
+            "clipped": self.clipped,
+            "entropy": entropy,
+            "groups": float(batch.groups),
+            "responses": float(batch.responses),
+            "tokens": batch.loss_tokens,
+            "tokens_given": float(self.given),
+            "tokens_run": float(self.run),
+            "forward_s": self.forward_s,
+            "backward_s": self.backward_s,
+        }
