@@ -102,7 +102,9 @@ class PartitionReader(Reader):
         self._ends = None if ends is None else dict(ends)
         self._position = dict(starts)
         reading = [tp for tp in starts if self._ends is None or starts[tp] < self._ends[tp]]
-        self._consumer.assign([ck.TopicPartition(*tp, starts[tp]) for tp in reading])
+        partitions = [ck.TopicPartition(*tp, starts[tp]) for tp in reading]
+        self._consumer.assign(partitions)
+        self._consumer.resume(partitions)  # librdkafka leaves one paused that was paused at its bound
 
     @property
     def position(self) -> dict[TopicPartition, int]:

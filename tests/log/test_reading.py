@@ -269,6 +269,17 @@ def test_several_partitions_are_read_each_to_its_own_bound(made: Settings) -> No
     assert sorted(record.at for record in records) == sorted([*first[:2], *second])
 
 
+def test_what_was_behind_a_bound_is_read_once_the_bound_is_further(made: Settings) -> None:
+    # the reader met a record beyond its bound; assigned again, it must not stay where it was told to fetch no more
+    written = write(made, 6)
+    tp = (written[0].topic, written[0].partition)
+    with PartitionReader(made, {tp: 0}, ends={tp: 2}) as reader:
+        assert numbers(poll(reader, 2)) == [0, 1]
+        assert reader.poll() == []
+        reader.assign({tp: 2}, {tp: 6})
+        assert numbers(poll(reader, 4)) == [2, 3, 4, 5]
+
+
 def test_a_tail_without_bounds_follows(made: Settings) -> None:
     (at, *_) = write(made, 2)
     with PartitionReader(made, {(at.topic, at.partition): 1}) as tail:
