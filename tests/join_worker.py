@@ -36,7 +36,7 @@ def build(conf: load.Settings) -> apps.App:
         "stuck_s": float(os.environ.get("JOIN_STUCK_S", 60)),
         "frozen_s": float(os.environ.get("JOIN_FROZEN_S", 30)),
     }
-    apps.faust_fixes.install = partial(apps.faust_fixes.install, **patience)
+    apps.fixes.install = partial(apps.fixes.install, **patience)
     app = apps.build_app(conf, worker_name=f"join-{os.getpid()}")
     groups = apps.table(app, "open-groups", PARTITIONS)
     joined = apps.source(app, topic("joined", conf))
@@ -92,7 +92,7 @@ def build(conf: load.Settings) -> apps.App:
 def main() -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     try:
-        return apps.run_worker(build(load.load()), grace_s=20)
+        return apps.run_worker(build(load()), grace_s=20)
     except StreamwardError as exc:
         print(exc, file=sys.stderr)
         return exc.exit_code

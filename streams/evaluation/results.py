@@ -4,7 +4,7 @@
 
 An eval task belongs to a suite (`metadata["suite"]` of `metadata["suite_size"]` tasks, of which it is number
 `metadata["suite_index"]`) and is pinned to a version. Each task leaves one group, so a suite is done when that many
-different tasks are in. What could not be scored is counted as failed and is in no mean: a missing reward is missing,
+different tasks are in. What could not be scored is tasks as failed and is in no mean: a missing reward is missing,
 never 0.
 
     n, failed             scored responses; slots without a score, and all slots of a task that another version answered
@@ -27,7 +27,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from schemas.events import AdapterEvent, AdvantagedGroup, Outcome, derive_id
 from streams.errors import ContradictoryEvent
@@ -35,10 +35,10 @@ from streams.evaluation import intervals
 from streams.table_rows import pack, unpack
 
 STAGE = "rollouts"
-ROW_VERSION = 2
+ROW_VERSION = 3
 
 
-class Counted(NamedTuple):
+class TaskResult(NamedTuple):
     """What became of one task, in sums: an entry of the row."""
 
     scenario: str
@@ -56,12 +56,8 @@ class SuiteResults:
     """What is known of one suite asked of one version."""
 
     size: int
-    counted: Mapping[str, Counted] = field(default_factory=dict)
+    tasks: Mapping[str, TaskResult] = field(default_factory=dict)
     """By index; by short id of the task where it has none. Empty again once the suite is done."""
-    before: Counted | None = None
-    """What a row of version 1 had counted of this suite, without telling its tasks apart."""
-    tasks: tuple[str, ...] = ()
-    """Short ids of the tasks in `before`."""
     last_at: int = 0
     done: bool = False
 
@@ -92,14 +88,14 @@ def count(suite: SuiteResults | None, group: AdvantagedGroup) -> tuple[SuiteResu
             f"{suite.size}. Give another set of questions another suite name"
         )
     task = _task(group, size)
-    if suite.done or task in suite.counted or short(group.task_id) in suite.tasks:
+    if suite.done or task in suite.tasks:
         return suite, ()
     suite = replace(
-        suite, counted={**suite.counted, task: _counted(group)}, last_at=max(suite.last_at, group.created_at)
+        suite, tasks={**suite.tasks, task: _counted(group)}, last_at=max(suite.last_at, group.created_at)
     )
-    if len(suite.counted) + len(suite.tasks) < suite.size:
+    if len(suite.tasks) < suite.size:
         return suite, ()
-    return replace(suite, counted={}, before=None, tasks=(), done=True), (_result(suite, group),)
+    return replace(suite, tasks={}, done=True), (_result(suite, group),)
 
 
 def _task(group: AdvantagedGroup, size: int) -> str:
@@ -115,11 +111,11 @@ def _task(group: AdvantagedGroup, size: int) -> str:
     return str(index)
 
 
-def _counted(group: AdvantagedGroup) -> Counted:
+def _counted(group: AdvantagedGroup) -> TaskResult:
     mismatch = group.adapter_version not in (-1, _pinned(group))
     responses = () if mismatch else group.responses
     latencies = [response.latency_ms for response in responses]
-    return Counted(
+    return TaskResult(
         scenario=group.scenario,
         slots=group.group_size,
         n=len(responses),
@@ -136,8 +132,8 @@ def _counted(group: AdvantagedGroup) -> Counted:
 
 def _result(suite: SuiteResults, group: AdvantagedGroup) -> AdapterEvent:
     name, version = group.metadata["suite"], _pinned(group)
-    numbered = not suite.tasks and all(task.isdecimal() for task in suite.counted)
-    entries = sorted(suite.counted.items(), key=lambda entry: (len(entry[0]), entry[0]))
+    numbered = all(task.isdecimal() for task in suite.tasks)
+    entries = sorted(suite.tasks.items(), key=lambda entry: (len(entry[0]), entry[0]))
     return AdapterEvent(
         event_id=derive_id(group.policy, version, "evaluated", name),
         policy=group.policy,
@@ -147,28 +143,26 @@ def _result(suite: SuiteResults, group: AdvantagedGroup) -> AdapterEvent:
         actor=STAGE,
         reason=f"all {suite.size} tasks of the suite are in",
         suite=name,
-        metrics=_metrics([counted for _, counted in entries], suite.before),
-        outcomes=tuple(_outcome(int(task), counted) for task, counted in entries) if numbered else (),
+        metrics=_metrics([tasks for _, tasks in entries]),
+        outcomes=tuple(_outcome(int(task), tasks) for task, tasks in entries) if numbered else (),
     )
 
 
-def _outcome(index: int, counted: Counted) -> Outcome:
-    n = counted.n
+def _outcome(index: int, tasks: TaskResult) -> Outcome:
+    n = tasks.n
     return Outcome(
         index=index,
-        scenario=counted.scenario,
-        success=counted.right / n if n else None,
-        reward=counted.reward / n if n else None,
-        tokens=counted.tokens / n if n else None,
-        latency_ms=None if counted.latency_ms is None or not n else counted.latency_ms / n,
-        failed=counted.slots - n,
+        scenario=tasks.scenario,
+        success=tasks.right / n if n else None,
+        reward=tasks.reward / n if n else None,
+        tokens=tasks.tokens / n if n else None,
+        latency_ms=None if tasks.latency_ms is None or not n else tasks.latency_ms / n,
+        failed=tasks.slots - n,
     )
 
 
-def _metrics(every: Sequence[Counted], before: Counted | None) -> dict[str, float]:
-    """Return the metrics of all tasks and of each scenario; of a row of version 1 those that it can give."""
-    if before is not None:
-        return _sums([*every, before])
+def _metrics(every: Sequence[TaskResult]) -> dict[str, float]:
+    """Return the metrics of all tasks and of each scenario."""
     metrics = _means(every)
     rewards = [one.reward / one.n for one in every if one.n]
     if rewards:
@@ -183,7 +177,7 @@ def _metrics(every: Sequence[Counted], before: Counted | None) -> dict[str, floa
     return metrics
 
 
-def _means(every: Sequence[Counted]) -> dict[str, float]:
+def _means(every: Sequence[TaskResult]) -> dict[str, float]:
     n = sum(one.n for one in every)
     metrics = {"n": float(n), "failed": float(sum(one.slots - one.n for one in every))}
     scored = [one for one in every if one.n]
@@ -200,16 +194,6 @@ def _means(every: Sequence[Counted]) -> dict[str, float]:
 
 def _mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values)
-
-
-def _sums(every: Sequence[Counted]) -> dict[str, float]:
-    """Return what can be told of sums over several tasks: means over responses."""
-    n = sum(one.n for one in every)
-    metrics = {"n": float(n), "failed": float(sum(one.slots - one.n for one in every))}
-    if n:
-        metrics["exact"] = sum(one.right for one in every) / n
-        metrics["mean_reward"] = math.fsum(one.reward for one in every) / n
-    return metrics
 
 
 def _pinned(group: AdvantagedGroup) -> int:
@@ -240,28 +224,12 @@ def dump(suite: SuiteResults) -> bytes:
 
 
 def load(row: bytes | None) -> SuiteResults | None:
-    """Return the suite in a table row; None for no row. A row of version 1 is taken over as far as it goes.
-
-    Raises ValueError for a row of another version.
-    """
+    """Return the suite in a table row; None for no row. Raises ValueError for a row of another version."""
     if row is None:
         return None
-    if row.startswith(b'{"v":1,'):
-        return _from_version_1(unpack(row, 1))
     data = unpack(row, ROW_VERSION)
-    counted = {task: Counted(*values) for task, values in data["counted"].items()}
-    before = None if data["before"] is None else Counted(*data["before"])
-    return SuiteResults(**data | {"counted": counted, "before": before, "tasks": tuple(data["tasks"])})
-
-
-def _from_version_1(data: Mapping[str, Any]) -> SuiteResults:
-    """Return what an older release had counted: sums over tasks of which it kept the ids alone."""
-    suite = SuiteResults(size=data["size"], last_at=data["last_at"], done=data["done"])
-    if suite.done or not data["tasks"]:
-        return suite
-    n = data["n"]
-    before = Counted("", slots=n + data["failed"], n=n, right=data["exact"], reward=data["reward_sum"])
-    return replace(suite, before=before, tasks=tuple(data["tasks"]))
+    tasks = {task: TaskResult(*values) for task, values in data["tasks"].items()}
+    return SuiteResults(**data | {"tasks": tasks})
 
 
 def short(any_id: str) -> str:

@@ -27,7 +27,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 BURN_IN = 10
 """Groups of each arm below which there is no interval, whatever the settings say."""
@@ -53,11 +53,23 @@ class Arm:
         return Arm(n, mean, self.spread + away * (value - mean))
 
 
+ArmName = Literal["candidate", "primary"]
+ARMS: tuple[ArmName, ...] = ("candidate", "primary")
+
+
 class ArmPair(NamedTuple):
     """Both arms of one step."""
 
     candidate: Arm
     primary: Arm
+
+    def arm(self, name: ArmName) -> Arm:
+        """Return one of the two."""
+        return self.candidate if name == "candidate" else self.primary
+
+    def add(self, name: ArmName, value: float) -> ArmPair:
+        """Return the pair with one more number in an arm."""
+        return self._replace(**{name: self.arm(name).add(value)})
 
 
 class ConfidenceSequence(NamedTuple):
@@ -78,14 +90,13 @@ def interval(steps: Sequence[ArmPair], alpha: float) -> ConfidenceSequence | Non
     below BURN_IN groups of an arm, and as long as all rewards are equal.
     """
     compared = [pair for pair in steps if pair.candidate.n and pair.primary.n]
-    groups = [sum(pair[arm].n for pair in compared) for arm in (0, 1)]
-    if min(groups) < BURN_IN:
+    if min(sum(pair.arm(name).n for pair in compared) for name in ARMS) < BURN_IN:
         return None
     common = _common_variance(compared)
     if common is None:
         return None
-    variances = [max(common, _variance([pair[arm] for pair in compared])) for arm in (0, 1)]
-    weights = [1 / (variances[0] / pair.candidate.n + variances[1] / pair.primary.n) for pair in compared]
+    candidate, primary = (max(common, _variance([pair.arm(name) for pair in compared])) for name in ARMS)
+    weights = [1 / (candidate / pair.candidate.n + primary / pair.primary.n) for pair in compared]
     total = math.fsum(weights)
     differences = [pair.candidate.mean - pair.primary.mean for pair in compared]
     estimate = math.fsum(w * d for w, d in zip(weights, differences, strict=True)) / total
@@ -119,7 +130,7 @@ def _weighed(steps: Sequence[ArmPair]) -> tuple[float, float] | None:
     total = math.fsum(weight for weight, _ in compared)
     if not compared:
         return None
-    candidate, primary = (math.fsum(weight * pair[arm].mean for weight, pair in compared) / total for arm in (0, 1))
+    candidate, primary = (math.fsum(weight * pair.arm(name).mean for weight, pair in compared) / total for name in ARMS)
     return candidate, primary
 
 

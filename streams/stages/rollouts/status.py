@@ -21,6 +21,7 @@ from streams.adapters.serving import DECISIONS
 from streams.adapters.versions import AdapterState, Version
 from streams.evaluation import sequential
 from streams.evaluation.results import short
+from streams.evaluation.sequential import ARMS, ArmName
 from streams.kafka import admin
 from streams.kafka.reader import read
 from streams.kafka.record import TopicPartition, partition_of
@@ -70,7 +71,7 @@ class Rollout:
     def plain(self, settings: Settings) -> dict[str, Any]:
         """Return what there is to show, ready for JSON."""
         rule, trial, serving = self.rule or settings.canary, self.trial, self.state.serving
-        interval = None if trial is None else canary.reward(self.evidence, rule)
+        interval = None if trial is None else canary.reward_gain(self.evidence, rule)
         found: dict[str, Any] = {
             "policy": self.state.policy,
             "mode": settings.rollouts.mode,
@@ -79,7 +80,7 @@ class Rollout:
             "share": serving.share,
             "newest": self.state.newest,
             "waits_for": waits_for(self, settings),
-            "arms": [] if trial is None else [_arm(self.evidence, trial, number, rule) for number in (0, 1)],
+            "arms": [] if trial is None else [_arm(self.evidence, trial, name, rule) for name in ARMS],
             "gain": None,
             "guardrails": [] if trial is None else canary.tripped(self.evidence, rule),
             "decisions": [
@@ -101,14 +102,13 @@ class Rollout:
         return found
 
 
-def _arm(evidence: Evidence, trial: CanaryTrial, number: int, rule: Canary) -> dict[str, Any]:
-    name = ("candidate", "primary")[number]
+def _arm(evidence: Evidence, trial: CanaryTrial, name: ArmName, rule: Canary) -> dict[str, Any]:
     shown = canary.metrics(evidence, rule)
     return {
         "arm": name,
-        "version": (trial.version, trial.primary)[number],
-        "groups": evidence.groups(number),
-        "in_step": evidence.in_step(number, trial),
+        "version": trial.version if name == "candidate" else trial.primary,
+        "groups": evidence.groups(name),
+        "in_step": evidence.groups_in_step(name, trial),
         **{figure: shown.get(f"{name}_{figure}") for figure in canary.FIGURES},
     }
 
@@ -141,7 +141,7 @@ def _canary_waits(rollout: Rollout, trial: CanaryTrial, rule: Canary) -> str:
         return f"a person: {found.reason}"
     if found is not None:
         return f"the stream worker, to write {found.kind}: {found.reason}"
-    candidate, primary = evidence.in_step(0, trial), evidence.in_step(1, trial)
+    candidate, primary = evidence.groups_in_step("candidate", trial), evidence.groups_in_step("primary", trial)
     if candidate < rule.step_groups or (trial.share < 1 and primary < rule.step_groups):
         of_primary = f", {primary} of the primary" if trial.share < 1 else ""
         return (
