@@ -5,11 +5,11 @@
     two values per task, paired ──► difference  Newcombe's method 10 if all are 0 or 1, else Student's t
 
 Tasks are the unit, never responses: the answers to one question resemble each other, and counting each as evidence
-would make every interval too narrow. The intervals speak of other questions drawn from where these came from; two
-versions asked the same questions are compared in pairs, which takes out how hard the questions are.
+would make every interval too narrow. The intervals are about other questions from the same source; two versions that
+answered the same questions are compared in pairs, which removes the difficulty of the questions.
 
-Not covered: looking more than once. An interval that is watched until it suits promises nothing; for that there is the
-canary's test (streams/evaluation/sequential.py).
+Each interval may be looked at once. One that is watched until it suits proves nothing; the canary's test is made for
+repeated looks (streams/evaluation/sequential.py).
 """
 
 from __future__ import annotations

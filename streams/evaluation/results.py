@@ -1,25 +1,23 @@
-"""How well a version did on the tasks of a suite: the count of its answers.
+"""How well a version did on the tasks of a suite.
 
-    groups of pinned eval tasks ──► one outcome per task ──► all of the suite are in ──► adapters (evaluated)
+    groups of pinned eval tasks ──► one outcome per task ──► the suite is complete ──► adapters (evaluated)
 
 An eval task belongs to a suite (`metadata["suite"]` of `metadata["suite_size"]` tasks, of which it is number
-`metadata["suite_index"]`) and is pinned to a version. Each task leaves one group, so a suite is done when that many
-different tasks are in. What could not be scored is tasks as failed and is in no mean: a missing reward is missing,
-never 0.
+`metadata["suite_index"]`) and is pinned to a version. Each task leaves one group, so a suite is done when there are
+groups of that many different tasks. What could not be scored counts as failed and is in no mean: a missing reward is
+missing, never 0.
 
     n, failed             scored responses; slots without a score, and all slots of a task that another version answered
-    success, exact        share of right answers: two names of one figure
+    success, exact        share of right answers: two names for one figure
     mean_reward, tokens   and latency_ms, where every group recorded it
     NAME_low, NAME_high   interval of success (Wilson) and of mean_reward (Student's t), at 95 %
     scenario.NAME.…       n, success and mean_reward of one scenario
 
-Means are over tasks, each by the mean of its scored responses: so a task counts once, however often it was answered.
+Means are over tasks, of the mean over each task's scored responses: a task counts once, however many responses it has.
 
-Whoever wrote a suite without `suite_index` gets the metrics, and no outcomes: nothing tells which of its tasks are the
-same. The row holds an outcome per task until the suite is done, and is written anew for each: suites.py says
-how many tasks that is good for.
-
-Not covered: what follows from the result. That is the guard's business (streams/stages/rollouts/guard.py).
+A suite without `suite_index` gets metrics, but no outcomes: nothing tells which of its tasks are the same as another
+version's. The row holds an outcome per task until the suite is done, and is written again for each task: suites.py has
+the limit that follows.
 """
 
 from __future__ import annotations
@@ -39,7 +37,7 @@ ROW_VERSION = 3
 
 
 class TaskResult(NamedTuple):
-    """What became of one task, in sums: an entry of the row."""
+    """The sums over one task's responses: an entry of the row."""
 
     scenario: str
     slots: int
@@ -53,7 +51,7 @@ class TaskResult(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SuiteResults:
-    """What is known of one suite asked of one version."""
+    """The results so far of one suite on one version."""
 
     size: int
     tasks: Mapping[str, TaskResult] = field(default_factory=dict)
@@ -63,7 +61,7 @@ class SuiteResults:
 
 
 def suite_key(group: AdvantagedGroup) -> bytes | None:
-    """Return the key of the suite `group` counts for, or None if it counts for none.
+    """Return the key of the suite that `group` counts for; None if it counts for none.
 
     Raises ContradictoryEvent if it names a suite and no version.
     """
@@ -77,7 +75,7 @@ def count(suite: SuiteResults | None, group: AdvantagedGroup) -> tuple[SuiteResu
 
     A response is right if its source "exact" gave 1.0 (without such a source: if its reward is 1.0).
 
-    Raises ContradictoryEvent if the group's suite_size or suite_index is no count, the size is not the one the suite
+    Raises ContradictoryEvent if the group's suite_size or suite_index is not a count, the size is not the one the suite
     began with, or the index is not below it.
     """
     size = _count(group, "suite_size")
@@ -85,13 +83,13 @@ def count(suite: SuiteResults | None, group: AdvantagedGroup) -> tuple[SuiteResu
     if size != suite.size:
         raise ContradictoryEvent(
             f"task {group.task_id} says suite {group.metadata['suite']!r} has {size} tasks, but it began with "
-            f"{suite.size}. Give another set of questions another suite name"
+            f"{suite.size}. Give another set of tasks another suite name"
         )
     task = _task(group, size)
     if suite.done or task in suite.tasks:
         return suite, ()
     suite = replace(
-        suite, tasks={**suite.tasks, task: _counted(group)}, last_at=max(suite.last_at, group.created_at)
+        suite, tasks={**suite.tasks, task: _task_result(group)}, last_at=max(suite.last_at, group.created_at)
     )
     if len(suite.tasks) < suite.size:
         return suite, ()
@@ -99,7 +97,7 @@ def count(suite: SuiteResults | None, group: AdvantagedGroup) -> tuple[SuiteResu
 
 
 def _task(group: AdvantagedGroup, size: int) -> str:
-    """Return what tells the tasks of a suite apart."""
+    """Return the key of a task within its suite."""
     if "suite_index" not in group.metadata:
         return short(group.task_id)
     index = _count(group, "suite_index")
@@ -111,7 +109,7 @@ def _task(group: AdvantagedGroup, size: int) -> str:
     return str(index)
 
 
-def _counted(group: AdvantagedGroup) -> TaskResult:
+def _task_result(group: AdvantagedGroup) -> TaskResult:
     mismatch = group.adapter_version not in (-1, _pinned(group))
     responses = () if mismatch else group.responses
     latencies = [response.latency_ms for response in responses]
@@ -122,7 +120,7 @@ def _counted(group: AdvantagedGroup) -> TaskResult:
         right=sum(response.components.get("exact", response.reward) == 1.0 for response in responses),
         reward=math.fsum(response.reward for response in responses),
         tokens=sum(len(response.completion_token_ids) for response in responses),
-        # rounded: a measurement, which would else take more of the row than all the rest
+        # rounded, or this measurement would take more of the row than everything else
         latency_ms=None if None in latencies else round(math.fsum(one for one in latencies if one is not None), 1),
     )
 
@@ -143,21 +141,21 @@ def _result(suite: SuiteResults, group: AdvantagedGroup) -> AdapterEvent:
         actor=STAGE,
         reason=f"all {suite.size} tasks of the suite are in",
         suite=name,
-        metrics=_metrics([tasks for _, tasks in entries]),
-        outcomes=tuple(_outcome(int(task), tasks) for task, tasks in entries) if numbered else (),
+        metrics=_metrics([result for _, result in entries]),
+        outcomes=tuple(_outcome(int(task), result) for task, result in entries) if numbered else (),
     )
 
 
-def _outcome(index: int, tasks: TaskResult) -> Outcome:
-    n = tasks.n
+def _outcome(index: int, result: TaskResult) -> Outcome:
+    n = result.n
     return Outcome(
         index=index,
-        scenario=tasks.scenario,
-        success=tasks.right / n if n else None,
-        reward=tasks.reward / n if n else None,
-        tokens=tasks.tokens / n if n else None,
-        latency_ms=None if tasks.latency_ms is None or not n else tasks.latency_ms / n,
-        failed=tasks.slots - n,
+        scenario=result.scenario,
+        success=result.right / n if n else None,
+        reward=result.reward / n if n else None,
+        tokens=result.tokens / n if n else None,
+        latency_ms=None if result.latency_ms is None or not n else result.latency_ms / n,
+        failed=result.slots - n,
     )
 
 
@@ -233,8 +231,8 @@ def load(row: bytes | None) -> SuiteResults | None:
 
 
 def short(any_id: str) -> str:
-    """Return 48 bits of an id, which tell the decisions on a policy, or the tasks of a suite, apart.
+    """Return 48 bits, enough to identify an id among the decisions on a policy or the tasks of a suite.
 
-    They are bits of its hash: people may give tasks ids of their own, and those often begin alike.
+    They are bits of its hash: users may choose task ids themselves, and those often begin alike.
     """
     return derive_id(any_id)[:13]
