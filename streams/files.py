@@ -1,12 +1,11 @@
-"""What one process of this machine has for itself: a place nobody else works in, and a temporary folder.
+"""Exclusive use of a folder, and temporary folders that do not outlive their process.
 
-    folder ──► hold ──► ours, and its lock file says so            somebody has it ──► RefusedError, naming who
-    kind ──► Scratch ──► streamward-KIND-…, locked while we live   nobody has it any more ──► the next one removes it
+    folder ──► hold ──► ours, and its lock file names this process    held by another ──► RefusedError, naming it
+    kind ──► Scratch ──► streamward-KIND-…, locked while we live      left behind by a kill ──► the next one removes it
 
-The lock is flock's, which the kernel takes back when the process ends, however it ends. So after a kill -9 nothing is
-held, and what is held by nobody was left behind.
-
-Not covered: file systems that do not honour flock. There two processes may hold one folder, and nothing is swept.
+The lock is flock's, which the kernel releases when the process ends, however it ends. So nothing is held after a
+kill -9, and an unlocked temporary folder was left behind. On a file system without flock, two processes may hold one
+folder, and nothing is removed.
 """
 
 from __future__ import annotations
@@ -28,9 +27,9 @@ LOCK = "lock"
 
 @contextlib.contextmanager
 def hold(folder: Path, *, refusal: str, way_out: str) -> Iterator[None]:
-    """Be the one process of this machine in `folder`, which is made if it is not there.
+    """Be the only process of this machine in `folder`, which is created if it does not exist.
 
-    Raises RefusedError if another one is: `refusal` says what goes on there, as in "policy p is already trained".
+    Raises RefusedError if another holds it: `refusal` says what it does there, as in "policy p is already trained".
     """
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / LOCK).open("a+") as lock:
@@ -47,17 +46,17 @@ def hold(folder: Path, *, refusal: str, way_out: str) -> Iterator[None]:
 
 
 class Scratch:
-    """A temporary folder of this process. It goes with `close`, or with the process.
+    """A temporary folder of this process, removed by `close` or at its end.
 
-    One that was killed cannot do it: the next Scratch of its kind does. Use as a context manager, which gives the
-    folder, or call `close`. Raises OSError if there is no room for it.
+    After a kill, the next Scratch of its kind removes it. Use as a context manager, which gives the folder, or call
+    `close`. Raises OSError if there is no room for it.
     """
 
     def __init__(self, kind: str) -> None:
         _sweep(kind)
         self.folder, lock = _locked(kind)
         self.close = weakref.finalize(self, _remove, self.folder, lock)
-        """Remove the folder with all that is in it; again does nothing."""
+        """Remove the folder with everything in it; a second call does nothing."""
 
     def __enter__(self) -> Path:
         return self.folder
@@ -74,7 +73,7 @@ def _locked(kind: str) -> tuple[Path, int]:
             lock = os.open(folder, os.O_RDONLY)
         except FileNotFoundError:  # swept before it could be locked
             continue
-        with contextlib.suppress(OSError):  # no flock here: then nobody sweeps either
+        with contextlib.suppress(OSError):  # without flock nothing is swept either
             fcntl.flock(lock, fcntl.LOCK_EX)
         if folder.is_dir():
             return folder, lock
@@ -82,7 +81,7 @@ def _locked(kind: str) -> tuple[Path, int]:
 
 
 def _sweep(kind: str) -> None:
-    """Remove the folders of this kind that are ours and that no process holds."""
+    """Remove this user's folders of this kind that no process holds."""
     for path in Path(tempfile.gettempdir()).glob(f"streamward-{kind}-*"):
         with contextlib.suppress(OSError):
             lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)

@@ -87,11 +87,11 @@ def adapters_rollback(call: AppContext, /, to: int | None, expect: int, policy: 
     Only if version M is primary: if somebody was faster nothing changes, and the exit code is 4. Agents follow at
     once; what they are answering ends on the version it began with.
     """
-    from streams.adapters.decisions import rolls_back_to
+    from streams.adapters.decisions import rollback_target
 
     life = read(call, policy)
     if to is None:
-        to = rolls_back_to(life, expect, actor=_actor(given["actor"]), reason=given["reason"])
+        to = rollback_target(life, expect, actor=_actor(given["actor"]), reason=given["reason"])
     _decide(call, "rolled_back", to, expect=expect, policy=policy, life=life, **given)
 
 
@@ -133,7 +133,8 @@ def _decide(
     from streams.adapters import decisions
 
     life = read(call, policy) if life is None else life
-    made = decisions.decide(call.settings, life, kind, version, actor=_actor(actor), reason=reason, expect=expect)
+    proposed = decisions.ProposedDecision(kind=kind, version=version, actor=_actor(actor), reason=reason, expect=expect)
+    made = decisions.decide(call.settings, life, proposed)
     show.record(_row(made), output)
 
 
@@ -250,7 +251,8 @@ def _delete(
     number = fate.version.version
     if fate.version.status != "retired":
         try:
-            decisions.decide(call.settings, life, "retired", number, actor=actor, reason=f"gc: {fate.why}")
+            retire = decisions.ProposedDecision(kind="retired", version=number, actor=actor, reason=f"gc: {fate.why}")
+            decisions.decide(call.settings, life, retire)
         except RefusedError as exc:  # somebody put it to use while we looked
             click.echo(f"version {number} stays: {exc}", err=True)
             return life, "keep"
