@@ -1,12 +1,11 @@
-"""How a rollout stands: who answers, what the canary has shown, and what is waited for.
+"""The state of a rollout: who answers, what the canary has shown, and what it waits for.
 
     adapters[policy] ──► fold ──► primary, candidate, last decisions ──┐
-    groups[policy], since the canary began ──► canary.count ───────────┴──► Standing
+    groups[policy], since the canary began ──► canary.count ───────────┴──► Rollout
 
-Everything comes from the log, by the same functions that decide, so what is shown here is what the stage sees once it
-has read as far. The rule shown is the one recorded with the canary, and not that of this machine's settings.
-
-Not covered: groups that retention has cut since the canary began. They are missing here, and not in the stage's tables.
+Everything comes from the log, by the functions that decide, so this shows what the stage sees once it has read as far.
+The rule shown is the one recorded with the canary, not that of this machine's settings. Groups that retention has
+deleted since the canary began are missing here, but not in the stage's tables.
 """
 
 from __future__ import annotations
@@ -31,11 +30,11 @@ from streams.stages.rollouts import canary
 from streams.stages.rollouts.canary import CanaryTrial, Evidence
 
 LAST = 5
-"""Decisions that are shown."""
+"""How many decisions are shown."""
 
 
 class RolloutDecision(NamedTuple):
-    """A decision that the log holds, and whether it took effect."""
+    """A decision in the log, and whether it took effect."""
 
     at_ms: int
     event: AdapterEvent
@@ -44,7 +43,7 @@ class RolloutDecision(NamedTuple):
 
 @dataclass(slots=True)
 class Rollout:
-    """One policy's rollout as far as it was read."""
+    """One policy's rollout, as far as it was read."""
 
     state: AdapterState
     trial: CanaryTrial | None = None
@@ -69,7 +68,7 @@ class Rollout:
             self.rule = canary.rule_in(event.gate)
 
     def plain(self, settings: Settings) -> dict[str, Any]:
-        """Return what there is to show, ready for JSON."""
+        """Return what is shown, as plain values for JSON."""
         rule, trial, serving = self.rule or settings.canary, self.trial, self.state.serving
         interval = None if trial is None else canary.reward_gain(self.evidence, rule)
         found: dict[str, Any] = {
@@ -113,7 +112,7 @@ def _arm(evidence: Evidence, trial: CanaryTrial, name: ArmName, rule: Canary) ->
     }
 
 
-# --- what is waited for -----------------------------------------------------------------------------------------------
+# --- what it waits for ------------------------------------------------------------------------------------------------
 
 
 def waits_for(rollout: Rollout, settings: Settings) -> str:
@@ -160,7 +159,7 @@ def _newest_waiting(state: AdapterState) -> Version | None:
 
 
 class RolloutWatch:
-    """Reads a policy's rollout, and on each `look` what came since."""
+    """Reads a policy's rollout, and on each `look` what is new."""
 
     def __init__(self, settings: Settings, policy: str) -> None:
         self._settings = settings
@@ -173,7 +172,7 @@ class RolloutWatch:
         self._rollout = Rollout(adapters.empty(policy))
 
     def look(self) -> Rollout:
-        """Return how things stand now. Raises NotFoundError without topics, LogError if the broker does not answer."""
+        """Return the rollout as of now. Raises NotFoundError without topics, LogError if the broker does not answer."""
         rollout, trial = self._rollout, self._rollout.trial
         bounds = admin.offsets(self._settings, ["adapters", "groups"])
         low, high = bounds[self._adapters]
