@@ -24,7 +24,7 @@ CONFIDENCE = 0.95
 
 
 class Interval(NamedTuple):
-    """Where the true value lies, as often as the confidence says; the bounds are inclusive and may be infinite."""
+    """Bounds on the true value at a given confidence, inclusive; they may be infinite."""
 
     low: float
     high: float
@@ -95,7 +95,7 @@ def mean(values: Sequence[float], confidence: float = CONFIDENCE) -> Estimate:
 
 
 def difference(first: Sequence[float], second: Sequence[float], confidence: float = CONFIDENCE) -> MeanDifference:
-    """Return the mean of first minus second over pairs: values of the same task stand at the same place.
+    """Return the mean of first minus second over pairs: values of the same task have the same index.
 
     Zeros and ones only: `newcombe`, since t would be sure of itself as soon as all pairs agree. Else the t interval of
     the differences, as `mean`.
