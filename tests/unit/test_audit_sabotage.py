@@ -33,6 +33,7 @@ from tests.support.log.whole_run import (
     whole_log,
     without,
 )
+from tests.support.thoroughness import examples
 
 
 @cache
@@ -324,7 +325,7 @@ def test_a_response_that_was_changed_is_named_with_its_group(change: Callable[[A
 
 
 @given(st.data())
-@hypothesis.settings(max_examples=40)
+@hypothesis.settings(max_examples=examples(40))
 def test_any_single_harm_to_any_record_is_named(data: st.DataObject) -> None:
     usable = [record for record in whole() if is_event(record)]
     record = data.draw(st.sampled_from(usable), label="record")

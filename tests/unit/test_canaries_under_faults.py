@@ -21,6 +21,7 @@ from streams.settings.model import Canary
 from streams.stages.rollouts import canary, stage as rollouts
 from streams.stages.rollouts.state import RolloutRule
 from tests.support.factories import T0, group, state_after
+from tests.support.thoroughness import examples
 
 RULE = RolloutRule("canary", canary=Canary(steps="0.3,0.6,1", step_groups=10, max_groups=400))
 QUALITY = {0: 0.3, 1: 0.6, 2: 0.1, 3: 0.9}
@@ -159,7 +160,7 @@ def rolled_out(seed: int, *, kills: int, person: AdapterEvent | None = None) -> 
     raise AssertionError(f"no end: {line}")
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(st.integers(0, 2**16))
 def test_the_best_version_is_primary_in_the_end_however_often_the_stage_is_killed(seed: int) -> None:
     world = rolled_out(seed, kills=8)
@@ -171,7 +172,7 @@ def test_the_best_version_is_primary_in_the_end_however_often_the_stage_is_kille
     assert len({encode(event) for event in written}) == len({event.event_id for event in written})
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(st.integers(0, 2**16), st.sampled_from(["promoted", "rejected", "rolled_back"]), st.integers(0, 3))
 def test_a_person_who_decides_meanwhile_and_copies_of_what_was_written_change_no_ones_mind(
     seed: int, kind: Any, version: int

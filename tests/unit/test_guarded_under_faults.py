@@ -17,6 +17,7 @@ from streams.stages.rollouts import stage as rollouts
 from streams.stages.rollouts.state import RolloutRule
 from streams.stages.tasks.suites import generated
 from tests.support.factories import state_after
+from tests.support.thoroughness import examples
 
 SUITE = Suite(name="sums@1", questions=generated("sums", count=2, seed=0).questions, thresholds={})
 RULE = RolloutRule("guarded", Guard(min_tasks=20), SUITE)
@@ -114,7 +115,7 @@ def followed(seed: int, *, kills: int) -> Stage:
             return stage
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(st.integers(0, 2**16))
 def test_after_any_crashes_what_was_good_is_primary_and_nothing_was_said_in_two_ways(seed: int) -> None:
     stage = followed(seed, kills=6)

@@ -12,6 +12,7 @@ from streams.adapters import serving, versions as adapters
 from streams.stages.rollouts import stage as rollouts
 from streams.stages.rollouts.state import RolloutState
 from tests.support.factories import state_after
+from tests.support.thoroughness import examples
 
 
 def trained(version: int, **changed: object) -> AdapterEvent:
@@ -136,7 +137,7 @@ some_events = st.lists(
 )
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(some_events)
 def test_exactly_one_version_is_primary_after_any_events(events: list[AdapterEvent]) -> None:
     state = state_after(events)
@@ -144,14 +145,14 @@ def test_exactly_one_version_is_primary_after_any_events(events: list[AdapterEve
     assert state.primaries[-1] == state.primary
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(some_events)
 def test_the_stage_and_the_agents_agree_on_the_primary_after_any_events(events: list[AdapterEvent]) -> None:
     log = Log().append(*events).settle()
     assert log.rollout.serving.primary == state_after(log.events).primary
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(some_events, st.data())
 def test_delivering_any_events_again_changes_nothing(events: list[AdapterEvent], data: st.DataObject) -> None:
     log = Log().append(*events).settle()
