@@ -303,7 +303,7 @@ def experiments_list(call: AppContext, output: Output) -> None:
 
     rows, every = [], records.read(call.settings)
     for name, one in every.items():
-        made = comparison.line(call.settings, name, every)
+        made = comparison.side(call.settings, name, every)
         counts = {key: one.counts.get(key, 0) for key in ("tasks", "groups", "batches", "steps")}
         rows.append(
             {"experiment": name, "policy": one.policy, "state": one.kind, "created_at": one.created_at, **counts,
@@ -378,7 +378,7 @@ def experiments_compare(call: AppContext, first: str, second: str, output: Outpu
     from streams.errors import NotFoundError
     from streams.tools.replay import comparison
 
-    lines = [comparison.line(call.settings, name) for name in (first, second)]
+    lines = [comparison.side(call.settings, name) for name in (first, second)]
     for one in lines:
         if not one.scores:
             how = f"`streamward replay evaluate {one.name}`" if one.is_experiment else "eval tasks for its versions"

@@ -1,9 +1,9 @@
-"""Say over HTTP how the last recount came out.
+"""Serve the result of the last recount over HTTP.
 
     Report ──► GET /metrics   as streams/observability/metrics.py has it
            └─► GET /healthz   200 while recounts succeed, else 503
 
-Not covered: /readyz. Nobody waits for an audit.
+There is no /readyz: nothing waits for an audit.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def text(report: Report, *, at_s: float) -> str:
 
 
 class Board:
-    """The newest report, for whoever asks."""
+    """The newest report."""
 
     def __init__(self, *, fresh_s: float) -> None:
         self._fresh_s = fresh_s
