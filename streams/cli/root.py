@@ -14,7 +14,7 @@
                 ├─ dashboards                        what Grafana shows                     dashboards.py
                 ├─ export                            data sets for other trainers           export.py
                 ├─ dlq                               what could not be used                 dlq.py
-                ├─ replay  experiments               the log again, under other settings    replay.py
+                ├─ replay  experiments               the log again, under other settings    replay.py, experiments.py
                 ├─ reproduce                         versions trained again, byte for byte  reproduce.py
                 ├─ streams  scoring  policy  train   the loop, until it is told to stop
                 └─ config  doctor                    how it is set up
@@ -38,11 +38,12 @@ from streams.cli.demo import demo
 from streams.cli.dlq import dlq
 from streams.cli.evaluate import evaluate
 from streams.cli.events import events
+from streams.cli.experiments import experiments
 from streams.cli.export import export
 from streams.cli.offsets import offsets
 from streams.cli.query import query
 from streams.cli.release import adapters
-from streams.cli.replay import experiments, replay
+from streams.cli.replay import replay
 from streams.cli.reproduce import reproduce
 from streams.cli.rollout import rollout
 from streams.cli.runtime import AppContext, Guarded, end_at_signals, output_option, pass_call, until_stopped

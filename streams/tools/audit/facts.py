@@ -223,7 +223,7 @@ class Reach:
     since_ms: int | None = None
     """Only tasks recorded from here on are recounted, ms since the epoch."""
     now_ms: int = 0
-    """When the commits were read: a task whose deadline is over by then may have been passed over."""
+    """When the commits were read: a task whose deadline is over by then may have been skipped."""
     settled: bool = False
     """Nothing is in flight: all work that could be done is done."""
 

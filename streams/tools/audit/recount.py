@@ -46,7 +46,8 @@ from streams.tools.audit.facts import (
 from streams.tools.audit.policies import PolicyLedger, recount_policy
 from streams.tools.audit.records import event_and_key, fact_of, mark_of
 from streams.tools.audit.report import CATEGORIES, Report
-from streams.tools.audit.tasks import JOIN, SCORER, STREAMS, Story, TaskOutcome, recount_task
+from streams.tools.audit.story import Story, TaskOutcome
+from streams.tools.audit.tasks import JOIN, SCORER, STREAMS, recount_task
 from streams.tools.audit.versions import VersionLedger
 
 DECISIONS = "dlq"

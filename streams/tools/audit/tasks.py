@@ -1,6 +1,6 @@
 """Recount one task: its responses, their scores, and whether its group agrees.
 
-    tasks, responses, rewards, controls, groups of one task ──► who may enter ──► who won ──► Findings, what is open
+    tasks, responses, rewards, controls, groups of one task ──► which count ──► which sampling won ──► findings, what is open
 
 The rules are those of the events and of the log, implemented a second time: the first record of an id counts and the
 same again is a repetition; nothing recorded after the deadline counts; one sampling has one version; the sampling whose
@@ -15,22 +15,19 @@ own; and which of two tasks with one id a scorer found.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 
 from schemas.events import Coordinates
 from streams.tools.audit.facts import (
     AuditFinding,
     AuditView,
     Category,
-    ControlFact,
     GroupFact,
     ResponseFact,
     RewardFact,
-    TaskFact,
 )
 from streams.tools.audit.groups import GroupCase, Slots, check_group
+from streams.tools.audit.story import Story, TaskOutcome
 
 JOIN, SCORER = "advantages", "scoring"
 """Stages, as dead letters name them."""
@@ -39,36 +36,6 @@ STREAMS = "streams"
 
 Scores = dict[tuple[str, str], RewardFact]
 """By response_id and source."""
-
-
-@dataclass(slots=True)
-class Story:
-    """Everything the log says about one task, each list in the order of its partition."""
-
-    partition: int
-    tasks: list[TaskFact] = field(default_factory=list)
-    responses: list[ResponseFact] = field(default_factory=list)
-    rewards: list[RewardFact] = field(default_factory=list)
-    controls: list[ControlFact] = field(default_factory=list)
-    groups: list[GroupFact] = field(default_factory=list)
-    settled: TaskOutcome | None = None
-    """The last result, if only a new record about this task can change it."""
-
-    @property
-    def policy(self) -> str | None:
-        """Whose task it is; None if unknown."""
-        known = self.tasks or self.groups or self.responses or self.rewards
-        return known[0].policy if known else None
-
-
-@dataclass(slots=True)
-class TaskOutcome:
-    """The result of recounting one task or one policy."""
-
-    findings: list[AuditFinding] = field(default_factory=list)
-    in_flight: Counter[str] = field(default_factory=Counter)
-    counts: Counter[str] = field(default_factory=Counter)
-    """What the equations add up."""
 
 
 def recount_task(story: Story, view: AuditView, horizon_ms: int) -> TaskOutcome:

@@ -303,7 +303,7 @@ class Session:
             with self._translated(sql):
                 yield from pull
         finally:
-            self._end(pull)  # whoever leaves early does not wait for the rest
+            self._end(pull)  # a caller that leaves early does not wait for the rest
 
     def _end(self, pull: Pull) -> None:
         pull.end()
