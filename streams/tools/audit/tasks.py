@@ -1,6 +1,6 @@
 """Recount one task: its responses, their scores, and whether its group agrees.
 
-    tasks, responses, rewards, controls, groups of one task ──► which count ──► which sampling won ──► findings, what is open
+    tasks, responses, rewards, controls, groups of one task ──► which count ──► which sampling won ──► findings, open
 
 The rules are those of the events and of the log, implemented a second time: the first record of an id counts and the
 same again is a repetition; nothing recorded after the deadline counts; one sampling has one version; the sampling whose
