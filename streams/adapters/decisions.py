@@ -21,6 +21,7 @@ from streams.kafka.admin import offsets
 from streams.kafka.producer import Producer
 from streams.kafka.reader import read
 from streams.kafka.record import TopicPartition, partition_of
+from streams.kafka.times import now_ms
 from streams.kafka.topics import topics
 from streams.settings.model import Settings
 
@@ -176,13 +177,13 @@ def _event(history: AdapterHistory, proposed: ProposedDecision) -> AdapterEvent:
     state, kind, version, expected = history.state, proposed.kind, proposed.version, None
     if TRANSITIONS[kind].compares:
         expected = state.primary if proposed.expect is None else proposed.expect
-    now_ms = times.now_ms()
+    created_at = now_ms()
     # the number of earlier decisions is part of the id: the same words later are another fact
     content = (version, kind, expected, proposed.actor, proposed.reason)
     return AdapterEvent(
-        event_id=derive_id(state.policy, *content, len(state.decided), now_ms),
+        event_id=derive_id(state.policy, *content, len(state.decided), created_at),
         policy=state.policy,
-        created_at=now_ms,
+        created_at=created_at,
         version=version,
         kind=kind,
         actor=proposed.actor,
