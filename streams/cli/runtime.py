@@ -49,7 +49,7 @@ class AppContext:
 
     @functools.cached_property
     def loaded(self) -> tuple[Settings, dict[str, str]]:
-        """The settings, and the origin of each that is not a default. Raises SettingsError."""
+        """The settings, and where each that is not a default came from. Raises SettingsError."""
         from streams.settings.load import load_with_origins
 
         settings, origins = load_with_origins(file=self.config, overrides=self.overrides)
@@ -99,6 +99,31 @@ class Guarded(click.Group):
             ctx.exit(1)
 
 
+def _say(message: str) -> None:
+    with contextlib.suppress(OSError):
+        click.echo(f"Error: {message}", err=True)
+
+
+def _unexpected(exc: Exception, call: AppContext) -> str:
+    """Return one line about an unforeseen error; its traceback goes to stderr, or to a file that the line names."""
+    import tempfile
+    import traceback
+
+    text = "".join(traceback.format_exception(exc))
+    first = str(exc).partition("\n")[0]
+    what = f"this should not happen: {type(exc).__name__}: {first}"
+    if call.working or call.log_level == "debug":
+        with contextlib.suppress(OSError):
+            click.echo(text, err=True)
+        return what
+    try:
+        with tempfile.NamedTemporaryFile("w", prefix="streamward-", suffix=".traceback", delete=False) as file:
+            file.write(text)
+    except OSError:
+        return f"{what}. See the traceback with `streamward --log-level debug ...`"
+    return f"{what}. The traceback is in {file.name}; `streamward --log-level debug ...` prints it"
+
+
 def stopped_node_hint(exc: StreamwardError, call: AppContext | None) -> str | None:
     """Return the way out if the broker that does not answer is an embedded node that is stopped, a demo's included."""
     if exc.exit_code != LogError.exit_code or call is None or "loaded" not in vars(call):
@@ -135,31 +160,6 @@ def _is_ours(exc: Exception) -> bool:
     from schemas.versions import SchemaError
 
     return isinstance(exc, EncodeError | SchemaError)
-
-
-def _say(message: str) -> None:
-    with contextlib.suppress(OSError):
-        click.echo(f"Error: {message}", err=True)
-
-
-def _unexpected(exc: Exception, call: AppContext) -> str:
-    """Return one line about an unforeseen error; its traceback goes to stderr, or to a file that the line names."""
-    import tempfile
-    import traceback
-
-    text = "".join(traceback.format_exception(exc))
-    first = str(exc).partition("\n")[0]
-    what = f"this should not happen: {type(exc).__name__}: {first}"
-    if call.working or call.log_level == "debug":
-        with contextlib.suppress(OSError):
-            click.echo(text, err=True)
-        return what
-    try:
-        with tempfile.NamedTemporaryFile("w", prefix="streamward-", suffix=".traceback", delete=False) as file:
-            file.write(text)
-    except OSError:
-        return f"{what}. See the traceback with `streamward --log-level debug ...`"
-    return f"{what}. The traceback is in {file.name}; `streamward --log-level debug ...` prints it"
 
 
 def user_name() -> str:
@@ -226,7 +226,7 @@ def until_stopped() -> Iterator[Event]:
             stop.set()
             hint = "; Ctrl-C again kills" if number == signal.SIGINT else ""
             with contextlib.suppress(OSError):
-                os.write(2, f"stopping: in-flight work is finished first{hint}\n".encode())
+                os.write(2, f"stopping, what is in hand is finished first{hint}\n".encode())
 
     for sign in before:
         signal.signal(sign, ask)

@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import duckdb
 
-from streams import output as show
-from streams.errors import SettingsError, StreamwardError
-from streams.files import home_folder
+from streams import files, output as show
+from streams.errors import StreamwardError
 from streams.tools.query import show as query_show
 from streams.tools.query.session import Session
 
@@ -210,8 +209,8 @@ def _completer(session: Session) -> Completer:
 
 def _history() -> Path:
     """Return the file of what was asked before; it is its owner's alone."""
-    with contextlib.suppress(OSError, SettingsError):
-        folder = Path(os.environ.get("XDG_STATE_HOME") or home_folder() / ".local" / "state") / "streamward"
+    with contextlib.suppress(OSError, StreamwardError):
+        folder = Path(os.environ.get("XDG_STATE_HOME") or files.home_folder() / ".local" / "state") / "streamward"
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         path = folder / "query_history"
         path.touch(mode=0o600)
