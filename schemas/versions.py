@@ -78,9 +78,7 @@ class SchemaVersions:
         if entry["id"] != number:
             raise SchemaError(f"lock.json entry {number} has id {entry['id']}; ids are given in order and never reused")
         if not path.exists():
-            raise SchemaError(
-                f"{path} is missing; it has id {number}. Restore it: records may carry this id"
-            )
+            raise SchemaError(f"{path} is missing; it has id {number}. Restore it: records may carry this id")
         text = path.read_text(encoding="utf-8")
         if (digest := hashlib.sha256(text.encode()).hexdigest()) != entry["sha256"]:
             raise SchemaError(
