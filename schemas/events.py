@@ -6,8 +6,8 @@
 
 These frozen dataclasses are the only definition of an event. The Avro files in `avro/` are derived from them
 (`python -m schemas.generate`), `lock.json` gives each its id for ever, and a test fails when the two drift. Times are
-milliseconds since the epoch, UTC. Ids are derived from what a record is about (UUID version 5, RFC 9562 section 5.5), so
-the same fact sent twice has the same id.
+milliseconds since the epoch, UTC. Ids are derived from what a record is about (UUID version 5, RFC 9562 section 5.5),
+so the same fact sent twice has the same id.
 
 `problems(event)` has the rules that a type cannot express, and is called both before a write and after a read. Whether
 an event agrees with its siblings takes two events, so the stage that has both decides.
