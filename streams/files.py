@@ -1,11 +1,10 @@
-"""Exclusive use of a folder, and temporary folders that do not outlive their process.
+"""Folders that one process of this machine has for itself, and the digest of a file.
 
-    folder ──► hold ──► ours, and its lock file names this process    held by another ──► RefusedError, naming it
-    kind ──► Scratch ──► streamward-KIND-…, locked while we live      left behind by a kill ──► the next one removes it
+    folder ──► hold ──► locked; the lock file names the process    held by another ──► RefusedError, naming it
+    kind ──► Scratch ──► streamward-KIND-…, locked while in use    unlocked ──► left behind: the next Scratch removes it
 
-The lock is flock's, which the kernel releases when the process ends, however it ends. So nothing is held after a
-kill -9, and an unlocked temporary folder was left behind. On a file system without flock, two processes may hold one
-folder, and nothing is removed.
+The lock is flock's, which the kernel releases when the process ends, even by kill -9. On file systems that do not
+honour flock, two processes may hold one folder, and nothing is removed.
 """
 
 from __future__ import annotations
