@@ -113,9 +113,8 @@ def _evaluations(state: RolloutState, event: AdapterEvent, rule: RolloutRule, re
     if rule.suite is None or not (waits or evaluation.is_due(event, rule.guard)):
         return
     primary = state.serving.primary
-    known = {
-        version for version in (event.version, primary) if results(version) is not None
-    }  # evaluated by somebody else
+    # somebody else may have evaluated one of them
+    known = {version for version in (event.version, primary) if results(version) is not None}
     yield from evaluation.tasks_for(rule.suite, event, primary=primary, asked=state.evaluating | known)
 
 
