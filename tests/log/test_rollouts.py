@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from running import command, environment
 
 from schemas.events import AdapterEvent, AdvantagedGroup, DeadLetter, LeftOut, derive_id
 from schemas.serde import Poison
@@ -19,6 +18,7 @@ from streams.kafka.topics import topics
 from streams.settings.model import Settings
 from tests.support import factories
 from tests.support.factories import member
+from tests.support.processes import command, environment
 
 pytestmark = pytest.mark.kafka
 

@@ -16,8 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from judging import judging, says
-from running import command, environment
 
 from schemas.events import DeadLetter, Message, Response, Reward, RewardSource, Sampling, Task, derive_id
 from streams.kafka import admin
@@ -30,6 +28,8 @@ from streams.stages.scoring.task_lookup import TaskLookup
 from streams.stages.tasks.generators import TaskSpec, generate
 from streams.stages.tasks.lines import check_file
 from streams.stages.tasks.submit import submit
+from tests.support.doubles.judge import judging, says
+from tests.support.processes import command, environment
 
 pytestmark = pytest.mark.kafka
 
