@@ -8,24 +8,37 @@ ENGINE ?=
 BENCH ?=
 VERSION := $(shell sed -n 's/^version = "\([^"]*\)".*/\1/p' pyproject.toml)
 
-.PHONY: demo test test-deploy check bench chaos soak setup setup-test setup-gym setup-vllm setup-deploy images release docs lock clean
+.PHONY: demo test test-full pytest test-deploy check lint types bench chaos soak setup setup-test setup-gym setup-vllm setup-deploy images release docs lock clean
 
 demo: .venv/ready
 	@$(BIN)/streamward demo $(if $(ENGINE),--engine $(ENGINE)) $(ARGS)
 
-test: .venv/ready-test check
-	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
+# four workers for two cores: much of a test is waiting for other processes. mypy runs beside them, and both must pass
+WORKERS ?= 4
+test: .venv/ready-test lint
+	@$(MAKE) --no-print-directory --jobs=2 types pytest
+
+# the same with as many examples and as much load as a release deserves; the whole matrix of faults is `make chaos`
+test-full: export TEST_FULL = 1
+test-full: test
+
+pytest:
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 # the chart on the cluster of KUBECONFIG, in namespaces of its own, with the helm and kubectl on PATH; dashboards and
 # alerts with the prometheus and promtool on PATH or in PROMETHEUS_HOME; a real Schema Registry, which is fetched once
 test-deploy: .venv/ready-test
 	PATH="$(CURDIR)/.venv-deploy/bin:$$PATH" TEST_CLUSTER=1 TEST_REGISTRY=1 $(BIN)/python -m pytest tests/deploy $(ARGS)
 
-check: .venv/ready-test
+check: lint types
+
+lint: .venv/ready-test
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy
 	$(BIN)/python -m schemas.generate --check
+
+types: .venv/ready-test
+	$(BIN)/mypy
 
 bench: .venv/ready-test
 	@$(BIN)/python -m tests.benchmarks $(BENCH)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings as examples, strategies as st
+from hypothesis import HealthCheck, given, settings as hypothesis_settings, strategies as st
 from pydantic import SecretStr
 from yaml import safe_load_all
 
@@ -38,6 +38,7 @@ from tests.support.deploy.rendered_chart import (
     settings_of,
     spec_of,
 )
+from tests.support.thoroughness import examples
 
 pytestmark = needs_helm
 
@@ -130,7 +131,7 @@ def test_kafka_topics_are_those_of_the_program(case: str) -> None:
         assert one["metadata"].get("namespace") == ("kafka" if case == "scaled" else None)
 
 
-@examples(max_examples=15, suppress_health_check=[HealthCheck.too_slow])
+@hypothesis_settings(max_examples=examples(15), suppress_health_check=[HealthCheck.too_slow])
 @given(
     said=st.fixed_dictionaries(
         {},

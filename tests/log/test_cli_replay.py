@@ -157,7 +157,7 @@ def test_what_cannot_be_is_refused_with_its_exit_code(
             "no setting is called 'trainer.lerning_rate'; did you mean trainer.learning_rate?",
         ),
         ("[trainer]\nlearning_rate = -1", "trainer.learning_rate, from bad.toml: Input should be greater than 0"),
-        ("[trainer]\noff_policy = true", "bad.toml: trainer.off_policy is an experiment's own; leave it out"),
+        ("[trainer]\noff_policy = true", "bad.toml: trainer.off_policy is set by the experiment itself; leave it out"),
         ("[model]\nbase = 'x'", "bad.toml: model is no part of a recipe"),
         ("[trainer", "bad.toml: not TOML"),
     ],
@@ -175,7 +175,7 @@ def test_records_that_cannot_be_read_make_the_exit_code_1_unless_they_are_to_be_
     with Producer(source) as producer:
         producer.send_bytes((name, partition_of("task-1", source.topics.partitions)), b"task-1", b"no event")
     once = run(source, "replay", "run", "spoilt", "--key", "task-1", "--no-train")
-    assert once.exit_code == 1 and "1 records could not be read and were left behind" in once.stderr
+    assert once.exit_code == 1 and "1 records could not be read and were left out" in once.stderr
     again = run(source, "replay", "run", "spoilt", "--key", "task-1", "--no-train", "--skip-bad")
     assert rows(again)[0]["unreadable"] == 1
 
@@ -220,7 +220,7 @@ def test_a_run_that_is_killed_and_one_that_ctrl_c_stops_go_on_with_the_same_comm
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=90)
         assert (process.returncode, json.loads(out)["state"]) == (130, "stopped"), err
-        assert "Run the same command again and it goes on" in err and "Traceback" not in err
+        assert "Run the same command again to resume" in err and "Traceback" not in err
         process = started()
         out, err = process.communicate(timeout=90)
     finally:

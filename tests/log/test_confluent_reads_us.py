@@ -12,7 +12,6 @@ import pytest
 from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
 from confluent_kafka.schema_registry.avro import AvroDeserializer, AvroSerializer
 from confluent_kafka.schema_registry.error import SchemaRegistryError
-from theirs import registry_client
 
 from schemas import versions
 from schemas.events import Event, Response
@@ -23,7 +22,7 @@ from streams.kafka.producer import Producer
 from streams.kafka.registry import server as schema_server
 from streams.settings.model import Settings, Topics
 from tests.support.factories import one_of_each, response, reward
-from tests.support.log.confluent_events import plain, where, with_millis
+from tests.support.log.confluent_events import plain, registry_client, where, with_millis
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,6 @@ from contextlib import contextmanager, suppress
 
 import pytest
 from click.testing import CliRunner, Result
-from theirs import registry_client
 
 from schemas import ids, versions
 from schemas.serde import encode
@@ -27,6 +26,7 @@ from streams.settings.model import Kafka, Schemas, Settings, Topics
 from streams.tools.replay.experiments import settings_of
 from tests.chaos.proxy import free_ports
 from tests.support.factories import one_of_each
+from tests.support.log.confluent_events import registry_client
 
 NOBODY = Settings(schemas=Schemas(registry_url="http://127.0.0.1:1"), kafka=Kafka(bootstrap="127.0.0.1:1"))
 

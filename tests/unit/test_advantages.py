@@ -18,6 +18,7 @@ from streams.stages.advantages.timers import DeadlineTimers
 from streams.tools.replay import driver
 from tests.support.factories import T0, control, response, task
 from tests.support.log.join_partition import TOPICS, Log, answers, left_out, scores
+from tests.support.thoroughness import examples
 
 
 def timers(now_ms: int = 0, **rule: Any) -> tuple[DeadlineTimers, Log]:
@@ -162,7 +163,7 @@ def test_a_group_that_cannot_be_recorded_at_all_leaves_a_dead_letter_once_and_is
     assert (made.reason, made.source_topic, made.source_offset) == ("too_large", "p.rewards", 1)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     st.integers(0, 300),
     st.integers(1, 30),

@@ -41,6 +41,7 @@ from tests.support.log.whole_run import (
     verdicts,
     whole_log,
 )
+from tests.support.thoroughness import examples
 
 ROOT = Path(__file__).parents[2]
 MODULES = sorted((ROOT / "streams" / "tools" / "audit").glob("*.py"))
@@ -188,7 +189,7 @@ def test_a_whole_group_that_the_join_has_passed_and_not_written_is_lost() -> Non
 
 
 @given(st.data())
-@hypothesis.settings(max_examples=40)
+@hypothesis.settings(max_examples=examples(40))
 def test_a_log_at_work_balances_whatever_has_been_read_so_far(data: st.DataObject) -> None:
     # the join has read some of each partition, committed less, and more has come since
     log = Written()
@@ -208,7 +209,7 @@ def test_a_log_at_work_balances_whatever_has_been_read_so_far(data: st.DataObjec
 
 
 @given(st.data())
-@hypothesis.settings(max_examples=15)
+@hypothesis.settings(max_examples=examples(15))
 def test_looking_again_and_again_gives_what_one_look_gives(data: st.DataObject) -> None:
     records, ledger, begin = list(whole()), Ledger(SETTINGS), 0
     for end in [*sorted(data.draw(st.lists(st.integers(0, len(records)), max_size=3))), len(records)]:

@@ -33,6 +33,7 @@ from tests.support.log.whole_run import (
     whole_log,
     without,
 )
+from tests.support.thoroughness import examples
 
 
 @cache
@@ -164,7 +165,7 @@ def test_a_group_in_two_batches_is_doubled() -> None:
     offsets = (taken, *event_of(second).groups_offsets[1:])
     report = settled(rewritten(list(whole()), second.at, lambda event: replace(event, groups_offsets=offsets)))
     group = Coordinates(TOPICS["groups"].name, event_of(second).groups_partition, taken)
-    assert f"doubled {second.at}: {group} is in it, and {first.at} has it already" in named(report)
+    assert f"doubled {second.at}: {group} is in it, but {first.at} has it already" in named(report)
     left = event_of(second).groups_offsets[0]
     assert f"lost {group._replace(offset=left)}: " in named(report)
 
@@ -174,7 +175,7 @@ def test_a_group_in_a_batch_and_dropped_by_one_is_doubled() -> None:
     of = one("groups", lambda group: group.policy == "default")
     drop = DroppedGroup(group_id=event_of(of).group_id, offset=of.at.offset, reason="stale")
     report = settled(rewritten(list(whole()), second.at, lambda event: replace(event, dropped=(*event.dropped, drop))))
-    assert f"doubled {second.at}: {of.at} is dropped by it, and {first.at} has it already" in named(report)
+    assert f"doubled {second.at}: {of.at} is dropped by it, but {first.at} has it already" in named(report)
 
 
 def test_a_record_in_a_group_and_in_dead_letters_is_doubled() -> None:
@@ -324,7 +325,7 @@ def test_a_response_that_was_changed_is_named_with_its_group(change: Callable[[A
 
 
 @given(st.data())
-@hypothesis.settings(max_examples=40)
+@hypothesis.settings(max_examples=examples(40))
 def test_any_single_harm_to_any_record_is_named(data: st.DataObject) -> None:
     usable = [record for record in whole() if is_event(record)]
     record = data.draw(st.sampled_from(usable), label="record")

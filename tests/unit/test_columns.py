@@ -23,6 +23,7 @@ from streams.tools.arrow.decode import CHUNK_RECORDS, Bad, arrow_schema, decode
 from tests.support.any_event import any_event, values
 from tests.support.factories import in_version_1, one_of_each, response, reward, task
 from tests.support.processes import by_another_writer
+from tests.support.thoroughness import examples
 
 
 def records(payloads: Sequence[bytes | None], *, key: bytes | None = b"k") -> list[Record]:
@@ -78,7 +79,7 @@ def assert_the_same(payloads: Sequence[bytes | None], kind: Any) -> None:
 # --- the same as one by one -------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=80)
+@settings(max_examples=examples(80))
 @given(st.lists(any_event, max_size=5), st.sampled_from(EVENTS))
 def test_any_events_come_out_with_the_values_that_serde_reads(events: list[Event], kind: type[Event]) -> None:
     assert_the_same([encode(event) for event in events], kind)
@@ -92,7 +93,7 @@ unruly = st.sampled_from(EVENTS).flatmap(
 """Events drawn by their types alone: most break a rule between fields."""
 
 
-@settings(max_examples=80)
+@settings(max_examples=examples(80))
 @given(unruly)
 def test_a_rule_that_serde_knows_is_kept_in_bulk(events: list[Any]) -> None:
     assert_the_same([by_another_writer(event) for event in events], type(events[0]))

@@ -29,6 +29,7 @@ from streams.stages.rollouts.state import RolloutState
 from streams.tools.audit.records import fact_of
 from streams.tools.audit.versions import reigns
 from streams.tools.query.views import ROLLOUT
+from tests.support.thoroughness import examples
 
 KINDS: tuple[AdapterKind, ...] = tuple(TRANSITIONS)
 SILENT = ("evaluated", "judged")
@@ -158,7 +159,7 @@ def by_query(many: Sequence[Sequence[AdapterEvent]]) -> list[tuple[list[Now], li
 
 
 @given(histories())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_the_agents_the_stage_and_the_audit_say_what_the_fold_says_after_every_event(
     history: tuple[AdapterEvent, ...],
 ) -> None:
@@ -169,13 +170,13 @@ def test_the_agents_the_stage_and_the_audit_say_what_the_fold_says_after_every_e
 
 
 @given(st.lists(histories(), min_size=1, max_size=12))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 def test_the_query_says_what_the_fold_says_after_every_event(many: list[tuple[AdapterEvent, ...]]) -> None:
     assert by_query(many) == [by_fold(history) for history in many]
 
 
 @given(histories(), st.data())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_what_changes_nothing_may_come_anywhere(history: tuple[AdapterEvent, ...], data: st.DataObject) -> None:
     # a result that comes sooner or later, a copy of what is there, another policy's events in between
     told = [one for one in history if one.kind not in SILENT]
@@ -191,7 +192,7 @@ def test_what_changes_nothing_may_come_anywhere(history: tuple[AdapterEvent, ...
 
 
 @given(histories(), st.data())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_two_versions_may_be_trained_in_either_order(history: tuple[AdapterEvent, ...], data: st.DataObject) -> None:
     places = [
         at

@@ -15,6 +15,7 @@ from streams.errors import EventError, NotFoundError, SettingsError
 from streams.scorers import source_problems
 from streams.stages.tasks.generators import TaskSpec, generate, is_held_out
 from tests import skips
+from tests.support.thoroughness import examples
 
 
 def some(
@@ -52,7 +53,7 @@ def test_every_task_is_one_that_the_log_takes_and_the_scorers_know() -> None:
         assert [*problems(task), *source_problems(task)] == []
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(
     seeds=st.tuples(st.integers(), st.integers()),
     counts=st.tuples(st.integers(1, 150), st.integers(1, 150)),

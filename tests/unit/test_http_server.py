@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
-from scraped import get
 
 from streams.observability import http_server
 from streams.observability.http_server import Site, serve
+from tests.support.scrape import get
 
 
 def answer(path: str) -> tuple[int, str]:

@@ -14,6 +14,7 @@ from schemas.events import Event, Message, Response, Reward, RewardSource, Task
 from schemas.serde import encode
 from tests.support.factories import T0, control, response, reward, task
 from tests.support.log.join_partition import Log, answers, scores
+from tests.support.thoroughness import examples
 
 Entry = tuple[Event, int]
 """An event and the timestamp of its record."""
@@ -77,7 +78,7 @@ def outcome(order: Iterable[tuple[Event, int, int]], **rule: Any) -> bytes:
     return encode(log.group())
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(partitions(), st.integers(0, 2**32), st.integers(0, 2**32), st.sampled_from(["emit", "drop"]))
 def test_the_order_in_which_topics_are_read_does_not_show_in_the_group(
     topics: dict[str, list[Entry]], one: int, other: int, partial: str
@@ -85,7 +86,7 @@ def test_the_order_in_which_topics_are_read_does_not_show_in_the_group(
     assert outcome(interleaved(topics, one), partial=partial) == outcome(interleaved(topics, other), partial=partial)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(partitions(), st.integers(0, 2**32), st.integers(0, 20))
 def test_records_delivered_again_at_the_end_change_nothing(
     topics: dict[str, list[Entry]], seed: int, again: int
@@ -95,7 +96,7 @@ def test_records_delivered_again_at_the_end_change_nothing(
     assert outcome([*order, *repeated]) == outcome(order)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(partitions(), st.integers(0, 2**32), st.integers(0, 40), st.integers(0, 40))
 def test_a_restart_that_reads_some_records_again_gives_the_same_group(
     topics: dict[str, list[Entry]], seed: int, stop: int, back: int

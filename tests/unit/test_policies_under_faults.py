@@ -21,6 +21,7 @@ from streams.stages.batches import Cutter, dump, dump_offset, is_double, load
 from streams.stages.rollouts import stage as rollouts
 from streams.tools.replay import driver
 from tests.support.factories import T0, group, state_after
+from tests.support.thoroughness import examples
 
 RULE = Batches(groups=2, max_policy_lag=1)
 seeds = st.integers(0, 2**16)
@@ -101,7 +102,7 @@ def cut_in_order(log: Sequence[AdvantagedGroup]) -> list[bytes]:
     return [encode(batch) for batch in driver.cut(Settings(batches=RULE), records) if isinstance(batch, Batch)]
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(groups(), seeds)
 def test_batches_cut_by_a_worker_that_is_killed_again_and_again_are_the_same_bytes(
     log: list[AdvantagedGroup], seed: int
@@ -160,7 +161,7 @@ class RolloutsUnderFaults:
         self.safe = self.committed = self.position = 0
 
     def read(self, *, killed: bool = False) -> None:
-        line, made = rollouts.reduce(rollouts.load_line(self.rows[-1] if self.rows else None), self.log[self.position])
+        line, made = rollouts.reduce(rollouts.load(self.rows[-1] if self.rows else None), self.log[self.position])
         self.log += made
         if not killed:
             self.rows.append(rollouts.dump(line))
@@ -201,7 +202,7 @@ def followed(versions: int, seed: int, *, faults: bool, person: bool) -> Rollout
     return stage
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(st.integers(1, 5), seeds)
 def test_after_any_crashes_of_rollouts_the_newest_version_is_primary_and_was_promoted_as_without(
     versions: int, seed: int
@@ -212,7 +213,7 @@ def test_after_any_crashes_of_rollouts_the_newest_version_is_primary_and_was_pro
     assert (state.primary, state.newest) == (undisturbed.primary, undisturbed.newest) == (versions, versions)
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(st.integers(1, 5), seeds)
 def test_whatever_rollouts_writes_twice_after_crashes_acts_once(versions: int, seed: int) -> None:
     stage = followed(versions, seed, faults=True, person=True)
@@ -225,7 +226,7 @@ def test_whatever_rollouts_writes_twice_after_crashes_acts_once(versions: int, s
     for one in once.values():
         deduplicated = fold(deduplicated, one)
     assert as_written == deduplicated
-    line = rollouts.load_line(stage.rows[-1])
+    line = rollouts.load(stage.rows[-1])
     assert line.serving == as_written.serving
     by_id = {encode(one) for one in stage.log if one.actor == rollouts.STAGE}
     assert len(by_id) == len({one.event_id for one in stage.log if one.actor == rollouts.STAGE})

@@ -34,6 +34,7 @@ from streams.stages.policy.sampling import SamplingBatch, WaitingTask, all_faile
 from streams.stages.policy.versions import VersionRouter, route
 from tests.support import factories
 from tests.support.factories import member
+from tests.support.thoroughness import examples
 
 
 def task(number: int = 0, **changed: object) -> Task:
@@ -172,7 +173,7 @@ fates = st.lists(
 
 
 @given(fates, st.integers(0, 2), st.integers(1, 3), st.randoms(use_true_random=False))
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 def test_admission_and_the_batch_stage_agree_on_what_is_useful(
     fates: list[tuple[int, int, str]], lag: int, size: int, chance: random.Random
 ) -> None:
@@ -267,7 +268,7 @@ loops = given(lag=st.integers(0, 2), size=st.integers(1, 4), useful=st.floats(0.
 
 
 @loops
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_no_group_is_stale_when_groups_come_in_the_order_of_their_samplings(
     lag: int, size: int, useful: float, seed: int
 ) -> None:
@@ -277,7 +278,7 @@ def test_no_group_is_stale_when_groups_come_in_the_order_of_their_samplings(
 
 
 @loops
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_the_loop_never_locks_up_in_whatever_order_groups_come(lag: int, size: int, useful: float, seed: int) -> None:
     Loop(Batches(groups=size, max_policy_lag=lag), useful=useful, in_order=False, seed=seed).run(versions=5)
 
@@ -351,7 +352,7 @@ def test_tasks_are_taken_in_the_order_in_which_they_came_whatever_their_partitio
 
 
 @given(st.floats(0.02, 0.98), st.integers(1, 8), st.randoms(use_true_random=False))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 def test_neither_arm_starves_however_fast_tasks_come(share: float, most: int, chance: random.Random) -> None:
     # as many come as are answered, so there is never an end of the queue: each waits for those before it, at most
     now, backlog = canary(share), 30

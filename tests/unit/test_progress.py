@@ -27,6 +27,7 @@ from streams.kafka.topics import topic_of
 from streams.settings.model import Batches, Settings
 from tests.support import factories
 from tests.support.factories import group, response, reward, task
+from tests.support.thoroughness import examples
 
 SETTINGS = Settings(batches=Batches(groups=2, max_policy_lag=0))
 SIZE = 2
@@ -210,7 +211,7 @@ def test_the_picture_of_a_log_is_right_when_it_is_read_as_it_was_written() -> No
     assert (progress.batches, progress.versions, progress.primary, progress.eval_open) == (2, 1, 1, 0)
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(st.data())
 def test_the_picture_is_the_same_however_the_topics_are_read_side_by_side(data: st.DataObject) -> None:
     # A demo that goes on reads the whole log again, and all topics at once.

@@ -15,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from schemas.events import AdvantagedGroup, DeadLetter
 from schemas.serde import decode
 from tests.support.log.in_memory import NAMES, PARTITIONS, TROUBLES, Cluster, Killed, Log
+from tests.support.thoroughness import examples
 
 seeds = st.integers(0, 2**16)
 workers, partitions = st.integers(0, 1), st.integers(0, PARTITIONS - 1)
@@ -101,4 +102,4 @@ def read(payload: bytes | None) -> object:
 
 
 TestJoinUnderFaults = JoinUnderFaults.TestCase
-TestJoinUnderFaults.settings = settings(max_examples=100, stateful_step_count=20)
+TestJoinUnderFaults.settings = settings(max_examples=examples(100), stateful_step_count=20)

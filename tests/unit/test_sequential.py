@@ -24,6 +24,7 @@ from streams.evaluation.sequential import (
 )
 from tests.benchmarks import sequential as simulation
 from tests.benchmarks.sequential import always_valid, hits, normal, peeking_t, simulate
+from tests.support.thoroughness import examples
 
 
 def arm(values: Sequence[float]) -> Arm:
@@ -65,7 +66,7 @@ def test_the_boundary_is_tightest_for_its_time_where_it_says() -> None:
     assert boundary(TIGHTEST, 0.05) == pytest.approx(min(at(rho / 100) for rho in range(10, 5000)), rel=1e-6)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)), min_size=1, max_size=4), st.integers(0, 999))
 def test_the_interval_is_that_of_the_simulation(sizes: list[tuple[int, int]], seed: int) -> None:
     draw = random.Random(seed)

@@ -25,9 +25,10 @@ from schemas.events import (
 from schemas.serde import EncodeError, Poison, decode, encode
 from tests.support.any_event import any_event
 from tests.support.factories import one_of_each, response, reward, task
+from tests.support.thoroughness import examples
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(any_event)
 def test_every_event_comes_back_from_its_bytes_as_it_was(event: Event) -> None:
     assert list(problems(event)) == []
@@ -118,7 +119,7 @@ def test_any_bytes_give_an_event_or_a_poison(payload: bytes, kind: type[Any]) ->
     assert is_sound(payload, kind)
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(st.binary(max_size=300), st.sampled_from(EVENTS))
 def test_any_body_under_a_good_frame_gives_an_event_or_a_poison(body: bytes, kind: type[Any]) -> None:
     assert is_sound(struct.pack(">bI", 0, versions.files().newest(kind).id) + body, kind)

@@ -8,7 +8,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 WAIT_FOREVER = ("urlopen", "create_connection", "HTTPConnection", "HTTPSConnection")
 """Without `timeout`. httpx has a default of 5 s."""
-OF_CONFLUENT = {"streams/kafka/registry/client.py", "tests/theirs.py"}
+OF_CONFLUENT = {"streams/kafka/registry/client.py", "tests/support/log/confluent_events.py"}
 """The two places that create Confluent's client, with its `timeout`: it has no default."""
 
 

@@ -18,6 +18,7 @@ from schemas.events import EVENTS, Event, Response, Task
 from schemas.serde import decode, encode
 from tests.support.any_event import any_event
 from tests.support.factories import one_of_each, response, reward, task
+from tests.support.thoroughness import examples
 
 
 def slowly_written(event: Event) -> bytes:
@@ -64,7 +65,7 @@ def test_an_ordinary_event_takes_the_quick_way_both_ways(event: Event) -> None:
     assert quickly_read(slowly_written(event), type(event)) == event
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(any_event)
 def test_what_the_quick_way_takes_is_what_fastavro_makes_of_it(event: Event) -> None:
     slow = slowly_written(event)
@@ -73,7 +74,7 @@ def test_what_the_quick_way_takes_is_what_fastavro_makes_of_it(event: Event) -> 
     assert quickly_read(slow, type(event)) in (None, event)
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(st.sampled_from(one_of_each()), st.data())
 def test_bytes_that_were_tampered_with_are_read_as_fastavro_reads_them_or_not_at_all(event: Event, data: Any) -> None:
     body = bytearray(slowly_written(event))
@@ -82,7 +83,7 @@ def test_bytes_that_were_tampered_with_are_read_as_fastavro_reads_them_or_not_at
     assert_as_fastavro_does(bytes(body), type(event))
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(st.binary(max_size=200), st.sampled_from(EVENTS))
 def test_any_body_is_read_as_fastavro_reads_it_or_not_at_all(body: bytes, kind: Any) -> None:
     assert_as_fastavro_does(body, kind)

