@@ -80,11 +80,11 @@ def audit(
     Uses the topics alone, and none of the code that wrote them. Every record that does not add up is named by
     topic[partition]@offset. The exit code is 0 only if everything balances. Nothing is committed.
     """
-    from streams.kafka.times import parse_age
+    from streams.kafka.times import parse_time
     from streams.tools.audit.reading import Audit
 
     look = Audit(
-        call.settings, policy=policy, since_ms=None if since is None else parse_age(since, "--since"), settled=settled
+        call.settings, policy=policy, since_ms=None if since is None else parse_time(since, "--since"), settled=settled
     )
     if follow:
         call.working = True

@@ -56,10 +56,10 @@ def _filters(command: F) -> F:
 def _matching(
     call: AppContext, letters: Letters, *, reason: str | None, stage: str | None, topic: str | None, since: str | None
 ) -> Matching:
-    from streams.kafka.times import parse_age
+    from streams.kafka.times import parse_time
     from streams.tools.dead_letters.letters import Matching, topic_named
 
-    since_ms = None if since is None else parse_age(since, "--since")
+    since_ms = None if since is None else parse_time(since, "--since")
     name = None if topic is None else topic_named(call.settings, letters, topic)
     return Matching(reason=reason, stage=stage, topic=name, since_ms=since_ms)
 

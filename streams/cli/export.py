@@ -65,7 +65,7 @@ def export(
     Exit code 1 means that records could not be read and are left out.
     """
     from streams import output as show
-    from streams.kafka.times import parse_age
+    from streams.kafka.times import parse_time
     from streams.tools.query import examples, export as sets
     from streams.tools.query.prompt import left_out
     from streams.tools.query.session import Session
@@ -75,7 +75,7 @@ def export(
     examples.check(options)
     sets.check_folder(folder)
     scope = Scope(
-        None if since is None else parse_age(since, "--since"), None if until is None else parse_age(until, "--until")
+        None if since is None else parse_time(since, "--since"), None if until is None else parse_time(until, "--until")
     )
     with Session(call.settings, source=source, scope=scope) as session:
         labels, read = set(sets.LABELS), sets.sources(call.settings)

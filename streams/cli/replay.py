@@ -149,7 +149,7 @@ def _progress() -> Iterator[Callable[[str, int, int | None], None]]:
 
 def _request(settings: Settings, given: dict[str, Any], source: Source) -> ReplayRequest:
     """Return what the options ask for. Raises SettingsError."""
-    from streams.kafka.times import parse_age
+    from streams.kafka.times import parse_time
     from streams.tools.replay import rescore
     from streams.tools.replay.run import ReplayRequest
     from streams.tools.replay.selection import Selection
@@ -159,8 +159,8 @@ def _request(settings: Settings, given: dict[str, Any], source: Source) -> Repla
     limits |= {name: given[name] for name in ("key", "scenario", "where")}
     selected = Selection(
         policy=policy,
-        since_ms=None if given["since"] is None else parse_age(given["since"], "--since"),
-        until_ms=None if given["until"] is None else parse_age(given["until"], "--until"),
+        since_ms=None if given["since"] is None else parse_time(given["since"], "--since"),
+        until_ms=None if given["until"] is None else parse_time(given["until"], "--until"),
         first=given["first"],
         next=given["next_"],
         key=given["key"],

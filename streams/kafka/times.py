@@ -1,12 +1,10 @@
-"""Read topics as people do: from here on, the last twenty, since eleven o'clock, until it ends.
+"""Read topics the way people ask for them: from now on, the last twenty, since eleven o'clock, up to the end.
 
     topics, --from, --until-end, -n ──► starts and ends by partition ──► records merged by time ──► decoded, or poison
 
-Nothing is committed and no group is joined, so looking changes nothing. Records of one partition keep their order;
-those of several are merged by timestamp, as far as they are there: a live tail cannot wait for what may come, and one
-that ends looks MERGED records ahead.
-
-Not covered: filters and joins over events.
+Nothing is committed and no group is joined, so reading changes nothing. Records of one partition keep their order;
+several partitions are merged by timestamp as far as records have arrived: a live tail cannot wait for what may come,
+and a bounded one looks MERGED records ahead.
 """
 
 from __future__ import annotations
@@ -31,8 +29,7 @@ from streams.kafka.topics import LABELS, Topic, topics
 from streams.settings.model import Settings
 
 MERGED = 10_000
-"""Records of a bounded tail that are sorted together; they lie in memory."""
-
+"""Records of a bounded tail that are sorted together, in memory."""
 _AGE = re.compile(r"(\d+(?:\.\d+)?)([smhdw])")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
@@ -47,7 +44,7 @@ class Begin:
 
 
 class TailedRecord(NamedTuple):
-    """One record with what it holds."""
+    """One record and its event."""
 
     record: Record
     topic: Topic
@@ -55,7 +52,7 @@ class TailedRecord(NamedTuple):
 
 
 def parse_begin(text: str) -> Begin:
-    """Return what `--from` says. Raises SettingsError with the forms it takes.
+    """Parse `--from`. Raises SettingsError with the forms it takes.
 
     >>> parse_begin("-20"), parse_begin("1970-01-01T00:00:01Z")
     (Begin(kind='last', number=20), Begin(kind='time', number=1000))
@@ -65,53 +62,46 @@ def parse_begin(text: str) -> Begin:
     if text.startswith("-") and text[1:].isdigit():
         return Begin("last", int(text[1:]))
     try:
-        return Begin("time", parse_time(text))
-    except ValueError as exc:
-        raise SettingsError(
-            f"--from {text}: expected start, end, -N for the last N records of each topic, or a time as ISO 8601 "
-            "(UTC unless it says otherwise), e.g. 2026-01-31T12:00"
-        ) from exc
+        return Begin("time", parse_time(text, "--from"))
+    except SettingsError as exc:
+        raise SettingsError(f"{exc}; or start, end, or -N for the last N records of each topic") from exc
 
 
-def parse_time(text: str) -> int:
-    """Return the time, ms since the epoch, that ISO 8601 text names, in UTC unless it says otherwise.
-
-    Raises ValueError.
-    """
-    at = datetime.fromisoformat(text)
-    if at.tzinfo is None:
-        at = at.replace(tzinfo=UTC)
-    return int(at.timestamp() * 1000)
-
-
-def parse_age(text: str, option: str, now_ms: int | None = None) -> int:
-    """Parse an ISO 8601 time, or an age such as 90s, 30m, 2h, 7d, 1w, as milliseconds since the epoch.
+def parse_time(text: str, option: str, asked_ms: int | None = None) -> int:
+    """Parse an ISO 8601 time (UTC without an offset) or an age such as 90s, 30m, 2h, 7d, 1w, as ms since the epoch.
 
     Raises SettingsError, naming the option.
 
-    >>> parse_age("1970-01-01T00:00:02Z", "--since"), parse_age("2s", "--since", now_ms=5000)
+    >>> parse_time("1970-01-01T00:00:02Z", "--since"), parse_time("2s", "--since", asked_ms=5000)
     (2000, 3000)
     """
     if age := _AGE.fullmatch(text):
-        now_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
-        return now_ms - int(float(age[1]) * _SECONDS[age[2]] * 1000)
+        return (now_ms() if asked_ms is None else asked_ms) - int(float(age[1]) * _SECONDS[age[2]] * 1000)
     try:
-        return parse_time(text)
+        at = datetime.fromisoformat(text)
     except ValueError as exc:
         raise SettingsError(
             f"{option} {text}: expected a time as ISO 8601 (UTC without an offset), e.g. 2026-01-31T12:00, or an age, "
             "e.g. 90s, 30m, 2h, 7d or 1w"
         ) from exc
+    if at.tzinfo is None:
+        at = at.replace(tzinfo=UTC)
+    return int(at.timestamp() * 1000)
+
+
+def now_ms() -> int:
+    """Return the time of the wall clock, ms since the epoch: what events and records carry."""
+    return time.time_ns() // 1_000_000
 
 
 def named(settings: Settings, names: Iterable[str]) -> list[Topic]:
-    """Return the topics called so, by label or by full name. Raises NotFoundError, with the nearest one."""
+    """Return the topics with these labels or full names. Raises NotFoundError with the nearest name."""
     known = topics(settings.topics)
     by_name = {topic.name: topic for topic in known.values()} | known
     found: dict[str, Topic] = {}
     for name in names:
         if name not in by_name:
-            raise NotFoundError(f"no topic of Streamward is called {name!r}; {_hint(name)}")
+            raise NotFoundError(f"Streamward has no topic {name!r}; {_hint(name)}")
         found[by_name[name].label] = by_name[name]
     return list(found.values())
 
@@ -129,7 +119,7 @@ def tail(
     until_end: bool,
     each_poll: Callable[[], object] = lambda: None,
 ) -> Iterator[TailedRecord]:
-    """Yield records of these topics from `begin` on; up to where they end now, or for ever.
+    """Yield records of these topics from `begin` on; up to their present end, or for ever.
 
     `each_poll` is called a few times a second, also while nothing comes, and may raise to end a tail that waits.
     Raises NotFoundError for a topic that does not exist, LogError if the broker does not answer.
@@ -149,7 +139,7 @@ def tail(
         case _:
             starts = {tp: max(low, high - begin.number) for tp, (low, high) in bounds.items()}
             for record in _last(settings, starts, ends, begin.number):
-                yield _seen(record, by_name)
+                yield _decoded(record, by_name)
             starts = dict(ends)
     with PartitionReader(settings, starts, ends=ends if until_end else None) as reader:
         while not reader.at_end():
@@ -157,7 +147,7 @@ def tail(
             while until_end and len(records) < MERGED and not reader.at_end():
                 records += reader.poll(timeout_s=POLL_S)
             for record in merged(records):
-                yield _seen(record, by_name)
+                yield _decoded(record, by_name)
             each_poll()
 
 
@@ -176,7 +166,7 @@ def _last(
 
 
 def merged(records: Iterable[Record]) -> Iterator[Record]:
-    """Yield records by timestamp; those of one partition stay in the order of their offsets, whatever their times."""
+    """Yield records by timestamp; those of one partition stay in offset order, whatever their times."""
     partitions: dict[TopicPartition, list[Record]] = {}
     for record in records:
         partitions.setdefault((record.at.topic, record.at.partition), []).append(record)
@@ -187,6 +177,6 @@ def _when(record: Record) -> int:
     return record.timestamp_ms
 
 
-def _seen(record: Record, by_name: Mapping[str, Topic]) -> TailedRecord:
+def _decoded(record: Record, by_name: Mapping[str, Topic]) -> TailedRecord:
     topic = by_name[record.at.topic]
     return TailedRecord(record, topic, record.decode(topic.event))

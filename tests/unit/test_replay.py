@@ -14,7 +14,7 @@ from pydantic import SecretStr
 from schemas.events import Coordinates, ExperimentEvent
 from streams.errors import SettingsError
 from streams.evaluation import run as evaluate, suites
-from streams.kafka.times import parse_age
+from streams.kafka.times import parse_time
 from streams.settings import write as config_file
 from streams.settings.load import load
 from streams.settings.model import Batches, Kafka, Settings
@@ -112,13 +112,13 @@ def test_the_file_loads_the_same_settings_and_holds_no_secret(tmp_path: Path) ->
     [("1970-01-02", 24 * HOUR_MS), ("90s", 10 * HOUR_MS - 90_000), ("2h", 8 * HOUR_MS), ("0.5h", 9.5 * HOUR_MS)],
 )
 def test_a_time_is_a_moment_or_an_age(text: str, expected: float) -> None:
-    assert parse_age(text, "--since", now_ms=10 * HOUR_MS) == expected
+    assert parse_time(text, "--since", asked_ms=10 * HOUR_MS) == expected
 
 
 @pytest.mark.parametrize("text", ["", "soon", "start", "-20", "2 hours", "h", "5y"])
 def test_what_is_neither_is_refused_with_the_option(text: str) -> None:
     with pytest.raises(SettingsError, match=r"^--until .*: expected a time as ISO 8601"):
-        parse_age(text, "--until")
+        parse_time(text, "--until")
 
 
 NUMBERS = st.none() | st.integers(0, 2**40)

@@ -20,7 +20,7 @@ from pathlib import Path
 import duckdb
 
 from streams.errors import NotFoundError, SettingsError
-from streams.kafka.times import parse_age
+from streams.kafka.times import parse_time
 from streams.kafka.topics import topics
 from streams.settings.model import Settings
 from streams.tools.archive.history import Source
@@ -80,8 +80,8 @@ def checked(settings: Settings, options: QueryOptions, stdin: Callable[[], str])
     text = stdin() if options.sql == "-" else options.sql
     statement = None if text is None else _statement(settings, known, text, options.where)
     scope = Scope(
-        None if options.since is None else parse_age(options.since, "--since"),
-        None if options.until is None else parse_age(options.until, "--until"),
+        None if options.since is None else parse_time(options.since, "--since"),
+        None if options.until is None else parse_time(options.until, "--until"),
         options.first, options.end, options.partition, options.key,
     )  # fmt: skip
     output = options.output or ("table" if options.out is None and sys.stdout.isatty() else "jsonl")

@@ -31,7 +31,7 @@ import pyarrow as pa
 
 from streams.errors import LogError, NotFoundError, StreamwardError
 from streams.files import Scratch
-from streams.kafka.times import parse_age
+from streams.kafka.times import parse_time
 from streams.settings.load import load
 from streams.settings.model import Settings
 from streams.tools.archive.history import Source
@@ -67,8 +67,8 @@ def connect(
     Raises LogError if the broker does not answer.
     """
     scope = Scope(
-        None if since is None else parse_age(since, "since"),
-        None if until is None else parse_age(until, "until"),
+        None if since is None else parse_time(since, "since"),
+        None if until is None else parse_time(until, "until"),
     )
     return Session(settings or load(), source=source, scope=scope, allow_files=True, warn=True).con
 
