@@ -170,7 +170,7 @@ def test_an_error_of_the_schemas_is_a_message_too() -> None:
         (["--set", "kafka.bootstrp=x", "topics", "list"], 2, "did you mean kafka.bootstrap?"),
         (["--config", "missing.toml", "topics", "list"], 2, "missing.toml: no such settings file"),
         (["events", "tail", "reward"], 3, "did you mean rewards?"),
-        (["events", "tail", "tasks", "--from", "yesterday"], 2, "--from yesterday: expected start, end, -N"),
+        (["events", "tail", "tasks", "--from", "yesterday"], 2, "--from yesterday: expected a time as ISO 8601"),
         (["config", "show", "kafak"], 3, "'kafak'"),
         ([*NOBODY, "topics", "list"], 5, "Kafka at 127.0.0.1:1 did not answer within 0.3 s"),
         ([*NOBODY, "policy"], 5, "Kafka at 127.0.0.1:1 did not answer within 0.3 s"),
