@@ -4,8 +4,8 @@
                                                └──► event ──► adapters ──► read back ──► fold ──► AdapterDecision
 
 Every reader of the log folds it to the same state (streams/adapters/serving.py), this one included. If two people
-decide at the same moment, both write, the log orders them, and the fold refuses the second, which is reported. A decision
-that has already taken effect, by the same person for the same reason, is not written again.
+decide at the same moment, both write, the log orders them, and the fold refuses the second, which is reported. A
+decision that has already taken effect, by the same person for the same reason, is not written again.
 """
 
 from __future__ import annotations

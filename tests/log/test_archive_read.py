@@ -152,7 +152,7 @@ def test_the_archive_is_read_without_a_broker_and_says_what_it_does_not_have(mad
         LogError, match=rf"rewards\[{ONE}\]: offsets 2 to 8 were asked for, but the archive .* holds 0 to 3"
     ):
         list(of(gone).read({tp: 2}, {tp: 9}))
-    with pytest.raises(LogError, match="offsets 4 to 4 are wanted"):
+    with pytest.raises(LogError, match="offsets 4 to 4 were asked for"):
         of(gone).fetch([Coordinates(*tp, 4)])
 
 

@@ -101,7 +101,7 @@ def test_lists_and_shows_where_an_experiment_came_from(source: Settings, dr: dic
 def test_compares_an_experiment_with_the_policy_it_came_from(source: Settings, dr: dict[str, Any]) -> None:
     nothing = run(source, "experiments", "compare", "dr", "default")
     assert nothing.exit_code == 3
-    assert "dr has no held-out score; ask it with `streamward replay evaluate dr`" in nothing.stderr
+    assert "dr has no held-out score; evaluate it with `streamward replay evaluate dr`" in nothing.stderr
     own = load(file=Path(dr["config"]), env={})
     for settings, policy, exact in ((source, "default", 0.25), (own, "dr", 0.75)):
         with Producer(settings) as producer:
@@ -135,9 +135,9 @@ def evaluated(policy: str, exact: float) -> AdapterEvent:
         (("replay", "run", "x", "--since", "soon"), 2, "--since soon: expected a time as ISO 8601"),
         (("replay", "run", "x", "--policy", "nobody"), 3, "no train task of policy nobody is in the range"),
         (("replay", "run", "x", "--recipe", "nowhere.toml"), 3, "nowhere.toml: No such file"),
-        (("replay", "evaluate", "x"), 3, "no experiment of "),
-        (("experiments", "show", "drr"), 3, "is called 'drr'; did you mean dr?"),
-        (("experiments", "compare", "dr", "nobody"), 3, "'nobody' is no experiment and no policy"),
+        (("replay", "evaluate", "x"), 3, " has no experiment 'x'"),
+        (("experiments", "show", "drr"), 3, "has no experiment 'drr'; did you mean dr?"),
+        (("experiments", "compare", "dr", "nobody"), 3, "'nobody' is neither an experiment nor a policy"),
     ],
     ids=lambda given: " ".join(given) if isinstance(given, tuple) else None,
 )
@@ -158,7 +158,7 @@ def test_what_cannot_be_is_refused_with_its_exit_code(
         ),
         ("[trainer]\nlearning_rate = -1", "trainer.learning_rate, from bad.toml: Input should be greater than 0"),
         ("[trainer]\noff_policy = true", "bad.toml: trainer.off_policy is set by the experiment itself; leave it out"),
-        ("[model]\nbase = 'x'", "bad.toml: model is no part of a recipe"),
+        ("[model]\nbase = 'x'", "bad.toml: model does not belong in a recipe"),
         ("[trainer", "bad.toml: not TOML"),
     ],
 )

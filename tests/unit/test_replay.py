@@ -112,7 +112,7 @@ def test_the_file_loads_the_same_settings_and_holds_no_secret(tmp_path: Path) ->
     [("1970-01-02", 24 * HOUR_MS), ("90s", 10 * HOUR_MS - 90_000), ("2h", 8 * HOUR_MS), ("0.5h", 9.5 * HOUR_MS)],
 )
 def test_a_time_is_a_moment_or_an_age(text: str, expected: float) -> None:
-    assert parse_time(text, "--since", now_ms=10 * HOUR_MS) == expected
+    assert parse_time(text, "--since", asked_ms=10 * HOUR_MS) == expected
 
 
 @pytest.mark.parametrize("text", ["", "soon", "start", "-20", "2 hours", "h", "5y"])
