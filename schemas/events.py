@@ -1,17 +1,16 @@
-"""The nine events. Everything Streamward knows is a sequence of these.
+"""The nine events. Everything Streamward knows is a sequence of them.
 
     Task ──► Response ──► Reward ──► AdvantagedGroup ──► Batch ──► AdapterEvent
                                  ▲ GroupControl                    DeadLetter (from anywhere)
     ExperimentEvent: a replay of others, in a log of its own
 
-These frozen dataclasses are the one place where an event is written down. The Avro files in `avro/` are derived
-from them (`python -m schemas.generate`), are numbered for ever by `lock.json`, and a test fails when the two drift.
-Times are milliseconds since the epoch, UTC. Ids say what a record is about (UUID version 5, RFC 9562 section 5.5), so
-the same fact sent twice has the same id.
+These frozen dataclasses are the only definition of an event. The Avro files in `avro/` are derived from them
+(`python -m schemas.generate`), `lock.json` gives each its id for ever, and a test fails when the two drift. Times are
+milliseconds since the epoch, UTC. Ids are derived from what a record is about (UUID version 5, RFC 9562 section 5.5),
+so the same fact sent twice has the same id.
 
-`problems(event)` holds the rules that a type cannot say, and is asked both before a write and after a read.
-
-Not covered: whether an event agrees with its siblings. That takes two events, so the stage that holds both decides.
+`problems(event)` has the rules that a type cannot express, and is called both before a write and after a read. Whether
+an event agrees with its siblings takes two events, so the stage that has both decides.
 """
 
 from __future__ import annotations
@@ -24,10 +23,10 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal, NamedTuple
 
 NAMESPACE = uuid.UUID("b1f8a7c2-5d0e-5c1b-9a53-57e4a3d0c0de")
-"""Root of every id Streamward derives. Changing it would make every record of every log a stranger."""
+"""Root of every derived id. With another one, no record of any existing log would be recognised."""
 _ROOT = NAMESPACE.bytes
 _VARIANT = {f"{digit:x}": f"{digit & 3 | 8:x}" for digit in range(16)}
-"""The hexadecimal digit whose two upper bits say RFC 9562, for each that SHA-1 may give."""
+"""The variant digit of RFC 9562 for each hexadecimal digit that SHA-1 may give."""
 
 
 def derive_id(*parts: object) -> str:
@@ -36,7 +35,7 @@ def derive_id(*parts: object) -> str:
     >>> derive_id("sampling", 0) == derive_id("sampling", 0) != derive_id("sampling", 1)
     True
     """
-    # uuid.uuid5 in a fraction of its time: every response and reward that is read has its id checked
+    # faster than uuid.uuid5: the id of every response and reward is checked when it is read
     name = "\x1f".join(map(str, parts)).encode()
     text = hashlib.sha1(_ROOT + name, usedforsecurity=False).hexdigest()
     return f"{text[:8]}-{text[8:12]}-5{text[13:16]}-{_VARIANT[text[16]]}{text[17:20]}-{text[20:32]}"
@@ -59,9 +58,9 @@ Float = Annotated[float, Float32]
 Millis = Annotated[int, Timestamp]
 
 MAX_GROUP_SIZE = 1024
-"""Most responses to one task: a group is held, and leaves, in one piece."""
+"""Most responses to one task: a group is held and written as one record."""
 MAX_REWARD = 1e12
-"""Largest reward and weight in size: sums of their squares stay numbers, and advantages fit into 32 bits."""
+"""Largest absolute reward and weight: sums of their squares stay finite, and advantages fit into 32 bits."""
 
 Purpose = Literal["train", "serve", "eval"]
 FinishReason = Literal["stop", "length", "error"]
@@ -432,7 +431,7 @@ EVENTS: tuple[type[Event], ...] = (
 
 
 class Coordinates(NamedTuple):
-    """Where a record lies: the address every message about an event carries."""
+    """The address of a record, which every message about an event has."""
 
     topic: str
     partition: int
@@ -442,7 +441,7 @@ class Coordinates(NamedTuple):
         return f"{self.topic}[{self.partition}]@{self.offset}"
 
 
-# --- rules that a type cannot say ------------------------------------------------------------------------------------
+# --- rules that a type cannot express ---------------------------------------------------------------------------------
 
 
 def problems(event: Event) -> Iterator[str]:

@@ -1,11 +1,9 @@
 """Read an Avro body in one pass.
 
-    body, place ──► reader of the dataclass ──► event, the place behind it
+    body, position ──► reader of the dataclass ──► event, the position after it
 
-Each reader takes the body and a place in it, and returns a value and the place behind it. Slices do not see the end of
-the body; who reads a record compares the last place with its length.
-
-Not covered: what is odd; see schemas/wire.py.
+Each reader takes the body and a position in it, and returns a value and the position after it. Slices do not notice the
+end of the body; the caller compares the last position with its length. Anything odd: see schemas/wire.py.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Write an Avro body in one pass.
 
-    event ──► writer of the dataclass ──► bytes behind those that are there
+    event ──► writer of the dataclass ──► bytes appended to a buffer
 
-Not covered: what is odd; see schemas/wire.py.
+Anything odd: see schemas/wire.py.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Write = Callable[[Any, bytearray], None]
 
 @cache
 def writer(event: Any) -> Write:
-    """Return what puts an event of this dataclass behind the bytes that are there. It raises one of ODD."""
+    """Return a function that appends an event of this dataclass to a buffer. It raises one of ODD."""
     fields = [(name, _writer(shape)) for name, shape in shapes(event).items()]
 
     def write(value: Any, out: bytearray) -> None:

@@ -3,10 +3,10 @@
     rewards of one group ──► grpo | dr_grpo | rloo | batch_std ──► one advantage per reward, in the same order
 
 All-equal rewards give zeros under every formula: there is nothing to learn from them, and the batch stage counts them.
-Equal means to within rounding: 0.1 + 0.2 and 0.3 are one reward, and no formula may blow their difference up to 1.
+Equal means up to rounding: 0.1 + 0.2 and 0.3 are one reward, and no formula may scale their difference up to 1.
 
-Not covered: `batch_std` needs the spread over a whole batch, which no group knows. It gives the centred rewards here,
-and the trainer divides by the batch's standard deviation when it collates.
+`batch_std` needs the spread over a whole batch, which no group knows. Here it gives the centred rewards, and the
+trainer divides by the batch's standard deviation when it collates.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable, Sequence
 
 FORMULA_VERSION = 1
-"""Raised when any formula, or the join, would decide otherwise about the same records; part of every group's id.
+"""Raised when any formula, or the reducer, would decide otherwise about the same records; part of every group's id.
 
 `tests/histories` holds what was decided under each version.
 """

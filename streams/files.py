@@ -43,9 +43,9 @@ def sha256_of(path: Path) -> str:
 
 @contextlib.contextmanager
 def hold(folder: Path, *, refusal: str, way_out: str) -> Iterator[None]:
-    """Be the one process of this machine in `folder`, which is made if it is not there.
+    """Be the only process of this machine in `folder`, which is created if it does not exist.
 
-    Raises RefusedError if another one is: `refusal` says what goes on there, as in "policy p is already trained".
+    Raises RefusedError if another holds it: `refusal` says what it does there, as in "policy p is already trained".
     """
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / LOCK).open("a+") as lock:
@@ -62,17 +62,17 @@ def hold(folder: Path, *, refusal: str, way_out: str) -> Iterator[None]:
 
 
 class Scratch:
-    """A temporary folder of this process. It goes with `close`, or with the process.
+    """A temporary folder of this process, removed by `close` or at its end.
 
-    One that was killed cannot do it: the next Scratch of its kind does. Use as a context manager, which gives the
-    folder, or call `close`. Raises OSError if there is no room for it.
+    After a kill, the next Scratch of its kind removes it. Use as a context manager, which gives the folder, or call
+    `close`. Raises OSError if there is no room for it.
     """
 
     def __init__(self, kind: str) -> None:
         _sweep(kind)
         self.folder, lock = _locked(kind)
         self.close = weakref.finalize(self, _remove, self.folder, lock)
-        """Remove the folder with all that is in it; again does nothing."""
+        """Remove the folder with everything in it; a second call does nothing."""
 
     def __enter__(self) -> Path:
         return self.folder
@@ -89,7 +89,7 @@ def _locked(kind: str) -> tuple[Path, int]:
             lock = os.open(folder, os.O_RDONLY)
         except FileNotFoundError:  # swept before it could be locked
             continue
-        with contextlib.suppress(OSError):  # no flock here: then nobody sweeps either
+        with contextlib.suppress(OSError):  # without flock nothing is swept either
             fcntl.flock(lock, fcntl.LOCK_EX)
         if folder.is_dir():
             return folder, lock
@@ -97,7 +97,7 @@ def _locked(kind: str) -> tuple[Path, int]:
 
 
 def _sweep(kind: str) -> None:
-    """Remove the folders of this kind that are ours and that no process holds."""
+    """Remove this user's folders of this kind that no process holds."""
     for path in Path(tempfile.gettempdir()).glob(f"streamward-{kind}-*"):
         with contextlib.suppress(OSError):
             lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)

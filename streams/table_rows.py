@@ -2,7 +2,7 @@
 
     fields ──► pack ──► compact JSON with a version ──► table, changelog ──► unpack ──► fields
 
-Not covered: rows of another version. They are refused, with the way out: state is rebuilt from the source topics.
+Rows of another version are refused, with the way out: state is rebuilt from the source topics.
 """
 
 from __future__ import annotations

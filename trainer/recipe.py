@@ -110,8 +110,8 @@ def _between(
 
 def cause(differences: Collection[RecipeDifference]) -> str:
     """Return the likely cause of bytes that differ, and what to do."""
-    data = [_told(one) for one in differences if one.kind == "data"]
-    recipe = [_told(one) for one in differences if one.kind == "recipe"]
+    data = [_described(one) for one in differences if one.kind == "data"]
+    recipe = [_described(one) for one in differences if one.kind == "recipe"]
     if data:
         return (
             f"other groups than it was trained on: {'; '.join(data)}. Is this the log it was trained from? "
@@ -126,6 +126,6 @@ def cause(differences: Collection[RecipeDifference]) -> str:
     )
 
 
-def _told(one: RecipeDifference) -> str:
+def _described(one: RecipeDifference) -> str:
     then = "not recorded" if one.recorded is None else f"recorded {one.recorded}"
     return f"{one.name} is {'missing' if one.reproduced is None else one.reproduced} here, {then}"

@@ -1,13 +1,11 @@
-"""Decide about an adapter version as a person does: look, write, and see whether it took effect.
+"""Write a person's decision about an adapter version, and check that it took effect.
 
-    adapters[policy] ──► read_life ──► Life ──► refused at once, and nothing is written
-                                        └─────► event ──► adapters ──► read back to its offset ──► fold ──► Decided
+    adapters[policy] ──► read_history ──► AdapterHistory ──► refused at once, and nothing is written
+                                               └──► event ──► adapters ──► read back ──► fold ──► AdapterDecision
 
-Every reader of the log folds it to the same state (streams/adapters/serving.py), this one included. So of two people
-who decide at the same moment both write, the log orders them, and the fold refuses the second: here too, which tells
-them. What has taken effect already, said by the same person for the same reason, is not written again.
-
-Not covered: whether a decision is a good one. That is the guard's question.
+Every reader of the log folds it to the same state (streams/adapters/serving.py), this one included. If two people
+decide at the same moment, both write, the log orders them, and the fold refuses the second, which is reported. A
+decision that has already taken effect, by the same person for the same reason, is not written again.
 """
 
 from __future__ import annotations
@@ -19,21 +17,21 @@ from streams.adapters import versions as adapters
 from streams.adapters.serving import SWAPS, TRANSITIONS, refusal
 from streams.adapters.versions import AdapterState
 from streams.errors import NotFoundError, RefusedError
-from streams.kafka import times
 from streams.kafka.admin import offsets
 from streams.kafka.producer import Producer
 from streams.kafka.reader import read
 from streams.kafka.record import TopicPartition, partition_of
+from streams.kafka.times import now_ms
 from streams.kafka.topics import topics
 from streams.settings.model import Settings
 
 NO_DECISIONS = ("trained", "evaluated", "judged")
-"""Kinds that say something of a version, and change nothing about it."""
+"""Kinds that describe a version and change nothing about it."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterHistory:
-    """Everything the log says of one policy's adapters, up to an offset."""
+    """Everything in the log about one policy's adapters, up to an offset."""
 
     state: AdapterState
     tp: TopicPartition
@@ -43,15 +41,15 @@ class AdapterHistory:
 
     @property
     def refused(self) -> dict[str, str]:
-        """Why, by id of the event that changed nothing."""
+        """Reasons, by id of the event that was refused."""
         return {refused.event.event_id: refused.reason for refused in self.state.refused}
 
     def of(self, version: int) -> list[tuple[Coordinates, AdapterEvent]]:
-        """Return the events that name a version, with where they lie."""
+        """Return the events that name a version, with their coordinates."""
         return [(at, event) for at, event in self.events if event.version == version]
 
     def about(self, version: int) -> list[tuple[Coordinates, AdapterEvent]]:
-        """Return the events that name a version, or put another in its place, with where they lie."""
+        """Return the events that name a version, or replace it, with their coordinates."""
         return [
             (at, event)
             for at, event in self.events
@@ -78,8 +76,8 @@ class AdapterDecision:
     """Whether it had taken effect before, and was not written now."""
 
 
-def read_life(settings: Settings, policy: str) -> AdapterHistory:
-    """Return the life of a policy's adapters as the log has it now. Records that cannot be read are passed over.
+def read_history(settings: Settings, policy: str) -> AdapterHistory:
+    """Return the history of a policy's adapters as of now. Records that cannot be read are skipped.
 
     Raises NotFoundError if there is no such topic, LogError if the broker does not answer.
     """
@@ -88,15 +86,15 @@ def read_life(settings: Settings, policy: str) -> AdapterHistory:
     return follow(settings, AdapterHistory(adapters.empty(policy), tp, low), high)
 
 
-def follow(settings: Settings, life: AdapterHistory, end: int) -> AdapterHistory:
-    """Return `life` with the records up to below offset `end`."""
-    state, events = life.state, list(life.events)
-    for record in read(settings, {life.tp: life.next}, {life.tp: end}):
+def follow(settings: Settings, history: AdapterHistory, end: int) -> AdapterHistory:
+    """Return `history` with the records up to, and without, offset `end`."""
+    state, events = history.state, list(history.events)
+    for record in read(settings, {history.tp: history.next}, {history.tp: end}):
         event = record.decode(AdapterEvent)
         if isinstance(event, AdapterEvent) and event.policy == state.policy:
             state = adapters.fold(state, event)
             events.append((record.at, event))
-    return replace(life, state=state, next=max(life.next, end), events=tuple(events))
+    return replace(history, state=state, next=max(history.next, end), events=tuple(events))
 
 
 def known(state: AdapterState, version: int) -> adapters.Version:
@@ -110,14 +108,15 @@ def known(state: AdapterState, version: int) -> adapters.Version:
     return found
 
 
-def rolls_back_to(life: AdapterHistory, expect: int, *, actor: str, reason: str) -> int:
-    """Return the version that was primary before the one that is, and can be again.
+def rollback_target(history: AdapterHistory, expect: int, *, actor: str, reason: str) -> int:
+    """Return the version that was primary before the current one, and can be again.
 
-    The same roll-back by the same person, said again, leads to where it led, and not further back. Raises RefusedError.
+    The same roll-back by the same person, repeated, leads to the same version, and not further back. Raises
+    RefusedError.
     """
-    state = life.state
+    state = history.state
     if expect != state.primary:
-        back = [event for _, event in _taken(life) if event.kind == "rolled_back"]
+        back = [event for _, event in _taken(history) if event.kind == "rolled_back"]
         if back and (back[-1].expected_version, back[-1].actor, back[-1].reason) == (expect, actor, reason):
             return back[-1].version
         raise RefusedError(
@@ -138,74 +137,81 @@ def _possible(state: AdapterState, version: int) -> set[AdapterKind]:
     return {kind for kind, transition in TRANSITIONS.items() if status in transition.allowed}
 
 
-def decide(
-    settings: Settings,
-    life: AdapterHistory,
-    kind: AdapterKind,
-    version: int,
-    *,
-    actor: str,
-    reason: str,
-    expect: int | None = None,
-) -> AdapterDecision:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProposedDecision:
+    """What somebody wants to do with a version."""
+
+    kind: AdapterKind
+    version: int
+    actor: str
+    reason: str
+    expect: int | None = None
+    """The primary it is decided against; the one in the history if not given. Kinds that do not compare take none."""
+
+
+def decide(settings: Settings, history: AdapterHistory, proposed: ProposedDecision) -> AdapterDecision:
     """Write a decision and return once it has taken effect.
 
-    `expect` is the primary it is decided against; without it, the one in `life`. Kinds that do not compare take none.
-
-    Raises NotFoundError for a version that is not there; RefusedError if the decision is against the rules, or lost
-    to one that was written at the same time; LogError if the broker does not answer.
+    Raises NotFoundError for an unknown version; RefusedError if the decision is against the rules, or lost to one that
+    was written at the same time; LogError if the broker does not answer.
     """
-    known(life.state, version)
-    if not reason.strip():
-        raise RefusedError(f"version {version} is not {kind} without a reason; say why with --reason")
-    expected = None
-    if TRANSITIONS[kind].compares:
-        expected = life.state.primary if expect is None else expect
-    if (found := _in_force(life, kind, version, actor, reason, expect)) is not None:
+    state, kind, version = history.state, proposed.kind, proposed.version
+    known(state, version)
+    if not proposed.reason.strip():
+        raise RefusedError(f"version {version} is not {kind} without a reason; give one with --reason")
+    if (found := _in_force(history, proposed)) is not None:
         return found
-    made = times.now_ms()
-    event = AdapterEvent(
-        # the number of decisions before it is part of the id: the same words later are another fact
-        event_id=derive_id(life.state.policy, version, kind, expected, actor, reason, len(life.state.decided), made),
-        policy=life.state.policy,
-        created_at=made,
-        version=version,
-        kind=kind,
-        actor=actor,
-        reason=reason,
-        expected_version=expected,
-    )
-    if (why := refusal(event, life.state.serving)) is not None:
-        raise RefusedError(f"policy {life.state.policy}: nothing was written: {why}{_hint(life.state, kind, version)}")
+    event = _event(history, proposed)
+    if (why := refusal(event, state.serving)) is not None:
+        raise RefusedError(f"policy {state.policy}: nothing was written: {why}{_hint(state, kind, version)}")
     at = _write(settings, event)
-    after = follow(settings, life, at.offset + 1)
+    after = follow(settings, history, at.offset + 1)
     if (why := after.refused.get(event.event_id)) is not None:
         raise RefusedError(
-            f"{at}: another decision came first, and this one has no effect: {why}{_winner(life, after)}"
+            f"{at}: another decision came first, and this one has no effect: {why}{_winner(history, after)}"
         )
-    return AdapterDecision(at, event, life.state.primary, after.state)
+    return AdapterDecision(at, event, state.primary, after.state)
 
 
-def _in_force(
-    life: AdapterHistory, kind: AdapterKind, version: int, actor: str, reason: str, expect: int | None
-) -> AdapterDecision | None:
-    """Return this very decision, if it took effect and nothing was decided about anything since."""
-    taken = _taken(life)
+def _event(history: AdapterHistory, proposed: ProposedDecision) -> AdapterEvent:
+    state, kind, version, expected = history.state, proposed.kind, proposed.version, None
+    if TRANSITIONS[kind].compares:
+        expected = state.primary if proposed.expect is None else proposed.expect
+    created_at = now_ms()
+    # the number of earlier decisions is part of the id: the same words later are another fact
+    content = (version, kind, expected, proposed.actor, proposed.reason)
+    return AdapterEvent(
+        event_id=derive_id(state.policy, *content, len(state.decided), created_at),
+        policy=state.policy,
+        created_at=created_at,
+        version=version,
+        kind=kind,
+        actor=proposed.actor,
+        reason=proposed.reason,
+        expected_version=expected,
+    )
+
+
+def _in_force(history: AdapterHistory, proposed: ProposedDecision) -> AdapterDecision | None:
+    """Return this very decision, if it took effect and nothing has been decided since."""
+    taken = _taken(history)
     if not taken:
         return None
     at, event = taken[-1]
-    said = (event.kind, event.version, event.actor, event.reason)
-    if said != (kind, version, actor, reason) or expect not in (None, event.expected_version):
+    last = (event.kind, event.version, event.actor, event.reason)
+    if last != (proposed.kind, proposed.version, proposed.actor, proposed.reason):
         return None
-    before = life.state.primary if event.expected_version is None else event.expected_version
-    return AdapterDecision(at, event, before, life.state, again=True)
+    if proposed.expect not in (None, event.expected_version):
+        return None
+    before = history.state.primary if event.expected_version is None else event.expected_version
+    return AdapterDecision(at, event, before, history.state, again=True)
 
 
-def _taken(life: AdapterHistory) -> list[tuple[Coordinates, AdapterEvent]]:
-    """Return the decisions that took effect; of a record that came twice, the first."""
+def _taken(history: AdapterHistory) -> list[tuple[Coordinates, AdapterEvent]]:
+    """Return the decisions that took effect; of an event that was recorded twice, the first."""
     first: dict[str, tuple[Coordinates, AdapterEvent]] = {}
-    for at, event in life.events:
-        if event.kind not in NO_DECISIONS and event.event_id not in life.refused:
+    for at, event in history.events:
+        if event.kind not in NO_DECISIONS and event.event_id not in history.refused:
             first.setdefault(event.event_id, (at, event))
     return list(first.values())
 

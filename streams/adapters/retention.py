@@ -1,13 +1,13 @@
-"""Which adapter versions stay in the store, and which may go.
+"""Which adapter versions are kept in the store, and which may be deleted.
 
-    AdapterState, keep best K by a score, keep the last N primaries ──► plan ──► Fate: why it stays, or that it goes
+    AdapterState, keep best K by a score, keep the last N primaries ──► plan ──► RetentionDecision for each version
 
-What serves, what may be asked to serve again, and what nobody has decided about yet always stays. The rest is ranked by
-how it did on a suite; what was rejected is not, since it can serve no more. A version goes by an event first, and its
-files go after it, so that every reader knows it is retired before there is nothing to load. Its batches stay in the
-log, and `streamward reproduce` makes it again.
+What serves, what may have to serve again, and what nobody has decided about yet is always kept. The rest is ranked by
+its results on a suite, except rejected versions, which cannot serve any more. A version is retired by an event before
+its files are deleted, so that every reader knows before there is nothing to load. Its batches stay in the log, and
+`streamward reproduce` can train it again.
 
-Not covered: checkpoints, which the trainer keeps by trainer.keep_checkpoints.
+Checkpoints are kept by the trainer (trainer.keep_checkpoints).
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from streams.adapters.versions import AdapterState, Version
 from streams.errors import SettingsError
 
 FIRST = ("exact", "mean_reward", "reward_mean", "reward")
-"""Metrics that say how well a version did, the best known first."""
+"""Metrics that say how well a version did, in order of preference."""
 
 
 class RetentionDecision(NamedTuple):
-    """What becomes of one version."""
+    """Whether one version is kept, and why."""
 
     version: Version
     why: str
@@ -32,7 +32,7 @@ class RetentionDecision(NamedTuple):
 
 
 def headline(metrics: Mapping[str, float]) -> str | None:
-    """Return the metric that stands for a suite; None if there is none.
+    """Return the metric that represents a suite; None if there is none.
 
     >>> headline({"n": 64.0, "mean_reward": 0.5}), headline({"n": 64.0})
     ('mean_reward', 'n')
@@ -43,8 +43,8 @@ def headline(metrics: Mapping[str, float]) -> str | None:
 def measure(state: AdapterState, by: str | None) -> tuple[str, str] | None:
     """Return the suite and the metric that versions are ranked by; None if none was ever evaluated.
 
-    `by` is suite/metric; a suite's name may have slashes itself. Without it, the one suite there is and the metric that
-    stands for it. Raises SettingsError if several suites were asked, or nothing is called so.
+    `by` is suite/metric; a suite's name may itself have slashes. Without it, the only suite and the metric that
+    represents it. Raises SettingsError if there are several suites, or none of that name.
     """
     found: dict[str, dict[str, float]] = {}
     for version in state.versions.values():
@@ -66,9 +66,9 @@ def measure(state: AdapterState, by: str | None) -> tuple[str, str] | None:
 
 
 def plan(state: AdapterState, *, best: int, primaries: int, by: tuple[str, str] | None) -> list[RetentionDecision]:
-    """Return what becomes of every version but the base model, the oldest first.
+    """Return the decision on every version except the base model, the oldest first.
 
-    `best` so many by score, `primaries` so many of those that were primary before this one, stay besides what must.
+    Besides those that must be kept, the `best` versions by score are, and so many earlier `primaries`.
     """
     scores = {number: _score(version, by) for number, version in state.versions.items()}
     why = _needed(state, primaries)
@@ -79,18 +79,18 @@ def plan(state: AdapterState, *, best: int, primaries: int, by: tuple[str, str] 
     )
     for place, number in enumerate(ranked[:best], start=1):
         why.setdefault(number, f"number {place}{name}")
-    fates = []
+    decisions = []
     for number, version in sorted(state.versions.items()):
         if number == 0:
             continue
         goes = number not in why
         reason = why.get(number) or _gone(version, scores[number], ranked, name)
-        fates.append(RetentionDecision(version, reason, goes, scores[number]))
-    return fates
+        decisions.append(RetentionDecision(version, reason, goes, scores[number]))
+    return decisions
 
 
 def _needed(state: AdapterState, primaries: int) -> dict[int, str]:
-    """Return which versions stay whatever their score, and why."""
+    """Return the versions that are kept whatever their score, and why."""
     why = {state.primary: "is primary"}
     if state.serving.candidate is not None:
         why.setdefault(state.serving.candidate, "is the candidate")

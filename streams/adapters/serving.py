@@ -9,12 +9,10 @@
                      │   └── another promoted ──┼──┘     primary ─► superseded (another was promoted)
                      └─────── rejected ◄────────┘               └► rolled_back (an older one was put back)
 
-Version 0 is the base model: always known, and primary until something is promoted. Events that change who answers name
-in `expected_version` the primary they were decided against: compare and swap, so that of two deciders who saw the same
-primary the second changes nothing. A rejection may name it too, and that of a canary does. At most one version is the
-candidate; whatever replaces the primary ends its canary.
-
-Not covered: canaries of several versions at once, and splits by anything but the task id.
+Version 0 is the base model: always known, and primary until something is promoted. Events that change who answers name,
+in `expected_version`, the primary they were decided against: compare and swap, so that of two decisions against the
+same primary the second changes nothing. A rejection may name it, too, and that of a canary does. At most one version is
+the candidate; whatever replaces the primary ends its canary. Tasks are split by their id.
 """
 
 from __future__ import annotations
@@ -34,7 +32,7 @@ class Transition(NamedTuple):
     """What one kind of event does to the version it names."""
 
     allowed: frozenset[Status | None]
-    """Statuses it may find the version in; None is a version nobody heard of."""
+    """Statuses that the version may have; None is an unknown version."""
     status: Status | None
     """The version's status afterwards; None leaves it."""
     replaced: Status | None = None
@@ -65,12 +63,12 @@ TRANSITIONS: dict[AdapterKind, Transition] = {
 SWAPS = frozenset(kind for kind, transition in TRANSITIONS.items() if transition.replaced is not None)
 """Kinds that replace the primary."""
 DECISIONS = frozenset(TRANSITIONS) - {"trained", "evaluated"}
-"""Kinds whose ids are kept: a second copy could act where the first could not, or when the old primary is back."""
+"""Kinds whose ids are kept: a copy could have an effect where the first had none, or when the old primary is back."""
 
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """Who answers the tasks of one policy, and what has become of every version."""
+    """Which versions answer the tasks of one policy, and the status of every version."""
 
     statuses: Mapping[int, Status] = field(default_factory=lambda: {0: "primary"})
     primary: int = 0
@@ -105,7 +103,7 @@ def refusal(event: AdapterEvent, serving: Serving) -> str | None:
 
 
 def step(serving: Serving, event: AdapterEvent) -> Serving:
-    """Return the state after an event that `refusal` found nothing against."""
+    """Return the state after an event that is not refused."""
     transition = TRANSITIONS[event.kind]
     after = dict(serving.statuses)
     if transition.replaced is not None:
@@ -127,7 +125,7 @@ def step(serving: Serving, event: AdapterEvent) -> Serving:
 def answers(serving: Serving, task_id: str) -> int:
     """Return the version that answers an unpinned task: the candidate for its share of the ids, or the primary.
 
-    The same task always falls on the same side of the same canary, and stays with the candidate as its share grows.
+    The same task is always on the same side of the same canary, and stays with the candidate as its share grows.
     """
     if serving.candidate is None or place(serving.candidate, task_id) >= serving.share:
         return serving.primary
@@ -136,7 +134,7 @@ def answers(serving: Serving, task_id: str) -> int:
 
 @lru_cache(maxsize=1 << 15)  # an agent asks for every task that waits, whenever it looks for work
 def place(candidate: int, task_id: str) -> float:
-    """Return where in [0, 1) a task stands in the canary of `candidate`; other canaries order the tasks otherwise."""
+    """Return the position in [0, 1) of a task in the canary of `candidate`; it differs between canaries."""
     digest = hashlib.blake2b(f"{candidate}\x1f{task_id}".encode(), digest_size=8).digest()
     return (int.from_bytes(digest, "big") >> 11) / 2**53
 

@@ -1,19 +1,19 @@
-"""Sign adapters, and believe only what was signed.
+"""Sign adapters, and verify their signatures.
 
-    files, manifest.json + adapters.signing_key ──► sign   ──► model.sig, beside the manifest in the store
+    files, manifest.json + adapters.signing_key ──► sign   ──► model.sig, next to the manifest in the store
     the same, fetched    + adapters.verify_key  ──► verify ──► nothing, or EventError (bad_signature)
 
-The signature is what sigstore's package `model-signing` makes with an elliptic-curve key: a bundle that names the
-sha256 of every file, checked offline. The manifest is among the files, and it names policy and version, so nobody can
-put a signed adapter in another's place. The signature itself is no part of the adapter: two signatures of the same
-bytes differ, and a version trained again has the same files all the same.
+The signature is that of sigstore's package `model-signing` with an elliptic-curve key: a bundle that names the sha256
+of every file, checked offline. The manifest is among the files, and it names policy and version, so a signed adapter
+cannot be put in another's place. The signature is not part of the adapter: two signatures of the same bytes differ,
+while a version that is trained again has the same files.
 
-Keys are PEM files on the curves P-256, P-384 and P-521. To make a pair:
+Keys are PEM files on the curves P-256, P-384 and P-521, without a password. To make a pair:
 
     openssl ecparam -name prime256v1 -genkey -noout -out adapters.key
     openssl ec -in adapters.key -pubout -out adapters.pub
 
-Not covered: keys with a password, two keys at a time (while one replaces the other), and keyless signatures.
+There is one key at a time; keyless signatures are not supported.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ MANIFEST = "manifest.json"
 SIGNATURE = "model.sig"
 """Name of the signature in the store: the one that the command `model_signing` expects."""
 MAX_BYTES = 1 << 20
-"""A larger signature or manifest is not read: an adapter has a few files, and each takes a line."""
+"""A larger signature or manifest is not read: an adapter has a few files, with a line for each."""
 
 
 class ExpectedSigner(NamedTuple):
@@ -50,7 +50,7 @@ class ExpectedSigner(NamedTuple):
 
 
 def expected(adapters: Adapters, policy: str, version: int) -> ExpectedSigner | None:
-    """Return what the signature of a version must be, or None if none is asked for (adapters.verify_key)."""
+    """Return whose signature a version must have; None if none is required (adapters.verify_key)."""
     return None if adapters.verify_key is None else ExpectedSigner(adapters.verify_key, policy, version)
 
 
@@ -67,7 +67,7 @@ def check_verify_key(adapters: Adapters) -> None:
 
 
 def manifest_text(policy: str, version: int, files: Iterable[AdapterFile]) -> bytes:
-    """Return the manifest of a version, as it lies in the store."""
+    """Return the manifest of a version, as it is stored."""
     listed = [{"path": file.path, "sha256": file.sha256, "bytes": file.bytes} for file in files]
     return json.dumps({"policy": policy, "version": version, "files": listed}, indent=1).encode()
 
@@ -102,17 +102,17 @@ def verify(
         path.write_bytes(manifest)
         try:
             verifier.verify(folder, scratch / SIGNATURE)
-        except Exception as exc:  # what a stranger wrote is parsed first, and that raises whatever it likes
+        except Exception as exc:  # untrusted input is parsed first, which may raise anything
             raise refused(wanted, f"its signature does not hold: {type(exc).__name__}: {exc}") from exc
         finally:
             path.unlink()
-    said = json.loads(manifest)  # by whoever has the key
-    if said != json.loads(manifest_text(wanted.policy, wanted.version, files)):
-        raise refused(wanted, f"its signature is for version {said.get('version')} of {said.get('policy')}")
+    signed = json.loads(manifest)
+    if signed != json.loads(manifest_text(wanted.policy, wanted.version, files)):
+        raise refused(wanted, f"its signature is for version {signed.get('version')} of {signed.get('policy')}")
 
 
 def refused(wanted: ExpectedSigner, got: str) -> EventError:
-    """Return the error for an adapter that nobody we trust has signed."""
+    """Return the error for an adapter without a trusted signature."""
     return EventError(
         f"version {wanted.version} of {wanted.policy}: {got}; expected one made with the private half of {wanted.key} "
         "(adapters.verify_key); it is not served: publish it with adapters.signing_key, or find out who wrote to the "
@@ -122,7 +122,7 @@ def refused(wanted: ExpectedSigner, got: str) -> EventError:
 
 
 def fingerprint(key: Path) -> str:
-    """Return what tells the content of a public key from that of another. Raises SettingsError if it cannot be read."""
+    """Return a digest of a public key. Raises SettingsError if it cannot be read."""
     with _usable("adapters.verify_key", key):
         return sha256_of(key)
 
@@ -143,7 +143,7 @@ def _verifier(key: Path) -> verifying.Config:
 
 @contextlib.contextmanager
 def _usable(setting: str, key: Path) -> Iterator[None]:
-    """Turn what goes wrong with a key, or without the package, into a SettingsError."""
+    """Raise a SettingsError for what goes wrong with a key, or if the package is missing."""
     try:
         yield
     except ImportError as exc:

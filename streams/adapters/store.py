@@ -1,19 +1,18 @@
-"""Keep adapters where every process can get them, whole or not at all.
+"""Store adapters where every process can get them, whole or not at all.
 
     trainer ──publish──► STORE/POLICY/VERSION/{adapter files, manifest.json} ──fetch──► a verified folder ──► engine
                          with a key, model.sig beside them                   ──remove─► nothing
 
-The store is a folder, or any URL fsspec knows. In a folder a version appears by one rename; in an object store its
-manifest is written last, and a version without manifest is not there. The log says which files a version has and what
-their sha256 are; what the store holds is believed only as far as it agrees. A version never changes.
+The store is a folder, or any URL that fsspec knows. In a folder a version appears by one rename; in an object store its
+manifest is written last, and a version without a manifest does not exist. The log has the files of a version and their
+sha256; what the store holds is used only if it matches. A version never changes.
 
-Only safetensors and JSON are taken: reading them runs no code. Pickles are refused on the way in and on the way out.
-Who asks for a signature (streams/adapters/signing.py) gets nothing without it. It is no part of the adapter, whose
-identity is the hashes of its files.
+Only safetensors and JSON are accepted, since reading them runs no code. Pickles are refused when publishing and when
+fetching. With a verify key (streams/adapters/signing.py), nothing is fetched without its signature. The signature is
+not part of the adapter, whose identity is the hashes of its files; one that exists is left as it is, whoever made it.
 
-Not covered: a signature that is there already is left as it is, whoever made it. And two publishers of different bytes
-for one version of an object store at the same moment. Whichever of them the log names, a mixture fails its hashes when
-it is fetched.
+If two publishers write different bytes for one version to an object store at the same moment, the mixture fails its
+hashes when it is fetched.
 """
 
 from __future__ import annotations
@@ -48,9 +47,9 @@ def publish(
 ) -> tuple[str, tuple[AdapterFile, ...]]:
     """Put the files of folder `local` into the store; return their URI and manifest. The same bytes again are a no-op.
 
-    With `signing_key` they are signed; a version that is there without a signature gets one.
+    With `signing_key` they are signed; a version that was stored without a signature gets one.
 
-    Raises RefusedError if this version is there with other bytes, or if `local` holds what is not published;
+    Raises RefusedError if this version is stored with other bytes, or if `local` holds other kinds of files;
     SettingsError if the store, or the key, cannot be used.
     """
     fs, target = _place(store, policy, version)
@@ -59,7 +58,7 @@ def publish(
     manifest = signing.manifest_text(policy, version, files)
 
     def beside() -> dict[str, bytes]:
-        """Return what lies beside the files, the manifest last."""
+        """Return what is stored next to the files, the manifest last."""
         made: dict[str, bytes] = {}
         if signing_key is not None:
             names, label = [file.path for file in files], f"{policy}-{version}"
@@ -73,7 +72,7 @@ def publish(
             else:
                 _put_objects(fs, local, target, files, beside())
             if not _is_there(fs, target, uri, manifest):
-                raise OSError(f"{target} is there without a {MANIFEST}, which nothing of ours leaves behind")
+                raise OSError(f"{target} exists without a {MANIFEST}, which no publisher of ours leaves behind")
         if signing_key is not None and not fs.exists(f"{target}/{SIGNATURE}"):
             _add(fs, f"{target}/{SIGNATURE}", beside()[SIGNATURE])
     except OSError as exc:
@@ -87,9 +86,9 @@ def publish(
 def fetch(uri: str, files: Iterable[AdapterFile], into: Path, signed: signing.ExpectedSigner | None = None) -> Path:
     """Return a folder below `into` that holds exactly `files`, each with its sha256; copied if it is not there yet.
 
-    `files` is what the log says, `signed` who must have signed them, if anybody. Raises EventError: bad_adapter if the
-    store holds something else, bad_signature if nobody we trust has signed it, store_unreachable if it does not answer
-    (which may pass); SettingsError if a package that its kind of URL, or a signature, needs is not installed.
+    `files` are those in the log, `signed` is who must have signed them, if anybody. Raises EventError: bad_adapter if
+    the store holds something else, bad_signature if no trusted signature is there, store_unreachable if it does not
+    answer (which may pass); SettingsError if a package for this kind of URL, or for signatures, is not installed.
     """
     files = tuple(files)
     for file in files:
@@ -97,14 +96,14 @@ def fetch(uri: str, files: Iterable[AdapterFile], into: Path, signed: signing.Ex
             raise _bad(uri, f"the event names {file.path!r}", f"plain names that end in {' or '.join(SUFFIXES)}")
     if not files:
         raise _bad(uri, "the event names no files", "a manifest with at least one file")
-    # who vouched for it is part of the name: a folder that is there was verified when it was made
+    # the signer is part of the name: a folder that exists was verified when it was created
     vouched = None if signed is None else (signing.fingerprint(signed.key), signed.policy, signed.version)
     key = hashlib.sha256(json.dumps([sorted((f.path, f.sha256, f.bytes) for f in files), vouched]).encode()).hexdigest()
     folder = into / key[:32]
     if folder.is_dir():
         if _agrees(folder, files):
             return folder
-        shutil.rmtree(folder)  # damaged here, after it was verified
+        shutil.rmtree(folder)  # damaged after it was verified
     fs, source = _open_store(uri)
     into.mkdir(parents=True, exist_ok=True)
     half = Path(tempfile.mkdtemp(prefix=".fetching-", dir=into))
@@ -129,9 +128,9 @@ def fetch(uri: str, files: Iterable[AdapterFile], into: Path, signed: signing.Ex
 
 
 def check_base(uri: str, trained_on: str | None, served: str) -> None:
-    """Return if an adapter fits the base model that is served; both are digests of weights (engines/weights.py).
+    """Return if an adapter fits the base model that is served, by digests of weights (engines/base_model.py).
 
-    Names are not compared: one base has many. An event without a digest is of an adapter that was trained elsewhere.
+    Names are not compared: one base model has many. An event without a digest is of an adapter trained elsewhere.
 
     Raises EventError (wrong_base).
     """
@@ -144,9 +143,9 @@ def check_base(uri: str, trained_on: str | None, served: str) -> None:
 
 
 def uri_of(store: str, policy: str, version: int) -> str:
-    """Return where a version of this store lies, or would.
+    """Return the URI of a version in this store, whether it exists or not.
 
-    Raises RefusedError if nothing can be called so, SettingsError if the store cannot be opened.
+    Raises RefusedError for an invalid name, SettingsError if the store cannot be opened.
     """
     fs, target = _place(store, policy, version)
     return str(fs.unstrip_protocol(target))
@@ -172,7 +171,7 @@ def size_of(uri: str) -> int:
 def remove(uri: str) -> bool:
     """Delete a version from the store, its manifest first; return whether it was there.
 
-    Nobody asks here whether it may go. Raises SettingsError if the store cannot be written.
+    The caller decides whether it may be deleted. Raises SettingsError if the store cannot be written.
     """
     fs, path = _open_store(uri)
     fs.invalidate_cache()
@@ -180,7 +179,7 @@ def remove(uri: str) -> bool:
         if not fs.exists(path):
             return False
         if fs.exists(f"{path}/{MANIFEST}"):
-            fs.rm_file(f"{path}/{MANIFEST}")  # what is left of it is no version any more
+            fs.rm_file(f"{path}/{MANIFEST}")  # without it, the rest is no version any more
         fs.rm(path, recursive=True)
     except OSError as exc:
         raise SettingsError(f"adapter {uri}: cannot be deleted: {exc}; check who may write to the store") from exc
@@ -244,7 +243,7 @@ def _is_there(fs: Any, target: str, uri: str, manifest: bytes) -> bool:
 
 
 def _put_folder(local: Path, target: Path, files: Iterable[AdapterFile], beside: Mapping[str, bytes]) -> None:
-    """Write beside the target, then rename."""
+    """Write next to the target, then rename."""
     target.parent.mkdir(parents=True, exist_ok=True)
     half = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     try:
@@ -271,7 +270,7 @@ def _put_objects(fs: Any, local: Path, target: str, files: Iterable[AdapterFile]
 
 
 def _add(fs: Any, path: str, content: bytes) -> None:
-    """Put one more file into a version that is there."""
+    """Add a file to a version that is stored."""
     if not _is_local(fs):
         fs.pipe_file(path, content)
         return
@@ -285,7 +284,7 @@ def _add(fs: Any, path: str, content: bytes) -> None:
 
 
 def _rename(half: Path, whole: Path) -> None:
-    """Rename a folder into place, unless somebody else did just before."""
+    """Rename a folder into place, unless another process just did."""
     try:
         half.rename(whole)
     except OSError as exc:
@@ -305,7 +304,7 @@ def _sync(path: Path) -> None:
 
 
 def _check_names(fs: Any, source: str, uri: str, files: Iterable[AdapterFile]) -> None:
-    """Refuse a folder that holds more or less than `files` and the manifest; there may be a signature."""
+    """Refuse a folder that holds more or less than `files` and the manifest; a signature may be there."""
     fs.invalidate_cache()
     there = {str(path).rstrip("/").rsplit("/", 1)[-1] for path in fs.ls(source, detail=False)}
     wanted = {file.path for file in files} | {MANIFEST}

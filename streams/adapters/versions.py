@@ -1,12 +1,11 @@
-"""What became of each adapter version, as the fold of its events.
+"""The state of each adapter version, folded from its events.
 
     adapters[policy]: trained, promoted, ... ──► fold, first event wins ──► versions, primary, newest
 
-Who answers, and what an event may change about that, is streams/adapters/serving.py; this is the whole story around
-it: where each version's files are, what it was trained on, how it was judged, and which events were refused. "Newest"
-is the highest version in the log, never the latest record.
-
-Not covered: whether the adapter's files are good. Who loads them verifies them (streams/adapters/store.py).
+Which version answers, and what an event may change about that, is streams/adapters/serving.py. Here is everything
+else: where each version's files are, what it was trained on, how it was judged, and which events were refused. "Newest"
+is the highest version in the log, never the latest record. Files are verified by whoever loads them
+(streams/adapters/store.py).
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from streams.settings.model import Settings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Version:
-    """One adapter version and everything the log says of it."""
+    """One adapter version and everything in the log about it."""
 
     version: int
     status: Status
@@ -42,7 +41,7 @@ class Version:
     evaluated: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """Metrics by suite."""
     outcomes: Mapping[str, tuple[Outcome, ...]] = field(default_factory=dict)
-    """What became of each task, by suite, in the order of the suite."""
+    """The outcome of each task, by suite, in the order of the suite."""
     judged: Judgement | None = None
     """The newest verdict on it."""
     promoted_at: int | None = None
@@ -51,7 +50,7 @@ class Version:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
-    """What the guard, or the canary's test, found."""
+    """A verdict of the guard, or of the canary's test."""
 
     verdict: Verdict
     reason: str
@@ -77,7 +76,7 @@ class AdapterState:
     serving: Serving = field(default_factory=Serving)
     newest: int = 0
     primaries: tuple[int, ...] = (0,)
-    """The versions that were primary, oldest first; the last is in force. A rollback takes its victim off the list."""
+    """The versions that were primary, oldest first; the last is in force. A rollback removes the one it replaces."""
     refused: tuple[RefusedEvent, ...] = ()
     decided: frozenset[str] = frozenset()
     """Ids of the `DECISIONS` read so far, refused ones included."""
@@ -95,12 +94,12 @@ def manifest_digest(files: Iterable[AdapterFile]) -> str:
 
 
 def empty(policy: str) -> AdapterState:
-    """Return the state of a policy nobody has trained: the base model is primary."""
+    """Return the state of an untrained policy: the base model is primary."""
     return AdapterState(policy=policy, versions={0: Version(version=0, status="primary")})
 
 
 def fold(state: AdapterState, event: AdapterEvent) -> AdapterState:
-    """Return the state after `event`. The same event again changes nothing; one against the rules is only listed."""
+    """Return the state after `event`. A repeated event changes nothing; one against the rules is only listed."""
     if event.policy != state.policy or _known(state, event):
         return state
     if event.kind in DECISIONS:
@@ -127,7 +126,7 @@ def fold(state: AdapterState, event: AdapterEvent) -> AdapterState:
 
 
 def _known(state: AdapterState, event: AdapterEvent) -> bool:
-    """Whether this is a second `trained` or `evaluated`: the first one stands, and a second is no mistake."""
+    """Whether this is a second `trained` or `evaluated`: the first one counts, and a second is no mistake."""
     version = state.versions.get(event.version)
     if version is None:
         return False
@@ -177,7 +176,7 @@ def _primaries(primaries: tuple[int, ...], event: AdapterEvent) -> tuple[int, ..
 
 
 def read_state(settings: Settings, policy: str) -> AdapterState:
-    """Return the state of `policy` as the log has it now. Records that are no adapter events are passed over.
+    """Return the state of `policy` as of now. Records that are not adapter events are skipped.
 
     Raises NotFoundError if there is no such topic, LogError if the broker does not answer.
     """

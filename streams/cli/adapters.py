@@ -157,9 +157,9 @@ def adapters_diff(call: AppContext, one: int, other: int, weights: bool, policy:
 
 def read(call: AppContext, policy: str | None) -> AdapterHistory:
     """Return the history of the adapters that a command is about."""
-    from streams.adapters.decisions import read_life
+    from streams.adapters.decisions import read_history
 
-    return read_life(call.settings, policy or call.settings.policy.name)
+    return read_history(call.settings, policy or call.settings.policy.name)
 
 
 def row_of(state: AdapterState, number: int) -> dict[str, Any]:

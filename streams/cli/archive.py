@@ -1,7 +1,9 @@
 """The commands that keep the log longer than its retention.
 
-archive sync ──► what is new, into files      archive verify ──► each byte of them, exit code 1 if one is wrong
-archive list ──► what there is                archive restore ──► back into empty topics, with every offset
+    archive sync ──► what is new, into files      archive verify ──► each byte of them, exit code 1 if one is wrong
+    archive list ──► what there is                archive restore ──► back into empty topics, with every offset
+
+Queries, replay and reproduce read the archive by themselves.
 """
 
 from __future__ import annotations

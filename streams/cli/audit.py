@@ -1,6 +1,8 @@
 """The command that recounts the log.
 
-audit ──► one report, exit code 0 if it balances      audit --follow ──► /metrics, until it is stopped
+    audit ──► one report, exit code 0 if it balances      audit --follow ──► /metrics, until it is stopped
+
+It repairs nothing; `streamward dlq` redrives records.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """The commands about dead letters: records that a stage could not use.
 
-dlq list, show ──► what could not be used, why, and its original bytes
-dlq retry, drop ──► a decision, once ──► the original redriven to its topic, or not
+    dlq list, show ──► what could not be used, why, and its original bytes
+    dlq retry, drop ──► a decision, once ──► the original redriven to its topic, or not
+
+A retry helps only once the cause is fixed.
 """
 
 from __future__ import annotations

@@ -26,8 +26,8 @@ def events() -> None:
     "begin",
     metavar="start|end|-N|TIME",
     default=None,
-    help="Begin at the first record, behind the last one, with the last N of each topic, or at an ISO 8601 time (UTC). "
-    "Otherwise at the end, or at the start with --until-end.",
+    help="Begin at the first record, after the last one, with the last N of each topic, or at an ISO 8601 time (UTC). "
+    "Default: end; with --until-end, start.",
 )
 @click.option("--until-end", is_flag=True, help="End where the topics end now, instead of waiting for more.")
 @output_option
@@ -42,10 +42,10 @@ def events_tail(
     until_end: bool,
     output: Output,
 ) -> None:
-    """Print events as they come, until Ctrl-C.
+    """Print events as they are written, until Ctrl-C.
 
-    Of each TOPIC, by label (tasks) or full name. A record that cannot be decoded is shown with its reason, and
-    makes the exit code 1. Nothing is committed: looking changes nothing.
+    TOPIC is a label (tasks) or a full name. A record that cannot be decoded is shown with its reason, and makes the
+    exit code 1. Nothing is committed.
     """
     from itertools import islice
 

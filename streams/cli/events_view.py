@@ -1,11 +1,9 @@
-"""How events look, one by one.
+"""Print events one by one.
 
-    Seen ──► {"topic", "partition", "offset", "timestamp", "event" or "poison"}        jsonl: everything
-         └─► time  partition@offset  the columns people look at                       table
+    TailedRecord ──► {"topic", "partition", "offset", "timestamp", "event" or "poison"}        jsonl: everything
+         └─► time  partition@offset  the columns of its event                       table
 
-With several topics in one table a line names its fields, since no header could fit them all.
-
-Not covered: which events are shown (streams/kafka/times.py).
+With several topics in one table each line names its fields, since no header fits them all.
 """
 
 from __future__ import annotations
@@ -149,4 +147,4 @@ EVENT_COLUMNS: dict[str, tuple[Column, ...]] = {
         Column("counts", lambda e: e.counts),
     ),
 }
-"""What of an event people look at, by its type."""
+"""The columns of an event in a table, by its type."""

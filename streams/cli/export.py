@@ -1,7 +1,4 @@
-"""The command that writes data sets for other trainers.
-
-export FOLDER ──► train, test, manifest.json
-"""
+"""The command that writes data sets for other trainers: export FOLDER."""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
 """The commands about what consumer groups have committed.
 
-offsets list ──► each group's lag, and what retention has deleted before it was read
-offsets skip ──► accept such a loss, once, by name
+    offsets list ──► each group's lag, and what retention has deleted before it was read
+    offsets skip ──► accept such a loss, once, by name
+
+No command moves a group back: `streamward replay` reads a range again without any group.
 """
 
 from __future__ import annotations

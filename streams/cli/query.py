@@ -1,6 +1,8 @@
 """The command that queries the log with SQL.
 
-query SQL | TOPIC | -  ──► one answer, or with --follow what is written          query ──► a shell
+    query SQL | TOPIC | -  ──► one answer, or with --follow what is written          query ──► a shell
+
+It only reads; `streamward replay` makes new data from old.
 """
 
 from __future__ import annotations

@@ -104,11 +104,11 @@ def adapters_rollback(call: AppContext, /, to: int | None, expect: int, given: D
     Only if version M is primary: if another decision came first, nothing changes and the exit code is 4. Agents follow
     at once; responses they have begun end on the version they began with.
     """
-    from streams.adapters.decisions import rolls_back_to
+    from streams.adapters.decisions import rollback_target
 
     life = read(call, given.policy)
     if to is None:
-        to = rolls_back_to(life, expect, actor=given.actor, reason=given.reason)
+        to = rollback_target(life, expect, actor=given.actor, reason=given.reason)
     _decide(call, "rolled_back", to, given, expect=expect, life=life)
 
 
@@ -141,7 +141,10 @@ def _decide(
     from streams.adapters import decisions
 
     life = read(call, given.policy) if life is None else life
-    made = decisions.decide(call.settings, life, kind, version, actor=given.actor, reason=given.reason, expect=expect)
+    proposed = decisions.ProposedDecision(
+        kind=kind, version=version, actor=given.actor, reason=given.reason, expect=expect
+    )
+    made = decisions.decide(call.settings, life, proposed)
     show.record(_row(made), given.output)
 
 
@@ -263,7 +266,8 @@ def _delete(
     number = fate.version.version
     if fate.version.status != "retired":
         try:
-            decisions.decide(call.settings, life, "retired", number, actor=actor, reason=f"gc: {fate.why}")
+            retire = decisions.ProposedDecision(kind="retired", version=number, actor=actor, reason=f"gc: {fate.why}")
+            decisions.decide(call.settings, life, retire)
         except RefusedError as exc:  # it was put to use meanwhile
             click.echo(f"version {number} stays: {exc}", err=True)
             return life, "keep"

@@ -14,7 +14,7 @@
                 ├─ dashboards                        Grafana                              dashboards.py
                 ├─ export                            data sets for other trainers         export.py
                 ├─ dlq                               dead letters                         dlq.py
-                ├─ replay  experiments               the log again, with other settings   replay.py
+                ├─ replay  experiments               the log again, other settings  replay.py, experiments.py
                 ├─ reproduce                         versions retrained, byte for byte    reproduce.py
                 ├─ streams  scoring  policy  train   the processes of the loop
                 └─ config  doctor                    settings, and what is wrong with them
@@ -38,11 +38,12 @@ from streams.cli.demo import demo
 from streams.cli.dlq import dlq
 from streams.cli.evaluate import evaluate
 from streams.cli.events import events
+from streams.cli.experiments import experiments
 from streams.cli.export import export
 from streams.cli.offsets import offsets
 from streams.cli.query import query
 from streams.cli.release import adapters
-from streams.cli.replay import experiments, replay
+from streams.cli.replay import replay
 from streams.cli.reproduce import reproduce
 from streams.cli.rollout import rollout
 from streams.cli.runtime import AppContext, Guarded, end_at_signals, output_option, pass_call, until_stopped

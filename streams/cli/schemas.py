@@ -20,7 +20,7 @@ def schemas() -> None:
 @schemas.command("list")
 @output_option
 def schemas_list(output: Output) -> None:
-    """Print every schema that ever had an id."""
+    """Print every schema version with its id."""
     from schemas.versions import files
     from streams import output as show
 
@@ -42,8 +42,8 @@ def schemas_list(output: Output) -> None:
 def schemas_check(ctx: click.Context) -> None:
     """Check the schema files against their lock.
 
-    And every version of an event against every other: each must read what the other wrote. The exit code is 1 if
-    something is wrong.
+    Also checks every version of an event against every other: each must read what the other wrote. The exit code is 1
+    if something is wrong.
     """
     from schemas.versions import SchemaError, check, files
 
@@ -64,10 +64,10 @@ def schemas_check(ctx: click.Context) -> None:
 @output_option
 @pass_call
 def schemas_register(call: AppContext, dry_run: bool, output: Output) -> None:
-    """Put every schema version into the Schema Registry.
+    """Register every schema version in the Schema Registry.
 
-    Into that of schemas.registry_url, under <topic>-value, each subject FULL_TRANSITIVE. All versions of all subjects
-    are checked first: if one cannot read another, nothing is changed and the exit code is 4. What is there already
+    In that of schemas.registry_url, under <topic>-value, each subject FULL_TRANSITIVE. All versions of all subjects are
+    checked first: if one cannot read another, nothing is changed and the exit code is 4. What is registered already
     stays, so it may be run again.
     """
     from streams import output as show
@@ -88,8 +88,8 @@ def schemas_register(call: AppContext, dry_run: bool, output: Output) -> None:
 
 
 @schemas.command("serve")
-@click.option("--host", default="127.0.0.1", show_default=True, help="Where to listen.")
-@click.option("--port", type=click.IntRange(0, 65535), default=8081, show_default=True, help="0 takes any free one.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8081, show_default=True, help="0: any free port.")
 @output_option
 @pass_call
 def schemas_serve(call: AppContext, host: str, port: int, output: Output) -> None:

@@ -30,7 +30,7 @@ def topics() -> None:
 def topics_apply(call: AppContext, output: Output) -> None:
     """Create the topics that are missing.
 
-    One that exists in another shape is an error, and never changed.
+    A topic that exists with other partitions is an error, and is never changed.
     """
     from streams import output as show
     from streams.kafka import admin
@@ -88,7 +88,7 @@ def topics_list(call: AppContext, output: Output) -> None:
 def topics_describe(call: AppContext, names: tuple[str, ...], output: Output) -> None:
     """Print partitions, offsets and configuration.
 
-    Of each TOPIC, by label (tasks) or full name; of all, if none is named.
+    TOPIC is a label (tasks) or a full name; default: all.
     """
     from streams import output as show
     from streams.kafka import admin, times

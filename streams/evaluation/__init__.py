@@ -1,1 +1,1 @@
-"""How good a version is, how sure that is, and what follows from it."""
+"""How good an adapter version is, and how certain that is."""

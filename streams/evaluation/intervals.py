@@ -5,11 +5,11 @@
     two values per task, paired ──► difference  Newcombe's method 10 if all are 0 or 1, else Student's t
 
 Tasks are the unit, never responses: the answers to one question resemble each other, and counting each as evidence
-would make every interval too narrow. The intervals speak of other questions drawn from where these came from; two
-versions asked the same questions are compared in pairs, which takes out how hard the questions are.
+would make every interval too narrow. The intervals are about other questions from the same source; two versions that
+answered the same questions are compared in pairs, which removes the difficulty of the questions.
 
-Not covered: looking more than once. An interval that is watched until it suits promises nothing; for that there is the
-canary's test (streams/evaluation/sequential.py).
+Each interval may be looked at once. One that is watched until it suits proves nothing; the canary's test is made for
+repeated looks (streams/evaluation/sequential.py).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ CONFIDENCE = 0.95
 
 
 class Interval(NamedTuple):
-    """Where the true value lies, as often as the confidence says; the bounds are inclusive and may be infinite."""
+    """Bounds on the true value at a given confidence, inclusive; they may be infinite."""
 
     low: float
     high: float
@@ -95,7 +95,7 @@ def mean(values: Sequence[float], confidence: float = CONFIDENCE) -> Estimate:
 
 
 def difference(first: Sequence[float], second: Sequence[float], confidence: float = CONFIDENCE) -> MeanDifference:
-    """Return the mean of first minus second over pairs: values of the same task stand at the same place.
+    """Return the mean of first minus second over pairs: values of the same task have the same index.
 
     Zeros and ones only: `newcombe`, since t would be sure of itself as soon as all pairs agree. Else the t interval of
     the differences, as `mean`.

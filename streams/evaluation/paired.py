@@ -2,10 +2,9 @@
 
     outcomes of each version ──► pairs: the same task, scored for both ──► gain with interval, cost of each
 
-A task counts only where both versions have a score. What one of them failed at is in neither mean; how much that is
-says the share of failed slots.
-
-Not covered: different suites. Equal indexes mean equal questions only within one (streams/evaluation/suites.py).
+A task counts only if both versions have a score for it. What one of them failed at is in neither mean; the share of
+failed slots says how much that is. Both must be outcomes of the same suite: only there do equal indexes mean equal
+questions.
 """
 
 from __future__ import annotations
@@ -14,12 +13,18 @@ import math
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from schemas.events import Outcome
 from streams.evaluation import intervals
 from streams.evaluation.intervals import MeanDifference
 
-Pair = tuple[Outcome, Outcome]
+
+class Pair(NamedTuple):
+    """The outcomes of one task for both versions."""
+
+    first: Outcome
+    second: Outcome
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +41,7 @@ class Comparison:
     tokens_ratio: float | None
     """Completion tokens per response, first over second; None too if the second wrote none."""
     latency_ratio: float | None
-    """Of the medians: a first round that is slow, as first rounds are, must not make a version slow."""
+    """Of the medians: a slow first round, which is normal, must not make a version look slow."""
 
     def metrics(self) -> dict[str, float]:
         """Return the figures that are numbers, by name."""
@@ -58,14 +63,14 @@ def pairs(first: Iterable[Outcome], second: Iterable[Outcome]) -> list[Pair]:
     """Return the tasks that both were scored on, by index."""
     theirs = {outcome.index: outcome for outcome in second if outcome.reward is not None}
     ours = {outcome.index: outcome for outcome in first if outcome.reward is not None}
-    return [(ours[index], theirs[index]) for index in sorted(ours.keys() & theirs.keys())]
+    return [Pair(ours[index], theirs[index]) for index in sorted(ours.keys() & theirs.keys())]
 
 
 def by_scenario(found: Iterable[Pair]) -> dict[str, list[Pair]]:
     """Return the pairs of each scenario, by name."""
     scenarios: dict[str, list[Pair]] = {}
     for pair in found:
-        scenarios.setdefault(pair[0].scenario, []).append(pair)
+        scenarios.setdefault(pair.first.scenario, []).append(pair)
     return dict(sorted(scenarios.items()))
 
 
@@ -73,17 +78,17 @@ def compare(found: Sequence[Pair], confidence: float = intervals.CONFIDENCE) -> 
     """Return first against second. Raises ValueError for no pairs."""
     ours, theirs = rewards(found)
     latency = medians(found, "latency_ms")
-    right = [[one.success or 0.0 for one in side] for side in zip(*found, strict=True)]
+    right, right_against = ([one.success or 0.0 for one in side] for side in zip(*found, strict=True))
     return Comparison(
         n=len(found),
         reward=_mean(ours),
         reward_against=_mean(theirs),
         gain=intervals.difference(ours, theirs, confidence),
-        success=_mean(right[0]),
-        success_against=_mean(right[1]),
-        success_gain=intervals.difference(right[0], right[1], confidence),
+        success=_mean(right),
+        success_against=_mean(right_against),
+        success_gain=intervals.difference(right, right_against, confidence),
         tokens_ratio=_ratio(costs(found, "tokens")),
-        latency_ratio=None if latency is None or not latency[1] else latency[0] / latency[1],
+        latency_ratio=_ratio(None if latency is None else [latency]),
     )
 
 

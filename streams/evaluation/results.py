@@ -1,25 +1,23 @@
-"""How well a version did on the tasks of a suite: the count of its answers.
+"""How well a version did on the tasks of a suite.
 
-    groups of pinned eval tasks ──► one outcome per task ──► all of the suite are in ──► adapters (evaluated)
+    groups of pinned eval tasks ──► one outcome per task ──► the suite is complete ──► adapters (evaluated)
 
 An eval task belongs to a suite (`metadata["suite"]` of `metadata["suite_size"]` tasks, of which it is number
-`metadata["suite_index"]`) and is pinned to a version. Each task leaves one group, so a suite is done when that many
-different tasks are in. What could not be scored is counted as failed and is in no mean: a missing reward is missing,
-never 0.
+`metadata["suite_index"]`) and is pinned to a version. Each task leaves one group, so a suite is done when there are
+groups of that many different tasks. What could not be scored counts as failed and is in no mean: a missing reward is
+missing, never 0.
 
     n, failed             scored responses; slots without a score, and all slots of a task that another version answered
-    success, exact        share of right answers: two names of one figure
+    success, exact        share of right answers: two names for one figure
     mean_reward, tokens   and latency_ms, where every group recorded it
     NAME_low, NAME_high   interval of success (Wilson) and of mean_reward (Student's t), at 95 %
     scenario.NAME.…       n, success and mean_reward of one scenario
 
-Means are over tasks, each by the mean of its scored responses: so a task counts once, however often it was answered.
+Means are over tasks, of the mean over each task's scored responses: a task counts once, however many responses it has.
 
-Whoever wrote a suite without `suite_index` gets the metrics, and no outcomes: nothing tells which of its tasks are the
-same. The row holds an outcome per task until the suite is done, and is written anew for each: suites.py says
-how many tasks that is good for.
-
-Not covered: what follows from the result. That is the guard's business (streams/stages/rollouts/guard.py).
+A suite without `suite_index` gets metrics, but no outcomes: nothing tells which of its tasks are the same as another
+version's. The row holds an outcome per task until the suite is done, and is written again for each task: suites.py has
+the limit that follows.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from schemas.events import AdapterEvent, AdvantagedGroup, Outcome, derive_id
 from streams.errors import ContradictoryEvent
@@ -35,11 +33,11 @@ from streams.evaluation import intervals
 from streams.table_rows import pack, unpack
 
 STAGE = "rollouts"
-ROW_VERSION = 2
+ROW_VERSION = 3
 
 
-class Counted(NamedTuple):
-    """What became of one task, in sums: an entry of the row."""
+class TaskResult(NamedTuple):
+    """The sums over one task's responses: an entry of the row."""
 
     scenario: str
     slots: int
@@ -53,21 +51,17 @@ class Counted(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SuiteResults:
-    """What is known of one suite asked of one version."""
+    """The results so far of one suite on one version."""
 
     size: int
-    counted: Mapping[str, Counted] = field(default_factory=dict)
+    tasks: Mapping[str, TaskResult] = field(default_factory=dict)
     """By index; by short id of the task where it has none. Empty again once the suite is done."""
-    before: Counted | None = None
-    """What a row of version 1 had counted of this suite, without telling its tasks apart."""
-    tasks: tuple[str, ...] = ()
-    """Short ids of the tasks in `before`."""
     last_at: int = 0
     done: bool = False
 
 
 def suite_key(group: AdvantagedGroup) -> bytes | None:
-    """Return the key of the suite `group` counts for, or None if it counts for none.
+    """Return the key of the suite that `group` counts for; None if it counts for none.
 
     Raises ContradictoryEvent if it names a suite and no version.
     """
@@ -81,7 +75,7 @@ def count(suite: SuiteResults | None, group: AdvantagedGroup) -> tuple[SuiteResu
 
     A response is right if its source "exact" gave 1.0 (without such a source: if its reward is 1.0).
 
-    Raises ContradictoryEvent if the group's suite_size or suite_index is no count, the size is not the one the suite
+    Raises ContradictoryEvent if the group's suite_size or suite_index is not a count, the size is not the one the suite
     began with, or the index is not below it.
     """
     size = _count(group, "suite_size")
@@ -89,21 +83,21 @@ def count(suite: SuiteResults | None, group: AdvantagedGroup) -> tuple[SuiteResu
     if size != suite.size:
         raise ContradictoryEvent(
             f"task {group.task_id} says suite {group.metadata['suite']!r} has {size} tasks, but it began with "
-            f"{suite.size}. Give another set of questions another suite name"
+            f"{suite.size}. Give another set of tasks another suite name"
         )
     task = _task(group, size)
-    if suite.done or task in suite.counted or short(group.task_id) in suite.tasks:
+    if suite.done or task in suite.tasks:
         return suite, ()
     suite = replace(
-        suite, counted={**suite.counted, task: _counted(group)}, last_at=max(suite.last_at, group.created_at)
+        suite, tasks={**suite.tasks, task: _task_result(group)}, last_at=max(suite.last_at, group.created_at)
     )
-    if len(suite.counted) + len(suite.tasks) < suite.size:
+    if len(suite.tasks) < suite.size:
         return suite, ()
-    return replace(suite, counted={}, before=None, tasks=(), done=True), (_result(suite, group),)
+    return replace(suite, tasks={}, done=True), (_result(suite, group),)
 
 
 def _task(group: AdvantagedGroup, size: int) -> str:
-    """Return what tells the tasks of a suite apart."""
+    """Return the key of a task within its suite."""
     if "suite_index" not in group.metadata:
         return short(group.task_id)
     index = _count(group, "suite_index")
@@ -115,18 +109,18 @@ def _task(group: AdvantagedGroup, size: int) -> str:
     return str(index)
 
 
-def _counted(group: AdvantagedGroup) -> Counted:
+def _task_result(group: AdvantagedGroup) -> TaskResult:
     mismatch = group.adapter_version not in (-1, _pinned(group))
     responses = () if mismatch else group.responses
     latencies = [response.latency_ms for response in responses]
-    return Counted(
+    return TaskResult(
         scenario=group.scenario,
         slots=group.group_size,
         n=len(responses),
         right=sum(response.components.get("exact", response.reward) == 1.0 for response in responses),
         reward=math.fsum(response.reward for response in responses),
         tokens=sum(len(response.completion_token_ids) for response in responses),
-        # rounded: a measurement, which would else take more of the row than all the rest
+        # rounded, or this measurement would take more of the row than everything else
         latency_ms=None if None in latencies else round(math.fsum(one for one in latencies if one is not None), 1),
     )
 
@@ -136,8 +130,8 @@ def _counted(group: AdvantagedGroup) -> Counted:
 
 def _result(suite: SuiteResults, group: AdvantagedGroup) -> AdapterEvent:
     name, version = group.metadata["suite"], _pinned(group)
-    numbered = not suite.tasks and all(task.isdecimal() for task in suite.counted)
-    entries = sorted(suite.counted.items(), key=lambda entry: (len(entry[0]), entry[0]))
+    numbered = all(task.isdecimal() for task in suite.tasks)
+    entries = sorted(suite.tasks.items(), key=lambda entry: (len(entry[0]), entry[0]))
     return AdapterEvent(
         event_id=derive_id(group.policy, version, "evaluated", name),
         policy=group.policy,
@@ -147,28 +141,26 @@ def _result(suite: SuiteResults, group: AdvantagedGroup) -> AdapterEvent:
         actor=STAGE,
         reason=f"all {suite.size} tasks of the suite are in",
         suite=name,
-        metrics=_metrics([counted for _, counted in entries], suite.before),
-        outcomes=tuple(_outcome(int(task), counted) for task, counted in entries) if numbered else (),
+        metrics=_metrics([result for _, result in entries]),
+        outcomes=tuple(_outcome(int(task), result) for task, result in entries) if numbered else (),
     )
 
 
-def _outcome(index: int, counted: Counted) -> Outcome:
-    n = counted.n
+def _outcome(index: int, result: TaskResult) -> Outcome:
+    n = result.n
     return Outcome(
         index=index,
-        scenario=counted.scenario,
-        success=counted.right / n if n else None,
-        reward=counted.reward / n if n else None,
-        tokens=counted.tokens / n if n else None,
-        latency_ms=None if counted.latency_ms is None or not n else counted.latency_ms / n,
-        failed=counted.slots - n,
+        scenario=result.scenario,
+        success=result.right / n if n else None,
+        reward=result.reward / n if n else None,
+        tokens=result.tokens / n if n else None,
+        latency_ms=None if result.latency_ms is None or not n else result.latency_ms / n,
+        failed=result.slots - n,
     )
 
 
-def _metrics(every: Sequence[Counted], before: Counted | None) -> dict[str, float]:
-    """Return the metrics of all tasks and of each scenario; of a row of version 1 those that it can give."""
-    if before is not None:
-        return _sums([*every, before])
+def _metrics(every: Sequence[TaskResult]) -> dict[str, float]:
+    """Return the metrics of all tasks and of each scenario."""
     metrics = _means(every)
     rewards = [one.reward / one.n for one in every if one.n]
     if rewards:
@@ -183,7 +175,7 @@ def _metrics(every: Sequence[Counted], before: Counted | None) -> dict[str, floa
     return metrics
 
 
-def _means(every: Sequence[Counted]) -> dict[str, float]:
+def _means(every: Sequence[TaskResult]) -> dict[str, float]:
     n = sum(one.n for one in every)
     metrics = {"n": float(n), "failed": float(sum(one.slots - one.n for one in every))}
     scored = [one for one in every if one.n]
@@ -200,16 +192,6 @@ def _means(every: Sequence[Counted]) -> dict[str, float]:
 
 def _mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values)
-
-
-def _sums(every: Sequence[Counted]) -> dict[str, float]:
-    """Return what can be told of sums over several tasks: means over responses."""
-    n = sum(one.n for one in every)
-    metrics = {"n": float(n), "failed": float(sum(one.slots - one.n for one in every))}
-    if n:
-        metrics["exact"] = sum(one.right for one in every) / n
-        metrics["mean_reward"] = math.fsum(one.reward for one in every) / n
-    return metrics
 
 
 def _pinned(group: AdvantagedGroup) -> int:
@@ -240,33 +222,17 @@ def dump(suite: SuiteResults) -> bytes:
 
 
 def load(row: bytes | None) -> SuiteResults | None:
-    """Return the suite in a table row; None for no row. A row of version 1 is taken over as far as it goes.
-
-    Raises ValueError for a row of another version.
-    """
+    """Return the suite in a table row; None for no row. Raises ValueError for a row of another version."""
     if row is None:
         return None
-    if row.startswith(b'{"v":1,'):
-        return _from_version_1(unpack(row, 1))
     data = unpack(row, ROW_VERSION)
-    counted = {task: Counted(*values) for task, values in data["counted"].items()}
-    before = None if data["before"] is None else Counted(*data["before"])
-    return SuiteResults(**data | {"counted": counted, "before": before, "tasks": tuple(data["tasks"])})
-
-
-def _from_version_1(data: Mapping[str, Any]) -> SuiteResults:
-    """Return what an older release had counted: sums over tasks of which it kept the ids alone."""
-    suite = SuiteResults(size=data["size"], last_at=data["last_at"], done=data["done"])
-    if suite.done or not data["tasks"]:
-        return suite
-    n = data["n"]
-    before = Counted("", slots=n + data["failed"], n=n, right=data["exact"], reward=data["reward_sum"])
-    return replace(suite, before=before, tasks=tuple(data["tasks"]))
+    tasks = {task: TaskResult(*values) for task, values in data["tasks"].items()}
+    return SuiteResults(**data | {"tasks": tasks})
 
 
 def short(any_id: str) -> str:
-    """Return 48 bits of an id, which tell the decisions on a policy, or the tasks of a suite, apart.
+    """Return 48 bits, enough to identify an id among the decisions on a policy or the tasks of a suite.
 
-    They are bits of its hash: people may give tasks ids of their own, and those often begin alike.
+    They are bits of its hash: users may choose task ids themselves, and those often begin alike.
     """
     return derive_id(any_id)[:13]

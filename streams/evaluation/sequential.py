@@ -1,4 +1,4 @@
-"""Whether one arm's mean is above the other's, however often one looks.
+"""Whether one arm's mean is above the other's, valid at every look.
 
     one number a group ──► Arm: count, mean, spread ──► interval of candidate - primary, step by step ──► low, high
 
@@ -12,14 +12,14 @@ Sinha, Kennedy, Ramdas, "Time-uniform central limit theory and asymptotic confid
 
 Why it fits two arms: in a step with a fixed share, (mean - mean) / V with V = var/n + var/n is a Brownian motion in the
 time 1/V (Jennison and Turnbull, JASA 92, 1997). The share grows when the groups so far allow it, so each step is
-compared within itself, and the steps are added by their weight 1/V. What is easier, or harder, in a later step is so
-in both arms, and weighs on neither.
+compared within itself, and the steps are added by their weight 1/V. If tasks become easier or harder in a later step,
+they do so in both arms.
 
-Departures, all to the careful side: an arm's variance is never taken below that of both arms together, since 20 equal
-rewards say little about the 21st; and without any spread there is no interval.
+Departures, all conservative: an arm's variance is never taken below that of both arms together, since 20 equal rewards
+say little about the 21st; and without any spread there is no interval.
 
-Not covered: exactness. It is asymptotic, so it may not speak before `BURN_IN` groups of each arm, and what it promises
-is counted in a simulation (docs/rollout.md). Groups are taken as independent of each other.
+It is asymptotic, so there is no interval before `BURN_IN` groups of each arm, and its error rate is measured in a
+simulation (docs/rollout.md). Groups are assumed to be independent of each other.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 BURN_IN = 10
 """Groups of each arm below which there is no interval, whatever the settings say."""
@@ -39,7 +39,7 @@ NO_SPREAD = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """What is known of the numbers of one arm in one step."""
+    """Count, mean and spread of the numbers of one arm in one step."""
 
     n: int = 0
     mean: float = 0.0
@@ -53,15 +53,27 @@ class Arm:
         return Arm(n, mean, self.spread + away * (value - mean))
 
 
+ArmName = Literal["candidate", "primary"]
+ARMS: tuple[ArmName, ...] = ("candidate", "primary")
+
+
 class ArmPair(NamedTuple):
     """Both arms of one step."""
 
     candidate: Arm
     primary: Arm
 
+    def arm(self, name: ArmName) -> Arm:
+        """Return one of the two."""
+        return self.candidate if name == "candidate" else self.primary
+
+    def add(self, name: ArmName, value: float) -> ArmPair:
+        """Return the pair with one more number in an arm."""
+        return self._replace(**{name: self.arm(name).add(value)})
+
 
 class ConfidenceSequence(NamedTuple):
-    """What is known of candidate - primary."""
+    """The interval of candidate - primary."""
 
     estimate: float
     low: float
@@ -74,18 +86,17 @@ def interval(steps: Sequence[ArmPair], alpha: float) -> ConfidenceSequence | Non
         D = sum(I_k D_k) / sum(I_k),  I_k = 1 / (var_c / n_ck + var_p / m_k),  t = var * sum(I_k)
         D +- sqrt(var) / t * sqrt((t + r) ln((t + r) / (r alpha^2)))
 
-    `r` makes it tightest at t = TIGHTEST. Steps in which an arm has no group say nothing of the difference. Return None
+    `r` makes it tightest at t = TIGHTEST. Steps in which an arm has no group do not count. Return None
     below BURN_IN groups of an arm, and as long as all rewards are equal.
     """
     compared = [pair for pair in steps if pair.candidate.n and pair.primary.n]
-    groups = [sum(pair[arm].n for pair in compared) for arm in (0, 1)]
-    if min(groups) < BURN_IN:
+    if min(sum(pair.arm(name).n for pair in compared) for name in ARMS) < BURN_IN:
         return None
     common = _common_variance(compared)
     if common is None:
         return None
-    variances = [max(common, _variance([pair[arm] for pair in compared])) for arm in (0, 1)]
-    weights = [1 / (variances[0] / pair.candidate.n + variances[1] / pair.primary.n) for pair in compared]
+    candidate, primary = (max(common, _variance([pair.arm(name) for pair in compared])) for name in ARMS)
+    weights = [1 / (candidate / pair.candidate.n + primary / pair.primary.n) for pair in compared]
     total = math.fsum(weights)
     differences = [pair.candidate.mean - pair.primary.mean for pair in compared]
     estimate = math.fsum(w * d for w, d in zip(weights, differences, strict=True)) / total
@@ -119,7 +130,7 @@ def _weighed(steps: Sequence[ArmPair]) -> tuple[float, float] | None:
     total = math.fsum(weight for weight, _ in compared)
     if not compared:
         return None
-    candidate, primary = (math.fsum(weight * pair[arm].mean for weight, pair in compared) / total for arm in (0, 1))
+    candidate, primary = (math.fsum(weight * pair.arm(name).mean for weight, pair in compared) / total for name in ARMS)
     return candidate, primary
 
 

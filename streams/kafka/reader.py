@@ -221,7 +221,7 @@ def bounds_of(consumer: ck.Consumer, tp: TopicPartition, timeout_s: float) -> tu
     try:
         first, end = consumer.get_watermark_offsets(ck.TopicPartition(*tp), timeout=timeout_s)
     except ck.KafkaException as exc:
-        if exc.args[0].code() == ck.KafkaError._UNKNOWN_PARTITION:  # of each one, while the broker is away
+        if exc.args[0].code() == ck.KafkaError._UNKNOWN_PARTITION:  # of every one, while the broker is unreachable
             raise ck.KafkaException(ck.KafkaError(ck.KafkaError._TRANSPORT)) from exc
         raise
     return first, end

@@ -119,7 +119,7 @@ def tail(
     until_end: bool,
     each_poll: Callable[[], object] = lambda: None,
 ) -> Iterator[TailedRecord]:
-    """Yield records of these topics from `begin` on; up to where they end now, or for ever.
+    """Yield records of these topics from `begin` on; up to their present end, or for ever.
 
     `each_poll` is called a few times a second, also while nothing comes, and may raise to end a tail that waits.
     Raises NotFoundError for a topic that does not exist, LogError if the broker does not answer.

@@ -3,19 +3,19 @@
     groups ──► drop what must not be trained on ──► window of `batches.groups` ──► batches
     key policy   named, with its reason              one state per policy          key policy
 
-Batch s is what turns adapter version s into s + 1, so a group's lag is `s - adapter_version` and can be read off the
-log alone. In an experiment (`trainer.off_policy`) another line of adapters sampled the groups, and their lag is the one
-recorded with them. Whoever reads the same groups under the same rule cuts the same batches, on redelivery, too: a batch
-is named by policy and sequence, and the first of its name in the partition wins.
+Batch s turns adapter version s into s + 1, so a group's lag is `s - adapter_version`, from the log alone. In an
+experiment (`trainer.off_policy`) adapters of another run sampled the groups, and their lag is the one recorded with
+them. The same groups under the same rule give the same batches, also on redelivery: a batch is named by policy and
+sequence, and the first of its name in the partition wins.
 
-Not covered: a window closes by count only, so the last few groups of a policy that is asked nothing more wait for ever.
+A window closes by count only, so the last few groups of a policy wait until more tasks are submitted.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, astuple, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from schemas.conventions import POLICY_LAG
@@ -34,15 +34,15 @@ if TYPE_CHECKING:
 
 STAGE = "batches"
 RULE_VERSION = 1
-"""Raised when the same groups would be cut otherwise under the same settings; `tests/histories` holds what was cut."""
+"""Raised when the same groups would be cut otherwise under the same settings; `tests/histories` has recorded cuts."""
 MAX_NAMED = 1000
-"""Most dropped groups a window names: its row is written at each group, and a policy that has learned all its tasks
-drops every one. Those beyond are counted in the batch's metadata, and each can be seen to teach nothing in `groups`."""
+"""Most dropped groups that a window names: its row is written at each group, and a policy that has learned all its
+tasks drops every one. The rest is counted in the batch's metadata, and `groups` shows why each was dropped."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A group in the window: where it lies, and what the batch counts of it."""
+    """A group in the window: its offset, and what the batch counts of it."""
 
     offset: int
     lag: int
@@ -50,7 +50,7 @@ class Entry:
     loss_tokens: int
     created_at: int
     trace: str = ""
-    """As the header of its record says; "" without one."""
+    """As in the header of its record; "" without one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class BatchWindow:
 
     sequence: int = 0
     next_offset: int = 0
-    """Groups below this offset are in the state already: a record that is delivered again changes nothing."""
+    """Groups below this offset are in the state already: a redelivered record changes nothing."""
     entries: tuple[Entry, ...] = ()
     dropped: tuple[DroppedGroup, ...] = ()
     unnamed: int = 0
@@ -68,19 +68,19 @@ class BatchWindow:
 
 @dataclass(frozen=True, slots=True)
 class Cutter:
-    """The reducer, under one rule. It has no clock and no I/O."""
+    """The reducer, under one rule: no clock, no I/O."""
 
     rule: Batches
     off_policy: bool = False
-    """Whether another line of adapters sampled the groups; their lag is then the one recorded in their metadata."""
+    """Whether adapters of another run sampled the groups; their lag is then the one in their metadata."""
 
     def reduce(
         self, window: BatchWindow, group: AdvantagedGroup, at: Coordinates, *, doubled: bool, trace: str = ""
     ) -> tuple[BatchWindow, Sequence[Batch]]:
         """Return the window after `group`, and the batch if that filled it.
 
-        `doubled` says that this group_id was read before; the driver remembers them, since there are many. `trace` is
-        that of the group's record, kept for the batch's; nothing is decided by it.
+        `doubled` says that this group_id was read before; the driver keeps the ids, as there are many. `trace` is that
+        of the group's record, kept for the batch's; nothing is decided by it.
         """
         if at.offset < window.next_offset:
             return window, ()
@@ -115,7 +115,7 @@ class Cutter:
         if lag > self.rule.max_policy_lag:
             return "stale"
         if lag < 0:
-            return "unknown_version"  # sampled by a version that no batch of this log can have made
+            return "unknown_version"  # sampled by a version that no batch of this log can have produced
         return None
 
     def _lag(self, window: BatchWindow, group: AdvantagedGroup) -> int:
@@ -146,7 +146,7 @@ class Cutter:
 
 
 def _report(meter: Meter, policy: str, before: BatchWindow, after: BatchWindow, made: Sequence[Batch]) -> None:
-    """Count what was dropped, and how old the groups of a batch are."""
+    """Count what was dropped, and the lag of the groups in a batch."""
     if len(after.dropped) > len(before.dropped):
         meter.add(catalog.DROPS, STAGE, after.dropped[-1].reason)
     elif after.unnamed > before.unnamed:
@@ -159,23 +159,12 @@ def _report(meter: Meter, policy: str, before: BatchWindow, after: BatchWindow, 
 
 # --- the table row ---------------------------------------------------------------------------------------------------
 
-ROW_VERSION = 1
-FIELDS = ("offset", "lag", "responses", "loss_tokens", "created_at")
-"""Of an entry, in the order in which a row holds them."""
+ROW_VERSION = 2
 
 
 def dump(window: BatchWindow) -> bytes:
     """Return the table row of a window."""
-    row = {
-        "sequence": window.sequence,
-        "next_offset": window.next_offset,
-        "entries": [[getattr(entry, name) for name in FIELDS] for entry in window.entries],
-        "dropped": [asdict(dropped) for dropped in window.dropped],
-        "unnamed": window.unnamed,
-    }
-    if traces := {entry.offset: entry.trace for entry in window.entries if entry.trace}:
-        row["traces"] = traces  # beside the entries: a worker of an older release passes over it
-    return pack(ROW_VERSION, row)
+    return pack(ROW_VERSION, asdict(window) | {"entries": [astuple(entry) for entry in window.entries]})
 
 
 def load(row: bytes | None) -> BatchWindow:
@@ -183,25 +172,20 @@ def load(row: bytes | None) -> BatchWindow:
     if row is None:
         return BatchWindow()
     data = unpack(row, ROW_VERSION)
-    traces = data.get("traces", {})
-    return BatchWindow(
-        sequence=data["sequence"],
-        next_offset=data["next_offset"],
-        entries=tuple(Entry(*(*entry, traces.get(str(entry[0]), ""))) for entry in data["entries"]),
-        dropped=tuple(DroppedGroup(**dropped) for dropped in data["dropped"]),
-        unnamed=data["unnamed"],
-    )
+    entries = tuple(Entry(*values) for values in data["entries"])
+    dropped = tuple(DroppedGroup(**one) for one in data["dropped"])
+    return BatchWindow(**data | {"entries": entries, "dropped": dropped})
 
 
 def dump_offset(offset: int) -> bytes:
-    """Return the row of a group_id: the offset where it was first read."""
+    """Return the row of a group_id: the offset at which it was first read."""
     return str(offset).encode()
 
 
 def is_double(first_at: bytes | None, offset: int) -> bool:
-    """Return whether the group at `offset`, whose row is `first_at`, was read before at another place.
+    """Return whether the group at `offset`, whose row is `first_at`, was read before at another offset.
 
-    The same record again, after a kill, is not a double of itself.
+    The same record read again after a kill is not a double of itself.
     """
     return first_at not in (None, dump_offset(offset))
 
@@ -210,7 +194,7 @@ def is_double(first_at: bytes | None, offset: int) -> bool:
 
 
 def register(app: App) -> None:
-    """Drive the reducer from `groups`. Every group_id is remembered in a row of its own, so that none enters twice."""
+    """Drive the reducer from `groups`. Every group_id has a row of its own, so that none enters twice."""
     from streams.worker.agent import agent
     from streams.worker.app import Outlet, record_of, table
 
@@ -227,17 +211,17 @@ def register(app: App) -> None:
         key, group_key = group.policy.encode(), group.group_id.encode()
         first_at = seen.get(group_key)
         before = load(windows.get(key))
-        came, doubled = context.of_headers(record.headers), is_double(first_at, record.at.offset)
-        trace = "" if came is None else came.traceparent
+        cause, doubled = context.of_headers(record.headers), is_double(first_at, record.at.offset)
+        trace = "" if cause is None else cause.traceparent
         window, made = cutter.reduce(before, group, record.at, doubled=doubled, trace=trace)
         for batch in made:
-            causes = [*(context.parse(entry.trace) for entry in before.entries), came]
+            causes = [*(context.parse(entry.trace) for entry in before.entries), cause]
             began_ms = min([group.created_at, *(entry.created_at for entry in before.entries)])
-            joined = app.traces.joins(came, batch.batch_id, batch.created_at, causes)
+            joined = app.traces.joins(cause, batch.batch_id, batch.created_at, causes)
             await outlet.emit_traced(batch, joined, began_ms=began_ms)
         _report(app.meter, group.policy, before, window, made)
         windows[key] = dump(window)
-        if first_at is None:  # a double must not take its place: read again after a kill, it would be the first
+        if first_at is None:  # a double must not replace it: read again after a kill, it would be the first
             seen[group_key] = dump_offset(record.at.offset)
 
     agent(app, topics(settings.topics)["groups"], handle, outlet.dead_letters(), name=STAGE)

@@ -265,9 +265,7 @@ def test_what_retention_cut_before_it_was_archived_is_an_error_and_the_rest_is_a
     write(made, 6, first=5)
     write(made, 4, partition=2)
     cut(made, 8)
-    expected = (
-        rf"rewards\[{ONE}\]: the first record there is has offset 8, but the archive in .* ends at 5: .*cut 3 rec"
-    )
+    expected = rf"rewards\[{ONE}\]: begins at offset 8, but the archive in .* ends at 5: .*deleted 3 rec"
     with pytest.raises(LogError, match=expected):
         sync(made, ["rewards"])
     assert (ArchiveReader(made).next_offset("rewards", ONE), ArchiveReader(made).next_offset("rewards", 2)) == (5, 4)

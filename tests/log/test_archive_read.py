@@ -86,7 +86,7 @@ def test_a_partition_that_is_gone_is_named(made: Settings) -> None:
     for path in folder.iterdir():
         if path.suffix == ".json":
             path.unlink()
-    assert [finding.what for finding in verify(made).findings] == ["holds 1 segments, and its manifest is gone"]
+    assert [finding.what for finding in verify(made).findings] == ["holds 1 segments, but its manifest is gone"]
     shutil.rmtree(folder)
     (finding,) = verify(made).findings
     assert (finding.file, finding.partition) == (str(folder), ONE)
@@ -149,10 +149,10 @@ def test_the_archive_is_read_without_a_broker_and_says_what_it_does_not_have(mad
     assert held(of(gone)) == there
     tp = (name(made), ONE)
     with pytest.raises(
-        LogError, match=rf"rewards\[{ONE}\]: offsets 2 to 8 are wanted, and the archive .* holds 0 to 3"
+        LogError, match=rf"rewards\[{ONE}\]: offsets 2 to 8 were asked for, but the archive .* holds 0 to 3"
     ):
         list(of(gone).read({tp: 2}, {tp: 9}))
-    with pytest.raises(LogError, match="offsets 4 to 4 are wanted"):
+    with pytest.raises(LogError, match="offsets 4 to 4 were asked for"):
         of(gone).fetch([Coordinates(*tp, 4)])
 
 

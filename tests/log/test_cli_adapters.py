@@ -80,8 +80,8 @@ def published(settings: Settings, folder: Path, version: int) -> AdapterEvent:
 
 def kinds(settings: Settings) -> list[tuple[str, int]]:
     """Every adapter event, in the order of the log."""
-    life = decisions.read_life(settings, "default")
-    return [(one.kind, one.version) for _, one in life.events]
+    history = decisions.read_history(settings, "default")
+    return [(one.kind, one.version) for _, one in history.events]
 
 
 def primary(settings: Settings) -> int:
@@ -120,10 +120,14 @@ def test_the_same_decision_said_again_is_not_written_again_and_a_later_one_is(ma
 
 def test_of_two_who_looked_before_either_wrote_the_second_is_told_who_won(made: Settings) -> None:
     write(made, event(1), event(2))
-    life = decisions.read_life(made, "default")
-    decisions.decide(made, life, "promoted", 1, actor="ada", reason="first")
+
+    def promotion(version: int, actor: str, reason: str) -> decisions.ProposedDecision:
+        return decisions.ProposedDecision(kind="promoted", version=version, actor=actor, reason=reason)
+
+    history = decisions.read_history(made, "default")
+    decisions.decide(made, history, promotion(1, "ada", "first"))
     with pytest.raises(RefusedError, match="another decision came first") as lost:
-        decisions.decide(made, life, "promoted", 2, actor="bob", reason="second")
+        decisions.decide(made, history, promotion(2, "bob", "second"))
     assert "expected version 0 to be primary, and it is 1" in str(lost.value)
     assert "ada wrote promoted of version 1 at" in str(lost.value)
     assert primary(made) == 1
@@ -175,7 +179,7 @@ def test_a_roll_back_leads_to_the_version_before_and_agrees_with_what_was_expect
         (("promote", "--version", "3", *WHY), 3, "no adapter version 3; the newest is 2"),
         (("promote", "--version", "1", *WHY), 4, "version 1 is primary; promoted needs"),
         (("promote", "--version", "2", "--expect", "0", *WHY), 4, "expected version 0 to be primary, and it is 1"),
-        (("promote", "--version", "2", "--reason", " "), 4, "say why with --reason"),
+        (("promote", "--version", "2", "--reason", " "), 4, "give one with --reason"),
         (("promote", "--version", "2"), 2, "Missing option '--reason'"),
         (("reject", "--version", "1", *WHY), 4, "rejected needs canary or trained"),
         (("retire", "--version", "1", *WHY), 4, "retired needs"),

@@ -422,7 +422,7 @@ def test_doctor_finds_missing_and_wrong_topics(settings: Settings) -> None:
 
     result = run(settings, "--set", "topics.max_record_bytes=2000000", "doctor")
     created_with = topics(settings.topics)["tasks"].config["max.message.bytes"]
-    assert f"tasks has max.message.bytes={created_with}, the settings say 20" in result.stdout
+    assert f"tasks has max.message.bytes={created_with}, the settings have 20" in result.stdout
     assert result.exit_code == 0  # a warning
 
 

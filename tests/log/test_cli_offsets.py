@@ -98,7 +98,7 @@ def test_skip_commits_the_first_offset_there_is_where_it_was_cut_and_keeps_metad
         assert {p.partition: p.committed for p in found} == expected
         assert {p.metadata for p in found} == {METADATA}
     again = run(made, "skip", "--group", "scoring", "--output", "jsonl")
-    assert lines(again) == [] and "Nothing was cut" in again.stderr
+    assert lines(again) == [] and "Nothing was deleted" in again.stderr
     with GroupConsumer(made, "scoring", ["rewards"]) as consumer:  # it reads again, what is left
         deadline = time.monotonic() + 30
         while not (records := consumer.poll()):

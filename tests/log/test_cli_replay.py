@@ -101,7 +101,7 @@ def test_lists_and_shows_where_an_experiment_came_from(source: Settings, dr: dic
 def test_compares_an_experiment_with_the_policy_it_came_from(source: Settings, dr: dict[str, Any]) -> None:
     nothing = run(source, "experiments", "compare", "dr", "default")
     assert nothing.exit_code == 3
-    assert "dr has no held-out score; ask it with `streamward replay evaluate dr`" in nothing.stderr
+    assert "dr has no held-out score; evaluate it with `streamward replay evaluate dr`" in nothing.stderr
     own = load(file=Path(dr["config"]), env={})
     for settings, policy, exact in ((source, "default", 0.25), (own, "dr", 0.75)):
         with Producer(settings) as producer:
@@ -135,9 +135,9 @@ def evaluated(policy: str, exact: float) -> AdapterEvent:
         (("replay", "run", "x", "--since", "soon"), 2, "--since soon: expected a time as ISO 8601"),
         (("replay", "run", "x", "--policy", "nobody"), 3, "no train task of policy nobody is in the range"),
         (("replay", "run", "x", "--recipe", "nowhere.toml"), 3, "nowhere.toml: No such file"),
-        (("replay", "evaluate", "x"), 3, "no experiment of "),
-        (("experiments", "show", "drr"), 3, "is called 'drr'; did you mean dr?"),
-        (("experiments", "compare", "dr", "nobody"), 3, "'nobody' is no experiment and no policy"),
+        (("replay", "evaluate", "x"), 3, " has no experiment 'x'"),
+        (("experiments", "show", "drr"), 3, "has no experiment 'drr'; did you mean dr?"),
+        (("experiments", "compare", "dr", "nobody"), 3, "'nobody' is neither an experiment nor a policy"),
     ],
     ids=lambda given: " ".join(given) if isinstance(given, tuple) else None,
 )
@@ -157,8 +157,8 @@ def test_what_cannot_be_is_refused_with_its_exit_code(
             "no setting is called 'trainer.lerning_rate'; did you mean trainer.learning_rate?",
         ),
         ("[trainer]\nlearning_rate = -1", "trainer.learning_rate, from bad.toml: Input should be greater than 0"),
-        ("[trainer]\noff_policy = true", "bad.toml: trainer.off_policy is an experiment's own; leave it out"),
-        ("[model]\nbase = 'x'", "bad.toml: model is no part of a recipe"),
+        ("[trainer]\noff_policy = true", "bad.toml: trainer.off_policy is set by the experiment itself; leave it out"),
+        ("[model]\nbase = 'x'", "bad.toml: model does not belong in a recipe"),
         ("[trainer", "bad.toml: not TOML"),
     ],
 )
@@ -175,7 +175,7 @@ def test_records_that_cannot_be_read_make_the_exit_code_1_unless_they_are_to_be_
     with Producer(source) as producer:
         producer.send_bytes((name, partition_of("task-1", source.topics.partitions)), b"task-1", b"no event")
     once = run(source, "replay", "run", "spoilt", "--key", "task-1", "--no-train")
-    assert once.exit_code == 1 and "1 records could not be read and were left behind" in once.stderr
+    assert once.exit_code == 1 and "1 records could not be read and were left out" in once.stderr
     again = run(source, "replay", "run", "spoilt", "--key", "task-1", "--no-train", "--skip-bad")
     assert rows(again)[0]["unreadable"] == 1
 
@@ -220,7 +220,7 @@ def test_a_run_that_is_killed_and_one_that_ctrl_c_stops_go_on_with_the_same_comm
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=90)
         assert (process.returncode, json.loads(out)["state"]) == (130, "stopped"), err
-        assert "Run the same command again and it goes on" in err and "Traceback" not in err
+        assert "Run the same command again to resume" in err and "Traceback" not in err
         process = started()
         out, err = process.communicate(timeout=90)
     finally:

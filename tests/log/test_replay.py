@@ -284,7 +284,9 @@ def test_a_range_that_retention_has_cut_is_refused(settings: Settings, tmp_path:
     wanted = [ck.TopicPartition(f"{source.topics.prefix}tasks", partition, 2) for partition in range(3)]
     for future in client.delete_records(wanted).values():
         future.result()
-    with pytest.raises(RefusedError, match=r"tasks\[0\]@1: retention has cut what was asked for; the first record has"):
+    with pytest.raises(
+        RefusedError, match=r"tasks\[0\]@1: retention has deleted what was asked for; the first record has"
+    ):
         run(source, request("cut", tmp_path, selection=Selection(policy="default", first=1)))
     with pytest.raises(RefusedError, match="is younger than --since"):
         run(source, request("since", tmp_path, selection=Selection(policy="default", since_ms=1)))

@@ -123,13 +123,13 @@ def test_the_commands_sync_list_verify_and_restore(made: Settings) -> None:
     assert result.exit_code == 0, result.output
     (row,) = (row for row in map(json.loads, result.stdout.splitlines()) if row["partition"] == ONE)
     assert row == {"topic": "rewards", "partition": ONE, "first": 0, "next": 21, "records": 21, "bad": 6, "segments": 1}
-    assert "21 records archived" in result.stderr and "6 of them are no event" in result.stderr
+    assert "21 records archived" in result.stderr and "6 of them are not events" in result.stderr
     (row,) = (row for row in map(json.loads, run(made, "list").stdout.splitlines()) if row["partition"] == ONE)
     assert (row["records"], row["segments"], row["schema_ids"]) == (21, 1, [1, 3])
     assert run(made, "verify").exit_code == 0
     result = run(made, "restore", "rewards", "--into-prefix", elsewhere(made).topics.prefix)
     assert result.exit_code == 0, result.output
-    assert "21 records are back" in result.stderr and "retention.ms=-1" in result.stderr
+    assert "21 records are restored" in result.stderr and "retention.ms=-1" in result.stderr
     assert in_the_log(elsewhere(made)) == renamed(in_the_log(made), elsewhere(made))
     cut(made, 21)
     write(made, 3)

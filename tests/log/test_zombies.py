@@ -52,7 +52,7 @@ def test_stale_rows_behind_newer_ones_are_passed_over_and_covered_again(bench: B
     bench.producer.flush()
     second = bench.start(**SESSION)
     wait_until(lambda: bench.lag() == 0, second.log)
-    assert second.log().count("lies behind rows of a newer one") == len(groups) + 1
+    assert second.log().count("comes after rows of a newer one") == len(groups) + 1
     assert bench.joined() == {group: [made] for group, made in bench.expected().items()}
 
 

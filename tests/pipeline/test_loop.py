@@ -28,7 +28,7 @@ from schemas.events import AdapterEvent, AdvantagedGroup, Batch, DeadLetter, Res
 from streams.demo import run as demo
 from streams.kafka.node import process as broker
 from streams.kafka.topics import LABELS
-from streams.settings.load import load as configuration
+from streams.settings.load import load
 from streams.settings.model import Settings
 from streams.stages.policy import agent as policy
 from tests.support.models.tiny import save_tiny
@@ -191,7 +191,7 @@ def history(tmp_path_factory: pytest.TempPathFactory) -> Iterator[History]:
     asked = ("--model", str(model), "--steps", "1000", "--minutes", "30")
 
     def settings() -> Settings:
-        return configuration.load(file=folder / "streamward.toml", env={})
+        return load(file=folder / "streamward.toml", env={})
 
     def count(kind: type[Any]) -> int:
         return len(read(settings(), kind))

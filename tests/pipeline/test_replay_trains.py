@@ -96,9 +96,9 @@ def test_its_versions_are_reproduced_to_the_byte_as_those_of_any_log(whole: Repl
 def test_an_experiment_without_a_score_has_nothing_to_compare(source: Settings, folder: Path) -> None:
     asked = ReplayRequest(name="bare", selection=Selection(policy="default"), folder=folder / "bare", train=False)
     replay.run(source, asked, stop=threading.Event())
-    assert comparison.line(source, "bare").scores == {}
+    assert comparison.side(source, "bare").scores == {}
     with pytest.raises(NotFoundError, match="'nobody' is no experiment and no policy with an adapter or a score"):
-        comparison.line(source, "nobody")
+        comparison.side(source, "nobody")
 
 
 def test_its_versions_answer_held_out_questions_once_and_are_compared(source: Settings, whole: ReplayResult) -> None:
@@ -108,7 +108,7 @@ def test_its_versions_answer_held_out_questions_once_and_are_compared(source: Se
     groups = [group for _, group in read(whole.settings, AdvantagedGroup) if group.purpose == "eval"]
     assert sorted(group.adapter_version for group in groups) == [0, 0, 4, 4]
     assert len(read(whole.settings, AdvantagedGroup)) == NUMBER + 4  # and no train task was sampled again
-    sides = comparison.line(source, "whole"), comparison.line(source, "default")
+    sides = comparison.side(source, "whole"), comparison.side(source, "default")
     (base, last) = comparison.rows(*sides)
     assert (base["version"], last["version"], last["default"], last["difference"]) == (0, 4, None, None)
     assert last["whole"] is not None and last["n"] == [2, 0]

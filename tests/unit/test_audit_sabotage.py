@@ -165,7 +165,7 @@ def test_a_group_in_two_batches_is_doubled() -> None:
     offsets = (taken, *event_of(second).groups_offsets[1:])
     report = settled(rewritten(list(whole()), second.at, lambda event: replace(event, groups_offsets=offsets)))
     group = Coordinates(TOPICS["groups"].name, event_of(second).groups_partition, taken)
-    assert f"doubled {second.at}: {group} is in it, and {first.at} has it already" in named(report)
+    assert f"doubled {second.at}: {group} is in it, but {first.at} has it already" in named(report)
     left = event_of(second).groups_offsets[0]
     assert f"lost {group._replace(offset=left)}: " in named(report)
 
@@ -175,7 +175,7 @@ def test_a_group_in_a_batch_and_dropped_by_one_is_doubled() -> None:
     of = one("groups", lambda group: group.policy == "default")
     drop = DroppedGroup(group_id=event_of(of).group_id, offset=of.at.offset, reason="stale")
     report = settled(rewritten(list(whole()), second.at, lambda event: replace(event, dropped=(*event.dropped, drop))))
-    assert f"doubled {second.at}: {of.at} is dropped by it, and {first.at} has it already" in named(report)
+    assert f"doubled {second.at}: {of.at} is dropped by it, but {first.at} has it already" in named(report)
 
 
 def test_a_record_in_a_group_and_in_dead_letters_is_doubled() -> None:

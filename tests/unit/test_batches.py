@@ -191,8 +191,8 @@ def test_what_a_learned_policy_drops_does_not_grow_without_bound() -> None:
 
 
 def test_a_row_of_another_version_is_refused_with_the_way_out() -> None:
-    with pytest.raises(ValueError, match=r"row has version 0, expected 1.*start under another consumer group"):
-        load(dump(BatchWindow()).replace(b'"v":1', b'"v":0'))
+    with pytest.raises(ValueError, match=r"row has version 0, expected 2.*start under another consumer group"):
+        load(dump(BatchWindow()).replace(b'"v":2', b'"v":0'))
 
 
 some_groups = st.lists(

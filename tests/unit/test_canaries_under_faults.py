@@ -89,7 +89,7 @@ class Deployment:
     def read(self, topic: str, *, killed_after: int = 9) -> None:
         """Read the next record; of what is to be written, in its order, only so much is."""
         at_ms, event = self.topics[topic][self.position[topic]]
-        line = rollouts.load_line(self.tables["line"].get("default"))
+        line = rollouts.load(self.tables["line"].get("default"))
         effects: list[tuple[str, Any]] = []
         if topic == "adapters":
             line, made = rollouts.reduce(line, event, RULE, at_ms=at_ms)
@@ -154,7 +154,7 @@ def rolled_out(seed: int, *, kills: int, person: AdapterEvent | None = None) -> 
         if to_come and draw.random() < 0.01:
             world.append("adapters", to_come.pop(0))
         kills = world.advance(kills=kills)
-        line = rollouts.load_line(world.tables["line"].get("default"))
+        line = rollouts.load(world.tables["line"].get("default"))
         if not to_come and line.canary is None and not any(map(world.may_read, world.topics)):
             return world
     raise AssertionError(f"no end: {line}")
@@ -167,7 +167,7 @@ def test_the_best_version_is_primary_in_the_end_however_often_the_stage_is_kille
     events = [event for _, event in world.topics["adapters"]]
     state = state_after(events, "default")
     assert (state.primary, state.versions[2].status in ("rejected", "trained")) == (3, True)
-    assert rollouts.load_line(world.tables["line"]["default"]).serving == state.serving
+    assert rollouts.load(world.tables["line"]["default"]).serving == state.serving
     written = [event for event in events if event.actor == "rollouts"]
     assert len({encode(event) for event in written}) == len({event.event_id for event in written})
 
@@ -182,4 +182,4 @@ def test_a_person_who_decides_meanwhile_and_copies_of_what_was_written_change_no
     events = [event for _, event in world.topics["adapters"]]
     once = list({event.event_id: event for event in reversed(events)}.values())[::-1]
     assert state_after(events, "default").serving == state_after(sorted(once, key=events.index), "default").serving
-    assert rollouts.load_line(world.tables["line"]["default"]).serving == state_after(events, "default").serving
+    assert rollouts.load(world.tables["line"]["default"]).serving == state_after(events, "default").serving

@@ -77,7 +77,7 @@ def decided(groups: Iterable[AdvantagedGroup], rule: Canary = RULE, trial: Canar
 
 def test_a_group_is_one_piece_of_evidence_however_many_responses_it_has() -> None:
     evidence = after([answered(1, 2), answered(2, 1), answered(3, 1)])
-    assert (evidence.groups(0), evidence.groups(1)) == (1, 2)
+    assert (evidence.groups("candidate"), evidence.groups("primary")) == (1, 2)
 
 
 @pytest.mark.parametrize(
@@ -104,22 +104,22 @@ def test_a_group_that_is_read_again_counts_once() -> None:
 def test_a_dropped_group_keeps_its_reward_and_its_scored_slots_do_not_count_as_failed() -> None:
     left = tuple(LeftOut(slot=slot, reason=reason) for slot, reason in enumerate(["too_few_scored", *["unscored"] * 3]))
     dropped = answered(1, 2, reward=0.7, responses=(), left_out=left, dropped_reason="too_few_scored")
-    assert canary.figures(dropped) == (0.7, 0.75, None, None, None)
+    assert canary.figures(dropped) == {"reward": 0.7, "failed": 0.75}
 
 
 def test_a_group_without_any_score_has_failed_and_has_no_reward() -> None:
-    assert canary.figures(answered(1, 2, failed=4, reward_mean=0.0))[:2] == (None, 1.0)
+    assert canary.figures(answered(1, 2, failed=4, reward_mean=0.0)) == {"failed": 1.0}
 
 
 def test_a_task_that_nobody_scores_has_no_reward() -> None:
     bare = answered(1, 2, purpose="serve")
     bare = replace(bare, responses=tuple(replace(one, components={}) for one in bare.responses))
-    assert canary.figures(bare)[0] is None
+    assert "reward" not in canary.figures(bare)
 
 
 def test_groups_of_schema_version_1_have_no_latency_and_count_for_the_rest() -> None:
     evidence = after([answered(1, 2, latency_ms=None)])
-    assert (evidence.groups(0), evidence.groups(0, "latency_ms")) == (1, 0)
+    assert (evidence.groups("candidate"), evidence.groups("candidate", "latency_ms")) == (1, 0)
 
 
 def test_a_group_counts_for_the_step_in_which_it_ended() -> None:
@@ -131,7 +131,7 @@ def test_a_group_counts_for_the_step_in_which_it_ended() -> None:
 def test_evidence_of_another_canary_is_forgotten() -> None:
     evidence = after([answered(1, 2), answered(2, 1)])
     evidence = after([answered(3, 3)], CanaryTrial("next", 3, 1, ((0.05, T0),)), evidence)
-    assert (evidence.groups(0), evidence.groups(1)) == (1, 0)
+    assert (evidence.groups("candidate"), evidence.groups("primary")) == (1, 0)
 
 
 # --- what follows -----------------------------------------------------------------------------------------------------

@@ -68,7 +68,7 @@ class Stage:
             found = decode(rows[version], AdapterEvent) if version in rows else None
             return found if isinstance(found, AdapterEvent) else None
 
-        line = rollouts.load_line(self.lines[-1] if self.lines else None)
+        line = rollouts.load(self.lines[-1] if self.lines else None)
         line, made = rollouts.reduce(line, one, RULE, result)
         for effect in made[:killed_after]:
             if isinstance(effect, Task):
@@ -125,4 +125,4 @@ def test_after_any_crashes_what_was_good_is_primary_and_nothing_was_said_in_two_
     assert len({encode(task) for task in stage.asked}) == len({task.task_id for task in stage.asked})
     said = [one for one in stage.log if one.actor == "rollouts"]
     assert len({encode(one) for one in said}) == len({one.event_id for one in said})
-    assert rollouts.load_line(stage.lines[-1]).serving == state.serving
+    assert rollouts.load(stage.lines[-1]).serving == state.serving

@@ -14,21 +14,17 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 LAYERS = [
-    ["schemas"],
-    ["streams.errors"],
-    [f"streams.{name}" for name in ("files", "output", "table_rows", "advantage_formulas", "settings")],
+    ["schemas", "streams.errors"],
+    ["streams.settings", "streams.files", "streams.output", "streams.table_rows", "streams.advantage_formulas"],
     ["streams.observability"],
     ["streams.kafka"],
-    [f"streams.{name}" for name in ("engines", "scorers", "adapters", "worker")],
+    ["streams.engines", "streams.scorers", "streams.adapters", "streams.worker"],
     ["streams.evaluation"],
-    ["streams.stages"],
-    ["trainer"],
-    ["streams.tools"],
-    ["streams.demo"],
-    ["streams.cli"],
-    ["streamward"],
+    ["streams.stages", "trainer"],
+    ["streams.tools", "streams.demo"],
+    ["streams.cli", "streamward"],
 ]
-"""From the bottom up. What shares a line imports nothing of its neighbours there, but itself."""
+"""From the bottom up. What shares a line imports nothing of its neighbours there."""
 KNOW_FAUST = ("streams.worker",)
 KNOW_TORCH = ("trainer", "streams.engines")
 TORCH = {"torch", "transformers", "peft", "trl", "vllm", "safetensors", "gguf"}

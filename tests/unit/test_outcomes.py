@@ -1,9 +1,8 @@
-"""The count of a suite: one outcome per task, and metrics with intervals when the last one is in."""
+"""The results of a suite: one outcome per task, and metrics with intervals once there are all."""
 
 from __future__ import annotations
 
 import itertools
-import json
 import random
 from collections.abc import Iterable
 
@@ -12,7 +11,7 @@ from hypothesis import given, strategies as st
 
 from schemas.events import AdapterEvent, AdvantagedGroup, GroupResponse, LeftOut, Outcome, derive_id
 from streams.errors import ContradictoryEvent
-from streams.evaluation import intervals, results as outcomes
+from streams.evaluation import intervals, results as suite_results
 from tests.support import factories
 from tests.support.factories import member
 
@@ -41,9 +40,9 @@ def group(
 def results(groups: Iterable[AdvantagedGroup]) -> list[AdapterEvent]:
     suite, made = None, []
     for one in groups:
-        assert outcomes.suite_key(one) == b"p\x1fsums/n=3/seed=7\x1f3"
-        suite, more = outcomes.count(suite, one)
-        suite = outcomes.load(outcomes.dump(suite))
+        assert suite_results.suite_key(one) == b"p\x1fsums/n=3/seed=7\x1f3"
+        suite, more = suite_results.count(suite, one)
+        suite = suite_results.load(suite_results.dump(suite))
         made += more
     return made
 
@@ -99,18 +98,18 @@ def test_an_answer_of_another_version_than_the_pin_is_refused() -> None:
 def test_a_suite_task_that_cannot_be_counted_says_what_it_lacks(metadata: dict[str, str], says: str) -> None:
     with pytest.raises(ContradictoryEvent, match=says):
         one = group(1, metadata=metadata)
-        outcomes.suite_key(one)
-        outcomes.count(None, one)
+        suite_results.suite_key(one)
+        suite_results.count(None, one)
 
 
 def test_a_suite_that_changes_its_size_is_refused() -> None:
     with pytest.raises(ContradictoryEvent, match="another suite name"):
-        outcomes.count(outcomes.SuiteResults(size=4), group(1))
+        suite_results.count(suite_results.SuiteResults(size=4), group(1))
 
 
 @pytest.mark.parametrize("changed", [{"purpose": "train"}, {"metadata": {}}])
 def test_other_groups_belong_to_no_suite(changed: dict[str, object]) -> None:
-    assert outcomes.suite_key(group(1, **changed)) is None
+    assert suite_results.suite_key(group(1, **changed)) is None
 
 
 # --- one outcome per task ---------------------------------------------------------------------------------------------
@@ -207,41 +206,21 @@ def test_the_row_holds_no_outcomes_once_the_suite_is_done() -> None:
     suite = None
     sizes = []
     for index in range(3):
-        suite, _ = outcomes.count(suite, numbered(index))
-        sizes.append(len(outcomes.dump(suite)))
+        suite, _ = suite_results.count(suite, numbered(index))
+        sizes.append(len(suite_results.dump(suite)))
     assert sizes[0] < sizes[1] and sizes[2] < sizes[0]
 
 
 def test_a_row_stays_small_enough_for_the_largest_suite() -> None:
     # the row is written for every task, so its size times their number goes to the changelog
     long = "a-scenario-with-quite-a-name"
-    entry = outcomes.Counted(long, slots=8, n=8, right=5, reward=5.123456789012345, tokens=123456, latency_ms=12345.6)
-    suite = outcomes.SuiteResults(size=1000, counted={str(index): entry for index in range(1000)})
-    assert len(outcomes.dump(suite)) < 100_000
-
-
-def row_of_version_1(tasks: list[str], **sums: object) -> bytes:
-    """Return a row as the release before this one wrote it."""
-    plain = {"n": 1, "exact": 1, "reward_sum": 1.0, "failed": 0, "last_at": 101, "done": False}
-    return json.dumps({"v": 1, "size": 3, "tasks": tasks, **plain, **sums}, separators=(",", ":")).encode()
-
-
-def test_a_suite_that_an_older_release_began_to_count_is_finished() -> None:
-    first = [outcomes.short(group(1).task_id), outcomes.short(group(2, exact=None).task_id)]
-    suite = outcomes.load(row_of_version_1(first, failed=1, last_at=102))
-    suite, none = outcomes.count(suite, group(1))
-    suite = outcomes.load(outcomes.dump(suite))
-    _, (result,) = outcomes.count(suite, group(3, exact=0.0))
-    assert none == ()
-    assert result.metrics == {"n": 2.0, "failed": 1.0, "exact": 0.5, "mean_reward": 0.75}
-    assert result.outcomes == ()
-
-
-def test_a_suite_that_an_older_release_finished_stays_finished() -> None:
-    suite = outcomes.load(row_of_version_1([], n=3, done=True))
-    assert outcomes.count(suite, group(1))[1] == ()
+    entry = suite_results.TaskResult(
+        long, slots=8, n=8, right=5, reward=5.123456789012345, tokens=123456, latency_ms=12345.6
+    )
+    suite = suite_results.SuiteResults(size=1000, tasks={str(index): entry for index in range(1000)})
+    assert len(suite_results.dump(suite)) < 100_000
 
 
 def test_a_row_that_no_release_wrote_is_refused() -> None:
     with pytest.raises(ValueError, match="another consumer group"):
-        outcomes.load(b'{"v": 0}')
+        suite_results.load(b'{"v": 0}')

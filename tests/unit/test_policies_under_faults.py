@@ -161,7 +161,7 @@ class RolloutsUnderFaults:
         self.safe = self.committed = self.position = 0
 
     def read(self, *, killed: bool = False) -> None:
-        line, made = rollouts.reduce(rollouts.load_line(self.rows[-1] if self.rows else None), self.log[self.position])
+        line, made = rollouts.reduce(rollouts.load(self.rows[-1] if self.rows else None), self.log[self.position])
         self.log += made
         if not killed:
             self.rows.append(rollouts.dump(line))
@@ -226,7 +226,7 @@ def test_whatever_rollouts_writes_twice_after_crashes_acts_once(versions: int, s
     for one in once.values():
         deduplicated = fold(deduplicated, one)
     assert as_written == deduplicated
-    line = rollouts.load_line(stage.rows[-1])
+    line = rollouts.load(stage.rows[-1])
     assert line.serving == as_written.serving
     by_id = {encode(one) for one in stage.log if one.actor == rollouts.STAGE}
     assert len(by_id) == len({one.event_id for one in stage.log if one.actor == rollouts.STAGE})

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from schemas.events import AdapterEvent, AdapterFile, AdapterKind, Coordinates, derive_id
-from streams.adapters.decisions import AdapterHistory, rolls_back_to
+from streams.adapters.decisions import AdapterHistory, rollback_target
 from streams.adapters.retention import measure, plan
 from streams.adapters.versions import AdapterState
 from streams.errors import NotFoundError, RefusedError, SettingsError
@@ -57,16 +57,16 @@ def promoted_up_to(last: int) -> list[AdapterEvent]:
 
 def test_a_roll_back_leads_to_the_primary_before_and_the_next_one_further_back() -> None:
     events = promoted_up_to(3)
-    assert rolls_back_to(life_of(*events), 3, **ME) == 2
+    assert rollback_target(life_of(*events), 3, **ME) == 2
     events.append(event(2, "rolled_back", expected_version=3))
-    assert rolls_back_to(life_of(*events), 2, **ME) == 1
+    assert rollback_target(life_of(*events), 2, **ME) == 1
     events.append(event(1, "rolled_back", expected_version=2))
-    assert rolls_back_to(life_of(*events), 1, **ME) == 0
+    assert rollback_target(life_of(*events), 1, **ME) == 0
 
 
 def test_the_same_roll_back_said_again_leads_to_where_it_led() -> None:
     back = event(2, "rolled_back", expected_version=3, **ME)
-    assert rolls_back_to(life_of(*promoted_up_to(3), back), 3, **ME) == 2
+    assert rollback_target(life_of(*promoted_up_to(3), back), 3, **ME) == 2
 
 
 def test_a_copy_of_an_old_roll_back_is_not_taken_for_the_last_one() -> None:
@@ -76,22 +76,22 @@ def test_a_copy_of_an_old_roll_back_is_not_taken_for_the_last_one() -> None:
     after = [again, event(2, "rolled_back", expected_version=3, actor="bob")]
     life = life_of(*promoted_up_to(3), first, *after, first)
     with pytest.raises(RefusedError, match="it is 2"):
-        rolls_back_to(life, 3, **ME)
+        rollback_target(life, 3, **ME)
 
 
 def test_the_roll_back_of_somebody_else_is_not_taken_for_ones_own() -> None:
     back = event(2, "rolled_back", expected_version=3, actor="bob", reason="it is worse")
     with pytest.raises(RefusedError, match="expected version 3 to be primary, and it is 2; look again"):
-        rolls_back_to(life_of(*promoted_up_to(3), back), 3, **ME)
+        rollback_target(life_of(*promoted_up_to(3), back), 3, **ME)
 
 
 def test_a_version_that_is_retired_is_passed_over() -> None:
-    assert rolls_back_to(life_of(*promoted_up_to(3), event(2, "retired")), 3, **ME) == 1
+    assert rollback_target(life_of(*promoted_up_to(3), event(2, "retired")), 3, **ME) == 1
 
 
 def test_there_is_nothing_behind_the_base_model() -> None:
     with pytest.raises(RefusedError, match="none that was before it can be again"):
-        rolls_back_to(life_of(event(1)), 0, **ME)
+        rollback_target(life_of(event(1)), 0, **ME)
 
 
 # --- what may go ------------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from streams.settings.model import Batches, Kafka, Settings
 from streams.stages.batches import BatchWindow, Cutter
 from streams.stages.tasks import suites
 from streams.tools.replay import comparison, experiments, rescore
-from streams.tools.replay.comparison import ComparisonLine
+from streams.tools.replay.comparison import ComparisonSide
 from streams.tools.replay.held_out import HeldOutSuite
 from streams.tools.replay.recorded_lag import Trained
 from streams.tools.replay.selection import Selection, from_plain
@@ -55,7 +55,7 @@ def test_an_experiment_has_a_log_and_a_folder_of_its_own_and_is_kept_for_ever() 
         ({"batches.gruops": 2}, "the options: no setting is called 'batches.gruops'; did you mean batches.groups?"),
         ({"batches.groups": 0}, "batches.groups, from the options: Input should be greater than or equal to 1"),
         ({"trainer.loss": "cispo"}, "loss cispo reads epsilon_high as the cap"),
-        ({"policy.name": "other"}, "the options: policy.name is an experiment's own"),
+        ({"policy.name": "other"}, "the options: policy.name is set by the experiment itself"),
     ],
 )
 def test_settings_that_cannot_be_are_refused_with_where_they_came_from(changes: dict[str, Any], says: str) -> None:
@@ -112,7 +112,7 @@ def test_the_file_loads_the_same_settings_and_holds_no_secret(tmp_path: Path) ->
     [("1970-01-02", 24 * HOUR_MS), ("90s", 10 * HOUR_MS - 90_000), ("2h", 8 * HOUR_MS), ("0.5h", 9.5 * HOUR_MS)],
 )
 def test_a_time_is_a_moment_or_an_age(text: str, expected: float) -> None:
-    assert parse_time(text, "--since", now_ms=10 * HOUR_MS) == expected
+    assert parse_time(text, "--since", asked_ms=10 * HOUR_MS) == expected
 
 
 @pytest.mark.parametrize("text", ["", "soon", "start", "-20", "2 hours", "h", "5y"])
@@ -196,10 +196,10 @@ def test_a_scorer_that_cannot_be_is_refused(options: list[str], says: str) -> No
 
 
 def test_scores_stand_side_by_side_where_the_questions_are_equal() -> None:
-    first = ComparisonLine(
+    first = ComparisonSide(
         "a", True, 2, {("sums", 0): {"exact": 0.5, "n": 100.0}, ("sums", 2): {"exact": 0.9, "n": 100.0}}
     )
-    second = ComparisonLine(
+    second = ComparisonSide(
         "b", False, 1, {("sums", 0): {"exact": 0.75, "n": 50.0}, ("more", 0): {"exact": 1.0, "n": 1.0}}
     )
     rows = [

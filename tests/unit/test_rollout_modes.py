@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from schemas.events import AdapterEvent, AdapterKind, Outcome, Task, derive_id
-from streams.adapters import serving, versions as adapters
+from streams.adapters import versions as adapters
 from streams.errors import SettingsError
 from streams.evaluation.suites import Suite
 from streams.settings.model import Canary, Guard, Rollouts, Settings
@@ -59,7 +59,7 @@ class Log:
         self.events: list[AdapterEvent] = []
         self.tasks: list[Task] = []
         self.results: dict[int, AdapterEvent] = {}
-        self.line, self.read = RolloutState(), 0
+        self.rollout, self.read = RolloutState(), 0
 
     def append(self, *events: AdapterEvent) -> Log:
         self.events += events
@@ -71,8 +71,8 @@ class Log:
         one = self.events[self.read]
         if one.kind == "evaluated":
             self.results.setdefault(one.version, one)
-        self.line, made = rollouts.reduce(self.line, one, self.rule, self.results.get)
-        assert rollouts.load_line(rollouts.dump(self.line)) == self.line
+        self.rollout, made = rollouts.reduce(self.rollout, one, self.rule, self.results.get)
+        assert rollouts.load(rollouts.dump(self.rollout)) == self.rollout
         self.events += [effect for effect in made if isinstance(effect, AdapterEvent)]
         self.tasks += [effect for effect in made if isinstance(effect, Task)]
         self.read += 1
@@ -84,7 +84,7 @@ class Log:
     @property
     def state(self) -> adapters.AdapterState:
         state = state_after(self.events)
-        assert state.serving == self.line.serving
+        assert state.serving == self.rollout.serving
         return state
 
 
@@ -172,7 +172,7 @@ def test_with_another_suite_versions_are_asked_and_judged_anew() -> None:
     log.rule, log.results = replace(GUARDED, suite=replace(SUITE, name="sums@2")), {}
     log.append(trained(2))
     assert [task.adapter_version for task in log.tasks if task.metadata["suite"] == "sums@2"] == [2, 2, 2, 0, 0, 0]
-    assert log.line.judged == {}
+    assert log.rollout.judged == {}
 
 
 # --- canary -----------------------------------------------------------------------------------------------------------
@@ -181,7 +181,7 @@ def test_with_another_suite_versions_are_asked_and_judged_anew() -> None:
 def test_a_trained_version_begins_its_canary_at_the_first_share() -> None:
     log = Log(CANARY).append(trained(1))
     assert log.said == [("canary_started", 1)]
-    assert (log.line.serving.candidate, log.line.serving.share) == (1, 0.1)
+    assert (log.rollout.serving.candidate, log.rollout.serving.share) == (1, 0.1)
     assert log.events[-1].gate["canary.steps"] == "0.1,0.5,1"
 
 
@@ -210,7 +210,7 @@ def test_a_canary_that_a_promotion_of_another_version_ended_begins_anew_against_
     log.append(event("rolled_back", 0, expected_version=1))
     started = [one for one in log.events if one.kind == "canary_started" and one.version == 2]
     assert [one.expected_version for one in started] == [1, 0]
-    assert (log.line.serving.candidate, log.line.serving.primary) == (2, 0)
+    assert (log.rollout.serving.candidate, log.rollout.serving.primary) == (2, 0)
 
 
 def test_a_version_goes_to_its_canary_again_though_the_same_primary_is_back() -> None:
@@ -218,7 +218,7 @@ def test_a_version_goes_to_its_canary_again_though_the_same_primary_is_back() ->
     log.append(event("rolled_back", 0, expected_version=1), event("rolled_back", 1, expected_version=0))
     ids = [one.event_id for one in log.events if one.kind == "canary_started" and one.version == 2]
     assert len(set(ids)) == len(ids) == 3
-    assert log.line.serving.candidate == 2
+    assert log.rollout.serving.candidate == 2
 
 
 def test_with_a_suite_only_what_the_guard_lets_pass_begins_a_canary() -> None:
@@ -236,16 +236,6 @@ def test_a_guard_that_never_decides_keeps_no_canary_waiting() -> None:
     assert log.said == [("canary_started", 1)]
 
 
-def test_a_row_of_before_canaries_is_taken_over() -> None:
-    row = (
-        b'{"v":1,"primary":1,"newest":3,"newest_at":9,"asked":"x","statuses":{"0":"superseded","1":"primary",'
-        b'"2":"canary","3":"trained"},"decided":["abc"]}'
-    )
-    line = rollouts.load_line(row)
-    assert line.serving == serving.Serving({0: "superseded", 1: "primary", 2: "trained", 3: "trained"}, primary=1)
-    assert (line.newest, line.newest_at, line.asked, line.decided) == (3, 9, "x", frozenset({"abc"}))
-
-
 # --- manual, and settings ---------------------------------------------------------------------------------------------
 
 
@@ -258,7 +248,7 @@ def test_in_mode_manual_nothing_is_decided_and_the_suite_is_asked() -> None:
 def test_a_person_is_faster_and_the_stage_agrees() -> None:
     log = Log(CANARY).append(trained(1), event("promoted", 1, expected_version=0))
     assert log.state.primary == 1
-    assert log.line.canary is None
+    assert log.rollout.canary is None
 
 
 def test_mode_guarded_without_a_suite_is_refused_at_the_start() -> None:

@@ -39,7 +39,7 @@ class Log:
 
     def __init__(self) -> None:
         self.events: list[AdapterEvent] = []
-        self.line = RolloutState()
+        self.rollout = RolloutState()
         self.read = 0
 
     def append(self, *events: AdapterEvent) -> Log:
@@ -48,8 +48,8 @@ class Log:
 
     def settle(self) -> Log:
         while self.read < len(self.events):
-            self.line, made = rollouts.reduce(self.line, self.events[self.read])
-            self.line = rollouts.load_line(rollouts.dump(self.line))
+            self.rollout, made = rollouts.reduce(self.rollout, self.events[self.read])
+            self.rollout = rollouts.load(rollouts.dump(self.rollout))
             self.events += made
             self.read += 1
         return self
@@ -149,7 +149,7 @@ def test_exactly_one_version_is_primary_after_any_events(events: list[AdapterEve
 @given(some_events)
 def test_the_stage_and_the_agents_agree_on_the_primary_after_any_events(events: list[AdapterEvent]) -> None:
     log = Log().append(*events).settle()
-    assert log.line.serving.primary == state_after(log.events).primary
+    assert log.rollout.serving.primary == state_after(log.events).primary
 
 
 @settings(max_examples=examples(50))
@@ -157,9 +157,9 @@ def test_the_stage_and_the_agents_agree_on_the_primary_after_any_events(events: 
 def test_delivering_any_events_again_changes_nothing(events: list[AdapterEvent], data: st.DataObject) -> None:
     log = Log().append(*events).settle()
     again = data.draw(st.lists(st.sampled_from(log.events), max_size=10)) if log.events else []
-    before = log.line
+    before = log.rollout
     log.append(*again).settle()
-    assert replace(log.line, asked=None) == replace(before, asked=None)
+    assert replace(log.rollout, pending=None) == replace(before, pending=None)
 
 
 # --- direct -----------------------------------------------------------------------------------------------------------
@@ -170,7 +170,7 @@ def test_the_newest_trained_version_is_promoted_against_the_primary_in_force() -
     promotion = log.events[-1]
     assert (promotion.kind, promotion.version, promotion.expected_version) == ("promoted", 1, 0)
     assert (promotion.created_at, promotion.actor) == (1000, "rollouts")
-    assert log.line.serving.primary == 1
+    assert log.rollout.serving.primary == 1
 
 
 def test_versions_trained_before_a_promotion_is_read_back_end_with_the_newest_as_primary() -> None:
@@ -203,10 +203,10 @@ def test_an_older_version_that_is_trained_late_is_not_promoted() -> None:
 def test_a_stage_that_lost_its_state_writes_nothing_that_acts_again() -> None:
     log = Log().append(trained(1), trained(2)).settle()
     before = state_after(log.events)
-    log.line, log.read = RolloutState(), 0
+    log.rollout, log.read = RolloutState(), 0
     assert replace(state_after(log.settle().events), refused=()) == replace(before, refused=())
 
 
 def test_a_row_of_another_version_is_refused_with_the_way_out() -> None:
     with pytest.raises(ValueError, match="another consumer group"):
-        rollouts.load_line(b'{"v": 0}')
+        rollouts.load(b'{"v": 0}')

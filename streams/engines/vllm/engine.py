@@ -164,7 +164,7 @@ class VllmEngine:
         except (WrongModel, ServerError, BadAnswer) as exc:
             raise EventError(
                 f"adapter {loaded.name}: no server in policy.servers serves it: {exc}; version {self.served_version} "
-                "goes on: look into the log of the server, or train the version again",
+                "continues: look into the server's output, or train the version again",
                 reason="not_served",
             ) from exc
 

@@ -87,14 +87,14 @@ class WeightChange:
     noise: float
 
     @property
-    def is_told(self) -> bool:
+    def is_detectable(self) -> bool:
         """Whether the adapter changes enough to be told from the base."""
         return self.size > NOISE_FLOOR
 
     @property
     def is_served(self) -> bool:
         """Whether the change is the predicted one, or as small if the adapter cannot be told from the base."""
-        if self.is_told and self.moved < MOVED * self.size:
+        if self.is_detectable and self.moved < MOVED * self.size:
             return False
         return self.apart <= max(APART * self.noise, NEAR * self.size)
 

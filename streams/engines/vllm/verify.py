@@ -150,7 +150,7 @@ class Proof:
         if not found.is_served:
             raise WrongModel(f"{server.url} lists {loaded.name} and answers with other weights: {found}")
         log.info("%s: %s shows %s", server.url, loaded.name, found)
-        if not found.is_told:
+        if not found.is_detectable:
             log.warning(
                 "%s changes too little to be told from its base, so what %s lists is trusted: %s",
                 *(loaded.name, server.url, found),

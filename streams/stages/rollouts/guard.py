@@ -1,10 +1,11 @@
-"""The promotion rule: whether a suite of held-out tasks speaks for a version.
+"""The promotion rule: whether the results on a suite of held-out tasks justify a version.
 
     outcomes of candidate and primary on one suite + settings [guard] ──► promote | reject | ask, and why
 
-Each gate has three answers, and the verdict is the hardest of them. It promotes only on a proof of gain, and rejects
-only on a proof of harm; a person is asked about all that lies between. Proof means that the whole interval, at
-`guard.confidence`, lies on one side of the limit; a two-sided interval of 95 % is passed by chance in 2.5 of 100 cases.
+Each gate has three answers, and the verdict is the strictest of them. It promotes only on proof of a gain, and rejects
+only on proof of harm; a person is asked about everything in between. Proof means that the whole interval, at
+`guard.confidence`, is on one side of the limit; with a two-sided interval of 95 % that happens by chance in 2.5 of 100
+cases.
 
     gate                       promotes if            rejects if             else asks
     gain in mean reward        all of it above        all of it below        the rest; too few tasks differ
@@ -13,15 +14,14 @@ only on a proof of harm; a person is asked about all that lies between. Proof me
     tokens                     at most so many        all of it is above     the best guess is above
     latency, failed slots      at most so much        never                  above
 
-So the gate of the scenarios errs on the side of letting through: a loss a little above the limit, on few tasks, is not
-seen. To err on the other side would stop every version whose suite has few tasks per scenario. Several scenarios share
-the error between them (Bonferroni), or one of twenty would be rejected for nothing. Latency and failures reject nobody,
-since they also tell of the hour in which each version was asked: a machine that was busy, an agent that was not there.
-Answers that were sampled together share their latency, so no interval of it would be honest; medians are compared, and
-differences below LATENCY_NOISE_MS are none.
+So the gate of the scenarios is lenient: a loss a little above the limit, on few tasks, goes unnoticed. A strict one
+would stop every version whose suite has few tasks per scenario. Several scenarios share the error between them
+(Bonferroni), or one in twenty would be rejected by chance. Latency and failures never reject, since they also depend on
+when each version was evaluated: a busy machine, an agent that was down. Responses that were sampled together share
+their latency, so no interval of it would be honest; medians are compared, and differences below LATENCY_NOISE_MS are
+ignored.
 
-Not covered: what follows from the verdict (streams/stages/rollouts/stage.py). And many versions on one suite: a
-version is asked once, and its first result stands, but of a hundred that are no better two or three pass by chance.
+Of a hundred versions that are no better, two or three pass by chance, though each is evaluated only once.
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ from typing import NamedTuple
 
 from schemas.events import AdapterEvent, Outcome, Verdict, derive_id
 from streams.adapters.versions import Version
-from streams.evaluation import intervals, paired as pairing
+from streams.evaluation import intervals, paired
 from streams.settings.model import Guard
 
 ACTOR = "rollouts"
-HARDEST: tuple[Verdict, ...] = ("reject", "ask", "promote")
+STRICTEST: tuple[Verdict, ...] = ("reject", "ask", "promote")
 ROUNDING = 1e-9
 LATENCY_NOISE_MS = 50.0
-"""What a first round, a pause of the collector or a neighbour on the machine adds to any version's latency."""
+"""What a first round, a garbage collection or a neighbour on the machine adds to any version's latency."""
 Thresholds = Mapping[str, Mapping[str, float]]
 """By scenario: the least `success` and `mean_reward`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuardResult:
-    """What the rule says of a version, and why."""
+    """The verdict on a version, and why."""
 
     verdict: Verdict
     reasons: tuple[str, ...]
-    """Sentences with figures; what decided stands first."""
+    """Sentences with figures; the decisive one comes first."""
     metrics: Mapping[str, float]
     """Of the comparison: `gain`, `gain_low`, …, `failed_share`, and `scenario.NAME.gain`, …; empty without one."""
     gate: Mapping[str, str]
@@ -67,23 +67,23 @@ class _GuardFinding(NamedTuple):
 def judge(
     candidate: Version, incumbent: Version, rule: Guard, suite: str, thresholds: Thresholds | None = None
 ) -> GuardResult:
-    """Return the verdict on `candidate` against the version in force, by what both showed on `suite`.
+    """Return the verdict on `candidate` against the version in force, by the results of both on `suite`.
 
-    `suite` is its identity (`sums@1f3c9a2b`); results on another one are not looked at. Without a result of either
-    version, or with fewer than `rule.min_tasks` tasks that both were scored on, the verdict is to ask.
+    `suite` is its identity (`sums@1f3c9a2b`); results on others do not count. Without a result of either version, or
+    with fewer than `rule.min_tasks` tasks scored for both, the verdict is to ask.
     """
     thresholds = thresholds or {}
     gate = effective(rule, thresholds)
     if missing := [text for one in (candidate, incumbent) if (text := _missing(one, suite)) is not None]:
         return GuardResult(verdict="ask", reasons=tuple(missing), metrics={}, gate=gate)
-    found = pairing.pairs(candidate.outcomes[suite], incumbent.outcomes[suite])
+    found = paired.pairs(candidate.outcomes[suite], incumbent.outcomes[suite])
     share, metrics = _failed_share(candidate, suite), {}
     findings = list(_failed(share, rule))
     metrics["failed_share"] = share
     if not found:
         findings.append(_GuardFinding("ask", f"no task of suite {suite} was scored for both versions"))
         return _judgement(findings, metrics, gate)
-    whole = pairing.compare(found, rule.confidence)
+    whole = paired.compare(found, rule.confidence)
     metrics |= whole.metrics()
     gain = _gain(whole, found, rule)
     if whole.n < rule.min_tasks:
@@ -129,7 +129,7 @@ def effective(rule: Guard, thresholds: Thresholds) -> dict[str, str]:
 
 
 def _judgement(findings: Sequence[_GuardFinding], metrics: Mapping[str, float], gate: Mapping[str, str]) -> GuardResult:
-    ordered = sorted(findings, key=lambda finding: HARDEST.index(finding.verdict))
+    ordered = sorted(findings, key=lambda finding: STRICTEST.index(finding.verdict))
     return GuardResult(
         verdict=ordered[0].verdict, reasons=tuple(finding.says for finding in ordered), metrics=metrics, gate=gate
     )
@@ -167,14 +167,14 @@ def _failed(share: float, rule: Guard) -> Iterator[_GuardFinding]:
         yield _GuardFinding("ask", f"{share:.1%} of the slots have no score, the rule allows {rule.max_failed:.1%}")
 
 
-def _gain(whole: pairing.Comparison, found: Sequence[pairing.Pair], rule: Guard) -> _GuardFinding:
+def _gain(whole: paired.Comparison, found: Sequence[paired.Pair], rule: Guard) -> _GuardFinding:
     gain, least = whole.gain, rule.min_improvement
     says = (
         f"mean reward {whole.reward:.3g} against {whole.reward_against:.3g} on {whole.n} tasks: gain "
         f"{_span(gain)}, the rule asks for more than {least:g}"
     )
     needed = intervals.fewest_unequal(rule.confidence)
-    unequal = sum(abs(one - other - least) > ROUNDING for one, other in zip(*pairing.rewards(found), strict=True))
+    unequal = sum(abs(one - other - least) > ROUNDING for one, other in zip(*paired.rewards(found), strict=True))
     if unequal < needed:
         return _GuardFinding(
             "ask", f"{says}; {unequal} tasks came out differently, and {needed} could first prove anything"
@@ -185,17 +185,17 @@ def _gain(whole: pairing.Comparison, found: Sequence[pairing.Pair], rule: Guard)
 
 
 def _scenarios(
-    outcomes: Sequence[Outcome], found: Sequence[pairing.Pair], rule: Guard, metrics: dict[str, float]
+    outcomes: Sequence[Outcome], found: Sequence[paired.Pair], rule: Guard, metrics: dict[str, float]
 ) -> Iterator[_GuardFinding]:
-    """Yield what the scenarios have against the version, and note the figures of each in `metrics`."""
+    """Yield the objections of the scenarios, and add the figures of each to `metrics`."""
     every = sorted({outcome.scenario for outcome in outcomes})
-    paired = pairing.by_scenario(found)
+    by_scenario = paired.by_scenario(found)
     confidence = 1 - (1 - rule.confidence) / len(every)
     for name in every:
-        if name not in paired:
+        if name not in by_scenario:
             yield _GuardFinding("ask", f"scenario {name} has no task that was scored for both versions")
             continue
-        one = pairing.compare(paired[name], confidence)
+        one = paired.compare(by_scenario[name], confidence)
         metrics |= {
             f"scenario.{name}.{key}": value
             for key, value in one.metrics().items()
@@ -226,13 +226,13 @@ def _below_thresholds(outcomes: Sequence[Outcome], thresholds: Thresholds, rule:
                 yield _GuardFinding("reject" if high < value - ROUNDING else "ask", says)
 
 
-def _tokens(found: Sequence[pairing.Pair], rule: Guard) -> Iterator[_GuardFinding]:
-    """Yield what the length of the answers has against the version.
+def _tokens(found: Sequence[paired.Pair], rule: Guard) -> Iterator[_GuardFinding]:
+    """Yield the objection to the length of the responses, if any.
 
     first - allowed · second has, per pair, a mean above 0 exactly if the ratio of the means is too large, and needs no
     interval of a ratio (Fieller, JRSS B 16 (1954), pp. 175-185).
     """
-    every = pairing.costs(found, "tokens")
+    every = paired.costs(found, "tokens")
     if every is None:
         return
     excess = intervals.mean([one - rule.max_tokens_ratio * other for one, other in every], rule.confidence)
@@ -244,8 +244,8 @@ def _tokens(found: Sequence[pairing.Pair], rule: Guard) -> Iterator[_GuardFindin
         )
 
 
-def _latency(found: Sequence[pairing.Pair], rule: Guard) -> Iterator[_GuardFinding]:
-    medians = pairing.medians(found, "latency_ms")
+def _latency(found: Sequence[paired.Pair], rule: Guard) -> Iterator[_GuardFinding]:
+    medians = paired.medians(found, "latency_ms")
     if medians is None:
         return
     first, second = medians
@@ -259,5 +259,5 @@ def _span(gain: intervals.MeanDifference) -> str:
 
 
 def _number(value: float) -> str:
-    """Return a figure for a sentence; what rounds to nothing is 0 and not -0."""
+    """Return a figure for a sentence, without a -0."""
     return f"{value:.2g}" if abs(value) >= ROUNDING else "0"

@@ -1,21 +1,19 @@
 """What the rollouts stage knows of one policy, and under which rule it decides.
 
-    settings, guard.suite ──► Rule          adapters ──► Line ──► table row, one per policy
+    settings, guard.suite ──► RolloutRule          adapters ──► RolloutState ──► table row, one per policy
 
-The row is written anew at every event, so it is small: numbers of versions, and short ids. Results of suites, which are
-larger, have rows of their own.
-
-Not covered: what follows from a line. That is streams/stages/rollouts/stage.py.
+The row is written at every event, so it is small: version numbers and short ids. Results of suites, which are larger,
+have rows of their own. What follows from the state is decided in `stage.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from schemas.events import Verdict
-from streams.adapters.serving import Serving, Status
+from streams.adapters.serving import Serving
 from streams.errors import SettingsError
 from streams.settings.model import Canary, Guard, Settings
 from streams.stages.rollouts.canary import CanaryTrial
@@ -36,7 +34,7 @@ class RolloutRule:
 
     @property
     def waits_for_guard(self) -> bool:
-        """Whether a version takes its turn only once it was judged."""
+        """Whether nothing is decided about a version before it was judged."""
         return self.mode == "guarded" or (self.suite is not None and self.guard.decide != "never")
 
 
@@ -56,83 +54,67 @@ def rule_of(settings: Settings, suite: Suite | None) -> RolloutRule:
 
 @dataclass(frozen=True, slots=True)
 class RolloutState:
-    """The adapters of one policy, as far as the next decision needs them."""
+    """What the next decision needs to know of the adapters of one policy."""
 
     serving: Serving = field(default_factory=Serving)
     newest: int = 0
     newest_at: int = 0
     """When the newest version was trained, ms."""
-    asked: str | None = None
-    """The event that was written and not read back yet."""
+    pending: str | None = None
+    """Id of the event that was written and not read back yet."""
     decided: frozenset[str] = frozenset()
-    """Short ids of the decisions read so far (serving.DECISIONS): a second copy of one must not act."""
+    """Short ids of the decisions read so far (serving.DECISIONS): a second copy must have no effect."""
     swaps: int = 0
-    """How often the primary was replaced: part of the ids, since what was decided before a swap is another fact."""
+    """How often the primary was replaced: part of the ids, as a decision after a swap is another fact."""
     canary: CanaryTrial | None = None
     """The canary under way."""
     suite: str = ""
-    """The guard's suite that the next two are about; with another one they begin anew."""
+    """The guard's suite that the next two fields are about; another suite resets them."""
     evaluating: frozenset[int] = frozenset()
-    """Versions that were asked it."""
+    """Versions that are, or were, evaluated on it."""
     judged: Mapping[tuple[int, int], Verdict] = field(default_factory=dict)
     """The guard's verdict by version and the primary it was compared with, for versions that wait."""
 
 
-def waiting(line: RolloutState) -> list[int]:
-    """Return the versions that may take their turn, newest first: newer than every one that had it."""
-    statuses = line.serving.statuses
+def waiting(state: RolloutState) -> list[int]:
+    """Return the versions that may be next, newest first: newer than every one that was decided about."""
+    statuses = state.serving.statuses
     last = max(version for version, status in statuses.items() if status != "trained")
     return sorted((version for version in statuses if version > last), reverse=True)
 
 
 # --- the table rows ---------------------------------------------------------------------------------------------------
 
-ROW_VERSION = 2
+ROW_VERSION = 3
 
 
-def dump(line: RolloutState) -> bytes:
-    """Return the table row of a line."""
-    sets = {name: sorted(getattr(line, name)) for name in ("decided", "evaluating")}
-    judged = [[*key, verdict] for key, verdict in line.judged.items()]
-    return pack(ROW_VERSION, asdict(replace(line, judged={})) | sets | {"judged": judged})
+def dump(state: RolloutState) -> bytes:
+    """Return the table row of a state."""
+    sets = {name: sorted(getattr(state, name)) for name in ("decided", "evaluating")}
+    judged = [[*key, verdict] for key, verdict in state.judged.items()]
+    return pack(ROW_VERSION, asdict(replace(state, judged={})) | sets | {"judged": judged})
 
 
-def load_line(row: bytes | None) -> RolloutState:
-    """Return the line in a table row; a new one for no row. A row of version 1, which knew no canary, is taken over.
-
-    Raises ValueError for a row of another version.
-    """
+def load(row: bytes | None) -> RolloutState:
+    """Return the state in a table row; a new one for no row. Raises ValueError for a row of another version."""
     if row is None:
         return RolloutState()
-    if row.startswith(b'{"v":1,'):
-        return _from_version_1(unpack(row, 1))
     data = unpack(row, ROW_VERSION)
-    serving, trial = data["serving"], data.get("canary")
-    serving["statuses"] = {int(version): status for version, status in serving["statuses"].items()}
+    serving, trial = data["serving"], data["canary"]
+    statuses = {int(version): status for version, status in serving["statuses"].items()}
     return RolloutState(
-        serving=Serving(**serving),
+        serving=Serving(**{**serving, "statuses": statuses}),
         newest=data["newest"],
         newest_at=data["newest_at"],
-        asked=data["asked"],
+        pending=data["pending"],
         decided=frozenset(data["decided"]),
-        swaps=data.get("swaps", 0),
-        canary=None
-        if trial is None
-        else CanaryTrial(trial[0], trial[1], trial[2], tuple((share, since) for share, since in trial[3])),
-        suite=data.get("suite", ""),
-        evaluating=frozenset(data.get("evaluating", ())),
-        judged={(version, against): verdict for version, against, verdict in data.get("judged", ())},
+        swaps=data["swaps"],
+        canary=None if trial is None else _trial(*trial),
+        suite=data["suite"],
+        evaluating=frozenset(data["evaluating"]),
+        judged={(version, against): verdict for version, against, verdict in data["judged"]},
     )
 
 
-def _from_version_1(data: Mapping[str, Any]) -> RolloutState:
-    statuses: dict[int, Status] = {
-        int(version): "trained" if status == "canary" else status for version, status in data["statuses"].items()
-    }
-    return RolloutState(
-        serving=Serving(statuses=statuses, primary=data["primary"]),
-        newest=data["newest"],
-        newest_at=data["newest_at"],
-        asked=data["asked"],
-        decided=frozenset(data["decided"]),
-    )
+def _trial(event_id: str, version: int, primary: int, steps: list[tuple[float, int]]) -> CanaryTrial:
+    return CanaryTrial(event_id, version, primary, tuple((share, since) for share, since in steps))

@@ -1,12 +1,11 @@
-"""How a rollout stands: who answers, what the canary has shown, and what is waited for.
+"""The state of a rollout: who answers, what the canary has shown, and what it waits for.
 
     adapters[policy] ──► fold ──► primary, candidate, last decisions ──┐
-    groups[policy], since the canary began ──► canary.count ───────────┴──► Standing
+    groups[policy], since the canary began ──► canary.count ───────────┴──► Rollout
 
-Everything comes from the log, by the same functions that decide, so what is shown here is what the stage sees once it
-has read as far. The rule shown is the one recorded with the canary, and not that of this machine's settings.
-
-Not covered: groups that retention has cut since the canary began. They are missing here, and not in the stage's tables.
+Everything comes from the log, by the functions that decide, so this shows what the stage sees once it has read as far.
+The rule shown is the one recorded with the canary, not that of this machine's settings. Groups that retention has
+deleted since the canary began are missing here, but not in the stage's tables.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from streams.adapters.serving import DECISIONS
 from streams.adapters.versions import AdapterState, Version
 from streams.evaluation import sequential
 from streams.evaluation.results import short
+from streams.evaluation.sequential import ARMS, ArmName
 from streams.kafka import admin
 from streams.kafka.reader import read
 from streams.kafka.record import TopicPartition, partition_of
@@ -30,11 +30,11 @@ from streams.stages.rollouts import canary
 from streams.stages.rollouts.canary import CanaryTrial, Evidence
 
 LAST = 5
-"""Decisions that are shown."""
+"""How many decisions are shown."""
 
 
 class RolloutDecision(NamedTuple):
-    """A decision that the log holds, and whether it took effect."""
+    """A decision in the log, and whether it took effect."""
 
     at_ms: int
     event: AdapterEvent
@@ -43,7 +43,7 @@ class RolloutDecision(NamedTuple):
 
 @dataclass(slots=True)
 class Rollout:
-    """One policy's rollout as far as it was read."""
+    """One policy's rollout, as far as it was read."""
 
     state: AdapterState
     trial: CanaryTrial | None = None
@@ -68,9 +68,9 @@ class Rollout:
             self.rule = canary.rule_in(event.gate)
 
     def plain(self, settings: Settings) -> dict[str, Any]:
-        """Return what there is to show, ready for JSON."""
+        """Return what is shown, as plain values for JSON."""
         rule, trial, serving = self.rule or settings.canary, self.trial, self.state.serving
-        interval = None if trial is None else canary.reward(self.evidence, rule)
+        interval = None if trial is None else canary.reward_gain(self.evidence, rule)
         found: dict[str, Any] = {
             "policy": self.state.policy,
             "mode": settings.rollouts.mode,
@@ -79,7 +79,7 @@ class Rollout:
             "share": serving.share,
             "newest": self.state.newest,
             "waits_for": waits_for(self, settings),
-            "arms": [] if trial is None else [_arm(self.evidence, trial, number, rule) for number in (0, 1)],
+            "arms": [] if trial is None else [_arm(self.evidence, trial, name, rule) for name in ARMS],
             "gain": None,
             "guardrails": [] if trial is None else canary.tripped(self.evidence, rule),
             "decisions": [
@@ -101,19 +101,18 @@ class Rollout:
         return found
 
 
-def _arm(evidence: Evidence, trial: CanaryTrial, number: int, rule: Canary) -> dict[str, Any]:
-    name = ("candidate", "primary")[number]
+def _arm(evidence: Evidence, trial: CanaryTrial, name: ArmName, rule: Canary) -> dict[str, Any]:
     shown = canary.metrics(evidence, rule)
     return {
         "arm": name,
-        "version": (trial.version, trial.primary)[number],
-        "groups": evidence.groups(number),
-        "in_step": evidence.in_step(number, trial),
+        "version": trial.version if name == "candidate" else trial.primary,
+        "groups": evidence.groups(name),
+        "in_step": evidence.groups_in_step(name, trial),
         **{figure: shown.get(f"{name}_{figure}") for figure in canary.FIGURES},
     }
 
 
-# --- what is waited for -----------------------------------------------------------------------------------------------
+# --- what it waits for ------------------------------------------------------------------------------------------------
 
 
 def waits_for(rollout: Rollout, settings: Settings) -> str:
@@ -141,7 +140,7 @@ def _canary_waits(rollout: Rollout, trial: CanaryTrial, rule: Canary) -> str:
         return f"a person: {found.reason}"
     if found is not None:
         return f"the stream worker, to write {found.kind}: {found.reason}"
-    candidate, primary = evidence.in_step(0, trial), evidence.in_step(1, trial)
+    candidate, primary = evidence.groups_in_step("candidate", trial), evidence.groups_in_step("primary", trial)
     if candidate < rule.step_groups or (trial.share < 1 and primary < rule.step_groups):
         of_primary = f", {primary} of the primary" if trial.share < 1 else ""
         return (
@@ -160,7 +159,7 @@ def _newest_waiting(state: AdapterState) -> Version | None:
 
 
 class RolloutWatch:
-    """Reads a policy's rollout, and on each `look` what came since."""
+    """Reads a policy's rollout, and on each `look` what is new."""
 
     def __init__(self, settings: Settings, policy: str) -> None:
         self._settings = settings
@@ -173,7 +172,7 @@ class RolloutWatch:
         self._rollout = Rollout(adapters.empty(policy))
 
     def look(self) -> Rollout:
-        """Return how things stand now. Raises NotFoundError without topics, LogError if the broker does not answer."""
+        """Return the rollout as of now. Raises NotFoundError without topics, LogError if the broker does not answer."""
         rollout, trial = self._rollout, self._rollout.trial
         bounds = admin.offsets(self._settings, ["adapters", "groups"])
         low, high = bounds[self._adapters]

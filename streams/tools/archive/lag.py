@@ -35,8 +35,7 @@ class ArchiveLag:
         meter.collect(self._report)
 
     def ends(self, label: str, partition: int, end: int, archived: Callable[[], int]) -> None:
-        """Note that a partition ends at offset `end`; `archived` returns where its archive does, if that is not
-        known."""
+        """Note the end of a partition; `archived` returns that of its archive, if it is not known."""
         left = self._left.get((label, partition))
         if left is not None:
             left.end = end
@@ -44,8 +43,7 @@ class ArchiveLag:
             self._left[label, partition] = _Left(end, archived())
 
     def archived(self, label: str, partition: int, next_: int, oldest_ms: int | None = None) -> None:
-        """Note that a partition is archived up to `next_`; `oldest_ms` is the time of the record there, if it was
-        read."""
+        """Note how far a partition is archived; `oldest_ms` is the time of the record there, if it was read."""
         if self.meter.on:
             end = max(next_, self._left[label, partition].end)
             self._left[label, partition] = _Left(end, next_, oldest_ms if next_ < end else None)

@@ -209,8 +209,9 @@ class _Partition:
             )
         if before.next > high:
             raise _NotThisLog(
-                f"{self._where}: ends at {high}, but {archive} has offsets up to {before.next - 1}: the topic was made "
-                "anew. Put the archive back into it with `streamward archive restore`, or set archive.store to another "
+                f"{self._where}: ends at {high}, but {archive} has offsets up to {before.next - 1}: the topic was "
+                f"recreated. "
+                "Put the archive back into it with `streamward archive restore`, or set archive.store to another "
                 "place for the new log"
             )
 

@@ -1,13 +1,11 @@
-"""The words of the audit: what it keeps of a record, how far it looks, and what it finds.
+"""The vocabulary of the audit: what it keeps of a record, how far it reads, and what it finds.
 
     Record ──► a fact: ids, coordinates, numbers and digests, never texts        (streams/tools/audit/records.py)
     commits, begins, ends ──► Reach: how far each stage has come, and how much of the log was read
     facts, Reach ──► Finding: a record by its coordinates, and one sentence
 
-Two digests a record: `mark` over its very bytes tells copies, `content` over what it says tells repetitions, which a
-stage may write at another time. Digests have 64 bits, so of a million records two agree by chance once in 10^7 logs.
-
-Not covered: what the facts mean together. That is `streams/tools/audit/tasks.py` and `streams/tools/audit/policies.py`.
+A record has two digests: `mark` over its bytes finds copies, `content` over its meaning finds repetitions, which a
+stage may write at another time. Digests have 64 bits: two of a million records collide in about one of 10^7 logs.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ Components = tuple[tuple[str, float], ...]
 
 
 class TaskFact(NamedTuple):
-    """A task as it lies in the log."""
+    """A task as it is in the log."""
 
     at: Coordinates
     ms: int
@@ -57,7 +55,7 @@ class ResponseFact(NamedTuple):
     policy: str
     version: int
     began_ms: int
-    """When its sampling began, by the clock of who gave it."""
+    """When its sampling began, by the clock of its agent."""
     failed: bool
     finish_reason: str
     shared: int
@@ -82,7 +80,7 @@ class RewardFact(NamedTuple):
 
     @property
     def content(self) -> tuple[float | None, Components]:
-        """What counts of it: a score given again has another time and the same content."""
+        """What counts: a repeated score has another time and the same content."""
         return self.value, self.components
 
 
@@ -117,7 +115,7 @@ class GroupFact(NamedTuple):
     task_id: str
     created_at: int
     about: tuple[str, str, str, str | None, int, str | None]
-    """Policy, purpose, scenario, tenant, group size, trace: what it must have from its task."""
+    """Policy, purpose, scenario, tenant, group size, trace, all of its task."""
     metadata: Mapping[str, str]
     sampling_id: str | None
     version: int
@@ -160,7 +158,7 @@ class BatchFact(NamedTuple):
     created_at: int
     max_policy_lag: int
     counted: tuple[int, int, int]
-    """Groups, responses, loss tokens, as it says."""
+    """Groups, responses and loss tokens, as it records them."""
     partition: int
     offsets: tuple[int, ...]
     lags: Mapping[int, int]
@@ -186,7 +184,7 @@ class AdapterFact(NamedTuple):
 
 
 class LetterFact(NamedTuple):
-    """A dead letter: which record it is about, and a digest of that record as the letter has it."""
+    """A dead letter: the record it is about, and a digest of its copy of that record."""
 
     at: Coordinates
     mark: int
@@ -211,7 +209,7 @@ Fact = TaskFact | ResponseFact | RewardFact | ControlFact | GroupFact | BatchFac
 class Reach:
     """How far each stage has come, and what was read. Commits must be older than ends, and ends of causes the newest.
 
-    Then what stands below a commit has its effects below the ends, and every effect that was read has its cause.
+    Then a record below a commit has its effects below the ends, and every effect that was read has its cause.
     """
 
     committed: Mapping[tuple[str, str, int], int] = field(default_factory=dict)
@@ -219,15 +217,15 @@ class Reach:
     begins: Mapping[TopicPartition, int] = field(default_factory=dict)
     """First offset that was read; 0 where not named."""
     ends: Mapping[TopicPartition, int] = field(default_factory=dict)
-    """Offset behind the last that was read; where not named, behind the last record."""
+    """Offset after the last that was read; where not named, after the last record."""
     retained: frozenset[TopicPartition] = frozenset()
-    """Partitions whose head retention has cut off."""
+    """Partitions whose first records retention has deleted."""
     since_ms: int | None = None
     """Only tasks recorded from here on are recounted, ms since the epoch."""
     now_ms: int = 0
-    """When the commits were read: a task whose deadline is over by then may have been passed over."""
+    """When the commits were read: a task whose deadline is over by then may have been skipped."""
     settled: bool = False
-    """Nothing is in flight: whoever should have worked has."""
+    """Nothing is in flight: all work that could be done is done."""
 
     def passed(self, group: str, at: Coordinates) -> bool:
         """Return whether `group` is done with the record at `at`."""
@@ -250,11 +248,11 @@ class AuditFinding(NamedTuple):
     at: Coordinates
     what: str
     accounted: bool = False
-    """Nothing is wrong with the log: its dead letter is there, or a repetition changed nothing."""
+    """The log is right: the record has its dead letter, or a repetition changed nothing."""
 
 
 RECORDED_LAG = "policy_lag"
-"""Where a group that another line of adapters sampled says how many versions ago."""
+"""Key of a replayed group: how many versions behind its sampler was."""
 
 
 class AuditView:
@@ -287,9 +285,9 @@ class AuditView:
         return int(recorded) if recorded.isdecimal() else -1
 
     def gone(self, label: str, partition: int, offset: int) -> bool:
-        """Return whether this record lies before the first that was read."""
+        """Return whether this record is before the first that was read."""
         return offset < self.reach.begins.get((self.names[label], partition), 0)
 
     def never(self, label: str, partition: int, offset: int) -> bool:
-        """Return whether this record lies behind the end: it is no record that was lost, there never was one."""
+        """Return whether this record is after the end: it was not lost, it never existed."""
         return offset >= self.reach.ends.get((self.names[label], partition), 0)

@@ -1,7 +1,9 @@
 """Serve the result of the last recount over HTTP.
 
-Report ──► GET /metrics   in the format of streams/observability/metrics.py
-       └─► GET /healthz   200 while recounts succeed, else 503
+    Report ──► GET /metrics   as streams/observability/metrics.py has it
+           └─► GET /healthz   200 while recounts succeed, else 503
+
+There is no /readyz: nothing waits for an audit.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ def text(report: Report, *, at_s: float) -> str:
 
 
 class Board:
-    """The newest report, as it is served."""
+    """The newest report."""
 
     def __init__(self, *, fresh_s: float) -> None:
         self._fresh_s = fresh_s

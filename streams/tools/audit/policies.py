@@ -2,10 +2,10 @@
 
     groups in order ──► in exactly one batch, or named dropped ──► batches 0, 1, 2, … ──► versions 1, 2, 3, …
 
-Batch s turns version s into s + 1. Up to the last group of the last batch, every train group has its place; behind it
-is the window of the next one, which waits until it is full.
+Batch s turns version s into s + 1. Up to the last group of the last batch, every train group is accounted for; after it
+is the window of the next batch, which waits until it is full.
 
-Not covered: why a group of equal rewards stayed in a batch or left it; the setting that decides is not in the log.
+Why a group of equal rewards stayed in a batch or left it is not checked: the setting that decides is not in the log.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from typing import Protocol, TypeVar
 from schemas.events import Coordinates, derive_id
 from streams.kafka.record import partition_of
 from streams.tools.audit.facts import AdapterFact, AuditFinding, AuditView, BatchFact, Category, GroupFact
-from streams.tools.audit.tasks import STREAMS, TaskOutcome
+from streams.tools.audit.story import TaskOutcome
+from streams.tools.audit.tasks import STREAMS
 
 MOST_UNNAMED = 1000
-"""A batch names so many of its dropped groups, and counts the rest."""
+"""A batch names this many of its dropped groups, and counts the rest."""
 
 
 class _Marked(Protocol):
@@ -44,9 +45,9 @@ class PolicyLedger:
     adapters: list[AdapterFact] = field(default_factory=list)
 
 
-def recount_policy(line: PolicyLedger, view: AuditView) -> TaskOutcome:
+def recount_policy(ledger: PolicyLedger, view: AuditView) -> TaskOutcome:
     """Return what is wrong with the groups, batches and adapters of one policy, and what is still to come."""
-    recount = _PolicyRecount(line, view)
+    recount = _PolicyRecount(ledger, view)
     recount.batches()
     recount.groups()
     recount.adapters()
@@ -54,15 +55,15 @@ def recount_policy(line: PolicyLedger, view: AuditView) -> TaskOutcome:
 
 
 class _PolicyRecount:
-    def __init__(self, line: PolicyLedger, view: AuditView) -> None:
-        self._line, self._view, self.out = line, view, TaskOutcome()
-        self._offsets = [group.at.offset for group in line.groups]
-        self._by_offset = {group.at.offset: group for group in line.groups}
-        self._partition = partition_of(line.policy, view.settings.topics.policy_partitions)
+    def __init__(self, ledger: PolicyLedger, view: AuditView) -> None:
+        self._ledger, self._view, self.out = ledger, view, TaskOutcome()
+        self._offsets = [group.at.offset for group in ledger.groups]
+        self._by_offset = {group.at.offset: group for group in ledger.groups}
+        self._partition = partition_of(ledger.policy, view.settings.topics.policy_partitions)
         self._first: dict[str, GroupFact] = {}
-        for group in line.groups:
+        for group in ledger.groups:
             self._first.setdefault(group.group_id, group)
-        self._batches = self._distinct(line.batches, lambda batch: batch.sequence)
+        self._batches = self._distinct(ledger.batches, lambda batch: batch.sequence)
         self._sequences = {batch.sequence for batch in self._batches}
         self._trained_on: dict[int, Coordinates] = {}
         """By group offset: the batch it is in."""
@@ -99,17 +100,17 @@ class _PolicyRecount:
             begin = max(begin, end)
 
     def _batch(self, batch: BatchFact) -> None:
-        if batch.batch_id != derive_id(self._line.policy, "batch", batch.sequence):
+        if batch.batch_id != derive_id(self._ledger.policy, "batch", batch.sequence):
             self._wrong(batch, "its batch_id is not that of its policy and sequence")
         if list(batch.offsets) != sorted(set(batch.offsets)):
-            self._found("out_of_order", batch.at, "its group offsets do not ascend")
+            self._found("out_of_order", batch.at, "its group offsets are not in order")
         groups = [group for offset in batch.offsets if (group := self._referred(batch, offset)) is not None]
         for group in groups:
             self._enters(batch, group)
         for group_id, offset, reason in batch.dropped:
             self._leaves(batch, group_id, offset, reason)
         if len(groups) < len(batch.offsets):
-            return  # what it refers to is not all there, so there is nothing to add up
+            return  # some of its groups are missing, so the sums cannot be checked
         counted = (len(groups), sum(len(one.members) for one in groups), sum(one.loss_tokens for one in groups))
         if counted != batch.counted:
             self._wrong(
@@ -131,17 +132,17 @@ class _PolicyRecount:
             if self._view.gone("groups", batch.partition, offset):
                 self.out.counts["outside"] += 1
             elif self._view.never("groups", batch.partition, offset):
-                self._found("phantom", batch.at, f"it refers to {at}, and the topic ends before that")
+                self._found("phantom", batch.at, f"it refers to {at}, but the topic ends before that")
             elif self._view.exists(at):
-                self._found("phantom", batch.at, f"it refers to {at}, which is no group of {self._line.policy}")
+                self._found("phantom", batch.at, f"it refers to {at}, which is not a group of {self._ledger.policy}")
             else:
-                self._found("lost", at, f"{batch.at} refers to it, and nothing lies there")
+                self._found("lost", at, f"{batch.at} refers to it, but there is no such record")
         return group
 
     def _enters(self, batch: BatchFact, group: GroupFact) -> None:
         before = self._trained_on.get(group.at.offset) or self._dropped.get(group.at.offset)
         if before is not None:
-            self._found("doubled", batch.at, f"{group.at} is in it, and {before} has it already")
+            self._found("doubled", batch.at, f"{group.at} is in it, but {before} has it already")
             return
         self._trained_on[group.at.offset] = batch.at
         lag = self._view.lag(group, batch.sequence)
@@ -158,7 +159,7 @@ class _PolicyRecount:
             return
         before = self._trained_on.get(offset) or self._dropped.get(offset)
         if before is not None:
-            self._found("doubled", batch.at, f"{group.at} is dropped by it, and {before} has it already")
+            self._found("doubled", batch.at, f"{group.at} is dropped by it, but {before} has it already")
             return
         self._dropped[offset] = batch.at
         lag = self._view.lag(group, batch.sequence)
@@ -169,38 +170,40 @@ class _PolicyRecount:
             "unknown_version": lag < 0,
         }.get(reason, reason == group.dropped_reason)
         if group.group_id != group_id or not group.is_train or not holds:
-            self._wrong(batch, f"it drops {group_id} at {group.at} as {reason}, and the group there is not so")
+            self._wrong(
+                batch, f"it drops {group_id} at {group.at} as {reason}, which does not apply to the group there"
+            )
 
     def _span(self, batch: BatchFact, begin: int, end: int, *, first: bool) -> None:
         """Check that every train group that this batch has passed is in it, or dropped by it, or by number."""
         between = slice(bisect_left(self._offsets, begin), bisect_left(self._offsets, end))
         missing = [
             group
-            for group in self._line.groups[between]
+            for group in self._ledger.groups[between]
             if group.is_train and group.at.offset not in self._trained_on and group.at.offset not in self._dropped
         ]
         if first and self._is_cut:
-            return  # who knows where the batch before it ended
+            return  # where the batch before it ended is unknown
         self.out.counts["groups dropped unnamed"] += min(batch.unnamed, len(missing))
         if batch.unnamed and len(batch.dropped) < MOST_UNNAMED:
-            self._wrong(batch, f"it leaves {batch.unnamed} dropped groups unnamed, and names {len(batch.dropped)}")
+            self._wrong(batch, f"it leaves {batch.unnamed} dropped groups unnamed, but names {len(batch.dropped)}")
         if len(missing) < batch.unnamed:
-            self._wrong(batch, f"it says that it dropped {batch.unnamed} groups more; the log has {len(missing)}")
-        missing.sort(key=lambda group: group.is_flat)  # who teaches nothing may well be among the unnamed
+            self._wrong(batch, f"it counts {batch.unnamed} more dropped groups; the log has {len(missing)}")
+        missing.sort(key=lambda group: group.is_flat)  # a group that teaches nothing may well be among the unnamed
         for group in missing[: max(0, len(missing) - batch.unnamed)]:
-            self._found("lost", group.at, f"{batch.at} has passed it, and neither holds it nor drops it")
+            self._found("lost", group.at, f"{batch.at} has passed it, but neither contains nor drops it")
 
-    # --- groups behind the last batch ---------------------------------------------------------------------------------
+    # --- groups after the last batch ----------------------------------------------------------------------------------
 
     def groups(self) -> None:
         """Add up where every train group is, and find a window that is full and was not cut."""
         rule, view = self._view.settings.batches, self._view
         reached = max((max(batch.offsets, default=-1) for batch in self._batches), default=-1)
-        trained = max((event.version for event in self._line.adapters if event.kind == "trained"), default=0)
+        trained = max((event.version for event in self._ledger.adapters if event.kind == "trained"), default=0)
         sequence = max(self._sequences, default=-1) + 1
         is_known = bool(self._batches) or not self._is_cut  # which batch is the next one
         window: list[GroupFact] = []
-        for group in self._line.groups:
+        for group in self._ledger.groups:
             if group.at.offset <= reached or not group.is_train:
                 continue
             is_useful = (
@@ -216,10 +219,10 @@ class _PolicyRecount:
             self.out.in_flight["groups"] = len(window)
         if is_known and len(window) >= rule.groups and view.reach.passed(STREAMS, window[rule.groups - 1].at):
             at = window[rule.groups - 1].at
-            self._found("lost", at, f"it fills batch {sequence} of {self._line.policy}, which is not in batches")
+            self._found("lost", at, f"it fills batch {sequence} of {self._ledger.policy}, which is not in batches")
         in_trained = {batch.at for batch in self._batches if batch.sequence < trained}
         counts = self.out.counts
-        counts["train groups"] += sum(group.is_train for group in self._line.groups)
+        counts["train groups"] += sum(group.is_train for group in self._ledger.groups)
         counts["groups trained"] += sum(at in in_trained for at in self._trained_on.values())
         counts["groups in batches"] += sum(at not in in_trained for at in self._trained_on.values())
         counts["groups dropped"] += len(self._dropped)
@@ -228,11 +231,11 @@ class _PolicyRecount:
     # --- adapters -----------------------------------------------------------------------------------------------------
 
     def adapters(self) -> None:
-        """Check that versions follow each other, each on its batch, and that nothing is decided about others."""
-        line = self._line
+        """Check that versions follow each other, each from its batch, and that only these are decided about."""
+        ledger = self._ledger
         trained: dict[int, AdapterFact] = {}
         expected = 1
-        for event in line.adapters:
+        for event in ledger.adapters:
             if event.kind != "trained":
                 continue
             first = trained.setdefault(event.version, event)
@@ -253,7 +256,7 @@ class _PolicyRecount:
         for batch in self._batches:
             if batch.sequence + 1 in trained or batch.sequence + 1 < expected:
                 continue
-            group = f"trainer-{line.policy}"
+            group = f"trainer-{ledger.policy}"
             has_trainer = bool(trained) or any(name == group for name, _, _ in self._view.reach.committed)
             # a trainer's commit follows its version, so what it has passed must be there
             if has_trainer and self._view.reach.passed(group, batch.at):
@@ -262,26 +265,26 @@ class _PolicyRecount:
                 self.out.in_flight["batches"] += 1
 
     def _trained(self, event: AdapterFact) -> None:
-        if event.event_id != derive_id(self._line.policy, event.version, "trained"):
+        if event.event_id != derive_id(self._ledger.policy, event.version, "trained"):
             self._wrong(event, "its event_id is not that of its policy and version")
-        said, expected = (event.parent, *event.batches), (event.version - 1, 0, event.version - 1)
-        if said != expected:
-            self._wrong(event, f"parent, first and last batch are {said}, expected {expected}")
+        recorded, expected = (event.parent, *event.batches), (event.version - 1, 0, event.version - 1)
+        if recorded != expected:
+            self._wrong(event, f"parent, first and last batch are {recorded}, expected {expected}")
         if event.version - 1 not in self._sequences and not self._is_cut:
             self._found("phantom", event.at, f"batch {event.version - 1}, which made it, is not in batches")
 
     def _decisions(self, trained: dict[int, AdapterFact]) -> None:
-        decisions = [event for event in self._line.adapters if event.kind != "trained"]
+        decisions = [event for event in self._ledger.adapters if event.kind != "trained"]
         for event in self._distinct(decisions, lambda event: event.event_id):
             made = trained.get(event.version)
             if event.kind == "evaluated" or event.version == 0:
-                continue  # a suite may be asked of a version that nobody can serve; the base model is always there
+                continue  # a version that cannot be served may be evaluated; the base model always exists
             if made is None:
                 self._found("phantom", event.at, f"{event.kind}: version {event.version} was never trained")
             elif made.at.offset > event.at.offset:
                 self._found("out_of_order", event.at, f"{event.kind}: version {event.version} comes at {made.at}")
 
-    # --- words --------------------------------------------------------------------------------------------------------
+    # --- findings -----------------------------------------------------------------------------------------------------
 
     def _found(self, category: Category, at: Coordinates, what: str, *, accounted: bool = False) -> None:
         self.out.findings.append(AuditFinding(category, at, what, accounted))

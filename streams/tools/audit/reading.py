@@ -3,11 +3,11 @@
     consumer groups ──► commits ──► ends, effects before causes ──► records ──► Ledger ──► Report
                           older         └─ of dead-letters first, of tasks last     once, or every so often
 
-The order is what makes it sound while everything runs. What stands below a commit had its effects acknowledged before
-it was committed, so they lie below the ends, which are younger; and an effect that was read has its cause below an end
-that was asked for after it. Nothing is committed and no group is joined.
+This order makes it sound while everything runs. The effects of a record below a commit were acknowledged before the
+commit, so they are below the ends, which are read later; and an effect that was read has its cause below an end that
+was read after it. Nothing is committed and no group is joined.
 
-Not covered: a consumer group that was deleted, or reset to an earlier offset. What it had passed is then in flight.
+If a consumer group was deleted, or reset to an earlier offset, what it had passed counts as in flight.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from streams.tools.audit.recount import Ledger
 from streams.tools.audit.report import Report
 
 BACKWARDS = ("dead-letters", "adapters", "batches", "groups", "group-control", "rewards", "responses", "tasks")
-"""Topics, each after those that hold effects of its records. `experiments` tells of other logs, so it adds nothing."""
+"""Topics, each after those with effects of its records. `experiments` is about other logs, so it is not read."""
 CLOCK_SKEW_MS = 60_000
 """How far the clocks of those who write the topics may be apart when the log is cut by time."""
 
 
 class Audit:
-    """A recount that can be repeated: each look reads on where the one before ended."""
+    """A recount that can be repeated: each continues where the one before ended."""
 
     def __init__(
         self, settings: Settings, *, policy: str | None = None, since_ms: int | None = None, settled: bool = False
@@ -42,8 +42,8 @@ class Audit:
     def look(self) -> Report:
         """Return the recount of the log as it is now.
 
-        Raises NotFoundError if a topic does not exist, LogError if the broker does not answer or has cut the log
-        between two looks.
+        Raises NotFoundError if a topic does not exist, LogError if the broker does not answer or retention has
+        deleted what was not yet read.
         """
         now_ms = times.now_ms()
         committed = commits(self._settings)

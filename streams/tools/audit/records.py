@@ -1,9 +1,9 @@
-"""Make of each record what the audit keeps of it.
+"""Turn each record into what the audit keeps of it.
 
     Record ──► decode, key ──► Task, Response, Reward, Control, Group, Batch, Adapter, Letter  facts
-                          └──► Unusable: its bytes are no event of its topic, or its key is another
+                          └──► Unusable: its bytes are not an event of its topic, or its key is wrong
 
-Not covered: texts. Of what a response says only digests are kept, so the audit can tell that two differ and not where.
+Of texts only digests are kept, so the audit can tell that two responses differ, but not where.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from streams.tools.audit.facts import (
 
 
 def event_and_key(record: Record, topic: Topic) -> Event | Unusable:
-    """Return the event in `record`, or why it is of no use: no event of its topic, or another key than its own."""
+    """Return the event in `record`, or why it is unusable: not an event of its topic, or a wrong key."""
     event = record.decode(topic.event)
     if isinstance(event, Poison):
         return Unusable(record.at, event.reason)
@@ -145,7 +145,7 @@ def _response(record: Record, response: Response) -> ResponseFact:
         group_size=response.group_size,
         policy=response.policy,
         version=response.adapter_version,
-        # nobody answers after it was recorded, and any producer may write any number
+        # sampling ends before it is recorded, whatever number a producer writes
         began_ms=min(response.created_at, record.timestamp_ms) - _whole(response.latency_ms),
         failed=failed,
         finish_reason=response.finish_reason,
@@ -160,7 +160,7 @@ def _whole(number: float) -> int:
 
 
 _SAID = ("sampling_id", "slot", "policy", "group_size", "adapter_version", "engine", "finish_reason", "text")
-"""What a response says beside its tokens: another time or trace makes no other response of it."""
+"""What makes a response besides its tokens: with another time or trace it is the same response."""
 
 
 def _reward(record: Record, reward: Reward) -> RewardFact:

@@ -8,13 +8,13 @@
     tasks                    = groups kept + groups dropped
     groups                   = trained + in batches + dropped by reason + in the window of the next batch
 
-The stages are not asked and none of their code is used: what follows from the events is worked out here once more
-(`tasks.py`, `groups.py`, `policies.py`, `versions.py`), and a test sees to it that
-nothing of theirs is imported. Every record that could not count must have its dead letter, and every dead letter its
-record; an offset at which nothing lies is a lost record, since no topic is compacted or written in transactions.
+None of the stages' code is used: what follows from the events is implemented here a second time (`tasks.py`,
+`groups.py`, `policies.py`, `versions.py`), and a test makes sure that nothing of theirs is imported. Every record that
+could not count must have its dead letter, and every dead letter its record; an offset without a record is a lost
+record, since no topic is compacted or written in transactions.
 
-Not covered: two records of one partition that changed places, where their order means nothing; and a record that was
-written in place of another, of which nothing else in the log speaks.
+Not covered: two records of one partition that changed places, where their order does not matter; and a record that was
+written in place of another to which nothing else in the log refers.
 """
 
 from __future__ import annotations
@@ -46,11 +46,12 @@ from streams.tools.audit.facts import (
 from streams.tools.audit.policies import PolicyLedger, recount_policy
 from streams.tools.audit.records import event_and_key, fact_of, mark_of
 from streams.tools.audit.report import CATEGORIES, Report
-from streams.tools.audit.tasks import JOIN, SCORER, STREAMS, Story, TaskOutcome, recount_task
+from streams.tools.audit.story import Story, TaskOutcome
+from streams.tools.audit.tasks import JOIN, SCORER, STREAMS, recount_task
 from streams.tools.audit.versions import VersionLedger
 
 DECISIONS = "dlq"
-"""The stage of records in dead-letters that decide about others; they hold no payload."""
+"""The stage of records in dead-letters that decide about others; they have no payload."""
 READERS = {
     "tasks": ((STREAMS, JOIN), ("policy-", "policy")),
     "responses": ((STREAMS, JOIN), (SCORER, SCORER)),
@@ -76,7 +77,7 @@ def recount(records: Iterable[Record], settings: Settings, reach: Reach, *, poli
 
 @dataclass(slots=True)
 class _Marks:
-    """A digest of every record of one partition, by offset; 0 where nothing lies."""
+    """A digest of every record of one partition, by offset; 0 where there is none."""
 
     base: int
     marks: array[int] = field(default_factory=lambda: array("Q"))
@@ -85,7 +86,7 @@ class _Marks:
         return self.marks[offset - self.base] if 0 <= offset - self.base < len(self.marks) else 0
 
     def missing(self, begin: int, end: int) -> Iterator[range]:
-        """Yield the ranges of offsets, from `begin` to below `end`, where nothing lies."""
+        """Yield the ranges of offsets, from `begin` to below `end`, without a record."""
         last = self.base + len(self.marks)
         if begin < self.base:
             yield range(begin, min(self.base, end))
@@ -102,7 +103,7 @@ class _Marks:
 
 
 class Ledger:
-    """What the log says, folded record by record."""
+    """The log, folded record by record."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -111,14 +112,14 @@ class Ledger:
         self._marks: dict[TopicPartition, _Marks] = {}
         self._first_ms: dict[TopicPartition, int] = {}
         self._stories: dict[tuple[int, str], Story] = {}
-        self._lines: dict[str, PolicyLedger] = {}
+        self._policies: dict[str, PolicyLedger] = {}
         self._letters: dict[Coordinates, list[LetterFact]] = {}
         self._unusable: list[Unusable] = []
         self._new_letters: set[int] = set()
         """Partitions about whose records letters came since the last report."""
 
     def take(self, record: Record) -> None:
-        """Take one record in; those of a partition in order. The same one again changes nothing."""
+        """Add one record; those of a partition in order. The same one again changes nothing."""
         at, topic = record.at, self._topics[record.at.topic]
         tp = (at.topic, at.partition)
         marks = self._marks.setdefault(tp, _Marks(at.offset))
@@ -144,11 +145,11 @@ class Ledger:
                 self._letters.setdefault(fact.source, []).append(fact)
                 self._new_letters.add(fact.source.partition)
             case BatchFact():
-                self._line(event.policy).batches.append(fact)
+                self._policy(event.policy).batches.append(fact)
             case AdapterFact():
-                self._line(event.policy).adapters.append(fact)
+                self._policy(event.policy).adapters.append(fact)
             case GroupFact():
-                self._line(event.policy).groups.append(fact)
+                self._policy(event.policy).groups.append(fact)
                 partition = _partition(event.task_id, self._settings.topics.partitions)
                 self._story(partition, event.task_id).groups.append(fact)
             case _:
@@ -172,8 +173,8 @@ class Ledger:
         story.settled = None
         return story
 
-    def _line(self, policy: str) -> PolicyLedger:
-        return self._lines.setdefault(policy, PolicyLedger(policy))
+    def _policy(self, policy: str) -> PolicyLedger:
+        return self._policies.setdefault(policy, PolicyLedger(policy))
 
     # --- the report ---------------------------------------------------------------------------------------------------
 
@@ -181,13 +182,13 @@ class Ledger:
         """Return what is wrong with what was taken in, and what is in flight, as far as `reach` goes."""
         view = AuditView(self._settings, reach, self._letters, self._exists)
         whole = TaskOutcome(findings=[*self._holes(reach)])
-        versions = VersionLedger({name: line.adapters for name, line in self._lines.items()}, view)
+        versions = VersionLedger({name: line.adapters for name, line in self._policies.items()}, view)
         horizons = [self._horizon_ms(reach, partition) for partition in range(self._settings.topics.partitions)]
         for (partition, _), story in self._stories.items():
             if policy is not None and story.policy not in (None, policy):
                 continue
             _add(whole, self._task(story, view, horizons[partition], versions))
-        for name, line in self._lines.items():
+        for name, line in self._policies.items():
             if policy in (None, name):
                 _add(whole, recount_policy(line, view))
         if policy is None:
@@ -210,7 +211,7 @@ class Ledger:
         return marks is not None and marks.at(at.offset) != 0
 
     def _horizon_ms(self, reach: Reach, partition: int) -> int:
-        """Return the time before which not everything about the tasks of a partition was read."""
+        """Return the time before which the tasks of a partition were not read completely."""
         names = {topic.name: topic for topic in self._topics.values() if topic.label not in ("tasks", "adapters")}
         times = [
             self._first_ms.get((name, number), 0)
@@ -220,7 +221,7 @@ class Ledger:
         return max([reach.since_ms or 0, *times])
 
     def _task(self, story: Story, view: AuditView, horizon_ms: int, versions: VersionLedger) -> TaskOutcome:
-        """Return a task's recount; that of one with which everybody is done is kept until something new is said."""
+        """Return a task's recount; once every stage is done with it, it is kept until a new record comes."""
         if story.settled is not None and story.partition not in self._new_letters:
             return story.settled
         outcome = recount_task(story, view, horizon_ms)
@@ -243,14 +244,14 @@ class Ledger:
             begin, end = reach.begins.get(tp, 0), reach.ends.get(tp, 0)
             for gap in self._marks.get(tp, _Marks(begin)).missing(begin, end):
                 if len(gap) > RANGE:
-                    what = f"nothing lies there, nor at any offset up to {gap[-1]}"
+                    what = f"no record here, nor at any offset up to {gap[-1]}"
                     yield AuditFinding("lost", Coordinates(*tp, gap[0]), what)
                     continue
                 for offset in gap:
-                    yield AuditFinding("lost", Coordinates(*tp, offset), "nothing lies there")
+                    yield AuditFinding("lost", Coordinates(*tp, offset), "no record here")
 
     def _useless(self, view: AuditView) -> Iterator[AuditFinding]:
-        """Account for the records that are unreadable: who reads their topic writes a dead letter."""
+        """Account for unreadable records: whatever reads their topic writes a dead letter."""
         groups = {name for name, _, _ in view.reach.committed}
         for at, reason in self._unusable:
             label = self._topics[at.topic].label
@@ -259,21 +260,19 @@ class Ledger:
                     yield AuditFinding("phantom", at, f"{reason}: no stage writes such a record")
                 continue
             if label == "dead-letters":
-                yield AuditFinding("phantom", at, f"{reason}: it is no dead letter")
+                yield AuditFinding("phantom", at, f"{reason}: it is not a dead letter")
             for begins, stage in READERS.get(label, ()) if reason != "wrong_key" else ((STREAMS, JOIN),):
                 readers = {
                     name
                     for name in groups
                     if name.startswith(begins) and (name, at.topic, at.partition) in view.reach.committed
                 } | ({STREAMS} & {begins})
-                unread = label == "batches" and not readers and view.reach.settled  # nobody will ever say it
+                unread = label == "batches" and not readers and view.reach.settled  # nothing will ever write it
                 if (unread or any(view.reach.passed(name, at) for name in readers)) and not view.lettered(at, stage):
-                    yield AuditFinding(
-                        "phantom", at, f"{reason}: {stage} has passed it, and it has no dead letter of it"
-                    )
+                    yield AuditFinding("phantom", at, f"{reason}: {stage} has passed it without a dead letter")
 
     def _stray_letters(self, view: AuditView, whole: TaskOutcome) -> Iterator[AuditFinding]:
-        """Find the dead letters that are about nothing, and those that say otherwise than the record they are about."""
+        """Find dead letters about records that do not exist, and those that differ from the record they are about."""
         for source, letters in self._letters.items():
             seen: set[tuple[str, str]] = set()
             for letter in letters:
@@ -283,7 +282,7 @@ class Ledger:
                     yield AuditFinding("repeated", letter.at, f"{letter.stage} has written about {source} before", True)
                 seen.add((letter.stage, letter.reason))
                 if source.topic not in self._topics:
-                    yield AuditFinding("phantom", letter.at, f"it is about {source}, and there is no such topic")
+                    yield AuditFinding("phantom", letter.at, f"it is about {source}, but there is no such topic")
                 elif source.offset < view.reach.begins.get((source.topic, source.partition), 0):
                     whole.counts["outside"] += 1
                 elif not self._exists(source):
@@ -291,7 +290,7 @@ class Ledger:
                     if source.offset >= end and not view.reach.settled and end:
                         whole.in_flight["letters"] += 1
                     else:
-                        yield AuditFinding("phantom", letter.at, f"it is about {source}, where nothing lies")
+                        yield AuditFinding("phantom", letter.at, f"it is about {source}, where there is no record")
                 elif letter.source_mark not in (0, self._marks[source.topic, source.partition].at(source.offset)):
                     yield AuditFinding("phantom", letter.at, f"key and payload are not those of {source}")
                 elif not letter.has_own_id:

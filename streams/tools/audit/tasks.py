@@ -1,36 +1,33 @@
-"""Recount one task: who answered it, who judged the answers, and whether its group says so.
+"""Recount one task: its responses, their scores, and whether its group agrees.
 
-    tasks, responses, rewards, controls, groups of one task ──► who may enter ──► who won ──► Findings, what is open
+    tasks, responses, rewards, controls, groups of one task ──► which count ──► which sampling won ──► findings, open
 
-The rules are those of the events and of the log, read again: the first record of an id counts and the same again is a
-repetition; nothing recorded after the deadline counts; one sampling is one version's; the sampling whose last slot
-stands first wins. Whatever then is in no group must have a dead letter, once the stage has passed it.
+The rules are those of the events and of the log, implemented a second time: the first record of an id counts and the
+same again is a repetition; nothing recorded after the deadline counts; one sampling has one version; the sampling whose
+last slot is first in the log wins. Whatever is then in no group must have a dead letter, once the stage has passed it.
 
-A stage writes its effects before it commits. So what stands below a commit and has no effect is lost, and what stands
-above it is in flight; that holds at any moment, also while everything runs.
+A stage writes its effects before it commits. So a record below a commit that has no effect is lost, and one above it is
+in flight; that holds at any moment, also while everything runs.
 
-Not covered: lateness under another `advantages.deadline_s` than the one in force now, for tasks that name no deadline;
-and which of two tasks with one id a scorer found.
+Not covered: lateness under another `advantages.deadline_s` than the present one, for tasks without a deadline of their
+own; and which of two tasks with one id a scorer found.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 
 from schemas.events import Coordinates
 from streams.tools.audit.facts import (
     AuditFinding,
     AuditView,
     Category,
-    ControlFact,
     GroupFact,
     ResponseFact,
     RewardFact,
-    TaskFact,
 )
 from streams.tools.audit.groups import GroupCase, Slots, check_group
+from streams.tools.audit.story import Story, TaskOutcome
 
 JOIN, SCORER = "advantages", "scoring"
 """Stages, as dead letters name them."""
@@ -39,36 +36,6 @@ STREAMS = "streams"
 
 Scores = dict[tuple[str, str], RewardFact]
 """By response_id and source."""
-
-
-@dataclass(slots=True)
-class Story:
-    """Everything the log says about one task, each list in the order of its partition."""
-
-    partition: int
-    tasks: list[TaskFact] = field(default_factory=list)
-    responses: list[ResponseFact] = field(default_factory=list)
-    rewards: list[RewardFact] = field(default_factory=list)
-    controls: list[ControlFact] = field(default_factory=list)
-    groups: list[GroupFact] = field(default_factory=list)
-    settled: TaskOutcome | None = None
-    """What came out last time, if nothing but a new record about this task can change it."""
-
-    @property
-    def policy(self) -> str | None:
-        """Whose task it is; None if nothing says so."""
-        known = self.tasks or self.groups or self.responses or self.rewards
-        return known[0].policy if known else None
-
-
-@dataclass(slots=True)
-class TaskOutcome:
-    """What the recount of one task, or of one policy, came to."""
-
-    findings: list[AuditFinding] = field(default_factory=list)
-    in_flight: Counter[str] = field(default_factory=Counter)
-    counts: Counter[str] = field(default_factory=Counter)
-    """What the equations add up."""
 
 
 def recount_task(story: Story, view: AuditView, horizon_ms: int) -> TaskOutcome:
@@ -121,7 +88,7 @@ def _split(story: Story) -> tuple[Story, Story | None]:
 
 
 class _TaskRecount:
-    """One task's recount. `enter` decides who counts, the rest compares that with what the log holds."""
+    """One task's recount: which records count, and whether the log agrees."""
 
     def __init__(self, story: Story, view: AuditView, horizon_ms: int) -> None:
         self._story, self._view, self._reach, self._horizon_ms = story, view, view.reach, horizon_ms
@@ -130,7 +97,7 @@ class _TaskRecount:
         self._scores: Scores = {}
         self._entered: set[tuple[object, ...]] = set()
         self._whole: list[str] = []
-        """Samplings that have every slot, the one that was so first at the head."""
+        """Samplings that have every slot, the first one first."""
 
     def outcome(self) -> TaskOutcome:
         story, counts = self._story, self._out.counts
@@ -175,7 +142,7 @@ class _TaskRecount:
         self._count()
         return self._out
 
-    # --- who may enter ------------------------------------------------------------------------------------------------
+    # --- which records count ------------------------------------------------------------------------------------------
 
     def _copies(self) -> None:
         for copy in self._story.tasks[1:]:
@@ -194,11 +161,11 @@ class _TaskRecount:
                 self._found("doubled", group.at, f"the group {first.at} has the same id and other content")
 
     def _was_stray(self, at: Coordinates) -> bool:
-        """Return whether a record was given up before its task came: it cannot enter any more."""
+        """Return whether a record was rejected before its task was read: it cannot count any more."""
         if self._view.reason(at, JOIN) != "unknown_task":
             return False
         self._out.findings.append(
-            AuditFinding("late", at, f"it was given up before {self._task.at} came", accounted=True)
+            AuditFinding("late", at, f"it was rejected before {self._task.at} was read", accounted=True)
         )
         return True
 
@@ -267,7 +234,7 @@ class _TaskRecount:
             return self._task.deadline_at
         return self._task.ms + int(default_s * 1000)
 
-    # --- what became of it --------------------------------------------------------------------------------------------
+    # --- what the log has of it ---------------------------------------------------------------------------------------
 
     def _is_closed(self, group: GroupFact) -> bool:
         """Return whether the join is done with the record at which the group left, and so with all effects of it."""
@@ -280,7 +247,7 @@ class _TaskRecount:
         return all(map(self._due, [self._task.at, *(response.at for response in slots.values()), *scores]))
 
     def _expired(self, deadline_ms: int = 0) -> bool:
-        """Return whether the join has read that this task's time is over; an earlier record gave up strays."""
+        """Return whether the join has read that this task expired; an earlier record rejected strays."""
         return any(
             control.kind == "expire" and control.ms >= deadline_ms and self._passed(control.at)
             for control in self._story.controls
@@ -293,18 +260,18 @@ class _TaskRecount:
         elif self._expired(self._deadline_ms() or 0) or any(
             control.kind == "evict" for control in self._story.controls
         ):
-            self._found("lost", task.at, "its group was closed by a control record and is not in groups")
+            self._found("lost", task.at, "its group was closed by a control record, but is not in groups")
         elif self._whole and all(map(self._due, self._needed(self._whole[0]))):
-            self._found("lost", task.at, "every slot is answered and scored, and its group is not in groups")
+            self._found("lost", task.at, "every slot is answered and scored, but its group is not in groups")
         elif self._reach.settled:
             self._found("lost", task.at, "it has no group, and nothing is in flight")
         elif self._is_unanswered():
-            self._found("lost", task.at, f"policy-{task.policy} has passed it, and no sampling has every slot")
+            self._found("lost", task.at, f"policy-{task.policy} has passed it, but no sampling has every slot")
         else:
             self._out.in_flight["tasks"] += 1
 
     def _needed(self, sampling_id: str) -> Iterator[Coordinates]:
-        """Yield where everything lies that the group is made of; one place above every commit for what is missing."""
+        """Yield the coordinates of all that the group is made of; for what is missing, one above every commit."""
         nowhere = Coordinates("", 0, 0)
         for response in self._samplings[sampling_id].values():
             yield response.at
@@ -313,7 +280,7 @@ class _TaskRecount:
                 yield nowhere if reward is None else reward.at
 
     def _is_unanswered(self) -> bool:
-        """Return whether the policy agent must have answered and did not: it passes over what time has overtaken."""
+        """Return whether the policy agent should have answered and did not: it skips what has expired."""
         seen: dict[str, set[int]] = {}
         for response in self._story.responses:
             seen.setdefault(response.sampling_id, set()).add(response.slot)
@@ -324,7 +291,7 @@ class _TaskRecount:
         return not may_be_over and self._reach.passed(f"policy-{self._task.policy}", self._task.at)
 
     def _left_behind(self, group: GroupFact, chosen: Slots) -> None:
-        """Account for what could have entered and is in no group: superseded, or later than the group."""
+        """Account for what could have counted and is in no group: superseded, or later than the group."""
         category: Category = "late" if group.sampling_id is None else "superseded"
         why = f"{group.at} is made of {'nothing' if group.sampling_id is None else 'another sampling'}"
         for sampling_id, slots in self._samplings.items():
@@ -347,10 +314,10 @@ class _TaskRecount:
         for response in chosen.values():
             reason = self._view.reason(response.at, JOIN)
             if response.response_id in counted and reason not in (None, "unknown_task"):
-                self._found("doubled", response.at, f"it is in {group.at}, and in dead letters as {reason}")
+                self._found("doubled", response.at, f"it is in {group.at}, but also in dead letters as {reason}")
 
     def _unscored(self) -> None:
-        """Find the answers that the scorer has passed and that have no verdict."""
+        """Find the responses that the scorer has passed and that have no score."""
         said = {(reward.response_id, reward.source) for reward in self._story.rewards}
         first = self._first_sampling()
         for sampling_id, slots in self._samplings.items():
@@ -414,7 +381,7 @@ class _TaskRecount:
         counts["without score"] += scores.count(None)
         counts["failed scores"] += sum(score is not None and score.value is None for score in scores)
 
-    # --- words --------------------------------------------------------------------------------------------------------
+    # --- findings -----------------------------------------------------------------------------------------------------
 
     def _passed(self, at: Coordinates) -> bool:
         return self._reach.passed(STREAMS, at)
@@ -427,11 +394,11 @@ class _TaskRecount:
         self._out.findings.append(AuditFinding(category, at, what))
 
     def _repeated(self, at: Coordinates, first: Coordinates | None) -> None:
-        what = "it repeats what was refused before" if first is None else f"it repeats {first}"
+        what = "it repeats a record that was refused before" if first is None else f"it repeats {first}"
         self._out.findings.append(AuditFinding("repeated", at, what, accounted=True))
 
     def _refused(self, category: Category, at: Coordinates, what: str, due: bool = True) -> None:
-        """Account for a record that is in no group: it needs a dead letter, once the join is done with it."""
+        """Account for a record that is in no group: it needs a dead letter once the join is done with it."""
         if self._view.lettered(at, JOIN):
             if category != "phantom":
                 self._out.findings.append(AuditFinding(category, at, what, accounted=True))

@@ -1,18 +1,17 @@
-"""Recount which versions could answer, and find the responses that name another.
+"""Recount which versions could answer, and find the responses of any other.
 
     adapters of a policy, in order ──► folded here once more ──► reigns: since when, primary, candidate
     response: created_at - latency_ms, when its sampling began ──► pinned? else one of those who reigned around then
 
-Nothing of the stages' own fold is used. When a sampling began is said by the agent's clock (and no later than its
-record was written), when a reign began by the timestamp of a record, which is its writer's clock; and an agent follows
-within seconds. So a version counts as live for `rollouts.follow_s` before and after its reign. Who was never live or
-candidate is named whenever it answers unpinned.
-
-A primary of which an agent says in a dead letter that it cannot be loaded may be stood in for by those before it.
+Nothing of the stages' own fold is used. When a sampling began is known by the agent's clock (and is no later than its
+record), when a reign began by the timestamp of a record, which is its writer's clock; and an agent follows within
+seconds. So a version counts as live for `rollouts.follow_s` before and after its reign. A version that was never live
+or candidate is reported whenever it answers an unpinned task. If a dead letter of an agent says that it cannot load the
+primary, an earlier primary may answer.
 
 Not covered: a version that answers within that time; clocks that are farther apart, or an event that waited longer for
-its broker and bears the time of the attempt, which make answers of a replaced version look wrong; whether a task was on
-the candidate's side of the split; and logs whose responses another line of adapters sampled (trainer.off_policy).
+its broker and has the time of the attempt, which make responses of a replaced version look wrong; whether a task was on
+the candidate's side of the split; and the logs of experiments (trainer.off_policy), whose versions did not sample.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ _BEFORE = {
     "rejected": {"fresh", "tried"},
     "retired": {"fresh", "former", "undone", "refused"},
 }
-"""What a version may have come to, for each kind of event that decides about it."""
+"""The states in which each kind of event may decide about a version."""
 
 
 class Reign(NamedTuple):
@@ -102,7 +101,7 @@ class VersionLedger:
         self._of: dict[str, _VersionRecount] = {}
 
     def check(self, tasks: Sequence[TaskFact], responses: Sequence[ResponseFact]) -> tuple[list[AuditFinding], bool]:
-        """Return what is wrong with the versions that these responses to one task name, and whether all were judged.
+        """Return what is wrong with the versions of these responses to one task, and whether all were judged.
 
         One whose sampling began a moment ago may be ahead of what was read of `adapters`; it is judged next time.
         """
@@ -133,7 +132,7 @@ class _VersionRecount:
         self._since = list(accumulate((reign.since_ms for reign in self._reigns), max))
 
     def wrong(self, response: ResponseFact) -> AuditFinding | None:
-        """Return the finding about a response that no version of that name should have given."""
+        """Return the finding about a response of a version that should not have answered."""
         version, at = response.version, response.at
         follow_ms = self._view.settings.rollouts.follow_s * 1000
         first = bisect_left(self._since, response.began_ms - follow_ms) - 1
@@ -165,7 +164,7 @@ def _moment(ms: int) -> str:
     try:
         return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="seconds")
     except (ValueError, OverflowError, OSError):
-        return f"{ms} ms"  # anybody may write a response, with any time in it
+        return f"{ms} ms"  # a producer may write any time
 
 
 def _listed(versions: Sequence[int]) -> str:

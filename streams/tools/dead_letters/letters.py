@@ -249,8 +249,7 @@ class Letters:
 
 
 def load(settings: Settings) -> Letters:
-    """Return all dead letters and decisions up to the present end of the topic. Unreadable ones are logged and left
-    out.
+    """Return all dead letters and decisions up to the present end of the topic; unreadable ones are logged.
 
     Raises NotFoundError if the topic does not exist, LogError if the broker does not answer.
     """

@@ -1,4 +1,4 @@
-"""SQL over everything that happened, old and new, without moving it first.
+"""SQL over the log, archived and live, without moving it first.
 
 For a notebook: `from streamward import connect`.
 """

@@ -1,10 +1,10 @@
-"""Read segments of the archive: as they are where that is right, and from their payloads where it is not.
+"""Read segments of the archive: their columns where those are current, and their payloads where they are not.
 
     segments ─┬─ written with the newest schema, all events ──► read_parquet
-              ├─ with records that are no event ──────────────► read_parquet, without those
-              └─ written before a field was there ────────────► payloads ──► decoded anew, with its default
+              ├─ with records that are not events ──────────────► read_parquet, without those
+              └─ written before a field existed   ────────────► payloads ──► decoded again, with its default
 
-Not covered: damage inside a page, which DuckDB meets as it reads. Size and footer are looked at before.
+Size and footer are checked before; damage inside a page is found by DuckDB as it reads.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def _has_columns(archive: ArchiveReader, event: type[Event], segment: Segment) -
         with archive.store.open(name) as source:
             held = pq.read_schema(source)
     except (OSError, pa.ArrowException, LogError):
-        return True  # missing or damaged: who asks for it is told (`Archive.sound`)
+        return True  # missing or damaged: reading it raises (`ArchiveReader.sound`)
     wanted = decode.arrow_schema(event)
     return all(field.name in held.names and held.field(field.name).type == field.type for field in wanted)
 
@@ -86,7 +86,7 @@ def rows(archive: ArchiveReader, topic: Topic, segments: Iterable[Segment]) -> I
 
 
 def bad(con: duckdb.DuckDBPyConnection, topic: Topic, segments: Iterable[Segment], scope: Scope) -> list[Bad]:
-    """Return the records in these segments that are no event."""
+    """Return the records in these segments that are not events."""
     held = [segment for segment in segments if segment.bad]
     if not held:
         return []

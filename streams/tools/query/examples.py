@@ -1,6 +1,8 @@
 """Turn the rows of a group into training examples, one function per format.
 
-rows of one group ──► sft, preference, prompts, openai, openai-preference ──► examples, or why there are none
+    rows of one group ──► sft, preference, prompts, openai, openai-preference ──► examples, or why there are none
+
+Each function is pure, so the same rows always give the same examples.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ JOIN asked ON asked.task_id = counted.task_id
 ORDER BY counted.groups_partition, counted.groups_offset, slot
 """
 """One row per response that counted, those of one group together. The groups are those in scope; their tasks and
-responses may lie before it."""
+responses may be before it."""
 LABELS = ("tasks", "responses", "groups")
 """The topics it reads."""
 

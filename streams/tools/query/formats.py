@@ -1,13 +1,12 @@
-"""Print what a query gives: a table for people, JSON, CSV or Markdown for programs and pages, Parquet for files.
+"""Print the result of a query: a table for people, JSON, CSV or Markdown for programs and pages, Parquet for files.
 
     batches ──► rows of plain values ──► table, markdown      control characters escaped
                                      └─► json, jsonl, csv     as they are
             ──────────────────────────► parquet               the batches themselves, into a file
 
-Times come out as ISO 8601 in UTC and whole numbers with all their digits. A table that a terminal has no room for is
-printed a column a line, as psql does with `\\x auto`.
-
-Not covered: a table larger than memory. The other formats are written as the rows come.
+Times are ISO 8601 in UTC, whole numbers have all their digits, and what is nested is JSON, in CSV as well. DuckDB's
+COPY would change all three, and could not be interrupted. A table that is too wide for the terminal is printed one
+column per line, as psql does with `\\x auto`. A table is built in memory; the other formats are written row by row.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from streams.tools.query.session import QueryResult
 
 FORMATS = ("table", "json", "jsonl", "csv", "parquet", "markdown")
 FOLLOWED = ("table", "jsonl", "csv")
-"""Formats that can go on for ever."""
+"""Formats that can be continued."""
 WIDEST = 60
 """Cells of one column in a table on a terminal; what is longer is cut."""
 _PLAIN = (str, int, float, bool, type(None))
@@ -78,7 +77,7 @@ class Following:
         self._begun = False
 
     def add(self, result: QueryResult) -> int:
-        """Print a result as a part of the whole; return how many rows it had."""
+        """Print another result; return how many rows it had."""
         if self._output == "table":
             return self._as_lines(result)
         write = _csv if self._output == "csv" else _jsonl
@@ -160,7 +159,7 @@ def plain(value: Any) -> Any:
 
 
 def _span(value: Any) -> str:
-    """Return an interval as text, or whatever else there may be."""
+    """Return an interval as text, or any other value."""
     months, days, nanoseconds = (
         getattr(value, "months", 0),
         getattr(value, "days", 0),
@@ -270,7 +269,7 @@ def _objects(result: QueryResult) -> Iterator[str]:
 
 
 def _unlike(names: Sequence[str]) -> list[str]:
-    """Return names of which none is there twice: a JSON object would lose one."""
+    """Return names without duplicates, which a JSON object would lose."""
     found: list[str] = []
     for name in names:
         number, another = 1, name

@@ -1,12 +1,12 @@
-"""Records of the log as a table that is read when a query asks for it, and not before.
+"""Records of the log as a table that is read only when a query needs it.
 
-    bounds ──► rows as they lie ──► chunks, decoded when pulled ──► columns and rows that were asked for ──► DuckDB
+    bounds ──► raw rows ──► chunks, decoded when pulled ──► the columns and rows of the statement ──► DuckDB
 
-DuckDB's Python client hands the columns and the filters of a statement to a `pyarrow.dataset.Dataset`. This one holds
-no files: its rows are records between two offsets. A chunk is decoded once and kept for the next statement, and a
-statement that has enough stops the reading.
+DuckDB's Python client hands the columns and the filters of a statement to a `pyarrow.dataset.Dataset`. This one has
+no files: its rows are records between two offsets. A chunk is decoded once and kept for the next statement, and reading
+stops when a statement needs no more.
 
-Not covered: a live part that is larger than memory. `streamward archive sync` keeps it short.
+The live part must fit into memory. `streamward archive sync` keeps it short.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from streams.tools.arrow.decode import Bad, DecodedRows
 
 
 class Troubles:
-    """What went wrong while DuckDB was pulling: it keeps the words of an exception, and loses what it was."""
+    """The error that was raised while DuckDB was pulling: DuckDB keeps its message, and loses the exception."""
 
     def __init__(self) -> None:
         self.last: BaseException | None = None
 
     def taken(self) -> BaseException | None:
-        """Return what went wrong, once."""
+        """Return the error, once."""
         last, self.last = self.last, None
         return last
 
@@ -61,7 +61,7 @@ class Chunks:
             number += 1
 
     def close(self) -> None:
-        """Let go of the reader."""
+        """Close the reader."""
         with self._lock:
             self._let_go()
 
@@ -79,7 +79,7 @@ class Chunks:
         try:
             rows = next(self._rows, None)
         except BaseException:
-            self._let_go()  # the next statement begins anew
+            self._let_go()  # the next statement starts over
             raise
         if rows is None:
             self._whole = True
@@ -101,7 +101,7 @@ class Chunks:
 
 
 class Live(dataset.Dataset):  # type: ignore[misc]  # pyarrow has no types
-    """The records of a topic between two offsets, as DuckDB's Arrow scan wants them."""
+    """The records of a topic between two offsets, as DuckDB's Arrow scan reads them."""
 
     def __init__(self, event: type[Event], chunks: Chunks, troubles: Troubles) -> None:
         self._schema = decode.arrow_schema(event)

@@ -95,7 +95,7 @@ def checked(settings: Settings, options: QueryOptions, stdin: Callable[[], str])
 
 
 def _statement(settings: Settings, known: Mapping[str, SqlView], text: str, where: str | None) -> Statement:
-    """Return the statement in `text`; a topic or a view stands for all of its rows."""
+    """Return the statement in `text`; a topic or a view means all of its rows."""
     text = text.strip()
     name = _view_of(settings, known, text) if _NAME.fullmatch(text) else None
     if name is None:

@@ -1,11 +1,9 @@
-"""A shell for questions one after another.
+"""An interactive shell for queries.
 
-    line ──► .command, or SQL until `;` ──► Session.run ──► query_show       an error is printed, and the shell goes on
+    line ──► .command, or SQL until `;` ──► Session.run ──► formats       an error is printed, and the shell continues
 
-`Shell.feed` takes a line and says whether more are wanted: it needs no terminal. `interact` gives it lines from one,
-with history, completion, and a continuation prompt; Ctrl-C ends the statement that runs, or empties the line.
-
-Not covered: a pager. `--out FILE` of a single query, or the terminal's own scrolling, serve for long answers.
+`Shell.feed` takes a line and returns whether more are wanted: it needs no terminal. `interact` feeds it from one, with
+history, completion, and a continuation prompt; Ctrl-C ends the running statement, or empties the line.
 """
 
 from __future__ import annotations
@@ -33,14 +31,14 @@ HELP = """\
 .tables             the views, and what a row of each is
 .schema VIEW        the columns of a view
 .output FORMAT      {formats}
-.refresh            see what came to the log since
+.refresh            include what was written to the log since
 .quit               leave (or Ctrl-D)
-Anything else is SQL, over several lines if need be, and runs at `;`."""
+Anything else is SQL, on one line or several, and runs at `;`."""
 PROMPT, MORE = "streamward> ", "        ... "
 
 
 class Shell:
-    """What is said between a person and a session."""
+    """Commands and statements of a person, run in a session."""
 
     def __init__(self, session: Session, *, output: str, out: TextIO, err: TextIO) -> None:
         self.session = session
@@ -136,7 +134,7 @@ class Shell:
 
 
 def left_out(session: Session, labels: set[str]) -> list[str]:
-    """Return a sentence for each kind of thing that the answer is without; none if it is whole."""
+    """Return a sentence for each kind of record that is missing from the answer; none if it is complete."""
     found = []
     bad = session.bad(labels)
     if bad:
@@ -158,7 +156,7 @@ def is_whole(sql: str) -> bool:
 
 
 def feed_all(shell: Shell, lines: Iterable[str]) -> None:
-    """Give a shell lines until it, or they, are at an end."""
+    """Feed lines to a shell until it quits or they end."""
     for line in lines:
         if not shell.feed(line.rstrip("\n")):
             return
@@ -169,7 +167,7 @@ def feed_all(shell: Shell, lines: Iterable[str]) -> None:
 
 
 def interact(shell: Shell) -> None:
-    """Talk to a person at the terminal until they have had enough."""
+    """Read lines from the terminal until the person quits."""
     from prompt_toolkit import PromptSession
     from prompt_toolkit.history import FileHistory
 
@@ -209,7 +207,7 @@ def _completer(session: Session) -> Completer:
 
 
 def _history() -> Path:
-    """Return the file of what was asked before; it is its owner's alone."""
+    """Return the history file, readable only by its owner."""
     with contextlib.suppress(OSError, SettingsError):
         folder = Path(os.environ.get("XDG_STATE_HOME") or home_folder() / ".local" / "state") / "streamward"
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -1,13 +1,11 @@
-"""Run a statement in a thread of its own, so that it can be ended from outside at any moment.
+"""Run a statement in a thread of its own, so that it can be stopped at any moment.
 
     thread: con.sql ──► reader ──► batch, batch, ... ──► queue of a few ──► the caller's thread
     end():  con.interrupt(), again and again, until the thread has noticed
 
-DuckDB looks for Python's signals in some of its calls and not in others, an Arrow reader runs its query to the end when
-it is closed, and an interrupt between two steps of a query is lost. So the caller waits where Ctrl-C reaches it, and
-says more than once that it is enough.
-
-Not covered: a reader of the log that waits for its broker. It notices when that has answered or was given up.
+DuckDB checks for Python's signals in some of its calls and not in others, an Arrow reader runs its query to the end
+when it is closed, and an interrupt between two steps of a query is lost. So the caller waits where Ctrl-C reaches it,
+and interrupts more than once. A reader of the log that waits for its broker stops when that has answered or timed out.
 """
 
 from __future__ import annotations
@@ -74,7 +72,7 @@ class Pull:
                         return
             finally:
                 reader.close()
-        except BaseException as exc:  # it belongs to the caller
+        except BaseException as exc:  # it is raised in the caller
             self._put(exc)
         else:
             self._put(None)

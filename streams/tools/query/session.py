@@ -1,18 +1,18 @@
-"""Ask the log with SQL: everything that happened, old and new, without moving it first.
+"""Query the log with SQL: archived and live records, without moving them first.
 
     archive ──► segments ──► read_parquet ─┐
     log ──────► bounds now ─► Live ────────┴─► one view per topic, and joins ──► DuckDB ──► rows
 
-`connect()` gives a DuckDB connection with the views, for a notebook or a program. A `Session` adds what a command
-needs: statements are checked before they run, errors keep their kind, and records that could not be read are counted.
-What a session sees is fixed when it is opened. Nothing is read until a statement asks, then only the topics and columns
-it names, and nothing is committed: looking changes nothing.
+`connect()` returns a DuckDB connection with the views, for a notebook or a program. A `Session` adds what a command
+needs: statements are checked before they run, errors keep their type, and records that could not be read are counted.
+What a session sees is fixed when it is opened. Nothing is read until a statement needs it, then only the topics and
+columns it names, and nothing is committed.
 
 A session is locked unless files are allowed: DuckDB opens the archive's segments and no other file, loads nothing, and
 takes no settings (enable_external_access and lock_configuration of DuckDB's "Securing DuckDB").
 
-Not covered: the sha256 of the segments, which `streamward archive verify` recounts; how long a statement may take; and
-times beyond the year 294246, which Avro has and DuckDB has not: a statement that reads one fails, and says so.
+Not covered: the sha256 of the segments, which `streamward archive verify` checks; and times beyond the year 294246,
+which Avro has and DuckDB has not: a statement that reads one fails with an error.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from streams.tools.query.statement import Statement
 from streams.tools.query.views import WHOLE, SqlView, literal, quoted, views
 
 BATCH_ROWS = 2048
-"""Rows that a result gives at a time: DuckDB's own vector."""
+"""Rows per batch of a result: DuckDB's own vector."""
 NOTHING = Scope()
 
 _log = logging.getLogger("streamward.query")
@@ -57,9 +57,9 @@ def connect(
 ) -> duckdb.DuckDBPyConnection:
     """Return a DuckDB connection with a view per topic, and the joins. It is an ordinary one: files may be read.
 
-    `settings` are those of the command line unless given; `source` is auto (archive, then log), log or archive; `since`
-    and `until` are ISO 8601 times or ages (2h, 7d). The views end where the log ends now: connect again for what came
-    later. Records that cannot be decoded are left out, with a warning in the log of the program.
+    `settings` default to those of the command line; `source` is auto (archive, then log), log or archive; `since`
+    and `until` are ISO 8601 times or ages (2h, 7d). The views end where the log ends now: connect again for later
+    records. Records that cannot be decoded are left out, with a warning on the console.
 
     >>> con = connect()                                                        # doctest: +SKIP
     >>> con.sql("SELECT policy, count(*) FROM tasks GROUP BY policy").df()     # doctest: +SKIP
@@ -75,7 +75,7 @@ def connect(
 
 @dataclass(frozen=True, slots=True)
 class QueryResult:
-    """What a statement gives."""
+    """The result of a statement."""
 
     names: tuple[str, ...]
     schema: pa.Schema
@@ -144,7 +144,7 @@ class Session:
         return fresh
 
     def only_new(self, name: str) -> bool:
-        """Let the view of a topic show what came to the log since this session last looked; return whether any did."""
+        """Let the view of a topic show only records written since the last call; return whether there are any."""
         view = self.views[name]
         before = self._parts[view.label]
         now = newest(self._settings, before.topic)
@@ -194,7 +194,7 @@ class Session:
         return {label for view in named for label in (view.label, *view.also)}
 
     def check(self, labels: set[str]) -> None:
-        """Return if the segments of these topics are there, as they were written; looks once. Raises LogError."""
+        """Return if the segments of these topics exist as they were written; checks once. Raises LogError."""
         if self._archive is None:
             return
         for label in labels - self._looked_at:
@@ -205,9 +205,9 @@ class Session:
     # --- what could not be read ---------------------------------------------------------------------------------------
 
     def bad(self, labels: set[str]) -> list[Bad]:
-        """Return the records of these topics that are no events, in the order of their coordinates.
+        """Return the records of these topics that are not events, in the order of their coordinates.
 
-        From the log only those that were met: a statement that had enough has not seen the rest.
+        Of the log only those that were read: a statement may stop before its end.
         """
         found = {bad.at: bad for chunks in self._every_chunks() for bad in chunks.bad}
         for label in labels:
@@ -222,7 +222,7 @@ class Session:
 
     @property
     def ranges(self) -> list[dict[str, Any]]:
-        """What the views of the topics show: topic, partition, first and next offset, where there is anything."""
+        """The range of each non-empty partition in the views: topic, partition, first and next offset."""
         found: dict[tuple[str, int], list[int]] = {}
         for parts in self._parts.values():
             seen = parts.within(self._scope)
@@ -236,7 +236,7 @@ class Session:
             for (topic, partition), offsets in sorted(found.items())
         ]
 
-    # --- how it is set up ---------------------------------------------------------------------------------------------
+    # --- views --------------------------------------------------------------------------------------------------------
 
     def _make_views(self) -> None:
         self.con.execute(f"CREATE SCHEMA {WHOLE}")
@@ -252,7 +252,7 @@ class Session:
                 self._make_view("main", view, parts.within(self._scope), self._scope)
 
     def _make_view(self, schema: str, view: SqlView, parts: Parts, scope: Scope) -> None:
-        """Create the view of a topic, or put another in its place."""
+        """Create or replace the view of a topic."""
         event = parts.topic.event
         listed = ", ".join(map(quoted, decode.arrow_schema(event).names))
         selects, older = [], []
@@ -275,7 +275,7 @@ class Session:
     def _live(self, schema: str, view: SqlView, parts: Parts, read: Callable[[], Iterator[DecodedRows]]) -> str:
         """Return a SELECT of what is read when a statement asks for it."""
         event, name = parts.topic.event, f"live_{schema}_{view.name}"
-        chunks = Chunks(event, read, self._told if self._warn else None)
+        chunks = Chunks(event, read, self._warn_of if self._warn else None)
         self._chunks.setdefault(view.label, []).append(chunks)
         self.con.register(name, Live(event, chunks, self._troubles))
         listed = ", ".join(map(quoted, decode.arrow_schema(event).names))
@@ -293,7 +293,7 @@ class Session:
             yield from chunks
 
     @staticmethod
-    def _told(bad: tuple[Bad, ...]) -> None:
+    def _warn_of(bad: tuple[Bad, ...]) -> None:
         _log.warning("%d records are left out, first %s: %s: %s", len(bad), bad[0].at, bad[0].reason, bad[0].error)
 
     # --- errors -------------------------------------------------------------------------------------------------------
@@ -303,7 +303,7 @@ class Session:
             with self._translated(sql):
                 yield from pull
         finally:
-            self._end(pull)  # whoever leaves early does not wait for the rest
+            self._end(pull)  # a caller that leaves early does not wait for the rest
 
     def _end(self, pull: Pull) -> None:
         pull.end()
@@ -311,7 +311,7 @@ class Session:
 
     @contextlib.contextmanager
     def _translated(self, sql: str) -> Iterator[None]:
-        """Raise our errors for DuckDB's; what was raised inside a view comes out as it was."""
+        """Raise our errors for DuckDB's; an error that was raised inside a view is raised unchanged."""
         try:
             yield
         except StreamwardError:
@@ -331,7 +331,7 @@ class Session:
             raise query_statement.sql_error(self._placed(sql, exc)) from exc
 
     def _placed(self, sql: str, exc: duckdb.Error) -> duckdb.Error:
-        """Return the error with the line it is about: a relation loses that, an EXPLAIN of the statement has it."""
+        """Return the error with its line: a relation loses it, an EXPLAIN of the statement has it."""
         if "LINE " in str(exc):
             return exc
         try:
@@ -342,7 +342,7 @@ class Session:
         return exc
 
 
-# What reads is a function, and knows no session: a connection that something it holds refers to is never freed.
+# These are functions without a session: a connection that is referenced by something it holds is never freed.
 
 
 def _read(
@@ -360,7 +360,7 @@ def _read(
 
 
 def _cannot_read(archive: ArchiveReader | None, parts: Parts, why: str) -> Iterator[DecodedRows]:
-    """Raise LogError, naming the segment: only who asks for this topic is to hear of it."""
+    """Raise LogError, naming the segment, when a statement reads this topic."""
     if archive is not None:
         for segment in parts.segments:
             archive.sound(segment)

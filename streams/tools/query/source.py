@@ -1,12 +1,10 @@
-"""Where each topic lies now: segments of the archive, and the offsets of the log behind them.
+"""Where each topic is stored now: segments of the archive, and the offsets of the log after them.
 
     archive's manifests ─┬─► segments ──────────────► read_parquet
     log's bounds ────────┴─► first and next offset ─► Live         cut on offset: nothing twice, nothing missing
 
-The archive is asked first, so that what moves there meanwhile is read from the log. What is in neither, because
-retention was faster than the archive, is a gap and is named.
-
-Not covered: comparing the two where they overlap. `streamward archive verify` reads segments again.
+The archive is read first, so that what moves there meanwhile is read from the log. Records that are in neither, because
+retention was faster than the archive, are reported as a gap.
 """
 
 from __future__ import annotations
@@ -93,7 +91,7 @@ class Scope:
 
 
 class Gap(NamedTuple):
-    """Records that are nowhere."""
+    """Records that are in neither."""
 
     at: Coordinates
     """The first of them."""
@@ -102,7 +100,7 @@ class Gap(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What a topic consists of."""
+    """Where the records of a topic are."""
 
     topic: Topic
     segments: tuple[Segment, ...] = ()
@@ -111,10 +109,10 @@ class Parts:
     ends: dict[TopicPartition, int] = field(default_factory=dict)
     gaps: tuple[Gap, ...] = ()
     missing: bool = False
-    """Whether the log was asked, and has no such topic."""
+    """Whether the log was read, and does not have the topic."""
 
     def within(self, scope: Scope) -> Parts:
-        """Return what of it a scope can reach."""
+        """Return the parts that can hold records of a scope."""
         low, high = scope.first or 0, scope.next
         wanted = [tp for tp in self.starts if scope.partition in (None, tp[1])]
         return replace(
@@ -131,7 +129,7 @@ class Parts:
 
 
 def snapshot(settings: Settings, archive: ArchiveReader | None, *, log: bool) -> dict[str, Parts]:
-    """Return what every topic consists of now, by label: of an archive if there is one, and of the log if asked.
+    """Return where every topic is now, by label: in the archive if there is one, and in the log if `log`.
 
     Raises LogError if the broker or the archive does not answer.
     """
@@ -176,7 +174,7 @@ def _bounds(settings: Settings, labels: Iterable[str]) -> dict[TopicPartition, t
 
 
 def _cut(topic: Topic, segments: tuple[Segment, ...], bounds: dict[TopicPartition, tuple[int, int]]) -> Parts:
-    """Return where the archive ends and the log goes on, partition by partition."""
+    """Return where the archive ends and the log continues, partition by partition."""
     archived: dict[int, int] = {}
     for segment in segments:
         archived[segment.partition] = max(archived.get(segment.partition, 0), segment.next)
@@ -191,6 +189,6 @@ def _cut(topic: Topic, segments: tuple[Segment, ...], bounds: dict[TopicPartitio
                 Gap(at, f"{low - begin} records are neither in the archive nor in the log: retention was faster")
             )
         elif 0 < high < begin:
-            what = f"the log ends at {high}, before the archive's {begin}: the topic was made anew, and is not read"
+            what = f"the log ends at {high}, before the archive's {begin}: the topic was recreated, and is not read"
             gaps.append(Gap(at, what))
     return Parts(topic, segments, starts, ends, tuple(gaps), missing=not own)

@@ -1,12 +1,12 @@
-"""What a statement is, before it is run: may it run, what does it read, and can it be followed?
+"""Check a statement before it is run: may it run, what does it read, and can it be followed?
 
     SQL ──► one statement? reads only? ──► the views it names ──► Statement
 
-DuckDB's own parser answers, so that a string or a comment with `COPY` in it is no COPY. Nothing is bound and no file is
-touched: that is what the run itself is for, and the connection is locked besides (streams/tools/query/session.py).
+DuckDB's own parser decides, so a string or a comment with `COPY` in it is not a COPY. Nothing is bound and no file is
+touched: that is left to the run, and the connection is locked besides (streams/tools/query/session.py).
 
-Not covered: names hidden from the parser, as in query_table('tasks'). Such a statement runs, and takes no option that
-needs to know what it reads.
+A name that is hidden from the parser, as in query_table('tasks'), is not found. Such a statement runs, but takes no
+option that depends on what it reads.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ class Statement(NamedTuple):
     tables: frozenset[str]
     """The tables and views it names, as far as the parser sees them; its own CTEs are not among them."""
     rows: bool
-    """Whether it gives rows of data, and so takes a limit: not EXPLAIN, DESCRIBE, SUMMARIZE or SHOW."""
+    """Whether it returns rows of data, and so takes a limit: not EXPLAIN, DESCRIBE, SUMMARIZE or SHOW."""
     plain: bool
-    """Whether each row it gives comes from one record of one table, by itself: it can be followed."""
+    """Whether each row depends on one record of one table alone, so that it can be followed."""
 
 
 def parse(con: duckdb.DuckDBPyConnection, sql: str) -> Statement:
     """Return the one statement in `sql`.
 
-    Raises SettingsError if there is none, or several, or it cannot be parsed; RefusedError if it does not only read.
+    Raises SettingsError if there is none, or several, or it cannot be parsed; RefusedError if it does more than read.
     """
     try:
         found = con.extract_statements(sql)
@@ -70,7 +70,7 @@ def parse(con: duckdb.DuckDBPyConnection, sql: str) -> Statement:
 
 
 def sql_error(exc: duckdb.Error) -> SettingsError | RefusedError:
-    """Return our error for one of DuckDB's about a statement. It says where, and which names are near."""
+    """Return our error for one of DuckDB's about a statement. It has the position and similar names."""
     text = str(exc).strip()
     if isinstance(exc, duckdb.PermissionException) or "the configuration has been locked" in text:
         return RefusedError(f"{text}\nQueries read the log only; --allow-files lets a query read and write files")

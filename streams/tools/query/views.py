@@ -1,15 +1,15 @@
-"""The views of the log: one per topic, and the joins that people would write again and again.
+"""The views of the log: one per topic, and the joins that are needed most.
 
     topic `group-control` ──► view group_control       groups + responses ──► group_responses
-    the columns of streams/columns/                    adapters + batches + groups ──► lineage
+    the columns of tools/arrow                         adapters + batches + groups ──► lineage
                                                        adapters, folded          ──► rollout
 
-A view has a topic that leads it: `--since`, `--key` and the like choose records of that one, and what a join looks up
-beside them is looked up in the whole log (schema `whole`), so that a narrow window never loses the other half of a
-row. Records that were written twice count once in a join: the first in its partition wins, as in the stages.
+A view has a leading topic: `--since`, `--key` and the like choose records of that one, and a join looks up the others
+in the whole log (schema `whole`), so that a narrow window never loses the other half of a row. Records that were
+written twice count once in a join: the first in its partition wins, as in the stages.
 
-Not covered: what the trainer makes of a group. Token ids and logprobs are in `groups.responses`. `rollout` folds all
-events of a policy, those in a partition that is not the policy's included, which agents never read.
+Token ids and logprobs are in `groups.responses`. `rollout` folds all events of a policy, also those in a partition that
+is not the policy's, which agents never read.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ class SqlView(NamedTuple):
 
     name: str
     label: str
-    """Of the topic whose records lead: one row, or more, for each."""
+    """Of the leading topic: one row, or more, for each of its records."""
     about: str
     sql: str = ""
     """How a join is made; `` for a topic itself."""
     also: tuple[str, ...] = ()
-    """Labels of the topics that a join looks into besides."""
+    """Labels of the other topics of a join."""
 
 
 GROUP_RESPONSES = """
@@ -140,7 +140,7 @@ SELECT t.policy, t.kind, t.version, CASE WHEN f.works THEN 'effective' WHEN t.ag
     t._timestamp
 FROM fold AS f JOIN told AS t USING (policy, n) SEMI JOIN adapters USING (_partition, _offset)
 """
-"""What streams/adapters/serving.py does with events, once more: a property test folds random histories with both."""
+"""What streams/adapters/serving.py does with events, in SQL: a property test folds random histories with both."""
 
 JOINS = (
     SqlView(

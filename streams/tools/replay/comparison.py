@@ -1,12 +1,9 @@
-"""Held-out scores of two lines of adapters, side by side.
+"""Held-out scores of two experiments or policies, side by side.
 
-    adapters of each log: evaluated ──► score by suite and version ──► rows: one suite, one version, both lines
+    adapters of each log: evaluated ──► score by suite and version ──► rows: one suite, one version, both sides
 
-A line is an experiment, or a policy of the log itself. Only equal suites are compared: equal names mean equal
-questions.
-
-Not covered: questions that nobody asked. `streamward replay evaluate` asks an experiment's versions, and `streamward
-evaluate` those of a policy.
+A side is an experiment, or a policy of the log itself. Suites of the same name have the same questions. `streamward
+replay evaluate` evaluates the versions of an experiment, and `streamward evaluate` those of a policy.
 """
 
 from __future__ import annotations
@@ -24,12 +21,12 @@ from streams.tools.replay import experiments
 from streams.tools.replay.experiments import Experiment
 
 SIGMAS = 1.96
-"""Standard errors on either side of a difference, for 95 of 100 times."""
+"""Standard errors on either side of a difference, for 95 %."""
 
 
 @dataclass(frozen=True, slots=True)
-class ComparisonLine:
-    """One line of adapters and how its versions did."""
+class ComparisonSide:
+    """An experiment or policy, and the scores of its versions."""
 
     name: str
     is_experiment: bool
@@ -38,10 +35,10 @@ class ComparisonLine:
     """By suite and version."""
 
 
-def line(settings: Settings, name: str, every: Mapping[str, Experiment] | None = None) -> ComparisonLine:
+def side(settings: Settings, name: str, every: Mapping[str, Experiment] | None = None) -> ComparisonSide:
     """Return the experiment called `name`, or else the policy. Raises NotFoundError if neither is there.
 
-    `every` is what `experiments.read` returned, for who has read it before.
+    `every` is what `experiments.read` returned, if it was read before.
     """
     every = experiments.read(settings) if every is None else every
     if name in every:
@@ -53,22 +50,23 @@ def line(settings: Settings, name: str, every: Mapping[str, Experiment] | None =
     except NotFoundError:
         if name not in every:
             raise
-        return ComparisonLine(name, True, 0, {})  # it was stopped before it had any topics
+        return ComparisonSide(name, True, 0, {})  # it was stopped before its topics existed
     scores = {
         (suite, number): metrics for number, one in state.versions.items() for suite, metrics in one.evaluated.items()
     }
     if name not in every and not state.newest and not scores and name != settings.policy.name:
         raise NotFoundError(
-            f"{name!r} is no experiment and no policy with an adapter or a score; experiments: {nearest(name, every)}"
+            f"{name!r} is neither an experiment nor a policy with an adapter or a score; experiments: "
+            f"{nearest(name, every)}"
         )
-    return ComparisonLine(name, name in every, state.newest, scores)
+    return ComparisonSide(name, name in every, state.newest, scores)
 
 
-def rows(first: ComparisonLine, second: ComparisonLine) -> list[dict[str, Any]]:
-    """Return one row for each suite and version that either line was asked; a score that is missing is None.
+def rows(first: ComparisonSide, second: ComparisonSide) -> list[dict[str, Any]]:
+    """Return one row for each suite and version that either side answered; a missing score is None.
 
-    `difference` is second minus first in `exact`; `within` is what chance alone makes of it, 95 of 100 times, for
-    questions drawn anew (normal approximation). Both are None unless both lines were asked.
+    `difference` is second minus first in `exact`; `within` is its 95 % interval around 0 if both were equally good and
+    the questions drawn again (normal approximation). Both are None unless both sides answered.
     """
     found = []
     for suite, number in sorted(first.scores.keys() | second.scores.keys()):

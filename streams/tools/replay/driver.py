@@ -6,8 +6,6 @@
 The same reducers as the live worker's, many times faster, for replay, backfill and the parity test. Bounds are fixed at
 the start and nothing is committed. Where several topics feed one state they are merged by record timestamp, heads
 first, as Kafka Streams does; each partition keeps its own order. So two replays of one range agree, at any speed.
-
-Not covered: following a log that grows. That is the live worker.
 """
 
 from __future__ import annotations
@@ -35,10 +33,10 @@ from streams.stages.advantages import stage as advantages
 from streams.stages.advantages.state import EmitGroup, GroupState
 
 Bounds = Mapping[tuple[str, int], tuple[int, int]]
-"""By topic and partition: the first offset, and the one behind the last."""
+"""By topic and partition: the first offset, and the one after the last."""
 LookUp = Callable[[Iterable[Coordinates]], Mapping[Coordinates, Record]]
 Note = Callable[[EmitGroup], EmitGroup]
-"""Adds to a group that leaves what its own log does not tell; see streams/tools/replay/recorded_lag.py."""
+"""Adds to a group what its own log does not tell; see streams/tools/replay/recorded_lag.py."""
 
 
 class Encoded(NamedTuple):
@@ -60,11 +58,11 @@ def join(settings: Settings) -> Iterator[AdvantagedGroup | DeadLetter]:
 
 
 def join_encoded(settings: Settings, *, processes: int | None = None) -> Iterator[Encoded]:
-    """Yield what `join` yields, in its order, as records to write; partitions are joined side by side.
+    """Yield what `join` yields, in its order, as records to write; partitions are joined in parallel.
 
-    `processes` is one a core if not given. They are started by `spawn`, so a program that calls this must keep its own
-    start behind `if __name__ == "__main__"`. What a partition makes is held until it is its turn.
-    Raises LogError if the log cannot be read.
+    `processes` defaults to one per core. They are started by `spawn`, so a program that calls this must keep its own
+    start behind `if __name__ == "__main__"`. What a partition makes is held until it is its turn. Raises LogError if
+    the log cannot be read.
     """
     bounds, partitions = admin.offsets(settings, KEYED_BY_TASK), range(settings.topics.partitions)
     wanted = min(processes or os.cpu_count() or 1, len(partitions))
@@ -76,9 +74,9 @@ def join_encoded(settings: Settings, *, processes: int | None = None) -> Iterato
 
 
 def begin(ids: numbering.LockIds) -> None:
-    """Set up a process that does nothing but join: these schema ids, and nobody who looks for garbage.
+    """Set up a process that only joins: these schema ids, and no garbage collector.
 
-    What waits for its group is plain values without cycles: looking for some among them takes a tenth of the time.
+    What waits for its group has no reference cycles, and searching it for some would take a tenth of the time.
     """
     numbering.use(ids)
     gc.disable()
@@ -114,10 +112,9 @@ def join_records(
 def joined(
     settings: Settings, records: Iterable[Record], *, look_up: LookUp | None = None, note: Note | None = None
 ) -> Iterator[tuple[Record, AdvantagedGroup | DeadLetter]]:
-    """Yield what `join_records` yields, each behind the record at which it left.
+    """Yield what `join_records` yields, each after the record at which it left.
 
-    What is kept is what is open, and what has left and was not evicted by its control record: as much as the live
-    stage keeps, however long the log is.
+    It keeps what the live stage keeps, however long the log is: open groups, and groups that were not yet evicted.
     """
     stage, look_up = advantages.AdvantageStage(settings), look_up or partial(fetch, settings)
     states: dict[str, GroupState] = {}

@@ -1,12 +1,12 @@
-"""Experiments: what of this log was replayed into a log of its own, and what came of it.
+"""Experiments: what was replayed from this log into a log of its own, and the result.
 
     experiments: started, stopped, failed, finished ──► fold ──► Experiment: selection, ranges, settings, counts, state
     settings, NAME ──► settings of its log: the same topics under <prefix>experiment.NAME., adapters in its own folder
 
-No live process subscribes to a topic of another prefix, so an experiment is seen by nobody who does not ask for it, and
-every command works on it with `--config FOLDER/streamward.toml`. Where it came from is told by the log it came from.
+No live process subscribes to a topic of another prefix, so no live process sees an experiment, and every command works
+on it with `--config FOLDER/streamward.toml`. Where it came from is recorded in the log it came from.
 
-Not covered: two machines that run one experiment at the same time. On one machine the second is refused.
+On one machine a second process that runs the same experiment is refused; on two machines nothing prevents it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from streams.settings.model import Settings
 PREFIX = "experiment."
 FOLDER = Path(".streamward/experiments")
 DECIDING = ("advantages", "batches", "model", "trainer")
-"""Sections of the settings that decide what an experiment comes to."""
+"""Sections of the settings that decide the result of an experiment."""
 _WHERE = ("trainer.checkpoints", "trainer.keep_checkpoints")
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,59}")
 
@@ -63,7 +63,7 @@ class Experiment:
 
 
 def check_name(name: str) -> None:
-    """Raise SettingsError if no experiment can be called so: the name is part of topic names and of paths."""
+    """Raise SettingsError for an invalid name: it becomes part of topic names and of paths."""
     if _NAME.fullmatch(name) is None:
         raise SettingsError(
             f"experiment {name!r}: expected 1 to 60 of a-z, 0-9, - and _, a letter or digit first, e.g. dr-grpo"
@@ -73,7 +73,7 @@ def check_name(name: str) -> None:
 def settings_of(source: Settings, name: str, folder: Path, changes: Mapping[str, Any], origin: str) -> Settings:
     """Return the settings of the experiment's own log; `changes` by dotted key.
 
-    Raises SettingsError, naming `origin`, for a key or value that cannot be.
+    Raises SettingsError, naming `origin`, for an invalid key or value.
     """
     own = {
         "topics.prefix": f"{source.topics.prefix}{PREFIX}{name}.",
@@ -84,19 +84,19 @@ def settings_of(source: Settings, name: str, folder: Path, changes: Mapping[str,
         "adapters.store": str(folder / "adapters"),
     }
     if taken := sorted(own.keys() & changes.keys()):
-        raise SettingsError(f"{origin}: {taken[0]} is an experiment's own; leave it out")
+        raise SettingsError(f"{origin}: {taken[0]} is set by the experiment itself; leave it out")
     return changed(source, {**changes, **own}, origin)
 
 
 def of(source: Settings, experiment: Experiment) -> Settings:
-    """Return the settings of an experiment that ran, as its events have them."""
+    """Return the settings of an experiment, as its events record them."""
     own = ("trainer.off_policy", "scorers")
     decided = {key: text for key, text in experiment.settings.items() if key not in own}
     return settings_of(source, experiment.name, experiment.folder, decided, f"experiment {experiment.name}")
 
 
 def deciding(settings: Settings) -> dict[str, str]:
-    """Return every setting that decides what an experiment comes to, as text."""
+    """Return every setting that decides the result of an experiment, as text."""
     return {
         key: str(value) for key, value in dotted(settings) if key.partition(".")[0] in DECIDING and key not in _WHERE
     }
@@ -112,7 +112,7 @@ def code_version() -> str:
 
 
 def hold(folder: Path, name: str) -> AbstractContextManager[None]:
-    """Be the one process on this machine that works on an experiment. Raises RefusedError naming who does."""
+    """Lock an experiment for this process. Raises RefusedError naming the process that has it."""
     return files.hold(folder, refusal=f"experiment {name} is being worked on", way_out="wait, or stop it")
 
 
@@ -133,7 +133,7 @@ def read(settings: Settings) -> dict[str, Experiment]:
 
 
 def fold(experiment: Experiment | None, event: ExperimentEvent) -> Experiment:
-    """Return an experiment after `event`; the first says what is replayed, and each how far it came."""
+    """Return an experiment after `event`; the first describes what is replayed, and each how far it came."""
     if experiment is None:
         return Experiment(
             name=event.experiment,
@@ -161,10 +161,10 @@ def fold(experiment: Experiment | None, event: ExperimentEvent) -> Experiment:
 
 
 def find(settings: Settings, name: str) -> Experiment:
-    """Return the experiment called `name`. Raises NotFoundError, with the nearest one."""
+    """Return the experiment called `name`. Raises NotFoundError with the nearest name."""
     every = read(settings)
     if name not in every:
-        raise NotFoundError(f"no experiment of {settings.topics.prefix}* is called {name!r}; {nearest(name, every)}")
+        raise NotFoundError(f"{settings.topics.prefix}* has no experiment {name!r}; {nearest(name, every)}")
     return every[name]
 
 

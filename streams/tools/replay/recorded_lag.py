@@ -1,13 +1,13 @@
-"""How far behind a group was, when another line of adapters goes on with it.
+"""How far behind a group was, for an experiment that trains other versions on it.
 
-    adapters[policy]: trained, by record time ──► newest version when the group was whole ──► lag, in its metadata
+    adapters[policy]: trained, by record time ──► newest version when the group was complete ──► lag, in its metadata
 
-In the log where a group was made, batch s turns version s into s + 1, and its lag is s - adapter_version. In an
-experiment the batches are others and so are the versions; what stays true is how many versions the sampler was behind
-the newest one at the moment the group was whole. That is what is recorded, and `batches.max_policy_lag` applies to it.
+In the source, batch s turns version s into s + 1, and the lag of a group is s - adapter_version. An experiment has
+other batches and other versions; what stays true is how many versions the sampler was behind the newest one when the
+group was complete. That is what is recorded, and `batches.max_policy_lag` applies to it.
 
-Not covered: how far the experiment's own adapter has moved from the one that sampled. No count of versions says that;
-the importance ratios of the trainer do.
+How far the experiment's own adapter has moved from the one that sampled is not a count of versions; the importance
+ratios of the trainer measure it.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ class Trained:
         self._newest = list(accumulate((version for _, version in ordered), max))
 
     def newest(self, at_ms: int) -> int:
-        """Return the newest version there was at a time; 0, the base model, if none was trained yet."""
+        """Return the newest version at a time; 0, the base model, if none was trained yet."""
         known = bisect_right(self._times, at_ms)
         return self._newest[known - 1] if known else 0
 
     def lag(self, version: int, at_ms: int) -> int:
-        """Return how many versions `version` was behind at a time; clocks that disagree make it no less than 0."""
+        """Return how many versions `version` was behind at a time; never below 0, even if clocks disagree."""
         return max(0, self.newest(at_ms) - version)
 
     def note(self, close: EmitGroup) -> EmitGroup:
-        """Return a group that leaves with its lag among its metadata; one that nobody answered has none."""
+        """Return a group that leaves with its lag in its metadata; an unanswered one has none."""
         if close.adapter_version < 0:
             return close
         lag = (POLICY_LAG, str(self.lag(close.adapter_version, close.created_at)))
@@ -58,7 +58,7 @@ class Trained:
 def read(
     settings: Settings, history: History, policy: str, ranges: Iterable[SourceRange]
 ) -> tuple[Trained, list[AdapterEvent]]:
-    """Return when the versions of a policy came, and their events. Raises LogError if the log cannot be read."""
+    """Return when each version of a policy was announced, and the events. Raises LogError if the log cannot be read."""
     made: dict[int, tuple[int, AdapterEvent]] = {}
     starts, ends = bounds(ranges, topics(settings.topics)["adapters"].name)
     for record in history.read(starts, ends):

@@ -147,7 +147,7 @@ def run(
         about, is_new = _begin(source, history, request, own)
         chosen = chosen_of(source, history, request, about)
         journal = Journal(source, about, actor=request.actor)
-        journal.write("started", "asked for" if is_new else "asked to go on")
+        journal.write("started", "requested" if is_new else "resumed")
         progress = ReplayProgress(stop) if report is None else ReplayProgress(stop, report)
         counts: Counter[str] = Counter(unreadable=chosen.unreadable)
         try:
@@ -162,7 +162,7 @@ def run(
             if request.train:
                 _train(own, min(counts["batches"], request.steps or counts["batches"]), counts, progress)
         except Stopped:
-            journal.write("stopped", "asked to stop", counts)
+            journal.write("stopped", "stopped by request", counts)
             return ReplayResult(experiment=request.name, kind="stopped", counts=counts, settings=own)
         except Exception as exc:
             journal.write("failed", f"{type(exc).__name__}: {exc}", counts)

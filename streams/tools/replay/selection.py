@@ -1,11 +1,10 @@
-"""Say which tasks of a log are meant, and find them.
+"""Describe which tasks of a log to replay, and find them.
 
-    --policy --since --until --from --to --key --scenario --where ──► Selection ──► tasks ──► Chosen: their keys
+    --policy --since --until --from --to --key --scenario --where ──► Selection ──► tasks ──► SelectedTasks: their keys
 
 Only train tasks are chosen; what belongs to them (responses, rewards, control records) follows by key. Ages become
-times once, when something is first asked, and a range is fixed then, so that asking again means the same records.
-
-Not covered: a task that lies in the log twice, once inside the range. It is chosen, and both copies belong to it.
+times at the first request, and the range is fixed then, so that a repeated request means the same records. A task that
+is in the log twice, once inside the range, is chosen with both copies.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ SOURCES = ("tasks", "responses", "rewards", "group-control", "adapters")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """Which train tasks are meant; None is no limit. Times are those of the records, milliseconds since the epoch."""
+    """Which train tasks to replay; None is no limit. Times are those of the records, milliseconds since the epoch."""
 
     policy: str
     since_ms: int | None = None
@@ -72,9 +71,9 @@ def from_plain(plain: Mapping[str, str]) -> Selection:
 
 
 def ranges_of(settings: Settings, history: History, selection: Selection) -> tuple[SourceRange, ...]:
-    """Return what there is to read now, cut to the offsets that were asked for.
+    """Return the ranges that can be read now, cut to the offsets that were asked for.
 
-    Raises RefusedError if retention has cut a part of that, LogError if the log cannot be read.
+    Raises RefusedError if retention has deleted part of them, LogError if the log cannot be read.
     """
     tasks = topics(settings.topics)["tasks"].name
     found = []
@@ -91,7 +90,7 @@ def ranges_of(settings: Settings, history: History, selection: Selection) -> tup
 
 def _cut(where: str, what: str) -> str:
     return (
-        f"{where}: retention has cut what was asked for; {what}. Ask for a later range, or restore what is gone "
+        f"{where}: retention has deleted what was asked for; {what}. Ask for a later range, or restore what is gone "
         "(from an archive, if there is one)"
     )
 
@@ -102,15 +101,15 @@ class SelectedTasks(NamedTuple):
     keys: frozenset[bytes]
     by_scenario: dict[str, int]
     unreadable: int
-    """Records of `tasks` in the range that are no tasks."""
+    """Records of `tasks` in the range that are not tasks."""
 
 
 def choose(
     settings: Settings, history: History, selection: Selection, ranges: Iterable[SourceRange], among: set[str] | None
 ) -> SelectedTasks:
-    """Return the train tasks that are meant; `among` are the ids for which `selection.where` holds, None without one.
+    """Return the train tasks to replay; `among` are the ids for which `selection.where` holds, None without one.
 
-    Raises NotFoundError if there is none, RefusedError if the log begins behind `selection.since_ms`.
+    Raises NotFoundError if there are none, RefusedError if the log begins after `selection.since_ms`.
     """
     name = topics(settings.topics)["tasks"].name
     starts, ends = bounds(ranges, name)
@@ -128,20 +127,20 @@ def choose(
         task = record.decode(Task)
         if isinstance(task, Poison):
             unreadable += 1
-        elif _is_meant(task, selection, among) and record.key == task.task_id.encode() and record.key not in keys:
+        elif _is_wanted(task, selection, among) and record.key == task.task_id.encode() and record.key not in keys:
             keys.add(record.key)
             by_scenario[task.scenario] = by_scenario.get(task.scenario, 0) + 1
     if not keys:
         limits = ", ".join(f"--{option} {text}" for option, text in selection.asked) or "no other limit"
         raise NotFoundError(
             f"no train task of policy {selection.policy} is in the range ({limits}); `streamward events tail tasks "
-            "--from start` shows what there is"
+            "--from start` shows them all"
         )
     return SelectedTasks(frozenset(keys), by_scenario, unreadable)
 
 
 def bounds(ranges: Iterable[SourceRange], *names: str) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
-    """Return first and next offset per partition of these topics, without those where there is nothing."""
+    """Return first and next offset per partition of these topics, without those that are empty."""
     wanted = [one for one in ranges if one.topic in names and one.first < one.next]
     return (
         {(one.topic, one.partition): one.first for one in wanted},
@@ -150,7 +149,7 @@ def bounds(ranges: Iterable[SourceRange], *names: str) -> tuple[dict[TopicPartit
 
 
 def _refuse_cut(record: Record, start: int, selection: Selection) -> None:
-    """Raise RefusedError if the log begins with this record, behind the time from which on everything was asked for."""
+    """Raise RefusedError if the log begins with this record, later than the time since which tasks are wanted."""
     since_ms = selection.since_ms
     if start > 0 and selection.first is None and since_ms is not None and record.timestamp_ms > since_ms:
         what = f"the first record, of {record.timestamp_ms} ms, is younger than --since, {since_ms} ms"
@@ -163,7 +162,7 @@ def _in_time(record: Record, selection: Selection) -> bool:
     return selection.until_ms is None or record.timestamp_ms < selection.until_ms
 
 
-def _is_meant(task: Task, selection: Selection, among: set[str] | None) -> bool:
+def _is_wanted(task: Task, selection: Selection, among: set[str] | None) -> bool:
     return (
         task.purpose == "train"
         and task.policy == selection.policy

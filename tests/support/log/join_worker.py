@@ -92,7 +92,7 @@ def build(conf: load.Settings) -> apps.App:
 def main() -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     try:
-        return apps.run_worker(build(load.load()), grace_s=20)
+        return apps.run_worker(build(load()), grace_s=20)
     except StreamwardError as exc:
         print(exc, file=sys.stderr)
         return exc.exit_code

@@ -30,14 +30,14 @@ class Noted(ScriptedEngine):
 
 
 class World:
-    """An engine, a shelf and a store."""
+    """An engine, an adapter cache and a store."""
 
     def __init__(self, folder: Path) -> None:
-        self.store, self.engine, self.arms = folder / "store", Noted(), VersionRouter("default")
-        self.shelf = AdapterCache(Settings(adapters=Adapters(store=str(self.store))), self.engine, self.arms)
+        self.store, self.engine, self.router = folder / "store", Noted(), VersionRouter("default")
+        self.cache = AdapterCache(Settings(adapters=Adapters(store=str(self.store))), self.engine, self.router)
 
     def move(self, kind: AdapterKind, version: int, expected: int | None = None) -> None:
-        self.arms.take(
+        self.router.take(
             AdapterEvent(
                 event_id=derive_id(kind, version, expected), policy="default", created_at=1, version=version, kind=kind,
                 actor="a person", reason="test", expected_version=expected, share=0.5,
@@ -49,7 +49,7 @@ class World:
         made.mkdir()
         (made / "adapter_model.safetensors").write_bytes(b"%d" % version)
         uri, files = store.publish(made, str(self.store), "default", version)
-        self.arms.take(
+        self.router.take(
             AdapterEvent(
                 event_id=derive_id(version), policy="default", created_at=1, version=version, kind="trained",
                 actor="trainer", reason="test", uri=uri, files=files,
@@ -66,29 +66,29 @@ def world(tmp_path: Path) -> Iterator[World]:
     for version in range(1, KEPT + 4):
         made.train(version, tmp_path)
     yield made
-    made.shelf.close()
+    made.cache.close()
     assert not made.kept()
 
 
 def test_two_versions_by_turns_are_fetched_once(world: World) -> None:
-    world.shelf.serve(1)
-    world.shelf.serve(2)
+    world.cache.serve(1)
+    world.cache.serve(2)
     shutil.rmtree(world.store)
     for version in (1, 2, 0, 1):
-        world.shelf.serve(version)
+        world.cache.serve(version)
         assert world.engine.served_version == version
     with pytest.raises(EventError):
-        world.shelf.serve(3)
+        world.cache.serve(3)
     assert world.engine.served_version == 1
 
 
 def test_a_folder_that_somebody_removed_is_fetched_again(world: World) -> None:
-    world.shelf.serve(1)
-    world.shelf.serve(2)
+    world.cache.serve(1)
+    world.cache.serve(2)
     first = world.engine.handed[1]
     assert first is not None
     shutil.rmtree(first)
-    world.shelf.serve(1)
+    world.cache.serve(1)
     assert world.kept() == {1, 2}
 
 
@@ -97,13 +97,13 @@ def test_the_last_few_are_kept_and_primary_and_candidate_whenever_they_were_serv
     world.move("canary_started", 2, 1)
     last = range(1, KEPT + 4)
     for version in last:
-        world.shelf.serve(version)
+        world.cache.serve(version)
     assert world.kept() == {1, 2, *list(last)[-KEPT:]}
 
 
 def test_what_is_retired_goes_with_the_next_swap(world: World) -> None:
-    world.shelf.serve(1)
-    world.shelf.serve(2)
+    world.cache.serve(1)
+    world.cache.serve(2)
     world.move("retired", 1)
-    world.shelf.serve(3)
+    world.cache.serve(3)
     assert world.kept() == {2, 3}
