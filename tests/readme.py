@@ -165,7 +165,7 @@ def _bash(folder: Path) -> Iterator[Callable[[str], tuple[int, str]]]:
     bash = subprocess.Popen(
         [sys.executable, "-c", LOGIN, LOOP.replace("<&3", f"<&{commands}")],
         cwd=folder,
-        env=env | {"TERM": "xterm", "NO_COLOR": "1"},
+        env=env | {"TERM": "xterm", "NO_COLOR": "1", "COLUMNS": str(COLUMNS)},
         stdin=end,
         stdout=end,
         stderr=end,

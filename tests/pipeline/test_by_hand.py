@@ -144,7 +144,10 @@ def test_once_the_node_is_stopped_commands_say_so_with_their_exit_codes(session:
     assert (status.returncode, status.stdout) == (3, "")
     assert "start it with `streamward broker start`" in status.stderr
     assert (listed.returncode, listed.stdout) == (5, "")
-    assert f"Kafka at {session.env['STREAMWARD_KAFKA__BOOTSTRAP']} did not answer" in listed.stderr
+    assert (
+        f"{session.env['STREAMWARD_KAFKA__BOOTSTRAP']}, is stopped; start it with `streamward broker start`"
+        in listed.stderr
+    )
 
 
 # --- behind a password ------------------------------------------------------------------------------------------------

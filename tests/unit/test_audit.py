@@ -53,6 +53,7 @@ MAY_IMPORT = {
     "kafka.offsets",
     "kafka.reader",
     "kafka.record",
+    "kafka.times",
     "kafka.topics",
     "observability.catalog",
     "observability.http_server",
