@@ -97,7 +97,9 @@ def test_an_experiment_without_a_score_has_nothing_to_compare(source: Settings, 
     asked = ReplayRequest(name="bare", selection=Selection(policy="default"), folder=folder / "bare", train=False)
     replay.run(source, asked, stop=threading.Event())
     assert comparison.side(source, "bare").scores == {}
-    with pytest.raises(NotFoundError, match="'nobody' is neither an experiment nor a policy with an adapter or a score"):
+    with pytest.raises(
+        NotFoundError, match="'nobody' is neither an experiment nor a policy with an adapter or a score"
+    ):
         comparison.side(source, "nobody")
 
 
@@ -124,6 +126,8 @@ def test_an_experiment_that_has_not_finished_is_not_asked(source: Settings, fold
     stop.set()
     asked = ReplayRequest(name="halted", selection=Selection(policy="default"), folder=folder / "halted")
     assert replay.run(source, asked, stop=stop).kind == "stopped"
-    with pytest.raises(RefusedError, match="experiment halted is stopped; finish it first with the same `streamward replay run`"):
+    with pytest.raises(
+        RefusedError, match="experiment halted is stopped; finish it first with the same `streamward replay run`"
+    ):
         held_out.run(source, "halted", ASKED, stop=threading.Event())
     assert experiments.find(source, "halted").kind == "stopped"
