@@ -382,12 +382,7 @@ def test_an_arm_that_has_no_room_leaves_the_round_to_the_other() -> None:
 # --- arms -------------------------------------------------------------------------------------------------------------
 
 
-def move(kind: str, version: int, **changed: object) -> AdapterEvent:
-    fields: dict[str, object] = {
-        "event_id": derive_id("p", kind, version, *changed.values()), "policy": "p", "created_at": 1, "kind": kind,
-        "version": version, "actor": "a person", "reason": "test",
-    }  # fmt: skip
-    return AdapterEvent(**fields | changed)  # type: ignore[arg-type]
+move = partial(factories.adapter_event, policy="p")
 
 
 def arms(*moves: AdapterEvent) -> VersionRouter:
