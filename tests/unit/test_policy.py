@@ -16,9 +16,7 @@ from schemas.events import (
     AdvantagedGroup,
     Batch,
     Coordinates,
-    Message,
     Response,
-    RewardSource,
     Sampling,
     Task,
     derive_id,
@@ -38,15 +36,8 @@ from tests.support.thoroughness import examples
 
 
 def task(number: int = 0, **changed: object) -> Task:
-    fields: dict[str, object] = {
-        "task_id": derive_id("task", number),
-        "created_at": 1,
-        "policy": "p",
-        "group_size": 2,
-        "reward_sources": (RewardSource(name="exact"),),
-        "messages": (Message(role="user", content="1 + 1 ="),),
-    }
-    return Task(**fields | changed)  # type: ignore[arg-type]
+    whole: dict[str, object] = {"task_id": derive_id("task", number), "policy": "p", "group_size": 2}
+    return factories.task(**whole | changed)
 
 
 def waiting(number: int = 0, **changed: object) -> WaitingTask:
