@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from schemas.events import AdapterEvent, AdvantagedGroup, Task, derive_id
+from schemas.events import AdapterEvent, AdvantagedGroup, Task
 from schemas.serde import Poison
 from streams.adapters.versions import read_state
 from streams.cli.root import cli
@@ -25,6 +25,7 @@ from streams.kafka import admin
 from streams.kafka.producer import Producer
 from streams.settings.load import to_env
 from streams.settings.model import Canary, Guard, Rollouts, Settings
+from tests.support import factories
 from tests.support.factories import group
 from tests.support.processes import command, environment, until
 
@@ -46,15 +47,7 @@ def worker(settings: Settings) -> Iterator[None]:
 
 
 def trained(version: int) -> AdapterEvent:
-    return AdapterEvent(
-        event_id=derive_id("default", version, "trained"),
-        policy="default",
-        created_at=version,
-        version=version,
-        kind="trained",
-        actor="trainer",
-        reason="batch",
-    )
+    return factories.trained(version, created_at=version)
 
 
 def answers(version: int, *, reward: float, n: int = 10, **changed: Any) -> list[AdvantagedGroup]:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from schemas.events import AdapterEvent, AdvantagedGroup, Reward, derive_id
+from schemas.events import AdapterEvent, AdapterKind, AdvantagedGroup, Reward
 from streams.adapters import decisions, store as adapter_store
 from streams.adapters.versions import read_state
 from streams.cli.root import cli
@@ -22,6 +22,7 @@ from streams.kafka.producer import Producer
 from streams.kafka.record import Record
 from streams.settings.load import to_env
 from streams.settings.model import Settings
+from tests.support.factories import adapter_event
 from tests.support.log.whole_run import BY_NAME, SETTINGS, event_of, whole_log
 from tests.support.processes import command, environment
 
@@ -54,19 +55,11 @@ def write(settings: Settings, *events: AdapterEvent) -> None:
             producer.send(event)
 
 
-def event(version: int, kind: str = "trained", **changed: Any) -> AdapterEvent:
-    fields: dict[str, Any] = {
-        "event_id": derive_id("default", version, kind, changed.get("expected_version")),
-        "policy": "default",
-        "created_at": 1_700_000_000_000 + version,
-        "version": version,
-        "kind": kind,
-        "actor": "trainer",
-        "reason": "because",
-    }
+def event(version: int, kind: AdapterKind = "trained", **changed: Any) -> AdapterEvent:
+    fields: dict[str, Any] = {"created_at": 1_700_000_000_000 + version, "actor": "trainer"}
     if kind == "trained":
         fields |= {"parent_version": version - 1, "first_batch": 0, "last_batch": version - 1}
-    return AdapterEvent(**fields | changed)
+    return adapter_event(kind, version, **fields | changed)
 
 
 def published(settings: Settings, folder: Path, version: int) -> AdapterEvent:

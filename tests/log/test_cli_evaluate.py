@@ -6,13 +6,14 @@ import json
 import threading
 import uuid
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
-from schemas.events import AdapterEvent, AdvantagedGroup, Task, derive_id
+from schemas.events import AdapterEvent, AdvantagedGroup, Task
 from streams.cli.root import cli
 from streams.evaluation import asking, results
 from streams.kafka import admin
@@ -20,7 +21,7 @@ from streams.kafka.producer import Producer
 from streams.settings.load import to_env
 from streams.settings.model import Kafka, Settings, Topics
 from streams.stages.tasks import suites
-from tests.support.factories import group, member
+from tests.support.factories import adapter_event, group, member
 from tests.support.processes import read
 
 pytestmark = pytest.mark.kafka
@@ -32,12 +33,7 @@ scenarios:
 """
 
 
-def about(version: int, kind: str, **changed: Any) -> AdapterEvent:
-    whole = {
-        "event_id": derive_id("p", version, kind), "policy": "p", "created_at": version, "version": version,
-        "kind": kind, "actor": "trainer", "reason": "because",
-    }  # fmt: skip
-    return AdapterEvent(**whole | changed)
+about = partial(adapter_event, policy="p", created_at=1, actor="trainer")
 
 
 def send(settings: Settings, events: Iterable[AdapterEvent]) -> None:
@@ -58,8 +54,8 @@ def source(kafka_bootstrap: str) -> Settings:
     """A log with versions 1, which is primary, 2, the newest, and 3 that is retired."""
     settings = Settings(kafka=Kafka(bootstrap=kafka_bootstrap), topics=Topics(prefix=f"test-{uuid.uuid4().hex[:12]}."))
     admin.apply_topics(settings)
-    promotion = about(1, "promoted", expected_version=0)
-    send(settings, [about(1, "trained"), promotion, about(3, "trained"), about(3, "retired"), about(2, "trained")])
+    promotion = about("promoted", 1, expected_version=0)
+    send(settings, [about("trained", 1), promotion, about("trained", 3), about("retired", 3), about("trained", 2)])
     return settings
 
 
@@ -130,7 +126,7 @@ def test_a_version_the_primary_and_the_base_are_asked_waited_for_and_compared(so
 
 
 def test_a_wait_says_who_does_not_move(made: Settings, file: Path) -> None:
-    send(made, [about(1, "trained")])
+    send(made, [about("trained", 1)])
     suite, stop = suites.load(file), threading.Event()
     said: list[str] = []
 

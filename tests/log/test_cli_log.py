@@ -29,6 +29,7 @@ from streams.kafka.producer import Producer
 from streams.kafka.topics import LABELS, topics
 from streams.settings.load import to_env
 from streams.settings.model import Broker, Settings
+from tests.support.factories import adapter_event
 
 pytestmark = pytest.mark.kafka
 
@@ -59,16 +60,7 @@ def a_task(number: int, text: str = "1 + 1 =") -> Task:
 
 
 def a_version(version: int, kind: AdapterKind = "trained", **more: Any) -> AdapterEvent:
-    return AdapterEvent(
-        event_id=derive_id("default", version, kind, more.get("suite")),
-        policy="default",
-        created_at=1_700_000_000_000 + version,
-        version=version,
-        kind=kind,
-        actor="trainer",
-        reason="because",
-        **more,
-    )
+    return adapter_event(kind, version, created_at=1_700_000_000_000 + version, actor="trainer", **more)
 
 
 def write(settings: Settings, *events: Any) -> None:

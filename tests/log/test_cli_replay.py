@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from schemas.events import AdapterEvent, Reward, derive_id
+from schemas.events import AdapterEvent, Reward
 from streams.cli.root import cli
 from streams.kafka import admin
 from streams.kafka.producer import Producer
@@ -23,6 +23,7 @@ from streams.kafka.topics import topics
 from streams.settings.load import load, to_env
 from streams.settings.model import Settings
 from streams.tools.replay import experiments
+from tests.support import factories
 from tests.support.log.replay_source import NUMBER, SIZE, append, shaped, trained, write
 from tests.support.processes import command, environment, read
 
@@ -113,17 +114,7 @@ def test_compares_an_experiment_with_the_policy_it_came_from(source: Settings, d
 
 
 def evaluated(policy: str, exact: float) -> AdapterEvent:
-    return AdapterEvent(
-        event_id=derive_id(policy, 0, "evaluated", SUITE),
-        policy=policy,
-        created_at=1,
-        version=0,
-        kind="evaluated",
-        actor="rollouts",
-        reason="all 4 tasks of the suite are in",
-        suite=SUITE,
-        metrics={"exact": exact, "mean_reward": exact, "n": 4.0, "failed": 0.0},
-    )
+    return factories.evaluated(0, exact, tasks=4, policy=policy, created_at=1, suite=SUITE, outcomes=())
 
 
 @pytest.mark.parametrize(

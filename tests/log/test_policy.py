@@ -18,7 +18,6 @@ from confluent_kafka import admin
 from schemas.events import (
     AdapterEvent,
     AdvantagedGroup,
-    Batch,
     DeadLetter,
     Event,
     Message,
@@ -41,6 +40,7 @@ from streams.kafka.topics import topic_of, topics
 from streams.settings.model import Batches, Policy as PolicySettings, Settings
 from streams.stages.policy import agent as policy
 from streams.stages.tasks.suites import generated
+from tests.support import factories
 from tests.support.factories import group, member
 
 pytestmark = pytest.mark.kafka
@@ -84,31 +84,11 @@ def trained(settings: Settings, version: int, folder: Path) -> AdapterEvent:
     local.mkdir()
     (local / "adapter_model.safetensors").write_bytes(b"weights %d" % version)
     uri, files = store.publish(local, settings.adapters.store, "p", version)
-    return AdapterEvent(
-        event_id=derive_id("p", version, "trained"),
-        policy="p",
-        created_at=version,
-        version=version,
-        kind="trained",
-        actor="trainer",
-        reason="batch",
-        uri=uri,
-        files=files,
-        last_batch=version - 1,
-    )
+    return factories.trained(version, policy="p", created_at=version, uri=uri, files=files)
 
 
 def promoted(version: int) -> AdapterEvent:
-    return AdapterEvent(
-        event_id=derive_id("p", version, "promoted"),
-        policy="p",
-        created_at=version,
-        version=version,
-        kind="promoted",
-        actor="a person",
-        reason="test",
-        expected_version=version - 1,
-    )
+    return factories.promoted(version, policy="p", created_at=version)
 
 
 def write(settings: Settings, *events: Event) -> None:
@@ -390,10 +370,7 @@ def test_train_tasks_wait_for_the_trainer_and_eval_tasks_do_not(settings: Settin
         time.sleep(1)
         assert len(answers(settings)) == 4  # the batch is full, and version 0 can add nothing to the next one
 
-        batch = Batch(
-            batch_id="b0", policy="p", created_at=1, sequence=0, closed_by="count", max_policy_lag=0, groups=2,
-            responses=4, loss_tokens=4, groups_partition=0, groups_offsets=(1, 2),
-        )  # fmt: skip
+        batch = factories.batch(policy="p", created_at=1, max_policy_lag=0, groups_offsets=(1, 2))
         write(settings, batch, trained(settings, 1, tmp_path), promoted(1))
         until(lambda: len(answers(settings)) == 6, "two train tasks of version 1")
         time.sleep(1)

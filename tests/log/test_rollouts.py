@@ -26,16 +26,7 @@ SUITE = {"suite": "sums", "suite_size": "2", "pinned_version": "1"}
 
 
 def trained(version: int) -> AdapterEvent:
-    return AdapterEvent(
-        event_id=derive_id("p", version, "trained"),
-        policy="p",
-        created_at=version,
-        version=version,
-        kind="trained",
-        actor="trainer",
-        reason="batch",
-        uri=f"/store/p/{version}",
-    )
+    return factories.trained(version, policy="p", created_at=version)
 
 
 def group(name: str, *, answered: bool = True, metadata: dict[str, str] | None = None) -> AdvantagedGroup:

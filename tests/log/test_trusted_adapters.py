@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from schemas.events import AdapterEvent, DeadLetter, Message, Response, RewardSource, Task, derive_id
+from schemas.events import AdapterEvent, DeadLetter, Message, Response, RewardSource, Task
 from streams.adapters import store
 from streams.engines.scripted import ScriptedEngine
 from streams.errors import SettingsError
@@ -22,6 +22,7 @@ from streams.stages.policy import agent as policy
 from streams.tools.audit import metrics as audit_metrics
 from streams.tools.audit.reading import Audit
 from tests import skips
+from tests.support import factories
 from tests.support.processes import read, until
 
 pytestmark = pytest.mark.kafka
@@ -61,17 +62,11 @@ def trained(settings: Settings, version: int, folder: Path, signing_key: Path | 
     local.mkdir()
     (local / "adapter_model.safetensors").write_bytes(b"weights %d" % version)
     uri, files = store.publish(local, settings.adapters.store, "p", version, signing_key)
-    return AdapterEvent(
-        event_id=derive_id("p", version, "trained"), policy="p", created_at=version, version=version, kind="trained",
-        actor="trainer", reason="batch", uri=uri, files=files, last_batch=version - 1, base_digest="b" * 64,
-    )  # fmt: skip
+    return factories.trained(version, policy="p", created_at=version, uri=uri, files=files, base_digest="b" * 64)
 
 
 def promoted(version: int) -> AdapterEvent:
-    return AdapterEvent(
-        event_id=derive_id("p", version, "promoted"), policy="p", created_at=version, version=version, kind="promoted",
-        actor="a person", reason="test", expected_version=version - 1,
-    )  # fmt: skip
+    return factories.promoted(version, policy="p", created_at=version)
 
 
 def task(name: str) -> Task:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from schemas.events import AdapterEvent, AdapterKind, Batch, DeadLetter, Response, derive_id
+from schemas.events import AdapterEvent, AdapterKind, DeadLetter, Response, derive_id
 from streams.adapters.serving import Serving, answers as answers_to
 from streams.adapters.versions import read_state
 from streams.engines.protocol import Completion, SamplingRequest
@@ -36,16 +36,14 @@ from tests.log.test_policy import (
     until_answered,
     write,
 )
+from tests.support import factories
 
 __all__ = ["settings"]
 pytestmark = pytest.mark.kafka
 
 
 def move(kind: AdapterKind, version: int, expected: int | None = None, share: float | None = None) -> AdapterEvent:
-    return AdapterEvent(
-        event_id=derive_id("p", version, kind, expected, share), policy="p", created_at=1, version=version, kind=kind,
-        actor="a person", reason="test", expected_version=expected, share=share,
-    )  # fmt: skip
+    return factories.adapter_event(kind, version, policy="p", created_at=1, expected_version=expected, share=share)
 
 
 def in_canary(settings: Settings, folder: Path) -> None:
@@ -153,10 +151,7 @@ def test_train_tasks_of_a_primary_that_no_batch_waits_for_are_answered_while_a_c
 ) -> None:
     # max_policy_lag is 0 and a batch is cut: a group of version 0 is stale. To wait for the next primary would be to
     # wait for the canary, which waits for rewards of both arms
-    batch = Batch(
-        batch_id="b0", policy="p", created_at=1, sequence=0, closed_by="count", max_policy_lag=0, groups=2,
-        responses=4, loss_tokens=4, groups_partition=0, groups_offsets=(0, 1),
-    )  # fmt: skip
+    batch = factories.batch(policy="p", created_at=1, max_policy_lag=0, groups_offsets=(0, 1))
     begun = Serving({0: "primary", 1: "canary"}, candidate=1, share=0.5)
     names = [name for name in map("t{}".format, range(12)) if answers_to(begun, name) == 0]
     write(settings, group_of("g0", teaches=True), group_of("g1", teaches=True), batch)

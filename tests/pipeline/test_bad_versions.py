@@ -22,12 +22,13 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from schemas.events import AdapterEvent, Message, RewardSource, Sampling, Task, derive_id
+from schemas.events import AdapterEvent, Message, RewardSource, Sampling, Task
 from streams.adapters import store
 from streams.adapters.versions import read_state
 from streams.kafka import admin
 from streams.kafka.producer import Producer
 from streams.settings.model import Canary, Guard, Policy, Rollouts, Settings
+from tests.support.factories import trained
 from tests.support.processes import read, running, until
 
 pytestmark = pytest.mark.kafka
@@ -79,11 +80,7 @@ def published(settings: Settings, version: int, folder: Path) -> AdapterEvent:
     local.mkdir()
     (local / "adapter_model.safetensors").write_bytes(b"weights %d" % version)
     uri, files = store.publish(local, settings.adapters.store, "default", version)
-    return AdapterEvent(
-        event_id=derive_id("default", version, "trained"), policy="default", created_at=int(time.time() * 1000),
-        version=version, kind="trained", actor="trainer", reason=f"batch {version - 1}", uri=uri, files=files,
-        parent_version=version - 1, first_batch=0, last_batch=version - 1,
-    )  # fmt: skip
+    return trained(version, created_at=int(time.time() * 1000), uri=uri, files=files)
 
 
 def live(number: int) -> Task:

@@ -19,6 +19,7 @@ import fastavro
 from schemas import versions
 from schemas.events import (
     AdapterEvent,
+    AdapterKind,
     AdvantagedGroup,
     Batch,
     DeadLetter,
@@ -27,6 +28,7 @@ from schemas.events import (
     GroupControl,
     GroupResponse,
     Message,
+    Outcome,
     Response,
     Reward,
     RewardSource,
@@ -160,6 +162,72 @@ def member(slot: int = 0, **changes: Any) -> GroupResponse:
     return GroupResponse(**whole | changes)
 
 
+def batch(sequence: int = 0, **changes: Any) -> Batch:
+    """Return a batch of one group of two responses, closed because it was full."""
+    whole: dict[str, Any] = {
+        "policy": "default",
+        "created_at": T0,
+        "sequence": sequence,
+        "closed_by": "count",
+        "max_policy_lag": 1,
+        "groups_partition": 0,
+        "groups_offsets": (0,),
+    }
+    whole |= changes
+    groups = whole.setdefault("groups", len(whole["groups_offsets"]))
+    whole.setdefault("responses", 2 * groups)
+    whole.setdefault("loss_tokens", 4 * groups)
+    whole.setdefault("batch_id", derive_id(whole["policy"], "batch", sequence))
+    return Batch(**whole)
+
+
+def adapter_event(kind: AdapterKind, version: int, **changes: Any) -> AdapterEvent:
+    """Return a step in the life of `version` that ann took; its id says which primary, suite or share it is about."""
+    whole: dict[str, Any] = {
+        "policy": "default",
+        "created_at": T0 + version,
+        "version": version,
+        "kind": kind,
+        "actor": "ann",
+        "reason": "because",
+    }
+    whole |= changes
+    about = (whole.get(name) for name in ("expected_version", "suite", "share", "verdict"))
+    whole.setdefault("event_id", derive_id(whole["policy"], version, kind, *(one for one in about if one is not None)))
+    return AdapterEvent(**whole)
+
+
+def trained(version: int, **changes: Any) -> AdapterEvent:
+    """Return that the trainer made `version` of all batches so far, without files."""
+    whole: dict[str, Any] = {
+        "actor": "trainer",
+        "reason": f"batch {version - 1}",
+        "parent_version": version - 1,
+        "uri": f"/store/{changes.get('policy', 'default')}/{version}",
+        "first_batch": 0,
+        "last_batch": version - 1,
+    }
+    return adapter_event("trained", version, **whole | changes)
+
+
+def promoted(version: int, **changes: Any) -> AdapterEvent:
+    """Return that ann made `version` the primary after the one before it."""
+    return adapter_event("promoted", version, **{"expected_version": version - 1} | changes)
+
+
+def evaluated(version: int, right: float = 0.5, *, tasks: int = 40, **changes: Any) -> AdapterEvent:
+    """Return that `version` was right on this share of the suite's tasks, always the same ones."""
+    outcomes = tuple(
+        Outcome(index=index, scenario="sums", success=value, reward=value, tokens=3.0)
+        for index in range(tasks)
+        for value in [float(index < right * tasks)]
+    )
+    metrics = {"n": float(tasks), "failed": 0.0, "exact": right, "mean_reward": right}
+    return adapter_event(
+        "evaluated", version, **{"suite": "sums@1", "metrics": metrics, "outcomes": outcomes} | changes
+    )
+
+
 def state_after(events: Iterable[AdapterEvent], policy: str = "p") -> AdapterState:
     """Return what these events of `policy` come to."""
     return reduce(fold, events, empty(policy))
@@ -173,29 +241,8 @@ def one_of_each() -> list[Event]:
         reward(),
         control(),
         group(),
-        Batch(
-            batch_id=derive_id("default", "batch", 0),
-            policy="default",
-            created_at=T0,
-            sequence=0,
-            closed_by="count",
-            max_policy_lag=1,
-            groups=1,
-            responses=2,
-            loss_tokens=4,
-            groups_partition=3,
-            groups_offsets=(7,),
-        ),
-        AdapterEvent(
-            event_id=derive_id("default", 1, "trained"),
-            policy="default",
-            created_at=T0,
-            version=1,
-            kind="trained",
-            actor="trainer",
-            reason="batch 0",
-            metrics={"loss": 0.25},
-        ),
+        batch(groups_partition=3, groups_offsets=(7,)),
+        adapter_event("trained", 1, created_at=T0, actor="trainer", reason="batch 0", metrics={"loss": 0.25}),
         DeadLetter(
             dead_letter_id=derive_id("advantages", "rewards", 3, 1041),
             created_at=T0,

@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from schemas.events import AdapterEvent, AdapterKind, derive_id
+from schemas.events import AdapterKind
 from streams.adapters import store
 from streams.engines.scripted import ScriptedEngine
 from streams.errors import EventError
 from streams.settings.model import Adapters, Settings
 from streams.stages.policy.adapter_cache import KEPT, AdapterCache
 from streams.stages.policy.versions import VersionRouter
+from tests.support.factories import adapter_event, trained
 
 
 class Noted(ScriptedEngine):
@@ -37,24 +38,14 @@ class World:
         self.cache = AdapterCache(Settings(adapters=Adapters(store=str(self.store))), self.engine, self.router)
 
     def move(self, kind: AdapterKind, version: int, expected: int | None = None) -> None:
-        self.router.take(
-            AdapterEvent(
-                event_id=derive_id(kind, version, expected), policy="default", created_at=1, version=version, kind=kind,
-                actor="a person", reason="test", expected_version=expected, share=0.5,
-            )
-        )  # fmt: skip
+        self.router.take(adapter_event(kind, version, expected_version=expected, share=0.5))
 
     def train(self, version: int, folder: Path) -> None:
         made = folder / f"made-{version}"
         made.mkdir()
         (made / "adapter_model.safetensors").write_bytes(b"%d" % version)
         uri, files = store.publish(made, str(self.store), "default", version)
-        self.router.take(
-            AdapterEvent(
-                event_id=derive_id(version), policy="default", created_at=1, version=version, kind="trained",
-                actor="trainer", reason="test", uri=uri, files=files,
-            )
-        )  # fmt: skip
+        self.router.take(trained(version, uri=uri, files=files))
 
     def kept(self) -> set[int]:
         return {version for version, folder in self.engine.handed.items() if folder is not None and folder.is_dir()}

@@ -11,7 +11,7 @@ from schemas.events import AdapterEvent, AdapterKind, Coordinates, DeadLetter, d
 from streams.settings.model import Settings
 from streams.tools.audit.facts import AuditFinding, Reach
 from streams.tools.audit.recount import recount
-from tests.support.factories import T0, response, task
+from tests.support.factories import T0, adapter_event, response, task
 from tests.support.log.whole_run import SETTINGS, TOPICS, Written, ends, trained
 
 SECOND = 1000
@@ -21,10 +21,7 @@ LONG = 60 * SECOND
 
 
 def decided(kind: AdapterKind, version: int, expected: int, share: float | None = None) -> AdapterEvent:
-    return AdapterEvent(
-        event_id=derive_id("default", kind, version, expected), policy="default", created_at=T0, version=version,
-        kind=kind, actor="a person", reason="because", expected_version=expected, share=share,
-    )  # fmt: skip
+    return adapter_event(kind, version, expected_version=expected, share=share)
 
 
 RELEASE = (

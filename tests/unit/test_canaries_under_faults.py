@@ -13,31 +13,19 @@ from typing import Any
 
 from hypothesis import given, settings, strategies as st
 
-from schemas.events import AdapterEvent, AdvantagedGroup, derive_id
+from schemas.events import AdapterEvent, AdvantagedGroup
 from schemas.serde import encode
 from streams.adapters.serving import answers
 from streams.adapters.versions import empty, fold
 from streams.settings.model import Canary
 from streams.stages.rollouts import canary, stage as rollouts
 from streams.stages.rollouts.state import RolloutRule
-from tests.support.factories import T0, group, state_after
+from tests.support.factories import T0, group, state_after, trained
 from tests.support.thoroughness import examples
 
 RULE = RolloutRule("canary", canary=Canary(steps="0.3,0.6,1", step_groups=10, max_groups=400))
 QUALITY = {0: 0.3, 1: 0.6, 2: 0.1, 3: 0.9}
 TABLES = ("line", "evidence", "counted")
-
-
-def trained(version: int) -> AdapterEvent:
-    return AdapterEvent(
-        event_id=derive_id("default", version, "trained"),
-        policy="default",
-        created_at=T0 + version,
-        version=version,
-        kind="trained",
-        actor="trainer",
-        reason="a test",
-    )
 
 
 class Deployment:

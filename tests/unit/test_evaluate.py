@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import itertools
+from functools import partial
 
 import pytest
 
-from schemas.events import AdapterEvent, AdapterKind, Task, derive_id, problems
+from schemas.events import Task, derive_id, problems
 from streams.evaluation.run import evaluation, in_turns, is_due, tasks_for
 from streams.settings.model import Guard
 from streams.stages.tasks import suites
+from tests.support import factories
 
 
 def asked(**changes: object) -> list[Task]:
@@ -63,16 +65,12 @@ def test_a_suite_of_a_generator_has_the_name_and_the_ids_it_always_had() -> None
 # --- after training ---------------------------------------------------------------------------------------------------
 
 
-def about(version: int, kind: AdapterKind = "trained") -> AdapterEvent:
-    return AdapterEvent(
-        event_id=derive_id("p", version, kind), policy="p", created_at=77, version=version, kind=kind,
-        actor="trainer", reason="batch",
-    )  # fmt: skip
+trained = partial(factories.trained, policy="p")
 
 
 def test_every_kth_trained_version_is_asked() -> None:
-    assert [version for version in range(1, 7) if is_due(about(version), Guard(every=3))] == [3, 6]
-    assert not is_due(about(3, "promoted"), Guard(every=3))
+    assert [version for version in range(1, 7) if is_due(trained(version), Guard(every=3))] == [3, 6]
+    assert not is_due(factories.promoted(3), Guard(every=3))
 
 
 def test_versions_take_turns_so_that_both_are_asked_in_the_same_hour() -> None:
@@ -88,6 +86,6 @@ def test_a_version_that_is_due_is_asked_together_with_the_primary_unless_that_wa
     primary: int, known: tuple[int, ...], versions: list[int]
 ) -> None:
     suite = suites.generated("sums", count=2, seed=0)
-    tasks = list(tasks_for(suite, about(4), primary=primary, asked=known))
+    tasks = list(tasks_for(suite, trained(4, created_at=77), primary=primary, asked=known))
     assert [task.adapter_version for task in tasks] == versions
     assert {(task.created_at, task.policy) for task in tasks} <= {(77, "p")}

@@ -9,41 +9,19 @@ import random
 
 from hypothesis import given, settings, strategies as st
 
-from schemas.events import AdapterEvent, Outcome, Task, derive_id
+from schemas.events import AdapterEvent, Task
 from schemas.serde import decode, encode
 from streams.evaluation.suites import Suite
 from streams.settings.model import Guard
 from streams.stages.rollouts import stage as rollouts
 from streams.stages.rollouts.state import RolloutRule
 from streams.stages.tasks.suites import generated
-from tests.support.factories import state_after
+from tests.support.factories import evaluated, state_after, trained
 from tests.support.thoroughness import examples
 
 SUITE = Suite(name="sums@1", questions=generated("sums", count=2, seed=0).questions, thresholds={})
 RULE = RolloutRule("guarded", Guard(min_tasks=20), SUITE)
 QUALITY = {0: 0.2, 1: 0.5, 2: 0.1, 3: 0.9}
-
-
-def event(version: int, kind: str, **changed: object) -> AdapterEvent:
-    fields: dict[str, object] = {
-        "event_id": derive_id("default", version, kind, *changed),
-        "policy": "default",
-        "created_at": 1000 + version,
-        "version": version,
-        "kind": kind,
-        "actor": "trainer",
-        "reason": "a test",
-    }
-    return AdapterEvent(**fields | changed)  # type: ignore[arg-type]
-
-
-def evaluated(version: int) -> AdapterEvent:
-    outcomes = tuple(
-        Outcome(index=index, scenario="sums", success=value, reward=value, tokens=3.0)
-        for index in range(40)
-        for value in [float(index < QUALITY[version] * 40)]
-    )
-    return event(version, "evaluated", suite=SUITE.name, metrics={"n": 40.0, "failed": 0.0}, outcomes=outcomes)
 
 
 class Stage:
@@ -93,7 +71,7 @@ class Stage:
 def followed(seed: int, *, kills: int) -> Stage:
     """Train three versions, answer what is asked, sometimes twice; return the stage when all is read."""
     draw = random.Random(seed)
-    stage, to_come, answered = Stage(draw), [event(version, "trained") for version in (1, 2, 3)], set[int]()
+    stage, to_come, answered = Stage(draw), [trained(version) for version in (1, 2, 3)], set[int]()
     while True:
         whole = {one for one in QUALITY if len({t.task_id for t in stage.asked if t.adapter_version == one}) == 2}
         what = draw.random()
@@ -102,7 +80,7 @@ def followed(seed: int, *, kills: int) -> Stage:
         elif what < 0.4 and whole - answered:
             version = draw.choice(sorted(whole - answered))
             answered.add(version)
-            stage.log += [evaluated(version)] * draw.choice((1, 1, 2))
+            stage.log += [evaluated(version, QUALITY[version], suite=SUITE.name)] * draw.choice((1, 1, 2))
         elif what < 0.5:
             stage.commit()
         elif stage.position < len(stage.log):

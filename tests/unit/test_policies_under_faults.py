@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from hypothesis import given, settings, strategies as st
 
-from schemas.events import AdapterEvent, AdvantagedGroup, Batch, Coordinates, derive_id
+from schemas.events import AdapterEvent, AdvantagedGroup, Batch, Coordinates
 from schemas.serde import encode
 from streams.adapters.versions import empty, fold
 from streams.kafka.record import Record
@@ -20,7 +20,7 @@ from streams.settings.model import Batches, Settings
 from streams.stages.batches import Cutter, dump, dump_offset, is_double, load
 from streams.stages.rollouts import stage as rollouts
 from streams.tools.replay import driver
-from tests.support.factories import T0, group, state_after
+from tests.support.factories import T0, adapter_event, group, state_after, trained
 from tests.support.thoroughness import examples
 
 RULE = Batches(groups=2, max_policy_lag=1)
@@ -139,19 +139,6 @@ def test_a_double_that_is_read_again_after_a_crash_is_still_a_double() -> None:
 # --- promotions -------------------------------------------------------------------------------------------------------
 
 
-def event(version: int, kind: str, **changes: object) -> AdapterEvent:
-    what = {
-        "event_id": derive_id("default", version, kind, *changes.values()),
-        "policy": "default",
-        "created_at": T0 + version,
-        "version": version,
-        "kind": kind,
-        "actor": "trainer" if kind == "trained" else "ann",
-        "reason": "a test",
-    }
-    return AdapterEvent(**{**what, **changes})  # type: ignore[arg-type]
-
-
 class RolloutsUnderFaults:
     """The rollouts stage over a log that it writes to itself."""
 
@@ -178,12 +165,12 @@ class RolloutsUnderFaults:
 def followed(versions: int, seed: int, *, faults: bool, person: bool) -> RolloutsUnderFaults:
     """Train `versions`, each once or twice, while rollouts follows; return it when all is read."""
     draw, stage = random.Random(seed), RolloutsUnderFaults()
-    to_come = [event(version, "trained") for version in range(1, versions + 1)]
+    to_come = [trained(version) for version in range(1, versions + 1)]
     if faults:  # the trainer, killed behind its event, writes it again
         to_come = [one for one in to_come for _ in range(draw.choice((1, 1, 2)))]
     if person:
-        to_come.insert(draw.randrange(len(to_come) + 1), event(1, "rejected"))
-        back = event(0, "rolled_back", expected_version=draw.randint(1, versions), actor="bob")
+        to_come.insert(draw.randrange(len(to_come) + 1), adapter_event("rejected", 1))
+        back = adapter_event("rolled_back", 0, expected_version=draw.randint(1, versions), actor="bob")
         to_come.insert(draw.randrange(len(to_come) + 1), back)
     kills = draw.randint(1, 10) if faults else 0
     while to_come or stage.position < len(stage.log):

@@ -16,9 +16,7 @@ from schemas.events import (
     AdvantagedGroup,
     Batch,
     Coordinates,
-    Message,
     Response,
-    RewardSource,
     Sampling,
     Task,
     derive_id,
@@ -38,15 +36,8 @@ from tests.support.thoroughness import examples
 
 
 def task(number: int = 0, **changed: object) -> Task:
-    fields: dict[str, object] = {
-        "task_id": derive_id("task", number),
-        "created_at": 1,
-        "policy": "p",
-        "group_size": 2,
-        "reward_sources": (RewardSource(name="exact"),),
-        "messages": (Message(role="user", content="1 + 1 ="),),
-    }
-    return Task(**fields | changed)  # type: ignore[arg-type]
+    whole: dict[str, object] = {"task_id": derive_id("task", number), "policy": "p", "group_size": 2}
+    return factories.task(**whole | changed)
 
 
 def waiting(number: int = 0, **changed: object) -> WaitingTask:
@@ -382,12 +373,7 @@ def test_an_arm_that_has_no_room_leaves_the_round_to_the_other() -> None:
 # --- arms -------------------------------------------------------------------------------------------------------------
 
 
-def move(kind: str, version: int, **changed: object) -> AdapterEvent:
-    fields: dict[str, object] = {
-        "event_id": derive_id("p", kind, version, *changed.values()), "policy": "p", "created_at": 1, "kind": kind,
-        "version": version, "actor": "a person", "reason": "test",
-    }  # fmt: skip
-    return AdapterEvent(**fields | changed)  # type: ignore[arg-type]
+move = partial(factories.adapter_event, policy="p")
 
 
 def arms(*moves: AdapterEvent) -> VersionRouter:

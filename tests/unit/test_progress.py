@@ -10,15 +10,12 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from schemas.events import (
-    AdapterEvent,
-    AdapterKind,
     AdvantagedGroup,
     Batch,
     Coordinates,
     DeadLetter,
     DroppedGroup,
     Event,
-    derive_id,
 )
 from schemas.serde import encode
 from streams.demo.progress import Progress, waits
@@ -26,7 +23,7 @@ from streams.kafka.record import Record
 from streams.kafka.topics import topic_of
 from streams.settings.model import Batches, Settings
 from tests.support import factories
-from tests.support.factories import group, response, reward, task
+from tests.support.factories import evaluated, group, promoted, response, reward, task, trained
 from tests.support.thoroughness import examples
 
 SETTINGS = Settings(batches=Batches(groups=2, max_policy_lag=0))
@@ -81,34 +78,8 @@ def grouped(task_id: str = "t1", **changes: Any) -> AdvantagedGroup:
     return group(task_id=task_id, **changes)
 
 
-def batch(sequence: int, *offsets: int, dropped: tuple[DroppedGroup, ...] = ()) -> Batch:
-    return Batch(
-        batch_id=derive_id("default", "batch", sequence),
-        policy="default",
-        created_at=1,
-        sequence=sequence,
-        closed_by="count",
-        max_policy_lag=0,
-        groups=len(offsets),
-        responses=SIZE * len(offsets),
-        loss_tokens=4,
-        groups_partition=0,
-        groups_offsets=offsets,
-        dropped=dropped,
-    )
-
-
-def adapter(version: int, kind: AdapterKind, **changes: Any) -> AdapterEvent:
-    return AdapterEvent(
-        event_id=derive_id("default", version, kind),
-        policy="default",
-        created_at=1,
-        version=version,
-        kind=kind,
-        actor="somebody",
-        reason="because",
-        **changes,
-    )
+def batch(sequence: int, *offsets: int, **changes: Any) -> Batch:
+    return factories.batch(sequence, groups_offsets=offsets, max_policy_lag=0, **changes)
 
 
 def flat(task_id: str) -> AdvantagedGroup:
@@ -123,7 +94,7 @@ def flat(task_id: str) -> AdvantagedGroup:
 def test_a_train_task_passes_every_place_in_turn() -> None:
     log, seen = Log(), []
     steps: list[list[Event]] = [
-        asked(), answered(), scored(), [grouped()], [batch(0, 0)], [adapter(1, "trained")]
+        asked(), answered(), scored(), [grouped()], [batch(0, 0)], [trained(1)]
     ]  # fmt: skip
     for step in steps:
         log.write(*step)
@@ -158,8 +129,8 @@ def test_the_window_holds_the_groups_of_the_next_batch() -> None:
 def test_a_group_written_twice_counts_once() -> None:
     # A worker that is killed between a group and its commit writes it again, and the batch names the second as dropped.
     twice = DroppedGroup(group_id=grouped("a").group_id, offset=1, reason="duplicate")
-    once = [*asked("a"), grouped("a"), batch(0, 0), adapter(1, "trained")]
-    doubled = [*asked("a"), grouped("a"), grouped("a"), batch(0, 0, dropped=(twice,)), adapter(1, "trained")]
+    once = [*asked("a"), grouped("a"), batch(0, 0), trained(1)]
+    doubled = [*asked("a"), grouped("a"), grouped("a"), batch(0, 0, dropped=(twice,)), trained(1)]
     for events in (once, doubled):
         progress = folded(*events)
         assert places(progress) == {"trained": 1}
@@ -181,7 +152,7 @@ def whole_log() -> list[Record]:
         log.write(*answered(name))
     for name in ("trained", "batched", "flat", "stale", "grouped", "scored"):
         log.write(*scored(name))
-    log.write(grouped("trained"), batch(0, 0), adapter(1, "trained"), adapter(1, "promoted", expected_version=0))
+    log.write(grouped("trained"), batch(0, 0), trained(1), promoted(1))
     stale = DroppedGroup(group_id="g", offset=2, reason="stale")
     log.write(flat("flat"), grouped("stale"), grouped("batched"), batch(1, 3, dropped=(stale,)), grouped("grouped"))
     log.write(task(task_id="held out", purpose="eval", group_size=1, adapter_version=1))
@@ -243,7 +214,7 @@ def test_dead_letters_are_counted_by_reason() -> None:
 
 def test_the_score_of_a_version_is_what_its_evaluation_says() -> None:
     metrics = {"exact": 0.75, "mean_reward": 0.8, "n": 40.0}
-    scores = folded(adapter(1, "trained"), adapter(1, "evaluated", suite="sums", metrics=metrics)).held_out
+    scores = folded(trained(1), evaluated(1, suite="sums", metrics=metrics)).held_out
     assert {version: (score.exact, score.mean_reward, score.n) for version, score in scores.items()} == {
         1: (0.75, 0.8, 40)
     }

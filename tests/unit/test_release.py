@@ -13,26 +13,18 @@ from streams.adapters.retention import measure, plan
 from streams.adapters.versions import AdapterState
 from streams.errors import NotFoundError, RefusedError, SettingsError
 from streams.tools.lineage import difference, parents
-from tests.support.factories import state_after
+from tests.support.factories import adapter_event, state_after, trained
 
 SUITE = "sums/n=64/seed=1"
 ME = {"actor": "ada", "reason": "it is worse"}
 
 
 def event(version: int, kind: AdapterKind = "trained", **changed: Any) -> AdapterEvent:
+    """Return an event of policy p. The same decision by somebody else, or for another reason, has an id of its own."""
     if kind == "trained":
-        changed = {"parent_version": version - 1, "first_batch": 0, "last_batch": version - 1} | changed
-        changed = {"uri": f"/store/p/{version}", "base_digest": "b"} | changed
-    fields: dict[str, Any] = {
-        "event_id": derive_id(version, kind, *map(str, sorted(changed.items()))),
-        "policy": "p",
-        "created_at": version,
-        "version": version,
-        "kind": kind,
-        "actor": "trainer",
-        "reason": "because",
-    }
-    return AdapterEvent(**fields | changed)
+        return trained(version, policy="p", **{"base_digest": "b"} | changed)
+    own_id = derive_id(version, kind, *map(str, sorted(changed.items())))
+    return adapter_event(kind, version, policy="p", event_id=own_id, **changed)
 
 
 def evaluated(version: int, exact: float, suite: str = SUITE) -> AdapterEvent:

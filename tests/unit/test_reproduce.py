@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from schemas.events import AdapterEvent, AdapterFile, Batch, Coordinates, Event, derive_id
+from schemas.events import AdapterFile, Coordinates, Event
 from schemas.serde import encode
 from streams.adapters.store import manifest_of
 from streams.adapters.versions import manifest_digest
@@ -19,6 +19,8 @@ from streams.errors import RefusedError
 from streams.kafka.record import Record, TopicPartition, partition_of
 from streams.output import json_line
 from streams.settings.model import Settings, Trainer
+from tests.support import factories
+from tests.support.factories import adapter_event
 from trainer.recipe import RecipeDifference
 from trainer.reproduce import ReproducedVersion, ReproductionPlan, plan, recorded
 
@@ -51,12 +53,8 @@ class Kept:
         raise AssertionError("nothing is fetched to plan")
 
 
-def batch(sequence: int, *, offsets: tuple[int, ...] = (0,), policy: str = "default") -> Batch:
-    return Batch(
-        batch_id=derive_id(policy, sequence), policy=policy, created_at=0, sequence=sequence, closed_by="count",
-        max_policy_lag=1, groups=len(offsets), responses=4, loss_tokens=0, groups_partition=PARTITION,
-        groups_offsets=offsets,
-    )  # fmt: skip
+batch = partial(factories.batch, groups_partition=PARTITION)
+trained = partial(factories.trained, files=FILES)
 
 
 def encoded(*events: Event) -> list[bytes]:
@@ -64,22 +62,27 @@ def encoded(*events: Event) -> list[bytes]:
 
 
 def test_the_first_announcement_of_a_version_is_the_one_that_counts() -> None:
-    payloads = encoded(event(1), event(1, files=OTHER), event(2, policy="another"), event(1, kind="rejected"))
+    payloads = encoded(
+        trained(1), trained(1, files=OTHER), trained(2, policy="another"), adapter_event("rejected", 1, files=FILES)
+    )
     found = recorded(Settings(), "default", Kept(adapters=[b"no event", *payloads]))
     assert {number: one.files for number, one in found.items()} == {1: FILES}
 
 
 def test_the_plan_has_the_first_batch_of_each_name_and_none_of_other_policies() -> None:
-    batches = encoded(batch(0), batch(0, offsets=(0, 1)), batch(0, policy="another"), batch(1), batch(2))
+    batches = encoded(batch(0), batch(0, groups_offsets=(0, 1)), batch(0, policy="another"), batch(1), batch(2))
     made = plan(
-        Settings(), "default", 2, Kept(adapters=encoded(event(1), event(2)), batches=batches, groups=[b"", b""])
+        Settings(), "default", 2, Kept(adapters=encoded(trained(1), trained(2)), batches=batches, groups=[b"", b""])
     )
     assert [(at.offset, one.sequence, one.groups_offsets) for at, one in made.batches] == [(0, 0, (0,)), (3, 1, (0,))]
 
 
 def test_a_version_that_nobody_announced_is_trained_with_the_recipe_of_the_next() -> None:
     made = plan(
-        Settings(), "default", None, Kept(adapters=encoded(event(2)), batches=encoded(batch(0), batch(1)), groups=[b""])
+        Settings(),
+        "default",
+        None,
+        Kept(adapters=encoded(trained(2)), batches=encoded(batch(0), batch(1)), groups=[b""]),
     )
     assert (made.version, made.event_for(1).version) == (2, 2)
 
@@ -87,20 +90,12 @@ def test_a_version_that_nobody_announced_is_trained_with_the_recipe_of_the_next(
 def test_a_log_that_has_no_batches_any_more_is_refused_with_what_to_do(tmp_path: Path) -> None:
     settings = Settings(trainer=Trainer(checkpoints=tmp_path))
     with pytest.raises(RefusedError, match=r"batch 0 of default is missing.*--source archive.*has none of versions"):
-        plan(settings, "default", 2, Kept(adapters=encoded(event(1), event(2))))
+        plan(settings, "default", 2, Kept(adapters=encoded(trained(1), trained(2))))
     with pytest.raises(RefusedError, match="no checkpoint before it helps"):
-        plan(settings, "default", 1, Kept(adapters=encoded(event(1))))
+        plan(settings, "default", 1, Kept(adapters=encoded(trained(1))))
 
 
 # --- as printed -------------------------------------------------------------------------------------------------------
-
-
-def event(version: int, **changes: Any) -> AdapterEvent:
-    values: dict[str, Any] = {
-        "event_id": derive_id("default", version, "trained"), "policy": "default", "created_at": 0, "version": version,
-        "kind": "trained", "actor": "trainer", "reason": "", "files": FILES,
-    }  # fmt: skip
-    return AdapterEvent(**{**values, **changes})
 
 
 def made(version: int, *differences: RecipeDifference) -> ReproducedVersion:
@@ -112,7 +107,7 @@ def made(version: int, *differences: RecipeDifference) -> ReproducedVersion:
 
 THREADS = RecipeDifference(version=2, kind="recipe", name="threads", recorded="1", reproduced="4")
 PLAN = ReproductionPlan(
-    policy="default", start=1, version=3, events={2: event(2), 3: event(3)}, batches=(), checkpoint=None
+    policy="default", start=1, version=3, events={2: trained(2), 3: trained(3)}, batches=(), checkpoint=None
 )
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from schemas.events import AdapterEvent, AdapterKind, Outcome, Task, derive_id
+from schemas.events import AdapterEvent, Task
 from streams.adapters import versions as adapters
 from streams.errors import SettingsError
 from streams.evaluation.suites import Suite
@@ -15,7 +16,8 @@ from streams.settings.model import Canary, Guard, Rollouts, Settings
 from streams.stages.rollouts import stage as rollouts
 from streams.stages.rollouts.state import RolloutRule, RolloutState, rule_of
 from streams.stages.tasks.suites import generated, of_guard
-from tests.support.factories import state_after
+from tests.support import factories
+from tests.support.factories import adapter_event, state_after
 
 SUITE = Suite(name="sums@1", questions=generated("sums", count=3, seed=0).questions, thresholds={})
 GUARDED = RolloutRule("guarded", Guard(min_tasks=20), SUITE)
@@ -23,32 +25,9 @@ CANARY = RolloutRule("canary", canary=Canary(steps="0.1,0.5,1"))
 BOTH = RolloutRule("canary", Guard(min_tasks=20), SUITE)
 
 
-def event(kind: AdapterKind, version: int, **changed: object) -> AdapterEvent:
-    fields: dict[str, object] = {
-        "event_id": derive_id("p", version, kind, *changed.values()),
-        "policy": "p",
-        "created_at": 1000 * version,
-        "version": version,
-        "kind": kind,
-        "actor": "trainer" if kind == "trained" else "ann",
-        "reason": "because",
-    }
-    return AdapterEvent(**fields | changed)  # type: ignore[arg-type]
-
-
-def trained(version: int) -> AdapterEvent:
-    return event("trained", version)
-
-
-def evaluated(version: int, rewards: float, *, n: int = 40) -> AdapterEvent:
-    """Return the result of a version that was right on this share of the suite's tasks, the same ones each time."""
-    outcomes = tuple(
-        Outcome(index=index, scenario="sums", success=value, reward=value, tokens=3.0)
-        for index in range(n)
-        for value in [float(index < rewards * n)]
-    )
-    metrics = {"n": float(n), "failed": 0.0, "mean_reward": rewards}
-    return event("evaluated", version, suite=SUITE.name, metrics=metrics, outcomes=outcomes)
+event = partial(adapter_event, policy="p")
+trained = partial(factories.trained, policy="p")
+evaluated = partial(factories.evaluated, policy="p", suite=SUITE.name)
 
 
 class Log:

@@ -7,28 +7,15 @@ from typing import Any
 
 import pytest
 
-from schemas.events import AdapterEvent, AdapterKind, derive_id
+from schemas.events import AdapterEvent
 from streams.adapters import versions as adapters
 from streams.cli import rollout as cli_rollout
 from streams.settings.model import Canary, Guard, Rollouts, Settings
 from streams.stages.rollouts import canary
 from streams.stages.rollouts.status import Rollout
-from tests.support.factories import T0, group
+from tests.support.factories import T0, adapter_event, group, promoted, trained
 
 GATE = canary.gate(Canary(steps="0.2,1", step_groups=30))
-
-
-def event(kind: AdapterKind, version: int, **changed: Any) -> AdapterEvent:
-    fields: dict[str, Any] = {
-        "event_id": derive_id("default", version, kind, *changed),
-        "policy": "default",
-        "created_at": T0,
-        "version": version,
-        "kind": kind,
-        "actor": "ann",
-        "reason": "because",
-    }
-    return AdapterEvent(**fields | changed)
 
 
 def after(*events: AdapterEvent) -> Rollout:
@@ -39,7 +26,7 @@ def after(*events: AdapterEvent) -> Rollout:
 
 
 def under_canary() -> Rollout:
-    return after(event("trained", 1), event("canary_started", 1, expected_version=0, share=0.2, gate=GATE))
+    return after(trained(1), adapter_event("canary_started", 1, expected_version=0, share=0.2, gate=GATE))
 
 
 def waits(rollout: Rollout, mode: str, guard: Guard | None = None) -> Any:
@@ -52,14 +39,14 @@ def test_without_anything_new_a_new_version_is_waited_for() -> None:
 
 
 def test_in_mode_manual_a_person_is() -> None:
-    assert waits(after(event("trained", 2)), "manual") == "a person, for version 2"
+    assert waits(after(trained(2)), "manual") == "a person, for version 2"
 
 
 def test_in_mode_guarded_the_results_are_and_then_what_the_verdict_says() -> None:
     guard = Guard(suite=Path("suite.yaml"))
-    rollout = after(event("trained", 2))
+    rollout = after(trained(2))
     assert waits(rollout, "guarded", guard) == "the results of guard.suite for version 2 and for version 0"
-    rollout.add(event("judged", 2, verdict="ask", expected_version=0), T0)
+    rollout.add(adapter_event("judged", 2, verdict="ask", expected_version=0), T0)
     assert waits(rollout, "guarded", guard) == "a person, for version 2: the guard says ask: because"
 
 
@@ -80,7 +67,7 @@ def test_a_canary_shows_its_groups_under_the_rule_that_was_recorded_with_it() ->
 
 def test_a_decision_that_changed_nothing_says_why() -> None:
     rollout = under_canary()
-    rollout.add(event("promoted", 1, expected_version=7), T0)
+    rollout.add(promoted(1, expected_version=7), T0)
     last = rollout.plain(Settings())["decisions"][-1]
     assert last["reason"].startswith("refused: expected version 7 to be primary")
     assert rollout.trial is not None
@@ -88,7 +75,7 @@ def test_a_decision_that_changed_nothing_says_why() -> None:
 
 def test_the_end_of_a_canary_ends_what_is_shown_of_it() -> None:
     rollout = under_canary()
-    rollout.add(event("rejected", 1), T0)
+    rollout.add(adapter_event("rejected", 1), T0)
     shown = rollout.plain(Settings())
     assert (shown["candidate"], shown["arms"], shown["gain"]) == (None, [], None)
 

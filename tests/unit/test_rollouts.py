@@ -3,35 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from schemas.events import AdapterEvent, AdapterFile, AdapterKind, derive_id
+from schemas.events import AdapterEvent, AdapterFile
 from streams.adapters import serving, versions as adapters
 from streams.stages.rollouts import stage as rollouts
 from streams.stages.rollouts.state import RolloutState
-from tests.support.factories import state_after
+from tests.support import factories
+from tests.support.factories import adapter_event, state_after
 from tests.support.thoroughness import examples
 
-
-def trained(version: int, **changed: object) -> AdapterEvent:
-    return event(
-        "trained", version, created_at=1000 * version, uri=f"/store/p/{version}", last_batch=version - 1, **changed
-    )
-
-
-def event(kind: AdapterKind, version: int, **changed: object) -> AdapterEvent:
-    fields: dict[str, object] = {
-        "event_id": derive_id("p", version, kind, changed.get("expected_version"), changed.get("suite")),
-        "policy": "p",
-        "created_at": 5,
-        "version": version,
-        "kind": kind,
-        "actor": "a person",
-        "reason": "because",
-    }
-    return AdapterEvent(**fields | changed)  # type: ignore[arg-type]
+event = partial(adapter_event, policy="p")
+trained = partial(factories.trained, policy="p")
 
 
 class Log:
@@ -166,7 +152,7 @@ def test_delivering_any_events_again_changes_nothing(events: list[AdapterEvent],
 
 
 def test_the_newest_trained_version_is_promoted_against_the_primary_in_force() -> None:
-    log = Log().append(trained(1)).settle()
+    log = Log().append(trained(1, created_at=1000)).settle()
     promotion = log.events[-1]
     assert (promotion.kind, promotion.version, promotion.expected_version) == ("promoted", 1, 0)
     assert (promotion.created_at, promotion.actor) == (1000, "rollouts")

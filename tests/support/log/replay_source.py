@@ -13,13 +13,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from schemas.events import AdapterEvent, AdvantagedGroup, Event, Response, Reward, RewardSource, derive_id
+from schemas.events import AdapterEvent, AdvantagedGroup, Event, Response, Reward, RewardSource
 from schemas.serde import encode
 from streams.kafka import admin
 from streams.kafka.producer import Producer
 from streams.kafka.record import key_of
 from streams.kafka.topics import topic_of, topics
 from streams.settings.model import Batches, Settings, Topics
+from tests.support import factories
 from tests.support.factories import T0, response, reward, task
 
 NUMBER, SIZE, HALF = 8, 3, 4
@@ -71,16 +72,7 @@ def about(number: int, **sampled: Any) -> list[Event]:
 
 
 def trained(version: int) -> AdapterEvent:
-    return AdapterEvent(
-        event_id=derive_id("default", version, "trained"),
-        policy="default",
-        created_at=T0,
-        version=version,
-        kind="trained",
-        actor="trainer",
-        reason="batch",
-        metrics={"step_s": 2.0, "groups": 2.0},
-    )
+    return factories.trained(version, created_at=T0, uri=None, metrics={"step_s": 2.0, "groups": 2.0})
 
 
 def strangers() -> list[Event]:

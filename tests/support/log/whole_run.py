@@ -28,7 +28,6 @@ from schemas.events import (
     Reward,
     RewardSource,
     Task,
-    derive_id,
 )
 from schemas.serde import decode, encode
 from streams.kafka.record import Record, TopicPartition, key_of, partition_of
@@ -40,6 +39,7 @@ from streams.tools.audit.facts import Reach
 from streams.tools.audit.recount import recount
 from streams.tools.audit.report import Report
 from streams.tools.replay import driver
+from tests.support import factories
 from tests.support.factories import T0, control, response, reward, task
 
 SETTINGS = Settings(
@@ -187,27 +187,12 @@ def whole_log(begin_ms: int = T0) -> Written:
 
 
 def trained(version: int, policy: str = "default", **changes: Any) -> AdapterEvent:
-    whole: dict[str, Any] = {
-        "event_id": derive_id(policy, version, "trained"),
-        "policy": policy,
-        "created_at": T0,
-        "version": version,
-        "kind": "trained",
-        "actor": "trainer",
-        "reason": f"batch {version - 1}",
-        "parent_version": version - 1,
-        "first_batch": 0,
-        "last_batch": version - 1,
-        "files": (AdapterFile(path="adapter.safetensors", sha256="a" * 64, bytes=version),),
-    }
-    return AdapterEvent(**{**whole, **changes})
+    files = (AdapterFile(path="adapter.safetensors", sha256="a" * 64, bytes=version),)
+    return factories.trained(version, **{"policy": policy, "created_at": T0, "uri": None, "files": files} | changes)
 
 
 def promoted(version: int, policy: str = "default") -> AdapterEvent:
-    return AdapterEvent(
-        event_id=derive_id(policy, version, "promoted", version - 1), policy=policy, created_at=T0, version=version,
-        kind="promoted", actor="rollouts", reason="direct", expected_version=version - 1,
-    )  # fmt: skip
+    return factories.promoted(version, policy=policy, created_at=T0, actor="rollouts", reason="direct")
 
 
 # --- harm -------------------------------------------------------------------------------------------------------------
