@@ -6,7 +6,6 @@ event can be restored byte for byte.
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
@@ -15,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from schemas.events import Event
+from streams.files import sha256_of
 from streams.kafka.record import Record
 from streams.kafka.topics import topics
 from streams.settings.model import Settings
@@ -93,8 +93,8 @@ class SegmentWriter:
     def closed(self, partition: int, first: int, next_: int) -> Segment:
         """Finish the file, and return its entry for the manifest."""
         self._writer.close()
+        sha256 = sha256_of(self.path)
         with self.path.open("rb") as file:
-            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
             size = file.seek(0, 2)
             footer = footer_sha256(file, size)
         from_ms, to_ms = self.times or (0, 0)

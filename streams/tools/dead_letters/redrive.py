@@ -120,10 +120,10 @@ def decide(
     cases = [_Case(about, letters.decisions(source)) for source, about in by_source.items()]
     if not cases:
         return
-    now_ms = int(time.time() * 1000)  # before the topics are read: what is missing there was missing at this time
+    asked_ms = times.now_ms()  # before the topics are read: what is missing there was missing at this time
     there = _redriven(settings, [found for case in cases for found in case.holding if found.verdict == "retried"])
     with Producer(settings) as producer:
-        run = _RedriveRun(settings, letters, order, producer, now_ms, there)
+        run = _RedriveRun(settings, letters, order, producer, asked_ms, there)
         for some in _rounds(cases):
             yield from run.round(some)
 

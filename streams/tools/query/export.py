@@ -29,6 +29,7 @@ from typing import Any, NamedTuple
 import duckdb
 
 from streams.errors import NotFoundError, RefusedError
+from streams.files import sha256_of
 from streams.kafka.topics import topics
 from streams.settings.model import Settings
 from streams.tools.query.examples import COLUMNS, FORMATS, Example, ExportOptions, Row, check
@@ -126,7 +127,7 @@ def write(rows: Iterable[Row], options: ExportOptions, folder: Path, *, ranges: 
             if options.files == "parquet":
                 half = _as_parquet(half)
             target = folder / f"{split}.{options.files}"
-            files.append(File(target.name, split, examples[split], half.stat().st_size, _sha256(half)))
+            files.append(File(target.name, split, examples[split], half.stat().st_size, sha256_of(half)))
             half.rename(target)
     finally:
         for left in folder.glob(".*.half"):
@@ -199,11 +200,6 @@ def _manifest(options: ExportOptions, counts: Counts, files: list[File], ranges:
         "streamward": version("streamward"),
     }
     return json.dumps(manifest, indent=2) + "\n"
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _examples(rows: Iterable[Row], options: ExportOptions, counts: Counts) -> Iterator[tuple[Example, str]]:
