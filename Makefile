@@ -22,6 +22,8 @@ test: .venv/ready-test lint
 test-full: export TEST_FULL = 1
 test-full: test
 
+# a run starts hundreds of processes: they find their modules compiled, also where the environment says not to keep that
+pytest: export PYTHONDONTWRITEBYTECODE :=
 pytest:
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
