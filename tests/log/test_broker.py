@@ -82,7 +82,7 @@ def eventually(holds: Callable[[], bool], patience_s: float = 20.0) -> bool:
 
 def test_a_node_keeps_its_folder_its_port_and_its_records_through_kill_9_and_a_clean_stop(node: Broker) -> None:
     values = [b"%d" % i for i in range(500)]
-    first = broker.start(node)
+    first = broker.start(node, port=0)  # not the default one, which a node of another test may take in between
     create_topic(first.bootstrap)
     produce(first.bootstrap, values)
 
