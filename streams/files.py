@@ -35,6 +35,12 @@ def home_folder() -> Path:
         ) from exc
 
 
+def cache_folder(name: str) -> Path:
+    """Return streamward/NAME in XDG_CACHE_HOME, else in ~/.cache. Raises as `home_folder`."""
+    root = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    return (root if root.is_absolute() else home_folder() / ".cache") / "streamward" / name
+
+
 def sha256_of(path: Path) -> str:
     """Return the sha256 of a file, as `sha256sum` prints it."""
     with path.open("rb") as file:

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from streams.errors import SettingsError
-from streams.files import home_folder, sha256_of
+from streams.files import cache_folder, sha256_of
 from streams.settings.model import Model
 
 if TYPE_CHECKING:
@@ -105,12 +105,6 @@ def digest_of_tokenizer(tokenizer: PreTrainedTokenizerBase) -> str:
     return hashlib.sha256(json.dumps([vocabulary, tokenizer.chat_template]).encode()).hexdigest()
 
 
-def cache_folder() -> Path:
-    """Return the folder of converted models: streamward/models in XDG_CACHE_HOME, else in ~/.cache."""
-    root = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(root) if Path(root).is_absolute() else home_folder() / ".cache") / "streamward" / "models"
-
-
 # --- finding ---------------------------------------------------------------------------------------------------------
 
 
@@ -163,7 +157,7 @@ def gguf_file(name: str) -> Path:
 
 def _converted(name: str, gguf: Path) -> Path:
     """Return the folder with the converted model, converting it if need be; one process at a time does."""
-    folder = cache_folder() / f"{name}-{sha256_of(gguf)[:16]}-{LAYOUT}"
+    folder = cache_folder("models") / f"{name}-{sha256_of(gguf)[:16]}-{LAYOUT}"
     if folder.is_dir():
         return folder
     try:

@@ -18,13 +18,14 @@ from transformers import GPTNeoConfig, GPTNeoForCausalLM, Qwen2Config, Qwen2ForC
 
 from schemas.events import Message, RewardSource, Sampling, Task
 from streams.engines import base_model, transformers_engine
-from streams.engines.base_model import Base, cache_folder, digest_of_weights, load_base
+from streams.engines.base_model import Base, digest_of_weights, load_base
 from streams.engines.build import build
 from streams.engines.protocol import Completion, SamplingRequest, uniform
 from streams.engines.scripted import END_OF_TURN, ScriptedEngine
 from streams.engines.token_draw import draw
 from streams.engines.transformers_engine import KEPT, TransformersEngine
 from streams.errors import EventError, SettingsError
+from streams.files import cache_folder
 from streams.settings.model import Model, Policy, Settings
 from tests.support.models.tiny import VOCABULARY, sampled_logps, save_tiny, tiny_model, tiny_tokenizer
 
@@ -412,7 +413,7 @@ def test_a_device_that_is_not_there_is_refused_with_the_way_out() -> None:
 
 def test_converted_models_are_kept_where_the_user_keeps_caches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert cache_folder() == tmp_path / "streamward" / "models"
+    assert cache_folder("models") == tmp_path / "streamward" / "models"
 
 
 def test_half_a_conversion_goes_with_the_next_whether_that_was_killed_or_fails(
@@ -422,12 +423,12 @@ def test_half_a_conversion_goes_with_the_next_whether_that_was_killed_or_fails(
     gguf = tmp_path / "broken.gguf"
     gguf.write_bytes(b"no model")
     sha = hashlib.sha256(b"no model").hexdigest()
-    killed = cache_folder() / f"broken-{sha[:16]}-{base_model.LAYOUT}.tmp-killed"
+    killed = cache_folder("models") / f"broken-{sha[:16]}-{base_model.LAYOUT}.tmp-killed"
     killed.mkdir(parents=True)
     (killed / "model.safetensors").write_bytes(b"half of it")
     with pytest.raises(SettingsError, match=r"broken\.gguf: cannot be converted"):
         base_model._converted("broken", gguf)
-    assert [path.name for path in cache_folder().iterdir() if path.is_dir()] == []
+    assert [path.name for path in cache_folder("models").iterdir() if path.is_dir()] == []
 
 
 # --- the scripted engine ---------------------------------------------------------------------------------------------

@@ -17,6 +17,9 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from streams.errors import SettingsError
+from streams.files import cache_folder
+
 logger = logging.getLogger(__name__)
 
 SUFFIX = ".jsa"
@@ -36,7 +39,7 @@ def options(java: Path, classpath: str, data_dir: Path) -> tuple[list[str], list
         kept = folder() / name
         if kept.exists():
             return [f"-XX:SharedArchiveFile={kept}", *QUIET], []
-    except (OSError, RuntimeError) as exc:  # RuntimeError: nobody knows where home is
+    except (OSError, SettingsError) as exc:  # SettingsError: the user has no home folder
         logger.debug("no archive of classes: %s", exc)
         return [], []
     return [], [f"-XX:ArchiveClassesAtExit={data_dir / name}", *QUIET]
@@ -45,7 +48,7 @@ def options(java: Path, classpath: str, data_dir: Path) -> tuple[list[str], list
 def keep(data_dir: Path) -> None:
     """Move what a node has written to the cache. Call this when the node has ended by itself."""
     for written in data_dir.glob(f"*{SUFFIX}"):
-        with contextlib.suppress(OSError, RuntimeError):
+        with contextlib.suppress(OSError, SettingsError):
             folder().mkdir(parents=True, exist_ok=True)
             with tempfile.NamedTemporaryFile(dir=folder(), delete=False) as copy, written.open("rb") as source:
                 shutil.copyfileobj(source, copy)
@@ -62,8 +65,7 @@ def drop(data_dir: Path) -> None:
 
 def folder() -> Path:
     """Return where archives are kept: XDG_CACHE_HOME, else ~/.cache, then streamward/java."""
-    root = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(root) if Path(root).is_absolute() else Path.home() / ".cache") / "streamward" / "java"
+    return cache_folder("java")
 
 
 def _name(java: Path, classpath: str) -> str | None:
