@@ -13,6 +13,7 @@ import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from schemas.serde import Poison
 from streams.kafka.client import POLL_S
 from streams.kafka.consumer import GroupConsumer, OffsetTracker
 from streams.kafka.producer import Producer
@@ -100,6 +101,15 @@ class TrackedConsumer:
     def bury(self, taken: TakenRecord, reason: str, error: str) -> None:
         """Write a dead letter for a record that cannot be used, and mark it as done."""
         self.dead_letter(taken.record, reason, error)
+        self.done(taken)
+
+    def skip(self, taken: TakenRecord, poison: Poison) -> None:
+        """Mark a record that cannot be decoded as done.
+
+        Its dead letter is the advantages stage's: that reads every record of this topic once, where here each policy
+        would write its own.
+        """
+        log.warning("skipped: %s", poison.error, extra=taken.record.log_extra)
         self.done(taken)
 
     def dead_letter(self, record: Record, reason: str, error: str) -> None:

@@ -185,7 +185,7 @@ def test_show_decodes_what_can_be_decoded(made: Settings) -> None:
 
 def test_show_dumps_what_cannot_be_decoded_and_gives_the_bytes_back(made: Settings, tmp_path: Path) -> None:
     junk = b"\x1b[31m" + bytes(range(256)) * 20
-    letter = bury(made, put(made, "tasks", b"t1", junk), stage="policy", reason="not_avro")
+    letter = bury(made, put(made, "tasks", b"t1", junk), stage="advantages", reason="not_avro")
     shown = run(made, "show", letter, "--output", "table").stdout
     assert "00000000  1b 5b 33 31 6d 00 01 02  03 04 05 06 07 08 09 0a  |.[31m" in shown
     assert "\x1b" not in shown
@@ -355,8 +355,8 @@ def test_what_no_mending_helps_is_refused_unless_forced(made: Settings) -> None:
 
 
 def test_bytes_that_cannot_be_decoded_here_either_are_not_redriven(alone: Settings) -> None:
-    poison = bury(alone, put(alone, "tasks", b"t1", b"junk"), stage="policy", reason="not_avro")
-    mended = bury(alone, put(alone, "tasks", b"t1", serde.encode(task())), stage="policy", reason="unknown_schema")
+    poison = bury(alone, put(alone, "tasks", b"t1", b"junk"), stage="advantages", reason="not_avro")
+    mended = bury(alone, put(alone, "tasks", b"t1", serde.encode(task())), stage="advantages", reason="unknown_schema")
     result = run(alone, "retry", "--all-matching")
     assert result.exit_code == 4
     assert {row["letter"]: row["result"] for row in lines(result)} == {poison: "refused", mended: "retried"}
@@ -364,7 +364,7 @@ def test_bytes_that_cannot_be_decoded_here_either_are_not_redriven(alone: Settin
 
 
 def test_a_tombstone_can_be_forced_back(made: Settings) -> None:
-    letter = bury(made, put(made, "tasks", b"t1", None), stage="policy", reason="not_avro")
+    letter = bury(made, put(made, "tasks", b"t1", None), stage="advantages", reason="not_avro")
     assert run(made, "show", letter, "--raw", "-").exit_code == 3
     assert "tombstone" in run(made, "show", letter, "--output", "table").stdout
     assert run(made, "retry", letter).exit_code == 4

@@ -235,10 +235,10 @@ def test_what_can_be_mended_is_not(reason: str) -> None:
     assert why(reason, response()) is None
 
 
-@pytest.mark.parametrize("reason", ["not_avro", "unknown_schema", "wrong_event", "undecodable", "contradictory"])
+@pytest.mark.parametrize("reason", ["not_avro", "unknown_schema", "wrong_event", "undecodable"])
 def test_bytes_are_tried_out(reason: str) -> None:
-    assert why(reason, task(), stage="policy") is None
-    assert "cannot be decoded here either" in (why(reason, task(), stage="policy", payload=b"junk") or "")
+    assert why(reason, task()) is None
+    assert "cannot be decoded here either" in (why(reason, task(), payload=b"junk") or "")
 
 
 def test_a_group_that_a_step_was_taken_without_is_hopeless() -> None:

@@ -118,7 +118,7 @@ class TaskQueue:
         record = taken.record
         task = record.decode(Task)
         if isinstance(task, serde.Poison):
-            self._consumer.bury(taken, task.reason, task.error)
+            self._consumer.skip(taken, task)
         elif task.policy != self._settings.policy.name or self._is_repeated(task, record.at.partition):
             self._consumer.done(taken)
         else:

@@ -145,7 +145,7 @@ class ScoringAgent:
         """Return the response in this record, or None if there is nothing to score."""
         response = taken.record.decode(Response)
         if isinstance(response, serde.Poison):
-            self._consumer.bury(taken, response.reason, response.error)
+            self._consumer.skip(taken, response)
             return None
         item = Item(taken, response)
         if response.error is not None:

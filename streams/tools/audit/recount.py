@@ -53,13 +53,13 @@ from streams.tools.audit.versions import VersionLedger
 DECISIONS = "dlq"
 """The stage of records in dead-letters that decide about others; they have no payload."""
 READERS = {
-    "tasks": ((STREAMS, JOIN), ("policy-", "policy")),
-    "responses": ((STREAMS, JOIN), (SCORER, SCORER)),
-    "rewards": ((STREAMS, JOIN),),
-    "group-control": ((STREAMS, JOIN),),
-    "groups": ((STREAMS, "batches"),),
-    "batches": (("trainer-", "trainer"),),
-    "adapters": ((STREAMS, "rollouts"),),
+    "tasks": (STREAMS, JOIN),
+    "responses": (STREAMS, JOIN),
+    "rewards": (STREAMS, JOIN),
+    "group-control": (STREAMS, JOIN),
+    "groups": (STREAMS, "batches"),
+    "batches": ("trainer-", "trainer"),
+    "adapters": (STREAMS, "rollouts"),
 }
 """By topic: who must write a dead letter about a record that is unreadable. Consumer group, or how its name begins,
 and stage."""
@@ -251,7 +251,7 @@ class Ledger:
                     yield AuditFinding("lost", Coordinates(*tp, offset), "no record here")
 
     def _useless(self, view: AuditView) -> Iterator[AuditFinding]:
-        """Account for unreadable records: whatever reads their topic writes a dead letter."""
+        """Account for unreadable records: one of the readers of their topic writes the dead letter."""
         groups = {name for name, _, _ in view.reach.committed}
         for at, reason in self._unusable:
             label = self._topics[at.topic].label
@@ -261,15 +261,17 @@ class Ledger:
                 continue
             if label == "dead-letters":
                 yield AuditFinding("phantom", at, f"{reason}: it is not a dead letter")
-            for begins, stage in READERS.get(label, ()) if reason != "wrong_key" else ((STREAMS, JOIN),):
-                readers = {
-                    name
-                    for name in groups
-                    if name.startswith(begins) and (name, at.topic, at.partition) in view.reach.committed
-                } | ({STREAMS} & {begins})
-                unread = label == "batches" and not readers and view.reach.settled  # nothing will ever write it
-                if (unread or any(view.reach.passed(name, at) for name in readers)) and not view.lettered(at, stage):
-                    yield AuditFinding("phantom", at, f"{reason}: {stage} has passed it without a dead letter")
+            if label not in READERS:
+                continue
+            begins, stage = READERS[label]
+            readers = {
+                name
+                for name in groups
+                if name.startswith(begins) and (name, at.topic, at.partition) in view.reach.committed
+            } | ({STREAMS} & {begins})
+            unread = label == "batches" and not readers and view.reach.settled  # nothing will ever write it
+            if (unread or any(view.reach.passed(name, at) for name in readers)) and not view.lettered(at, stage):
+                yield AuditFinding("phantom", at, f"{reason}: {stage} has passed it without a dead letter")
 
     def _stray_letters(self, view: AuditView, whole: TaskOutcome) -> Iterator[AuditFinding]:
         """Find dead letters about records that do not exist, and those that differ from the record they are about."""

@@ -352,7 +352,5 @@ def hopeless(letter: Letter, topic: Topic, original: Original) -> str | None:
         found = decode(original.payload, topic.event)
         if isinstance(found, Poison):
             return f"it cannot be decoded here either, {found.reason}: {found.error}"
-        if stage in ("policy", "scoring"):
-            return None  # their reason is about the bytes alone
     why = HOPELESS.get(reason)
     return None if why is None else f"{reason}: {why}"
