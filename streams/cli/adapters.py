@@ -1,8 +1,10 @@
-"""The commands that show adapter versions: list, show, lineage, diff. Those that decide are in release.py."""
+"""The commands that show adapter versions: list, show, lineage, diff, export. Those that decide are in release.py."""
 
 from __future__ import annotations
 
 import time
+from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -150,6 +152,34 @@ def adapters_diff(call: AppContext, one: int, other: int, weights: bool, policy:
         print(show.json_line(found))
         return
     _show_difference(found)
+
+
+@adapters.command("export")
+@click.argument("version", type=click.IntRange(min=1))
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.option("--merge", is_flag=True, help="Write one model, adapter and base together, with the tokenizer.")
+@policy_option
+@output_option
+@pass_call
+def adapters_export(
+    call: AppContext, version: int, folder: Path, merge: bool, policy: str | None, output: Output
+) -> None:
+    """Write a version to FOLDER, as transformers, peft and vLLM load it.
+
+    Without --merge it is an adapter. Its config names the base model: a hub id as it is, any other base by its absolute
+    path, so that such a folder is of use on this machine alone.
+    """
+    from streams import output as show
+    from streams.errors import NotFoundError
+
+    life = read(call, policy)
+    row_of(life.state, version)  # raises if there is none
+    trained = life.trained(version)
+    if trained is None or life.state.versions[version].status == "retired":
+        raise NotFoundError(f"version {version} of {life.state.policy} has no files in the store: it is retired")
+    from trainer.export import export
+
+    show.record(asdict(export(call.settings, trained, folder, merge=merge)), output)
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------

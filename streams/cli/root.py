@@ -157,11 +157,16 @@ def broker_start(call: AppContext, port: int | None, output: Output) -> None:
     if that is free.
     """
     from streams.kafka.node import process as node
+    from streams.settings.load import BOOTSTRAP
 
     running = node.start(call.settings.broker) if port is None else node.start(call.settings.broker, port=port)
     _show_node(running, output)
-    if running.bootstrap != call.settings.kafka.bootstrap:
-        click.echo(f"To use it: export STREAMWARD_KAFKA__BOOTSTRAP={running.bootstrap}", err=True)
+    settings, origins = AppContext(call.config, call.overrides).loaded  # with the address that is remembered now
+    if running.bootstrap != settings.kafka.bootstrap:
+        click.echo(
+            f"Commands use {settings.kafka.bootstrap}, which {origins[BOOTSTRAP]} names: leave it out to use this node",
+            err=True,
+        )
     click.echo("Next: streamward topics apply", err=True)
 
 
@@ -216,7 +221,7 @@ def _begin(call: AppContext, what: str, reads: str) -> None:
     from streams.kafka import admin
 
     settings = call.settings
-    admin.check_topics(settings)
+    admin.check_topics(settings, patient=True)
     where = f"{settings.topics.prefix}* at {settings.kafka.bootstrap}"
     logging.getLogger("streams.cli").info("%s starts, reads %s of %s", what, reads, where)
 

@@ -119,9 +119,15 @@ def folder_of(base: str) -> Path:
     folder = Path(os.path.expanduser(base))  # Path.expanduser fails without a home folder
     if folder.is_dir():
         return folder.resolve()
-    if base.startswith((".", "/", "~")) or base.count("/") > 1:
+    if not is_hub_id(base):
         raise SettingsError(_cannot_load(base, "there is no such folder"))
     return _from_hub(base)
+
+
+def is_hub_id(base: str) -> bool:
+    """Return whether `base` can only be a repository of the hub: no known name, and no folder."""
+    is_path = base.startswith((".", "/", "~")) or base.count("/") > 1
+    return not is_path and base not in KNOWN and not Path(base).is_dir()
 
 
 def _from_hub(hub_id: str) -> Path:

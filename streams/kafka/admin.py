@@ -125,12 +125,18 @@ def describe(settings: Settings) -> dict[str, int]:
     return _connect(settings)[1]
 
 
+REFUSED_S = 1.0
+"""How long a command tries a broker whose port refuses connections: nothing listens there."""
 EMPTY_S = 2.0
 """How long to doubt a cluster that reports no topic at all: a broker that has just started does too."""
 
 
-def _connect(settings: Settings, *, some: bool = False) -> tuple[admin.AdminClient, dict[str, int]]:
+def _connect(
+    settings: Settings, *, some: bool = False, patient: bool = False
+) -> tuple[admin.AdminClient, dict[str, int]]:
     """Return a client, and the partition count of every topic; with `some`, an empty answer is asked again.
+
+    A connection that is refused is tried for REFUSED_S, if `patient` for as long as one that is not answered.
 
     Asking for the topics first saves seconds: librdkafka 2.16 drops requests while it replaces the connection to the
     bootstrap address by one to the broker, and resends them one to three seconds later.
@@ -138,16 +144,32 @@ def _connect(settings: Settings, *, some: bool = False) -> tuple[admin.AdminClie
     errors: list[ck.KafkaError] = []
     client = admin.AdminClient({**client_config(settings.kafka), "error_cb": errors.append, "log_level": 0})
     deadline = time.monotonic() + EMPTY_S
+    whole_s = settings.kafka.request_timeout_s
+    waited_s = whole_s if patient else min(REFUSED_S, whole_s)
     try:
-        found = client.list_topics(timeout=settings.kafka.request_timeout_s).topics
+        try:
+            found = client.list_topics(timeout=waited_s).topics
+        except ck.KafkaException:
+            client.poll(0)  # calls error_cb
+            if waited_s == whole_s or _is_refused(errors):
+                raise
+            waited_s = whole_s
+            found = client.list_topics(timeout=whole_s - REFUSED_S).topics
         while some and not found and time.monotonic() < deadline:
             time.sleep(0.1)
-            found = client.list_topics(timeout=settings.kafka.request_timeout_s).topics
+            found = client.list_topics(timeout=whole_s).topics
     except ck.KafkaException as exc:
         client.poll(0)  # calls error_cb with the reason: refused, no such host, wrong password
         why = next((error for error in errors if error.code() != ck.KafkaError._ALL_BROKERS_DOWN), exc.args[0])
-        raise unreachable(settings.kafka, why.str()) from exc
+        raise unreachable(settings.kafka, why.str(), within_s=waited_s) from exc
     return client, {name: len(metadata.partitions) for name, metadata in found.items()}
+
+
+def _is_refused(errors: list[ck.KafkaError]) -> bool:
+    """Return whether every broker is down, and none for another reason than a refused connection."""
+    down = ck.KafkaError._ALL_BROKERS_DOWN
+    reasons = [error.str() for error in errors if error.code() != down]
+    return len(reasons) < len(errors) and all("Connection refused" in reason for reason in reasons)
 
 
 def apply_topics(settings: Settings) -> dict[str, str]:
@@ -193,12 +215,13 @@ def _wait_until_visible(settings: Settings, names: list[str]) -> None:
         time.sleep(0.05)
 
 
-def check_topics(settings: Settings) -> None:
+def check_topics(settings: Settings, *, patient: bool = False) -> None:
     """Return if every topic exists with the partitions it should have.
 
-    Raises NotFoundError for a missing topic, SettingsError for a wrong partition count, LogError without an answer.
+    A process that may start before its broker is `patient`. Raises NotFoundError for a missing topic, SettingsError for
+    a wrong partition count, LogError without an answer.
     """
-    existing = describe(settings)
+    _, existing = _connect(settings, patient=patient)
     for topic in topics(settings.topics).values():
         if topic.name not in existing:
             raise NotFoundError(f"topic {topic.name} does not exist; create it with `streamward topics apply`")

@@ -41,10 +41,11 @@ def _on_error(error: ck.KafkaError) -> None:
     """Keep librdkafka from printing; what matters is raised by poll or flush, or times out."""
 
 
-def unreachable(kafka: Kafka, cause: object) -> BrokerUnreachable:
-    """Return the error for a broker that does not answer, with the ways out."""
+def unreachable(kafka: Kafka, cause: object, *, within_s: float | None = None) -> BrokerUnreachable:
+    """Return the error for a broker that does not answer, with the ways out. `within_s`: if not request_timeout_s."""
+    waited_s = kafka.request_timeout_s if within_s is None else within_s
     return BrokerUnreachable(
-        f"Kafka at {kafka.bootstrap} did not answer within {kafka.request_timeout_s:g} s ({cause}). Check that it runs "
+        f"Kafka at {kafka.bootstrap} did not answer within {waited_s:g} s ({cause}). Check that it runs "
         "(`streamward broker status`, or `streamward broker start` for an embedded one) and that kafka.bootstrap and "
         "kafka.security_protocol are right (`streamward config show`)"
     )

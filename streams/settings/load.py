@@ -3,6 +3,7 @@
     defaults  <  streamward.toml  <  STREAMWARD_SECTION__KEY in the environment  <  --set section.key=value
                       └── save: what differs from the defaults, without secrets
 
+Where none of them names `kafka.bootstrap`, it is the address of the embedded node in `broker.data_dir`, if it has one.
 STREAMWARD_SECTION__KEY_FILE names a file that holds the value, such as a mounted secret. The variable itself wins.
 streams/settings/model.py describes each setting. An unknown variable or key is refused: a misspelt setting must not
 silently be the default. Secrets are `SecretStr` and print as stars. Settings are read once, when a process starts.
@@ -21,12 +22,15 @@ from typing import Any
 from pydantic import SecretStr, TypeAdapter, ValidationError
 
 from streams.errors import SettingsError
-from streams.settings.model import Settings, is_secret_name
+from streams.settings.model import Kafka, Settings, is_secret_name
 
 ENV_PREFIX = "STREAMWARD_"
 CONFIG_FILE = "streamward.toml"
 ENV_CONFIG = "STREAMWARD_CONFIG"
 """Names the file to read instead of `streamward.toml`; not a setting itself."""
+NODE_FILE = "node.json"
+"""In `broker.data_dir`: what is remembered of the embedded node, such as its port."""
+BOOTSTRAP = "kafka.bootstrap"
 
 
 def load(
@@ -72,16 +76,30 @@ def load_with_origins(
         tree.setdefault(section, {})[name] = value
         origins[key] = origin
     try:
-        return Settings.model_validate(tree), origins
+        settings = Settings.model_validate(tree)
     except ValidationError as exc:
         raise SettingsError(_explain(exc, origins)) from exc
+    node = None if BOOTSTRAP in origins else _node_address(settings.broker.data_dir)
+    if node is None:
+        return settings, origins
+    origins[BOOTSTRAP] = f"the node in {settings.broker.data_dir}"
+    return changed(settings, {BOOTSTRAP: node}, origins[BOOTSTRAP]), origins
+
+
+def _node_address(data_dir: Path) -> str | None:
+    """Return the address of the embedded node of this folder, running or not; None if there never was one."""
+    host, _, _ = Kafka().bootstrap.partition(":")
+    try:
+        return f"{host}:{int(json.loads((Path(os.path.expanduser(data_dir)) / NODE_FILE).read_text())['port'])}"
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
 
 
 def to_env(settings: Settings) -> dict[str, str]:
     """Return the environment variables with which a child process loads these same settings.
 
-    Only what differs from the default is named, and a `streamward.toml` where the child runs is not read. Secrets are
-    included, since the child needs them.
+    Only what differs from the default is named, and the address of the log; a `streamward.toml` where the child runs is
+    not read. Secrets are included, since the child needs them.
     """
     default = Settings()
     variables = {ENV_CONFIG: os.devnull}
@@ -89,7 +107,7 @@ def to_env(settings: Settings) -> dict[str, str]:
         section, plain = getattr(settings, section_name), getattr(default, section_name)
         for name in type(section).model_fields:
             value = getattr(section, name)
-            if value == getattr(plain, name):
+            if value == getattr(plain, name) and f"{section_name}.{name}" != BOOTSTRAP:
                 continue
             if isinstance(value, dict):
                 text = json.dumps({key: secret.get_secret_value() for key, secret in value.items()})
@@ -125,7 +143,9 @@ def described(settings: Settings, origins: Mapping[str, str]) -> Iterator[dict[s
 
 
 def save(settings: Settings, folder: Path, *, by: str) -> Path:
-    """Write what differs from the defaults to `folder`, which exists, and return the file. `by` is the command.
+    """Write the address of the log and what differs from the defaults to `folder`, which exists; return the file.
+
+    `by` is the command.
 
     Secrets are left out, and the file names them: give them in the environment, as for any other log.
     """
@@ -135,7 +155,7 @@ def save(settings: Settings, folder: Path, *, by: str) -> Path:
     sections: dict[str, dict[str, Any]] = {}
     left_out: list[str] = []
     for key, value in dotted(settings):
-        if value == default[key]:
+        if value == default[key] and key != BOOTSTRAP:
             continue
         section, _, name = key.partition(".")
         if isinstance(value, dict):

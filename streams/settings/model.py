@@ -33,7 +33,9 @@ class Section(BaseModel):
 class Kafka(Section):
     """The Kafka cluster, and how to connect to it."""
 
-    bootstrap: str = Field("127.0.0.1:9092", description="host:port, comma separated")
+    bootstrap: str = Field(
+        "127.0.0.1:9092", description="host:port, comma separated; if not set, the node in broker.data_dir, if any"
+    )
     security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
     sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] | None = None
     sasl_username: str | None = None
@@ -45,7 +47,7 @@ class Kafka(Section):
         default_factory=dict,
         description="further librdkafka settings, passed through as they are, and secret: ssl.key.password is one",
     )
-    request_timeout_s: float = Field(10.0, gt=0, description="how long a broker may take to answer, seconds")
+    request_timeout_s: float = Field(10.0, gt=0, le=300, description="how long a broker may take to answer, seconds")
     outage_s: float = Field(
         600.0, ge=1, le=43_200, description="how long a running process waits for its broker, seconds"
     )

@@ -89,7 +89,7 @@ def _other_broker(settings: Settings) -> str:
     running = broker.status(settings.broker)
     if running is None or running.bootstrap == settings.kafka.bootstrap:
         return ""
-    return f"An embedded node runs at another address: export STREAMWARD_KAFKA__BOOTSTRAP={running.bootstrap}"
+    return f"An embedded node runs at {running.bootstrap}: leave kafka.bootstrap out to use it"
 
 
 def _topics(settings: Settings) -> Iterator[DoctorFinding]:

@@ -16,15 +16,18 @@ from schemas.events import AdapterEvent, AdapterKind, AdvantagedGroup, Reward
 from streams.adapters import decisions, store as adapter_store
 from streams.adapters.versions import read_state
 from streams.cli.root import cli
+from streams.engines.base_model import digest_of_weights
 from streams.errors import RefusedError
 from streams.kafka import admin
 from streams.kafka.producer import Producer
 from streams.kafka.record import Record
 from streams.settings.load import to_env
-from streams.settings.model import Settings
+from streams.settings.model import Model, Settings
 from tests.support.factories import adapter_event
 from tests.support.log.whole_run import BY_NAME, SETTINGS, event_of, whole_log
+from tests.support.models.tiny import save_tiny, tiny_model
 from tests.support.processes import command, environment
+from trainer.model import save_adapter, wrap
 
 pytestmark = pytest.mark.kafka
 
@@ -303,6 +306,45 @@ def test_diff_shows_what_differs_down_to_the_tensors(made: Settings, tmp_path: P
     table = run(made, "diff", "1", "2", "--weights", "--output", "table")
     assert "20.000%" in table.stdout, table.stderr
     assert run(made, "diff", "0", "2", "--weights").exit_code == 3
+
+
+def test_an_exported_version_is_what_peft_and_transformers_load_as_it_is(made: Settings, tmp_path: Path) -> None:
+    import torch
+    from peft import AutoPeftModelForCausalLM
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    base = save_tiny(tmp_path / "base")
+    trained = wrap(tiny_model(), made.trainer)
+    for name, weights in trained.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(weights, std=0.3)
+    (local := tmp_path / "trained").mkdir()
+    save_adapter(trained, local, "base")  # a path that means something in the trainer's folder alone
+    uri, files = adapter_store.publish(local, made.adapters.store, "default", 1)
+    write(made, event(1, uri=uri, files=files, base_digest=digest_of_weights(tiny_model())))
+    settings = made.model_copy(update={"model": Model(base=str(base))})
+
+    (alone,) = rows(run(settings, "export", "1", str(tmp_path / "alone")))
+    (whole,) = rows(run(settings, "export", "1", str(tmp_path / "whole"), "--merge"))
+    assert (alone["base"], whole["base"]) == (str(base), "")
+    loaded = [
+        trained,
+        AutoPeftModelForCausalLM.from_pretrained(alone["folder"]),
+        AutoModelForCausalLM.from_pretrained(whole["folder"]),
+    ]
+    tokens = AutoTokenizer.from_pretrained(whole["folder"])("3 14 15 9", return_tensors="pt").input_ids
+    logits = [model.eval()(tokens).logits for model in loaded]
+    assert torch.equal(logits[0], logits[1])
+    torch.testing.assert_close(logits[0], logits[2], rtol=1e-4, atol=1e-4)
+    assert not torch.allclose(logits[0], tiny_model()(tokens).logits, atol=1e-2)
+
+    again = run(settings, "export", "1", alone["folder"])
+    assert again.exit_code == 4 and "is not empty" in again.stderr
+    save_tiny(other := tmp_path / "other")
+    tiny_model(seed=1).save_pretrained(other)
+    wrong = run(made.model_copy(update={"model": Model(base=str(other))}), "export", "1", str(tmp_path / "wrong"))
+    assert wrong.exit_code == 4 and "set model.base and model.dtype to what it was trained on" in wrong.stderr
+    assert not (tmp_path / "wrong").exists()
 
 
 def test_list_shows_digest_age_and_the_share_of_a_canary(made: Settings, tmp_path: Path) -> None:

@@ -337,7 +337,7 @@ def test_a_broker_that_is_away_is_an_error_of_the_log(nowhere: Settings) -> None
     done = run(nowhere, "tasks")
     assert done.exit_code == 5 and "did not answer" in done.stderr
     with pytest.raises(LogError):
-        connect(nowhere)
+        connect(settings=nowhere)
 
 
 def test_a_broker_that_goes_away_while_a_statement_reads_is_an_error_of_the_log(own: Settings) -> None:
@@ -355,7 +355,7 @@ def test_a_notebook_has_an_ordinary_connection(
     told: tuple[Settings, Written], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING, logger="streamward.query"):
-        con = connect(told[0], source="log")
+        con = connect(settings=told[0], source="log")
         try:
             assert con.sql("SELECT count(*) FROM responses").fetchall() == [(24,)]
             con.execute("CREATE TABLE mine AS SELECT text FROM responses WHERE slot = 0")

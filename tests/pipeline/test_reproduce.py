@@ -215,7 +215,7 @@ def test_a_log_that_began_with_an_older_schema_trains_reproduces_and_is_queried_
     assert verdicts(again(settings)) == [(1, True), (2, True)]
     cut(settings, "groups", 2)  # the older half lies in the archive alone
     assert verdicts(again(settings, source="auto")) == [(1, True), (2, True)]
-    con = session.connect(settings)
+    con = session.connect(settings=settings)
     latencies = "SELECT _schema_id, responses[1].latency_ms, count(*) FROM groups GROUP BY ALL ORDER BY 1"
     assert con.sql(latencies).fetchall() == [(5, None, 2), (10, 7.5, 2)]
     assert con.sql("SELECT version, count(*) FROM lineage GROUP BY ALL ORDER BY 1").fetchall() == [(1, 8), (2, 8)]

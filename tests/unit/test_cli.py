@@ -240,6 +240,19 @@ def test_an_embedded_node_that_is_stopped_is_named_with_the_command_that_starts_
     assert (result.exit_code, result.stderr) == (5, said)
 
 
+def test_the_node_that_the_folder_remembers_is_used_and_named_when_it_is_stopped() -> None:
+    stopped_node(Path(".streamward/kafka"), port=1)
+    result = run("topics", "list")
+    said = "the node in .streamward/kafka, which is 127.0.0.1:1, is stopped; start it with `streamward broker start`"
+    assert (result.exit_code, result.stderr) == (5, f"Error: {said}\n")
+
+
+def test_a_refused_connection_ends_a_command_long_before_the_time_that_a_broker_has_for_an_answer() -> None:
+    result = run("--set", "kafka.bootstrap=127.0.0.1:1", "--set", "kafka.request_timeout_s=300", "topics", "list")
+    assert result.exit_code == 5
+    assert "Kafka at 127.0.0.1:1 did not answer within 1 s" in result.stderr and "Connection refused" in result.stderr
+
+
 def test_a_demos_node_that_is_stopped_is_found_below_the_current_folder() -> None:
     stopped_node(Path(".streamward/demo/kafka"), port=1)
     result = run(*NOBODY, "audit")

@@ -18,6 +18,7 @@ from pyarrow import parquet
 
 from streams.errors import NotFoundError, RefusedError, SettingsError
 from streams.kafka.topics import LABELS
+from streams.settings.load import save
 from streams.settings.model import Archive, Settings
 from streams.tools.query import formats, options as query_options
 from streams.tools.query.prompt import Shell, feed_all, is_whole, words
@@ -238,8 +239,23 @@ def test_an_error_while_a_statement_runs_is_not_masked_by_the_closing(settings: 
         raise RefusedError("not empty")
 
 
+def test_a_notebook_names_a_settings_file_or_values_by_key(settings: Settings, tmp_path: Path) -> None:
+    file = save(settings, tmp_path, by="a test")
+    for con in (
+        connect(str(file), source="archive"),
+        connect(file, settings={"topics.prefix": "other."}, source="archive"),
+        connect(settings={"archive.store": settings.archive.store}, source="archive"),
+    ):
+        assert con.sql("SELECT count(*) FROM lineage").fetchall() == [(0,)]
+        con.close()
+    with pytest.raises(SettingsError, match=r"did you mean topics\.prefix"):
+        connect(settings={"topics.prefx": "lab."})
+    with pytest.raises(SettingsError, match="give one of them"):
+        connect(file, settings=settings)
+
+
 def test_a_connection_that_nobody_holds_any_more_is_freed(settings: Settings) -> None:
-    con = connect(settings, source="archive")
+    con = connect(settings=settings, source="archive")
     assert con.sql("SELECT count(*) FROM lineage").fetchall() == [(0,)]
     gone = weakref.ref(con)
     del con

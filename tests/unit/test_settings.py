@@ -11,7 +11,8 @@ from pydantic import SecretStr, ValidationError
 
 from streams.errors import SettingsError
 from streams.kafka.client import client_config
-from streams.settings.load import ENV_CONFIG, described, dotted, load, load_with_origins, to_env
+from streams.kafka.node import config as node
+from streams.settings.load import ENV_CONFIG, described, dotted, load, load_with_origins, save, to_env
 from streams.settings.model import (
     Advantages,
     Batches,
@@ -49,6 +50,11 @@ def file(tmp_path: Path) -> Path:
     path = tmp_path / "streamward.toml"
     path.write_text("[batches]\ngroups = 4\nmax_policy_lag = 3\n\n[topics]\nprefix = 'file.'\n")
     return path
+
+
+def remember(folder: Path, port: int) -> None:
+    folder.mkdir(parents=True)
+    node.remember(folder, node.Node(pid=0, port=port, controller_port=port, cluster_id="c", client={}))
 
 
 # --- where a value comes from ----------------------------------------------------------------------------------------
@@ -104,6 +110,25 @@ def test_the_file_in_the_working_folder_is_read(file: Path, monkeypatch: pytest.
 
 def test_a_variable_names_another_file(file: Path) -> None:
     assert load(env={ENV_CONFIG: str(file)}).topics.prefix == "file."
+
+
+def test_without_a_bootstrap_the_node_that_the_folder_remembers_is_the_log(tmp_path: Path) -> None:
+    remember(Path(".streamward/kafka"), port=20123)
+    remember(tmp_path / "mine", port=20124)
+    here, origins = load_with_origins(env={})
+    assert (here.kafka.bootstrap, origins) == (
+        "127.0.0.1:20123",
+        {"kafka.bootstrap": "the node in .streamward/kafka"},
+    )
+    assert load(env={}, overrides=[f"broker.data_dir={tmp_path}/mine"]).kafka.bootstrap == "127.0.0.1:20124"
+    assert load(env={"STREAMWARD_KAFKA__BOOTSTRAP": "kafka:9092"}).kafka.bootstrap == "kafka:9092"
+
+
+def test_what_is_saved_or_given_to_a_child_names_the_log_whatever_node_is_remembered_there(tmp_path: Path) -> None:
+    settings = Settings()  # the address of the log is the default one
+    remember(Path(".streamward/kafka"), port=20123)
+    assert load(env=to_env(settings)) == settings
+    assert load(file=save(settings, tmp_path, by="a test"), env={}) == settings
 
 
 def test_a_file_that_is_named_must_exist(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from streams.errors import LogError, SettingsError
+from streams.settings.load import NODE_FILE
 
 logger = logging.getLogger(__name__)
 
@@ -85,13 +86,13 @@ def folder(path: Path) -> Path:
 
 def remember(data_dir: Path, node: Node) -> None:
     """Write `node.json`."""
-    write_private(data_dir / "node.json", json.dumps(asdict(node), indent=1) + "\n")
+    write_private(data_dir / NODE_FILE, json.dumps(asdict(node), indent=1) + "\n")
 
 
 def remembered(data_dir: Path) -> Node | None:
     """Return the content of `node.json`; None if it is missing or cannot be read."""
     try:
-        return Node(**json.loads((data_dir / "node.json").read_text()))
+        return Node(**json.loads((data_dir / NODE_FILE).read_text()))
     except (OSError, ValueError, TypeError):
         return None
 

@@ -18,18 +18,20 @@ which Avro has and DuckDB has not: a statement that reads one fails with an erro
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, Self
 
 import duckdb
 import fsspec
 import pyarrow as pa
 
-from streams.errors import LogError, NotFoundError, StreamwardError
+from streams.errors import LogError, NotFoundError, SettingsError, StreamwardError
 from streams.files import Scratch
 from streams.kafka.times import parse_time
 from streams.settings.load import load
@@ -53,24 +55,43 @@ _log = logging.getLogger("streamward.query")
 
 
 def connect(
-    settings: Settings | None = None, *, source: Source = "auto", since: str | None = None, until: str | None = None
+    config: str | Path | None = None,
+    *,
+    settings: Settings | Mapping[str, object] | None = None,
+    source: Source = "auto",
+    since: str | None = None,
+    until: str | None = None,
 ) -> duckdb.DuckDBPyConnection:
     """Return a DuckDB connection with a view per topic, and the joins. It is an ordinary one: files may be read.
 
-    `settings` default to those of the command line; `source` is auto (archive, then log), log or archive; `since`
-    and `until` are ISO 8601 times or ages (2h, 7d). The views end where the log ends now: connect again for later
-    records. Records that cannot be decoded are left out, with a warning on the console.
+    Settings are found as the command line finds them: `config` is its `--config`, a mapping such as
+    `{"topics.prefix": "lab."}` its `--set`. `source` is auto (archive, then log), log or archive; `since` and `until`
+    are ISO 8601 times or ages (2h, 7d). The views end where the log ends now: connect again for later records. Records
+    that cannot be decoded are left out, with a warning on the console.
 
     >>> con = connect()                                                        # doctest: +SKIP
     >>> con.sql("SELECT policy, count(*) FROM tasks GROUP BY policy").df()     # doctest: +SKIP
 
-    Raises LogError if the broker does not answer.
+    Raises SettingsError for settings that cannot be used, LogError if the broker does not answer.
     """
+    if isinstance(settings, Settings):
+        if config is not None:
+            raise SettingsError("connect: a file and whole settings were given; give one of them, or a mapping of keys")
+    else:
+        chosen = [
+            f"{key}={json.dumps(value) if isinstance(value, Mapping) else value}"
+            for key, value in (settings or {}).items()
+        ]
+        settings = load(file=None if config is None else Path(config), overrides=chosen)
+    if settings.schemas.registry_url:
+        from streams.kafka.registry import client as registry_client
+
+        registry_client.use(settings)
     scope = Scope(
         None if since is None else parse_time(since, "since"),
         None if until is None else parse_time(until, "until"),
     )
-    return Session(settings or load(), source=source, scope=scope, allow_files=True, warn=True).con
+    return Session(settings, source=source, scope=scope, allow_files=True, warn=True).con
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,102 @@
+"""A version as a folder that transformers, peft and vLLM load as it is.
+
+    store ──► the adapter's files, verified ──┬──► the same weights, and a config that names the base where it is
+    model.base, compared with the log ────────┴──► with `merge`: base and adapter as one model, with its tokenizer
+
+In a config a hub id stays a hub id. Any other base has no name outside Streamward, so the config has its absolute path,
+and the folder is of use on this machine alone; a merged model can be moved anywhere.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from peft import PeftModel
+
+from schemas.events import AdapterEvent
+from streams.adapters import signing, store
+from streams.engines.base_model import Base, folder_of, is_hub_id, load_base
+from streams.errors import NotFoundError, RefusedError, SettingsError
+from streams.settings.model import Settings
+from trainer.model import CONFIG_FILE
+
+
+@dataclass(frozen=True, slots=True)
+class ExportedAdapter:
+    """What was written."""
+
+    policy: str
+    version: int
+    folder: str
+    base: str
+    """What the folder needs to be loaded: a hub id or an absolute path; empty: nothing, it is merged."""
+    files: tuple[str, ...]
+
+
+def export(settings: Settings, trained: AdapterEvent, folder: Path, *, merge: bool) -> ExportedAdapter:
+    """Write the version of this event to `folder`, which is created; an empty one is used.
+
+    Raises RefusedError if it holds anything, or if model.base is not what the version was trained on; EventError if the
+    store holds something else than the log; NotFoundError if the version has no files; SettingsError if the base cannot
+    be loaded or the folder not be written.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise RefusedError(f"{folder}: is not empty; name a new folder, or empty this one")
+    if trained.uri is None:
+        raise NotFoundError(f"version {trained.version} of {trained.policy} has no files in a store")
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        half = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    except OSError as exc:
+        raise SettingsError(f"{folder}: cannot be written: {exc}; name another folder") from exc
+    try:
+        signed = signing.expected(settings.adapters, trained.policy, trained.version)
+        adapter = store.fetch(trained.uri, trained.files, half, signed)
+        made = half / "whole"
+        base = _merge(settings, trained, adapter, made) if merge else _beside(settings, trained, adapter, made)
+        made.replace(folder)
+    finally:
+        shutil.rmtree(half, ignore_errors=True)
+    names = tuple(sorted(file.name for file in folder.iterdir()))
+    return ExportedAdapter(trained.policy, trained.version, str(folder), base, names)
+
+
+def _beside(settings: Settings, trained: AdapterEvent, adapter: Path, made: Path) -> str:
+    """Make `made` the adapter with a config that names its base, and return that name."""
+    name = settings.model.base
+    if not (is_hub_id(name) and name == trained.recipe.get("model.base")):
+        _base_of(settings, trained)
+    base = name if is_hub_id(name) else str(folder_of(name))
+    adapter.rename(made)
+    config = json.loads((made / CONFIG_FILE).read_text()) | {"base_model_name_or_path": base}
+    (made / CONFIG_FILE).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+    return base
+
+
+def _merge(settings: Settings, trained: AdapterEvent, adapter: Path, made: Path) -> str:
+    """Make `made` a model of its own, in the dtype of its base."""
+    base = _base_of(settings, trained)
+    model = PeftModel.from_pretrained(base.model, os.fspath(adapter)).merge_and_unload()
+    model.config._name_or_path = ""
+    model.save_pretrained(made)
+    base.tokenizer.save_pretrained(made)
+    return ""
+
+
+def _base_of(settings: Settings, trained: AdapterEvent) -> Base:
+    """Return the base in the settings. Raises RefusedError if it is not what the version was trained on."""
+    base = load_base(settings.model)
+    if trained.base_digest not in (None, base.base_digest):
+        recipe = trained.recipe
+        was = f"{recipe.get('model.base', 'another base')} in {recipe.get('model.dtype', 'another dtype')}"
+        raise RefusedError(
+            f"version {trained.version} of {trained.policy} was trained on {was} (weights {trained.base_digest[:12]}), "
+            f"and model.base={settings.model.base} in {settings.model.dtype} has weights {base.base_digest[:12]}; set "
+            "model.base and model.dtype to what it was trained on"
+        )
+    return base
