@@ -16,7 +16,7 @@
                 ├─ dlq                               dead letters                         dlq.py
                 ├─ replay  experiments               the log again, other settings  replay.py, experiments.py
                 ├─ reproduce                         versions retrained, byte for byte    reproduce.py
-                ├─ streams  scoring  policy  train   the processes of the loop
+                ├─ streams  scoring  policy  train   the processes of the loop; scoring.py
                 └─ config  doctor                    settings, and what is wrong with them
 
 Commands are thin: each imports what it needs inside its body, so that `streamward --help` imports click and no more,
@@ -48,6 +48,7 @@ from streams.cli.reproduce import reproduce
 from streams.cli.rollout import rollout
 from streams.cli.runtime import AppContext, Guarded, end_at_signals, output_option, pass_call, until_stopped
 from streams.cli.schemas import schemas
+from streams.cli.scoring import scoring_try
 from streams.cli.tasks import tasks
 from streams.cli.topics import topics
 from streams.errors import NotFoundError
@@ -248,19 +249,26 @@ def streams(call: AppContext, ctx: click.Context) -> None:
     ctx.exit(worker.run(call.settings, [advantages.register, batches.register, rollouts_register]))
 
 
-@cli.command()
+@cli.group(invoke_without_command=True)
+@click.pass_context
 @pass_call
-def scoring(call: AppContext) -> None:
+def scoring(call: AppContext, ctx: click.Context) -> None:
     """Run a scoring agent: responses in, rewards out.
 
-    SIGTERM or Ctrl-C ends it, once in-flight work is finished. Several agents share the partitions.
+    SIGTERM or Ctrl-C ends it, once in-flight work is finished. Several agents share the partitions. `scoring try` tries
+    out a scorer without the log.
     """
+    if ctx.invoked_subcommand is not None:
+        return
     call.working = True
     with until_stopped() as stop:
         _begin(call, "scoring agent", "responses")
         from streams.stages.scoring import agent
 
         agent.run(call.settings, stop=stop)
+
+
+scoring.add_command(scoring_try)
 
 
 @cli.command()

@@ -21,6 +21,7 @@ from pydantic import Field
 
 from schemas.events import Response, RewardSource, Task
 from streams.scorers import gym, judge, text
+from streams.scorers.scorer_task import ScorerTask
 from streams.scorers.verdict import ScoreError, ScorerOptions, Verdict, answers, checked, json_object, nearest, options
 
 Home = Literal["inline", "sandbox", "judge"]
@@ -115,7 +116,7 @@ def load(name: str) -> Scorer:
             f"{name} is not marked as a scorer; write @streamward.entry_point('{function_name}/1') above it",
             reason="unknown_scorer",
         )
-    return Scorer(name, version, "sandbox", None, function)
+    return Scorer(name, version, "sandbox", None, lambda task, *given: function(ScorerTask(task), *given))
 
 
 @lru_cache(maxsize=1024)

@@ -137,6 +137,7 @@ def entry_point(version: str) -> Callable[[F], F]:
     """Mark a function `(task, response, settings) -> number | (number, components) | Verdict` as a scorer.
 
     Tasks name functions as `module:function`. Only marked functions are called, so a task cannot call arbitrary code.
+    `task` is a `ScorerTask`: `task.verifier["answer"]` is the answer that the task came with.
 
     >>> @entry_point("halves/1")
     ... def halves(task, response, settings):

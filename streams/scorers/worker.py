@@ -18,6 +18,7 @@ import pickle
 import resource
 import signal
 import struct
+import traceback
 from typing import Any, BinaryIO
 
 from streams.scorers.registry import load
@@ -56,7 +57,8 @@ def _one(outbox: BinaryIO, frame: bytes) -> None:
     except MemoryError:
         answer = {"reason": "memory", "error": f"{name} needed more than {memory_bytes} bytes", "again": True}
     except BaseException as exc:  # SystemExit and KeyboardInterrupt too
-        error = f"{name} raised {type(exc).__name__}: {str(exc)[:1000]}"
+        at = traceback.extract_tb(exc.__traceback__)[-1]
+        error = f"{name} raised {type(exc).__name__}: {str(exc)[:1000]} ({at.filename}, line {at.lineno})"
         answer = {"reason": "exception", "error": error, "again": True}
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)

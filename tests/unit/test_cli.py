@@ -524,3 +524,53 @@ def test_doctor_finds_a_disk_that_is_full(tmp_path: Path, monkeypatch: pytest.Mo
     finding = next(f for f in examined(tmp_path) if f.check == "disk")
     assert (finding.state, finding.exit_code) == ("failed", 1)
     assert "free at" in finding.what
+
+
+# --- scoring try ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def capitals(tmp_path: Path) -> Path:
+    """A folder with a scorer that reads the verifier, and tasks for it; the current one."""
+    (tmp_path / "capscore.py").write_text(
+        "from streamward import entry_point\n\n\n"
+        "@entry_point('capital/1')\n"
+        "def capital(task, response, settings):\n"
+        "    share = settings.get('share', 1.0)\n"
+        "    return share * (task.verifier['answer'] in response.text), {'length': len(response.text)}\n"
+    )
+    source = '"reward_sources": [{"name": "capscore:capital", "settings": {"share": 0.5}}]'
+    (tmp_path / "capitals.jsonl").write_text(
+        f'{{"prompt": "Capital of France?", "verifier": {{"answer": "Paris"}}, {source}}}\n'
+        f'{{"prompt": "Capital of Spain?", "verifier": {{"city": "Madrid"}}, {source}}}\n'
+    )
+    return tmp_path
+
+
+def test_a_scorer_is_tried_without_a_broker_and_reads_the_verifier_as_a_mapping(capitals: Path) -> None:
+    tried = ["scoring", "try", "capscore:capital", "--task", "capitals.jsonl:1", "--text", "Paris!"]
+    found = json.loads(process(*tried).stdout)
+    assert (found["value"], found["components"], found["version"]) == (0.5, {"length": 6.0}, "capital/1")
+    tried[2] = "capscore:capital={}"
+    assert json.loads(process(*tried).stdout)["value"] == 1.0
+
+
+def test_a_scorer_that_raises_is_tried_and_says_where(capitals: Path) -> None:
+    done = process("scoring", "try", "capscore:capital", "--task", "capitals.jsonl:2", "--text", "Madrid")
+    assert done.returncode == 1 and done.stdout == ""
+    error = f"capscore:capital raised KeyError: 'answer' ({capitals / 'capscore.py'}, line 7)"
+    assert done.stderr.strip() == f"Error: capscore:capital gave no score: exception: {error}"
+
+
+@pytest.mark.parametrize(
+    ("name", "task", "code", "says"),
+    [
+        ("exakt", "capitals.jsonl:1", 2, "exakt: no scorer is called 'exakt'; did you mean exact?"),
+        ("exact", "capitals.jsonl:3", 3, "capitals.jsonl has no task in line 3; it has 2 lines"),
+        ("exact", "cities.jsonl", 3, "cities.jsonl: No such file or directory; give a file of tasks"),
+        ("judge", "capitals.jsonl:1", 2, "set scoring.judge_url"),
+    ],
+)
+def test_what_cannot_be_tried_is_refused(capitals: Path, name: str, task: str, code: int, says: str) -> None:
+    result = run("scoring", "try", name, "--task", task, "--text", "Paris")
+    assert result.exit_code == code and says in result.stderr

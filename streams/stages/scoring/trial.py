@@ -1,0 +1,59 @@
+"""Score one text with one scorer, as the agent would, and write nothing.
+
+task, text, reward source ──► a response that is in no log ──► worker process, thread or here ──► ScoreOutcome
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from schemas.events import Response, RewardSource, Task, derive_id
+from streams.errors import SettingsError
+from streams.scorers import ScoreError, ScoreOutcome, Scorers, parts
+from streams.settings.model import Scoring
+
+
+def source_of(name: str, task: Task) -> RewardSource:
+    """Return the reward source NAME or NAME=JSON; without JSON it has the settings that the task gives it.
+
+    Raises SettingsError if it cannot run.
+    """
+    name, equals, settings = name.partition("=")
+    given = next((source.settings for source in task.reward_sources if source.name == name), "{}")
+    source = RewardSource(name=name, settings=settings if equals else given)
+    try:
+        parts(source)
+    except ScoreError as exc:
+        raise SettingsError(f"{name}: {exc}") from exc
+    return source
+
+
+def try_scorer(scoring: Scoring, task: Task, source: RewardSource, text: str) -> ScoreOutcome:
+    """Return what `source` says about `text` as an answer to `task`, at the first try.
+
+    Raises SettingsError if the scorer needs a judge and none is configured.
+    """
+    sampling_id = derive_id("trial", task.task_id)
+    response = Response(
+        response_id=derive_id(sampling_id, 0),
+        sampling_id=sampling_id,
+        task_id=task.task_id,
+        created_at=task.created_at,
+        policy=task.policy,
+        slot=0,
+        group_size=task.group_size,
+        adapter_version=0,
+        base_digest="",
+        tokenizer_digest="",
+        engine="trial",
+        finish_reason="stop",
+        prompt_tokens=0,
+        completion_tokens=0,
+        latency_ms=0.0,
+        text=text,
+        sampling=task.sampling,
+    )
+    with Scorers(scoring.model_copy(update={"retries": 0})) as scorers:
+        if (missing := scorers.missing(replace(task, reward_sources=(source,)))) is not None:
+            raise SettingsError(missing)
+        return scorers.score(task, response, source)
