@@ -16,7 +16,7 @@ from streams.observability.tracing.context import Context
 from streams.scorers.judge import Judge, JudgeOptions, unconfigured
 from streams.scorers.registry import MixPart, blend, find, parts
 from streams.scorers.sandbox import Sandbox
-from streams.scorers.verdict import ScoreError, Verdict, options, storable
+from streams.scorers.verdict import MAX_RATIONALE, MAX_VERSION, ScoreError, Verdict, checked, options, storable
 from streams.settings.model import Scoring
 
 FIRST_PAUSE_S = 0.1
@@ -68,7 +68,7 @@ class Scorers:
     def score(
         self, task: Task, response: Response, source: RewardSource, *, trace: Context | None = None
     ) -> ScoreOutcome:
-        """Return the outcome. Never raises for what a task, a response or a scorer did.
+        """Return the outcome: an error for whatever a task, a response or a scorer did.
 
         `trace` is that of the score, for a scorer that asks another server.
         """
@@ -82,15 +82,16 @@ class Scorers:
                 tries = max(tries, used)
                 verdicts.append(verdict)
             verdict = verdicts[0] if source.name != "mix" else blend(mixed, verdicts)
-        except ScoreError as exc:
-            version = exc.version or _version(name)
+        except Exception as exc:  # a bug costs this score, not the agent
+            failed = exc if isinstance(exc, ScoreError) else _raised(name, exc)
+            version = (failed.version or _version(name))[:MAX_VERSION]
             return ScoreOutcome(
                 value=None,
-                error=storable(f"{exc.reason}: {exc}"),
-                reason=exc.reason,
-                version=f"mix/1[{version}]" if source.name == "mix" and name != "mix" else version,
+                error=storable(f"{failed.reason}: {failed}"[:MAX_RATIONALE]),
+                reason=failed.reason,
+                version=storable(f"mix/1[{version}]" if source.name == "mix" and name != "mix" else version),
                 latency_ms=_since(started),
-                tries=max(tries, exc.tries),
+                tries=max(tries, failed.tries),
             )
         return ScoreOutcome(
             value=verdict.value,
@@ -125,21 +126,22 @@ class Scorers:
     def _once(self, task: Task, response: Response, part: MixPart, trace: Context | None) -> Verdict:
         scorer = find(part.name)
         if scorer.home == "sandbox":
-            return self._sandbox.score(part.name, part.settings, task, response)
-        if scorer.home == "judge":
-            return self._the_judge().score(task, response, options(JudgeOptions, part.settings, "judge"), trace)
-        try:
-            return scorer(task, response, part.settings)
-        except ScoreError:
-            raise
-        except Exception as exc:  # a bug in a built-in scorer costs this score, not the agent
-            raise ScoreError(f"{part.name} raised {type(exc).__name__}: {exc}", reason="exception") from exc
+            verdict = self._sandbox.score(part.name, part.settings, task, response)
+        elif scorer.home == "judge":
+            verdict = self._the_judge().score(task, response, options(JudgeOptions, part.settings, "judge"), trace)
+        else:
+            verdict = scorer(task, response, part.settings)
+        return checked(verdict, part.name)
 
     def _the_judge(self) -> Judge:
         with self._lock:
             if self._judge is None:
                 self._judge = Judge(self._scoring)
             return self._judge
+
+
+def _raised(name: str, exc: Exception) -> ScoreError:
+    return ScoreError(f"{name} raised {type(exc).__name__}: {exc}", reason="exception")
 
 
 def _after(exc: ScoreError, tries: int) -> ScoreError:

@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from schemas.events import Response, RewardSource, Task
+from schemas.events import MAX_REWARD, Response, RewardSource, Task
 from streams.scorers import gym, judge, text
 from streams.scorers.scorer_task import ScorerTask
 from streams.scorers.verdict import ScoreError, ScorerOptions, Verdict, answers, checked, json_object, nearest, options
@@ -53,7 +53,7 @@ class MixPart(ScorerOptions):
     """One scorer in a mix."""
 
     name: str
-    weight: float = Field(1.0, allow_inf_nan=False)
+    weight: float = Field(1.0, ge=-MAX_REWARD, le=MAX_REWARD)
     label: str | None = Field(None, alias="as")
     """Name of the component; default: the scorer's name."""
     settings: dict[str, Any] = Field(default_factory=dict)

@@ -2,12 +2,14 @@
 
     task, response, settings ──► Verdict(value, components, rationale)   or ScoreError(reason)
 
-A verdict is a finite number. NaN, infinity, a bool or a text is an error, never a score: counting it as 0 would teach
-the model something that no scorer said.
+A verdict is a finite number of at most MAX_REWARD in size. NaN, infinity, a bool or a text is an error, never a score:
+counting it as 0 would teach the model something that no scorer said. Wherever a verdict comes from (a built-in scorer,
+a worker process, the judge), `checked` is what it passes.
 """
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import json
 import math
@@ -18,14 +20,16 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from schemas.events import Task
+from schemas.events import MAX_REWARD, Task
 from streams.errors import EventError
 
 F = TypeVar("F", bound=Callable[..., Any])
 O = TypeVar("O", bound="ScorerOptions")  # noqa: E741 - options
 
 MAX_RATIONALE = 2_000
-"""Characters kept of a rationale, which is stored for ever."""
+"""Characters kept of a rationale or an error, which is stored for ever."""
+MAX_VERSION = 500
+"""Characters kept of a scorer's version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +73,8 @@ def options(model: type[O], settings: dict[str, Any], scorer: str) -> O:
     """
     try:
         return model.model_validate_json(json.dumps(settings))
+    except RecursionError as exc:
+        raise ScoreError(f"{scorer}: the settings are nested too deeply", reason="bad_settings") from exc
     except ValidationError as exc:
         known = [field.alias or name for name, field in model.model_fields.items()]
         lines = []
@@ -113,7 +119,8 @@ def answers(task: Task, scorer: str) -> tuple[str, ...]:
 def checked(raw: Any, scorer: str) -> Verdict:
     """Return a scorer's result as a Verdict: it may be a Verdict, a number, or a pair of number and components.
 
-    Raises ScoreError(not_a_number) for anything that is not a finite number.
+    Its texts can be encoded as UTF-8. Raises ScoreError(not_a_number) for anything that is not a finite number, or
+    a value beyond MAX_REWARD.
     """
     if isinstance(raw, tuple) and len(raw) == 2:
         raw = Verdict(raw[0], raw[1])
@@ -125,11 +132,17 @@ def checked(raw: Any, scorer: str) -> Verdict:
             again=True,
         )
     rationale = None if verdict.rationale is None else storable(str(verdict.rationale)[:MAX_RATIONALE])
+    value = _finite(verdict.value, scorer, "value")
+    if abs(value) > MAX_REWARD:
+        raise ScoreError(
+            f"{scorer} gave value {value:g}; expected at most {MAX_REWARD:g} in size: scale the score down",
+            reason="not_a_number",
+        )
     return Verdict(
-        _finite(verdict.value, scorer, "value"),
+        value,
         {storable(str(name)): _finite(part, scorer, f"component {name}") for name, part in verdict.components.items()},
         rationale,
-        verdict.version,
+        storable(str(verdict.version)[:MAX_VERSION]),
     )
 
 
@@ -166,13 +179,17 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def _finite(value: Any, scorer: str, what: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(float(value)):
+    number = math.nan
+    if isinstance(value, Real) and not isinstance(value, bool):
+        with contextlib.suppress(OverflowError):  # an int beyond float
+            number = float(value)
+    if not math.isfinite(number):
         raise ScoreError(
             f"{scorer} gave {what} {_short(value)}; a score is a finite number (say what failed by raising an error)",
             reason="not_a_number",
             again=True,
         )
-    return float(value)
+    return number
 
 
 def _short(value: Any) -> str:

@@ -215,6 +215,26 @@ def test_a_score_that_fails_is_a_reward_without_value_and_the_others_go_on(
     assert f"{ready.topics.prefix}responses[{partition_of('t2', 8)}]@0" in at
 
 
+def test_no_verdict_ends_the_agent_or_is_lost(ready: Settings) -> None:
+    # Each of these once did: weights that overflow, half an emoji from the judge, a reward too large for its topic.
+    small = ready.model_copy(update={"topics": ready.topics.model_copy(update={"max_record_bytes": 64 * 1024})})
+    twice = {"of": [{"name": "exact", "weight": 1e308}, {"name": "exact", "as": "again", "weight": 1e308}]}
+    large = {"of": [{"name": "exact", "as": f"{number:0>1000}"} for number in range(70)]}
+    tasks = [
+        a_task(1, RewardSource(name="mix", settings=json.dumps(twice))),
+        a_task(2, RewardSource(name="judge")),
+        a_task(3, RewardSource(name="mix", settings=json.dumps(large))),
+        a_task(4),
+    ]
+    write(ready, *tasks, *[a_response(task) for task in tasks])
+    with judging(says('{"score": 7, "reason": "Good \\ud83d"}')) as judge:
+        judged = Scoring(judge_url=judge.url, judge_model="m")
+        found = {reward.task_id: reward for reward in score_all(small.model_copy(update={"scoring": judged}), 4)}
+    assert [found[f"t{n}"].value for n in (1, 2, 3, 4)] == [None, 0.7, None, 1.0]
+    assert "mix.of.0.weight" in str(found["t1"].error) and "malformed: " in str(found["t3"].error)
+    assert (lag(ready), dead_letters(ready)) == (0, [])
+
+
 def test_a_slow_scorer_does_not_hold_up_the_quick_ones(ready: Settings, tmp_path: Path) -> None:
     settings = json.dumps({"seen": str(tmp_path / "seen"), "seconds": 3})
     slow, quick = a_task(1, RewardSource(name="slow_scorers:slow", settings=settings)), a_task(1000)

@@ -12,9 +12,11 @@ import pytest
 from pydantic import SecretStr
 
 from schemas.events import Message, RewardSource, Task
+from schemas.serde import encode
 from streams.observability.tracing.context import Context
 from streams.scorers import ScoreOutcome, Scorers
 from streams.settings.model import Scoring
+from streams.stages.scoring.agent import reward_of
 from tests.support.doubles.judge import JudgeServer, a_response, judging, raw, says
 
 TASK = Task(
@@ -84,6 +86,13 @@ def test_the_judge_sees_question_answer_reference_and_rubric_and_braces_in_them_
     assert body["model"] == "small-judge" and body["response_format"] == {"type": "json_object"}
     for piece in ("What is {answer}?", "forty-two {reference}", "the reference text", "Count the vowels.", "Be brief."):
         assert asked.count(piece) == 1
+
+
+def test_half_an_emoji_in_the_reason_costs_a_character_and_not_the_reward(judge: JudgeServer) -> None:
+    judge.answers = [says('{"score": 7, "reason": "Good \\ud83d"}')]
+    found = score(judge)
+    assert (found.value, found.rationale) == (0.7, "Good ?")
+    encode(reward_of(RESPONSE, TASK.reward_sources[0], found, 1))
 
 
 def test_a_template_of_ones_own_and_another_scale(judge: JudgeServer) -> None:

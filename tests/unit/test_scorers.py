@@ -10,9 +10,13 @@ import pytest
 from hypothesis import given, strategies as st
 
 from schemas.events import RewardSource
+from schemas.serde import encode
 from streams.errors import EventError
-from streams.scorers import SCORERS, ScoreError, Scorers, find, source_problems
+from streams.scorers import SCORERS, ScoreError, ScoreOutcome, Scorers, Verdict, find, source_problems
+from streams.scorers.registry import Scorer
+from streams.scorers.verdict import MAX_RATIONALE, checked
 from streams.settings.model import Scoring
+from streams.stages.scoring.agent import reward_of
 from tests import skips
 from tests.support.doubles.judge import a_response, a_task, outcome
 
@@ -149,6 +153,7 @@ def test_unknown_scorer_names_the_nearest_and_all_known_ones() -> None:
         ("mix", {"of": []}, "mix.of"),
         ("mix", {"of": [{"name": "exact"}, {"name": "exact"}]}, 'two parts are called exact; .*"as"'),
         ("mix", {"of": [{"name": "mix"}]}, "a mix inside a mix"),
+        ("mix", {"of": [{"name": "exact", "weight": 1e308}]}, "mix.of.0.weight: .*less than or equal to 1000000000000"),
         ("mix", {"of": [{"name": "exat"}]}, "did you mean exact"),
         ("mix", {"of": [{"name": "exact", "settings": {"x": 1}}]}, "exact has no setting 'x'"),
         ("reasoning-gym", {"x": 1}, "reasoning-gym has no setting 'x'"),
@@ -208,6 +213,51 @@ def test_a_mix_keeps_the_components_of_its_parts(scorers: Scorers) -> None:
 def test_a_mix_with_a_part_that_fails_fails_whole(scorers: Scorers) -> None:
     found = outcome(scorers, "mix", "12", DEMO_MIX, answer=None)
     assert (found.value, found.reason, found.version) == (None, "bad_verifier", "mix/1[exact/1]")
+
+
+@pytest.mark.parametrize(
+    ("weight", "reason", "message"),
+    [(1e308, "bad_settings", "mix.of.0.weight"), (1e12, "not_a_number", "gave value 2e+12; expected at most 1e+12")],
+)
+def test_a_mix_with_huge_weights_is_an_outcome_with_an_error(
+    scorers: Scorers, weight: float, reason: str, message: str
+) -> None:
+    twice = {"of": [{"name": "exact", "weight": weight}, {"name": "exact", "as": "again", "weight": weight}]}
+    found = outcome(scorers, "mix", "11", twice)
+    assert (found.value, found.reason) == (None, reason)
+    assert found.error is not None and message in found.error
+
+
+def test_whatever_a_scorer_raises_is_an_outcome_with_an_error(
+    scorers: Scorers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def overflows(*_: object) -> None:
+        raise OverflowError("\ud83d is half an emoji" + "!" * 10_000)
+
+    monkeypatch.setitem(SCORERS, "broken", Scorer("broken", "broken/1", "inline", None, overflows))
+    found = outcome(scorers, "broken", "11", {})
+    assert (found.value, found.reason, found.version) == (None, "exception", "broken/1")
+    assert found.error is not None and "raised OverflowError: ? is half an emoji!" in found.error
+    assert len(found.error) <= MAX_RATIONALE
+
+
+@given(st.recursive(st.none() | st.booleans() | st.floats() | st.integers() | st.text(), st.tuples), st.text())
+def test_a_checked_verdict_can_be_written_whatever_was_given(raw: Any, text: str) -> None:
+    half_an_emoji = "\ud83d" + text
+    try:
+        verdict = checked(Verdict(raw, {half_an_emoji: raw}, half_an_emoji, half_an_emoji), "any")
+    except ScoreError as exc:
+        assert exc.reason == "not_a_number"
+    else:
+        said = ScoreOutcome(
+            value=verdict.value,
+            version=verdict.version,
+            components=verdict.components,
+            rationale=verdict.rationale,
+            latency_ms=0.0,
+            tries=1,
+        )
+        encode(reward_of(a_response("x"), RewardSource(name="any"), said, 1))
 
 
 def test_an_unknown_scorer_is_an_outcome_with_an_error_and_is_not_tried_again(scorers: Scorers) -> None:

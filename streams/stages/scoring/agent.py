@@ -27,6 +27,7 @@ from typing import Self
 
 from schemas import serde
 from schemas.events import Response, Reward, RewardSource, Task, derive_id
+from streams.errors import EventError
 from streams.kafka import times
 from streams.kafka.client import POLL_S
 from streams.kafka.producer import Producer
@@ -53,6 +54,8 @@ DRAIN_S = 5.0
 """After SIGTERM: for scores that still run. What is not done by then is scored again by the next agent."""
 BUSY_POLL_S = 0.02
 """Wait for new responses while scores are running."""
+UNWRITABLE = (serde.EncodeError, EventError)
+"""What a reward raises that cannot be encoded, or does not fit into a record."""
 
 log = logging.getLogger(__name__)
 
@@ -225,17 +228,22 @@ class ScoringAgent:
         if outcome.error is not None:
             self._meter.add(catalog.SCORE_FAILURES, source.name)
             log.warning("response not scored by %s: %s", source.name, outcome.error, extra=record.log_extra)
-        reward = reward_of(item.response, source, outcome, times.now_ms())
-        trace = self._trace(item, reward.reward_id)
         try:
-            self._producer.send(reward, on_ack=self._tracer.on_ack(reward, trace), headers=tracing.headers_of(trace))
-        except serde.EncodeError as exc:
-            self._consumer.dead_letter(
-                record, "malformed_reward", f"the reward of {source.name} cannot be written: {exc}"
-            )
+            self._send(item, source, outcome)
+        except UNWRITABLE as exc:
+            log.warning("the score of %s is recorded as failed: %s", source.name, exc, extra=record.log_extra)
+            try:
+                self._send(item, source, unwritable(outcome, exc))
+            except UNWRITABLE as again:  # the name of the source fills a record
+                self._consumer.dead_letter(record, "malformed_reward", f"no reward can be written: {again}")
         item.sources_left -= 1
         if not item.sources_left:
             self._finish(item)
+
+    def _send(self, item: Item, source: RewardSource, outcome: ScoreOutcome) -> None:
+        reward = reward_of(item.response, source, outcome, times.now_ms())
+        trace = self._trace(item, reward.reward_id)
+        self._producer.send(reward, on_ack=self._tracer.on_ack(reward, trace), headers=tracing.headers_of(trace))
 
     def _finish(self, item: Item) -> None:
         self._consumer.done(item.taken)
@@ -260,6 +268,12 @@ def reward_of(response: Response, source: RewardSource, outcome: ScoreOutcome, n
         rationale=outcome.rationale,
         components=outcome.components,
     )
+
+
+def unwritable(outcome: ScoreOutcome, exc: Exception) -> ScoreOutcome:
+    """Return the failed score that takes the place of one whose reward cannot be written."""
+    error = f"malformed: the reward cannot be written: {exc}"
+    return ScoreOutcome(value=None, error=error, version=outcome.version, latency_ms=outcome.latency_ms, tries=1)
 
 
 def _unknown(response: Response, partition: int) -> str:

@@ -16,14 +16,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
 from typing import NamedTuple
 
-from schemas.events import Response, Reward, RewardSource, Task
+from schemas.events import Response, RewardSource, Task
 from schemas.serde import EncodeError, Poison, encode
 from streams.errors import SettingsError, StreamwardError
 from streams.kafka.history import LogHistory
 from streams.kafka.record import Record
 from streams.kafka.topics import topics
 from streams.scorers import ScoreError, ScoreOutcome, Scorers, parts
-from streams.stages.scoring.agent import JUDGE_THREADS, reward_of
+from streams.stages.scoring.agent import JUDGE_THREADS, reward_of, unwritable
 from streams.stages.scoring.task_lookup import TaskLookup
 from streams.tools.replay.replay import Replay
 from streams.tools.replay.selection import bounds
@@ -158,6 +158,5 @@ def _reward(one: Scored, outcome: ScoreOutcome) -> bytes:
     try:
         return encode(reward_of(one.response, one.source, outcome, one.record.timestamp_ms))
     except EncodeError as exc:
-        failed = ScoreOutcome(value=None, error=f"malformed: {exc}", version=outcome.version, latency_ms=0.0, tries=1)
-        made: Reward = reward_of(one.response, one.source, failed, one.record.timestamp_ms)
-        return encode(made)
+        failed = unwritable(outcome, exc)
+        return encode(reward_of(one.response, one.source, failed, one.record.timestamp_ms))
