@@ -10,11 +10,12 @@ the group was complete. Version numbers of that run mean nothing in this one."""
 
 
 def deadline_ms(task: Task, timestamp_ms: int, default_s: float) -> int | None:
-    """Return the time (ms since the epoch) after which nothing recorded counts for `task`; None if there is no limit.
+    """Return the time (ms since the epoch) after which nothing recorded counts for `task`; None if none is known.
 
-    A task without a deadline of its own gets `default_s` seconds (0: no limit) from the timestamp of its record, so
-    that every reader computes the same.
+    A task without a deadline of its own gets `default_s` seconds (0: no limit) from the timestamp of a record, so that
+    every reader computes the same: its own record, or for a `train` task, which may be held back for the trainer, its
+    first response that counts. Until then a `train` task waits, however long.
     """
-    if task.deadline_at is not None or not default_s:
+    if task.deadline_at is not None or not default_s or task.purpose == "train":
         return task.deadline_at
     return timestamp_ms + int(default_s * 1000)

@@ -105,7 +105,12 @@ class Advantages(Section):
         "emit", description="what to do with a group that is incomplete at its deadline"
     )
     min_group: int = Field(2, ge=2, description="fewest scored responses a partial group may have")
-    deadline_s: float = Field(600.0, ge=0, description="for tasks without deadline, seconds; 0 waits for ever")
+    deadline_s: float = Field(
+        600.0,
+        ge=0,
+        description="for tasks without deadline, seconds: of a train task from its first response, so that it may wait "
+        "for the trainer, of any other from its record; 0 waits for ever",
+    )
     grace_s: float = Field(5.0, ge=0, description="wait after the deadline before the group is closed, seconds")
     evict_after_s: float = Field(
         3600.0, ge=0, description="how long a closed group is remembered, seconds; 0: for ever"

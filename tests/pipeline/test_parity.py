@@ -34,6 +34,7 @@ SOURCES = (RewardSource(name="exact"), RewardSource(name="format", weight=0.25))
 SIZE = 3
 MAX_BYTES = 32_768
 EXPIRES, UNANSWERED, ORPHAN, BULKY = "expires", "unanswered", "orphan", "bulky"
+HELD_BACK, ABANDONED = "held-back", "abandoned"
 
 
 def answers(task_id: str, sampling: str, *, version: int = 0, failed: tuple[int, ...] = ()) -> list[Response]:
@@ -113,6 +114,19 @@ def expiring() -> list[Event]:
     ]
 
 
+def held_back() -> list[Event]:
+    """Return the events of train tasks without a deadline; these are written an hour before anybody answers."""
+    return [
+        task(task_id=name, group_size=SIZE, reward_sources=SOURCES) for name in (HELD_BACK, ABANDONED, "never-sampled")
+    ]
+
+
+def abandoned() -> list[Event]:
+    """Return what an agent wrote before it was killed."""
+    slots = answers(ABANDONED, "only")[:2]
+    return [*verdicts(slots, random.Random(2)), *slots]
+
+
 def bulky() -> list[Event]:
     """Return the events of a task each of whose responses fits into a record, and whose group does not."""
     tokens = MAX_BYTES // 20  # 10 bytes each
@@ -180,7 +194,11 @@ def recorded(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> 
     admin.apply_topics(settings)
     draw = random.Random(20)
     begun_ms = int(time.time() * 1000) - 10_000
+    Writer(settings, begun_ms - 3_600_000).write(held_back())
+    Writer(settings, begun_ms - 700_000).write(abandoned())
     writer = Writer(settings, begun_ms)
+    answered = answers(HELD_BACK, "only")
+    writer.write([*verdicts(answered, draw), *answered])
     writer.write(ordinary(draw))
     writer.write(expiring())
     writer.write(bulky())
@@ -198,14 +216,14 @@ def recorded(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> 
 
     with running(settings, folder, "streams"):
         until(
-            lambda: out(*(f"task-{number}" for number in range(12)), "eval", "serve", BULKY),
+            lambda: out(*(f"task-{number}" for number in range(12)), "eval", "serve", BULKY, HELD_BACK),
             "every group",
             folder=folder,
         )
         until(passed, "every record before the first control record read", folder=folder)
         writer.now_ms = int(time.time() * 1000)
         writer.write([control(task_id=EXPIRES)])
-        until(lambda: out(EXPIRES, UNANSWERED), "the groups that time closes", folder=folder)
+        until(lambda: out(EXPIRES, UNANSWERED, ABANDONED), "the groups that time closes", folder=folder)
         again = records(settings, "groups")[:2]
         with Producer(settings) as producer:  # as a worker that was killed between a group and its marker
             for record in again:
@@ -264,8 +282,8 @@ def test_live_and_batch_driver_make_the_same_groups_byte_for_byte(
     batch = sorted((group.group_id, encode(group)) for group in joined if isinstance(group, AdvantagedGroup))
     assert {group_id for group_id, _ in live} == {group_id for group_id, _ in batch}
     assert sorted(set(live)) == batch
-    assert len(batch) == 21
-    assert len(live) >= 23  # two were written again, as after a kill
+    assert len(batch) == 23
+    assert len(live) >= 25  # two were written again, as after a kill
 
 
 def test_the_log_holds_what_makes_trouble(joined: list[AdvantagedGroup | DeadLetter]) -> None:
@@ -277,6 +295,8 @@ def test_the_log_holds_what_makes_trouble(joined: list[AdvantagedGroup | DeadLet
     }
     assert (groups[EXPIRES].complete, len(groups[EXPIRES].responses)) == (False, 2)
     assert (groups[UNANSWERED].dropped_reason, groups[UNANSWERED].sampling_id) == ("unanswered", None)
+    assert (groups[HELD_BACK].complete, len(groups[ABANDONED].responses)) == (True, 2)
+    assert "never-sampled" not in groups
     assert (groups[BULKY].dropped_reason, groups[BULKY].responses) == ("too_large", ())
     reasons = {letter.reason for letter in joined if isinstance(letter, DeadLetter)}
     assert reasons == {

@@ -10,6 +10,7 @@ from hypothesis import given, settings, strategies as st
 from schemas.events import AdvantagedGroup, Coordinates, DeadLetter, Event, RewardSource
 from schemas.serde import encode
 from streams.kafka.record import Record
+from streams.kafka.topics import DAY_MS
 from streams.settings.model import Advantages, Settings, Topics
 from streams.stages.advantages.group_event import max_size
 from streams.stages.advantages.stage import AdvantageStage
@@ -35,6 +36,29 @@ def test_a_group_expires_when_its_deadline_and_the_grace_have_passed() -> None:
     (record,) = clock.due(T0 + 5100)
     assert (record.task_id, record.kind) == ("t1", "expire")
     assert clock.due(T0 + 9999) == []
+
+
+def test_a_train_task_that_is_held_back_does_not_expire_and_one_whose_agent_died_after_a_slot_does() -> None:
+    clock, log = timers(deadline_s=60, grace_s=5)
+    log.read(task())
+    clock.note("t1", log.state)
+    assert clock.due(T0 + 10**9) == []
+    log.read(response(), T0 + 3_600_000)
+    clock.note("t1", log.state)
+    assert clock.due(T0 + 3_664_999) == []
+    assert [record.kind for record in clock.due(T0 + 3_665_000)] == ["expire"]
+
+
+def test_a_train_task_that_nobody_sampled_expires_when_its_record_has_left_the_log() -> None:
+    clock, log = timers(grace_s=5)
+    log.read(task())
+    clock.note("t1", log.state)
+    left_ms = T0 + 30 * DAY_MS + 5000
+    assert clock.due(left_ms - 1) == []
+    (record,) = clock.due(left_ms)
+    assert (record.kind, record.reason) == ("expire", "never sampled, and its record has left the log")
+    log.read(record)
+    assert log.group().dropped_reason == "unanswered"
 
 
 def test_a_closed_group_is_evicted_when_it_was_remembered_long_enough() -> None:

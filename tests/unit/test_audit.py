@@ -163,6 +163,35 @@ def test_a_task_whose_deadline_is_over_may_have_been_passed_over() -> None:
     assert report.in_flight["tasks"] == 1
 
 
+def test_a_train_task_that_is_held_back_for_days_is_in_flight() -> None:
+    log = Written()
+    log.write(task(), T0)
+    commits = passed(log.records, "streams")
+    report = recount(log.records, SETTINGS, Reach(committed=commits, ends=log.ends, now_ms=T0 + 10**9))
+    assert report.balanced
+    assert report.in_flight["tasks"] == 1
+
+
+def test_a_train_task_that_was_held_back_is_judged_by_the_time_of_its_first_response() -> None:
+    log, sampled_ms = Written(), T0 + 3_600_000
+    asked = task(group_size=SIZE, reward_sources=SOURCES[:1])
+    slots = answers(asked)
+    log.write(asked, T0)
+    for slot in slots:
+        log.write(slot, sampled_ms)
+    for slot in slots[1:]:
+        log.write(reward(slot), sampled_ms + 600_000)
+    late = log.write(reward(slots[0]), sampled_ms + 600_001).at
+    log.write(control(), sampled_ms + 605_000)
+    join = Joined(log)
+    for record in list(log.records):
+        join.read(record)
+    report = settled(log.records)
+    assert named(report) == ""
+    assert [(found.category, found.at) for found in report.findings] == [("late", late)]
+    assert report.plain()["sums"]["tasks"] == "1 = 1 groups + 0 dropped + 0 open"
+
+
 def test_an_answer_that_the_scorer_has_passed_without_a_reward_is_lost() -> None:
     log = Written()
     asked = task(group_size=SIZE, reward_sources=SOURCES)

@@ -18,17 +18,18 @@ from tests.support.thoroughness import examples
 
 Entry = tuple[Event, int]
 """An event and the timestamp of its record."""
+DEADLINE_S = 0.06
 
 
 @st.composite
 def partitions(draw: st.DrawFn) -> dict[str, list[Entry]]:
     """Draw the topics of one task: two samplings, failures, strays, contradictions, latecomers, and repetitions."""
-    at = st.integers(T0, T0 + 120)  # the deadline is T0 + 100
+    at = st.integers(T0, T0 + 120)  # the deadline is T0 + 100, or DEADLINE_S after the first response
     size = draw(st.integers(1, 3))
     sources = draw(st.sampled_from([("exact",), ("exact", "judge")]))
     asked = task(
         group_size=size,
-        deadline_at=T0 + 100,
+        deadline_at=draw(st.sampled_from([T0 + 100, None])),
         adapter_version=draw(st.sampled_from([None, None, 0])),
         reward_sources=tuple(RewardSource(name=name) for name in sources),
     )
@@ -71,7 +72,7 @@ def interleaved(topics: dict[str, list[Entry]], seed: int) -> list[tuple[Event, 
 
 def outcome(order: Iterable[tuple[Event, int, int]], **rule: Any) -> bytes:
     """Return the bytes of the group that leaves when all of `order` was read, and its deadline has passed."""
-    log = Log(**rule)
+    log = Log(deadline_s=DEADLINE_S, **rule)
     for event, offset, at_ms in order:
         log.read_at(event, offset, at_ms)
     log.read(control())
@@ -160,7 +161,7 @@ def read(entries: Iterable[tuple[Event, int]]) -> Log:
 
 @pytest.mark.parametrize("task_first", [True, False])
 def test_what_is_refused_is_refused_once_however_often_it_is_said(task_first: bool) -> None:
-    late = response(created_at=T0 + 700_000)
+    asked, late = task(deadline_at=T0 + 100), response(created_at=T0 + 700_000)
     log = Log()
-    log.read_all([task(), late, late, late] if task_first else [late, late, late, task()])
+    log.read_all([asked, late, late, late] if task_first else [late, late, late, asked])
     assert log.reasons() == [("responses@0", "late")]

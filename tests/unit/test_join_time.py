@@ -63,8 +63,8 @@ def test_a_reward_that_nobody_asked_for_is_rejected(task_first: bool) -> None:
     log, slots = Log(), answers()
     stray = reward(slots[0], source="other", created_at=T0 + 500)
     log.read_all([task(), stray] if task_first else [stray, task()])
-    assert log.reasons() == [("rewards@0", "unasked")]
     log.read_all([*slots, *scores(slots)])
+    assert log.reasons() == [("rewards@0", "unasked")]
     assert log.group().created_at == T0 + 20
 
 
@@ -88,12 +88,70 @@ def test_on_the_deadline_is_in_time() -> None:
     assert log.group().complete
 
 
-def test_a_task_without_deadline_has_the_stages_counted_from_its_record() -> None:
-    log = Log(deadline_s=2.5)
-    log.read(task(), T0 + 7)
-    log.read(task(), T0 + 1000)  # the first in its partition wins
+def deadline_of(log: Log) -> int | None:
     assert isinstance(log.state, OpenGroup) and log.state.task is not None
-    assert log.state.task.deadline_ms == T0 + 7 + 2500
+    return log.state.task.deadline_ms
+
+
+@pytest.mark.parametrize("purpose", ["eval", "serve"])
+def test_a_task_without_deadline_has_the_stages_counted_from_its_record(purpose: str) -> None:
+    log = Log(deadline_s=2.5)
+    log.read(task(purpose=purpose), T0 + 7)
+    log.read(task(purpose=purpose), T0 + 1000)  # the first in its partition wins
+    log.read(response(), T0 + 2000)
+    assert deadline_of(log) == T0 + 7 + 2500
+
+
+@pytest.mark.parametrize("task_first", [True, False])
+def test_a_train_task_without_deadline_has_the_stages_counted_from_its_first_response(task_first: bool) -> None:
+    # it may be held back for the trainer, for days
+    log, asked, first = Log(deadline_s=2.5), task(), response(created_at=T0 + 86_400_000)
+    log.read_all([asked, first] if task_first else [first, asked])
+    log.read(response(slot=1), T0 + 86_400_100)
+    assert deadline_of(log) == T0 + 86_400_000 + 2500
+    log.read(response(slot=2), T0 + 86_402_501)
+    assert log.reasons() == [("responses@2", "late")]
+
+
+def test_an_agent_whose_clock_is_slow_takes_no_time_from_the_scorers() -> None:
+    log = Log(deadline_s=2.5)
+    log.read_all([task(), response(created_at=T0 - 7_200_000)])
+    assert deadline_of(log) == T0 + 2500
+
+
+def test_a_train_task_that_names_a_deadline_has_that_one() -> None:
+    log = Log(deadline_s=2.5)
+    log.read_all([task(deadline_at=T0 + 100), response()])
+    assert deadline_of(log) == T0 + 100
+
+
+def test_a_response_that_does_not_count_begins_no_time() -> None:
+    log = Log(deadline_s=2.5)
+    log.read_all([task(), response(group_size=8), response(policy="other")])
+    assert deadline_of(log) is None
+    assert {reason for _, reason in log.reasons()} == {"contradictory"}
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+def test_a_reward_read_before_the_response_that_begins_time_is_judged_by_it(ahead: bool) -> None:
+    log, slots = Log(deadline_s=2.5), answers(created_at=T0 + 10)
+    rewards = [*scores(slots[:3]), reward(slots[3], created_at=T0 + 2511)]
+    log.read(task())
+    log.read_all([*rewards, *slots] if ahead else [*slots, *rewards])
+    assert log.reasons() == [("rewards@3", "late")]
+    log.read(control())
+    assert left_out(log.group()) == [(3, "unscored")]
+
+
+def test_a_train_task_closed_before_it_was_sampled_leaves_its_rewards_as_dead_letters() -> None:
+    log = Log()
+    log.read_all([task(), *scores(answers()[:2]), reward(source="style"), control()])
+    assert log.group().dropped_reason == "unanswered"
+    assert log.reasons() == [
+        ("rewards@2", "unasked"),
+        ("rewards@0", "unknown_response"),
+        ("rewards@1", "unknown_response"),
+    ]
 
 
 def test_with_deadline_zero_a_group_waits_for_ever() -> None:

@@ -8,13 +8,15 @@ a response before its task. Ids say what a record is about; the first in its par
 and another value under the same id is a contradiction. A task that was sampled twice is answered by the sampling whose
 last slot comes first in the partition; the others are superseded.
 
-What is read before its task waits, and enters with it as if it had been read after it. A complete group is made of the
-winning sampling and its rewards and of nothing else. What is read after the group left is judged as it would have been
-before (`after_close.py`). So neither groups nor dead letters depend on the order in which the topics are read. What was
-rejected once is not dead-lettered again when it is repeated.
+What is read before its task waits, and enters with it as if it had been read after it; a reward also waits until the
+task's deadline is known. A complete group is made of the winning sampling and its rewards and of nothing else. What is
+read after the group left is judged as it would have been before (`after_close.py`). So neither groups nor dead letters
+depend on the order in which the topics are read. What was rejected once is not dead-lettered again when it is repeated.
 
 Time. A response or reward recorded after the task's deadline never counts, whenever it is read; the group is closed
-when the `expire` record is read. Both are in the log, so a replay at any speed decides the same.
+when the `expire` record is read. A `train` task that names no deadline may be held back for the trainer, so it has
+none before its first response. From the timestamp of that record it has `advantages.deadline_s`, and so comes to an end
+even if the agent died before it wrote the other slots. All this is in the log: a replay at any speed decides the same.
 
 After `evict` the task is forgotten. An event about it then waits as an early one does, until it expires and is
 dead-lettered; the task itself, delivered once more, begins a second group of the same id, which the batch stage drops.
@@ -48,6 +50,7 @@ from streams.stages.advantages.state import (
     GroupState,
     OpenGroup,
     ResponseCandidate,
+    ResponseRef,
     RewardRef,
     SamplingState,
     SourceScore,
@@ -101,10 +104,10 @@ class GroupReducer:
     # --- entering -----------------------------------------------------------------------------------------------------
 
     def _begin(self, group: OpenGroup, task: TaskInfo, effects: list[Effect]) -> OpenGroup:
-        """Return the group with its task, and with everything that waited for it."""
+        """Return the group with what is known of its task now, and with everything that waited for that."""
         early, group = group.early, replace(group, task=task, early=())
         for event in early:
-            group = self._enter(group, task, event, effects)
+            group = self._enter(group, group.task or task, event, effects)
         return group
 
     def _enter(
@@ -112,6 +115,8 @@ class GroupReducer:
     ) -> OpenGroup:
         if isinstance(event, ResponseCandidate):
             return self._enter_response(group, task, event, effects)
+        if task.deadline_ms is None and not group.samplings:
+            return _wait(group, event)  # the first response may bring a deadline
         return self._enter_reward(group, task, event, effects)
 
     def _enter_response(
@@ -132,7 +137,18 @@ class GroupReducer:
             shared_digest=sampling.shared_digest or response.shared_digest,
             slots={**sampling.slots, response.slot: response.ref},
         )
-        return replace(group, samplings={**group.samplings, response.sampling_id: sampling})
+        entered = replace(group, samplings={**group.samplings, response.sampling_id: sampling})
+        return entered if group.samplings else self._begin(entered, self._sampled(task, response.ref), effects)
+
+    def _sampled(self, task: TaskInfo, first: ResponseRef) -> TaskInfo:
+        """Return the task with the deadline that its first response gives it.
+
+        No response is older than its task: the agent's clock is slow then, and the rewards would all be late.
+        """
+        if task.purpose != "train" or task.deadline_ms is not None or not self.rule.deadline_s:
+            return task
+        sampled_ms = max(task.timestamp_ms, first.timestamp_ms)
+        return task._replace(deadline_ms=sampled_ms + int(self.rule.deadline_s * 1000))
 
     def _enter_reward(self, group: OpenGroup, task: TaskInfo, reward: RewardRef, effects: list[Effect]) -> OpenGroup:
         score, of_response = reward.score, group.scores.get(reward.response_id, {})
@@ -172,7 +188,12 @@ class GroupReducer:
             case "expire", OpenGroup(task=None):
                 return None, list(self._without_task(control.task_id, state))
             case "expire", OpenGroup(task=TaskInfo() as task):
-                return self._close(control.task_id, state, task, complete=False)
+                effects: list[Effect] = []
+                for event in state.early:  # of a task that was never sampled
+                    if isinstance(event, RewardRef):
+                        state = self._enter_reward(state, task, event, effects)
+                closed, more = self._close(control.task_id, replace(state, early=()), task, complete=False)
+                return closed, [*effects, *more]
             case _:
                 return state, ()  # the group has closed meanwhile, or was forgotten long ago
 

@@ -39,6 +39,7 @@ class TaskInfo(NamedTuple):
     sources: tuple[tuple[str, float], ...]
     """Name and weight of each reward source."""
     deadline_ms: int | None
+    """None: none yet (a `train` task before its first response), or none at all."""
     timestamp_ms: int
     traceparent: str | None
     metadata: tuple[tuple[str, str], ...]
@@ -197,7 +198,8 @@ class OpenGroup:
 
     task: TaskInfo | None = None
     early: tuple[ResponseCandidate | RewardRef, ...] = ()
-    """What was read before the task. It enters with the task, by the same checks, in the order it was read."""
+    """What was read before the task, and rewards before the deadline was known. They enter by the same checks, in the
+    order in which they were read."""
     samplings: Mapping[str, SamplingState] = field(default_factory=dict)
     scores: Mapping[str, Mapping[str, SourceScore]] = field(default_factory=dict)
     """response_id -> source -> score; a reward may come before its response."""

@@ -2,17 +2,29 @@
 
 state of a task ──► note ──► due(now) ──► expire: the group is closed as it is
                                       └─► evict: the closed group is forgotten
+
+A train task that is held back for the trainer has no deadline yet. It expires when its own record has left the log
+(`topics.retention_days`): nobody can answer it any more.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal
+from typing import NamedTuple
 
-from schemas.events import GroupControl, derive_id
+from schemas.events import ControlKind, GroupControl, derive_id
 from streams.kafka.record import partition_of
+from streams.kafka.topics import DAY_MS
 from streams.settings.model import Settings
 from streams.stages.advantages.state import ClosedGroup, GroupState, OpenGroup
+
+
+class Due(NamedTuple):
+    """A control record that is to come, when, and why."""
+
+    when_ms: int
+    kind: ControlKind
+    reason: str
 
 
 class DeadlineTimers:
@@ -30,7 +42,8 @@ class DeadlineTimers:
         self._rule = settings.advantages
         self._partitions = settings.topics.partitions
         self.owned: set[int] = set()
-        self._due: dict[str, tuple[int, Literal["expire", "evict"]]] = {}
+        self._kept_ms = int(settings.topics.retention_days * DAY_MS)
+        self._due: dict[str, Due] = {}
         self._quiet_from_ms = 0
 
     def record_read(self, timestamp_ms: int, now_ms: int) -> None:
@@ -49,32 +62,39 @@ class DeadlineTimers:
     def note(self, task_id: str, state: GroupState) -> None:
         """Remember when this state wants a control record, if ever."""
         self._due.pop(task_id, None)
-        if isinstance(state, OpenGroup) and (deadline_ms := self._deadline_ms(state)) is not None:
-            self._due[task_id] = (deadline_ms + int(self._rule.grace_s * 1000), "expire")
+        if isinstance(state, OpenGroup) and (due := self._expires(state)) is not None:
+            self._due[task_id] = due._replace(when_ms=due.when_ms + int(self._rule.grace_s * 1000))
         elif isinstance(state, ClosedGroup) and self._rule.evict_after_s:
-            self._due[task_id] = (state.closed_ms + int(self._rule.evict_after_s * 1000), "evict")
+            when_ms = state.closed_ms + int(self._rule.evict_after_s * 1000)
+            self._due[task_id] = Due(when_ms, "evict", "remembered long enough")
 
     def due(self, now_ms: int) -> list[GroupControl]:
         """Return the control records whose time has come, each once; none while there is a backlog."""
         if now_ms < self._quiet_from_ms:
             return []
-        ready = [(task_id, kind) for task_id, (when_ms, kind) in self._due.items() if when_ms <= now_ms]
-        for task_id, _ in ready:
+        ready = {task_id: due for task_id, due in self._due.items() if due.when_ms <= now_ms}
+        for task_id in ready:
             del self._due[task_id]
         return [
             GroupControl(
-                control_id=derive_id(task_id, kind),
+                control_id=derive_id(task_id, due.kind),
                 task_id=task_id,
                 created_at=now_ms,
-                kind=kind,
-                reason="deadline passed" if kind == "expire" else "remembered long enough",
+                kind=due.kind,
+                reason=due.reason,
             )
-            for task_id, kind in ready
+            for task_id, due in ready.items()
         ]
 
-    def _deadline_ms(self, group: OpenGroup) -> int | None:
-        """Return when this group must be closed, in ms since the epoch; None if it may wait for ever."""
-        if group.task is not None:
-            return group.task.deadline_ms
-        wait_ms = int(self._rule.deadline_s * 1000)
-        return group.first_seen_ms + wait_ms if wait_ms else None
+    def _expires(self, group: OpenGroup) -> Due | None:
+        """Return when this group must be closed, without the grace; None if it may wait for ever."""
+        task, wait_ms = group.task, int(self._rule.deadline_s * 1000)
+        if task is not None and task.deadline_ms is not None:
+            return Due(task.deadline_ms, "expire", "deadline passed")
+        if not wait_ms:
+            return None
+        if task is None:
+            return Due(group.first_seen_ms + wait_ms, "expire", "deadline passed")
+        if not self._kept_ms:
+            return None
+        return Due(task.timestamp_ms + self._kept_ms, "expire", "never sampled, and its record has left the log")

@@ -3,8 +3,9 @@
     tasks, responses, rewards, controls, groups of one task ──► which count ──► which sampling won ──► findings, open
 
 The rules are those of the events and of the log, implemented a second time: the first record of an id counts and the
-same again is a repetition; nothing recorded after the deadline counts; one sampling has one version; the sampling whose
-last slot is first in the log wins. Whatever is then in no group must have a dead letter, once the stage has passed it.
+same again is a repetition; nothing recorded after the deadline counts, and a train task that names none gets it with
+its first response; one sampling has one version; the sampling whose last slot is first in the log wins. Whatever is
+then in no group must have a dead letter, once the stage has passed it.
 
 A stage writes its effects before it commits. So a record below a commit that has no effect is lost, and one above it is
 in flight; that holds at any moment, also while everything runs.
@@ -96,6 +97,8 @@ class _TaskRecount:
         self._samplings: dict[str, Slots] = {}
         self._scores: Scores = {}
         self._entered: set[tuple[object, ...]] = set()
+        self._sampled_ms: int | None = None
+        """When the first response that counts was recorded."""
         self._whole: list[str] = []
         """Samplings that have every slot, the first one first."""
 
@@ -179,6 +182,8 @@ class _TaskRecount:
             self._refused("contradictory", response.at, f"{known.at} has the same response_id and other content")
         elif (why := self._refusal(response, slots)) is None:
             slots[response.slot] = response
+            if self._sampled_ms is None:
+                self._sampled_ms = max(self._task.ms, response.ms)
             if len(slots) == self._task.group_size:
                 self._whole.append(response.sampling_id)
         elif said in self._entered:
@@ -232,7 +237,8 @@ class _TaskRecount:
         default_s = self._view.settings.advantages.deadline_s
         if self._task.deadline_at is not None or not default_s:
             return self._task.deadline_at
-        return self._task.ms + int(default_s * 1000)
+        since_ms = self._sampled_ms if self._task.purpose == "train" else self._task.ms
+        return None if since_ms is None else since_ms + int(default_s * 1000)
 
     # --- what the log has of it ---------------------------------------------------------------------------------------
 
@@ -246,18 +252,18 @@ class _TaskRecount:
         scores = [reward.at for (response_id, _), reward in self._scores.items() if response_id in answered]
         return all(map(self._due, [self._task.at, *(response.at for response in slots.values()), *scores]))
 
-    def _expired(self, deadline_ms: int = 0) -> bool:
+    def _expired(self, since_ms: int = 0) -> bool:
         """Return whether the join has read that this task expired; an earlier record rejected strays."""
         return any(
-            control.kind == "expire" and control.ms >= deadline_ms and self._passed(control.at)
+            control.kind == "expire" and control.ms >= since_ms and self._passed(control.at)
             for control in self._story.controls
         )
 
     def _no_group(self) -> None:
-        task = self._task
+        task, deadline_ms = self._task, self._deadline_ms()
         if not self._due(task.at):
             self._out.in_flight["tasks"] += 1
-        elif self._expired(self._deadline_ms() or 0) or any(
+        elif self._expired(task.ms if deadline_ms is None else deadline_ms) or any(
             control.kind == "evict" for control in self._story.controls
         ):
             self._found("lost", task.at, "its group was closed by a control record, but is not in groups")

@@ -36,7 +36,8 @@ from tests.chaos.world import REPO, World, plain_environment
     12,
     "retention deletes what nobody has read",
     "tasks are deleted below their end while the agent is away; it must refuse to go on until told to skip them",
-    settings={"advantages": {"deadline_s": 20.0, "grace_s": 1.0}},
+    settings={"advantages": {"grace_s": 1.0}},
+    tasks=lambda number: {"deadline_at": int(time.time() * 1000) + 20_000},
     codes=frozenset({5}),
     cut=True,
 )

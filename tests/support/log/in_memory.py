@@ -35,7 +35,8 @@ from tests.support.factories import T0, control, response, reward, task
 PARTITIONS = 2
 DEADLINE, EXPIRE, AFTERWARDS = T0 + 1000, T0 + 5000, T0 + 6000
 SETTINGS = Settings(
-    topics=Topics(prefix="", partitions=PARTITIONS, max_record_bytes=2048), advantages=Advantages(evict_after_s=60)
+    topics=Topics(prefix="", partitions=PARTITIONS, max_record_bytes=2048),
+    advantages=Advantages(deadline_s=(DEADLINE - T0) / 1000, evict_after_s=60),
 )
 TROUBLES = (
     "a failed slot", "every slot failed", "a failed score", "another sampling", "part of a sampling",
@@ -44,6 +45,7 @@ TROUBLES = (
     "a changed task", "the task again", "another group size", "another policy", "another pin",
     "a missing slot", "a missing reward", "a late answer", "a late reward", "no task", "no events",
     "poison", "the wrong key", "too large", "everything twice", "for evaluation", "served", "equal rewards",
+    "no deadline of its own",
 )  # fmt: skip
 
 
@@ -73,7 +75,7 @@ def events_of(task_id: str, troubles: Sequence[str], draw: random.Random) -> tup
     asked = task(
         task_id=task_id,
         group_size=size,
-        deadline_at=DEADLINE,
+        deadline_at=None if "no deadline of its own" in has else DEADLINE,
         adapter_version=0 if "another pin" in has else None,
         purpose="eval" if "for evaluation" in has else "serve" if "served" in has else "train",
         reward_sources=tuple(RewardSource(name=name) for name in sources),
