@@ -89,7 +89,7 @@ def evaluate(
     if missing:
         sent, known = suites.ask(settings, suite, name, missing)
         who = f"suite {suite.name} of {len(suite.questions)} tasks, version {', '.join(map(str, missing))} of {name}"
-        _say(f"{who}: {sent} tasks submitted, {known} already there.")
+        _say(f"{who}: {len(sent)} tasks submitted, {len(known)} already there.")
     if missing and wait:
         with until_stopped() as stop:
             state = asking.wait(settings, suite.name, name, versions, stop=stop, told=_say)

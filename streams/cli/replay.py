@@ -150,7 +150,7 @@ def _progress() -> Iterator[Callable[[str, int, int | None], None]]:
 def _request(settings: Settings, given: dict[str, Any], source: Source) -> ReplayRequest:
     """Return what the options ask for. Raises SettingsError."""
     from streams.kafka.times import parse_time
-    from streams.tools.replay import rescore
+    from streams.scorers import named_sources
     from streams.tools.replay.run import ReplayRequest
     from streams.tools.replay.selection import Selection
 
@@ -179,7 +179,7 @@ def _request(settings: Settings, given: dict[str, Any], source: Source) -> Repla
         selection=selected,
         changes={key: value for key, value in changes.items() if value is not None} | _recipe(given["recipe"]),
         origin="the options" if given["recipe"] is None else str(given["recipe"]),
-        scorers=rescore.parse(given["scorers"]),
+        scorers=named_sources(given["scorers"]),
         steps=given["steps"],
         train=not given["no_train"],
         folder=given["folder"],
@@ -266,7 +266,8 @@ def replay_evaluate(
     scores. Repeating the command adds nothing.
     """
     from streams import output as show
-    from streams.tools.replay import held_out as asking, rescore
+    from streams.scorers import named_sources
+    from streams.tools.replay import held_out as asking
     from streams.tools.replay.replay import Stopped
 
     suite = asking.HeldOutSuite(
@@ -274,7 +275,7 @@ def replay_evaluate(
         count=count,
         seed=seed,
         versions=tuple(versions.split(",")),
-        scorers=rescore.parse(scorers),
+        scorers=named_sources(scorers),
     )
     try:
         with until_stopped() as stop, _progress() as report:

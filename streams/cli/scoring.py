@@ -20,7 +20,11 @@ if TYPE_CHECKING:
 @click.command("try")
 @click.argument("name", metavar="NAME[=JSON]")
 @click.option(
-    "--task", "place", required=True, metavar="FILE[:LINE]", help="The task, as `tasks submit` reads it; else line 1."
+    "--task",
+    "place",
+    required=True,
+    metavar="FILE[:LINE]",
+    help="The task, as `tasks submit` reads it; else the first.",
 )
 @click.option("--text", required=True, metavar="TEXT", help="The response to be scored.")
 @output_option
@@ -48,24 +52,18 @@ def _task(call: AppContext, place: str) -> Task:
     """Return the task in a line of a file. Raises NotFoundError, EventError."""
     from streams.errors import EventError, NotFoundError
     from streams.kafka.times import now_ms
-    from streams.stages.tasks.lines import BadLine, read_jsonl
+    from streams.stages.tasks.lines import Reading, check_rows
+    from streams.stages.tasks.rows import rows
 
     name, colon, number = place.rpartition(":")
-    file, line = (Path(name), int(number)) if colon and number.isdigit() else (Path(place), 1)
-    try:
-        lines = file.read_bytes().splitlines()
-    except OSError as exc:
-        raise NotFoundError(f"{file}: {exc.strerror}; give a file of tasks, and the line behind a colon") from exc
-    read = read_jsonl(
-        lines[line - 1 : line],
-        file.name,
-        policy=call.settings.policy.name,
-        now_ms=now_ms(),
-        topic_settings=call.settings.topics,
-    )
-    _, found = next(read, (line, None))
-    if found is None:
-        raise NotFoundError(f"{file} has no task in line {line}; it has {len(lines)} lines")
-    if isinstance(found, BadLine):
-        raise EventError(f"{file}:{line}: {found.error}")
-    return found
+    file, line = (Path(name), int(number)) if colon and number.isdigit() else (Path(place), None)
+    row = next(((at, row) for at, row in rows(file) if line in (at, None)), None)
+    if row is None:
+        raise NotFoundError(f"{file} has no task in line {line or 1}")
+    settings = call.settings
+    defaults = {"policy": settings.policy.name}
+    reading = Reading(now_ms=now_ms(), topic_settings=settings.topics, defaults=defaults)
+    checked = check_rows([row], str(file), reading)
+    if checked.problems:
+        raise EventError(str(checked.problems[0]))
+    return checked.tasks[0]

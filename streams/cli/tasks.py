@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from streams.cli.runtime import AppContext, output_option, pass_call
-from streams.errors import EventError, NotFoundError, SettingsError
+from streams.cli.task_file import TaskFileOptions, read_tasks, task_file_options
+from streams.errors import SettingsError
 
 if TYPE_CHECKING:
     from schemas.events import Purpose
     from streams.observability.tracing.context import Context
     from streams.output import Output
+    from streams.stages.tasks.submit import Submitted
 
 
 @click.group()
@@ -24,39 +25,29 @@ def tasks() -> None:
 
 
 @tasks.command("submit")
-@click.argument("file", metavar="FILE.jsonl|-", type=click.Path(dir_okay=False, path_type=Path, allow_dash=True))
+@click.argument("file", metavar="FILE|FOLDER|-", type=click.Path(path_type=Path, allow_dash=True))
 @click.option("--skip-bad", is_flag=True, help="Submit the good lines even if others are bad.")
-@click.option("--policy", default=None, metavar="NAME", help="For lines without a policy.  [default: policy.name]")
+@task_file_options
 @output_option
 @pass_call
-def tasks_submit(call: AppContext, file: Path, skip_bad: bool, policy: str | None, output: Output) -> None:
-    """Submit the tasks in a file of JSON lines; - is stdin.
+def tasks_submit(call: AppContext, file: Path, skip_bad: bool, reading: TaskFileOptions, output: Output) -> None:
+    """Submit the tasks in a file of JSON lines, CSV or Parquet, or in the folder of a data set; - is stdin.
 
-    A line is {"prompt": "...", "answer": "..."}, or a whole task as schemas/README.md describes it. Every line is
-    checked first, and nothing is sent if one is bad. Submitting a file again adds nothing. Tasks join the trace in the
-    environment variable TRACEPARENT, except where a line has its own.
+    A line is {"prompt": "...", "answer": "..."}, or a whole task as schemas/README.md describes it. The columns of a
+    table are a task's fields, and --map says which columns have other names. Options such as --group-size are for
+    lines that do not say it themselves.
+
+    Every line is checked first, and nothing is sent if one is bad. Submitting the same lines again adds nothing. Tasks
+    join the trace in the environment variable TRACEPARENT, except where a line has its own.
     """
-    from streams import output as show
-    from streams.kafka.times import now_ms
-    from streams.stages.tasks.lines import check_file
     from streams.stages.tasks.submit import submit
 
-    checked = check_file(
-        _lines(file),
-        "stdin" if str(file) == "-" else file.name,
-        policy=policy or call.settings.policy.name,
-        now_ms=now_ms(),
-        topic_settings=call.settings.topics,
+    checked = read_tasks(call.settings, file, reading, skip_bad=skip_bad)
+    _show_submitted(
+        submit(call.settings, checked.tasks, under=_trace()),
+        {"repeated": checked.repeated, "bad": len(checked.problems)},
+        output,
     )
-    for problem in checked.problems:
-        click.echo(str(problem), err=True)
-    if checked.problems and not skip_bad:
-        bad, good = len(checked.problems), len(checked.tasks)
-        all_lines = bad + good + checked.repeated
-        way_out = f", or submit the {good} good ones with --skip-bad" if good else ""
-        raise EventError(f"nothing was submitted: {bad} of {all_lines} lines cannot be used. Correct them{way_out}")
-    sent, known = submit(call.settings, checked.tasks, under=_trace())
-    show.record({"sent": sent, "known": known, "repeated": checked.repeated, "bad": len(checked.problems)}, output)
 
 
 @tasks.command("generate")
@@ -110,8 +101,7 @@ def tasks_generate(
     )
     made = generators.generate(spec, now_ms=now_ms())
     if submit:
-        sent, known = stage.submit(call.settings, made, under=_trace())
-        show.record({"sent": sent, "known": known}, output)
+        _show_submitted(stage.submit(call.settings, made, under=_trace()), {}, output)
     elif output == "jsonl":
         for task in made:
             print(show.json_line(task), flush=True)
@@ -125,15 +115,18 @@ def tasks_generate(
         show.rows(made, columns, output)
 
 
-def _lines(file: Path) -> Iterator[bytes]:
-    if str(file) == "-":
-        yield from click.get_binary_stream("stdin")
+def _show_submitted(submitted: Submitted, more: dict[str, int], output: Output) -> None:
+    """Print how many tasks there were; as JSON lines each task with its id, and the counts on stderr."""
+    from streams import output as show
+
+    counts = {"sent": len(submitted.sent), "known": len(submitted.known), **more}
+    if output == "table":
+        show.record(counts, output)
         return
-    try:
-        with file.open("rb") as lines:
-            yield from lines
-    except OSError as exc:
-        raise NotFoundError(f"{file}: {exc.strerror}; give a file of JSON lines, or - for stdin") from exc
+    for state, found in (("sent", submitted.sent), ("known", submitted.known)):
+        for task in found:
+            print(show.json_line({"task_id": task.task_id, "state": state, "source": task.metadata.get("source")}))
+    click.echo(", ".join(f"{count} {name}" for name, count in counts.items()), err=True)
 
 
 def _trace() -> Context | None:

@@ -11,7 +11,7 @@ belongs (inline, in a worker process, over HTTP) and always returns a `ScoreOutc
 """
 
 from streams.scorers.execution import ScoreOutcome, Scorers
-from streams.scorers.registry import SCORERS, find, parts, source_problems
+from streams.scorers.registry import SCORERS, find, named_sources, parts, source_problems
 from streams.scorers.verdict import ScoreError, Verdict, entry_point
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "Verdict",
     "entry_point",
     "find",
+    "named_sources",
     "parts",
     "source_problems",
 ]

@@ -12,7 +12,7 @@ from __future__ import annotations
 import importlib
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
@@ -20,6 +20,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from schemas.events import MAX_REWARD, Response, RewardSource, Task
+from streams.errors import SettingsError
 from streams.scorers import gym, judge, text
 from streams.scorers.scorer_task import ScorerTask
 from streams.scorers.verdict import ScoreError, ScorerOptions, Verdict, answers, checked, json_object, nearest, options
@@ -141,6 +142,27 @@ def parts(source: RewardSource) -> tuple[MixPart, ...]:
             )
         _check(part.name, part.settings)
     return mixed
+
+
+def named_sources(options: Iterable[str]) -> tuple[RewardSource, ...]:
+    """Return the reward sources that `--scorer NAME` or `--scorer NAME=JSON` name. Raises SettingsError.
+
+    >>> named_sources(['length={"limit": 6}'])[0].settings
+    '{"limit": 6}'
+    """
+    sources = []
+    for option in options:
+        name, equals, settings = option.partition("=")
+        source = RewardSource(name=name, settings=settings if equals else "{}")
+        try:
+            parts(source)
+        except ScoreError as exc:
+            raise SettingsError(f"--scorer {option}: {exc}") from exc
+        sources.append(source)
+    names = [source.name for source in sources]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise SettingsError(f"--scorer {twice[0]} is given twice; combine them in one `mix`")
+    return tuple(sources)
 
 
 def blend(mixed: Sequence[MixPart], verdicts: list[Verdict]) -> Verdict:

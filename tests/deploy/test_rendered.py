@@ -230,7 +230,7 @@ def release(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Release]:
 
 
 def test_a_version_is_trained_and_served_by_what_the_chart_renders(release: Release) -> None:
-    assert release.told("tasks", "submit", "-", stdin=asked(16)) == [{"sent": 16, "known": 0, "repeated": 0, "bad": 0}]
+    assert [row["state"] for row in release.told("tasks", "submit", "-", stdin=asked(16))] == ["sent"] * 16
     until(lambda: release.total("trainer", catalog.VERSION) >= 1, "a version", folder=release.host.folder)
     until(
         lambda: (

@@ -136,9 +136,12 @@ def test_a_file_submitted_twice_is_in_the_log_once(log: Settings, tmp_path: Path
     file = tmp_path / "tasks.jsonl"
     file.write_text(f'{GOOD}\n{{"prompt": "2 + 2 =", "answer": "4"}}\n{GOOD}\n')
     first, second = (run(log, "tasks", "submit", str(file)) for _ in range(2))
-    assert lines(first) == [{"sent": 2, "known": 0, "repeated": 1, "bad": 0}]
-    assert lines(second) == [{"sent": 0, "known": 2, "repeated": 1, "bad": 0}]
-    assert len(in_log(log, "tasks")) == 2
+    assert "2 sent, 0 known, 1 repeated, 0 bad" in first.stderr
+    assert "0 sent, 2 known, 1 repeated, 0 bad" in second.stderr
+    sent = [row["event"]["task_id"] for row in in_log(log, "tasks")]
+    for result, state in ((first, "sent"), (second, "known")):
+        rows = [{"task_id": task_id, "state": state, "source": f"tasks.jsonl:{n}"} for n, task_id in enumerate(sent, 1)]
+        assert sorted(lines(result), key=str) == sorted(rows, key=str)
 
 
 def test_a_file_with_a_bad_line_is_refused_whole_unless_told_to_skip(log: Settings, tmp_path: Path) -> None:
@@ -151,8 +154,25 @@ def test_a_file_with_a_bad_line_is_refused_whole_unless_told_to_skip(log: Settin
     assert in_log(log, "tasks") == []
 
     result = run(log, "tasks", "submit", "--skip-bad", str(file))
-    assert (result.exit_code, lines(result)) == (0, [{"sent": 1, "known": 0, "repeated": 0, "bad": 1}])
-    assert "tasks.jsonl:2: " in result.stderr
+    assert (result.exit_code, [row["state"] for row in lines(result)]) == (0, ["sent"])
+    assert "tasks.jsonl:2: " in result.stderr and "1 sent, 0 known, 0 repeated, 1 bad" in result.stderr
+
+
+def test_a_table_becomes_tasks_with_what_the_options_say(log: Settings, tmp_path: Path) -> None:
+    file = tmp_path / "capitals.csv"
+    file.write_text("country,capital,continent\nFrance,Paris,Europe\nPeru,Lima,America\n")
+    said = ["--map", "prompt=country", "--map", "answer=capital", "--group-size", "4", "--max-tokens", "9"]
+    said += ["--scorer", 'length={"limit": 8}', "--system", "Which capital?", "--epochs", "2", "--policy", "p"]
+    result = run(log, "tasks", "submit", str(file), *said)
+    assert "not used: continent" in result.stderr
+    found = [row["event"] for row in in_log(log, "tasks")]
+    assert {row["task_id"] for row in lines(result)} == {event["task_id"] for event in found}
+    asked = [(event["messages"][1]["content"], event["metadata"].get("epoch")) for event in found]
+    assert sorted(asked, key=str) == [("France", "2"), ("France", None), ("Peru", "2"), ("Peru", None)]
+    assert {(event["policy"], event["group_size"], event["sampling"]["max_tokens"]) for event in found} == {("p", 4, 9)}
+    for wrong, message in (("promt=country", "did you mean prompt?"), ("prompt", "expected FIELD=COLUMN")):
+        refused = run(log, "tasks", "submit", str(file), "--map", wrong)
+        assert refused.exit_code == 2 and message in refused.stderr
 
 
 def test_a_file_that_is_not_there_is_not_found(settings: Settings) -> None:
@@ -166,9 +186,9 @@ def test_generated_tasks_can_be_piped_or_sent_and_are_the_same(log: Settings) ->
     printed = run(log, *asked)
     assert [row["purpose"] for row in lines(printed)] == ["eval"] * 3
     piped = CliRunner().invoke(cli, ["tasks", "submit", "-"], env=to_env(log), input=printed.stdout)
-    assert lines(piped) == [{"sent": 3, "known": 0, "repeated": 0, "bad": 0}]
+    assert [row["state"] for row in lines(piped)] == ["sent"] * 3
     sent = run(log, *asked, "--submit")
-    assert lines(sent) == [{"sent": 0, "known": 3}]
+    assert [row["state"] for row in lines(sent)] == ["known"] * 3
     assert {row["event"]["task_id"] for row in in_log(log, "tasks")} == {row["task_id"] for row in lines(printed)}
 
 

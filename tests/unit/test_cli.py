@@ -566,8 +566,8 @@ def test_a_scorer_that_raises_is_tried_and_says_where(capitals: Path) -> None:
     ("name", "task", "code", "says"),
     [
         ("exakt", "capitals.jsonl:1", 2, "exakt: no scorer is called 'exakt'; did you mean exact?"),
-        ("exact", "capitals.jsonl:3", 3, "capitals.jsonl has no task in line 3; it has 2 lines"),
-        ("exact", "cities.jsonl", 3, "cities.jsonl: No such file or directory; give a file of tasks"),
+        ("exact", "capitals.jsonl:3", 3, "capitals.jsonl has no task in line 3"),
+        ("exact", "cities.jsonl", 3, "cities.jsonl: No such file or directory; give a file of JSON lines"),
         ("judge", "capitals.jsonl:1", 2, "set scoring.judge_url"),
     ],
 )

@@ -14,11 +14,12 @@ from schemas.events import Coordinates, ExperimentEvent
 from streams.errors import SettingsError
 from streams.evaluation import run as evaluate
 from streams.kafka.times import parse_time
+from streams.scorers import named_sources
 from streams.settings.load import load, save
 from streams.settings.model import Batches, Kafka, Settings
 from streams.stages.batches import BatchWindow, Cutter
 from streams.stages.tasks import suites
-from streams.tools.replay import comparison, experiments, rescore
+from streams.tools.replay import comparison, experiments
 from streams.tools.replay.comparison import ComparisonSide
 from streams.tools.replay.held_out import HeldOutSuite
 from streams.tools.replay.recorded_lag import Trained
@@ -175,7 +176,7 @@ def test_batches_of_an_experiment_go_by_the_recorded_lag(
 
 
 def test_scorers_are_a_name_and_perhaps_settings() -> None:
-    first, second = rescore.parse(["exact", 'length={"limit": 6}'])
+    first, second = named_sources(["exact", 'length={"limit": 6}'])
     assert (first.name, first.settings, first.weight) == ("exact", "{}", 1.0)
     assert (second.name, second.settings) == ("length", '{"limit": 6}')
 
@@ -191,7 +192,7 @@ def test_scorers_are_a_name_and_perhaps_settings() -> None:
 )
 def test_a_scorer_that_cannot_be_is_refused(options: list[str], says: str) -> None:
     with pytest.raises(SettingsError) as raised:
-        rescore.parse(options)
+        named_sources(options)
     assert says in str(raised.value)
 
 
@@ -216,7 +217,7 @@ def test_scores_stand_side_by_side_where_the_questions_are_equal() -> None:
 def test_another_judge_makes_another_question_and_another_suite() -> None:
     (asked,) = evaluate.evaluation(suites.generated("sums", count=1, seed=0), policy="p", version=3, now_ms=0)
     plain = HeldOutSuite(generator="sums", count=1)
-    judged = replace(plain, scorers=rescore.parse(['regex={"pattern": "x"}']))
+    judged = replace(plain, scorers=named_sources(['regex={"pattern": "x"}']))
     assert plain.judged(asked) is asked
     other = judged.judged(asked)
     assert other.task_id != asked.task_id and other.messages == asked.messages

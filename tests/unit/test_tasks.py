@@ -1,32 +1,45 @@
-"""Tasks from JSON lines: strict, by line number, and with ids made of source and content."""
+"""Tasks from the lines of a file: strict, by line number, with ids made of content, from any format."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet
 import pytest
+from datasets import Dataset, DatasetDict
 from hypothesis import given, strategies as st
 
 from schemas.events import Message, RewardSource, Sampling, Task, ToolCall
+from streams.errors import EventError, NotFoundError, SettingsError, StreamwardError
 from streams.settings.model import Topics
 from streams.stages.tasks.lines import (
     BadLine,
     Checked,
     MessageLine,
+    Reading,
     RewardSourceLine,
     SamplingLine,
     TaskLine,
-    check_file,
+    by_kind,
+    check_rows,
+    epochs,
 )
+from streams.stages.tasks.rows import json_lines, rows
 
+FORMAT = {"name": "format", "settings": {"shape": "bare_number"}}
 SHORT = {"prompt": "4 + 7 =", "answer": "11"}
 
 
-def check(*lines: Any, source: str = "sums.jsonl", policy: str = "p", **topics: Any) -> Checked:
+def reading(names: dict[str, str] | None = None, **defaults: Any) -> Reading:
+    return Reading(now_ms=5, topic_settings=Topics(), defaults={"policy": "p", **defaults}, names=names or {})
+
+
+def check(*lines: Any, source: str = "sums.jsonl", how: Reading | None = None) -> Checked:
     raw = [line if isinstance(line, str | bytes) else json.dumps(line) for line in lines]
-    return check_file(raw, source, policy=policy, now_ms=5, topic_settings=Topics(**topics))
+    return check_rows(json_lines(raw), source, how or reading())
 
 
 def only(checked: Checked) -> Task:
@@ -135,9 +148,14 @@ def test_blank_lines_are_passed_over_and_count_as_lines() -> None:
     ("line", "message"),
     [
         ("{", "not JSON: EOF"),
-        ("[1]", "Input should be an object"),
+        ("[1]", "expected an object, {...}, and got [1]"),
         (b'{"prompt": "\xff"}', "not UTF-8"),
         ({"promt": "x"}, "there is no field promt; did you mean prompt?"),
+        (
+            {"question": "x"},
+            "there is no field question; did you mean prompt? To take it as that: --map prompt=question",
+        ),
+        ({**SHORT, "max_tokens": 9}, "there is no field max_tokens; did you mean sampling.max_tokens?"),
         ({**SHORT, "sampling": {"temprature": 1}}, "no field sampling.temprature; did you mean temperature?"),
         ({**SHORT, "reward_sources": [{"nam": "exact"}]}, "no field reward_sources.0.nam; did you mean name?"),
         ({"messages": [{"role": "user", "contents": "x"}]}, "no field messages.0.contents; did you mean content?"),
@@ -169,7 +187,8 @@ def test_a_bad_line_says_where_what_and_what_to_do(line: Any, message: str) -> N
 def test_a_task_that_no_record_holds_is_refused_with_its_size() -> None:
     big = {**SHORT, "prompt": "x" * 10_000_000}
     assert "has 10000" in problem(check(big)) and "topics.max_record_bytes" in problem(check(big))
-    assert only(check(big, max_record_bytes=11_000_000)).messages[0].content == big["prompt"]
+    larger = dataclasses.replace(reading(), topic_settings=Topics(max_record_bytes=11_000_000))
+    assert only(check(big, how=larger)).messages[0].content == big["prompt"]
 
 
 @given(st.one_of(st.text(), st.binary(), st.dictionaries(st.sampled_from(list(TaskLine.model_fields)), st.integers())))
@@ -185,16 +204,24 @@ def test_a_bad_line_does_not_hide_the_good_ones() -> None:
 # --- ids --------------------------------------------------------------------------------------------------------------
 
 
-def test_ids_come_from_source_policy_and_content_and_not_from_layout_or_time() -> None:
+def test_ids_come_from_policy_and_content_and_not_from_file_layout_or_time() -> None:
     task_id = only(check(SHORT)).task_id
-    assert task_id == only(check("\n", '{ "answer":"11",  "prompt":"4 + 7 =" }')).task_id
+    assert task_id == only(check("\n", '{ "answer":"11",  "prompt":"4 + 7 =" }', source="b.jsonl")).task_id
+    assert task_id == only(check({**SHORT, "policy": "p"}, how=reading(policy="q"))).task_id
     others = [
-        check(SHORT, source="b.jsonl"),
-        check(SHORT, policy="q"),
+        check(SHORT, how=reading(policy="q")),
         check({**SHORT, "answer": "12"}),
         check({**SHORT, "group_size": 4}),
     ]
-    assert len({task_id, *(only(checked).task_id for checked in others)}) == 5
+    assert len({task_id, *(only(checked).task_id for checked in others)}) == 4
+
+
+def test_a_later_epoch_asks_the_same_again_under_other_ids_and_more_epochs_keep_those_of_fewer() -> None:
+    once = check(SHORT, {**SHORT, "task_id": "mine"}).tasks
+    twice, thrice = list(epochs(once, 2)), list(epochs(once, 3))
+    assert (thrice[:4], len({task.task_id for task in thrice})) == (twice, 6)
+    assert {task.messages for task in thrice} == {once[0].messages}
+    assert [task.metadata.get("epoch") for task in thrice] == [None, None, "2", "2", "3", "3"]
 
 
 def test_a_line_that_stands_twice_is_one_task() -> None:
@@ -216,3 +243,118 @@ def test_a_train_task_that_the_trainer_would_refuse_is_not_submitted(sampling: d
     assert way_out in refused.error
     for purpose in ("eval", "serve"):
         assert only(check(SHORT | {"sampling": sampling, "purpose": purpose})).purpose == purpose
+
+
+# --- what all lines share, and what a file calls it -------------------------------------------------------------------
+
+
+def test_what_all_lines_share_is_for_those_that_do_not_say_it() -> None:
+    shared = {"group_size": 4, "sampling.max_tokens": 9, "system": "Be brief.", "reward_sources": [{"name": "numeric"}]}
+    how = reading(**shared)
+    task = only(check(SHORT, how=how))
+    assert (task.group_size, task.sampling.max_tokens, task.messages[0].content) == (4, 9, "Be brief.")
+    assert (task.reward_sources, task.verifier) == ((RewardSource(name="numeric"),), '{"answer": "11"}')
+    own = {"group_size": 2, "sampling": {"max_tokens": 3}, "reward_sources": ["exact"], "system": "Go on."}
+    assert only(check(SHORT | own, how=how)).task_id == only(check(SHORT | own)).task_id
+    spoken = {"messages": [{"role": "user", "content": "?"}], "verifier": {"answer": 1}}
+    assert len(only(check(spoken, how=how)).messages) == 1
+
+
+def test_a_field_is_taken_from_the_column_named_for_it_and_other_columns_are_left_out_by_name() -> None:
+    names = {"prompt": "question", "metadata.topic": "subject", "verifier.choices": "choices"}
+    line = {"question": "?", "answer": None, "subject": "law", "choices": ["a", "b"], "id": 7, "prompt": "never"}
+    checked = check(line, how=reading(names, reward_sources=[FORMAT]))
+    assert only(checked).messages == (Message(role="user", content="?"),)
+    assert only(checked).metadata == {"source": "sums.jsonl:1", "topic": "law"}
+    assert json.loads(only(checked).verifier) == {"choices": ["a", "b"]}
+    assert checked.unused == ("id",)
+    assert "--map prompt=question: this line has no question; did you mean questions?" in problem(
+        check({"questions": "?"}, how=reading(names))
+    )
+
+
+def test_each_kind_of_mistake_is_told_once_with_the_lines_that_have_it() -> None:
+    lines = [{"question": f"{n} + 1"} for n in range(9)] + [{**SHORT, "group_size": f"{n}"} for n in range(2)]
+    lines += [{"prompt": f"{n}", "reward_sources": ["exact"]} for n in range(2)]
+    told = by_kind(check(*lines).problems)
+    assert len(told) == 3
+    assert (
+        told[0].startswith("sums.jsonl:1: there is no field question")
+        and "(and 8 more lines: 2, 3, 4, 5, 6, …)" in told[0]
+    )
+    assert told[1].endswith("(got '0') (and 1 more line: 11)")
+    assert "exact compares with the answer" in told[2] and told[2].endswith("(and 1 more line: 13)")
+
+
+# --- formats ----------------------------------------------------------------------------------------------------------
+
+TABLE = {"question": ["1 + 1?", "2 + 2?"], "answer": ["2", "4"], "note": ["a", None]}
+
+
+def from_file(path: Path, split: str | None = None) -> Checked:
+    return check_rows(rows(path, split), path.name, reading({"prompt": "question"}))
+
+
+def test_the_same_tasks_come_from_every_format_with_the_same_ids(tmp_path: Path) -> None:
+    wanted = [
+        only(check({"prompt": prompt, "answer": answer})).task_id
+        for prompt, answer in zip(TABLE["question"], TABLE["answer"], strict=True)
+    ]
+    (tmp_path / "a.jsonl").write_text(
+        "".join(json.dumps({"question": q, "answer": a}) + "\n" for q, a in [("1 + 1?", "2"), ("2 + 2?", "4")])
+    )
+    (tmp_path / "a.csv").write_text("question,answer,note\n1 + 1?,2,a\n2 + 2?,4,\n")
+    (tmp_path / "excel.CSV").write_bytes("\ufeffquestion;answer\r\n1 + 1?;2\r\n2 + 2?;4\r\n".encode())
+    (tmp_path / "pandas.tsv").write_text("\tquestion\tanswer\n0\t1 + 1?\t2\n1\t2 + 2?\t4\n")
+    pyarrow.parquet.write_table(pyarrow.table(TABLE), tmp_path / "a.parquet")
+    data = Dataset.from_dict(TABLE)
+    data.save_to_disk(tmp_path / "plain")
+    DatasetDict({"train": data, "test": data.select([0])}).save_to_disk(tmp_path / "split")
+    (tmp_path / "hub" / "data").mkdir(parents=True)
+    data.to_parquet(tmp_path / "hub" / "data" / "train-00000-of-00001.parquet")
+    for name in ("a.jsonl", "a.csv", "excel.CSV", "pandas.tsv", "a.parquet", "plain", "hub"):
+        checked = from_file(tmp_path / name)
+        assert ([task.task_id for task in checked.tasks], checked.problems) == (wanted, []), name
+    assert [task.task_id for task in from_file(tmp_path / "split", "train").tasks] == wanted
+    assert [task.task_id for task in from_file(tmp_path / "split", "test").tasks] == wanted[:1]
+    with pytest.raises(SettingsError, match="has the splits train, test; choose one with --split"):
+        from_file(tmp_path / "split")
+    with pytest.raises(NotFoundError, match="has no split tset; did you mean test"):
+        from_file(tmp_path / "split", "tset")
+
+
+def test_numbers_and_objects_in_a_csv_file_are_json_and_all_else_is_text(tmp_path: Path) -> None:
+    file = tmp_path / "a.csv"
+    file.write_text(
+        "prompt,answer,group_size,sampling,reward_sources,metadata\n"
+        '"a,\nb",007,4,"{""max_tokens"": 5}","exact, numeric",\n'
+        "x,1,four,,exact,\n"
+    )
+    checked = check_rows(rows(file), file.name, reading())
+    [task] = checked.tasks
+    assert (task.messages[0].content, json.loads(task.verifier)) == ("a,\nb", {"answer": "007"})
+    assert (task.group_size, task.sampling.max_tokens, len(task.reward_sources)) == (4, 5, 2)
+    assert [str(bad) for bad in checked.problems] == [
+        "a.csv:4: group_size: Input should be a valid integer (got 'four')"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "kind", "message"),
+    [
+        ("a.csv", b"prompt,answer\nTo be, or not,yes\n", EventError, "a.csv:2: 3 cells, expected 2 as in the header"),
+        ("a.csv", b"prompt,answer\nTo be\n", EventError, "a.csv:2: 1 cells, expected 2"),
+        ("a.csv", b"prompt,answer\n\xff,1\n", EventError, "not UTF-8"),
+        ("a.csv", b'prompt,answer\n"x"y,1\n', EventError, "not CSV after line 1"),
+        ("a.parquet", b"prompt", EventError, "not Parquet"),
+        ("a/nothing.of.use", b"", NotFoundError, "not the folder of a data set"),
+        ("b.jsonl", b"", NotFoundError, "No such file"),
+    ],
+)
+def test_a_file_that_is_not_what_its_name_says_is_refused(
+    name: str, content: bytes, kind: type[StreamwardError], message: str, tmp_path: Path
+) -> None:
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(kind, match=message):
+        list(rows(tmp_path / name.partition("/")[0].replace("b.", "c.")))

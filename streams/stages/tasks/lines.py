@@ -1,21 +1,24 @@
-"""Read tasks from JSON lines, and check each before anything is sent.
+"""Turn the lines of a file into tasks, and check each before anything is sent.
 
     {"prompt": "…", "answer": "…"}  one per line ──► Task, or BadLine(file, line number, what is wrong)
 
 A line has a task's own fields (schemas/README.md). Required are only `messages`, or `prompt` (and `system`) instead;
-and `reward_sources`, unless `answer` is given, which is checked with `exact`. A task's id is derived from the source's
-name and the line's content, so submitting the same file again adds nothing.
+and `reward_sources`, unless `answer` is given, which is checked with `exact`. A task's id is derived from what its line
+says, so submitting the same lines again adds nothing, whatever their file is called. Which formats a file may have is
+in rows.py.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import from_json
 
 from schemas import serde
 from schemas.events import Message, Purpose, RewardSource, Sampling, Task, ToolCall, derive_id
@@ -23,8 +26,24 @@ from streams.scorers import source_problems
 from streams.scorers.verdict import nearest
 from streams.settings.model import Topics
 
+Row = Mapping[str, Any] | bytes | str
+"""One task as a file has it: its fields, or the text of a JSON object."""
 RECORD_OVERHEAD_BYTES = 512
 """What Kafka adds to a payload: batch header, key, headers."""
+NUMBERS_SHOWN = 5
+"""Lines with the same kind of mistake whose numbers are printed."""
+_VALUES = re.compile(r"[0-9a-f-]{36}|\(got .*?\)|'[^']*'|-?\d+")
+"""What differs between two mistakes of one kind."""
+MEANT = {
+    **dict.fromkeys(("question", "query", "problem", "instruction", "input", "user"), "prompt"),
+    **dict.fromkeys(("target", "label", "solution", "output", "expected", "ground_truth", "completion"), "answer"),
+    **dict.fromkeys(("scorer", "scorers", "reward", "rewards", "reward_source"), "reward_sources"),
+    **dict.fromkeys(("n", "samples", "num_generations", "responses"), "group_size"),
+    **dict.fromkeys(("system_prompt", "instructions"), "system"),
+    **dict.fromkeys(("chat", "conversation", "conversations"), "messages"),
+    **{"id": "task_id", "max_tokens": "sampling.max_tokens", "temperature": "sampling.temperature"},
+}
+"""What other programs and data sets call a task's fields."""
 
 
 class _LineModel(BaseModel):
@@ -86,7 +105,7 @@ class TaskLine(_LineModel):
     created_at: int | None = None
     traceparent: str | None = None
     metadata: dict[str, str] = Field(default_factory=dict)
-    policy: str | None = Field(None, min_length=1)
+    policy: str = Field(min_length=1)
     purpose: Purpose = "train"
     scenario: str = "default"
     tenant: str | None = None
@@ -120,6 +139,19 @@ class BadLine(NamedTuple):
         return f"{self.source}:{self.line}: {self.error}"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """How lines become tasks."""
+
+    now_ms: int
+    topic_settings: Topics
+    defaults: Mapping[str, Any]
+    """A task's fields, for lines that do not have them; at least `policy`."""
+    names: Mapping[str, str] = field(default_factory=dict)
+    """What a file calls a field, by the field or its path, e.g. `prompt` or `metadata.topic`. With any name given, what
+    is neither named nor a task's field is left out."""
+
+
 @dataclass(frozen=True, slots=True)
 class Checked:
     """The tasks and problems of a file."""
@@ -128,60 +160,72 @@ class Checked:
     problems: list[BadLine]
     repeated: int
     """Lines with the same content as an earlier one; `tasks` has the first only."""
+    unused: tuple[str, ...] = ()
+    """What lines have that `Reading.names` left out."""
 
 
-def read_jsonl(
-    lines: Iterable[bytes | str], source: str, *, policy: str, now_ms: int, topic_settings: Topics
-) -> Iterator[tuple[int, Task | BadLine]]:
-    """Yield (line number, task or problem) for each line that is not blank; numbers start at 1.
-
-    `source` is part of the ids: use the file's name without its folder. `policy` is for lines that name none.
-    """
-    for number, raw in enumerate(lines, 1):
-        try:
-            text = raw.decode() if isinstance(raw, bytes) else raw
-        except UnicodeDecodeError as exc:
-            yield (
-                number,
-                BadLine(source, number, f"not UTF-8: {exc.reason} at byte {exc.start}; save the file as UTF-8"),
-            )
-            continue
-        if not text.strip():
-            continue
-        try:
-            task = _task(TaskLine.model_validate_json(text), text, source, number, policy, now_ms)
-        except ValidationError as exc:
-            yield number, BadLine(source, number, _explain(exc))
-            continue
-        except ValueError as exc:  # a number too long for Python to turn into text and back
-            yield number, BadLine(source, number, f"not usable JSON: {exc}")
-            continue
-        error = "; ".join(task_problems(task, topic_settings))
-        yield number, BadLine(source, number, error) if error else task
-
-
-def check_file(
-    lines: Iterable[bytes | str], source: str, *, policy: str, now_ms: int, topic_settings: Topics
-) -> Checked:
-    """Return every task and every problem of a file. Arguments as `read_jsonl`."""
+def check_rows(rows: Iterable[tuple[int, Row]], source: str, reading: Reading) -> Checked:
+    """Return every task and every problem of a file's rows, which are numbered. `source` is what the file is called."""
     tasks: list[Task] = []
     problems: list[BadLine] = []
     first: dict[str, tuple[int, bytes]] = {}
     repeated = 0
-    for number, found in read_jsonl(lines, source, policy=policy, now_ms=now_ms, topic_settings=topic_settings):
-        if isinstance(found, BadLine):
-            problems.append(found)
+    unused: dict[str, None] = {}
+    for number, row in rows:
+        try:
+            line, left = _chosen(_object(row), reading)
+            unused |= left
+            task = _task(line, f"{source}:{number}", reading)
+        except ValueError as exc:
+            problems.append(BadLine(source, number, _explain(exc)))
             continue
-        digest = _digest(found)
-        if found.task_id not in first:
-            first[found.task_id] = (number, digest)
-            tasks.append(found)
-        elif first[found.task_id][1] == digest:
+        digest = _digest(task)
+        if error := "; ".join(task_problems(task, reading.topic_settings)):
+            problems.append(BadLine(source, number, error))
+        elif task.task_id not in first:
+            first[task.task_id] = (number, digest)
+            tasks.append(task)
+        elif first[task.task_id][1] == digest:
             repeated += 1
         else:
-            error = f"task_id {found.task_id} is already used in line {first[found.task_id][0]}, with different content"
+            error = f"task_id {task.task_id} is already used in line {first[task.task_id][0]}, with different content"
             problems.append(BadLine(source, number, f"{error}; give this task its own id"))
-    return Checked(tasks, problems, repeated)
+    return Checked(tasks, problems, repeated, tuple(unused))
+
+
+def epochs(tasks: Iterable[Task], count: int) -> Iterator[Task]:
+    """Yield the tasks `count` times over. Those of a later epoch have ids of their own, so more can be asked for later.
+
+    >>> from schemas.events import Task
+    >>> [task.metadata for task in epochs([Task(task_id="a", created_at=0, policy="p")], 2)]
+    [{}, {'epoch': '2'}]
+    """
+    once = list(tasks)
+    yield from once
+    for epoch in range(2, count + 1):
+        for task in once:
+            task_id = derive_id("epoch", task.task_id, epoch)
+            yield replace(task, task_id=task_id, metadata={**task.metadata, "epoch": str(epoch)})
+
+
+def by_kind(problems: Iterable[BadLine]) -> list[str]:
+    """Return one message for each kind of mistake: its first line whole, of the others the numbers.
+
+    >>> by_kind([BadLine("a.csv", n, f"group_size is {-n}; expected 1") for n in (2, 3, 5)])
+    ['a.csv:2: group_size is -2; expected 1 (and 2 more lines: 3, 5)']
+    """
+    kinds: dict[str, list[BadLine]] = {}
+    for problem in problems:
+        kinds.setdefault(_VALUES.sub("…", problem.error), []).append(problem)
+    return [f"{same[0]}{_and_others(same[1:])}" for same in kinds.values()]
+
+
+def _and_others(others: list[BadLine]) -> str:
+    if not others:
+        return ""
+    numbers = ", ".join(str(problem.line) for problem in others[:NUMBERS_SHOWN])
+    more = ", …" if len(others) > NUMBERS_SHOWN else ""
+    return f" (and {len(others)} more line{'s' if len(others) > 1 else ''}: {numbers}{more})"
 
 
 def task_problems(task: Task, topic_settings: Topics) -> Iterator[str]:
@@ -219,15 +263,62 @@ def _untrainable(sampling: Sampling) -> Iterator[str]:
 # --- a line becomes a task --------------------------------------------------------------------------------------------
 
 
-def _task(line: TaskLine, text: str, source: str, number: int, policy: str, now_ms: int) -> Task:
-    content = json.dumps(json.loads(text), sort_keys=True)
-    policy = line.policy or policy
+def _object(row: Row) -> dict[str, Any]:
+    """Return a row as a mapping. Raises ValueError."""
+    if isinstance(row, bytes | str):
+        try:
+            row = from_json(row.decode() if isinstance(row, bytes) else row)
+        except UnicodeDecodeError as exc:
+            raise ValueError(f"not UTF-8: {exc.reason} at byte {exc.start}; save the file as UTF-8") from exc
+        except ValueError as exc:
+            raise ValueError(f"not JSON: {exc}; write one object a line") from exc
+    if not isinstance(row, Mapping):
+        raise ValueError(f"expected an object, {{...}}, and got {_short(row)}; write one object a line")
+    return dict(row)
+
+
+def _chosen(row: dict[str, Any], reading: Reading) -> tuple[dict[str, Any], dict[str, None]]:
+    """Return the fields of a row under their own names, with the defaults, and what of it is not used."""
+    line = dict(row)
+    for path, name in reading.names.items():
+        if name not in row:
+            raise ValueError(f"--map {path}={name}: this line has no {name}; {nearest(name, row)}")
+        line.pop(name, None)
+    unused = {name: None for name in line if reading.names and name not in TaskLine.model_fields}
+    line = {name: value for name, value in line.items() if name not in unused}
+    for path, name in reading.names.items():
+        _put(line, path, row[name])
+    for path, value in reading.defaults.items():
+        if path != "system" or "messages" not in line:
+            _put(line, path, value, unless_there=True)
+    return line, unused
+
+
+def _put(line: dict[str, Any], path: str, value: Any, *, unless_there: bool = False) -> None:
+    """Set a field, or a key of a field that is an object, as in `sampling.max_tokens`."""
+    name, dot, key = path.partition(".")
+    if dot:
+        inside = line.get(name, {})
+        if not isinstance(inside, Mapping):  # a mistake, which is named when the line is checked
+            return
+        line[name] = {key: value, **inside} if unless_there else {**inside, key: value}
+    elif not unless_there or name not in line:
+        line[name] = value
+
+
+def _task(given: dict[str, Any], place: str, reading: Reading) -> Task:
+    """Return the task. Raises ValidationError for wrong fields, ValueError for what is no JSON."""
+    try:
+        content = json.dumps(given, sort_keys=True)
+    except (TypeError, ValueError, RecursionError) as exc:  # a number too long to be text, or a value of no JSON type
+        raise ValueError(f"not usable as JSON: {exc}") from exc
+    line = TaskLine.model_validate_json(content)
     return Task(
-        task_id=line.task_id or derive_id("jsonl", source, policy, content),
-        created_at=now_ms if line.created_at is None else line.created_at,
+        task_id=line.task_id or derive_id("line", content),
+        created_at=reading.now_ms if line.created_at is None else line.created_at,
         traceparent=line.traceparent,
-        metadata={"source": f"{source}:{number}", **line.metadata},
-        policy=policy,
+        metadata={"source": place, **line.metadata},
+        policy=line.policy,
         purpose=line.purpose,
         scenario=line.scenario,
         tenant=line.tenant,
@@ -296,21 +387,32 @@ _BRANCHES = {"str", "int", "float", "dict[str,any]", "tuple[union[str,int,float]
 """What pydantic puts into a path for the kinds a field may have."""
 
 
-def _explain(exc: ValidationError) -> str:
+def _explain(exc: ValueError) -> str:
     """Return the faults of a line as one sentence, with the nearest name for each unknown field."""
+    if not isinstance(exc, ValidationError):
+        return str(exc)
     faults: dict[str, None] = {}
     for error in exc.errors():
         loc = [part for part in error["loc"] if part not in _BRANCHES]
         path = ".".join(map(str, loc))
         if error["type"] == "extra_forbidden":
             inside = next((part for part in reversed(loc[:-1]) if part in _MODELS), "")
-            hint = nearest(str(loc[-1]), _MODELS[str(inside)].model_fields)
-            faults[f"there is no field {path}; {hint}"] = None
-        elif error["type"] == "json_invalid":
-            faults[f"not JSON: {error['msg'].removeprefix('Invalid JSON: ')}; write one object a line"] = None
+            faults[f"there is no field {path}; {_hint(str(loc[-1]), str(inside))}"] = None
         elif not path:
             faults[error["msg"].removeprefix("Value error, ")] = None
         else:
-            got = repr(error["input"])
-            faults[f"{path}: {error['msg']} (got {got if len(got) <= 60 else got[:57] + '...'})"] = None
+            faults[f"{path}: {error['msg']} (got {_short(error['input'])})"] = None
     return "; ".join(faults)
+
+
+def _hint(name: str, inside: str) -> str:
+    """Return what an unknown field probably means."""
+    meant = MEANT.get(name.lower())
+    if inside or meant is None:
+        return nearest(name, _MODELS[inside].model_fields)
+    return f"did you mean {meant}? To take it as that: --map {meant}={name}"
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

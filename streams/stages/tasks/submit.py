@@ -24,8 +24,8 @@ from streams.settings.model import Settings
 class Submitted(NamedTuple):
     """The result of a submission."""
 
-    sent: int
-    known: int
+    sent: tuple[Task, ...]
+    known: tuple[Task, ...]
     """Tasks that were in the log already."""
 
 
@@ -36,13 +36,13 @@ def submit(settings: Settings, tasks: Iterable[Task], *, under: Context | None =
     the broker refuses, EncodeError for a malformed task.
     """
     wanted = {task.task_id: task for task in tasks}
-    known = known_ids(settings, wanted)
+    there = known_ids(settings, wanted)
+    new = tuple(task for task_id, task in wanted.items() if task_id not in there)
     with tracing.opened(settings, "submit") as tracer, Producer(settings) as producer:
-        for task_id, task in wanted.items():
-            if task_id not in known:
-                trace = tracer.begins(task, under)
-                producer.send(task, on_ack=tracer.on_ack(task, trace), headers=tracing.headers_of(trace))
-    return Submitted(sent=len(wanted) - len(known), known=len(known))
+        for task in new:
+            trace = tracer.begins(task, under)
+            producer.send(task, on_ack=tracer.on_ack(task, trace), headers=tracing.headers_of(trace))
+    return Submitted(sent=new, known=tuple(wanted[task_id] for task_id in wanted if task_id in there))
 
 
 def known_ids(settings: Settings, task_ids: Iterable[str]) -> set[str]:

@@ -43,7 +43,8 @@ from streams.kafka import times
 from streams.scorers.verdict import nearest
 from streams.settings.model import Settings, Topics
 from streams.stages.tasks.generators import TaskSpec, generate
-from streams.stages.tasks.lines import RewardSourceLine, check_file, task_problems
+from streams.stages.tasks.lines import Reading, RewardSourceLine, by_kind, check_rows, task_problems
+from streams.stages.tasks.rows import rows
 from streams.stages.tasks.submit import Submitted, submit
 
 MAX_TASKS = 1000
@@ -186,9 +187,10 @@ def _tasks(scenario: ScenarioPart, file: Path, topic_settings: Topics) -> Iterat
         yield from generate(spec, now_ms=0)
         return
     source = file.parent / (scenario.file or "")
-    checked = check_file(_read(source).splitlines(), source.name, policy="-", now_ms=0, topic_settings=topic_settings)
+    reading = Reading(now_ms=0, topic_settings=topic_settings, defaults={"policy": "-"})
+    checked = check_rows(rows(source), source.name, reading)
     if checked.problems:
-        raise SettingsError("; ".join(str(problem) for problem in checked.problems[:3]))
+        raise SettingsError("; ".join(by_kind(checked.problems)))
     wanted = len(checked.tasks) if scenario.count is None else scenario.count
     if not checked.tasks or wanted > len(checked.tasks):
         raise SettingsError(f"{source} has {len(checked.tasks)} different tasks, expected {max(wanted, 1)} or more")

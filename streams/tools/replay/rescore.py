@@ -22,7 +22,7 @@ from streams.errors import SettingsError, StreamwardError
 from streams.kafka.history import LogHistory
 from streams.kafka.record import Record
 from streams.kafka.topics import topics
-from streams.scorers import ScoreError, ScoreOutcome, Scorers, parts
+from streams.scorers import ScoreOutcome, Scorers
 from streams.stages.scoring.agent import JUDGE_THREADS, reward_of, unwritable
 from streams.stages.scoring.task_lookup import TaskLookup
 from streams.tools.replay.replay import Replay
@@ -47,27 +47,6 @@ class Scored(NamedTuple):
     def result(self) -> ScoreOutcome:
         """Wait for the outcome."""
         return self.outcome.result() if isinstance(self.outcome, Future) else self.outcome
-
-
-def parse(options: Iterable[str]) -> tuple[RewardSource, ...]:
-    """Return the reward sources that `--scorer NAME` or `--scorer NAME=JSON` name. Raises SettingsError.
-
-    >>> parse(['length={"limit": 6}'])[0].settings
-    '{"limit": 6}'
-    """
-    sources = []
-    for text in options:
-        name, equals, settings = text.partition("=")
-        source = RewardSource(name=name, settings=settings if equals else "{}")
-        try:
-            parts(source)
-        except ScoreError as exc:
-            raise SettingsError(f"--scorer {text}: {exc}") from exc
-        sources.append(source)
-    names = [source.name for source in sources]
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise SettingsError(f"--scorer {twice[0]} is given twice; combine them in one `mix`")
-    return tuple(sources)
 
 
 def as_text(sources: Iterable[RewardSource]) -> str:
