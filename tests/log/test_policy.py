@@ -38,7 +38,7 @@ from streams.kafka.producer import Producer
 from streams.kafka.record import key_of
 from streams.kafka.topics import topic_of, topics
 from streams.settings.model import Batches, Policy as PolicySettings, Settings
-from streams.stages.policy import agent as policy
+from streams.stages.policy import agent as policy, held_back
 from streams.stages.tasks.suites import generated
 from tests.support import factories
 from tests.support.factories import group, member
@@ -351,8 +351,12 @@ def test_a_damaged_adapter_is_dead_lettered_and_the_old_version_goes_on(settings
 # --- admission --------------------------------------------------------------------------------------------------------
 
 
-def test_train_tasks_wait_for_the_trainer_and_eval_tasks_do_not(settings: Settings, tmp_path: Path) -> None:
+def test_train_tasks_wait_for_the_trainer_and_eval_tasks_do_not(
+    settings: Settings, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # two groups a batch and no lag allowed: version 0 may sample two useful groups, and not one more
+    monkeypatch.setattr(held_back, "SAY_EVERY_S", 0.2)
+    caplog.set_level("INFO", "streamward.policy")
     names = [f"t{n}" for n in range(6)]
     write(settings, *(task(name, purpose="train") for name in names))
     with running(settings):
@@ -375,6 +379,7 @@ def test_train_tasks_wait_for_the_trainer_and_eval_tasks_do_not(settings: Settin
         time.sleep(1)
     versions = Counter(found[0].adapter_version for name, found in answers(settings).items() if name != "eval")
     assert versions == {0: 3, 1: 2}
+    assert "3 train tasks wait, for 0 min now, for the next batch: 2 groups are there" in caplog.text
 
 
 def test_a_restarted_agent_counts_what_is_still_in_flight(settings: Settings) -> None:

@@ -27,6 +27,7 @@ from streams.engines.protocol import Completion, SamplingRequest
 from streams.settings.model import Batches
 from streams.stages.batches import BatchWindow, Cutter
 from streams.stages.policy.admission import Admission
+from streams.stages.policy.held_back import HeldBack
 from streams.stages.policy.responses import ServedVersion, response, unusable
 from streams.stages.policy.sampling import SamplingBatch, WaitingTask, all_failed, choose, malformed
 from streams.stages.policy.versions import VersionRouter, route
@@ -295,6 +296,80 @@ def test_a_round_takes_tasks_in_order_up_to_its_size() -> None:
 def test_eval_and_serve_go_before_train() -> None:
     tasks = [waiting(0), waiting(1), waiting(2, purpose="serve"), waiting(3, purpose="eval")]
     assert chosen(tasks, most=3) == (0, [2, 3, 0])
+
+
+def held_back(
+    caplog: pytest.LogCaptureFixture, admission: Admission, *versions: AdapterEvent, most: int = 100, **changed: object
+) -> list[str]:
+    """Return what is said about 3 train tasks that wait for two minutes and a half."""
+    router, seconds = VersionRouter("p"), iter((0.0, 59.9, 60.0, 90.0, 150.0))
+    for event in versions:
+        router.take(event)
+    agent = HeldBack(router, admission, max_waiting=most, clock=lambda: next(seconds))
+    with caplog.at_level("INFO", "streamward.policy"):
+        for _ in range(5):
+            agent.look([waiting(n, purpose="train", **changed) for n in range(3)])
+    return [record.getMessage() for record in caplog.records]
+
+
+def full(*, sampled: int = 0, cut: int = 0, scored: int = 0) -> Admission:
+    """Return an admission with this many tasks in flight, batches of 2 cut, and groups that wait for a batch."""
+    admission = Admission(Batches(groups=2, max_policy_lag=1))
+    for sequence in range(cut):
+        offsets = (2 * sequence, 2 * sequence + 1)
+        admission.batch(factories.batch(policy="p", sequence=sequence, groups_offsets=offsets))
+    for number in range(scored):
+        admission.group(group(number), 2 * cut + number)
+    for number in range(sampled):
+        admission.start(f"sampled-{number}", give_up_ms=None)
+    return admission
+
+
+def promoted(version: int) -> list[AdapterEvent]:
+    return [factories.trained(version, policy="p"), factories.promoted(version, policy="p")]
+
+
+@pytest.mark.parametrize(
+    ("admission", "versions", "what"),
+    [
+        (full(cut=2), [], "the trainer: batches 0 to 1 are cut and not trained (`streamward train`)"),
+        (full(cut=1, sampled=2), [], "the trainer: batch 0 is cut and not trained (`streamward train`)"),
+        (
+            full(cut=2, sampled=4),
+            [*promoted(1), factories.trained(2, policy="p")],
+            "version 2 to serve: it is trained, and version 1 answers (`streamward rollout status`)",
+        ),
+        (
+            full(sampled=3, scored=1),
+            [],
+            "3 groups: their tasks are answered, and wait for rewards (`streamward scoring`)",
+        ),
+        (full(scored=4), [], "the next batch: 4 groups are there to cut it of (`streamward streams`)"),
+    ],
+)
+def test_every_minute_the_agent_says_for_what_train_tasks_wait_and_how_long(
+    admission: Admission, versions: list[AdapterEvent], what: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert held_back(caplog, admission, *versions) == [
+        f"3 train tasks wait, for 1 min now, for {what}",
+        f"3 train tasks wait, for 2 min now, for {what}",
+    ]
+
+
+def test_the_agent_says_that_it_reads_no_more_and_which_version_is_unknown(caplog: pytest.LogCaptureFixture) -> None:
+    assert held_back(caplog, full(), most=3, adapter_version=7)[0] == (
+        "3 train tasks wait, for 1 min now, for version 7, which is not in the log; 3 wait, so no more are read"
+    )
+
+
+def test_train_tasks_of_which_some_are_answered_now_and_then_do_not_wait(caplog: pytest.LogCaptureFixture) -> None:
+    seconds = iter(range(0, 300, 30))
+    agent = HeldBack(VersionRouter("p"), full(cut=2), max_waiting=9, clock=lambda: next(seconds))
+    with caplog.at_level("INFO", "streamward.policy"):
+        for _ in range(8):
+            agent.answered([waiting(0, purpose="train")])
+            agent.look([waiting(1, purpose="train"), waiting(2, purpose="eval")])
+    assert caplog.records == []
 
 
 def test_train_tasks_wait_for_room_and_the_others_do_not() -> None:

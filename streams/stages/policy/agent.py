@@ -8,7 +8,8 @@ version. Its responses are written one after the other and acknowledged before t
 committed contiguously. If an agent dies in between, the task is sampled again under another sampling_id, and the
 advantages stage takes the first complete sampling. While the broker is unreachable the agent waits.
 
-`eval` and `serve` tasks never wait for the trainer, `train` tasks do (streams/stages/policy/admission.py).
+`eval` and `serve` tasks never wait for the trainer, `train` tasks do (streams/stages/policy/admission.py); every minute
+that they wait, the agent says for what.
 
 A round has one version, which the oldest waiting task decides, so during a canary both versions get their turn. The log
 is followed before each round, after loading a version, and after every longer pause, so that no round starts on a
@@ -18,7 +19,6 @@ version that was replaced; a round that has started finishes on its version.
 from __future__ import annotations
 
 import logging
-import sys
 import threading
 import time
 import uuid
@@ -41,6 +41,7 @@ from streams.observability.tracing import tracer as tracing
 from streams.observability.tracing.tracer import OFF as NO_TRACER, Tracer
 from streams.settings.model import Settings
 from streams.stages.policy.adapter_cache import VersionLoader
+from streams.stages.policy.held_back import HeldBack, room
 from streams.stages.policy.queue import TaskQueue
 from streams.stages.policy.responses import ResponseWriter, ServedVersion
 from streams.stages.policy.sampling import Sampler, SamplingBatch, WaitingTask, all_failed, choose
@@ -117,6 +118,9 @@ class PolicyAgent:
         self._responses = ResponseWriter(settings.topics, self._producer, meter, tracer)
         self._nonce, self._samplings = uuid.uuid4().hex, count()
         self._lingers_until: float | None = None
+        router, admission = self._state.router, self._state.admission
+        self._room = partial(room, router, admission)
+        self._held_back = HeldBack(router, admission, max_waiting=settings.policy.max_waiting)
         meter.collect(self._report)
 
     def __enter__(self) -> Self:
@@ -139,6 +143,7 @@ class PolicyAgent:
         chosen = self._next_round()
         if chosen is not None:
             self._answer(chosen)
+        self._held_back.look(self._queue.waiting)
         self._consumer.commit()
         return chosen is not None
 
@@ -161,16 +166,6 @@ class PolicyAgent:
     def _choose(self) -> SamplingBatch | None:
         version_for, most = partial(route, self._state.router.serving), self._settings.policy.round_tasks
         return choose(self._queue.waiting, version_for=version_for, room=self._room, most=most)
-
-    def _room(self, version: int) -> int:
-        """Return how many train tasks `version` may start now.
-
-        A version too old for any batch gains nothing by waiting: its group will be recorded as stale. Only the primary
-        waits, for the next version; unless a canary is under way, which would wait for the primary in turn.
-        """
-        serving, admission = self._state.router.serving, self._state.admission
-        waits = version == serving.primary and serving.candidate is None
-        return sys.maxsize if admission.hopeless(version) and not waits else admission.room(version)
 
     # --- answering ----------------------------------------------------------------------------------------------------
 
@@ -200,6 +195,7 @@ class PolicyAgent:
         self._producer.flush()
         for waiting in chosen.tasks:
             self._queue.answered(waiting)
+        self._held_back.answered(chosen.tasks)
         self._meter.observe(catalog.PROCESSING, time.monotonic() - began, STAGE)
         log.info("version %d answered %d tasks in %.0f ms", chosen.version, len(chosen.tasks), served.latency_ms)
 

@@ -1,0 +1,93 @@
+"""What train tasks that are held back wait for, in words, and since when.
+
+versions, admission ──► room ──► may one more start?      ──► waits_for ──► what must happen first
+waiting tasks ──► HeldBack.look ──► every minute one line: how many, for how long, for what
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Callable, Iterable
+
+from streams.stages.policy.admission import Admission
+from streams.stages.policy.sampling import WaitingTask
+from streams.stages.policy.versions import VersionRouter, route
+
+SAY_EVERY_S = 60.0
+
+log = logging.getLogger("streamward.policy")
+
+
+def room(router: VersionRouter, admission: Admission, version: int) -> int:
+    """Return how many train tasks `version` may start now; 0 or less: none.
+
+    A version too old for any batch gains nothing by waiting: its group will be recorded as stale. Only the primary
+    waits, for the next version; unless a canary is under way, which would wait for the primary in turn.
+    """
+    serving = router.serving
+    waits = version == serving.primary and serving.candidate is None
+    return sys.maxsize if admission.hopeless(version) and not waits else admission.room(version)
+
+
+def waits_for(router: VersionRouter, admission: Admission, version: int) -> str | None:
+    """Return what must happen before `version` may start another train task; None if it may start one now.
+
+    `admission` knows what its own agent has in flight, and nothing of other agents.
+    """
+    newest = router.adapters.newest
+    if room(router, admission, version) > 0:
+        return None
+    if (batches := admission.sequence - newest) > 0:
+        some = f"batch {newest} is" if batches == 1 else f"batches {newest} to {newest + batches - 1} are"
+        return f"the trainer: {some} cut and not trained (`streamward train`)"
+    if version < newest:
+        return f"version {newest} to serve: it is trained, and version {version} answers (`streamward rollout status`)"
+    if admission.in_flight:
+        return f"{admission.in_flight} groups: their tasks are answered, and wait for rewards (`streamward scoring`)"
+    return f"the next batch: {admission.pending} groups are there to cut it of (`streamward streams`)"
+
+
+class HeldBack:
+    """Says what the train tasks of one agent wait for, while they wait and none is started."""
+
+    def __init__(
+        self,
+        router: VersionRouter,
+        admission: Admission,
+        *,
+        max_waiting: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._router, self._admission, self._max_waiting, self._clock = router, admission, max_waiting, clock
+        self._since: float | None = None
+        self._next = 0.0
+
+    def answered(self, tasks: Iterable[WaitingTask]) -> None:
+        """Note that these tasks were answered: train tasks among them did not wait in vain."""
+        if not all(one.urgent for one in tasks):
+            self._since = None
+
+    def look(self, waiting: Iterable[WaitingTask]) -> None:
+        """Note that these tasks wait, and say so if it is time."""
+        now = self._clock()
+        if self._since is not None and now < self._next:
+            return
+        held = [one for one in waiting if not one.urgent]
+        if not held:
+            self._since = None
+            return
+        self._next = now + SAY_EVERY_S
+        if self._since is None:
+            self._since = now
+            return
+        if (what := self._waits_for(min(held, key=lambda one: one.arrival))) is not None:
+            more = f"; {self._max_waiting} wait, so no more are read" if len(held) >= self._max_waiting else ""
+            log.info("%d train tasks wait, for %.0f min now, for %s%s", len(held), (now - self._since) / 60, what, more)
+
+    def _waits_for(self, oldest: WaitingTask) -> str | None:
+        version = route(self._router.serving, oldest.task)
+        if version is None:
+            return f"version {oldest.task.adapter_version}, which is not in the log"
+        return waits_for(self._router, self._admission, version)
