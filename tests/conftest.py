@@ -6,10 +6,11 @@ to that). Tests never clean up topics: their prefix is theirs alone.
 
 from __future__ import annotations
 
+import gc
 import logging
 import tempfile
 import uuid
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import hypothesis
@@ -25,6 +26,17 @@ hypothesis.settings.register_profile(  # without a deadline: a busy machine is n
     "streamward", deadline=None, max_examples=examples(100)
 )
 hypothesis.settings.load_profile("streamward")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect tests without a search for garbage, and leave what they imported out of every later search."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -46,7 +46,15 @@ from streams.cli.release import adapters
 from streams.cli.replay import replay
 from streams.cli.reproduce import reproduce
 from streams.cli.rollout import rollout
-from streams.cli.runtime import AppContext, Guarded, end_at_signals, output_option, pass_call, until_stopped
+from streams.cli.runtime import (
+    AppContext,
+    Guarded,
+    end_at_signals,
+    importing,
+    output_option,
+    pass_call,
+    until_stopped,
+)
 from streams.cli.schemas import schemas
 from streams.cli.scoring import scoring_try
 from streams.cli.tasks import tasks
@@ -239,11 +247,12 @@ def streams(call: AppContext, ctx: click.Context) -> None:
     call.working = True
     end_at_signals()
     _begin(call, "stream worker", "tasks, responses, rewards, groups and adapters")
-    from streams.stages import batches
-    from streams.stages.advantages import stage as advantages
-    from streams.stages.rollouts import stage as rollouts
-    from streams.stages.tasks import suites
-    from streams.worker import run as worker  # takes the signals itself, and drains
+    with importing():
+        from streams.stages import batches
+        from streams.stages.advantages import stage as advantages
+        from streams.stages.rollouts import stage as rollouts
+        from streams.stages.tasks import suites
+        from streams.worker import run as worker  # takes the signals itself, and drains
 
     rollouts_register = partial(rollouts.register, suite=suites.of_guard(call.settings))
     ctx.exit(worker.run(call.settings, [advantages.register, batches.register, rollouts_register]))
@@ -308,13 +317,15 @@ def train(call: AppContext, ctx: click.Context, steps: int | None) -> None:
         own = ["train"] if steps is None else ["train", "--steps", str(steps)]
         ctx.exit(launch.run(call.again(*own), processes))
     if place is not None and place.rank > 0:
-        from trainer import learner
+        with importing():
+            from trainer import learner
 
         learner.help_out(call.settings, place)
         return
     with until_stopped() as stop:
         _begin(call, f"trainer of {call.settings.policy.name}", "batches")
-        from trainer import consumer
+        with importing():
+            from trainer import consumer
 
         consumer.run(call.settings, steps=steps, stop=stop, place=place)
 
