@@ -7,12 +7,15 @@ FOLDER/model ──► rank 0: three steps, on the groups of tiny_log ──► 
 
 from __future__ import annotations
 
+import atexit
+import gc
 import json
 import os
 import sys
 from pathlib import Path
 from typing import Any
 
+from streams.cli.runtime import importing
 from streams.settings.model import Model, Settings, Trainer
 from trainer import launch
 
@@ -48,7 +51,8 @@ def main(folder: Path, *seeds: str) -> None:
     settings = settings_of(folder, **({"seed": seeds[int(os.environ["RANK"])]} if seeds else {}))
     place = launch.place(settings)
     assert place is not None
-    from trainer import learner, ranks
+    with importing():
+        from trainer import learner, ranks
 
     if place.rank:
         learner.help_out(settings, place)
@@ -58,4 +62,5 @@ def main(folder: Path, *seeds: str) -> None:
 
 
 if __name__ == "__main__":
+    atexit.register(gc.freeze)  # as streams/cli/__init__.py
     main(Path(sys.argv[1]), *sys.argv[2:])
