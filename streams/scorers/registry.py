@@ -76,7 +76,7 @@ SCORERS: dict[str, Scorer] = {
         Scorer("length", "length/1", "inline", text.Length, text.length),
         Scorer("mix", "mix/1", "inline", Mix),
         Scorer("reasoning-gym", "reasoning-gym/1", "sandbox", gym.Gym, gym.gym),
-        Scorer("judge", "judge/1", "judge", judge.JudgeOptions),
+        Scorer("judge", "judge/2", "judge", judge.JudgeOptions),
     )
 }
 

@@ -15,7 +15,14 @@ ROOT = Path(__file__).parents[2]
 
 LAYERS = [
     ["schemas", "streams.errors"],
-    ["streams.settings", "streams.files", "streams.output", "streams.table_rows", "streams.advantage_formulas"],
+    [
+        "streams.settings",
+        "streams.files",
+        "streams.output",
+        "streams.table_rows",
+        "streams.advantage_formulas",
+        "streams.request_deadline",
+    ],
     ["streams.observability"],
     ["streams.kafka"],
     ["streams.engines", "streams.scorers", "streams.adapters", "streams.worker"],

@@ -13,9 +13,11 @@ from typing import Any
 import pytest
 
 from streams.engines.vllm import client
-from streams.engines.vllm.client import VllmServer, rendezvous
+from streams.engines.vllm.client import VllmServer, VllmServers, rendezvous
 from streams.engines.vllm.engine import VllmEngine
-from streams.errors import SettingsError, StreamwardError
+from streams.errors import ServerUnavailable, SettingsError, StreamwardError
+from streams.settings.model import Policy
+from tests.support.doubles.judge import drips, judging
 from tests.support.vllm.contract import (
     REQUESTS,
     Replay,
@@ -99,6 +101,14 @@ def test_a_server_that_hangs_loses_its_task_to_another(start: Callable[..., Vllm
         over.set()
         assert [slot.error for slot in slots] == [None] * 4
         assert len(one.tasks()) >= 1 and len(two.tasks()) >= 1
+
+
+def test_a_server_that_sends_a_byte_now_and_then_is_late_all_the_same() -> None:
+    with judging(drips(b"HTTP/1.1 200 OK\r\nX-Slow: ", b"x")) as slow:
+        servers = VllmServers(Policy(engine="vllm", servers=slow.url, server_timeout_s=0.3))
+        with pytest.raises(ServerUnavailable, match=r"did not answer within 0\.3 s"):
+            servers.all[0].ask("POST", "/v1/chat/completions", {})
+        servers.close()
 
 
 def test_a_request_on_which_a_healthy_server_always_breaks_fails_and_takes_no_other_with_it(

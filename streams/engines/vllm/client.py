@@ -35,6 +35,7 @@ from streams.errors import (
     WrongModel,
 )
 from streams.observability.tracing.context import Context, http_headers_of
+from streams.request_deadline import RequestDeadline
 from streams.settings.model import Policy
 
 T = TypeVar("T")
@@ -45,8 +46,6 @@ LONGEST_PAUSE_S = 8.0
 LONGEST_RETRY_AFTER_S = 60.0
 FAR_OFF = 4
 """A server with this many more tasks in flight than the least busy one gives its prompt away."""
-KEEPALIVE_S = 4.0
-"""Idle connections are closed before the server does (uvicorn after 5 s), so that no request meets a closing one."""
 HEALTH_TIMEOUT_S = 5.0
 CONNECT_S = 5.0
 """A reachable machine accepts a connection at once, however busy its server is."""
@@ -123,8 +122,9 @@ class VllmServer:
         limit_s = timeout_s or self._timeout_s
         timeout = httpx.Timeout(limit_s, connect=min(CONNECT_S, limit_s))
         try:
-            headers = http_headers_of(trace)
-            reply = self._client.request(method, self.url + path, json=body, timeout=timeout, headers=headers)
+            given: dict[str, Any] = {"json": body, "timeout": timeout, "headers": http_headers_of(trace)}
+            with RequestDeadline(limit_s) as deadline:
+                reply = self._client.request(method, self.url + path, extensions=deadline.extensions, **given)
         except httpx.TimeoutException as exc:
             what = f"{self.url}{path} did not answer within {limit_s:g} s; policy.server_timeout_s sets how long"
             raise ServerUnavailable(f"{what} ({type(exc).__name__})", lost=True) from exc
@@ -155,7 +155,9 @@ class VllmServer:
 
     def _is_healthy(self) -> bool:
         try:
-            return self._client.get(self.url + "/health", timeout=HEALTH_TIMEOUT_S).status_code == 200
+            with RequestDeadline(HEALTH_TIMEOUT_S) as deadline:
+                reply = self._client.get(self.url + "/health", timeout=HEALTH_TIMEOUT_S, extensions=deadline.extensions)
+            return reply.status_code == 200
         except httpx.HTTPError:
             return False
 
@@ -168,7 +170,7 @@ class VllmServers:
         most = policy.max_concurrent
         self._client = httpx.Client(
             headers={"Authorization": f"Bearer {key}"} if key else None,
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=KEEPALIVE_S),
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),  # as RequestDeadline needs it
         )
         self.all = [VllmServer(url, self._client, most, policy.server_timeout_s) for url in policy.server_urls]
         self._retries = policy.server_retries

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -54,6 +55,19 @@ def raw(body: bytes, status: int = 200) -> Callable[[BaseHTTPRequestHandler], No
         handler.send_header("Content-Length", str(len(body)))
         handler.end_headers()
         handler.wfile.write(body)
+
+    return answer
+
+
+def drips(begin: bytes, piece: bytes) -> Callable[[BaseHTTPRequestHandler], None]:
+    """Send `piece` again and again until the other side hangs up: no single read is late, the whole answer is."""
+
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        handler.wfile.write(begin)
+        while True:
+            handler.wfile.write(piece)
+            handler.wfile.flush()
+            time.sleep(0.05)
 
     return answer
 
