@@ -1,4 +1,4 @@
-"""`streamward demo`: the options of the loop in streams/demo/run.py."""
+"""`streamward demo`: the loop of streams/loop on generated sums."""
 
 from __future__ import annotations
 
@@ -51,11 +51,9 @@ def demo(
     """
     from rich.console import Console
 
-    from streams.demo import run as loop
-    from streams.demo.options import DemoOptions, check
+    from streams.loop import demo as loop
 
-    options = DemoOptions(**chosen, config=call.config, overrides=call.overrides)
-    check(options)
+    options = loop.DemoOptions(**chosen, config=call.config, overrides=call.overrides)
     result = loop.run(options, Console(stderr=output == "json"))
     if output == "json":
         sys.stdout.write(json.dumps(result) + "\n")

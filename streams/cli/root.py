@@ -1,6 +1,7 @@
 """The command line: starts everything, is imported by nothing.
 
     streamward ─┬─ demo                              the whole loop on this machine       demo.py
+                ├─ up                                the same on tasks of one's own     up.py
                 ├─ broker                            an embedded Kafka node
                 ├─ topics  schemas  events           the log        topics.py, schemas.py, events.py
                 ├─ offsets                           positions of the consumer groups     offsets.py
@@ -59,6 +60,7 @@ from streams.cli.schemas import schemas
 from streams.cli.scoring import scoring_try
 from streams.cli.tasks import tasks
 from streams.cli.topics import topics
+from streams.cli.up import up
 from streams.errors import NotFoundError
 
 if TYPE_CHECKING:
@@ -123,6 +125,7 @@ def cli(
 
 for command in (
     demo,
+    up,
     evaluate,
     export,
     topics,

@@ -25,9 +25,9 @@ import psutil
 import pytest
 
 from schemas.events import AdapterEvent, AdvantagedGroup, Batch, DeadLetter, Response, Reward, Task, derive_id
-from streams.demo import run as demo
 from streams.kafka.node import process as broker
 from streams.kafka.topics import LABELS
+from streams.loop import demo, run as loop
 from streams.settings.load import load
 from streams.settings.model import Settings
 from streams.stages.policy import agent as policy
@@ -142,6 +142,31 @@ def test_a_demo_without_weights_ends_by_itself_with_a_line_of_json(tmp_path: Pat
     assert '"balanced": true' in shown["audit"]
 
 
+def test_up_trains_on_a_table_of_questions_goes_on_where_it_stopped_and_ends_when_all_have_a_fate(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "sums.csv").write_text("question,answer\n" + "".join(f"{n} + 1,{n + 1}\n" for n in range(10)))
+    (tmp_path / "own.csv").write_text("question,answer\n20 + 1,21\n")
+    scripted = ("policy.engine=scripted", 'policy.script={"accuracy": 0.5}', f"batches.groups={GROUPS}")
+    words = ["up", "--tasks", "sums.csv", "--map", "prompt=question", "--group-size", "4", "--epochs", "2"]
+    words += ["--held-out", "own.csv", "--output", "json", "--minutes", "5"]
+
+    def up(*more: str) -> tuple[dict[str, Any], str]:
+        chosen = [word for text in scripted for word in ("--set", text)]
+        line = command(*chosen, *words, *more)
+        done = subprocess.run(line, env=environment(), cwd=tmp_path, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout), done.stderr
+
+    first, _ = up("--steps", "2")
+    assert first["finished"] and first["batches"] >= 2
+    second, said = up()
+    assert "resuming:" in said and "Mean train reward" not in said
+    assert second["finished"] and (second["batches"], second["groups"]) == (5, 20 + 1)
+    assert [(score["version"], score["n"]) for score in second["held_out"]] == [(0, 1)]
+    assert left_over(tmp_path) == []
+
+
 def try_next(commands: list[list[str]], folder: Path) -> dict[str, str]:
     """Type the commands that a demo proposes where it ran, but the next demo; return what each printed."""
     shown: dict[str, str] = {}
@@ -217,13 +242,13 @@ def history(tmp_path_factory: pytest.TempPathFactory) -> Iterator[History]:
         assert run.process.poll() is None, said(run)
 
     with demonstration(folder, *asked) as first:
-        wait(first, lambda: all(map(first.child, demo.PROCESSES)), "four processes")
+        wait(first, lambda: all(map(first.child, loop.PROCESSES)), "four processes")
         wait(first, lambda: newest() >= 2, "two versions")
         first.process.send_signal(signal.SIGINT)
     left, versions = left_over(folder), [first.result["adapters"]]
 
     with demonstration(folder, *asked) as second:
-        wait(second, lambda: all(map(second.child, demo.PROCESSES)), "four processes again")
+        wait(second, lambda: all(map(second.child, loop.PROCESSES)), "four processes again")
         wait(second, lambda: newest() > versions[0], "a version after the stop")
         effects = {"streams": AdvantagedGroup, "scoring": Reward, "policy": Response, "train": AdapterEvent}
         for name, effect in effects.items():
@@ -291,7 +316,7 @@ def _resumed(history: History) -> int:
     return int(line.split()[1])
 
 
-@pytest.mark.parametrize("name", demo.PROCESSES)
+@pytest.mark.parametrize("name", loop.PROCESSES)
 def test_a_killed_process_is_restarted_and_that_is_reported(history: History, name: str) -> None:
     said = " ".join(history.second.stderr.split())
     assert f"{name} ended with signal SIGKILL; restarting it in" in said

@@ -28,7 +28,7 @@ LAYERS = [
     ["streams.engines", "streams.scorers", "streams.adapters", "streams.worker"],
     ["streams.evaluation"],
     ["streams.stages", "trainer"],
-    ["streams.tools", "streams.demo"],
+    ["streams.tools", "streams.loop"],
     ["streams.cli", "streamward"],
 ]
 """From the bottom up. What shares a line imports nothing of its neighbours there."""

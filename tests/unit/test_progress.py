@@ -18,9 +18,9 @@ from schemas.events import (
     Event,
 )
 from schemas.serde import encode
-from streams.demo.progress import Progress, waits
 from streams.kafka.record import Record
 from streams.kafka.topics import topic_of
+from streams.loop.progress import Progress, waits
 from streams.settings.model import Batches, Settings
 from tests.support import factories
 from tests.support.factories import evaluated, group, promoted, response, reward, task, trained

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from streams.demo import report
-from streams.demo.options import DemoOptions, leave_settings
-from streams.demo.progress import HeldOut, Progress
+from streams.loop import report
+from streams.loop.demo import DemoOptions
+from streams.loop.progress import HeldOut, Progress
+from streams.loop.settings_file import leave_settings
 from streams.settings.load import save
 from streams.settings.model import Broker, Kafka, Settings
 from tests.support.deploy.command_lines import parsed
@@ -55,6 +56,11 @@ def shown(progress: Progress, **changes: Any) -> str:
 def test_the_report_is_json_and_has_what_a_script_asks_for(progress: Progress) -> None:
     assert json.loads(json.dumps(result(progress))) == {
         "held_out": [{"version": 0, "exact": 0.0, "n": 35}, {"version": 2, "exact": 0.9143, "n": 35}],
+        "train_reward": [
+            {"version": 0, "reward": 0.125, "n": 16},
+            {"version": 1, "reward": 0.5, "n": 16},
+            {"version": 2, "reward": 0.75, "n": 16},
+        ],
         "adapters": 2,
         "responses": 310,
         "groups": 38,
@@ -81,6 +87,12 @@ def test_a_run_without_any_score_has_a_report_and_no_plot(progress: Progress, tm
     report.write(result(progress), progress, folder)
     assert [file.name for file in folder.iterdir()] == ["report.json"]
     assert "Held-out score" not in shown(progress) and "learning.png" not in shown(progress)
+
+
+def test_without_held_out_questions_the_table_has_the_reward_of_each_version_that_answered(progress: Progress) -> None:
+    progress.held_out = {}
+    rows = [line.split() for line in shown(progress).splitlines() if line.strip().startswith("v")]
+    assert [row[:3] for row in rows[1:]] == [["v0", "0.12", "16"], ["v1", "0.50", "16"], ["v2", "0.75", "16"]]
 
 
 def test_scores_stand_by_version_with_the_reward_of_what_the_version_answered(progress: Progress) -> None:

@@ -163,6 +163,18 @@ def generated(generator: str, *, count: int, seed: int) -> Suite:
     return Suite(name=generated_name(generator, count, seed), questions=tuple(generate(spec, now_ms=0)), thresholds={})
 
 
+def of_tasks(name: str, tasks: Sequence[Task]) -> Suite:
+    """Return tasks as a suite of one scenario: asked greedily and once each, under a name that identifies them.
+
+    Raises SettingsError if there are too many, or one twice.
+    """
+    if len(tasks) > MAX_TASKS:
+        raise SettingsError(f"{name}: {len(tasks)} questions, expected at most {MAX_TASKS}")
+    questions = [_asked(task, name, ScenarioPart(file=name)) for task in tasks]
+    _refuse_repeated(questions, name)
+    return Suite(name=f"{name}@{_digest(questions)}", questions=tuple(questions), thresholds={})
+
+
 def ask(settings: Settings, suite: Suite, policy: str, versions: Sequence[int]) -> Submitted:
     """Submit the suite's tasks for these versions, in turns, less those in the log already. Raises as `submit`."""
     now_ms = times.now_ms()
@@ -234,7 +246,7 @@ def _digest(questions: list[Task]) -> str:
     return hashlib.sha256("\n".join(map(_content, questions)).encode()).hexdigest()[:8]
 
 
-def _refuse_repeated(questions: list[Task], file: Path) -> None:
+def _refuse_repeated(questions: list[Task], file: Path | str) -> None:
     """Refuse a repeated question: it would count as two pieces of evidence."""
     first: dict[tuple[Any, ...], int] = {}
     for number, task in enumerate(questions):

@@ -1,4 +1,4 @@
-"""Where a demo leaves its settings, so that commands typed in its folder find its log, and what it never touches."""
+"""Where a run leaves its settings, so that commands typed in its folder find its log, and what it never touches."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from streams.demo.options import DemoOptions, check, finds_settings, leave_settings, settings_of
 from streams.errors import SettingsError
+from streams.loop.demo import DemoOptions, check
+from streams.loop.settings_file import finds_settings, leave_settings
+from streams.loop.up import UpPlan
 from streams.settings.load import CONFIG_FILE, load, save
+from streams.settings.model import Settings
 
 USERS = "[topics]\nprefix = 'mine.'\n"
 
@@ -27,7 +30,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def started(options: DemoOptions, bootstrap: str = "127.0.0.1:21000") -> Path:
     """Do with the settings what a run of the demo does, and return its own settings file."""
     options.data_dir.mkdir(parents=True, exist_ok=True)
-    config = save(settings_of(options, bootstrap), options.data_dir, by="streamward demo")
+    config = save(options.settings(bootstrap), options.data_dir, by="streamward demo")
     leave_settings(config)
     return config
 
@@ -80,14 +83,14 @@ def test_a_file_of_the_users_elsewhere_is_read_and_goes_before_the_one_here(
     assert load(file=config).topics.prefix == "mine."
     monkeypatch.delenv("STREAMWARD_CONFIG")
     assert finds_settings(config)
-    assert settings_of(DemoOptions(), "127.0.0.1:0").topics.prefix != "mine."
-    assert settings_of(DemoOptions(config=Path("own.toml")), "127.0.0.1:0").topics.prefix == "mine."
+    assert DemoOptions().settings("127.0.0.1:0").topics.prefix != "mine."
+    assert DemoOptions(config=Path("own.toml")).settings("127.0.0.1:0").topics.prefix == "mine."
 
 
 def test_a_folder_that_takes_no_file_is_no_failure(folder: Path) -> None:
     Path(CONFIG_FILE).mkdir()  # a folder by that name, since tests of root could write anywhere
     assert not leave_settings(
-        save(settings_of(DemoOptions(config=Path(os.devnull)), "h:1"), folder.parent, by="streamward demo")
+        save(DemoOptions(config=Path(os.devnull)).settings("h:1"), folder.parent, by="streamward demo")
     )
 
 
@@ -98,8 +101,36 @@ def test_a_demo_is_not_kept_in_the_folder_one_works_in_since_fresh_would_delete_
 
 
 def test_the_command_that_resumes_has_all_that_makes_it_this_demo() -> None:
-    assert DemoOptions().to_resume() == ["demo", "--steps", "30"]
+    assert DemoOptions().to_continue() == ["demo", "--steps", "30"]
     one = DemoOptions(steps=3, engine="scripted", data_dir=Path("a b"), overrides=("batches.groups=4",))
-    assert one.to_resume() == [
+    assert one.to_continue() == [
         "--set", "batches.groups=4", "demo", "--steps", "13", "--data-dir", "a b", "--engine", "scripted"
     ]  # fmt: skip
+
+
+# --- up ---------------------------------------------------------------------------------------------------------------
+
+
+def test_what_the_user_set_is_not_set_otherwise_by_up_and_the_rest_is_as_one_machine_learns_best() -> None:
+    Path(CONFIG_FILE).write_text("[batches]\nmax_policy_lag = 2\n")
+    settings = UpPlan(steps=None, minutes=None, overrides=("advantages.formula=rloo",)).settings("h:1")
+    assert (settings.batches.max_policy_lag, settings.advantages.formula) == (2, "rloo")
+    assert (settings.batches.zero_variance, settings.kafka.bootstrap) == ("keep", "h:1")
+    assert settings.broker.data_dir == load().broker.data_dir  # where any command of this folder looks
+
+
+def test_up_starts_the_node_of_the_folder_unless_a_kafka_is_named() -> None:
+    assert UpPlan(steps=None, minutes=None).embedded
+    named = UpPlan(steps=None, minutes=None, overrides=("kafka.bootstrap=kafka:9092",))
+    assert not named.embedded
+    assert named.settings().kafka.bootstrap == "kafka:9092"
+
+
+def test_an_engine_without_weights_is_never_held_back_for_a_trainer() -> None:
+    Path(CONFIG_FILE).write_text("[policy]\nengine = 'scripted'\n")
+    assert UpPlan(steps=None, minutes=None).settings().batches.max_policy_lag > 10_000
+
+
+def test_up_after_a_demo_in_the_same_folder_takes_nothing_of_it() -> None:
+    started(DemoOptions(overrides=("batches.groups=3",)))
+    assert UpPlan(steps=None, minutes=None).settings().policy.name == Settings().policy.name

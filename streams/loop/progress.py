@@ -109,6 +109,11 @@ class Progress:
         """Return how many groups wait in the window of the next batch."""
         return self.places["grouped"]
 
+    def reward_of(self, version: int) -> float:
+        """Return the mean reward of the train responses that a version sampled, of which there are some."""
+        total, n = self.rewards_by_version[version]
+        return total / n
+
     def _task(self, task: Task) -> None:
         if task.purpose == "eval":
             if task.adapter_version is not None:

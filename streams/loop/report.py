@@ -24,9 +24,10 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from streams.demo.options import DemoOptions, finds_settings
-from streams.demo.progress import PLACES, HeldOut, Progress, waits
 from streams.kafka.topics import topics
+from streams.loop.plan import Plan
+from streams.loop.progress import PLACES, HeldOut, Progress, waits
+from streams.loop.settings_file import finds_settings
 
 BARS = "▁▂▃▄▅▆▇█"
 RATE_WINDOW_S = 10.0
@@ -36,9 +37,10 @@ PLAIN_EVERY_S = 10.0
 class Display:
     """The live view of one run. Use as a context manager."""
 
-    def __init__(self, console: Console, *, steps: int, started_at: float) -> None:
+    def __init__(self, console: Console, *, steps: int | None, scored: bool, started_at: float) -> None:
         self._console = console
         self._steps = steps
+        self._scored = scored
         self._started_at = started_at
         self._live = Live(console=console, refresh_per_second=4, transient=True) if console.is_terminal else None
         self._samples: deque[tuple[float, int, int]] = deque()
@@ -79,20 +81,30 @@ class Display:
 
     def _line(self, progress: Progress, now: float) -> str:
         responses, _ = self._rates()
-        latest = _latest(progress.held_out)
-        score = "held-out not scored yet" if latest is None else f"held-out {latest.exact:.2f} at v{latest.version}"
+        of = "" if self._steps is None else f"/{self._steps}"
         doing = "; ".join(f"{name} {what}" for name, what in waits(progress)[::2])
         return (
-            f"{now - self._started_at:6.1f} s  v{progress.versions}/{self._steps}  {score}  "
+            f"{now - self._started_at:6.1f} s  v{progress.versions}{of}  {self._score(progress)}  "
             f"{progress.counts['responses']} responses ({responses:.0f}/s), {progress.counts['groups']} groups, "
             f"{progress.batches} batches  |  {doing}"
         )
 
+    def _score(self, progress: Progress) -> str:
+        """Return the latest held-out score; where nothing is held out, the reward of the latest version's answers."""
+        if self._scored:
+            latest = _latest(progress.held_out)
+            return "held-out not scored yet" if latest is None else f"held-out {latest.exact:.2f} at v{latest.version}"
+        if not progress.rewards_by_version:
+            return "nothing scored yet"
+        version = max(progress.rewards_by_version)
+        return f"train reward {progress.reward_of(version):.2f} at v{version}"
+
     def _panel(self, progress: Progress, now: float, memory_bytes: int) -> RenderableType:
         responses, groups = self._rates()
+        of = "" if self._steps is None else f" of {self._steps}"
         head = Text.assemble(
             (f"{now - self._started_at:.0f} s", "bold"),
-            f"   adapter v{progress.primary} serves, v{progress.versions} of {self._steps} trained   ",
+            f"   adapter v{progress.primary} serves, v{progress.versions}{of} trained   ",
             f"{responses:.0f} responses/s   {groups:.1f} groups/s   {memory_bytes / 2**30:.1f} GiB",
         )
         places = Table(box=None, pad_edge=False, show_header=True, header_style="dim")
@@ -102,10 +114,13 @@ class Display:
         doing = Table.grid(padding=(0, 2))
         for name, what in waits(progress):
             doing.add_row(Text(name, "bold"), what)
-        parts: list[RenderableType] = [head, Text(), places, Text(), trend(progress.held_out), Text(), doing]
+        parts: list[RenderableType] = [head, Text(), places, Text(), self._trend(progress), Text(), doing]
         if progress.counts["dead-letters"]:
             parts.append(Text(f"{progress.counts['dead-letters']} dead letters: streamward dlq list"))
         return Panel(Group(*parts), title="streamward: where every group is", title_align="left", border_style="dim")
+
+    def _trend(self, progress: Progress) -> Text:
+        return trend(progress.held_out) if self._scored else Text(self._score(progress))
 
 
 def trend(held_out: dict[int, HeldOut]) -> Text:
@@ -139,6 +154,10 @@ def of(
     scores = [progress.held_out[version] for version in sorted(progress.held_out)]
     return {
         "held_out": [{"version": score.version, "exact": round(score.exact, 4), "n": score.n} for score in scores],
+        "train_reward": [
+            {"version": version, "reward": round(progress.reward_of(version), 4), "n": n}
+            for version, (_, n) in sorted(progress.rewards_by_version.items())
+        ],
         "adapters": progress.versions,
         "responses": progress.counts["responses"],
         "groups": progress.counts["groups"],
@@ -153,7 +172,7 @@ def of(
 
 
 def write(result: dict[str, Any], progress: Progress, folder: Path) -> None:
-    """Write report.json and, once anything was scored, learning.png."""
+    """Write report.json and, once held-out questions were scored, learning.png."""
     (folder / "report.json").write_text(json.dumps(result, indent=1) + "\n")
     if progress.held_out:
         plot(progress, folder / "learning.png")
@@ -171,7 +190,7 @@ def plot(progress: Progress, path: Path) -> None:
     rewards = progress.rewards_by_version
     axes.plot(
         sorted(rewards),
-        [total / n for total, n in (rewards[version] for version in sorted(rewards))],
+        [progress.reward_of(version) for version in sorted(rewards)],
         color="#9aa5b1",
         marker=".",
         label="mean reward of train responses",
@@ -193,11 +212,13 @@ def plot(progress: Progress, path: Path) -> None:
     figure.savefig(path, dpi=120)
 
 
-def show(result: dict[str, Any], progress: Progress, console: Console, config: Path, options: DemoOptions) -> None:
+def show(result: dict[str, Any], progress: Progress, console: Console, config: Path, plan: Plan) -> None:
     """Print the tables and the next commands. `config` is the settings file of the run."""
     console.print()
     if result["held_out"]:
         console.print(_scores(progress))
+    elif progress.rewards_by_version:
+        console.print(_rewards(progress))
     console.print(_topics(progress))
     left = progress.places["left out"]
     reasons = ", ".join(f"{count} {reason}" for reason, count in progress.reasons.most_common())
@@ -215,7 +236,7 @@ def show(result: dict[str, Any], progress: Progress, console: Console, config: P
     if found:
         console.print("\n./streamward.toml now has these settings, for commands typed in this folder.", highlight=False)
     console.print("\nTry next:", style="bold")
-    for command in _next_commands(None if found else config, options):
+    for command in _next_commands(None if found else config, plan):
         console.print(f"  {command}", highlight=False, soft_wrap=True)
 
 
@@ -226,9 +247,20 @@ def _scores(progress: Progress) -> Table:
     table.add_column("")
     for version in sorted(progress.held_out):
         score = progress.held_out[version]
-        total, n = progress.rewards_by_version.get(version, (0.0, 0))
-        reward = f"{total / n:.2f}" if n else "–"
+        reward = f"{progress.reward_of(version):.2f}" if version in progress.rewards_by_version else "–"
         table.add_row(f"v{version}", f"{score.exact:.2f}", str(score.n), reward, "█" * round(score.exact * 30))
+    return table
+
+
+def _rewards(progress: Progress) -> Table:
+    title = "Mean train reward by adapter version that answered"
+    table = Table(title=title, title_justify="left", box=None, header_style="dim")
+    for column in ("version", "reward", "responses"):
+        table.add_column(column, justify="right")
+    table.add_column("")
+    for version, (_, n) in sorted(progress.rewards_by_version.items()):
+        reward = progress.reward_of(version)
+        table.add_row(f"v{version}", f"{reward:.2f}", str(n), "█" * round(min(max(reward, 0.0), 1.0) * 30))
     return table
 
 
@@ -241,8 +273,8 @@ def _topics(progress: Progress) -> Table:
     return table
 
 
-def _next_commands(config: Path | None, options: DemoOptions) -> list[str]:
-    """Return commands that work as printed; `config` is needed where they would not find the demo's settings."""
+def _next_commands(config: Path | None, plan: Plan) -> list[str]:
+    """Return commands that work as printed; `config` is needed where they would not find the run's settings."""
     program = shlex.quote(_program())
     streamward = program if config is None else f"{program} --config {shlex.quote(str(config))}"
     return [
@@ -252,7 +284,7 @@ def _next_commands(config: Path | None, options: DemoOptions) -> list[str]:
         f"{streamward} events tail adapters --until-end",
         f"{streamward} audit",
         f"{streamward} broker stop",
-        f"{program} {shlex.join(options.to_resume())}",
+        *([] if (words := plan.to_continue()) is None else [f"{program} {shlex.join(words)}"]),
     ]
 
 

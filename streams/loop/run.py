@@ -1,69 +1,66 @@
 """The whole loop on one machine: broker, stream worker, scoring, policy, trainer; with a live view.
 
-    seed ──► train tasks, as many as are wanted ──► the loop, five processes ──► adapters ──► held-out scores
+    Plan ──► train tasks, as many as are wanted ──► the loop, five processes ──► adapters ──► held-out scores
 
-Everything is stored in one folder. The log in it is the only state: stop at any time, and run the same command to
-resume. A process that dies is restarted, and so is the Kafka node.
+The log is the only state: stop at any time, and run the same command to resume. A process that dies is restarted, and
+so is the embedded Kafka node.
 
-Not covered: more than one policy, and any cluster but the embedded one. The same processes run by hand against any
-Kafka (`streamward streams`, `scoring`, `policy`, `train`).
+Not covered: more than one policy. The same processes run by hand (`streamward streams`, `scoring`, `policy`, `train`).
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 import os
-import shutil
 import signal
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from schemas.events import Task
-from streams.demo import report
-from streams.demo.options import BY, POLICY, DemoOptions, leave_settings, settings_of
-from streams.demo.processes import Processes, memory_bytes
-from streams.demo.progress import Progress
-from streams.demo.report import Display
 from streams.engines.base_model import folder_of
 from streams.engines.vllm import launch as vllm_launch
 from streams.evaluation import run as evaluate
+from streams.evaluation.suites import Suite
 from streams.kafka import admin, times
 from streams.kafka.node import process as broker
 from streams.kafka.producer import Producer
 from streams.kafka.reader import PartitionReader
 from streams.kafka.topics import LABELS
+from streams.loop import report
+from streams.loop.plan import Plan
+from streams.loop.processes import Processes, memory_bytes
+from streams.loop.progress import Progress
+from streams.loop.report import Display
+from streams.loop.settings_file import leave_settings
 from streams.settings.load import save
 from streams.settings.model import Settings
-from streams.stages.tasks import suites
-from streams.stages.tasks.generators import TaskSpec, generate
 
-SEED = 0
-HELD_OUT_TASKS = 35
-"""Questions asked of each evaluated version: every held-out sum of two one-digit numbers."""
 EVALUATE_EVERY = 2
 WAITING_BATCHES = 2
 """How many batches' worth of tasks are kept waiting, so that the policy agent never runs dry."""
 TICK_S = 0.25
 NODE_CHECK_S = 0.5
 CHILD = {"TOKENIZERS_PARALLELISM": "false", "OMP_WAIT_POLICY": "PASSIVE", "PYTHONUNBUFFERED": "1"}
-"""Set in the environment of every process that the demo starts."""
+"""Set in the environment of every process that a run starts."""
 PROCESSES = ("streams", "scoring", "policy", "train")
 
 
 @dataclass
-class DemoRun:
-    """One run of the loop: its options, and what it has seen."""
+class LoopRun:
+    """One run of the loop: its plan, and what it has seen."""
 
-    options: DemoOptions
+    plan: Plan
     settings: Settings
+    suite: Suite | None
     progress: Progress
     processes: Processes
     display: Display
@@ -71,68 +68,98 @@ class DemoRun:
     started_at: float
     stopping: threading.Event = field(default_factory=threading.Event)
     peak_bytes: dict[str, int] = field(default_factory=dict)
+    given: int = 0
+    """Train tasks that are in the log or were sent."""
+    all_given: bool = False
+    """Whether there is no further train task."""
 
     @property
     def trains(self) -> bool:
         """Whether there is a model to train; the scripted engine has none."""
-        return self.options.engine != "scripted"
+        return self.settings.policy.engine != "scripted"
 
     def finished(self) -> bool:
-        """Return whether all steps are done, and the version they end with was scored."""
-        progress, steps = self.progress, self.options.steps
+        """Return whether all steps or all tasks are done, and the version they end with was scored."""
+        progress = self.progress
+        return self._worked_off() and (self.suite is None or self.last_version() in progress.held_out)
+
+    def last_version(self) -> int | None:
+        """Return the version that this run ends with; None if that is not known yet."""
         if not self.trains:
-            return progress.batches >= steps and 0 in progress.held_out
-        return progress.versions >= steps and steps in progress.held_out
+            return 0
+        if self._all_done():
+            return self.progress.primary
+        return self.plan.steps
+
+    def _worked_off(self) -> bool:
+        steps = self.plan.steps
+        done = self.progress.versions if self.trains else self.progress.batches
+        return (steps is not None and done >= steps) or self._all_done()
+
+    def _all_done(self) -> bool:
+        """Return whether every train task has left, but for those that wait for a batch they cannot fill."""
+        progress, places = self.progress, self.progress.places
+        under_way = places["waiting"] + places["sampled"] + places["scored"]
+        under_way += places["batched"] if self.trains else 0
+        read = sum(progress.train_tasks.values()) >= self.given
+        waiting = progress.window() < self.settings.batches.groups
+        return self.all_given and read and under_way == 0 and waiting
 
 
-def run(options: DemoOptions, console: Console) -> dict[str, Any]:
-    """Run the loop until its steps are done, its time is over or it is interrupted; return the report.
+def run(plan: Plan, console: Console) -> dict[str, Any]:
+    """Run the loop until all is done, its time is over or it is interrupted; return the report.
 
     Raises SettingsError for impossible options, LogError if the broker does not start.
     """
-    if options.engine == "vllm" and not options.names_servers:
-        server = f"policy.servers=http://127.0.0.1:{vllm_launch.free_port()}"
-        options = replace(options, overrides=(*options.overrides, server), starts_vllm=True)
-    if options.fresh and options.data_dir.exists():
-        broker.stop(settings_of(options, "127.0.0.1:0").broker)
-        shutil.rmtree(options.data_dir)
-    options.data_dir.mkdir(parents=True, exist_ok=True)
-    settings = settings_of(options, "127.0.0.1:0")
-    if options.engine != "scripted":
+    plan.folder.mkdir(parents=True, exist_ok=True)
+    settings = plan.settings()
+    if settings.policy.engine != "scripted":
         console.print(f"making {settings.model.base} ready (half a minute the first time) …", style="dim")
         folder_of(settings.model.base)
+    with _log(plan, settings, console) as bootstrap:
+        settings = plan.settings(bootstrap)
+        config = save(settings, plan.folder, by=plan.by)
+        leave_settings(config)
+        admin.apply_topics(settings)
+        return _loop(plan, settings, config, console)
+
+
+@contextmanager
+def _log(plan: Plan, settings: Settings, console: Console) -> Iterator[str]:
+    """Start the embedded node, if it is to be used, and yield the address of the log. The run stops what it started."""
+    if not plan.embedded:
+        yield settings.kafka.bootstrap
+        return
     console.print(f"starting Apache Kafka in {settings.broker.data_dir} …", style="dim")
     node = broker.ensure(settings.broker)
     try:
-        settings = settings_of(options, node.bootstrap)
-        config = save(settings, options.data_dir, by=BY)
-        leave_settings(config)
-        admin.apply_topics(settings)
-        return _loop(options, settings, config, console)
+        yield node.bootstrap
     finally:
         broker.stop(settings.broker)
 
 
-def _loop(options: DemoOptions, settings: Settings, config: Path, console: Console) -> dict[str, Any]:
+def _loop(plan: Plan, settings: Settings, config: Path, console: Console) -> dict[str, Any]:
     started_at = time.monotonic()
     starts = {tp: first for tp, (first, _) in admin.offsets(settings, LABELS).items()}
+    suite = plan.suite()
     with (
         PartitionReader(settings, starts) as reader,
         Producer(settings) as producer,
-        Processes(options.data_dir / "logs", _child_env(options)) as processes,
-        Display(console, steps=options.steps, started_at=started_at) as display,
+        Processes(plan.folder / "logs", _child_env(plan)) as processes,
+        Display(console, steps=plan.steps, scored=suite is not None, started_at=started_at) as display,
     ):
-        run = DemoRun(options, settings, Progress(settings), processes, display, producer, started_at)
+        run = LoopRun(plan, settings, suite, Progress(settings), processes, display, producer, started_at)
         _catch_up(reader, run.progress)
-        tasks = _tasks(options, run.progress)
-        resumed = bool(run.progress.counts["tasks"])
+        tasks = plan.tasks(settings, run.progress)
+        run.given = sum(run.progress.train_tasks.values())
         with _interruptible(run.stopping):
-            if resumed:
+            if run.progress.counts["tasks"]:
                 display.say(
                     f"resuming: {run.progress.counts['tasks']} tasks and {run.progress.versions} adapters in the log"
                 )
+            _feed(run, tasks)
             if run.finished():
-                display.say("all steps are done: give more --steps to continue, or --fresh to start over")
+                display.say(plan.done_hint)
             else:
                 _start(run, config)
                 with _node_kept_up(run):
@@ -146,24 +173,24 @@ def _loop(options: DemoOptions, settings: Settings, config: Path, console: Conso
     result = report.of(
         run.progress,
         loop_s=time.monotonic() - started_at,
-        data_dir=options.data_dir,
+        data_dir=plan.folder,
         peak_bytes=run.peak_bytes,
         interrupted=interrupted,
         finished=run.finished(),
     )
-    report.write(result, run.progress, options.data_dir)
-    report.show(result, run.progress, console, config, options)
+    report.write(result, run.progress, plan.folder)
+    report.show(result, run.progress, console, config, plan)
     return result
 
 
-def _child_env(options: DemoOptions) -> dict[str, str]:
-    if options.starts_vllm:
+def _child_env(plan: Plan) -> dict[str, str]:
+    if plan.starts_vllm:
         return vllm_launch.environment() | CHILD
     env = {name: value for name, value in os.environ.items() if not name.startswith("STREAMWARD_")}
     return env | CHILD
 
 
-def _start_vllm(run: DemoRun) -> None:
+def _start_vllm(run: LoopRun) -> None:
     """Start the server, and wait until it answers. Raises StreamwardError with its last output if it does not."""
     processes, (url,) = run.processes, run.settings.policy.server_urls
     processes.start("vllm", vllm_launch.server_for(run.settings))
@@ -176,8 +203,8 @@ def _start_vllm(run: DemoRun) -> None:
     )
 
 
-def _start(run: DemoRun, config: Path) -> None:
-    if run.options.starts_vllm:
+def _start(run: LoopRun, config: Path) -> None:
+    if run.plan.starts_vllm:
         _start_vllm(run)
     for name in PROCESSES:
         if name == "train" and not run.trains:
@@ -196,8 +223,11 @@ def _catch_up(reader: PartitionReader, progress: Progress) -> None:
 
 
 @contextmanager
-def _node_kept_up(run: DemoRun) -> Iterator[None]:
-    """Restart the Kafka node whenever it has ended, from a thread; writers wait for it."""
+def _node_kept_up(run: LoopRun) -> Iterator[None]:
+    """Restart the embedded node whenever it has ended, from a thread; writers wait for it."""
+    if not run.plan.embedded:
+        yield
+        return
     over = threading.Event()
 
     def watch() -> None:
@@ -215,10 +245,11 @@ def _node_kept_up(run: DemoRun) -> Iterator[None]:
         thread.join()
 
 
-def _work(run: DemoRun, reader: PartitionReader, tasks: Iterator[Task]) -> None:
+def _work(run: LoopRun, reader: PartitionReader, tasks: Iterator[Task]) -> None:
     """Submit tasks, watch the processes and draw until the run is over."""
     next_memory = 0.0
-    deadline = run.started_at + run.options.minutes * 60
+    minutes = run.plan.minutes
+    deadline = math.inf if minutes is None else run.started_at + minutes * 60
     while not run.stopping.is_set() and not run.finished() and time.monotonic() < deadline:
         for record in reader.poll(5000, TICK_S):
             run.progress.fold(record)
@@ -231,36 +262,36 @@ def _work(run: DemoRun, reader: PartitionReader, tasks: Iterator[Task]) -> None:
         run.display.update(run.progress, sum(run.peak_bytes.values()))
 
 
-def _feed(run: DemoRun, tasks: Iterator[Task]) -> None:
+def _feed(run: LoopRun, tasks: Iterator[Task]) -> None:
     """Submit train tasks as needed, and the held-out tasks of each version that is due."""
-    progress = run.progress
+    progress, steps = run.progress, run.plan.steps
     now_ms = times.now_ms()
-    if progress.versions < run.options.steps:
-        wanted = WAITING_BATCHES * run.settings.batches.groups - progress.places["waiting"]
+    if steps is None or progress.versions < steps:
+        unread = run.given - sum(progress.train_tasks.values())
+        wanted = WAITING_BATCHES * run.settings.batches.groups - progress.places["waiting"] - unread
         if wanted >= run.settings.batches.groups // 2:
-            for task in itertools.islice(tasks, wanted):
+            sent = list(itertools.islice(tasks, wanted))
+            for task in sent:
                 run.producer.send(task)
-    due = {0, run.options.steps, *range(0, progress.versions + 1, EVALUATE_EVERY)} if run.trains else {0}
-    for version in sorted(due - progress.evaluations):
-        if version > progress.primary:
-            continue
-        progress.evaluations.add(version)
-        suite = suites.generated(run.options.generator, count=HELD_OUT_TASKS, seed=SEED)
-        for task in evaluate.evaluation(suite, policy=POLICY, version=version, now_ms=now_ms):
-            run.producer.send(task)
+            run.given += sum(task.purpose == "train" for task in sent)
+            run.all_given = len(sent) < wanted and not run.plan.endless
+    if run.suite is not None:
+        last = run.last_version()
+        due = {0, *([] if last is None else [last])}
+        due |= {*range(0, progress.versions + 1, EVALUATE_EVERY)} if run.trains else set()
+        for version in sorted(due - progress.evaluations):
+            if version > progress.primary:
+                continue
+            progress.evaluations.add(version)
+            policy = run.settings.policy.name
+            for task in evaluate.evaluation(run.suite, policy=policy, version=version, now_ms=now_ms):
+                run.producer.send(task)
     run.producer.flush()
 
 
-def _tasks(options: DemoOptions, progress: Progress) -> Iterator[Task]:
-    """Return the train tasks that are not in the log yet, for ever."""
-    spec = TaskSpec(family=options.generator, count=sys.maxsize, seed=SEED, purpose="train", policy=POLICY)
-    endless = generate(spec, now_ms=times.now_ms())
-    return itertools.islice(endless, progress.train_tasks[options.generator], None)
-
-
-def _measure(run: DemoRun) -> None:
-    node = broker.status(run.settings.broker)
-    now = {"demo": memory_of_this_process(), **run.processes.memory_bytes()}
+def _measure(run: LoopRun) -> None:
+    node = broker.status(run.settings.broker) if run.plan.embedded else None
+    now = {run.plan.command: memory_of_this_process(), **run.processes.memory_bytes()}
     if node is not None:
         now["kafka"] = memory_bytes(node.pid)
     for name, size in now.items():

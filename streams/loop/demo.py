@@ -1,0 +1,135 @@
+"""The demo: a model learns one-digit sums, from tasks that a generator makes from a seed.
+
+    seed ──► train tasks, as many as are wanted ──► the loop ──► the score on 35 held-out sums, every second version
+
+Everything is stored in one folder of its own, the Kafka node included.
+"""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+from rich.console import Console
+
+from schemas.events import Task
+from streams.engines.vllm import launch as vllm_launch
+from streams.errors import SettingsError
+from streams.evaluation.suites import Suite
+from streams.kafka import times
+from streams.kafka.node import process as broker
+from streams.loop import run as loop
+from streams.loop.plan import ONE_MACHINE, Plan
+from streams.loop.progress import Progress
+from streams.settings.load import load
+from streams.settings.model import Settings
+from streams.stages.tasks import suites
+from streams.stages.tasks.generators import TaskSpec, generate
+
+POLICY = "demo"
+SEED = 0
+HELD_OUT_TASKS = 35
+"""Questions asked of each evaluated version: every held-out sum of two one-digit numbers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DemoOptions(Plan):
+    """What a run of the demo may change."""
+
+    command: ClassVar[str] = "demo"
+    done_hint: ClassVar[str] = "all steps are done: give more --steps to continue, or --fresh to start over"
+
+    steps: int = 20
+    minutes: float = 8.0
+    data_dir: Path = Path(".streamward/demo")
+    generator: str = "sums"
+    engine: str = "transformers"
+    fresh: bool = False
+
+    @property
+    def folder(self) -> Path:
+        """The folder of everything."""
+        return self.data_dir
+
+    @property
+    def embedded(self) -> bool:
+        """It has a node of its own."""
+        return True
+
+    @property
+    def names_servers(self) -> bool:
+        """Whether the user named vLLM servers that already run."""
+        return any(override.startswith("policy.servers=") for override in self.overrides)
+
+    def settings(self, bootstrap: str | None = None) -> Settings:
+        """Return the settings of a demo. Raises SettingsError if an override does not fit."""
+        folder = self.data_dir
+        chosen = [
+            f"kafka.bootstrap={bootstrap or '127.0.0.1:0'}",
+            f"policy.name={POLICY}",
+            f"policy.engine={self.engine}",
+            *(f"{key}={value}" for key, value in ONE_MACHINE.items()),
+            f"broker.data_dir={folder / 'kafka'}",
+            f"adapters.store={folder / 'adapters'}",
+            f"trainer.checkpoints={folder / 'checkpoints'}",
+            *([f"model.base={self.model}"] if self.model else []),
+            *([f"policy.server_folder={folder / 'served'}"] if self.engine == "vllm" else []),
+            # without weights nothing is trained, so no batch is ever too far ahead of the version that answers
+            *(
+                ['policy.script={"accuracy": 0.5}', f"batches.max_policy_lag={self.steps}"]
+                if self.engine == "scripted"
+                else []
+            ),
+        ]
+        return load(file=self.file, overrides=[*chosen, *self.overrides])
+
+    def tasks(self, settings: Settings, progress: Progress) -> Iterator[Task]:
+        """Return the train tasks that are not in the log yet, for ever."""
+        spec = TaskSpec(family=self.generator, count=sys.maxsize, seed=SEED, purpose="train", policy=POLICY)
+        endless = generate(spec, now_ms=times.now_ms())
+        return itertools.islice(endless, progress.train_tasks[self.generator], None)
+
+    def suite(self) -> Suite:
+        """Return the generator's held-out tasks."""
+        return suites.generated(self.generator, count=HELD_OUT_TASKS, seed=SEED)
+
+    def to_continue(self) -> list[str]:
+        """Return the arguments of a run that adds ten steps to this one."""
+        plain = DemoOptions()
+        overrides = self.overrides[:-1] if self.starts_vllm else self.overrides  # the last one named its server
+        words = [] if self.config is None else ["--config", str(self.config)]
+        words += [word for override in overrides for word in ("--set", override)]
+        words += ["demo", "--steps", str(self.steps + 10)]
+        for name in ("data_dir", "model", "generator", "engine"):
+            if (value := getattr(self, name)) != getattr(plain, name):
+                words += [f"--{name.replace('_', '-')}", str(value)]
+        return words
+
+
+def check(options: DemoOptions) -> None:
+    """Raise SettingsError for impossible options, before anything is started."""
+    if options.steps < 1:
+        raise SettingsError(f"--steps {options.steps}: at least one step is needed")
+    if options.minutes <= 0:
+        raise SettingsError(f"--minutes {options.minutes:g}: expected more than 0")
+    if Path.cwd().is_relative_to(options.data_dir.resolve()):  # --fresh deletes it
+        raise SettingsError(f"--data-dir {options.data_dir}: name a folder for the demo alone, not one you work in")
+    if options.engine == "vllm" and not options.names_servers:
+        vllm_launch.python_with_vllm()  # raises, with what to do, if there is none
+
+
+def run(options: DemoOptions, console: Console) -> dict[str, Any]:
+    """Run the demo and return its report. Raises as `check` and `loop.run`."""
+    check(options)
+    if options.engine == "vllm" and not options.names_servers:
+        server = f"policy.servers=http://127.0.0.1:{vllm_launch.free_port()}"
+        options = replace(options, overrides=(*options.overrides, server), starts_vllm=True)
+    if options.fresh and options.data_dir.exists():
+        broker.stop(options.settings().broker)
+        shutil.rmtree(options.data_dir)
+    return loop.run(options, console)

@@ -1,0 +1,58 @@
+"""How commands typed in a folder find the log of the run that was started there.
+
+    FOLDER/streamward.toml, for the run's own processes ──► ./streamward.toml, for what is typed in this folder next
+
+A `streamward.toml` that no run left is the user's: it is read like any other settings file and never overwritten. A run
+does not read what one left, or the options of one run would silently become those of the next.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from streams.settings.load import CONFIG_FILE, ENV_CONFIG
+
+_OURS = "# Written by `streamward "
+
+
+def is_left_here() -> bool:
+    """Return whether ./streamward.toml is there and was left by a run."""
+    return _is_ours(Path(CONFIG_FILE))
+
+
+def leave_settings(config: Path) -> bool:
+    """Write the settings in `config` to ./streamward.toml too, unless that file is the user's own.
+
+    Returns whether commands without --config now use them, as `finds_settings` does.
+    """
+    here = Path(CONFIG_FILE)
+    if _is_ours(here) or not os.path.lexists(here):
+        try:
+            here.write_text(_for_this_folder(config))
+        except OSError:  # a folder that cannot be written to: the commands are then printed with --config
+            return False
+    return finds_settings(config)
+
+
+def finds_settings(config: Path, env: Mapping[str, str] = os.environ) -> bool:
+    """Return whether a command typed in this folder without --config uses the settings that `leave_settings` left."""
+    try:
+        return ENV_CONFIG not in env and Path(CONFIG_FILE).read_text() == _for_this_folder(config)
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+def _for_this_folder(config: Path) -> str:
+    head, _, settings = config.read_text().partition("\n")
+    by = head.removeprefix(_OURS).partition("`")[0]
+    why = "so that commands typed here find its log. The next run here overwrites it unless this line is gone."
+    return f"{_OURS}{by}` {why}\n{settings}"
+
+
+def _is_ours(path: Path) -> bool:
+    try:
+        return path.read_text().startswith(_OURS)
+    except (OSError, UnicodeDecodeError):
+        return False
