@@ -16,6 +16,7 @@
                 ├─ export                            data sets for other trainers         export.py
                 ├─ dlq                               dead letters                         dlq.py
                 ├─ replay  experiments               the log again, other settings  replay.py, experiments.py
+                ├─ rescore                           scores that failed                   scoring.py
                 ├─ reproduce                         versions retrained, byte for byte    reproduce.py
                 ├─ streams  scoring  policy  train   the processes of the loop; scoring.py
                 └─ config  doctor                    settings, and what is wrong with them
@@ -57,7 +58,7 @@ from streams.cli.runtime import (
     until_stopped,
 )
 from streams.cli.schemas import schemas
-from streams.cli.scoring import scoring_try
+from streams.cli.scoring import rescore, scoring_try
 from streams.cli.tasks import tasks
 from streams.cli.topics import topics
 from streams.cli.up import up
@@ -139,6 +140,7 @@ for command in (
     audit,
     dashboards,
     offsets,
+    rescore,
     reproduce,
     query,
     replay,

@@ -1,4 +1,4 @@
-"""The commands about scorers beside the agent: scoring try.
+"""The commands about scorers beside the agent: `scoring try` before a scorer is used, `rescore` after it was repaired.
 
 The agent itself is started in root.py.
 """
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from streams.cli.runtime import AppContext, output_option, pass_call
+from streams.cli.runtime import AppContext, output_option, pass_call, user_name
 
 if TYPE_CHECKING:
     from schemas.events import Task
@@ -67,3 +67,35 @@ def _task(call: AppContext, place: str) -> Task:
     if checked.problems:
         raise EventError(str(checked.problems[0]))
     return checked.tasks[0]
+
+
+@click.command()
+@click.option("--failed", is_flag=True, help="What scoring agents could not score: the only choice so far.")
+@click.option("--since", metavar="TIME|AGE", default=None, help="What failed since then: 2026-01-31T12:00, 2h.")
+@output_option
+@click.pass_context
+@pass_call
+def rescore(call: AppContext, ctx: click.Context, failed: bool, since: str | None, output: Output) -> None:
+    """Write scores that are missing, once their scorer is repaired.
+
+    The responses are those of the dead letters `score_failed` and `no_judge`. Their groups wait until their deadline;
+    for those that have left there is `streamward tasks resubmit --unscored`. The exit code is 1 if a score failed
+    again. Use `replay run --scorer` to score whole groups again with another scorer.
+    """
+    from streams import output as show
+    from streams.errors import SettingsError
+    from streams.kafka.times import parse_time
+    from streams.tools.missing_scores import rescore_failed
+
+    if not failed:
+        raise SettingsError("say what to score: --failed; `replay run --scorer` scores groups again that have left")
+    since_ms = None if since is None else parse_time(since, "--since")
+    found = rescore_failed(call.settings, since_ms=since_ms, actor=user_name())
+    counts = {"rewards": found.rewards, "responses": len(found.whole)}
+    show.record(counts | {"failed": len(found.errors), "too_late": found.too_late}, output)
+    if found.too_late:
+        way_out = "`streamward tasks resubmit --unscored` sends their tasks again"
+        click.echo(f"The groups of {found.too_late} responses have left: {way_out}.", err=True)
+    if found.errors:
+        click.echo(f"Failed again, the last: {found.errors[-1]}", err=True)
+        ctx.exit(1)

@@ -3,15 +3,16 @@
     (name, settings, task, response) ──► a free worker ──► Verdict, or ScoreError(timeout | crashed | memory | …)
 
 A worker is a fresh interpreter (no fork: this process has threads) in its own process group. At the time limit the
-group is killed with SIGKILL, and the next score gets a new worker. Workers are started when first needed, so a
-deployment without such scorers pays nothing. There is no protection against hostile code (see worker.py), and no limit
-on CPU, disk and network.
+group is killed with SIGKILL, and the next score gets a new worker; also where a file that the worker imported has
+changed since. Workers are started when first needed, so a deployment without such scorers pays nothing. There is no
+protection against hostile code (see worker.py), and no limit on CPU, disk and network.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import pickle
 import queue
@@ -25,6 +26,8 @@ from typing import Any
 from schemas.events import Response, Task
 from streams.scorers.verdict import ScoreError, Verdict
 from streams.scorers.worker import FRAME
+
+log = logging.getLogger(__name__)
 
 START_LIMIT_S = 60.0
 """To start an interpreter, and to import a scorer's module (sympy takes seconds); not part of the score's limit."""
@@ -50,15 +53,22 @@ class Sandbox:
 
         Raises ScoreError: timeout, crashed, memory, exception, not_a_number, and what the scorer itself gave as reason.
         """
+        body = pickle.dumps((self.timeout_s, self._memory_bytes, name, settings, task, response))
         worker = self._free.get()
         try:
-            if self._closed:
-                raise ScoreError(f"{name} was not asked: the sandbox is closed", reason="crashed")
-            if worker is None:
-                worker = _SandboxProcess()
-                self._alive.add(worker)
-            body = (self.timeout_s, self._memory_bytes, name, settings, task, response)
-            return worker.score(name, pickle.dumps(body), self.timeout_s)
+            while True:
+                if self._closed:
+                    raise ScoreError(f"{name} was not asked: the sandbox is closed", reason="crashed")
+                if worker is None:
+                    worker = _SandboxProcess()
+                    self._alive.add(worker)
+                try:
+                    return worker.score(name, body, self.timeout_s)
+                except _ModuleChanged as exc:
+                    log.warning("%s has changed on disk; scorers are loaded again from here on", exc)
+                    self._alive.discard(worker)
+                    worker.dispose()
+                    worker = None
         except BaseException as exc:
             if worker is not None and not (isinstance(exc, ScoreError) and exc.reason not in _KILLING):
                 worker.dispose()
@@ -83,6 +93,10 @@ class Sandbox:
 _KILLING = {"timeout", "crashed", "memory"}
 
 
+class _ModuleChanged(Exception):
+    """A file that a worker imported has changed since: the worker is of no use any more."""
+
+
 class _SandboxProcess:
     """One child process and the pipe to it."""
 
@@ -104,9 +118,11 @@ class _SandboxProcess:
             raise
 
     def score(self, name: str, body: bytes, timeout_s: float) -> Verdict:
-        """Return the worker's verdict on one pickled request. Raises ScoreError."""
+        """Return the worker's verdict on one pickled request. Raises ScoreError, _ModuleChanged."""
         self._write(name, FRAME.pack(len(body)) + body, START_LIMIT_S)
         answer = self._receive(name, "be imported", START_LIMIT_S)
+        if "changed" in answer:
+            raise _ModuleChanged(answer["changed"])
         if "prepared" in answer:
             answer = self._receive(name, "answer", timeout_s)
         version = str(answer["version"])

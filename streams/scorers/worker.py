@@ -1,10 +1,11 @@
 """The worker process of the sandbox: one score at a time, then the next.
 
     stdin   length, pickle (limit, memory, name, settings, task, response)      from the parent, which is trusted
-    stdout  length, JSON {"ready"} | {"prepared"} | {"value", …} | {"reason", "error", …}
+    stdout  length, JSON {"ready"} | {"changed"} | {"prepared"} | {"value", …} | {"reason", "error", …}
 
 It trusts its parent, but its parent does not trust it: answers are JSON. What a scorer prints goes to stderr. A worker
-whose parent died ends too: between scores when its stdin closes, during one by an alarm.
+whose parent died ends too: between scores when its stdin closes, during one by an alarm. A worker that imported a file
+which has changed since says so instead of scoring, and is replaced by one that imports it again.
 
 This contains accidents, not attackers: a scorer runs with the rights of the user.
 """
@@ -18,13 +19,18 @@ import pickle
 import resource
 import signal
 import struct
+import sys
+import sysconfig
 import traceback
 from typing import Any, BinaryIO
 
-from streams.scorers.registry import load
+from streams.scorers.registry import Scorer, load
 from streams.scorers.verdict import ScoreError
 
 FRAME = struct.Struct(">I")
+_LIBRARIES = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+_imported: dict[str, int] = {}
+"""Files that scorers imported, outside of the libraries, and when each was changed before, in ns."""
 
 
 def main() -> None:
@@ -41,8 +47,11 @@ def _one(outbox: BinaryIO, frame: bytes) -> None:
     limit_s, memory_bytes, name, settings, task, response = pickle.loads(frame)  # noqa: S301 - from our parent
     version = f"{name}/unknown"
     try:
+        if (file := next((file for file, at in _imported.items() if _changed_ns(file) != at), None)) is not None:
+            _send(outbox, {"changed": file})
+            return
         _limit_memory(memory_bytes)
-        scorer = load(name)
+        scorer = _load(name)
         version = scorer.version
         _send(outbox, {"prepared": version})
         signal.setitimer(signal.ITIMER_REAL, 2 * limit_s + 1)  # unhandled: ends a worker whose parent is gone
@@ -63,6 +72,25 @@ def _one(outbox: BinaryIO, frame: bytes) -> None:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
     _send(outbox, {**answer, "version": version})
+
+
+def _load(name: str) -> Scorer:
+    """Return the scorer, and note the files that it imports."""
+    before = sys.modules.keys() | set()
+    try:
+        return load(name)
+    finally:
+        for module in sys.modules.keys() - before:
+            file = getattr(sys.modules[module], "__file__", None)
+            if file is not None and not file.startswith(_LIBRARIES):
+                _imported[file] = _changed_ns(file)
+
+
+def _changed_ns(file: str) -> int:
+    try:
+        return os.stat(file).st_mtime_ns
+    except OSError:
+        return 0
 
 
 def _limit_memory(memory_bytes: int) -> None:

@@ -199,6 +199,10 @@ class Scoring(Section):
     timeout_s: float = Field(10.0, gt=0, description="for one score, seconds")
     retries: int = Field(2, ge=0, description="retries after a failed score")
     processes: int = Field(1, ge=1, description="worker processes for scorers that are slow or not trusted")
+    max_failures: int = Field(
+        20, ge=0, description="a scorer that fails so often in a row is paused; 0: never, each failure is spent"
+    )
+    pause_s: float = Field(10.0, gt=0, description="how often a paused scorer is tried again, seconds")
     judge_url: str | None = Field(None, description="OpenAI-compatible API of the LLM judge, up to /v1")
     judge_model: str | None = None
     judge_key: SecretStr | None = None

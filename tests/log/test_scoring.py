@@ -204,7 +204,7 @@ def test_a_score_that_fails_is_a_reward_without_value_and_the_others_go_on(
 ) -> None:
     hasty = ready.model_copy(update={"scoring": Scoring(timeout_s=0.5, retries=1)})
     hanging, unknown = RewardSource(name="slow_scorers:hang"), RewardSource(name="exakt")
-    tasks = [a_task(1, hanging), a_task(2, unknown), a_task(3)]
+    tasks = [a_task(1, hanging, purpose="eval"), a_task(2, unknown), a_task(3)]
     write(ready, *tasks, *[a_response(task) for task in tasks])
     found = {reward.task_id: reward for reward in score_all(hasty, 3)}
     assert [found[task_id].value for task_id in ("t1", "t2", "t3")] == [None, None, 1.0]

@@ -221,3 +221,22 @@ def wait_until_gone(pid: int) -> None:
         time.sleep(0.02)
     os.kill(pid, signal.SIGKILL)
     raise AssertionError(f"process {pid} still runs")
+
+
+def test_a_module_that_changed_on_disk_is_loaded_again_and_the_agent_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    said = tmp_path / "what_it_says.py"
+    scorer = "import what_it_says\nfrom streams.scorers import entry_point\n\n\n"
+    (tmp_path / "changing_scorers.py").write_text(
+        f"{scorer}@entry_point('fixed/1')\ndef fixed(task, response, settings):\n    return what_it_says.VALUE\n"
+    )
+    said.write_text("VALUE = 'a word'\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with Scorers(Scoring(retries=0)) as running:
+        assert outcome(running, "changing_scorers:fixed", "x", {}).reason == "not_a_number"
+        assert outcome(running, "changing_scorers:fixed", "x", {}).reason == "not_a_number"
+        assert caplog.messages == []
+        said.write_text("VALUE = 0.25\n")
+        assert outcome(running, "changing_scorers:fixed", "x", {}).value == 0.25
+    assert caplog.messages == [f"{said} has changed on disk; scorers are loaded again from here on"]

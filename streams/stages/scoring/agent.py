@@ -4,11 +4,17 @@
     key task_id                                                                           key task_id
 
 Quick scorers run here. Scorers that can hang run in worker processes, the judge in threads; meanwhile the next
-responses are read. A score that fails for good is a reward with an error and no value. Offsets are committed once the
-rewards of all earlier responses are acknowledged; a response delivered twice is scored twice, under the same
-`reward_id`. A response that failed (`error`) is not scored: the advantages stage counts it as answered.
+responses are read. Offsets are committed once the rewards of all earlier responses are acknowledged; a response
+delivered twice is scored twice, under the same `reward_id`. A response that failed (`error`) is not scored: the
+advantages stage counts it as answered.
 
-A response goes to `dead-letters` instead if its task does not come within TASK_WAIT_S (`unknown_task`), or asks for the
+A score that fails for good is a reward with an error and no value if its group can do without it (siblings.py); else
+its response goes to `dead-letters` as `score_failed`, and `streamward rescore --failed` writes the reward once the
+scorer is repaired. A scorer that fails on everything is paused (breaker.py), which a dead letter `scorer_paused`
+records: what it should score is held, not committed, and scored when the scorer works again, here or after a restart.
+MAX_OPEN held responses pause reading.
+
+A response also goes to `dead-letters` if its task does not come within TASK_WAIT_S (`unknown_task`), or asks for the
 judge where none is configured (`no_judge`): another agent, or this one once configured, can still score it
 (`streamward dlq retry`), where a reward with an error would be final.
 """
@@ -21,7 +27,6 @@ import threading
 import time
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Self
 
@@ -40,6 +45,8 @@ from streams.observability.tracing import context, tracer as tracing
 from streams.observability.tracing.tracer import OFF as NO_TRACER, Trace, Tracer
 from streams.scorers import ScoreOutcome, Scorers
 from streams.settings.model import Settings
+from streams.stages.scoring.breaker import FAILING, PAUSED, Change, CircuitBreaker, is_tasks_fault, scorer_of
+from streams.stages.scoring.siblings import Item, Siblings
 from streams.stages.scoring.task_lookup import TaskLookup
 
 STAGE = "scoring"
@@ -56,6 +63,7 @@ BUSY_POLL_S = 0.02
 """Wait for new responses while scores are running."""
 UNWRITABLE = (serde.EncodeError, EventError)
 """What a reward raises that cannot be encoded, or does not fit into a record."""
+GROUP_WAITS = "Its group waits for it until its deadline: repair the scorer, then `streamward rescore --failed`"
 
 log = logging.getLogger(__name__)
 
@@ -79,22 +87,6 @@ def run(settings: Settings, *, stop: threading.Event) -> None:
         log.warning("%s", exc)
 
 
-@dataclass(slots=True)
-class Item:
-    """One response in work."""
-
-    taken: TakenRecord
-    response: Response
-    sources_left: int = 0
-    waits_until: float = 0.0
-    began: float = field(default_factory=time.monotonic)
-
-    @property
-    def partition(self) -> int:
-        """Of `responses`, and of `tasks` as well."""
-        return self.taken.record.at.partition
-
-
 class ScoringAgent:
     """One scoring agent. Use as a context manager, and call `step` from one thread."""
 
@@ -102,14 +94,19 @@ class ScoringAgent:
         self, settings: Settings, outage: BrokerOutage, meter: Meter = OFF, tracer: Tracer = NO_TRACER
     ) -> None:
         self._meter, self._tracer = meter, tracer
+        self._scoring = settings.scoring
         self._scorers = Scorers(settings.scoring)
         self._pool = ThreadPoolExecutor(settings.scoring.processes + JUDGE_THREADS, thread_name_prefix="scorer")
-        self._finished: queue.SimpleQueue[tuple[Item, RewardSource, Future[ScoreOutcome]]] = queue.SimpleQueue()
+        self._finished: queue.SimpleQueue[tuple[Item, RewardSource, Future[ScoreOutcome | None]]] = queue.SimpleQueue()
+        self._running = 0  # in the pool
+        self._breaker = CircuitBreaker(settings.scoring)
+        self._held: list[tuple[Item, RewardSource]] = []  # for a scorer that is paused
         self._waiting: list[Item] = []  # for their task
         self._tried = 0.0
         self._tasks = TaskLookup(settings, outage=outage)
         self._producer = Producer(settings, outage=outage, stage=STAGE)
         self._consumer = TrackedConsumer(settings, STAGE, "responses", self._producer, outage, max_open=MAX_OPEN)
+        self._siblings = Siblings(settings.advantages, self._consumer.owns)
         meter.collect(lambda: meter.set(catalog.OPEN, self._consumer.open))
 
     def __enter__(self) -> Self:
@@ -130,14 +127,17 @@ class ScoringAgent:
         taken = self._consumer.poll(BUSY_POLL_S if self._consumer.open else POLL_S)
         self._begin([item for one in taken if (item := self._item(one)) is not None], time.monotonic())
         self._retry_waiting()
+        self._retry_paused()
         self._collect()
+        self._settle()
         self._consumer.commit()
 
     def drain(self) -> None:
         """Wait for scores that still run, at most DRAIN_S, write and commit them."""
         until = time.monotonic() + DRAIN_S
-        while self._consumer.open > len(self._waiting) and time.monotonic() < until:
+        while self._running and time.monotonic() < until:
             self._collect(BUSY_POLL_S)
+        self._settle()
         self._consumer.commit()
         if self._consumer.open:
             log.info("stopping with %d responses not scored; the next agent starts with them", self._consumer.open)
@@ -152,6 +152,7 @@ class ScoringAgent:
             return None
         item = Item(taken, response)
         if response.error is not None:
+            self._siblings.add(item)
             self._finish(item)
             return None
         return item
@@ -192,22 +193,37 @@ class ScoringAgent:
         if (error := self._scorers.missing(task)) is not None:
             self._consumer.bury(item.taken, "no_judge", error)
             return
-        item.sources_left = len(task.reward_sources)
+        item.task, item.sources_left = task, len(task.reward_sources)
+        self._siblings.add(item)
         if not item.sources_left:
             self._finish(item)
         for source in task.reward_sources:
-            if self._scorers.is_quick(source):
-                self._write(item, source, self._scorers.score(task, item.response, source))
-            else:
-                trace = self._trace(item, derive_id(item.response.response_id, source.name))
-                asked_in = None if trace is None else trace.context
-                future = self._pool.submit(self._scorers.score, task, item.response, source, trace=asked_in)
-                future.add_done_callback(partial(self._on_scored, item, source))
+            self._start(item, source)
+
+    def _start(self, item: Item, source: RewardSource, *, trial: bool = False) -> None:
+        """Start one score, or hold it if its scorer is paused and this is no trial of it."""
+        assert item.task is not None  # noqa: S101 - `_score` sets it
+        if not trial and self._breaker.is_paused(scorer_of(source)):
+            self._held.append((item, source))
+        elif self._scorers.is_quick(source):
+            self._take(item, source, self._scorers.score(item.task, item.response, source))
+        else:
+            self._running += 1
+            future = self._pool.submit(self._score_in_pool, item.task, item, source, trial)
+            future.add_done_callback(partial(self._on_scored, item, source))
+
+    def _score_in_pool(self, task: Task, item: Item, source: RewardSource, trial: bool) -> ScoreOutcome | None:
+        """Return the outcome; None if the scorer was paused while this waited for its turn."""
+        if not trial and self._breaker.is_paused(scorer_of(source)):
+            return None
+        trace = self._trace(item, derive_id(item.response.response_id, source.name))
+        asked_in = None if trace is None else trace.context
+        return self._scorers.score(task, item.response, source, trace=asked_in)
 
     def _trace(self, item: Item, reward_id: str) -> Trace | None:
         return self._tracer.follows(context.of_headers(item.taken.record.headers), reward_id)
 
-    def _on_scored(self, item: Item, source: RewardSource, future: Future[ScoreOutcome]) -> None:
+    def _on_scored(self, item: Item, source: RewardSource, future: Future[ScoreOutcome | None]) -> None:
         self._finished.put((item, source, future))  # called in the pool's thread
 
     def _collect(self, wait_s: float = 0.0) -> None:
@@ -218,26 +234,100 @@ class ScoringAgent:
             except queue.Empty:
                 return
             wait_s = 0.0
-            outcome = future.result()
-            if self._consumer.owns(item.taken):
-                self._write(item, source, outcome)
+            self._running -= 1
+            if (outcome := future.result()) is None:
+                self._start(item, source)
+            else:
+                self._take(item, source, outcome)
+
+    # --- what becomes of a score --------------------------------------------------------------------------------------
+
+    def _take(self, item: Item, source: RewardSource, outcome: ScoreOutcome) -> None:
+        """Write a score, or decide what becomes of one that failed."""
+        self._meter.observe(catalog.SCORE_SECONDS, outcome.latency_ms / 1000, source.name)
+        owned, failed = self._consumer.owns(item.taken), outcome.error is not None
+        if failed and is_tasks_fault(source, outcome):
+            change = None
+        else:
+            change = self._breaker.note(scorer_of(source), time.monotonic(), failed=failed)
+        if failed:
+            self._meter.add(catalog.SCORE_FAILURES, source.name)
+            extra = item.taken.record.log_extra
+            log.warning("response not scored by %s: %s", source.name, outcome.error, extra=extra)
+        if owned:
+            self._keep(item, source, outcome)
+        if change is not None:
+            self._changed(change, item, source, outcome)
+
+    def _keep(self, item: Item, source: RewardSource, outcome: ScoreOutcome) -> None:
+        if outcome.error is None or is_tasks_fault(source, outcome):
+            self._write(item, source, outcome)
+        elif self._breaker.is_paused(scorer_of(source)):
+            self._held.append((item, source))
+        elif item.task is not None and self._siblings.can_wait(item.task):
+            item.failed.append((source, outcome))
+            item.sources_left -= 1
+        else:
+            self._write(item, source, outcome)
+
+    def _changed(self, change: Change, item: Item, source: RewardSource, outcome: ScoreOutcome) -> None:
+        """Say that a scorer fails, is paused, or works again; hold what it failed on, or let go what was held."""
+        scorer, pause_s = scorer_of(source), self._scoring.pause_s
+        if change == "failing":
+            log.error(FAILING, source.name, outcome.error, source.name)
+        elif change == "paused":
+            error = PAUSED.format(scorer=scorer, count=self._scoring.max_failures, last=outcome.error, pause_s=pause_s)
+            log.error("%s", error)
+            self._consumer.dead_letter(item.taken.record, "scorer_paused", error)
+            for one in self._siblings.failed():
+                again = [source for source, _ in one.failed if scorer_of(source) == scorer]
+                one.failed = [entry for entry in one.failed if entry[0] not in again]
+                one.sources_left += len(again)
+                self._held += ((one, source) for source in again)
+        else:
+            freed = [entry for entry in self._held if scorer_of(entry[1]) == scorer]
+            self._held = [entry for entry in self._held if scorer_of(entry[1]) != scorer]
+            log.warning("%s works again; %d scores that were held for it follow", scorer, len(freed))
+            for one, its_source in freed:
+                self._start(one, its_source)
+
+    def _retry_paused(self) -> None:
+        """Try each paused scorer whose time has come on a response that is held for it, the oldest first."""
+        self._held = [entry for entry in self._held if self._consumer.owns(entry[0].taken)]
+        for scorer in self._breaker.due(time.monotonic()) if self._held else ():
+            entry = next((entry for entry in self._held if scorer_of(entry[1]) == scorer), None)
+            if entry is not None:
+                self._held.remove(entry)
+                self._breaker.begin_trial(scorer)
+                self._start(*entry, trial=True)
+
+    def _settle(self) -> None:
+        """Write failed scores that are final, and dead letters for responses whose group needs them."""
+        for item, is_final in list(self._siblings.settled(time.monotonic())):
+            failed, item.failed = item.failed, []
+            if is_final:
+                item.sources_left = len(failed)
+                for source, outcome in failed:
+                    self._write(item, source, outcome)
+            else:
+                errors = "; ".join(f"{source.name}: {outcome.error}" for source, outcome in failed)
+                self._consumer.dead_letter(item.taken.record, "score_failed", f"{errors}. {GROUP_WAITS}")
+                self._finish(item)
 
     def _write(self, item: Item, source: RewardSource, outcome: ScoreOutcome) -> None:
         record = item.taken.record
-        self._meter.observe(catalog.SCORE_SECONDS, outcome.latency_ms / 1000, source.name)
-        if outcome.error is not None:
-            self._meter.add(catalog.SCORE_FAILURES, source.name)
-            log.warning("response not scored by %s: %s", source.name, outcome.error, extra=record.log_extra)
+        item.is_scored = item.is_scored and outcome.error is None
         try:
             self._send(item, source, outcome)
         except UNWRITABLE as exc:
             log.warning("the score of %s is recorded as failed: %s", source.name, exc, extra=record.log_extra)
+            item.is_scored = False
             try:
                 self._send(item, source, unwritable(outcome, exc))
             except UNWRITABLE as again:  # the name of the source fills a record
                 self._consumer.dead_letter(record, "malformed_reward", f"no reward can be written: {again}")
         item.sources_left -= 1
-        if not item.sources_left:
+        if not item.sources_left and not item.failed:
             self._finish(item)
 
     def _send(self, item: Item, source: RewardSource, outcome: ScoreOutcome) -> None:

@@ -1,0 +1,102 @@
+"""Pause a scorer that fails on everything, until it works again.
+
+    score ──► note ──► works | fails ── max_failures in a row ──► paused ── a score every pause_s ──► works
+                                                                    └── what it should score is held by the agent
+
+A circuit breaker (Nygard, Release It!, 2007), with one state per scorer. It decides nothing about responses: a paused
+scorer spends none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from schemas.events import RewardSource
+from streams.scorers import ScoreError, ScoreOutcome, find, parts
+from streams.settings.model import Scoring
+
+TASKS_FAULT = ("bad_settings", "bad_verifier")
+"""Reasons that are about the task: no repair of the scorer helps."""
+
+FAILING = (
+    "scorer %s fails: %s. Repair it, and try it with `streamward scoring try %s --task FILE:LINE --text TEXT`; a "
+    "changed module is loaded again by itself, and `streamward rescore --failed` then writes what is missing"
+)
+PAUSED = (
+    "scoring with {scorer} is paused: it failed {count} times in a row (scoring.max_failures), at last with {last}. "
+    "What it should score is held and not lost, and tried again every {pause_s:g} s; repair it, or what it needs"
+)
+
+Change = Literal["failing", "paused", "resumed"]
+
+
+def scorer_of(source: RewardSource) -> str:
+    """Return what is paused together: the scorer, or those of a mix that can fail."""
+    try:
+        outside = [part.name for part in parts(source) if find(part.name).home != "inline"]
+    except ScoreError:
+        return source.name
+    return "+".join(sorted(set(outside))) or source.name
+
+
+def is_tasks_fault(source: RewardSource, outcome: ScoreOutcome) -> bool:
+    """Return whether a score failed for what the task says, e.g. a scorer that no module can bring."""
+    return outcome.reason in TASKS_FAULT or (outcome.reason == "unknown_scorer" and ":" not in source.name)
+
+
+@dataclass(slots=True)
+class ScorerState:
+    """One scorer: how often it failed in a row, and whether it rests."""
+
+    failures: int = 0
+    reported: bool = False
+    """Whether a failure was reported since it last began to work."""
+    paused: bool = False
+    on_trial: bool = False
+    due: float = 0.0
+    """Paused: when it is tried again, on the monotonic clock."""
+
+
+class CircuitBreaker:
+    """The state of every scorer. One thread notes; others may ask `is_paused`."""
+
+    def __init__(self, scoring: Scoring) -> None:
+        self._max_failures, self._pause_s = scoring.max_failures, scoring.pause_s
+        self._states: dict[str, ScorerState] = {}
+
+    def is_paused(self, scorer: str) -> bool:
+        """Whether this scorer rests."""
+        state = self._states.get(scorer)
+        return state is not None and state.paused
+
+    def note(self, scorer: str, now: float, *, failed: bool) -> Change | None:
+        """Note how a score ended; return what that changes.
+
+        `failing` is the first failure since the scorer worked for the first time, or again after a pause.
+        """
+        state = self._states.setdefault(scorer, ScorerState())
+        if not failed:
+            was_paused = state.paused
+            state.failures, state.paused, state.on_trial = 0, False, False
+            state.reported = state.reported and not was_paused
+            return "resumed" if was_paused else None
+        state.failures += 1
+        if state.paused:
+            state.on_trial, state.due = False, now + self._pause_s
+            return None
+        if self._max_failures and state.failures >= self._max_failures:
+            state.paused, state.due = True, now + self._pause_s
+            return "paused"
+        first, state.reported = not state.reported, True
+        return "failing" if first else None
+
+    def due(self, now: float) -> list[str]:
+        """Return the paused scorers that should be tried again."""
+        return [
+            name for name, state in self._states.items() if state.paused and not state.on_trial and state.due <= now
+        ]
+
+    def begin_trial(self, scorer: str) -> None:
+        """Note that a paused scorer is tried, so that it is not tried twice at a time."""
+        self._states[scorer].on_trial = True

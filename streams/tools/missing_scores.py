@@ -1,0 +1,155 @@
+"""Write the scores that failed, once their scorer is repaired.
+
+    dead-letters of scoring ──► responses whose group has not left ──► each source without a score ──► rewards
+                                                    └── it has: too late                  └── fails again: as before
+A dead letter is dropped when its response has every score, or its group has left. What another process scores at the
+same time gets the same `reward_id` twice, and the first counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from schemas.events import AdvantagedGroup, Event, Response, Reward, RewardSource, Task
+from schemas.serde import Poison, decode
+from streams.errors import EventError, SettingsError
+from streams.kafka import times
+from streams.kafka.producer import Producer
+from streams.kafka.topics import topics
+from streams.scorers import ScoreOutcome, Scorers
+from streams.settings.model import Settings
+from streams.stages.scoring.agent import JUDGE_THREADS, STAGE, reward_of
+from streams.stages.scoring.task_lookup import TaskLookup
+from streams.tools.dead_letters import letters as dead_letters
+from streams.tools.dead_letters.letters import Letter, Matching
+from streams.tools.dead_letters.redrive import RedriveOrder, decide
+
+E = TypeVar("E", bound=Event)
+SPENT = ("score_failed", "no_judge")
+HELD = "scorer_paused"
+"""The agent holds this response and scores it itself; its dead letter is dropped once it has."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MissingScores:
+    """One dead letter, its response, and who has not scored it."""
+
+    letter: Letter
+    response: Response
+    task: Task
+    sources: tuple[RewardSource, ...]
+    """Empty: it has every score."""
+
+
+@dataclass(slots=True)
+class Rescored:
+    """What came of it."""
+
+    rewards: int = 0
+    too_late: int = 0
+    """Responses whose group has left without them."""
+    errors: list[str] = field(default_factory=list)
+    """Why they failed, in order."""
+    whole: list[Letter] = field(default_factory=list)
+    """Those whose response has every score now."""
+
+
+def rescore_failed(settings: Settings, *, since_ms: int | None, actor: str) -> Rescored:
+    """Write the scores that are missing for dead letters written since then.
+
+    It ends early where a scorer fails scoring.max_failures times in a row.
+
+    Raises SettingsError if a judge is needed and none is configured, LogError if the log fails.
+    """
+    letters = dead_letters.load(settings)
+    every = letters.matching(Matching(stage=STAGE, since_ms=since_ms), "open")
+    chosen = [letter for letter in every if letter.event.reason in (*SPENT, HELD)]
+    responses = _responses(settings, chosen)
+    result = Rescored()
+    if not responses:
+        return result
+    oldest_ms = min(letter.event.source_timestamp for letter, _ in responses)
+    left = {group.task_id for group in _since(settings, "groups", oldest_ms, AdvantagedGroup)}
+    gone = [letter for letter, response in responses if response.task_id in left and letter.event.reason != HELD]
+    result.too_late = len({letter.source for letter in gone})
+    waiting = [one for one in responses if one[0] not in gone]
+    for one in _scored(settings, _missing(settings, waiting, oldest_ms), result):
+        result.whole.append(one.letter)
+    for some, why in ((result.whole, "it has every score"), (gone, "its group has left without it")):
+        order = RedriveOrder(verdict="dropped", actor=actor, why=f"rescore --failed: {why}")
+        for _ in decide(settings, letters, some, order):
+            pass
+    return result
+
+
+def _responses(settings: Settings, chosen: list[Letter]) -> list[tuple[Letter, Response]]:
+    found = []
+    for letter, original in dead_letters.originals(settings, chosen):
+        if not isinstance(original, EventError):
+            response = decode(original.payload, Response)
+            if isinstance(response, Response):
+                found.append((letter, response))
+    return found
+
+
+def _missing(settings: Settings, responses: list[tuple[Letter, Response]], oldest_ms: int) -> list[MissingScores]:
+    """Return each response with its task and the sources whose score is not in the log."""
+    scored = {(reward.response_id, reward.source) for reward in _since(settings, "rewards", oldest_ms, Reward)}
+    wanted: dict[int, set[str]] = {}
+    for letter, response in responses:
+        wanted.setdefault(letter.source.partition, set()).add(response.task_id)
+    tasks: dict[str, Task | Poison] = {}
+    with TaskLookup(settings) as lookup:
+        for partition, task_ids in wanted.items():
+            tasks |= lookup.find(partition, task_ids)
+    missing = []
+    for letter, response in responses:
+        if isinstance(task := tasks.get(response.task_id), Task):
+            sources = (one for one in task.reward_sources if (response.response_id, one.name) not in scored)
+            missing.append(MissingScores(letter=letter, response=response, task=task, sources=tuple(sources)))
+    return missing
+
+
+def _scored(settings: Settings, missing: list[MissingScores], result: Rescored) -> Iterator[MissingScores]:
+    """Score and write what is missing, count it in `result`, and yield what has every score then."""
+    limits, in_a_row = settings.scoring, 0
+    with (
+        Producer(settings) as producer,
+        Scorers(limits) as scorers,
+        ThreadPoolExecutor(limits.processes + JUDGE_THREADS) as pool,
+    ):
+
+        def outcomes(one: MissingScores) -> list[tuple[RewardSource, ScoreOutcome]]:
+            return [(source, scorers.score(one.task, one.response, source)) for source in one.sources]
+
+        if unable := next((why for one in missing if (why := scorers.missing(one.task)) is not None), None):
+            raise SettingsError(unable)
+        to_score = [one for one in missing if one.letter.event.reason != HELD]
+        for one, scores in zip(to_score, pool.map(outcomes, to_score), strict=True):
+            for source, outcome in scores:
+                if outcome.error is None:
+                    producer.send(reward_of(one.response, source, outcome, times.now_ms()))
+                    result.rewards += 1
+                else:
+                    result.errors.append(outcome.error)
+            failed = any(outcome.error is not None for _, outcome in scores)
+            in_a_row = in_a_row + 1 if failed else 0
+            if not failed:
+                producer.flush()
+                yield one
+            if limits.max_failures and in_a_row >= limits.max_failures:
+                scorers.stop()
+                pool.shutdown(wait=False, cancel_futures=True)
+                return
+    yield from (one for one in missing if one.letter.event.reason == HELD and not one.sources)
+
+
+def _since(settings: Settings, label: str, since_ms: int, kind: type[E]) -> Iterator[E]:
+    """Yield the events of a topic that were recorded from then on."""
+    begin = times.Begin("time", since_ms)
+    for found in times.tail(settings, [topics(settings.topics)[label]], begin, until_end=True):
+        if isinstance(found.event, kind):
+            yield found.event

@@ -1,0 +1,89 @@
+"""A user's scorer that fails spends no data: groups wait, scoring pauses, and both go on once it is repaired.
+
+responses ──► scoring, with a scorer that raises ──► dead letters, then a pause ──► repaired ──► rewards ──► groups
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from schemas.events import AdvantagedGroup, DeadLetter, Response, Reward, RewardSource, Task, derive_id
+from streams.cli.root import cli
+from streams.kafka.producer import Producer
+from streams.settings.load import to_env
+from streams.settings.model import Scoring, Settings
+from tests.support.factories import response, task
+from tests.support.processes import read, running, until
+
+pytestmark = pytest.mark.kafka
+
+HEAD = "from streamward import entry_point\n\n\n@entry_point('share/1')\ndef share(task, response, settings):\n"
+RAISES = HEAD + "    return task.verifier['anwser']\n"
+REPAIRED = HEAD + "    return float(task.verifier['answer'])\n"
+
+
+def asked(number: int, slots: int) -> list[Task | Response]:
+    """Return a train task that the scorer scores, and the response in each of its slots."""
+    task_id, verifier = f"t{number}", json.dumps({"answer": number / 8})
+    sources = (RewardSource(name="exact"), RewardSource(name="shares:share"))
+    one = task(task_id=task_id, group_size=slots, verifier=verifier, reward_sources=sources)
+    sampling = derive_id("sampling", task_id)
+    answers = [response(task_id=task_id, sampling_id=sampling, slot=slot, group_size=slots) for slot in range(slots)]
+    return [one, *answers]
+
+
+def write(settings: Settings, *events: Task | Response) -> None:
+    with Producer(settings) as producer:
+        for event in events:
+            producer.send(event)
+
+
+def letters(settings: Settings, reason: str) -> list[DeadLetter]:
+    return [letter for _, letter in read(settings, DeadLetter) if letter.reason == reason]
+
+
+def shares(settings: Settings) -> list[Reward]:
+    return [reward for _, reward in read(settings, Reward) if reward.source == "shares:share"]
+
+
+def streamward(settings: Settings, *arguments: str) -> dict[str, object]:
+    result = CliRunner().invoke(cli, [*arguments, "--output", "jsonl"], env=to_env(settings))
+    assert result.exit_code == 0, result.stderr
+    found: dict[str, object] = json.loads(result.stdout)
+    return found
+
+
+def test_a_scorer_that_raises_spends_nothing_and_after_its_repair_every_group_is_made(
+    made: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    settings = made.model_copy(update={"scoring": Scoring(retries=0, max_failures=4, pause_s=0.5)})
+    scorer, log = tmp_path / "shares.py", tmp_path / "scoring.log"
+    scorer.write_text(RAISES)
+    with running(settings, tmp_path, "scoring", "streams"):
+        write(settings, *asked(1, slots=2))
+        until(lambda: len(letters(settings, "score_failed")) == 2, "letters of a small group", folder=tmp_path)
+        write(settings, *asked(2, slots=3), *asked(3, slots=4))
+        until(lambda: len(letters(settings, "scorer_paused")) == 1, "a pause", folder=tmp_path)
+        assert log.read_text().count("scorer shares:share fails: exception:") == 1, "one loud line"
+        assert shares(settings) == [], "an error in rewards would be final"
+        scorer.write_text(REPAIRED)
+        until(lambda: len(shares(settings)) == 7, "the scores that were held", folder=tmp_path)
+        assert streamward(settings, "rescore", "--failed") == {
+            "rewards": 2, "responses": 3, "failed": 0, "too_late": 0
+        }  # fmt: skip
+        until(lambda: len(read(settings, AdvantagedGroup)) == 3, "three groups", folder=tmp_path)
+    groups = {group.task_id: group for _, group in read(settings, AdvantagedGroup)}
+    assert {task_id: len(group.responses) for task_id, group in groups.items()} == {"t1": 2, "t2": 3, "t3": 4}
+    assert {reward.task_id: reward.value for reward in shares(settings)} == {"t1": 1 / 8, "t2": 2 / 8, "t3": 3 / 8}
+    assert "has changed on disk; scorers are loaded again" in log.read_text()
+    assert "shares:share works again; 6 scores that were held for it follow" in log.read_text()
+    assert streamward(settings, "rescore", "--failed")["rewards"] == 0, "nothing is scored twice"
+    dropped = [letter for _, letter in read(settings, DeadLetter) if letter.stage == "dlq"]
+    assert len(dropped) == 3, "no letter stays open"
+    audit = CliRunner().invoke(cli, ["audit"], env=to_env(settings))
+    assert audit.exit_code == 0, audit.stdout
