@@ -1,12 +1,26 @@
-"""What readers and writers of events agree on beyond the fields: names in `metadata`, and the default deadline."""
+"""What readers and writers of events agree on beyond the fields: names in `metadata`, deadlines, missing scores."""
 
 from __future__ import annotations
 
-from schemas.events import Task
+from schemas.events import AdvantagedGroup, Task
 
 POLICY_LAG = "policy_lag"
 """Metadata of a group sampled by adapters of another run: how many versions its sampler was behind the newest one when
 the group was complete. Version numbers of that run mean nothing in this one."""
+
+UNSCORED = ("response_failed", "score_failed", "unanswered", "unscored")
+"""Reasons to leave out a slot that has no score; any other reason is that of a whole dropped group."""
+
+
+def has_scores(group: AdvantagedGroup) -> bool:
+    """Return whether any slot of a group was scored. If not, its reward_mean and reward_std are 0 and mean nothing.
+
+    A group that was dropped keeps the mean of its scores, but not its responses. Only a `serve` task may have no reward
+    source, and then its responses have no components.
+    """
+    unscored = sum(left.reason in UNSCORED for left in group.left_out)
+    is_judged = group.purpose != "serve" or any(one.components for one in group.responses)
+    return group.group_size > unscored and is_judged
 
 
 def deadline_ms(task: Task, timestamp_ms: int, default_s: float) -> int | None:

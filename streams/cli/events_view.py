@@ -8,8 +8,11 @@ With several topics in one table each line names its fields, since no header fit
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
+from schemas.conventions import has_scores
+from schemas.events import AdvantagedGroup
 from schemas.serde import Poison
 from streams.kafka.times import TailedRecord
 from streams.output import Column, Lines, cell, json_line, moment
@@ -28,6 +31,8 @@ def json_of(seen: TailedRecord) -> str:
         line["poison"] = {"reason": event.reason, "error": event.error}
     else:
         line["event"] = event
+    if isinstance(event, AdvantagedGroup) and not has_scores(event):
+        line["event"] = asdict(event) | {"reward_mean": None, "reward_std": None}
     return json_line(line)
 
 
@@ -115,8 +120,8 @@ EVENT_COLUMNS: dict[str, tuple[Column, ...]] = {
         Column("purpose", lambda e: e.purpose, 7),
         Column("version", lambda e: e.adapter_version, 7, right=True),
         Column("scored", lambda e: f"{len(e.responses)}/{e.group_size}", 7, right=True),
-        Column("mean", lambda e: e.reward_mean, 7, right=True),
-        Column("std", lambda e: e.reward_std, 7, right=True),
+        Column("mean", lambda e: e.reward_mean if has_scores(e) else None, 7, right=True),
+        Column("std", lambda e: e.reward_std if has_scores(e) else None, 7, right=True),
         Column("fate", lambda e: e.dropped_reason or ("complete" if e.complete else "partial")),
     ),
     "Batch": (

@@ -22,7 +22,7 @@ from confluent_kafka import admin
 from pyarrow import parquet
 
 from schemas import serde, versions as registry
-from schemas.events import Response, Task
+from schemas.events import LeftOut, Response, Task
 from streams.cli.root import cli
 from streams.errors import LogError, RefusedError
 from streams.kafka import admin as cluster
@@ -37,7 +37,7 @@ from streams.tools.arrow import rules
 from streams.tools.query import formats
 from streams.tools.query.session import Session, connect
 from streams.tools.query.source import Scope
-from tests.support.factories import task
+from tests.support.factories import group, task
 from tests.support.log import finished_run
 from tests.support.log.whole_run import SETTINGS, Written, event_of
 from tests.support.processes import command, environment, until
@@ -282,6 +282,32 @@ def test_a_join_looks_up_its_other_half_in_the_whole_log(told: tuple[Settings, W
         found = answer(session, "SELECT text FROM group_responses WHERE task_id = 'sum-4' ORDER BY slot")
         assert found == [["17"], ["17"], ["89"]]
         assert answer(session, "SELECT count(*) FROM responses WHERE task_id = 'sum-4'") == [[0]]
+
+
+def test_what_was_never_scored_has_no_mean_reward_anywhere(own: Settings) -> None:
+    unanswered = [LeftOut(slot=slot, reason="unanswered") for slot in (0, 1)]
+    nothing: dict[str, Any] = {"reward_mean": 0.0, "reward_std": 0.0}
+    with Producer(own) as producer:
+        producer.send(group(task_id="scored"))
+        dropped: dict[str, Any] = {"dropped_reason": "unanswered", "responses": (), **nothing}
+        producer.send(group(task_id="unanswered", left_out=tuple(unanswered), **dropped))
+        late = (unanswered[0], LeftOut(slot=1, reason="incomplete"))
+        producer.send(group(task_id="half", left_out=late, **dropped | {"reward_mean": 1.0}))
+        producer.flush()
+        sync.sync(own, ["groups"])
+        producer.send(group(task_id="bare", purpose="serve", **nothing))
+    means = {"bare": None, "half": 1.0, "scored": 0.5, "unanswered": None}
+    with Session(own) as session:
+        assert dict(answer(session, "SELECT task_id, reward_mean FROM groups ORDER BY ALL")) == means
+        assert answer(session, "SELECT avg(reward_mean), count(reward_std) FROM groups") == [[0.75, 2]]
+        rewards = answer(session, "SELECT task_id, reward_mean, reward FROM group_responses WHERE slot = 1 ORDER BY ALL")
+        assert rewards == [["bare", None, None], ["scored", 0.5, 1.0]]
+    tail = ["events", "tail", "groups", "--until-end"]
+    printed = CliRunner().invoke(cli, [*tail, "--output", "jsonl"], env=to_env(own)).stdout.splitlines()
+    events = [json.loads(line)["event"] for line in printed]
+    assert {event["task_id"]: event["reward_mean"] for event in events} == means
+    table = CliRunner().invoke(cli, [*tail, "--output", "table"], env=to_env(own)).stdout
+    assert "0/2                    unanswered" in table
 
 
 # --- joins ------------------------------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from streams.settings.model import Archive, Settings
 from streams.tools.query import formats, options as query_options
 from streams.tools.query.prompt import Shell, feed_all, is_whole, words
 from streams.tools.query.session import Session, connect
+from streams.tools.query.source import Scope
 
 LONG = "SELECT sum(a.range * b.range) FROM range(10000000) AS a, range(1000000) AS b"
 
@@ -61,6 +62,12 @@ def test_there_is_a_view_for_every_topic_and_each_can_be_read(session: Session) 
         session.views
     )
     assert all(answer(session, f"FROM {name}") == [] for name in session.views)
+
+
+def test_tables_are_shown_as_the_views_that_there_are_and_no_others(session: Session, settings: Settings) -> None:
+    assert [row[0] for row in answer(session, "SHOW TABLES")] == sorted(session.views)
+    with Session(settings, source="archive", scope=Scope(since_ms=1)) as narrow:
+        assert [row[0] for row in answer(narrow, "SHOW TABLES")] == sorted(narrow.views)
 
 
 def test_columns_say_where_a_record_lies_and_then_what_it_holds(session: Session) -> None:

@@ -22,6 +22,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Literal, NamedTuple
 
+from schemas.conventions import has_scores
 from schemas.events import AdapterEvent, AdvantagedGroup, Batch, Coordinates, Event, Response, Reward, Task
 from streams.observability.tracing.context import Context, headers_of
 
@@ -124,8 +125,9 @@ def _attributes(event: Event) -> Iterator[tuple[str, Value | None]]:
             yield "streamward.responses", len(event.responses)
             yield "streamward.left_out", len(event.left_out)
             yield "streamward.complete", event.complete
-            yield "streamward.reward_mean", event.reward_mean
-            yield "streamward.reward_std", event.reward_std
+            if has_scores(event):
+                yield "streamward.reward_mean", event.reward_mean
+                yield "streamward.reward_std", event.reward_std
         case Batch():
             yield "messaging.batch.message_count", event.groups
             yield "streamward.sequence", event.sequence

@@ -24,7 +24,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import astuple, dataclass, replace
 from typing import Any, Literal, NamedTuple
 
-from schemas.conventions import POLICY_LAG
+from schemas.conventions import POLICY_LAG, UNSCORED, has_scores
 from schemas.events import AdapterEvent, AdvantagedGroup, Verdict, derive_id
 from streams.evaluation import sequential
 from streams.evaluation.results import short
@@ -33,8 +33,6 @@ from streams.settings.model import Canary as Rule
 from streams.table_rows import pack, unpack
 
 STAGE = "rollouts"
-UNSCORED = frozenset({"response_failed", "score_failed", "unscored", "unanswered"})
-"""Reasons to leave out a slot that has no score; any other reason is that of a whole dropped group."""
 FIGURES = ("reward", "failed", "truncated", "tokens", "latency_ms")
 GUARDRAILS = FIGURES[1:]
 
@@ -111,17 +109,12 @@ class Evidence:
 
 
 def figures(group: AdvantagedGroup) -> dict[str, float]:
-    """Return the figures of a group, without those that it does not have.
-
-    A dropped group keeps its mean reward, but not its responses. A `serve` task without reward sources has no reward.
-    """
+    """Return the figures of a group, without those that it does not have."""
     unscored = sum(left.reason in UNSCORED for left in group.left_out)
-    scored = group.group_size - unscored
-    judged = group.purpose != "serve" or any(one.components for one in group.responses)
     answered = group.responses
     latencies = [one.latency_ms for one in answered if one.latency_ms is not None]
     found = {
-        "reward": group.reward_mean if scored > 0 and judged else None,
+        "reward": group.reward_mean if has_scores(group) else None,
         "failed": unscored / group.group_size,
         "truncated": _mean(one.finish_reason == "length" for one in answered),
         "tokens": _mean(len(one.completion_token_ids) for one in answered),

@@ -45,10 +45,12 @@ from streams.tools.query.live import Chunks, Live, Troubles
 from streams.tools.query.pull import Pull
 from streams.tools.query.source import Gap, Parts, Scope, newest, seek, snapshot
 from streams.tools.query.statement import Statement
-from streams.tools.query.views import WHOLE, SqlView, literal, quoted, views
+from streams.tools.query.views import WHOLE, SqlView, columns, literal, quoted, views
 
 BATCH_ROWS = 2048
 """Rows per batch of a result: DuckDB's own vector."""
+LIVE = "live"
+"""The schema of what is read from Python."""
 NOTHING = Scope()
 
 _log = logging.getLogger("streamward.query")
@@ -260,7 +262,7 @@ class Session:
     # --- views --------------------------------------------------------------------------------------------------------
 
     def _make_views(self) -> None:
-        self.con.execute(f"CREATE SCHEMA {WHOLE}")
+        self.con.execute(f"CREATE SCHEMA {WHOLE}; CREATE SCHEMA {LIVE}")
         for view in self.views.values():
             if view.sql:
                 self.con.execute(f"CREATE VIEW main.{quoted(view.name)} AS {view.sql}")
@@ -275,7 +277,7 @@ class Session:
     def _make_view(self, schema: str, view: SqlView, parts: Parts, scope: Scope) -> None:
         """Create or replace the view of a topic."""
         event = parts.topic.event
-        listed = ", ".join(map(quoted, decode.arrow_schema(event).names))
+        listed = columns(view.label, decode.arrow_schema(event).names)
         selects, older = [], []
         if self._archive is not None and parts.segments:
             by_kind = archived.sort(self._archive, event, parts.segments)
@@ -295,12 +297,14 @@ class Session:
 
     def _live(self, schema: str, view: SqlView, parts: Parts, read: Callable[[], Iterator[DecodedRows]]) -> str:
         """Return a SELECT of what is read when a statement asks for it."""
-        event, name = parts.topic.event, f"live_{schema}_{view.name}"
+        event, name = parts.topic.event, f"{schema}_{view.name}"
         chunks = Chunks(event, read, self._warn_of if self._warn else None)
         self._chunks.setdefault(view.label, []).append(chunks)
-        self.con.register(name, Live(event, chunks, self._troubles))
-        listed = ", ".join(map(quoted, decode.arrow_schema(event).names))
-        return f"SELECT {listed} FROM {quoted(name)}"  # noqa: S608 - names, quoted
+        self.con.execute(f"USE {LIVE}")  # in a schema of their own, unlike what `register` makes, SHOW TABLES omits them
+        self.con.from_arrow(Live(event, chunks, self._troubles)).create_view(name)
+        self.con.execute("USE main")
+        listed = columns(view.label, decode.arrow_schema(event).names)
+        return f"SELECT {listed} FROM {LIVE}.{quoted(name)}"  # noqa: S608 - names, quoted
 
     def _lock(self) -> None:
         files = [literal(segment.path) for parts in self._parts.values() for segment in parts.segments]

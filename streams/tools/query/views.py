@@ -8,14 +8,18 @@ A view has a leading topic: `--since`, `--key` and the like choose records of th
 in the whole log (schema `whole`), so that a narrow window never loses the other half of a row. Records that were
 written twice count once in a join: the first in its partition wins, as in the stages.
 
+Where nothing of a group was scored, `reward_mean` and `reward_std` are NULL; the record itself has 0.
+
 Token ids and logprobs are in `groups.responses`. `rollout` folds all events of a policy, also those in a partition that
 is not the policy's, which agents never read.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
+from schemas.conventions import UNSCORED
 from streams.kafka.topics import topics
 from streams.settings.model import Settings
 
@@ -36,6 +40,13 @@ class SqlView(NamedTuple):
     """Labels of the other topics of a join."""
 
 
+HAS_SCORES = f"""group_size > len(list_filter(left_out, lambda slot: slot.reason IN {UNSCORED}))
+    AND (purpose <> 'serve' OR len(list_filter(responses, lambda one: cardinality(one.components) > 0)) > 0)"""
+"""`schemas.conventions.has_scores` in SQL."""
+COMPUTED = {
+    "groups": {name: f"CASE WHEN {HAS_SCORES} THEN {name} END" for name in ("reward_mean", "reward_std")},
+}
+"""By topic: columns that are not the field of their name."""
 GROUP_RESPONSES = """
 WITH first AS (SELECT _partition, min(_offset) AS _offset FROM whole.groups GROUP BY _partition, group_id),
 members AS (
@@ -46,7 +57,8 @@ members AS (
 )
 SELECT
     g.policy, g.adapter_version, g.scenario, g.purpose, g.tenant, g.task_id, g.group_id, m.slot, m.response_id,
-    r.text, m.finish_reason, m.reward, m.advantage, m.components, g.formula, g.reward_mean, g.reward_std, g.complete,
+    r.text, m.finish_reason, CASE WHEN g.purpose <> 'serve' OR cardinality(m.components) > 0 THEN m.reward END AS reward,
+    m.advantage, m.components, g.formula, g.reward_mean, g.reward_std, g.complete,
     r.prompt_tokens, r.completion_tokens, r.latency_ms, r.created_at AS sampled_at,
     m."partition" AS response_partition, m."offset" AS response_offset,
     g._partition AS group_partition, g._offset AS group_offset, g._timestamp AS grouped_at
@@ -169,6 +181,12 @@ def views(settings: Settings) -> dict[str, SqlView]:
 def name_of(label: str) -> str:
     """Return the name of a topic's view."""
     return label.replace("-", "_")
+
+
+def columns(label: str, names: Iterable[str]) -> str:
+    """Return the columns of a topic's view, as a SELECT of its fields lists them."""
+    computed = COMPUTED.get(label, {})
+    return ", ".join(f"{computed[name]} AS {name}" if name in computed else quoted(name) for name in names)
 
 
 def quoted(name: str) -> str:
