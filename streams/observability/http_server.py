@@ -1,6 +1,7 @@
-"""The one HTTP server of a process: metrics and probes, or the schemas. GET only, and small.
+"""The one HTTP server of a process: metrics and probes, or the schemas. Read only, and small.
 
-    GET path ──► Get: path -> status, body ──► one answer, and the connection is closed
+    GET path        ──► Get: path -> status, body ───────┬──► one answer, and the connection is closed
+    POST path, body ──► Post, if the site looks it up ───┘
 
 A connection carries one request, takes at most REQUEST_S from first to last byte, and there are at most
 MOST_CONNECTIONS: a client that is slow or silent can neither hold a thread for long nor keep a probe out.
@@ -25,13 +26,15 @@ REQUEST_S = 10.0
 MOST_CONNECTIONS = 32
 """Open at once; more are closed unanswered."""
 MOST_BODY_BYTES = 1 << 20
-"""Of a request that is going to be refused; a larger body is not read."""
+"""A larger body is not read."""
 _POLL_S = 0.05
 
 log = logging.getLogger("streamward.http")
 
 Get = Callable[[str], tuple[int, str]]
 """Returns status and body for a path without its query."""
+Post = Callable[[str, bytes], tuple[int, str] | None]
+"""Returns the same for a path and what was sent, or None to refuse it."""
 
 
 class Site(NamedTuple):
@@ -40,7 +43,8 @@ class Site(NamedTuple):
     get: Get
     content_type: str = "text/plain; charset=utf-8"
     refusal: tuple[int, str] = (405, "only GET is supported\n")
-    """The answer to POST, PUT, PATCH and DELETE."""
+    """The answer to PUT, PATCH and DELETE, and to a POST that is not a question."""
+    post: Post = lambda path, body: None
 
 
 @contextlib.contextmanager
@@ -108,22 +112,35 @@ class _SiteRequest(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Answer with what the site has."""
-        try:
-            status, body = self.server.site.get(self.path.partition("?")[0])
-        except Exception:  # our own error: the client must not think that the process is gone
-            log.exception("GET %s failed", self.path)
-            status, body = 500, "internal error; see the log of this process\n"
-        self._send(status, body)
+        self._answer(self.server.site.get)
+
+    def do_POST(self) -> None:
+        """Answer a question that has a body; refuse anything else."""
+        if (body := self._body()) is not None:
+            site = self.server.site
+            self._answer(lambda path: site.post(path, body) or site.refusal)
 
     def _refuse(self) -> None:
-        length = self.headers.get("Content-Length") or "0"
-        if not length.isdecimal() or int(length) > MOST_BODY_BYTES:
-            self._send(413, f"at most {MOST_BODY_BYTES} bytes\n")
-            return
-        self.rfile.read(int(length))
-        self._send(*self.server.site.refusal)
+        if self._body() is not None:
+            self._send(*self.server.site.refusal)
 
-    do_POST = do_PUT = do_DELETE = do_PATCH = _refuse
+    do_PUT = do_DELETE = do_PATCH = _refuse
+
+    def _body(self) -> bytes | None:
+        """Return what was sent, or None if it is refused as too large."""
+        length = self.headers.get("Content-Length") or "0"
+        if length.isdecimal() and int(length) <= MOST_BODY_BYTES:
+            return self.rfile.read(int(length))
+        self._send(413, f"at most {MOST_BODY_BYTES} bytes\n")
+        return None
+
+    def _answer(self, get: Get) -> None:
+        try:
+            status, body = get(self.path.partition("?")[0])
+        except Exception:  # our own error: the client must not think that the process is gone
+            log.exception("%s %s failed", self.command, self.path)
+            status, body = 500, "internal error; see the log of this process\n"
+        self._send(status, body)
 
     def _send(self, status: int, body: str) -> None:
         payload = body.encode()

@@ -52,6 +52,34 @@ def test_confluents_serializer_writes_what_we_read(client: SchemaRegistryClient)
     assert decode(payload, Response) == event
 
 
+def test_confluents_serializer_finds_the_id_of_the_schema_it_is_given(client: SchemaRegistryClient) -> None:
+    # without `use.latest.version` it asks by POST which version of the subject its schema is
+    event = response()
+    definition = versions.files().newest(Response).definition
+    reordered = json.dumps(dict(reversed(definition.items())), indent=1)
+    write = AvroSerializer(client, reordered, conf={"auto.register.schemas": False})
+    assert write(dataclasses.asdict(event), where(event, Topics())) == encode(event)
+    first = versions.files().versions("AdapterEvent")[0]
+    found = client.lookup_schema("streamward.adapters-value", Schema(first.text, "AVRO"))
+    assert (found.version, found.schema_id) == (1, first.id)
+
+
+@pytest.mark.parametrize(
+    ("subject", "schema", "status", "code", "says"),
+    [
+        ("nobody-value", '"string"', 404, 40401, "subject nobody-value does not exist"),
+        ("streamward.tasks-value", '"string"', 404, 40403, "the schema is no version of streamward.tasks-value"),
+        ("streamward.tasks-value", "no schema", 422, 42201, "holds no Avro schema"),
+    ],
+)
+def test_a_schema_that_is_not_there_has_confluents_error_code(
+    client: SchemaRegistryClient, subject: str, schema: str, status: int, code: int, says: str
+) -> None:
+    with pytest.raises(SchemaRegistryError, match=says) as refused:
+        client.lookup_schema(subject, Schema(schema, "AVRO"))
+    assert (refused.value.http_status_code, refused.value.error_code) == (status, code)
+
+
 def test_a_service_that_tries_to_register_is_told_that_none_does(client: SchemaRegistryClient) -> None:
     with pytest.raises(SchemaRegistryError, match="read only: services never register schemas") as refused:
         client.register_schema("streamward.tasks-value", Schema('"string"', "AVRO"))

@@ -300,7 +300,9 @@ def test_what_was_never_scored_has_no_mean_reward_anywhere(own: Settings) -> Non
     with Session(own) as session:
         assert dict(answer(session, "SELECT task_id, reward_mean FROM groups ORDER BY ALL")) == means
         assert answer(session, "SELECT avg(reward_mean), count(reward_std) FROM groups") == [[0.75, 2]]
-        rewards = answer(session, "SELECT task_id, reward_mean, reward FROM group_responses WHERE slot = 1 ORDER BY ALL")
+        rewards = answer(
+            session, "SELECT task_id, reward_mean, reward FROM group_responses WHERE slot = 1 ORDER BY ALL"
+        )
         assert rewards == [["bare", None, None], ["scored", 0.5, 1.0]]
     tail = ["events", "tail", "groups", "--until-end"]
     printed = CliRunner().invoke(cli, [*tail, "--output", "jsonl"], env=to_env(own)).stdout.splitlines()

@@ -1,13 +1,14 @@
 """The schemas of this package over Confluent's Schema Registry API, read only.
 
     schemas/versions.py ──► GET /schemas/ids/{id}, /subjects/{topic}-value/versions/{version} ──► any Confluent client
+                        ──► POST /subjects/{topic}-value: which version is this schema?
 
-A consumer in any language finds the writer's schema of a record by the id in its frame. The ids are those of
-`schemas/lock.json`, the same everywhere, so any server will do; subjects are named by Confluent's TopicNameStrategy,
-with the topics of this deployment.
+A consumer in any language finds the writer's schema of a record by the id in its frame, and a producer the id of its
+schema. The ids are those of `schemas/lock.json`, the same everywhere, so any server will do; subjects are named by
+Confluent's TopicNameStrategy, with the topics of this deployment.
 
-Services never register schemas at run time, so every POST, PUT and DELETE is refused. There is no TLS and there are no
-users: it serves what is public in the repository, on the loopback address by default.
+Services never register schemas at run time, so any other POST, PUT and DELETE is refused. There is no TLS and there are
+no users: it serves what is public in the repository, on the loopback address by default.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from schemas import versions as schema_versions
+from schemas import ids, versions as schema_versions
 from schemas.versions import Schema
 from streams.errors import SettingsError
 from streams.kafka.topics import topics
@@ -27,7 +28,7 @@ from streams.settings.model import Settings
 
 CONTENT_TYPE = "application/vnd.schemaregistry.v1+json"
 
-NOT_FOUND, NO_SUBJECT, NO_VERSION, NO_SCHEMA, FORBIDDEN = 404, 40401, 40402, 40403, 403
+NOT_FOUND, NO_SUBJECT, NO_VERSION, NO_SCHEMA, NO_AVRO, FORBIDDEN = 404, 40401, 40402, 40403, 42201, 403
 """Confluent's own error codes; their first three digits are the HTTP status."""
 
 Answer = tuple[int, Any]
@@ -41,7 +42,12 @@ def serve(settings: Settings | None = None, *, host: str = "127.0.0.1", port: in
     Raises SettingsError if the port is taken.
     """
     subjects = _subjects(settings or Settings())
-    site = Site(lambda path: _as_json(answer(path, subjects)), CONTENT_TYPE, _as_json(READ_ONLY))
+    site = Site(
+        lambda path: _as_json(answer(path, subjects)),
+        CONTENT_TYPE,
+        _as_json(READ_ONLY),
+        lambda path, body: _as_json(look_up(path, body, subjects)),
+    )
     with contextlib.ExitStack() as stack:
         try:
             url = stack.enter_context(http_server.serve(site, host, port))
@@ -75,6 +81,34 @@ def answer(path: str, subjects: dict[str, list[Schema]]) -> Answer:
             return _error(NOT_FOUND, f"{path} is not served here; see /subjects and /schemas/ids/{{id}}")
 
 
+def look_up(path: str, body: bytes, subjects: dict[str, list[Schema]]) -> Answer:
+    """Return which version of a subject the schema in `body` is; schemas are the same if their canonical form is.
+
+    This is the one POST that changes nothing: serializers send it that must not register schemas.
+    """
+    match [part for part in path.split("/") if part]:
+        case ["subjects", subject]:
+            versions = subjects.get(subject)
+        case _:
+            return READ_ONLY
+    if versions is None:
+        return _no_subject(subject, subjects)
+    try:
+        text = json.loads(body)["schema"]
+    except (ValueError, TypeError, KeyError):
+        text = None
+    if not isinstance(text, str) or ids.fingerprint(text) is None:
+        return _error(NO_AVRO, 'the body holds no Avro schema; expected {"schema": "..."}, a schema as JSON text')
+    schema = ids.ours(text)
+    if schema is None or schema not in versions:
+        return _error(
+            NO_SCHEMA,
+            f"the schema is no version of {subject}, known: 1 to {len(versions)}. Use one of them (GET /subjects/"
+            f"{subject}/versions/latest)",
+        )
+    return _entry(subject, schema)
+
+
 def _by_id(text: str, rest: list[str], subjects: dict[str, list[Schema]]) -> Answer:
     schema = schema_versions.files().by_id(int(text)) if text.isdecimal() else None
     if schema is None:
@@ -96,7 +130,7 @@ def _by_id(text: str, rest: list[str], subjects: dict[str, list[Schema]]) -> Ans
 def _by_subject(subject: str, rest: list[str], subjects: dict[str, list[Schema]]) -> Answer:
     versions = subjects.get(subject)
     if versions is None:
-        return _error(NO_SUBJECT, f"subject {subject} does not exist; known: {', '.join(subjects)}")
+        return _no_subject(subject, subjects)
     if not rest:
         return 200, [schema.version for schema in versions]
     wanted = str(versions[-1].version) if rest[0] in ("latest", "-1") else rest[0]
@@ -105,8 +139,16 @@ def _by_subject(subject: str, rest: list[str], subjects: dict[str, list[Schema]]
         return _error(NO_VERSION, f"version {wanted} of {subject} does not exist; known: 1 to {len(versions)}")
     if rest[1:] == ["schema"]:
         return 200, schema.definition
+    return _entry(subject, schema)
+
+
+def _entry(subject: str, schema: Schema) -> Answer:
     entry = {"subject": subject, "version": schema.version, "id": schema.id}
     return 200, {**entry, "schemaType": "AVRO", "schema": schema.text}
+
+
+def _no_subject(subject: str, subjects: dict[str, list[Schema]]) -> Answer:
+    return _error(NO_SUBJECT, f"subject {subject} does not exist; known: {', '.join(subjects)}")
 
 
 def _error(code: int, message: str) -> Answer:
@@ -123,4 +165,4 @@ READ_ONLY = _error(
     "this registry is read only: services never register schemas. Set auto.register.schemas=false; a new schema is "
     "made from schemas/events.py by `python -m schemas.generate`",
 )
-"""The answer to POST, PUT and DELETE."""
+"""The answer to what would change something."""

@@ -300,7 +300,9 @@ class Session:
         event, name = parts.topic.event, f"{schema}_{view.name}"
         chunks = Chunks(event, read, self._warn_of if self._warn else None)
         self._chunks.setdefault(view.label, []).append(chunks)
-        self.con.execute(f"USE {LIVE}")  # in a schema of their own, unlike what `register` makes, SHOW TABLES omits them
+        self.con.execute(
+            f"USE {LIVE}"
+        )  # in a schema of their own, unlike what `register` makes, SHOW TABLES omits them
         self.con.from_arrow(Live(event, chunks, self._troubles)).create_view(name)
         self.con.execute("USE main")
         listed = columns(view.label, decode.arrow_schema(event).names)
