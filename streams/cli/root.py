@@ -167,13 +167,13 @@ def broker() -> None:
 def broker_start(call: AppContext, port: int | None, output: Output) -> None:
     """Start the node and return when it answers.
 
-    It runs until `streamward broker stop`. Without --port the node takes the port it had before, else the default one
+    It runs until `streamward broker stop`. Without --port the node takes the port it had before, else the default one,
     if that is free.
     """
     from streams.kafka.node import process as node
     from streams.settings.load import BOOTSTRAP
 
-    running = node.start(call.settings.broker) if port is None else node.start(call.settings.broker, port=port)
+    running = node.start(call.settings.broker, port=port)
     _show_node(running, output)
     settings, origins = AppContext(call.config, call.overrides).loaded  # with the address that is remembered now
     if running.bootstrap != settings.kafka.bootstrap:

@@ -96,7 +96,10 @@ def test_a_node_keeps_its_folder_its_port_and_its_records_through_kill_9_and_a_c
     assert "shut down completed" in second.log_file.read_text()
     assert broker.status(node) is None
     assert not broker.stop(node), "there is nothing to stop any more"
-    third = broker.ensure(node)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        other = free.getsockname()[1]
+    third = broker.start(node, port=other)
+    assert third.bootstrap == f"127.0.0.1:{other}", "it was asked for"
     assert consume(third.bootstrap, len(values)) == values
 
 
@@ -139,6 +142,13 @@ def test_another_port_is_taken_when_the_remembered_one_is_not_free(node: Broker)
         running = broker.start(node)
         assert running.bootstrap != f"127.0.0.1:{taken}"
         create_topic(running.bootstrap)
+
+
+def test_a_port_that_was_asked_for_and_is_taken_is_an_error(node: Broker) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as stranger:
+        taken = stranger.getsockname()[1]
+        with pytest.raises(SettingsError, match=f"port {taken} of 127.0.0.1 is taken; choose another --port"):
+            broker.start(node, port=taken)
 
 
 def test_a_node_that_cannot_run_is_an_error_with_its_last_words(tmp_path: Path) -> None:

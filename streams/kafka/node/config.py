@@ -97,11 +97,16 @@ def remembered(data_dir: Path) -> Node | None:
         return None
 
 
-def choose(data_dir: Path, before: Node | None, port: int, *, sasl: bool) -> Node:
-    """Choose free ports, those of `before` if possible; the cluster id is the folder's."""
-    wanted = [before.port] if before else [port] if port else []
-    chosen = next((candidate for candidate in wanted if _is_free(candidate)), None) or _free_port()
-    if before and chosen != before.port:
+def choose(data_dir: Path, before: Node | None, port: int | None, *, sasl: bool) -> Node:
+    """Choose free ports, `port` or those of `before` if possible; the cluster id is the folder's.
+
+    Raises SettingsError if `port` is taken.
+    """
+    if port and not _is_free(port):
+        raise SettingsError(f"port {port} of {HOST} is taken; choose another --port, or stop what uses it")
+    wanted = port or (before.port if before else DEFAULT_PORT if port is None else 0)
+    chosen = wanted if wanted and _is_free(wanted) else _free_port()
+    if before and not port and chosen != before.port:
         logger.warning("%s: port %d is taken; the node is at port %d now", data_dir, before.port, chosen)
     controller = before.controller_port if before and _is_free(before.controller_port) else _free_port(but=chosen)
     client = {}

@@ -35,7 +35,7 @@ from confluent_kafka.admin import AdminClient
 
 from streams.errors import LogError, RefusedError
 from streams.kafka.node import class_archive, config as node, jvm
-from streams.kafka.node.config import DEFAULT_PORT, Node
+from streams.kafka.node.config import Node
 from streams.settings.model import Broker
 
 logger = logging.getLogger(__name__)
@@ -77,18 +77,19 @@ class RunningBroker:
 def start(
     settings: Broker,
     *,
-    port: int = DEFAULT_PORT,
+    port: int | None = None,
     sasl_users: Mapping[str, str] | None = None,
     properties: Mapping[str, str] | None = None,
 ) -> RunningBroker:
     """Start the node of this folder and return when it answers Metadata. It outlives the caller.
 
-    `port` is used if the folder remembers none and it is free; 0: any. With `sasl_users` (name to password) clients
+    Without a `port`, it is the one that the folder remembers, else the default one, else any that is free; 0: the same
+    without the default one. With `sasl_users` (name to password) clients
     must use SASL_PLAINTEXT and PLAIN, else PLAINTEXT. `properties` override other server properties. Neither is
     remembered: give them again at the next start.
 
-    Raises RefusedError, naming the holder of the folder, if a node runs or starts there; SettingsError without a usable
-    Java runtime; LogError, with the end of the node's log, if it exits or does not answer in time, and if Kafka's jars
+    Raises RefusedError, naming the holder of the folder, if a node runs or starts there; SettingsError if `port` is
+    taken, and without a usable Java runtime; LogError, with the end of the node's log, if it exits or does not answer in time, and if Kafka's jars
     cannot be fetched.
     """
     data_dir = node.folder(settings.data_dir)
@@ -103,7 +104,7 @@ def start(
             except _PortTaken:
                 if attempt == ATTEMPTS:
                     raise
-                before, port = None, 0
+                before, port = None, port or 0
     raise AssertionError("the last attempt returns or raises")
 
 
