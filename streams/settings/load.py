@@ -3,6 +3,7 @@
     defaults  <  streamward.toml  <  STREAMWARD_SECTION__KEY in the environment  <  --set section.key=value
                       └── save: what differs from the defaults, without secrets
 
+A relative path in a file is relative to the folder of that file; anywhere else, to the current folder.
 Where none of them names `kafka.bootstrap`, it is the address of the embedded node in `broker.data_dir`, if it has one.
 STREAMWARD_SECTION__KEY_FILE names a file that holds the value, such as a mounted secret. The variable itself wins.
 streams/settings/model.py describes each setting. An unknown variable or key is refused: a misspelt setting must not
@@ -17,7 +18,7 @@ import os
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import SecretStr, TypeAdapter, ValidationError
 
@@ -31,6 +32,10 @@ ENV_CONFIG = "STREAMWARD_CONFIG"
 NODE_FILE = "node.json"
 """In `broker.data_dir`: what is remembered of the embedded node, such as its port."""
 BOOTSTRAP = "kafka.bootstrap"
+STORES = ("adapters.store", "archive.store")
+"""Settings that are a path or a URL."""
+BASE_MODEL = "model.base"
+"""A path if there is such a folder, else a name."""
 
 
 def load(
@@ -145,7 +150,7 @@ def described(settings: Settings, origins: Mapping[str, str]) -> Iterator[dict[s
 def save(settings: Settings, folder: Path, *, by: str) -> Path:
     """Write the address of the log and what differs from the defaults to `folder`, which exists; return the file.
 
-    `by` is the command.
+    `by` is the command. Paths are written whole, so that a copy of the file in another folder means the same.
 
     Secrets are left out, and the file names them: give them in the environment, as for any other log.
     """
@@ -158,6 +163,8 @@ def save(settings: Settings, folder: Path, *, by: str) -> Path:
         if value == default[key] and key != BOOTSTRAP:
             continue
         section, _, name = key.partition(".")
+        if _is_path(key, str(value), Path()):
+            value = os.path.abspath(value)
         if isinstance(value, dict):
             left_out += [f"{key}: {inner}" for inner in value if is_secret_name(inner)]
             value = {inner: text.get_secret_value() for inner, text in value.items() if not is_secret_name(inner)}
@@ -189,7 +196,19 @@ def _from_file(file: Path | None, env: Mapping[str, str]) -> Iterator[tuple[str,
         if not isinstance(values, dict):
             raise SettingsError(f"{path}: {section} is outside a section; settings belong to sections, e.g. [kafka]")
         for name, value in values.items():
-            yield f"{section}.{name}", value, str(path)
+            key = f"{section}.{name}"
+            if isinstance(value, str) and _is_path(key, value, path.parent):
+                value = str(path.parent / value)
+            yield key, value, str(path)
+
+
+def _is_path(key: str, text: str, folder: Path) -> bool:
+    """Return whether the value of a setting is a path, relative to `folder` or absolute; not one below ~, or a URL."""
+    if key == BASE_MODEL:
+        return (folder / text).is_dir()
+    section, _, name = key.partition(".")
+    is_path = key in STORES or (_is_known(key) and Path in _types(section, name))
+    return is_path and bool(text) and not text.startswith("~") and "://" not in text
 
 
 def _from_env(env: Mapping[str, str]) -> Iterator[tuple[str, Any, str]]:
@@ -225,13 +244,18 @@ def _from_overrides(overrides: Iterable[str]) -> Iterator[tuple[str, Any, str]]:
 def _parse(key: str, text: str, origin: str) -> Any:
     """Return JSON as a mapping where the field is one, else the text itself, which pydantic converts."""
     section, name = _known(key, origin)
-    annotation = Settings.model_fields[section].annotation.model_fields[name].annotation  # type: ignore[union-attr]
-    if annotation == dict[str, SecretStr]:
+    if dict[str, SecretStr] in _types(section, name):
         try:
             return TypeAdapter(dict[str, str]).validate_json(text)
         except ValidationError:
             raise SettingsError(f'{origin}: expected a JSON object of texts, e.g. {{"debug": "broker"}}') from None
     return text
+
+
+def _types(section: str, name: str) -> tuple[Any, ...]:
+    """Return the type of a setting, and what it is made of if it is a union."""
+    annotation = Settings.model_fields[section].annotation.model_fields[name].annotation  # type: ignore[union-attr]
+    return (annotation, *get_args(annotation))
 
 
 def _is_known(key: str) -> bool:

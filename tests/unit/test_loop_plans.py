@@ -40,7 +40,7 @@ def test_a_command_in_the_folder_of_the_demo_has_its_settings() -> None:
     assert finds_settings(config)
     assert load() == load(file=config)
     assert load().kafka.bootstrap == "127.0.0.1:21000"
-    assert load().broker.data_dir == Path(".streamward/demo/kafka")
+    assert load().broker.data_dir == Path(".streamward/demo/kafka").absolute()
 
 
 def test_settings_of_the_user_are_read_by_the_demo_and_left_as_they_are() -> None:

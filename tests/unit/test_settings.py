@@ -108,6 +108,38 @@ def test_the_file_in_the_working_folder_is_read(file: Path, monkeypatch: pytest.
     assert load(env={}).batches.groups == 4
 
 
+def test_a_path_in_a_file_is_relative_to_the_file_and_elsewhere_to_the_current_folder(tmp_path: Path) -> None:
+    (tmp_path / "there/model").mkdir(parents=True)
+    file = tmp_path / "there/streamward.toml"
+    file.write_text(
+        "[broker]\ndata_dir = 'kafka'\n[archive]\nstore = 'kept'\n[adapters]\nstore = 's3://bucket/adapters'\n"
+        "verify_key = '/keys/adapters.pub'\n[guard]\nsuite = '~/suite.yaml'\n[model]\nbase = 'model'\n"
+    )
+    found = load(
+        file=file, env={"STREAMWARD_TRAINER__CHECKPOINTS": "steps"}, overrides=["adapters.signing_key=own.key"]
+    )
+    assert found.broker.data_dir == tmp_path / "there/kafka"
+    assert found.archive.store == str(tmp_path / "there/kept")
+    assert found.adapters.store == "s3://bucket/adapters"
+    assert found.adapters.verify_key == Path("/keys/adapters.pub")
+    assert found.guard.suite == Path("~/suite.yaml")
+    assert found.model.base == str(tmp_path / "there/model")
+    assert (found.trainer.checkpoints, found.adapters.signing_key) == (Path("steps"), Path("own.key"))
+    file.write_text("[model]\nbase = 'smollm2-135m-instruct'\n")
+    assert load(file=file, env={}).model.base == "smollm2-135m-instruct"
+
+
+def test_saved_paths_mean_the_same_from_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = Path.cwd()
+    overrides = ["broker.data_dir=mine/kafka", "adapters.store=mine/adapters", "archive.store=s3://bucket/archive"]
+    file = save(load(env={}, overrides=overrides), tmp_path, by="a test")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    found = load(file=Path("..") / file.name, env={})
+    assert (found.broker.data_dir, found.adapters.store) == (here / "mine/kafka", str(here / "mine/adapters"))
+    assert found.archive.store == "s3://bucket/archive"
+
+
 def test_a_variable_names_another_file(file: Path) -> None:
     assert load(env={ENV_CONFIG: str(file)}).topics.prefix == "file."
 
@@ -376,5 +408,6 @@ def test_every_setting_can_be_changed_and_reaches_a_child(key: str) -> None:
     settings = Settings.model_validate({section: {name: changed}})
     child = load(env=to_env(settings))
     assert child == settings
-    assert list(to_env(settings)) == [ENV_CONFIG, f"STREAMWARD_{section}__{name}".upper()]
+    named = {ENV_CONFIG, "STREAMWARD_KAFKA__BOOTSTRAP", f"STREAMWARD_{section}__{name}".upper()}
+    assert set(to_env(settings)) == named
     assert child != Settings()

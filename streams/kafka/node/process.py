@@ -84,13 +84,12 @@ def start(
     """Start the node of this folder and return when it answers Metadata. It outlives the caller.
 
     Without a `port`, it is the one that the folder remembers, else the default one, else any that is free; 0: the same
-    without the default one. With `sasl_users` (name to password) clients
-    must use SASL_PLAINTEXT and PLAIN, else PLAINTEXT. `properties` override other server properties. Neither is
-    remembered: give them again at the next start.
+    without the default one. With `sasl_users` (name to password) clients must use SASL_PLAINTEXT and PLAIN, else
+    PLAINTEXT. `properties` override other server properties. Neither is remembered: give them again at the next start.
 
     Raises RefusedError, naming the holder of the folder, if a node runs or starts there; SettingsError if `port` is
-    taken, and without a usable Java runtime; LogError, with the end of the node's log, if it exits or does not answer in time, and if Kafka's jars
-    cannot be fetched.
+    taken, and without a usable Java runtime; LogError, with the end of the node's log, if it exits or does not answer
+    in time, and if Kafka's jars cannot be fetched.
     """
     data_dir = node.folder(settings.data_dir)
     with _hold(data_dir) as lock:

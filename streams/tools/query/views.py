@@ -58,7 +58,8 @@ members AS (
 SELECT
     g.policy, g.adapter_version, g.scenario, g.purpose, g.tenant, g.task_id, g.group_id, m.slot, m.response_id,
     r.text, m.finish_reason,
-    CASE WHEN g.purpose <> 'serve' OR cardinality(m.components) > 0 THEN m.reward END AS reward, m.advantage, m.components, g.formula, g.reward_mean, g.reward_std, g.complete,
+    CASE WHEN g.purpose <> 'serve' OR cardinality(m.components) > 0 THEN m.reward END AS reward, m.advantage,
+    m.components, g.formula, g.reward_mean, g.reward_std, g.complete,
     r.prompt_tokens, r.completion_tokens, r.latency_ms, r.created_at AS sampled_at,
     m."partition" AS response_partition, m."offset" AS response_offset,
     g._partition AS group_partition, g._offset AS group_offset, g._timestamp AS grouped_at
