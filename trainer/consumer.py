@@ -27,7 +27,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import confluent_kafka as ck
 from safetensors import SafetensorError
 
 from schemas.events import AdapterEvent, Batch, Coordinates, derive_id
@@ -37,11 +36,10 @@ from streams.adapters.versions import read_state
 from streams.engines.base_model import Base, load_base
 from streams.errors import RefusedError, SettingsError, StreamwardError
 from streams.kafka import admin, times
-from streams.kafka.client import client_config
 from streams.kafka.lag import LagMeter
 from streams.kafka.producer import Producer
 from streams.kafka.reader import PartitionReader, fetch
-from streams.kafka.record import dead_letter, partition_of
+from streams.kafka.record import dead_letter
 from streams.kafka.registry import client as schema_registry
 from streams.kafka.retry import BrokerOutage, StoppedWaiting
 from streams.kafka.topics import topics
@@ -56,6 +54,7 @@ from trainer.checkpoint import ADAPTER_FOLDER, State
 from trainer.launch import Place
 from trainer.learner import BatchGroups, Learner, cut, due, out_of_turn, where
 from trainer.model import pin
+from trainer.presence import Presence
 from trainer.ranks import Ranks
 from trainer.recipe import in_recipe
 
@@ -103,11 +102,12 @@ def _follow(
         with (
             checkpoint.hold(settings.trainer.checkpoints, settings.policy.name) as folder,
             Producer(settings, outage=outage, stage=STAGE) as producer,
+            Presence(settings, outage) as presence,
             ranks.others(place, settings.metrics.stuck_s) as others,
         ):
             schema_registry.wait(settings, meter, stop)
             meter.begin("loading the base model", within_s=START_S)
-            io = TrainerIO(producer, outage, meter, tracer, others)
+            io = TrainerIO(producer, outage, presence, meter, tracer, others)
             trainer = PolicyTrainer(settings, folder, load_base(settings.model), io)
             trainer.resume()
             for done, (at, batch, trace) in enumerate(trainer.batches(stop), start=1):
@@ -124,6 +124,7 @@ class TrainerIO:
 
     producer: Producer
     outage: BrokerOutage
+    presence: Presence
     meter: Meter = OFF
     tracer: Tracer = NO_TRACER
     others: Ranks | None = None
@@ -138,8 +139,7 @@ class PolicyTrainer:
         self._producer, self._outage, self._meter, self._tracer = io.producer, io.outage, io.meter, io.tracer
         self._learner = Learner(settings, base, io.others)
         self._known = dict(read_state(settings, settings.policy.name).versions)
-        partition = partition_of(settings.policy.name, settings.topics.policy_partitions)
-        self._source = (topics(settings.topics)["batches"].name, partition)
+        self._presence, self._source = io.presence, io.presence.source
         self._reader: PartitionReader | None = None
         self._handled = 0
         self._lag = LagMeter(io.meter, STAGE, settings.topics, self._position)
@@ -307,16 +307,4 @@ class PolicyTrainer:
             on_ack = self._tracer.on_ack(event, own, began_ms=began_ms)
             self._producer.send(event, on_ack=on_ack, headers=tracing.headers_of(own))
         self._producer.flush()
-        self._commit()
-
-    def _commit(self) -> None:
-        """Commit the position of this trainer to its consumer group. No decision depends on it."""
-        group = f"{self._settings.topics.prefix}{STAGE}-{self._settings.policy.name}"
-        client = ck.Consumer({**client_config(self._settings.kafka), "group.id": group})
-        here = [ck.TopicPartition(*self._source, self._learner.next_offset)]
-        try:
-            self._outage.ask(lambda: client.commit(offsets=here, asynchronous=False), "to a commit")
-        except ck.KafkaException as exc:
-            log.warning("offset %d was not committed, which only affects the lag shown: %s", here[0].offset, exc)
-        finally:
-            self._outage.close(client.close)
+        self._presence.commit(self._learner.next_offset)

@@ -10,15 +10,9 @@ from typing import Any
 import click
 
 from streams.cli.adapters import policy_option
-from streams.cli.runtime import AppContext, pass_call, until_stopped
+from streams.cli.runtime import AppContext, json_option, pass_call, until_stopped
 
 EVERY_S = 2.0
-
-
-def _output(_: click.Context, __: click.Parameter, value: str | None) -> str:
-    import sys
-
-    return value or ("table" if sys.stdout.isatty() else "json")
 
 
 @click.group()
@@ -29,12 +23,7 @@ def rollout() -> None:
 @rollout.command("status")
 @policy_option
 @click.option("--watch", is_flag=True, help="Print it again at every change, until Ctrl-C.")
-@click.option(
-    "--output",
-    type=click.Choice(["table", "json"]),
-    callback=_output,
-    help="How to print.  [default: table on a terminal, one JSON object in a pipe]",
-)
+@json_option
 @pass_call
 def rollout_status(call: AppContext, policy: str | None, watch: bool, output: str) -> None:
     """Show who answers, the canary's evidence, and what is waited for.

@@ -19,6 +19,7 @@
                 ├─ rescore                           scores that failed                   scoring.py
                 ├─ reproduce                         versions retrained, byte for byte    reproduce.py
                 ├─ streams  scoring  policy  train   the processes of the loop; scoring.py
+                ├─ status                            the state of the loop                status.py
                 └─ config  doctor                    settings, and what is wrong with them
 
 Commands are thin: each imports what it needs inside its body, so that `streamward --help` imports click and no more,
@@ -59,6 +60,7 @@ from streams.cli.runtime import (
 )
 from streams.cli.schemas import schemas
 from streams.cli.scoring import rescore, scoring_try
+from streams.cli.status import status
 from streams.cli.tasks import tasks
 from streams.cli.topics import topics
 from streams.cli.up import up
@@ -145,6 +147,7 @@ for command in (
     query,
     replay,
     experiments,
+    status,
 ):
     cli.add_command(command)
 

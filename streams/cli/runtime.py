@@ -196,6 +196,20 @@ def output_option(command: F) -> F:
     )(command)
 
 
+def json_option(command: F) -> F:
+    """Add `--output` for a command whose result is one object; the command gets `output`, which is table or json."""
+
+    def settle(_: click.Context, __: click.Parameter, value: str | None) -> str:
+        return value or ("table" if sys.stdout.isatty() else "json")
+
+    return click.option(
+        "--output",
+        type=click.Choice(["table", "json"]),
+        callback=settle,
+        help="How to print.  [default: table on a terminal, one JSON object in a pipe]",
+    )(command)
+
+
 def source_option(command: F) -> F:
     """Add `--source`; the command gets `source`, which is auto, log or archive."""
     return click.option(

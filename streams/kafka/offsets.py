@@ -68,11 +68,9 @@ def positions(settings: Settings) -> list[Position]:
     bounds = kafka_admin.offsets(settings, topics(settings.topics))
     client = admin.AdminClient(client_config(settings.kafka))
     prefix, timeout_s = settings.topics.prefix, settings.kafka.request_timeout_s
+    found: list[Position] = []
     try:
-        listed = client.list_consumer_groups(request_timeout=timeout_s).result().valid
-        names = sorted(group.group_id for group in listed if _is_ours(group.group_id, prefix))
-        found: list[Position] = []
-        for name in names:  # librdkafka asks about one group a call
+        for name in _groups(settings, client):  # librdkafka asks about one group a call
             asked = client.list_consumer_group_offsets(
                 [ck.ConsumerGroupTopicPartitions(name)], request_timeout=timeout_s
             )
@@ -124,18 +122,39 @@ def _position(group: str, tp: ck.TopicPartition, bounds: dict[TopicPartition, tu
     return Position(group, tp.topic, tp.partition, tp.offset, first, end, tp.metadata or None)
 
 
-def _refuse_members(settings: Settings, group: str) -> None:
-    client = admin.AdminClient(client_config(settings.kafka))
-    name = settings.topics.prefix + group
-    asked = client.describe_consumer_groups([name], request_timeout=settings.kafka.request_timeout_s)
+def members(settings: Settings) -> dict[str, list[str]]:
+    """Return the members of every group of this deployment, each as "client id at host".
+
+    Groups are named without topics.prefix. A process that was killed counts for kafka.session_timeout_s more. Raises
+    LogError if the broker does not answer.
+    """
+    client, timeout_s = admin.AdminClient(client_config(settings.kafka)), settings.kafka.request_timeout_s
+    names = _groups(settings, client)
+    if not names:
+        return {}
+    asked = client.describe_consumer_groups(names, request_timeout=timeout_s)
     try:
-        members = asked[name].result().members
+        found = {name.removeprefix(settings.topics.prefix): asked[name].result().members for name in names}
     except ck.KafkaException as exc:
         raise unreachable(settings.kafka, exc.args[0].str()) from exc
-    if members:
-        hosts = ", ".join(sorted({f"{member.client_id} at {member.host}" for member in members}))
+    return {name: sorted(f"{one.client_id} at {one.host}" for one in each) for name, each in found.items()}
+
+
+def _groups(settings: Settings, client: admin.AdminClient) -> list[str]:
+    """Return the full names of this deployment's groups. Raises LogError if the broker does not answer."""
+    try:
+        listed = client.list_consumer_groups(request_timeout=settings.kafka.request_timeout_s).result().valid
+    except ck.KafkaException as exc:
+        raise unreachable(settings.kafka, exc.args[0].str()) from exc
+    return sorted(group.group_id for group in listed if _is_ours(group.group_id, settings.topics.prefix))
+
+
+def _refuse_members(settings: Settings, group: str) -> None:
+    found, name = members(settings).get(group), settings.topics.prefix + group
+    if found:
+        hosts = ", ".join(dict.fromkeys(found))
         raise RefusedError(
-            f"group {name} has {len(members)} members ({hosts}), which would continue from their own positions. Stop "
+            f"group {name} has {len(found)} members ({hosts}), which would continue from their own positions. Stop "
             f"them first; one that was killed counts for {settings.kafka.session_timeout_s:g} s more"
         )
 

@@ -62,7 +62,7 @@ def examine(load: Callable[[], Settings]) -> list[DoctorFinding]:
     broker = _broker(settings)
     reached = broker.state == "ok"
     topics = list(_topics(settings)) if reached else [DoctorFinding("topics", "skipped", "needs a broker that answers")]
-    return [broker, *topics, *_schemas(), *_registry(settings), *_model(settings), *_disk(settings)]
+    return [broker, *topics, *_schemas(), *_registry(settings), *_model(settings), *disk(settings)]
 
 
 # --- the log ----------------------------------------------------------------------------------------------------------
@@ -246,7 +246,8 @@ def _base(base: str) -> DoctorFinding:
     )
 
 
-def _disk(settings: Settings) -> Iterator[DoctorFinding]:
+def disk(settings: Settings) -> Iterator[DoctorFinding]:
+    """Yield how much room there is where the settings keep things."""
     places = {"broker.data_dir": settings.broker.data_dir, "trainer.checkpoints": settings.trainer.checkpoints}
     if "://" not in settings.adapters.store:
         places["adapters.store"] = Path(settings.adapters.store)

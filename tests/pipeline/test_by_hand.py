@@ -219,6 +219,11 @@ def test_tls_and_a_password_open_the_door_for_every_process(
             "a version, trained by the trainer and promoted by the stream worker",
             folder=folder,
         )
+        assert typed.run("status").returncode == 0
+        (shown,) = typed.rows("status")
+        assert [(row["process"], row["alive"]) for row in shown["processes"]] == [
+            ("streams", 1), ("scoring", 1), ("policy", 1), ("trainer", 1),
+        ]  # fmt: skip
     assert typed.run("adapters", "list").returncode == 0
     statuses = [row["status"] for row in typed.rows("adapters", "list")]
     assert statuses[0] == "superseded" and "primary" in statuses[1:]

@@ -29,6 +29,7 @@ from tests.support.models.tiny_log import PER_BATCH, batch_of, cut, groups_of, m
 from trainer import checkpoint, consumer
 from trainer.grpo import LogGRPOTrainer
 from trainer.model import pin
+from trainer.presence import Presence
 
 pytestmark = [pytest.mark.kafka, pytest.mark.usefixtures("torch_as_before")]
 
@@ -278,8 +279,13 @@ def test_two_trainers_with_a_folder_each_announce_the_same_bytes_and_the_first_c
     write(settings, base, range(4))
     other = elsewhere(settings, tmp_path)
     stop = threading.Event()
-    with checkpoint.hold(other.trainer.checkpoints, "default") as folder, Producer(other) as producer:
-        io = consumer.TrainerIO(producer, BrokerOutage(settings.kafka, stop))
+    outage = BrokerOutage(settings.kafka, stop)
+    with (
+        checkpoint.hold(other.trainer.checkpoints, "default") as folder,
+        Producer(other) as producer,
+        Presence(other, outage) as presence,
+    ):
+        io = consumer.TrainerIO(producer, outage, presence)
         slower = consumer.PolicyTrainer(other, folder, load_base(other.model), io)  # it knows no version
         train(settings, 2)
         pin(settings)
@@ -300,8 +306,13 @@ def test_a_second_trainer_of_another_recipe_is_refused_before_it_announces_anyth
     write(settings, base, range(1))
     other = elsewhere(settings, tmp_path, seed=1)
     stop = threading.Event()
-    with checkpoint.hold(other.trainer.checkpoints, "default") as folder, Producer(other) as producer:
-        io = consumer.TrainerIO(producer, BrokerOutage(settings.kafka, stop))
+    outage = BrokerOutage(settings.kafka, stop)
+    with (
+        checkpoint.hold(other.trainer.checkpoints, "default") as folder,
+        Producer(other) as producer,
+        Presence(other, outage) as presence,
+    ):
+        io = consumer.TrainerIO(producer, outage, presence)
         slower = consumer.PolicyTrainer(other, folder, load_base(other.model), io)
         train(settings, 1)
         batches = slower.batches(stop)

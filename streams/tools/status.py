@@ -1,0 +1,268 @@
+"""The state of the whole loop on one screen.
+
+    consumer groups ──► who lives, and what is unread ─┐
+    adapters, batches, newest groups ──► who serves, ──┼──► LoopStatus
+      what the next batch and each stage wait for      │
+    dead letters, groups, batches of an hour ──► drops ┘
+
+It reads the log as it is now, joins no group and changes nothing. A process counts as alive while it is a member of its
+consumer group; one that was killed counts for kafka.session_timeout_s more. What is held back is worked out with this
+machine's `batches` settings, and without what the agents have in flight, which is not in the log.
+
+Not covered: groups further back than the newest GROUPS_READ of a partition.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from schemas.events import AdapterEvent, AdvantagedGroup, Batch, DeadLetter, Event, Task
+from schemas.serde import Poison
+from streams.adapters.versions import AdapterState
+from streams.kafka import admin, offsets, times
+from streams.kafka.reader import read
+from streams.kafka.record import Record, TopicPartition, partition_of
+from streams.kafka.topics import topics
+from streams.settings.model import Settings
+from streams.stages.policy.admission import Admission
+from streams.stages.policy.held_back import waits_for
+from streams.stages.policy.versions import VersionRouter
+
+WINDOW_S = 3600
+"""How far back drops are counted."""
+GROUPS_READ = 2000
+TASKS_READ = 250
+"""Newest tasks of each partition in which policies are looked for: a task may be all there is of one."""
+BATCH_REASONS = ("duplicate", "stale", "zero_variance", "unknown_version")
+"""Why the batch stage itself leaves a group out; other reasons in a batch are the group's own."""
+READS = {
+    "streams": ("tasks", "responses", "rewards", "group-control", "groups", "adapters"),
+    "scoring": ("responses",),
+    "policy": ("tasks",),
+    "trainer": ("batches",),
+}
+"""Topics of each process of the loop."""
+COMMANDS = {"streams": "streams", "scoring": "scoring", "policy": "policy", "trainer": "train"}
+
+Bounds = Mapping[TopicPartition, tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessStatus:
+    """One kind of process, of one policy if it works for one."""
+
+    process: str
+    policy: str | None
+    alive: int
+    members: tuple[str, ...]
+    lag: int
+    """Records of its topics that it has not committed; of a trainer, batches without a version."""
+    waits_for: str
+
+
+@dataclass(slots=True)
+class PolicyStatus:
+    """One policy, as far as the log was read."""
+
+    router: VersionRouter
+    admission: Admission
+    settled: int = -1
+    """Offset on `groups` of the last group that its batches settle."""
+
+    @property
+    def state(self) -> AdapterState:
+        """Its adapter versions."""
+        return self.router.adapters
+
+    @property
+    def waiting_batches(self) -> int:
+        """Batches that the trainer has not made a version of."""
+        return max(0, self.admission.sequence - self.state.newest)
+
+
+@dataclass(frozen=True, slots=True)
+class DroppedCount:
+    """What was dropped for one reason within the window."""
+
+    what: str
+    stage: str
+    reason: str
+    count: int
+
+
+@dataclass(slots=True)
+class LoopStatus:
+    """What `streamward status` shows."""
+
+    processes: list[ProcessStatus] = field(default_factory=list)
+    policies: dict[str, PolicyStatus] = field(default_factory=dict)
+    dropped: list[DroppedCount] = field(default_factory=list)
+
+
+def look(settings: Settings, *, now_ms: int | None = None) -> LoopStatus:
+    """Return the state of the loop now.
+
+    Raises NotFoundError if a topic does not exist, LogError if the broker does not answer.
+    """
+    now_ms = times.now_ms() if now_ms is None else now_ms
+    bounds = admin.offsets(settings, topics(settings.topics))
+    positions = offsets.positions(settings)
+    names = _named(settings, bounds) | {
+        at.group.partition("-")[2] for at in positions if at.group.startswith(("policy-", "trainer-"))
+    }
+    policies = {
+        name: PolicyStatus(VersionRouter(name), Admission(settings.batches))
+        for name in sorted(names or {settings.policy.name})
+    }
+    dropped: Counter[tuple[str, str, str]] = Counter()
+    since_ms = now_ms - WINDOW_S * 1000
+    for record, event in _events(settings, bounds, ["adapters", "batches"]):
+        _take(policies, record, event, dropped, since_ms)
+    for record, event in _recent(settings, bounds, policies, since_ms):
+        _take(policies, record, event, dropped, since_ms)
+    return LoopStatus(
+        list(_processes(settings, policies, bounds, positions)),
+        policies,
+        [DroppedCount(*what, count) for what, count in dropped.most_common()],
+    )
+
+
+def known_policies(settings: Settings) -> list[str]:
+    """Return the policies that the log knows: of adapters, of batches, and of the newest tasks."""
+    return sorted(_named(settings, admin.offsets(settings, ["adapters", "batches", "tasks"])))
+
+
+def _named(settings: Settings, bounds: Bounds) -> set[str]:
+    keys = _records(settings, bounds, ["adapters", "batches"])
+    found = {(record.key or b"").decode(errors="replace") for record in keys}
+    tasks = topics(settings.topics)["tasks"]
+    starts = {tp: max(first, end - TASKS_READ) for tp, (first, end) in bounds.items() if tp[0] == tasks.name}
+    for record in read(settings, starts, {tp: bounds[tp][1] for tp in starts}):
+        task = record.decode(Task)
+        found |= {task.policy} if isinstance(task, Task) else set()
+    return found - {""}
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+def _records(settings: Settings, bounds: Bounds, labels: list[str]) -> Iterator[Record]:
+    wanted = {topics(settings.topics)[label].name for label in labels}
+    some = {tp: bound for tp, bound in bounds.items() if tp[0] in wanted}
+    return read(settings, {tp: low for tp, (low, _) in some.items()}, {tp: high for tp, (_, high) in some.items()})
+
+
+def _events(settings: Settings, bounds: Bounds, labels: list[str]) -> Iterator[tuple[Record, Event]]:
+    kinds = {topic.name: topic.event for topic in topics(settings.topics).values()}
+    for record in _records(settings, bounds, labels):
+        event = record.decode(kinds[record.at.topic])
+        if not isinstance(event, Poison):
+            yield record, event
+
+
+def _recent(
+    settings: Settings, bounds: Bounds, policies: Mapping[str, PolicyStatus], since_ms: int
+) -> Iterator[tuple[Record, Event]]:
+    """Yield the dead letters of the window, and the groups of the window or beyond the batches."""
+    found = admin.offsets_at(settings, ["dead-letters", "groups"], max(0, since_ms))
+    groups = topics(settings.topics)["groups"].name
+    starts: dict[TopicPartition, tuple[int, int]] = {}
+    for tp, at in found.items():
+        first, end = bounds[tp]
+        start = end if at < 0 else at
+        if tp[0] == groups:
+            mine = (one for one in policies.values() if partition_of(one.state.policy, _width(bounds, groups)) == tp[1])
+            start = max(min([start, *(one.settled + 1 for one in mine)]), end - GROUPS_READ)
+        starts[tp] = (min(max(start, first), end), end)
+    yield from _events(settings, starts, ["dead-letters", "groups"])
+
+
+def _width(bounds: Bounds, topic: str) -> int:
+    return sum(name == topic for name, _ in bounds)
+
+
+def _take(
+    policies: dict[str, PolicyStatus],
+    record: Record,
+    event: Event,
+    dropped: Counter[tuple[str, str, str]],
+    since_ms: int,
+) -> None:
+    """Fold one event into what is known of its policy, and count what it says was dropped within the window."""
+    recent = record.timestamp_ms >= since_ms
+    match event:
+        case AdapterEvent(policy=name) if name in policies:
+            policies[name].router.take(event)
+        case Batch(policy=name) if name in policies:
+            one = policies[name]
+            one.admission.batch(event)
+            one.settled = max(one.settled, *event.groups_offsets, *(left.offset for left in event.dropped), -1)
+            reasons = [left.reason for left in event.dropped if recent and left.reason in BATCH_REASONS]
+            dropped.update(("group", "batches", reason) for reason in reasons)
+        case AdvantagedGroup(policy=name):
+            if name in policies:
+                policies[name].admission.group(event, record.at.offset)
+            if recent and event.dropped_reason is not None:
+                dropped["group", "advantages", event.dropped_reason] += 1
+        case DeadLetter(stage=stage) if stage != "dlq" and recent:  # those are decisions about dead letters
+            dropped["record", stage, event.reason] += 1
+
+
+# --- who lives, and what they wait for --------------------------------------------------------------------------------
+
+
+def _processes(
+    settings: Settings, policies: Mapping[str, PolicyStatus], bounds: Bounds, positions: list[offsets.Position]
+) -> Iterator[ProcessStatus]:
+    wanted = [
+        ("streams", None),
+        ("scoring", None),
+        *((kind, name) for kind in ("policy", "trainer") for name in policies),
+    ]
+    group_of = {one: "-".join(part for part in one if part is not None) for one in wanted}
+    alive = offsets.members(settings)
+    for (kind, name), group in group_of.items():
+        lag = (
+            policies[name].waiting_batches
+            if kind == "trainer" and name
+            else _lag(settings, kind, group, bounds, positions)
+        )
+        members = tuple(alive.get(group, ()))
+        says = _waits_for(kind, None if name is None else policies[name], lag, settings)
+        yield ProcessStatus(kind, name, len(members), members, lag, says if members else _absent(kind, name, says))
+
+
+def _lag(settings: Settings, kind: str, group: str, bounds: Bounds, positions: list[offsets.Position]) -> int:
+    """Return how many records a group has not committed; a partition without a commit counts whole."""
+    committed = {(at.topic, at.partition): at.committed for at in positions if at.group == group}
+    names = {topics(settings.topics)[label].name for label in READS[kind]}
+    return sum(
+        max(0, end - max(first, committed.get(tp, first))) for tp, (first, end) in bounds.items() if tp[0] in names
+    )
+
+
+def _absent(kind: str, policy: str | None, says: str) -> str:
+    of = f" --set policy.name={policy}" if policy not in (None, "default") else ""
+    return f"nobody: start `streamward{of} {COMMANDS[kind]}` ({says})"
+
+
+def _waits_for(kind: str, policy: PolicyStatus | None, lag: int, settings: Settings) -> str:
+    """Return what a process has to do or waits for."""
+    if kind == "streams":
+        return f"{lag} records to read" if lag else "waits for tasks, responses and rewards"
+    if kind == "scoring":
+        return f"{lag} responses to score" if lag else "waits for responses"
+    assert policy is not None  # noqa: S101 - the other kinds work for one
+    admission = policy.admission
+    if kind == "trainer":
+        if lag:
+            return f"{lag} batches to train"
+        return (
+            f"waits for batch {admission.sequence}, which has {admission.pending} of {settings.batches.groups} groups"
+        )
+    if not lag:
+        return "waits for tasks"
+    held = waits_for(policy.router, admission, policy.state.primary)
+    return f"up to {lag} tasks to answer" + ("" if held is None else f"; train tasks wait for {held}")

@@ -1,0 +1,108 @@
+"""`streamward status`: who lives, what is waited for, what was dropped; from a real log and real groups."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from schemas.events import DeadLetter, DroppedGroup, Event
+from streams.cli.root import cli
+from streams.kafka.consumer import GroupConsumer
+from streams.kafka.producer import Producer
+from streams.kafka.retry import BrokerOutage
+from streams.kafka.times import now_ms
+from streams.settings.load import to_env
+from streams.settings.model import Batches, Settings
+from streams.tools.status import look
+from tests.support.factories import batch, group, one_of_each, promoted, task, trained
+from trainer.presence import Presence
+
+pytestmark = pytest.mark.kafka
+
+
+def run(settings: Settings, *args: str) -> Result:
+    return CliRunner().invoke(cli, ["status", *args], env=to_env(settings))
+
+
+def shown(settings: Settings) -> dict[str, Any]:
+    result = run(settings, "--output", "json")
+    assert result.exit_code == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+def processes(settings: Settings) -> dict[str, dict[str, Any]]:
+    found = shown(settings)["processes"]
+    return {" ".join(filter(None, (row["process"], row["policy"]))): row for row in found}
+
+
+def write(settings: Settings, *events: Event) -> None:
+    with Producer(settings) as producer:
+        for event in events:
+            producer.send(event)
+
+
+def test_a_new_log_says_that_nobody_lives_and_with_which_commands_each_begins(made: Settings) -> None:
+    found = processes(made)
+    assert list(found) == ["streams", "scoring", "policy default", "trainer default"]
+    assert {row["alive"] for row in found.values()} == {0}
+    assert found["trainer default"]["waits_for"] == (
+        "nobody: start `streamward train` (waits for batch 0, which has 0 of 16 groups)"
+    )
+    table = run(made, "--output", "table").stdout
+    assert "dropped in the last hour: nothing" in table and "free at" in table
+
+
+def test_train_tasks_that_no_trainer_lets_in_are_seen_as_held_back(made: Settings) -> None:
+    settings = made.model_copy(update={"batches": Batches(groups=1, max_policy_lag=0)})
+    write(settings, *(task(task_id=f"t{n}", policy="lab") for n in range(3)))
+    write(settings, batch(policy="lab", sequence=0))
+    assert list(processes(settings)) == ["streams", "scoring", "policy lab", "trainer lab"]
+    found = processes(settings)
+    assert found["policy lab"]["lag"] == 3
+    assert (
+        "up to 3 tasks to answer; train tasks wait for the trainer: batch 0 is cut and not trained (`streamward train`)"
+        in (found["policy lab"]["waits_for"])
+    )
+    assert "start `streamward --set policy.name=lab train` (1 batches to train)" in found["trainer lab"]["waits_for"]
+    write(settings, trained(1, policy="lab"), promoted(1, policy="lab"))
+    assert "up to 3 tasks to answer" in processes(settings)["policy lab"]["waits_for"]
+    assert "train tasks wait" not in processes(settings)["policy lab"]["waits_for"]
+    (row,) = shown(settings)["policies"]
+    assert (row["policy"], row["primary"], row["newest"], row["batches"], row["waiting_batches"]) == ("lab", 1, 1, 1, 0)
+
+
+def test_what_was_dropped_is_counted_by_reason_for_the_last_hour_only(made: Settings) -> None:
+    unanswered = [group(task_id=f"t{n}", dropped_reason="unanswered", responses=()) for n in range(3)]
+    stale = DroppedGroup(group_id="g", offset=9, reason="stale")
+    also = DroppedGroup(group_id="h", offset=1, reason="unanswered")  # counted where it says so itself
+    letter = next(event for event in one_of_each() if isinstance(event, DeadLetter))
+    write(made, *unanswered, batch(dropped=(stale, also)), letter)
+    assert sorted((one["what"], one["stage"], one["reason"], one["count"]) for one in shown(made)["dropped"]) == [
+        ("group", "advantages", "unanswered", 3),
+        ("group", "batches", "stale", 1),
+        ("record", letter.stage, letter.reason, 1),
+    ]
+    assert look(made, now_ms=now_ms() + 3_601_000).dropped == []
+
+
+def test_a_trainer_and_an_agent_count_while_they_are_members_of_their_groups(made: Settings) -> None:
+    def await_members(wanted: dict[str, int]) -> None:
+        deadline = time.monotonic() + 60
+        while {name: row["alive"] for name, row in processes(made).items() if name in wanted} != wanted:
+            assert time.monotonic() < deadline
+            agent.poll(timeout_s=0.2)
+
+    with (
+        GroupConsumer(made, "policy-default", ["tasks"]) as agent,
+        Presence(made, BrokerOutage(made.kafka, threading.Event())) as presence,
+    ):
+        await_members({"policy default": 1, "trainer default": 1})
+        presence.commit(7)
+        (where,) = processes(made)["trainer default"]["members"]
+        assert where.endswith("127.0.0.1")
+    assert {row["alive"] for row in processes(made).values()} == {0}
