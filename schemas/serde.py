@@ -30,10 +30,10 @@ E = TypeVar("E", bound=events.Event)
 
 @dataclass(frozen=True, slots=True)
 class Poison:
-    """Bytes that are not an event."""
+    """Bytes that are not an event, or an event where nobody looks for it."""
 
     reason: str
-    """not_avro, unknown_schema, wrong_event, undecodable or contradictory."""
+    """not_avro, unknown_schema, wrong_event, undecodable, contradictory, wrong_key or wrong_partition."""
     error: str
     """What was expected, what was found, and what to do."""
 

@@ -8,6 +8,7 @@ Writing is streams/kafka/producer.py, reading streams/kafka/reader.py and consum
 from __future__ import annotations
 
 import base64
+from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
 
 from schemas import serde
@@ -37,6 +38,15 @@ class Record(NamedTuple):
     def decode(self, expected: type[E]) -> E | serde.Poison:
         """Return the event in this record, or a Poison. Never raises."""
         return serde.decode(self.payload, expected)
+
+    def decode_placed(self, expected: type[E], partitions: int | None) -> E | serde.Poison:
+        """Return the event about a task in this record, or a Poison; that also if key or partition are not its task's.
+
+        Everything about a task is in one partition number of its topics; elsewhere nobody looks for it. Without
+        `partitions`, how many these topics have, only the key is checked. Never raises.
+        """
+        event = self.decode(expected)
+        return event if isinstance(event, serde.Poison) else _misplaced(self, event, partitions) or event
 
 
 def dead_letter(record: Record, *, stage: str, reason: str, error: str) -> DeadLetter:
@@ -97,6 +107,22 @@ def _bytes(text: str | None) -> bytes | None:
         return None
 
 
+def _misplaced(record: Record, event: Any, partitions: int | None) -> serde.Poison | None:
+    task_id: str = event.task_id
+    if record.key != task_id.encode():
+        error = f"the record key is {record.key!r}, expected the task_id {task_id!r}; key records by task_id"
+        return serde.Poison("wrong_key", error)
+    if partitions is None or (expected := partition_of(task_id, partitions)) == record.at.partition:
+        return None
+    return serde.Poison(
+        "wrong_partition",
+        f"key {task_id!r} is in partition {record.at.partition}, expected {expected} of {partitions}, where its task's "
+        "other records are. Its producer needs the partitioner of Kafka's Java client: for librdkafka "
+        "partitioner=murmur2_random. `streamward dlq retry` puts this record where it belongs",
+    )
+
+
+@lru_cache(maxsize=4096)  # of the last tasks, each of which has many records
 def partition_of(key: str, partitions: int) -> int:
     """Return the partition of `key` under `murmur2_random`, as Kafka's Java client chooses it."""
     return (murmur2(key.encode()) & 0x7FFFFFFF) % partitions

@@ -104,7 +104,7 @@ class TrackedConsumer:
         self.done(taken)
 
     def skip(self, taken: TakenRecord, poison: Poison) -> None:
-        """Mark a record that cannot be decoded as done.
+        """Mark a record that cannot be decoded, or is where nobody looks for it, as done.
 
         Its dead letter is the advantages stage's: that reads every record of this topic once, where here each policy
         would write its own.

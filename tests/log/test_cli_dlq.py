@@ -19,7 +19,7 @@ from schemas.events import Coordinates, Event, derive_id
 from streams.cli.root import cli
 from streams.kafka import admin
 from streams.kafka.producer import Producer
-from streams.kafka.record import Record, dead_letter, key_of
+from streams.kafka.record import Record, dead_letter, key_of, partition_of
 from streams.kafka.topics import topic_of, topics
 from streams.settings.load import to_env
 from streams.settings.model import Kafka, Settings, Topics
@@ -242,6 +242,16 @@ def test_a_record_without_a_key_goes_back_to_its_partition(made: Settings) -> No
     assert run(made, "retry", letter).exit_code == 0
     assert [found.at.partition for found in records(made, "responses")] == [5, 5]
     assert lines(run(made, "retry", letter))[0]["result"] == "already"
+
+
+def test_a_record_in_the_wrong_partition_goes_back_to_the_one_that_its_key_belongs_to(made: Settings) -> None:
+    own = partition_of("t1", made.topics.partitions)
+    record = put_event(made, task(), partition=(own + 1) % made.topics.partitions)
+    letter = bury(made, record, stage="advantages", reason="wrong_partition")
+    assert run(made, "retry", letter).exit_code == 0
+    assert [(found.at.partition, found.payload) for found in records(made, "tasks")] == [
+        (partition, record.payload) for partition in sorted([own, record.at.partition])
+    ]
 
 
 def test_a_second_retry_says_so_and_writes_nothing(made: Settings) -> None:

@@ -18,10 +18,12 @@ from typing import Any
 import pytest
 
 from schemas.events import DeadLetter, Message, Response, Reward, RewardSource, Sampling, Task, derive_id
+from schemas.serde import encode
 from streams.kafka import admin
 from streams.kafka.consumer import GroupConsumer
 from streams.kafka.producer import Producer
 from streams.kafka.record import partition_of
+from streams.kafka.topics import topics
 from streams.settings.model import Scoring, Settings
 from streams.stages.scoring import agent as scoring
 from streams.stages.scoring.task_lookup import TaskLookup
@@ -190,7 +192,10 @@ def test_rewards_lie_in_the_partition_of_their_task(ready: Settings) -> None:
         assert record.at.partition == partition_of(record.key.decode(), ready.topics.partitions)
 
 
-def test_a_failed_response_and_a_task_without_scorers_get_no_reward(ready: Settings) -> None:
+def test_a_failed_response_a_misplaced_one_and_a_task_without_scorers_get_no_reward(ready: Settings) -> None:
+    topic, wrong = topics(ready.topics)["responses"].name, (partition_of("t3", ready.topics.partitions) + 1) % 8
+    with Producer(ready) as producer:  # its letter is the advantages stage's
+        producer.send_bytes((topic, wrong), b"t3", encode(a_response(a_task(3), slot=1)))
     failed, serve, good = a_task(1), a_task(2, purpose="serve"), a_task(3)
     write(ready, failed, serve, good)
     write(ready, a_response(failed, error="the prompt is too long"), a_response(serve), a_response(good))

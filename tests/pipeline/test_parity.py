@@ -206,7 +206,10 @@ def recorded(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> 
     writer.write([*orphan, *verdicts(orphan, draw), task(task_id=UNANSWERED, deadline_at=begun_ms)])
     writer.poison(KEYED, "advantages")
     with Producer(settings) as producer:  # a whole event under the key of another one
-        producer.send_bytes(topics(settings.topics)["tasks"].name, b"elsewhere", encode(task(task_id="misplaced")))
+        tasks = topics(settings.topics)["tasks"]
+        producer.send_bytes(tasks.name, b"elsewhere", encode(task(task_id="misplaced")))
+        wrong = (partition_of("misplaced", tasks.partitions) + 1) % tasks.partitions  # as librdkafka's default may do
+        producer.send_bytes((tasks.name, wrong), b"misplaced", encode(task(task_id="misplaced")))
 
     def out(*expected: str) -> bool:
         return set(expected) <= {group.task_id for _, group in read(settings, AdvantagedGroup)}
@@ -300,7 +303,8 @@ def test_the_log_holds_what_makes_trouble(joined: list[AdvantagedGroup | DeadLet
     assert (groups[BULKY].dropped_reason, groups[BULKY].responses) == ("too_large", ())
     reasons = {letter.reason for letter in joined if isinstance(letter, DeadLetter)}
     assert reasons == {
-        "not_avro", "wrong_key", "contradictory", "unasked", "superseded", "late", "unknown_response", "unknown_task"
+        "not_avro", "wrong_key", "wrong_partition", "contradictory", "unasked", "superseded", "late",
+        "unknown_response", "unknown_task",
     }  # fmt: skip
 
 

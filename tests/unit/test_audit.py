@@ -192,6 +192,25 @@ def test_a_train_task_that_was_held_back_is_judged_by_the_time_of_its_first_resp
     assert report.plain()["sums"]["tasks"] == "1 = 1 groups + 0 dropped + 0 open"
 
 
+def test_a_task_in_the_wrong_partition_is_named_and_so_is_what_was_answered_to_it() -> None:
+    log = Written()
+    asked = task(group_size=SIZE, reward_sources=SOURCES)
+    at = log.write(asked, T0, beside=1).at
+    (slot, *_) = [log.write(slot, T0).at for slot in answers(asked)]
+    before = settled(log.records)
+    assert {(found.category, found.at) for found in before.wrong} >= {("misplaced", at), ("misplaced", slot)}
+    assert f"its task is in another partition, {at}" in named(before)
+    join = Joined(log)
+    for record in [*log.records, log.write(control(), T0 + 605_000)]:
+        join.read(record)
+    report = settled(log.records)
+    assert named(report) == ""
+    assert [(found.at, found.what, found.accounted) for found in report.of("misplaced")] == [
+        (at, "wrong_partition", True)
+    ]
+    assert report.dead_letters == {"wrong_partition": 1, "unknown_task": SIZE}
+
+
 def test_an_answer_that_the_scorer_has_passed_without_a_reward_is_lost() -> None:
     log = Written()
     asked = task(group_size=SIZE, reward_sources=SOURCES)

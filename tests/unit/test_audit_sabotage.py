@@ -105,7 +105,7 @@ def test_a_reward_that_was_never_written_is_missed_at_its_response() -> None:
 
 def test_a_dead_letter_that_was_never_written_is_missed_at_its_record() -> None:
     for reason, category in (("superseded", "superseded"), ("late", "late"), ("unasked", "contradictory"),
-                             ("contradictory", "contradictory"), ("wrong_key", "phantom"), ("not_avro", "phantom"),
+                             ("contradictory", "contradictory"), ("wrong_key", "misplaced"), ("not_avro", "phantom"),
                              ("unknown_response", "superseded")):  # fmt: skip
         letter = one("dead-letters", lambda event, reason=reason: event.reason == reason)
         told = event_of(letter)

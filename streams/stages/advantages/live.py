@@ -34,7 +34,7 @@ class LiveAdvantages:
     def __init__(self, app: App) -> None:
         partitions = app.settings.topics.partitions
         self._app = app
-        self._stage, self._outlet = AdvantageStage(app.settings, app.traces), Outlet(app, STAGE)
+        self._stage, self._outlet = AdvantageStage(app.settings, app.traces, partitions=partitions), Outlet(app, STAGE)
         self._table, self._rows = table(app, "open-groups", partitions), GroupRows()
         self._timers = DeadlineTimers(app.settings)
         self._locks = [asyncio.Lock() for _ in range(partitions)]

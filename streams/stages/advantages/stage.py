@@ -37,9 +37,10 @@ Place = tuple[int, int]
 class AdvantageStage:
     """The reducer with what it needs of the log, for the live worker and for a replay."""
 
-    def __init__(self, settings: Settings, tracer: Tracer = NO_TRACER) -> None:
+    def __init__(self, settings: Settings, tracer: Tracer = NO_TRACER, *, partitions: int | None = None) -> None:
+        """`partitions` is how many each of the four topics has; None: records may be in any."""
         named = topics(settings.topics)
-        self._tracer = tracer
+        self._tracer, self._partitions = tracer, partitions
         self._topics = {topic.name: topic for topic in named.values() if topic.label in KEYED_BY_TASK}
         self._responses, self._groups = named["responses"].name, named["groups"]
         self._reducer = GroupReducer(settings.advantages, self._responses, named["rewards"].name)
@@ -47,13 +48,10 @@ class AdvantageStage:
 
     def decode(self, record: Record) -> GroupEvent | DeadLetter:
         """Return the event in `record`, or its dead letter."""
-        event = record.decode(self._topics[record.at.topic].event)
+        event = record.decode_placed(self._topics[record.at.topic].event, self._partitions)
         if isinstance(event, Poison):
             return dead_letter(record, stage=STAGE, reason=event.reason, error=event.error)
         assert isinstance(event, (Task, Response, Reward, GroupControl))  # noqa: S101 - the topic's own type
-        if record.key != event.task_id.encode():
-            error = f"the record key is {record.key!r}, expected the task_id {event.task_id!r}; key records by task_id"
-            return dead_letter(record, stage=STAGE, reason="wrong_key", error=error)
         return event
 
     def reduce(self, state: GroupState, event: GroupEvent, record: Record) -> tuple[GroupState, Sequence[Effect]]:

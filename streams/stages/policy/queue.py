@@ -116,7 +116,7 @@ class TaskQueue:
 
     def _take(self, taken: TakenRecord) -> None:
         record = taken.record
-        task = record.decode(Task)
+        task = record.decode_placed(Task, self._settings.topics.partitions)
         if isinstance(task, serde.Poison):
             self._consumer.skip(taken, task)
         elif task.policy != self._settings.policy.name or self._is_repeated(task, record.at.partition):

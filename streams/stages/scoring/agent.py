@@ -93,7 +93,7 @@ class ScoringAgent:
     def __init__(
         self, settings: Settings, outage: BrokerOutage, meter: Meter = OFF, tracer: Tracer = NO_TRACER
     ) -> None:
-        self._meter, self._tracer = meter, tracer
+        self._meter, self._tracer, self._partitions = meter, tracer, settings.topics.partitions
         self._scoring = settings.scoring
         self._scorers = Scorers(settings.scoring)
         self._pool = ThreadPoolExecutor(settings.scoring.processes + JUDGE_THREADS, thread_name_prefix="scorer")
@@ -146,7 +146,7 @@ class ScoringAgent:
 
     def _item(self, taken: TakenRecord) -> Item | None:
         """Return the response in this record, or None if there is nothing to score."""
-        response = taken.record.decode(Response)
+        response = taken.record.decode_placed(Response, self._partitions)
         if isinstance(response, serde.Poison):
             self._consumer.skip(taken, response)
             return None

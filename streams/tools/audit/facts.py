@@ -238,7 +238,9 @@ class Reach:
 
 # --- what is found ----------------------------------------------------------------------------------------------------
 
-Category = Literal["lost", "doubled", "phantom", "contradictory", "late", "superseded", "out_of_order", "repeated"]
+Category = Literal[
+    "lost", "doubled", "phantom", "misplaced", "contradictory", "late", "superseded", "out_of_order", "repeated"
+]
 
 
 class AuditFinding(NamedTuple):

@@ -1,4 +1,4 @@
-"""Recount the log from the topics alone: lost, doubled, phantom and late records by name.
+"""Recount the log from the topics alone: lost, doubled, misplaced and late records by name.
 
     every record ──► Ledger.take ──► facts by task and by policy ──► Ledger.report(Reach) ──► Report: findings, sums
                      in the order of each partition, topics side by side
@@ -23,7 +23,6 @@ from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any
 
 from schemas.events import Coordinates, GroupControl, Response, Reward, Task
@@ -35,6 +34,7 @@ from streams.tools.audit.facts import (
     AuditFinding,
     AuditView,
     BatchFact,
+    Category,
     Fact,
     GroupFact,
     LetterFact,
@@ -131,13 +131,12 @@ class Ledger:
         event = event_and_key(record, topic)
         if isinstance(event, Unusable):
             self._unusable.append(event)
-        elif topic.key == "policy" and at.partition != self._partition_of(event.policy):  # type: ignore[union-attr]
+        elif topic.key and at.partition != (own := partition_of(getattr(event, topic.key), topic.partitions)):
             self._unusable.append(Unusable(at, "wrong_partition"))
+            if isinstance(event, Task):
+                self._story(own, event.task_id).misplaced.append(at)
         else:
             self._keep(fact_of(record, event), event)
-
-    def _partition_of(self, policy: str) -> int:
-        return _partition(policy, self._settings.topics.policy_partitions)
 
     def _keep(self, fact: Fact, event: Any) -> None:
         match fact:
@@ -150,7 +149,7 @@ class Ledger:
                 self._policy(event.policy).adapters.append(fact)
             case GroupFact():
                 self._policy(event.policy).groups.append(fact)
-                partition = _partition(event.task_id, self._settings.topics.partitions)
+                partition = partition_of(event.task_id, self._settings.topics.partitions)
                 self._story(partition, event.task_id).groups.append(fact)
             case _:
                 self._about_task(fact, event)
@@ -255,10 +254,13 @@ class Ledger:
         groups = {name for name, _, _ in view.reach.committed}
         for at, reason in self._unusable:
             label = self._topics[at.topic].label
-            if reason in ("wrong_key", "wrong_partition") and label not in KEYED_BY_TASK:
+            is_misplaced = reason in ("wrong_key", "wrong_partition")
+            if is_misplaced and label not in KEYED_BY_TASK:
                 if not view.lettered(at):
-                    yield AuditFinding("phantom", at, f"{reason}: no stage writes such a record")
+                    yield AuditFinding("misplaced", at, f"{reason}: no stage writes such a record")
                 continue
+            if is_misplaced and view.lettered(at, JOIN):
+                yield AuditFinding("misplaced", at, reason, accounted=True)
             if label == "dead-letters":
                 yield AuditFinding("phantom", at, f"{reason}: it is not a dead letter")
             if label not in READERS:
@@ -271,7 +273,8 @@ class Ledger:
             } | ({STREAMS} & {begins})
             unread = label == "batches" and not readers and view.reach.settled  # nothing will ever write it
             if (unread or any(view.reach.passed(name, at) for name in readers)) and not view.lettered(at, stage):
-                yield AuditFinding("phantom", at, f"{reason}: {stage} has passed it without a dead letter")
+                category: Category = "misplaced" if is_misplaced else "phantom"
+                yield AuditFinding(category, at, f"{reason}: {stage} has passed it without a dead letter")
 
     def _stray_letters(self, view: AuditView, whole: TaskOutcome) -> Iterator[AuditFinding]:
         """Find dead letters about records that do not exist, and those that differ from the record they are about."""
@@ -303,8 +306,3 @@ def _add(whole: TaskOutcome, part: TaskOutcome) -> None:
     whole.findings += part.findings
     whole.counts.update(part.counts)
     whole.in_flight.update(part.in_flight)
-
-
-@lru_cache(maxsize=4096)
-def _partition(key: str, partitions: int) -> int:
-    return partition_of(key, partitions)

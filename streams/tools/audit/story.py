@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+from schemas.events import Coordinates
 from streams.tools.audit.facts import AuditFinding, ControlFact, GroupFact, ResponseFact, RewardFact, TaskFact
 
 
@@ -18,6 +19,8 @@ class Story:
     rewards: list[RewardFact] = field(default_factory=list)
     controls: list[ControlFact] = field(default_factory=list)
     groups: list[GroupFact] = field(default_factory=list)
+    misplaced: list[Coordinates] = field(default_factory=list)
+    """Records of the task in other partitions than its own, where nobody looks for it."""
     settled: TaskOutcome | None = None
     """The last result, if only a new record about this task can change it."""
 

@@ -355,7 +355,10 @@ class _TaskRecount:
                 self._entered.add(said)
             elif self._passed(fact.at) and (not waits or self._expired()):
                 self._entered.add(said)
-                self._found("phantom", fact.at, "its task is not in the log")
+                if story.misplaced:
+                    self._found("misplaced", fact.at, f"its task is in another partition, {story.misplaced[0]}")
+                else:
+                    self._found("phantom", fact.at, "its task is not in the log")
             else:
                 self._out.in_flight["events"] += 1
         for control in story.controls:

@@ -95,28 +95,36 @@ def _join_partition(settings: Settings, bounds: Bounds, partition: int) -> Itera
         for name in names
         for first, end in [bounds[name, partition]]
     ]
-    yield from join_records(settings, heapq.merge(*streams, key=attrgetter("timestamp_ms")))
+    records = heapq.merge(*streams, key=attrgetter("timestamp_ms"))
+    yield from join_records(settings, records, partitions=settings.topics.partitions)
 
 
 def join_records(
-    settings: Settings, records: Iterable[Record], *, look_up: LookUp | None = None
+    settings: Settings, records: Iterable[Record], *, look_up: LookUp | None = None, partitions: int | None = None
 ) -> Iterator[AdvantagedGroup | DeadLetter]:
     """Yield what the join makes of these records of one partition number, read in this order.
 
-    `look_up` returns earlier records of them by coordinates; without it they are fetched from the log.
+    `look_up` returns earlier records of them by coordinates; without it they are fetched from the log. With
+    `partitions`, how many there are, records whose key belongs to another are rejected.
     """
-    for _, made in joined(settings, records, look_up=look_up):
+    for _, made in joined(settings, records, look_up=look_up, partitions=partitions):
         yield made
 
 
 def joined(
-    settings: Settings, records: Iterable[Record], *, look_up: LookUp | None = None, note: Note | None = None
+    settings: Settings,
+    records: Iterable[Record],
+    *,
+    look_up: LookUp | None = None,
+    note: Note | None = None,
+    partitions: int | None = None,
 ) -> Iterator[tuple[Record, AdvantagedGroup | DeadLetter]]:
     """Yield what `join_records` yields, each after the record at which it left.
 
     It keeps what the live stage keeps, however long the log is: open groups, and groups that were not yet evicted.
     """
-    stage, look_up = advantages.AdvantageStage(settings), look_up or partial(fetch, settings)
+    stage = advantages.AdvantageStage(settings, partitions=partitions)
+    look_up = look_up or partial(fetch, settings)
     states: dict[str, GroupState] = {}
     for record in records:
         event = stage.decode(record)

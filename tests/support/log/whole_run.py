@@ -59,14 +59,16 @@ class Written:
     records: list[Record] = field(default_factory=list)
     ends: dict[TopicPartition, int] = field(default_factory=dict)
 
-    def write(self, event: Event | bytes, ms: int, *, label: str = "", key: bytes | None = None) -> Record:
-        """Append an event to its topic, or bytes to the topic `label` under `key`."""
+    def write(
+        self, event: Event | bytes, ms: int, *, label: str = "", key: bytes | None = None, beside: int = 0
+    ) -> Record:
+        """Append an event to its topic, or bytes to the topic `label` under `key`; `beside` partitions from its own."""
         if isinstance(event, bytes):
             topic, payload = TOPICS[label], event
         else:
             topic, payload = BY_EVENT[type(event)], encode(event)
             key = key_of(event, topic) if key is None else key
-        partition = partition_of((key or b"").decode(), topic.partitions)
+        partition = (partition_of((key or b"").decode(), topic.partitions) + beside) % topic.partitions
         offset = self.ends.get((topic.name, partition), 0)
         self.ends[topic.name, partition] = offset + 1
         record = Record(Coordinates(topic.name, partition, offset), ms, key, payload)
@@ -81,7 +83,7 @@ class Joined:
     """The join, reading record by record; what it makes is written into the same log."""
 
     def __init__(self, log: Written) -> None:
-        self._log, self._stage = log, AdvantageStage(SETTINGS)
+        self._log, self._stage = log, AdvantageStage(SETTINGS, partitions=SETTINGS.topics.partitions)
         self._states: dict[tuple[int, str], GroupState] = {}
 
     def read(self, record: Record) -> None:
