@@ -1,4 +1,4 @@
-"""The commands that put tasks into the log: submit and generate."""
+"""The commands that put tasks into the log: submit, resubmit and generate."""
 
 from __future__ import annotations
 
@@ -48,6 +48,36 @@ def tasks_submit(call: AppContext, file: Path, skip_bad: bool, reading: TaskFile
         {"repeated": checked.repeated, "bad": len(checked.problems)},
         output,
     )
+
+
+@tasks.command("resubmit")
+@click.option("--unscored", is_flag=True, help="Whose group was dropped because scores were missing.")
+@click.option("--unanswered", is_flag=True, help="Whose group was dropped because answers were missing.")
+@click.option("--since", default=None, metavar="TIME|AGE", help="Lost since then: 2026-01-31T12:00, 2h.")
+@click.option("--policy", default=None, metavar="NAME", help="Tasks of this policy.  [default: policy.name]")
+@output_option
+@pass_call
+def tasks_resubmit(
+    call: AppContext, unscored: bool, unanswered: bool, since: str | None, policy: str | None, output: Output
+) -> None:
+    """Send the train tasks again that were lost: their groups were dropped, and taught nothing.
+
+    They are new tasks with ids of their own, and the lost one's in their metadata as resubmitted_from. A deadline of
+    their own is as far away as it was. The same command again adds nothing, except for those that were lost again.
+    """
+    from streams.kafka.times import now_ms, parse_time
+    from streams.stages.tasks.resubmit import Loss, Wanted, resubmit
+
+    losses: set[Loss] = set()
+    if unscored:
+        losses.add("unscored")
+    if unanswered:
+        losses.add("unanswered")
+    if not losses:
+        raise SettingsError("say what was lost: --unscored, --unanswered, or both")
+    since_ms = None if since is None else parse_time(since, "--since")
+    wanted = Wanted(policy or call.settings.policy.name, losses, since_ms)
+    _show_submitted(resubmit(call.settings, wanted, now_ms=now_ms(), under=_trace()), {}, output)
 
 
 @tasks.command("generate")

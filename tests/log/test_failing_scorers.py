@@ -11,12 +11,13 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from schemas.events import AdvantagedGroup, DeadLetter, Response, Reward, RewardSource, Task, derive_id
+from schemas.events import AdvantagedGroup, DeadLetter, Event, LeftOut, Response, Reward, RewardSource, Task, derive_id
 from streams.cli.root import cli
 from streams.kafka.producer import Producer
 from streams.settings.load import to_env
 from streams.settings.model import Scoring, Settings
-from tests.support.factories import response, task
+from streams.stages.tasks.resubmit import sent_again
+from tests.support.factories import T0, group, response, task
 from tests.support.processes import read, running, until
 
 pytestmark = pytest.mark.kafka
@@ -36,7 +37,7 @@ def asked(number: int, slots: int) -> list[Task | Response]:
     return [one, *answers]
 
 
-def write(settings: Settings, *events: Task | Response) -> None:
+def write(settings: Settings, *events: Event) -> None:
     with Producer(settings) as producer:
         for event in events:
             producer.send(event)
@@ -87,3 +88,46 @@ def test_a_scorer_that_raises_spends_nothing_and_after_its_repair_every_group_is
     assert len(dropped) == 3, "no letter stays open"
     audit = CliRunner().invoke(cli, ["audit"], env=to_env(settings))
     assert audit.exit_code == 0, audit.stdout
+
+
+# --- what is lost all the same ----------------------------------------------------------------------------------------
+
+
+def dropped(task_id: str, why: str, *reasons: str, **changes: str) -> AdvantagedGroup:
+    """Return a group that was dropped, with the reason of each slot."""
+    left_out = tuple(LeftOut(slot=slot, reason=reason) for slot, reason in enumerate(reasons))
+    return group(task_id=task_id, dropped_reason=why, responses=(), left_out=left_out, **changes)
+
+
+def resubmitted(settings: Settings, *options: str) -> dict[str, Task]:
+    """Run `tasks resubmit`, and return all tasks in the log that were sent again, by the id of the lost one."""
+    result = CliRunner().invoke(cli, ["tasks", "resubmit", *options], env=to_env(settings))
+    assert result.exit_code == 0, result.stderr
+    tasks = [one for _, one in read(settings, Task) if "resubmitted_from" in one.metadata]
+    return {one.metadata["resubmitted_from"]: one for one in tasks}
+
+
+def test_tasks_that_were_lost_are_sent_again_as_new_ones_that_name_them(made: Settings) -> None:
+    write(
+        made,
+        *(task(task_id=f"t{number}", metadata={"source": f"file:{number}"}) for number in range(6)),
+        dropped("t0", "unscored", "score_failed", "unscored"),
+        dropped("t1", "too_few_scored", "too_few_scored", "score_failed"),
+        dropped("t2", "unanswered", "unanswered", "unanswered"),
+        dropped("t3", "incomplete", "unanswered", "incomplete"),
+        dropped("t4", "unscored", "score_failed", purpose="eval"),
+        group(task_id="t5", left_out=(LeftOut(slot=2, reason="score_failed"),)),
+    )
+    assert resubmitted(made, "--unscored", "--since", "1h").keys() == {"t0", "t1"}
+    found = resubmitted(made, "--unscored", "--unanswered")
+    assert found.keys() == {"t0", "t1", "t2", "t3"}
+    lost = next(one for _, one in read(made, Task) if one.task_id == "t0")
+    assert found["t0"].task_id != "t0" and found["t0"].metadata["source"] == "file:0"
+    assert (found["t0"].messages, found["t0"].reward_sources) == (lost.messages, lost.reward_sources)
+    assert len(read(made, Task)) == 10, "the second time those of the first were known"
+
+
+def test_a_task_that_is_sent_again_has_as_much_time_as_the_lost_one_had() -> None:
+    again = sent_again(task(deadline_at=T0 + 5_000), recorded_ms=T0 + 2_000, now_ms=T0 + 60_000)
+    assert (again.created_at, again.deadline_at) == (T0 + 60_000, T0 + 63_000)
+    assert sent_again(task(), recorded_ms=T0, now_ms=T0 + 60_000).deadline_at is None

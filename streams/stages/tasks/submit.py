@@ -7,14 +7,14 @@ Two submissions at the same moment may both find a task missing. The policy agen
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from schemas.events import Task
 from streams.kafka.admin import offsets
 from streams.kafka.producer import Producer
 from streams.kafka.reader import read
-from streams.kafka.record import partition_of
+from streams.kafka.record import Record, partition_of
 from streams.kafka.topics import topics
 from streams.observability.tracing import tracer as tracing
 from streams.observability.tracing.context import Context
@@ -47,11 +47,18 @@ def submit(settings: Settings, tasks: Iterable[Task], *, under: Context | None =
 
 def known_ids(settings: Settings, task_ids: Iterable[str]) -> set[str]:
     """Return those of `task_ids` that are in the log now."""
+    return {record.key.decode() for record in records_of(settings, task_ids) if record.key}
+
+
+def records_of(settings: Settings, task_ids: Iterable[str]) -> Iterator[Record]:
+    """Yield every record in the log with one of these task ids as its key, the first of each id first."""
     wanted = {task_id.encode() for task_id in task_ids}
     if not wanted:
-        return set()
+        return
     topic = topics(settings.topics)["tasks"]
     partitions = {partition_of(key.decode(), topic.partitions) for key in wanted}
     bounds = {tp: bound for tp, bound in offsets(settings, ["tasks"]).items() if tp[1] in partitions}
     starts, ends = {tp: low for tp, (low, _) in bounds.items()}, {tp: high for tp, (_, high) in bounds.items()}
-    return {record.key.decode() for record in read(settings, starts, ends) if record.key in wanted and record.key}
+    for record in read(settings, starts, ends):
+        if record.key in wanted:
+            yield record
