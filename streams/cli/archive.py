@@ -160,15 +160,22 @@ def archive_verify(call: AppContext, ctx: click.Context, names: tuple[str, ...],
 @click.option(
     "--into-prefix", metavar="PREFIX", default=None, help="Into the topics with this prefix instead of topics.prefix."
 )
+@click.option("--fill", is_flag=True, help="Also into topics that hold the first records of their archive.")
+@click.option("--set-back", is_flag=True, help="Restore nothing: set the retention of restored topics back.")
 @output_option
 @pass_call
-def archive_restore(call: AppContext, names: tuple[str, ...], into_prefix: str | None, output: Output) -> None:
+def archive_restore(
+    call: AppContext, names: tuple[str, ...], into_prefix: str | None, fill: bool, set_back: bool, output: Output
+) -> None:
     """Restore the archive into empty topics.
 
     Each record returns to its partition and offset, with its key, timestamp and headers. Missing topics are created;
-    one that holds anything else is refused. Their retention is switched off (retention.ms=-1), since it would delete
-    records this old at once: set it again when you have what you need. An interrupted restore continues when it is
-    repeated.
+    one that holds records is refused, unless it holds all of its archive: then nothing is done. An interrupted restore
+    continues when it is repeated.
+
+    The retention of the topics is switched off (retention.ms=-1), since it would delete records this old at once. What
+    it was is kept in the archive. When you have what you need, --set-back sets it again, also after a restore that was
+    killed; Kafka then deletes what is older.
     """
     from streams import output as show
     from streams.tools.archive import restore as restoring
@@ -177,7 +184,13 @@ def archive_restore(call: AppContext, names: tuple[str, ...], into_prefix: str |
     into = settings
     if into_prefix is not None:
         into = settings.model_copy(update={"topics": settings.topics.model_copy(update={"prefix": into_prefix})})
-    done = restoring.restore(settings, _labels(call, names), into=into)
+    if set_back:
+        restored = restoring.set_back(settings, _labels(call, names), into=into)
+        columns = [show.Column("topic", "topic"), show.Column("retention_ms", "retention_ms", right=True)]
+        show.rows([{"topic": one.label, "retention_ms": one.retention_ms} for one in restored], columns, output)
+        click.echo(f"The retention of {len(restored)} topics {into.topics.prefix}* is what it was.", err=True)
+        return
+    done = restoring.restore(settings, _labels(call, names), into=into, fill=fill)
     columns = [
         show.Column("partition", lambda row: f"{row['topic']}[{row['partition']}]"),
         show.Column("first", "first", right=True),
@@ -195,9 +208,11 @@ def archive_restore(call: AppContext, names: tuple[str, ...], into_prefix: str |
         for each in done
     ]
     show.rows(rows, columns, output)
+    if not (records := sum(each.records for each in done)):
+        click.echo(f"{into.topics.prefix}* holds all of the archive already; nothing was changed.", err=True)
+        return
     click.echo(
-        f"{sum(each.records for each in done)} records are restored to {into.topics.prefix}*, whose retention is off "
-        f"now "
-        "(retention.ms=-1).",
+        f"{records} records are restored to {into.topics.prefix}*. The retention of these topics is off now "
+        "(retention.ms=-1); `streamward archive restore --set-back`, with the same names, sets it back.",
         err=True,
     )

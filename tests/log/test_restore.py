@@ -11,7 +11,8 @@ from streams.errors import NotFoundError, RefusedError
 from streams.kafka import admin
 from streams.kafka.producer import Producer
 from streams.settings.model import Settings
-from streams.tools.archive.restore import PLACEHOLDER, restore
+from streams.tools.archive.restore import PLACEHOLDER, restore, set_back
+from streams.tools.archive.retention import RestoredTopics, SetBack
 from streams.tools.archive.segments import ArchiveReader
 from streams.tools.archive.sync import sync
 from streams.tools.archive.verify import verify
@@ -45,17 +46,55 @@ def test_what_is_restored_is_what_was_there_offsets_and_all(made: Settings) -> N
     write(made, 5, partition=0)
     cut(made, 11)
     sync(small(made), ["rewards"])
-    there = in_the_log(made)
+    there, before = in_the_log(made), retention(made)
     deleted(made)
     done = {each.partition: each for each in restore(made, ["rewards"])}
     assert (done[ONE].first, done[ONE].records) == (11, 28)
     assert admin.offsets(made, ["rewards"])[name(made), ONE] == (11, 39)
     assert in_the_log(made) == there
-    assert admin.configs(made, [name(made)])[name(made)]["retention.ms"] == "-1"
+    assert retention(made) == "-1"
     assert {each.records for each in restore(made, ["rewards"])} == {0}
+    assert set_back(made) == [SetBack("rewards", before)]
+    assert retention(made) == before
+    assert set_back(made) == []
     write(made, 1, first=99)  # and the archive goes on
     assert {each.partition: each.records for each in sync(made, ["rewards"])}[ONE] == 1
     assert held(of(made)) == in_the_log(made)
+
+
+def retention(settings: Settings) -> str:
+    return admin.configs(settings, [name(settings)])[name(settings)]["retention.ms"]
+
+
+def test_topics_that_hold_their_archive_are_not_touched(made: Settings) -> None:
+    write(made, 5)
+    sync(made, ["rewards"])
+    there, before = in_the_log(made), retention(made)
+    result = run(made, "restore", "rewards")
+    assert (result.exit_code, "nothing was changed" in result.stderr) == (0, True)
+    assert (in_the_log(made), retention(made)) == (there, before)
+
+
+def test_a_topic_in_use_that_begins_like_the_archive_is_refused_unless_asked(made: Settings) -> None:
+    write(made, 5)
+    sync(made, ["rewards"])
+    there = in_the_log(made)
+    deleted(made)
+    admin.apply_topics(made)
+    with Producer(made) as producer:
+        for record in there[:2]:
+            producer.send_bytes(
+                (name(made), ONE), record.key, record.payload, timestamp_ms=record.timestamp_ms, headers=record.headers
+            )
+    before = retention(made)
+    with pytest.raises(RefusedError, match=r"no restore is under way there.*--fill"):
+        restore(made, ["rewards"])
+    assert (in_the_log(made), retention(made)) == (there[:2], before)
+    assert run(made, "restore", "rewards", "--fill").exit_code == 0
+    assert (in_the_log(made), retention(made)) == (there, "-1")
+    result = run(made, "restore", "--set-back")
+    assert json.loads(result.stdout) == {"topic": "rewards", "retention_ms": before}
+    assert retention(made) == before
 
 
 def test_an_interrupted_restore_goes_on_where_it_was(made: Settings) -> None:
@@ -65,10 +104,13 @@ def test_an_interrupted_restore_goes_on_where_it_was(made: Settings) -> None:
     there = in_the_log(made)
     into = elsewhere(made)
     admin.apply_topics(into)
+    before = retention(into)
+    RestoredTopics(ArchiveReader(made).store, into).switch_off(["rewards"])  # as one that was killed has done
     with Producer(into) as producer:
         for _ in range(4):
             producer.send_bytes((name(into), ONE), None, PLACEHOLDER)
     assert {each.partition: each.records for each in restore(made, ["rewards"], into=into)}[ONE] == 24
+    assert set_back(made, into=into) == [SetBack("rewards", before)]
     third = elsewhere(into)
     admin.apply_topics(third)
     with Producer(third) as producer:
@@ -82,7 +124,7 @@ def test_an_interrupted_restore_goes_on_where_it_was(made: Settings) -> None:
                 timestamp_ms=record.timestamp_ms,
                 headers=record.headers,
             )
-    assert {each.partition: each.records for each in restore(made, ["rewards"], into=third)}[ONE] == 15
+    assert {each.partition: each.records for each in restore(made, ["rewards"], into=third, fill=True)}[ONE] == 15
     for target in (into, third):
         assert in_the_log(target) == renamed(there, target)
 

@@ -1,14 +1,16 @@
 """Restore an archive into empty topics, with every partition, offset, key, timestamp and header.
 
-    archive ──► topics, empty, or as far as an earlier restore came ──► retention.ms = -1
+    archive ──► topics, empty, or as far as an earlier restore came ──► retention off, and noted (retention.py)
             ──► placeholders below the archive's first offset ──► deleted, once the log begins after them
             ──► every record, at the offset it had
 
 A batch is a list of offsets, so a record at another offset would be another record. The archive may begin after offset
 0; then small records are written up to there and deleted again, since a Kafka partition cannot begin anywhere else.
-Timestamps are the old ones, for which retention would delete the records at once: it is switched off for these topics.
+Timestamps are the old ones, for which retention would delete the records at once: it is switched off for these topics,
+until `RestoredTopics.set_back`. A topic that holds all of its archive already is not touched.
 
-The target's end tells how far a restore came, so a killed one continues when it is called again.
+The target's end tells how far a restore came, so a killed one continues when it is called again. A topic that begins
+like its archive, and that no restore is known to have written, may be in use: it is refused unless asked for.
 
 Not covered: records with timestamp 0, which librdkafka takes for "now". A range with holes in its offsets (a topic
 written in transactions) cannot be written again by any client, and is refused.
@@ -30,6 +32,7 @@ from streams.kafka.producer import Producer
 from streams.kafka.record import Record, TopicPartition
 from streams.kafka.topics import LABELS, topics
 from streams.settings.model import Settings
+from streams.tools.archive.retention import RestoredTopics, SetBack
 from streams.tools.archive.segments import ArchiveReader, Manifest, fingerprint
 
 PLACEHOLDER = b"streamward placeholder"
@@ -46,12 +49,14 @@ class Restored(NamedTuple):
     """Written now; fewer than there are if an earlier restore was interrupted."""
 
 
-def restore(settings: Settings, labels: Iterable[str] = LABELS, *, into: Settings | None = None) -> list[Restored]:
+def restore(
+    settings: Settings, labels: Iterable[str] = LABELS, *, into: Settings | None = None, fill: bool = False
+) -> list[Restored]:
     """Write the archive of `settings` into the empty topics of `into` (default: the same); missing ones are created.
 
     Their retention is switched off. Raises RefusedError if a topic holds anything but the beginning of this very
-    archive, or has other partitions; NotFoundError if nothing is archived; LogError if a segment is missing or damaged,
-    or the broker refuses.
+    archive, or holds that while no restore is under way and `fill` is not set, or has other partitions; NotFoundError
+    if nothing is archived; LogError if a segment is missing or damaged, or the broker refuses.
     """
     into, archive, labels = into or settings, ArchiveReader(settings), list(labels)
     found = {(label, p): archive.manifest(label, p) for label in labels for p in archive.partitions(label)}
@@ -66,7 +71,11 @@ def restore(settings: Settings, labels: Iterable[str] = LABELS, *, into: Setting
     targets = {key: _Target(archive, manifest, into, key) for key, manifest in manifests.items()}
     for target in targets.values():  # all of them before the first record is written
         target.check(bounds)
-    _keep_for_ever(into, {label for label, _ in manifests})
+    restored = RestoredTopics(archive.store, into)
+    begun = {key[0] for key, target in targets.items() if target.is_behind(bounds)}
+    if not fill:
+        _check_unused(into, bounds, begun - restored.under_way(begun))
+    restored.switch_off(begun)
     with Producer(into) as producer:
         for target in targets.values():
             target.fill_up(producer, bounds[target.to][1])
@@ -78,6 +87,25 @@ def restore(settings: Settings, labels: Iterable[str] = LABELS, *, into: Setting
     for target in targets.values():
         target.check_done(*ends[target.to])
     return done
+
+
+def set_back(settings: Settings, labels: Iterable[str] = LABELS, *, into: Settings | None = None) -> list[SetBack]:
+    """Set the retention of the topics of `into` back to what it was before `restore`, and return those that had it off.
+
+    Kafka then deletes what is older. Raises LogError if the broker or the archive refuses.
+    """
+    return list(RestoredTopics(ArchiveReader(settings).store, into or settings).set_back(labels))
+
+
+def _check_unused(into: Settings, bounds: Mapping[TopicPartition, tuple[int, int]], labels: Iterable[str]) -> None:
+    """Raise RefusedError if one of these topics holds records."""
+    for label in labels:
+        name = topics(into.topics)[label].name
+        if any(low < high for (topic, _), (low, high) in bounds.items() if topic == name):
+            raise RefusedError(
+                f"topic {name} holds records that begin like its archive, and no restore is under way there: it may be "
+                "in use. Restore into other topics, with --into-prefix, or continue in this one with --fill"
+            )
 
 
 class _Target:
@@ -130,6 +158,10 @@ class _Target:
         archived = self._archive.fetch([Coordinates(*self._from, record.at.offset)])
         return fingerprint(record) == fingerprint(*archived.values())
 
+    def is_behind(self, bounds: Mapping[TopicPartition, tuple[int, int]]) -> bool:
+        """Return whether anything of the archive is missing here."""
+        return bounds[self.to][1] < self._manifest.next
+
     def fill_up(self, producer: Producer, high: int) -> None:
         """Write placeholders up to where the archive begins."""
         for offset in range(high, self.first):
@@ -168,19 +200,6 @@ class _Target:
                 )
 
         producer.send_bytes(self.to, key, payload, on_ack=landed, headers=headers, timestamp_ms=timestamp_ms)
-
-
-def _keep_for_ever(settings: Settings, labels: Iterable[str]) -> None:
-    client = admin.AdminClient(client_config(settings.kafka))
-    entry = admin.ConfigEntry("retention.ms", "-1", incremental_operation=admin.AlterConfigOpType.SET)
-    resources = [
-        admin.ConfigResource(
-            admin.ConfigResource.Type.TOPIC, topics(settings.topics)[label].name, incremental_configs=[entry]
-        )
-        for label in labels
-    ]
-    for resource, future in client.incremental_alter_configs(resources).items():
-        _done(future, f"retention.ms of {resource.name} was not set to -1")
 
 
 def _delete_before(settings: Settings, firsts: Mapping[TopicPartition, int]) -> None:
