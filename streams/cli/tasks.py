@@ -10,7 +10,7 @@ import click
 
 from streams.cli.runtime import AppContext, output_option, pass_call
 from streams.cli.task_file import TaskFileOptions, read_tasks, task_file_options
-from streams.errors import SettingsError
+from streams.errors import SettingsError, StreamwardError
 
 if TYPE_CHECKING:
     from schemas.events import Purpose
@@ -44,6 +44,7 @@ def tasks_submit(call: AppContext, file: Path, skip_bad: bool, reading: TaskFile
 
     checked = read_tasks(call.settings, file, reading, skip_bad=skip_bad)
     _show_submitted(
+        call,
         submit(call.settings, checked.tasks, under=_trace()),
         {"repeated": checked.repeated, "bad": len(checked.problems)},
         output,
@@ -77,7 +78,7 @@ def tasks_resubmit(
         raise SettingsError("say what was lost: --unscored, --unanswered, or both")
     since_ms = None if since is None else parse_time(since, "--since")
     wanted = Wanted(policy or call.settings.policy.name, losses, since_ms)
-    _show_submitted(resubmit(call.settings, wanted, now_ms=now_ms(), under=_trace()), {}, output)
+    _show_submitted(call, resubmit(call.settings, wanted, now_ms=now_ms(), under=_trace()), {}, output)
 
 
 @tasks.command("generate")
@@ -131,7 +132,7 @@ def tasks_generate(
     )
     made = generators.generate(spec, now_ms=now_ms())
     if submit:
-        _show_submitted(stage.submit(call.settings, made, under=_trace()), {}, output)
+        _show_submitted(call, stage.submit(call.settings, made, under=_trace()), {}, output)
     elif output == "jsonl":
         for task in made:
             print(show.json_line(task), flush=True)
@@ -145,18 +146,28 @@ def tasks_generate(
         show.rows(made, columns, output)
 
 
-def _show_submitted(submitted: Submitted, more: dict[str, int], output: Output) -> None:
-    """Print how many tasks there were; as JSON lines each task with its id, and the counts on stderr."""
+def _show_submitted(call: AppContext, submitted: Submitted, more: dict[str, int], output: Output) -> None:
+    """Print how many tasks there were; as JSON lines each task with its id, and the counts on stderr.
+
+    If more wait now than will be answered, say so on stderr.
+    """
     from streams import output as show
+    from streams.tools.reach import unreached
 
     counts = {"sent": len(submitted.sent), "known": len(submitted.known), **more}
     if output == "table":
         show.record(counts, output)
-        return
-    for state, found in (("sent", submitted.sent), ("known", submitted.known)):
-        for task in found:
-            print(show.json_line({"task_id": task.task_id, "state": state, "source": task.metadata.get("source")}))
-    click.echo(", ".join(f"{count} {name}" for name, count in counts.items()), err=True)
+    else:
+        for state, found in (("sent", submitted.sent), ("known", submitted.known)):
+            for task in found:
+                print(show.json_line({"task_id": task.task_id, "state": state, "source": task.metadata.get("source")}))
+        click.echo(", ".join(f"{count} {name}" for name, count in counts.items()), err=True)
+    try:
+        warnings = unreached(call.settings, [*submitted.sent, *submitted.known])
+    except StreamwardError as exc:  # the tasks are there, and who may write them may not be allowed to read the rest
+        warnings = [f"Whether they will be answered could not be checked: {exc}"]
+    for warning in warnings:
+        click.echo(warning, err=True)
 
 
 def _trace() -> Context | None:

@@ -1,10 +1,10 @@
 """Check this set-up, and say what to do about each problem.
 
-    settings ──► broker, topics, schemas, model, disk ──► findings: ok, warning, failed, skipped
+    settings ──► broker, topics, trainer, schemas, model, disk ──► findings: ok, warning, failed, skipped
 
 Each check yields findings and raises nothing; one that cannot run, because an earlier one failed, is skipped. Nothing
-is changed: no topic is created, no model loaded or downloaded. Whether the processes of the loop run and make progress
-is not checked (`streamward events tail` shows it).
+is changed: no topic is created, no model loaded or downloaded. Of the processes of the loop only the trainer is looked
+for, without which all others fall silent (`streamward status` shows them all).
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ def examine(load: Callable[[], Settings]) -> list[DoctorFinding]:
     broker = _broker(settings)
     reached = broker.state == "ok"
     topics = list(_topics(settings)) if reached else [DoctorFinding("topics", "skipped", "needs a broker that answers")]
-    return [broker, *topics, *_schemas(), *_registry(settings), *_model(settings), *disk(settings)]
+    trainer = _trainer(settings) if all(finding.state in ("ok", "warning") for finding in topics) else []
+    return [broker, *topics, *trainer, *_schemas(), *_registry(settings), *_model(settings), *disk(settings)]
 
 
 # --- the log ----------------------------------------------------------------------------------------------------------
@@ -143,6 +144,28 @@ def _raised(act: Callable[[], object]) -> StreamwardError | None:
     except StreamwardError as exc:
         return exc
     return None
+
+
+def _trainer(settings: Settings) -> Iterator[DoctorFinding]:
+    from streams.tools.status import look
+
+    try:
+        processes = look(settings).processes
+    except StreamwardError as exc:
+        yield DoctorFinding("trainer", "failed", str(exc), exit_code=exc.exit_code)
+        return
+    for one in processes:
+        if (one.process, one.policy) != ("trainer", settings.policy.name):
+            continue
+        batches = "1 batch waits" if one.lag == 1 else f"{one.lag or 'no'} batches wait"
+        waits = f"{batches} for a trainer of policy {one.policy}"
+        if one.alive:
+            yield DoctorFinding("trainer", "ok", f"{waits}, and {one.members[0]} is one")
+        elif one.lag:
+            do = f"{one.waits_for.removeprefix('nobody: ')}. Until then train tasks are held back"
+            yield DoctorFinding("trainer", "warning", f"{waits}, and none lives", do[:1].upper() + do[1:])
+        else:
+            yield DoctorFinding("trainer", "ok", f"{waits}, and none lives")
 
 
 def _schemas() -> Iterator[DoctorFinding]:

@@ -426,7 +426,7 @@ def test_doctor_finds_missing_and_wrong_topics(settings: Settings) -> None:
     assert "streamward topics apply" in result.stdout
 
     admin.apply_topics(settings)
-    assert states(run(settings, "doctor"))["topics"] == "ok"
+    assert {states(run(settings, "doctor"))[check] for check in ("topics", "trainer")} == {"ok"}
 
     result = run(settings, "--set", "topics.partitions=3", "doctor")
     assert (result.exit_code, states(result)["topics"]) == (2, "failed")

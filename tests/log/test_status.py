@@ -18,6 +18,7 @@ from streams.kafka.retry import BrokerOutage
 from streams.kafka.times import now_ms
 from streams.settings.load import to_env
 from streams.settings.model import Batches, Settings
+from streams.tools.reach import unreached
 from streams.tools.status import look
 from tests.support.factories import batch, group, one_of_each, promoted, task, trained
 from trainer.presence import Presence
@@ -74,6 +75,41 @@ def test_train_tasks_that_no_trainer_lets_in_are_seen_as_held_back(made: Setting
     assert "train tasks wait" not in processes(settings)["policy lab"]["waits_for"]
     (row,) = shown(settings)["policies"]
     assert (row["policy"], row["primary"], row["newest"], row["batches"], row["waiting_batches"]) == ("lab", 1, 1, 1, 0)
+
+
+def test_who_submits_more_than_is_answered_without_a_trainer_is_told_so_and_so_is_who_asks_doctor(
+    made: Settings,
+) -> None:
+    settings = made.model_copy(update={"batches": Batches(groups=1, max_policy_lag=1)})
+    for count, says in ((2, ""), (3, "Up to 3 tasks of policy default wait, and no trainer lives: 2 train tasks are")):
+        args = ["tasks", "generate", "sums", "--count", str(count), "--submit"]
+        result = CliRunner().invoke(cli, args, env=to_env(settings))
+        assert result.exit_code == 0
+        assert (says in result.stderr) and ("wait" in result.stderr) == bool(says)
+    assert "start `streamward train`" in result.stderr
+
+    def doctor() -> str:
+        return CliRunner().invoke(cli, ["doctor", "--output", "table"], env=to_env(settings)).stdout
+
+    assert "no batches wait for a trainer of policy default, and none lives" in doctor()
+    write(settings, batch(sequence=0))
+    assert "1 batch waits for a trainer of policy default, and none lives" in doctor()
+
+
+def test_who_names_a_deadline_that_the_trainer_is_too_slow_for_is_told_how_many_it_reaches(made: Settings) -> None:
+    settings = made.model_copy(update={"batches": Batches(groups=1, max_policy_lag=0)})
+    for version in (1, 2, 3):  # a version every 100 s
+        write(settings, batch(sequence=version - 1), trained(version, created_at=100_000 * version), promoted(version))
+    asked = [task(task_id=f"t{n}", deadline_at=now_ms() + 350_000) for n in range(6)]
+    write(settings, *asked)
+    with Presence(settings, BrokerOutage(settings.kafka, threading.Event())):
+        deadline = time.monotonic() + 60
+        while not processes(settings)["trainer default"]["alive"]:
+            assert time.monotonic() < deadline
+        (said,) = unreached(settings, asked)
+        assert "Up to 6 tasks of policy default wait, and about 4 train tasks will be answered" in said
+        assert unreached(settings, [*asked[1:], task(deadline_at=now_ms() + 900_000)]) == []
+        assert unreached(settings, [task(), task(purpose="eval", deadline_at=1)]) == []
 
 
 def test_what_was_dropped_is_counted_by_reason_for_the_last_hour_only(made: Settings) -> None:
