@@ -1,4 +1,4 @@
-"""What readers and writers of events agree on beyond the fields: names in `metadata`, deadlines, missing scores."""
+"""What readers and writers of events agree on beyond the fields: names, feedback, deadlines, missing scores."""
 
 from __future__ import annotations
 
@@ -7,6 +7,10 @@ from schemas.events import AdvantagedGroup, Task
 POLICY_LAG = "policy_lag"
 """Metadata of a group sampled by adapters of another run: how many versions its sampler was behind the newest one when
 the group was complete. Version numbers of that run mean nothing in this one."""
+
+FEEDBACK = "feedback/"
+"""How the source of a reward begins that is somebody's opinion of an answer. No task asks for it, so no group waits for
+it or counts it; it is in the log for whoever queries or exports it."""
 
 UNSCORED = ("response_failed", "score_failed", "unanswered", "unscored")
 """Reasons to leave out a slot that has no score; any other reason is that of a whole dropped group."""

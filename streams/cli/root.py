@@ -6,6 +6,7 @@
                 ├─ topics  schemas  events           the log        topics.py, schemas.py, events.py
                 ├─ offsets                           positions of the consumer groups     offsets.py
                 ├─ tasks                             tasks into the log                   tasks.py
+                ├─ ask  reward                       an answer, and what one thinks of it ask.py
                 ├─ adapters                          versions, and decisions about them   adapters.py, release.py
                 ├─ evaluate                          a version on held-out tasks          evaluate.py
                 ├─ rollout                           the state of a rollout               rollout.py
@@ -35,6 +36,7 @@ from typing import TYPE_CHECKING
 import click
 
 from streams.cli.archive import archive
+from streams.cli.ask import ask, reward
 from streams.cli.audit import audit
 from streams.cli.dashboards import dashboards
 from streams.cli.demo import demo
@@ -129,6 +131,8 @@ def cli(
 for command in (
     demo,
     up,
+    ask,
+    reward,
     evaluate,
     export,
     topics,

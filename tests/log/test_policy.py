@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections import Counter, defaultdict
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import confluent_kafka as ck
 import pytest
+from click.testing import CliRunner, Result
 from confluent_kafka import admin
 
 from schemas.events import (
@@ -22,6 +24,7 @@ from schemas.events import (
     Event,
     Message,
     Response,
+    Reward,
     RewardSource,
     Task,
     derive_id,
@@ -29,6 +32,7 @@ from schemas.events import (
 from schemas.serde import encode
 from streams.adapters import store
 from streams.adapters.versions import read_state
+from streams.cli.root import cli
 from streams.engines.protocol import Completion, SamplingRequest
 from streams.engines.scripted import ScriptedEngine
 from streams.errors import StreamwardError
@@ -38,6 +42,7 @@ from streams.kafka.client import client_config
 from streams.kafka.producer import Producer
 from streams.kafka.record import key_of, partition_of
 from streams.kafka.topics import topic_of, topics
+from streams.settings.load import to_env
 from streams.settings.model import Batches, Policy as PolicySettings, Settings
 from streams.stages.policy import agent as policy, held_back
 from streams.stages.tasks.suites import generated
@@ -478,3 +483,37 @@ def test_an_agent_that_dies_in_a_round_leaves_its_tasks_to_the_next(settings: Se
     with running(settings):
         until_answered(settings, *names)
     assert Counter(len(found) for found in answers(settings).values()) == {3: 10}
+
+
+# --- asking it --------------------------------------------------------------------------------------------------------
+
+
+def test_a_question_is_answered_by_the_running_agent_and_what_somebody_thinks_of_it_is_kept(settings: Settings) -> None:
+    def run(*words: str) -> Result:
+        return CliRunner().invoke(cli, words, env=to_env(settings))
+
+    with running(settings, ScriptedEngine('{"answers": "echo"}')):
+        asked = run("ask", "4 + 7 =", "--max-tokens", "30")
+    answer = json.loads(asked.stdout)
+    [response] = next(iter(answers(settings).values()))
+    assert (answer["response"], answer["answer"], answer["version"]) == (response.response_id, response.text, 0)
+    [question] = read(settings, "tasks")
+    assert isinstance(question, Task) and (question.purpose, question.reward_sources) == ("serve", ())
+
+    opinion = ("reward", response.response_id, "0.9", "--source", "ada", "--reason", "short")
+    first, again = run(*opinion), run(*opinion)
+    assert first.exit_code == 0 and first.stdout == again.stdout
+    [reward] = read(settings, "rewards")
+    assert isinstance(reward, Reward)
+    assert (reward.source, reward.value, reward.rationale) == ("feedback/ada", 0.9, "short")
+    [record] = cluster.read_topic(settings, "rewards")
+    assert record.at.partition == partition_of(response.task_id, settings.topics.partitions)
+    other = run("reward", response.response_id, "0.2", "--source", "ada")
+    assert other.exit_code == 4 and "ada gave response" in other.stderr
+    unknown = run("reward", "no-such-id", "1")
+    assert unknown.exit_code == 3 and "no response no-such-id" in unknown.stderr
+
+
+def test_a_question_that_nobody_answers_says_what_to_start(settings: Settings) -> None:
+    result = CliRunner().invoke(cli, ["ask", "4 + 7 =", "--wait", "0.2"], env=to_env(settings))
+    assert result.exit_code == 1 and "does a policy agent of p run?" in result.stderr

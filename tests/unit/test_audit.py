@@ -12,7 +12,7 @@ import hypothesis
 import pytest
 from hypothesis import given, strategies as st
 
-from schemas.events import Batch, derive_id
+from schemas.events import Batch, Response, derive_id
 from streams import advantage_formulas
 from streams.kafka.record import Record, dead_letter
 from streams.tools.audit.facts import Reach
@@ -132,6 +132,13 @@ def test_one_policy_is_recounted_alone() -> None:
     both = [ledger.report(reach, policy=policy) for policy in ("default", "other")]
     assert [report.counts["tasks"] for report in both] == [16, 5]
     assert all(report.balanced for report in both)
+
+
+def test_feedback_is_nobodys_loss() -> None:
+    answered = next(record.decode(Response) for record in whole() if BY_NAME[record.at.topic].label == "responses")
+    assert isinstance(answered, Response)
+    records, _ = appended(list(whole()), reward(answered, source="feedback/ada", value=0.1))
+    assert named(settled(records)) == ""
 
 
 def test_without_commits_everything_is_in_flight_and_nothing_is_lost() -> None:

@@ -115,6 +115,14 @@ def test_a_reward_delivered_twice_counts_once() -> None:
     assert log.group().reward_mean == 1.0
 
 
+def test_feedback_enters_no_group_and_leaves_no_dead_letter_whenever_it_comes() -> None:
+    log, slots = Log(), answers()
+    opinion = reward(slots[0], source="feedback/ada", value=0.1)
+    log.read_all([opinion, task(), *slots, opinion, *scores(slots), opinion])
+    assert len(log.closes) == 1 and log.rejects == []
+    assert not any("feedback/ada" in one.components for one in log.group().responses)
+
+
 def test_the_same_event_again_leaves_the_state_as_it_is() -> None:
     slots = answers()
     for early in ([], [task()]):

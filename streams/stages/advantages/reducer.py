@@ -27,6 +27,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from schemas.conventions import FEEDBACK
 from schemas.events import Coordinates, GroupControl, LeftOut, Response, Reward, Task
 from streams import advantage_formulas
 from streams.settings.model import Advantages
@@ -82,6 +83,8 @@ class GroupReducer:
         """
         if isinstance(event, GroupControl):
             return self._control(state, event)
+        if isinstance(event, Reward) and event.source.startswith(FEEDBACK):
+            return state, ()
         effects: list[Effect] = []
         if isinstance(state, ClosedGroup):
             return self._after_close(state, event, at, timestamp_ms, effects), effects

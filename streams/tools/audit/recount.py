@@ -25,6 +25,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from schemas.conventions import FEEDBACK
 from schemas.events import Coordinates, GroupControl, Response, Reward, Task
 from streams.kafka.record import Record, TopicPartition, partition_of
 from streams.kafka.topics import KEYED_BY_TASK, topics
@@ -40,6 +41,7 @@ from streams.tools.audit.facts import (
     LetterFact,
     Reach,
     ResponseFact,
+    RewardFact,
     TaskFact,
     Unusable,
 )
@@ -155,6 +157,8 @@ class Ledger:
                 self._about_task(fact, event)
 
     def _about_task(self, fact: Any, event: Task | Response | Reward | GroupControl) -> None:
+        if isinstance(fact, RewardFact) and fact.source.startswith(FEEDBACK):
+            return  # an opinion of somebody's: no group counts it
         story = self._story(fact.at.partition, event.task_id)
         if isinstance(fact, TaskFact):
             story.tasks.append(fact)

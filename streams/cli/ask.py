@@ -1,0 +1,70 @@
+"""The commands of whoever talks to the version in force: ask, and reward for feedback."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from streams.cli.runtime import AppContext, output_option, pass_call, user_name
+
+if TYPE_CHECKING:
+    from streams.output import Output
+
+
+@click.command()
+@click.argument("text", metavar="TEXT")
+@click.option("--system", default=None, metavar="TEXT", help="The system message before it.")
+@click.option("--max-tokens", type=click.IntRange(min=1), default=256, show_default=True, help="Most tokens to answer.")
+@click.option(
+    "--temperature", type=click.FloatRange(min=0), default=0.0, show_default=True, help="0: always the likeliest token."
+)
+@click.option(
+    "--wait", "wait_s", type=click.FloatRange(min=0, min_open=True), default=60.0, show_default=True, help="Seconds."
+)
+@output_option
+@pass_call
+def ask(
+    call: AppContext,
+    /,
+    text: str,
+    system: str | None,
+    max_tokens: int,
+    temperature: float,
+    wait_s: float,
+    output: Output,
+) -> None:
+    """Ask the version in force, and print its answer with the response id.
+
+    The question is a task of policy.name, answered by its running agent, and like any other in the log.
+    """
+    from schemas.events import Sampling
+    from streams import output as show
+    from streams.tools import asking
+
+    sampling = Sampling(temperature=temperature, max_tokens=max_tokens)
+    task = asking.question(call.settings, text, system=system, sampling=sampling, wait_s=wait_s)
+    answer = asking.ask(call.settings, task, wait_s=wait_s)
+    show.record({"answer": answer.text, "version": answer.adapter_version, "response": answer.response_id}, output)
+
+
+@click.command()
+@click.argument("response_id", metavar="RESPONSE_ID")
+@click.argument("value", type=float)
+@click.option("--source", default=None, metavar="NAME", help="Who says so.  [default: the user's name]")
+@click.option("--reason", default=None, metavar="TEXT", help="Why.")
+@output_option
+@pass_call
+def reward(
+    call: AppContext, response_id: str, value: float, source: str | None, reason: str | None, output: Output
+) -> None:
+    """Record what somebody thinks of a response.
+
+    It becomes a reward from source feedback/NAME, for queries and exports. No group counts it: GRPO learns from what
+    the scorers of a task say about all its responses.
+    """
+    from streams import output as show
+    from streams.tools import asking
+
+    at = asking.give_feedback(call.settings, response_id, value, source=source or user_name(), reason=reason)
+    show.record({"reward": value, "response": response_id, "at": str(at)}, output)
