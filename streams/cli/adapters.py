@@ -332,9 +332,12 @@ def _age(created_at: int | None) -> str:
 
 
 def _score(metrics: Mapping[str, float]) -> str:
-    """Return the headline metric of a held-out evaluation, and its number of tasks."""
+    """Return the headline metric of a held-out evaluation, its mean reward if that is another, and its tasks."""
     from streams.adapters.retention import headline
 
     name = headline(metrics)
+    if name is None:
+        return "no metric"
+    reward = f", reward {metrics['mean_reward']:.3f}" if name != "mean_reward" and "mean_reward" in metrics else ""
     count = f" (n {metrics['n']:.0f})" if "n" in metrics else ""
-    return f"{metrics[name]:.3f}{count}" if name else "no metric"
+    return f"{metrics[name]:.3f}{reward}{count}"

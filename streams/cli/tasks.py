@@ -82,7 +82,8 @@ def tasks_resubmit(
 
 
 @tasks.command("generate")
-@click.argument("family", metavar="sums|reasoning-gym:NAME")
+@click.argument("family", metavar="[sums|reasoning-gym:NAME]", required=False)
+@click.option("--list", "listed", is_flag=True, help="Print every family with its options and their defaults.")
 @click.option("--count", type=click.IntRange(min=1), default=100, show_default=True, help="How many tasks.")
 @click.option("--seed", type=int, default=0, show_default=True, help="The same seed gives the same tasks.")
 @click.option(
@@ -96,18 +97,23 @@ def tasks_resubmit(
 @click.option(
     "--group-size", type=click.IntRange(min=1), default=8, show_default=True, help="Responses per task; 1 for eval."
 )
+@click.option(
+    "--max-tokens", type=click.IntRange(min=1), default=None, help="Of an answer.  [default: the family's own]"
+)
 @click.option("--options", default="{}", metavar="JSON", help='Settings of the family, e.g. {"terms": 3}.')
 @click.option("--submit", is_flag=True, help="Send the tasks to the log instead of printing them.")
 @output_option
 @pass_call
 def tasks_generate(
     call: AppContext,
-    family: str,
+    family: str | None,
+    listed: bool,
     count: int,
     seed: int,
     purpose: Purpose,
     policy: str | None,
     group_size: int,
+    max_tokens: int | None,
     options: str,
     submit: bool,
     output: Output,
@@ -121,6 +127,18 @@ def tasks_generate(
     from streams.kafka.times import now_ms
     from streams.stages.tasks import generators, submit as stage
 
+    if listed:
+        columns = [
+            show.Column("family", "family"),
+            show.Column("options", lambda row: ", ".join(f"{key}={value}" for key, value in row["options"].items())),
+        ]
+        found = generators.families()
+        show.rows([{"family": name, "options": given} for name, given in found.items()], columns, output)
+        if len(found) == 1:
+            click.echo("reasoning-gym is not installed; `make setup-gym` adds its families.", err=True)
+        return
+    if family is None:
+        raise click.UsageError("name a family; `streamward tasks generate --list` shows them")
     spec = generators.TaskSpec(
         family=family,
         count=count,
@@ -129,6 +147,7 @@ def tasks_generate(
         policy=policy or call.settings.policy.name,
         group_size=group_size,
         options=_json_object(options, "--options"),
+        max_tokens=max_tokens,
     )
     made = generators.generate(spec, now_ms=now_ms())
     if submit:

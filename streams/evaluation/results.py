@@ -8,7 +8,8 @@ groups of that many different tasks. What could not be scored counts as failed a
 missing, never 0.
 
     n, failed             scored responses; slots without a score, and all slots of a task that another version answered
-    success, exact        share of right answers: two names for one figure
+    success, exact        share of right answers: two names for one figure. Right is what the task's metadata says
+                          (`success_reward`, the least reward), else 1.0 from source `exact`, else a reward of 1.0
     mean_reward, tokens   and latency_ms, where every group recorded it
     NAME_low, NAME_high   interval of success (Wilson) and of mean_reward (Student's t), at 95 %
     scenario.NAME.…       n, success and mean_reward of one scenario
@@ -27,13 +28,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import NamedTuple
 
-from schemas.events import AdapterEvent, AdvantagedGroup, Outcome, derive_id
+from schemas.events import AdapterEvent, AdvantagedGroup, GroupResponse, Outcome, derive_id
 from streams.errors import ContradictoryEvent
 from streams.evaluation import intervals
+from streams.evaluation.suites import SUCCESS_REWARD
 from streams.table_rows import pack, unpack
 
 STAGE = "rollouts"
 ROW_VERSION = 3
+DUST = 1e-6
+"""A sum of weights may miss what it stands for by rounding: 0.7 + 0.2 + 0.1 is less than 1."""
 
 
 class TaskResult(NamedTuple):
@@ -73,10 +77,8 @@ def suite_key(group: AdvantagedGroup) -> bytes | None:
 def count(suite: SuiteResults | None, group: AdvantagedGroup) -> tuple[SuiteResults, Sequence[AdapterEvent]]:
     """Return the suite after `group`, which `suite_key` gave a key, and its result if that was the last one.
 
-    A response is right if its source "exact" gave 1.0 (without such a source: if its reward is 1.0).
-
     Raises ContradictoryEvent if the group's suite_size or suite_index is not a count, the size is not the one the suite
-    began with, or the index is not below it.
+    began with, the index is not below it, or its success_reward is not a number.
     """
     size = _count(group, "suite_size")
     suite = suite or SuiteResults(size=size)
@@ -112,17 +114,37 @@ def _task(group: AdvantagedGroup, size: int) -> str:
 def _task_result(group: AdvantagedGroup) -> TaskResult:
     mismatch = group.adapter_version not in (-1, _pinned(group))
     responses = () if mismatch else group.responses
-    latencies = [response.latency_ms for response in responses]
+    latencies, least = [response.latency_ms for response in responses], _least(group)
     return TaskResult(
         scenario=group.scenario,
         slots=group.group_size,
         n=len(responses),
-        right=sum(response.components.get("exact", response.reward) == 1.0 for response in responses),
+        right=sum(_is_right(response, least) for response in responses),
         reward=math.fsum(response.reward for response in responses),
         tokens=sum(len(response.completion_token_ids) for response in responses),
         # rounded, or this measurement would take more of the row than everything else
         latency_ms=None if None in latencies else round(math.fsum(one for one in latencies if one is not None), 1),
     )
+
+
+def _is_right(response: GroupResponse, least: float | None) -> bool:
+    if least is not None:
+        return response.reward >= least - DUST
+    return abs(response.components.get("exact", response.reward) - 1.0) <= DUST
+
+
+def _least(group: AdvantagedGroup) -> float | None:
+    """Return the least reward of a right answer, if the task says it."""
+    text = group.metadata.get(SUCCESS_REWARD)
+    if text is None:
+        return None
+    try:
+        return float(text)
+    except ValueError:
+        raise ContradictoryEvent(
+            f'task {group.task_id} of suite {group.metadata["suite"]!r} has metadata["{SUCCESS_REWARD}"] {text!r}; '
+            "expected the least reward of a right answer, e.g. 0.8"
+        ) from None
 
 
 # --- the result -------------------------------------------------------------------------------------------------------

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from schemas.events import Task
 
+SUCCESS_REWARD = "success_reward"
+"""Metadata of a task: the least reward of a right answer, where that is not for the source `exact` to say."""
+
 
 @dataclass(frozen=True, slots=True)
 class Suite:

@@ -242,13 +242,15 @@ def show(result: dict[str, Any], progress: Progress, console: Console, config: P
 
 def _scores(progress: Progress) -> Table:
     table = Table(title="Held-out score by adapter version", title_justify="left", box=None, header_style="dim")
-    for column in ("version", "exact", "n", "train reward"):
+    graded = any(abs(score.mean_reward - score.exact) > 1e-6 for score in progress.held_out.values())
+    for column in ("version", "exact", *(["reward"] if graded else []), "n", "train reward"):
         table.add_column(column, justify="right")
     table.add_column("")
     for version in sorted(progress.held_out):
         score = progress.held_out[version]
         reward = f"{progress.reward_of(version):.2f}" if version in progress.rewards_by_version else "–"
-        table.add_row(f"v{version}", f"{score.exact:.2f}", str(score.n), reward, "█" * round(score.exact * 30))
+        means = [f"{mean:.2f}" for mean in ((score.exact, score.mean_reward) if graded else (score.exact,))]
+        table.add_row(f"v{version}", *means, str(score.n), reward, "█" * round(score.exact * 30))
     return table
 
 

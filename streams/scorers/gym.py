@@ -10,6 +10,7 @@ JSON (arc_agi, rearc).
 from __future__ import annotations
 
 import json
+from dataclasses import MISSING, fields
 from functools import cache
 from typing import Any
 
@@ -33,6 +34,22 @@ def package() -> Any:
     return reasoning_gym
 
 
+@cache
+def families() -> dict[str, dict[str, Any]]:
+    """Return every data set with its options and their defaults; null where it has none. Raises as `package`."""
+    kept = ("seed", "size")  # of any data set, and chosen by the generator
+    return {
+        name: {option.name: _default(option) for option in fields(config) if option.name not in kept}
+        for name, (_, config) in sorted(package().factory.DATASETS.items())
+    }
+
+
+def _default(option: Any) -> Any:
+    if option.default_factory is not MISSING:
+        return option.default_factory()
+    return None if option.default is MISSING else option.default
+
+
 def dataset(name: str, config: dict[str, Any], *, seed: int = 0, size: int = 1) -> Any:
     """Return a dataset by name. Raises ScoreError(bad_verifier) for an unknown name or config."""
     module = package()
@@ -41,6 +58,12 @@ def dataset(name: str, config: dict[str, Any], *, seed: int = 0, size: int = 1) 
         close = nearest(name, known).partition("known:")[0]
         raise ScoreError(
             f"reasoning-gym {module.__version__} has no dataset {name!r}; {close}it has {len(known)}",
+            reason="bad_verifier",
+        )
+    unknown = [option for option in config if option not in families()[name]]
+    if unknown:
+        raise ScoreError(
+            f"reasoning-gym's {name} has no option {unknown[0]!r}; {nearest(unknown[0], families()[name])}",
             reason="bad_verifier",
         )
     try:

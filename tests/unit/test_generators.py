@@ -13,7 +13,7 @@ from schemas import serde
 from schemas.events import Purpose, Task, problems
 from streams.errors import EventError, NotFoundError, SettingsError
 from streams.scorers import source_problems
-from streams.stages.tasks.generators import TaskSpec, generate, is_held_out
+from streams.stages.tasks.generators import TaskSpec, families, generate, is_held_out
 from tests import skips
 from tests.support.thoroughness import examples
 
@@ -103,7 +103,7 @@ def test_terms_and_digits_change_the_sums() -> None:
 
 
 def test_an_unknown_family_names_the_nearest() -> None:
-    with pytest.raises(NotFoundError, match=r"'sum'; did you mean sums\?.*reasoning-gym:NAME"):
+    with pytest.raises(NotFoundError, match=r"'sum'; did you mean sums\?.*--list"):
         some("sum")
 
 
@@ -111,6 +111,17 @@ def test_an_unknown_family_names_the_nearest() -> None:
 def test_a_bad_config_is_refused(config: dict[str, Any]) -> None:
     with pytest.raises(SettingsError, match="generator sums: sums"):
         some(options=config)
+
+
+def test_longer_answers_may_be_allowed_and_are_other_tasks() -> None:
+    (plain,), (longer,) = some(count=1), some(count=1, max_tokens=64)
+    assert (plain.sampling.max_tokens, longer.sampling.max_tokens) == (12, 64)
+    assert plain.task_id != longer.task_id
+
+
+def test_families_are_listed_with_their_options_and_defaults() -> None:
+    assert families()["sums"] == {"terms": 2, "digits": 1}
+    assert all(name == "sums" or name.startswith("reasoning-gym:") for name in families())
 
 
 def test_without_reasoning_gym_the_error_says_how_to_install_it() -> None:
@@ -149,3 +160,14 @@ def test_an_unknown_dataset_names_the_nearest() -> None:
     pytest.importorskip("reasoning_gym", reason=skips.GYM)
     with pytest.raises(SettingsError, match=r"did you mean chain_sum\?"):
         some("reasoning-gym:chain_summ")
+    with pytest.raises(NotFoundError, match=r"did you mean reasoning-gym:chain_sum\?"):
+        some("chain_summ")
+
+
+@pytest.mark.gym
+def test_an_unknown_option_of_a_dataset_names_the_nearest_and_every_dataset_lists_its_own() -> None:
+    pytest.importorskip("reasoning_gym", reason=skips.GYM)
+    with pytest.raises(SettingsError, match=r"no option 'min_tems'; did you mean min_terms\?"):
+        some("reasoning-gym:chain_sum", options={"min_tems": 3})
+    assert families()["reasoning-gym:chain_sum"]["min_terms"] == 2
+    assert len(families()) > 100

@@ -56,6 +56,25 @@ def test_a_suite_is_evaluated_once_when_all_its_tasks_are_in() -> None:
     }  # fmt: skip
 
 
+def test_a_suite_may_say_from_which_reward_an_answer_is_right() -> None:
+    rewards = {1: 0.8, 2: 0.79, 3: 0.8 - 1e-16}
+    metadata = {**group(1).metadata, "success_reward": "0.8"}
+    (result,) = results(
+        group(task, metadata=metadata, responses=(member(reward=reward, components={"exact": 0.0}),))
+        for task, reward in rewards.items()
+    )
+    assert (result.metrics["success"], result.metrics["mean_reward"]) == (2 / 3, pytest.approx(2.39 / 3))
+    with pytest.raises(ContradictoryEvent, match=r"success_reward.*'most'; expected the least reward"):
+        suite_results.count(None, group(1, metadata={**metadata, "success_reward": "most"}))
+
+
+def test_a_reward_that_misses_one_by_rounding_is_right() -> None:
+    dust = member(reward=0.7 + 0.2 + 0.1, components={"mine": 1.0})
+    assert dust.reward != 1.0
+    (result,) = results([group(1, responses=(dust,)), group(2, exact=0.999), group(3)])
+    assert result.metrics["success"] == 2 / 3
+
+
 def test_a_task_that_is_delivered_twice_counts_once() -> None:
     assert results([group(1), group(1), group(2)]) == []
 

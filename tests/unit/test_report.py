@@ -97,9 +97,9 @@ def test_without_held_out_questions_the_table_has_the_reward_of_each_version_tha
 
 def test_scores_stand_by_version_with_the_reward_of_what_the_version_answered(progress: Progress) -> None:
     rows = [line.split() for line in shown(progress).splitlines() if line.strip().startswith("v")]
-    assert [row[:4] for row in rows if row[0] != "version"] == [
-        ["v0", "0.00", "35", "0.12"],
-        ["v2", "0.91", "35", "0.75"],
+    assert [row[:5] for row in rows if row[0] != "version"] == [
+        ["v0", "0.00", "0.10", "35", "0.12"],
+        ["v2", "0.91", "0.93", "35", "0.75"],
     ]
 
 

@@ -130,6 +130,12 @@ def test_the_order_of_questions_is_part_of_the_name(folder: Path) -> None:
     assert len(names) == 6
 
 
+def test_what_counts_as_right_is_asked_with_the_question_and_is_part_of_the_name(folder: Path) -> None:
+    plain, ruled = load(folder, PLAIN), load(folder, PLAIN.replace("count: 3", "count: 3\n    success: reward >= 0.8"))
+    assert [task.metadata.get("success_reward") for task in ruled.questions] == ["0.8"] * 3
+    assert plain.name != ruled.name and "success_reward" not in plain.questions[0].metadata
+
+
 # --- what is refused --------------------------------------------------------------------------------------------------
 
 
@@ -148,6 +154,7 @@ def test_the_order_of_questions_is_part_of_the_name(folder: Path) -> None:
         ("count: 3", "count: 3\n    options: {term: 3}", "sums has no setting 'term'; did you mean terms?"),
         ("count: 3", "count: 36", "task 36 of the suite asks what task"),
         ("count: 3", "count: 3\n    thresholds: {success: 2}", "suite.yaml:6: scenarios.one-digit.thresholds.success"),
+        ("count: 3", "count: 3\n    success: exact", "one-digit.success: expected the least reward of a right"),
         ("name: sums", "name: a suite", "suite.yaml:1: name: String should match pattern"),
         ("name: sums\n", "", "suite.yaml:1: the suite has no name"),
         ("one-digit:", "no:", "suite.yaml:3: scenarios: the key no is not text in YAML; quote it"),

@@ -10,6 +10,7 @@ count or option turns a held-out question into a train question. Near relatives 
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import itertools
 import json
@@ -22,9 +23,8 @@ from pydantic import Field
 
 from schemas.events import Message, Purpose, RewardSource, Sampling, Task, derive_id
 from streams.errors import EventError, NotFoundError, SettingsError
-from streams.scorers import ScoreError
-from streams.scorers.gym import dataset
-from streams.scorers.verdict import ScorerOptions, nearest, options
+from streams.scorers import ScoreError, gym
+from streams.scorers.verdict import ScorerOptions, options
 
 HELD_OUT_PERCENT = 40
 """Share of the questions kept for `eval`; of the 100 sums of two one-digit terms it holds out 35."""
@@ -77,6 +77,8 @@ class TaskSpec:
     """Responses per task; `eval` tasks have 1."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """The family's own."""
+    max_tokens: int | None = None
+    """Most tokens of an answer; None: what the family's longest answer needs."""
 
     @property
     def held_out(self) -> bool:
@@ -110,11 +112,24 @@ def _questions(spec: TaskSpec) -> Iterator[Question]:
         return _sums(spec)
     if spec.family.startswith(GYM):
         return _gym(spec)
-    raise NotFoundError(f"no generator is called {spec.family!r}; {nearest(spec.family, ['sums'])}, or {GYM}NAME")
+    known = {name.removeprefix(GYM): name for name in families()}
+    close = difflib.get_close_matches(spec.family, known, n=1, cutoff=0.5)
+    hint = f"did you mean {known[close[0]]}? " if close else ""
+    raise NotFoundError(f"no generator is called {spec.family!r}; {hint}`tasks generate --list` shows all there are")
+
+
+def families() -> dict[str, dict[str, Any]]:
+    """Return every generator with its options and their defaults; without reasoning-gym only those of our own."""
+    ours = {"sums": {name: option.default for name, option in SumsConfig.model_fields.items()}}
+    try:
+        return ours | {f"{GYM}{name}": found for name, found in gym.families().items()}
+    except ScoreError:
+        return ours
 
 
 def _task(spec: TaskSpec, question: Question, index: int, now_ms: int) -> Task:
     options_id = [json.dumps(dict(spec.options), sort_keys=True)] if spec.options else []
+    options_id += [f"max_tokens={spec.max_tokens}"] if spec.max_tokens is not None else []
     return Task(
         task_id=derive_id("generator", spec.family, spec.purpose, spec.policy, spec.seed, index, *options_id),
         created_at=now_ms,
@@ -123,7 +138,7 @@ def _task(spec: TaskSpec, question: Question, index: int, now_ms: int) -> Task:
         purpose=spec.purpose,
         scenario=spec.family,
         group_size=1 if spec.held_out else spec.group_size,
-        sampling=Sampling(temperature=0.0 if spec.held_out else 1.0, max_tokens=question.max_tokens),
+        sampling=Sampling(temperature=0.0 if spec.held_out else 1.0, max_tokens=spec.max_tokens or question.max_tokens),
         verifier=json.dumps(question.verifier),
         reward_sources=(question.eval_source if spec.held_out else question.train_source,),
         messages=(Message(role="system", content=SYSTEM_PROMPT), Message(role="user", content=question.text)),
@@ -198,7 +213,7 @@ def _gym(spec: TaskSpec) -> Iterator[Question]:
 def _entries(name: str, config: dict[str, Any], first: int) -> Iterator[tuple[Any, dict[str, Any]]]:
     """Yield (dataset, entry) for ever, seeds counting up from `first`; some datasets prepare all entries at once."""
     for start in itertools.count(first, _CHUNK):
-        data = dataset(name, config, seed=start, size=_CHUNK)
+        data = gym.dataset(name, config, seed=start, size=_CHUNK)
         for index in range(_CHUNK):
             yield data, data[index]
 

@@ -17,6 +17,7 @@ suite, since asking it again is no further evidence.
         group_size: 1                 responses per task
         sampling: {temperature: 0}    and top_p, max_tokens, seed, stop; default: the task's own
         reward_sources: [exact]       instead of the task's own
+        success: reward >= 0.8        a right answer; default: `exact` gave 1, without it: the reward is 1
         thresholds: {success: 0.5, mean_reward: 0.4}      the guard promotes nothing below
 
 A suite has at most MAX_TASKS questions: its results are one table row, rewritten for each answer.
@@ -26,6 +27,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import islice
@@ -33,12 +35,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, field_validator, model_validator
 
 from schemas.events import MAX_GROUP_SIZE, RewardSource, Task
 from streams.errors import EventError, NotFoundError, SettingsError
 from streams.evaluation.run import in_turns
-from streams.evaluation.suites import Suite, generated_name
+from streams.evaluation.suites import SUCCESS_REWARD, Suite, generated_name
 from streams.kafka import times
 from streams.scorers.verdict import nearest
 from streams.settings.model import Settings, Topics
@@ -51,6 +53,7 @@ MAX_TASKS = 1000
 DEADLINE_MS = 24 * 3600 * 1000
 """For an answer to a question of `ask`; one without an answer by then counts as failed."""
 NAME = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,59}$"
+SUCCESS = re.compile(r"reward\s*>=\s*(-?\d+(?:\.\d+)?)")
 Name = Annotated[str, StringConstraints(pattern=NAME)]
 KeyPath = tuple[str | int, ...]
 
@@ -89,7 +92,15 @@ class ScenarioPart(_SuiteModel):
     group_size: int = Field(1, ge=1, le=MAX_GROUP_SIZE)
     sampling: SamplingPart = SamplingPart()
     reward_sources: tuple[RewardSourceLine, ...] | None = Field(None, min_length=1)
+    success: str | None = None
     thresholds: ThresholdsPart = ThresholdsPart()
+
+    @field_validator("success")
+    @classmethod
+    def _is_a_rule(cls, text: str | None) -> str | None:
+        if text is not None and SUCCESS.fullmatch(text.strip()) is None:
+            raise ValueError("expected the least reward of a right answer, as `reward >= 0.8`")
+        return text
 
     @model_validator(mode="after")
     def _has_one_origin(self) -> ScenarioPart:
@@ -211,6 +222,7 @@ def _tasks(scenario: ScenarioPart, file: Path, topic_settings: Topics) -> Iterat
 
 def _asked(task: Task, scenario: str, part: ScenarioPart) -> Task:
     """Return a task as this suite asks it."""
+    rule = {} if part.success is None else {SUCCESS_REWARD: part.success.partition(">=")[2].strip()}
     said = {name: value for name, value in part.sampling.model_dump().items() if value is not None}
     sources = task.reward_sources
     if part.reward_sources is not None:
@@ -226,6 +238,7 @@ def _asked(task: Task, scenario: str, part: ScenarioPart) -> Task:
         adapter_version=None,
         deadline_at=None,
         traceparent=None,
+        metadata=task.metadata | rule,
         sampling=replace(task.sampling, **said),
         reward_sources=sources,
     )
@@ -239,7 +252,8 @@ def _content(task: Task) -> str:
     """Return the fields that identify a question."""
     fields = asdict(task)
     asked = ("scenario", "group_size", "sampling", "verifier", "reward_sources", "messages")
-    return json.dumps([fields[name] for name in asked], sort_keys=True)
+    rule = [task.metadata[SUCCESS_REWARD]] if SUCCESS_REWARD in task.metadata else []
+    return json.dumps([*(fields[name] for name in asked), *rule], sort_keys=True)
 
 
 def _digest(questions: list[Task]) -> str:
