@@ -34,7 +34,7 @@ from streams.adapters.signing import MANIFEST, SIGNATURE
 from streams.errors import EventError, RefusedError, SettingsError
 from streams.files import sha256_of
 
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 """What a policy or a file may be called: it becomes part of a path."""
 SUFFIXES = (".safetensors", ".json")
 LEFT_OUT = ("README.md", ".gitattributes")
@@ -83,12 +83,15 @@ def publish(
     return uri, files
 
 
-def fetch(uri: str, files: Iterable[AdapterFile], into: Path, signed: signing.ExpectedSigner | None = None) -> Path:
+def fetch(
+    store: str, uri: str, files: Iterable[AdapterFile], into: Path, signed: signing.ExpectedSigner | None = None
+) -> Path:
     """Return a folder below `into` that holds exactly `files`, each with its sha256; copied if it is not there yet.
 
-    `files` are those in the log, `signed` is who must have signed them, if anybody. Raises EventError: bad_adapter if
-    the store holds something else, bad_signature if no trusted signature is there, store_unreachable if it does not
-    answer (which may pass); SettingsError if a package for this kind of URL, or for signatures, is not installed.
+    `uri` and `files` are those in the log, which anybody who can write events chose: nothing outside `store` is
+    opened. `signed` is who must have signed them, if anybody. Raises EventError: bad_adapter if the uri leads elsewhere
+    or to something else, bad_signature if no trusted signature is there, store_unreachable if the store does not answer
+    (which may pass); SettingsError if a package for this kind of store, or for signatures, is not installed.
     """
     files = tuple(files)
     for file in files:
@@ -104,7 +107,7 @@ def fetch(uri: str, files: Iterable[AdapterFile], into: Path, signed: signing.Ex
         if _agrees(folder, files):
             return folder
         shutil.rmtree(folder)  # damaged after it was verified
-    fs, source = _open_store(uri)
+    fs, source = _inside(store, uri)
     into.mkdir(parents=True, exist_ok=True)
     half = Path(tempfile.mkdtemp(prefix=".fetching-", dir=into))
     try:
@@ -117,6 +120,8 @@ def fetch(uri: str, files: Iterable[AdapterFile], into: Path, signed: signing.Ex
         _rename(half, folder)
     except FileNotFoundError as exc:
         raise _bad(uri, f"{exc} is missing", "every file of its manifest") from exc
+    except (NotADirectoryError, IsADirectoryError) as exc:
+        raise _bad(uri, str(exc), "a folder of plain files") from exc
     except OSError as exc:
         raise EventError(
             f"adapter {uri}: the store does not answer: {exc}; try again, or check the network and the store's access",
@@ -216,6 +221,20 @@ def _open_store(url: str) -> tuple[Any, str]:
     except (ImportError, ValueError) as exc:
         raise SettingsError(f"adapters.store={url}: {exc}; install the driver, or use a folder") from exc
     return fs, str(path)
+
+
+def _inside(store: str, uri: str) -> tuple[Any, str]:
+    """Return the file system of the store, and the path of `uri` in it. Raises EventError (bad_adapter) if outside."""
+    fs, root = _open_store(store)
+    base = str(fs.unstrip_protocol(root)).rstrip("/") + "/"
+    parts = uri.removeprefix(base).split("/")
+    if not uri.startswith(base) or not all(NAME.fullmatch(part) for part in parts):
+        raise EventError(
+            f"adapter {uri[:200]}: it is not in this agent's store; expected a folder below {base}; it is not served: "
+            "set adapters.store to the store that the trainer publishes to, or find out who wrote this event",
+            reason="bad_adapter",
+        )
+    return fs, "/".join((root.rstrip("/"), *parts))
 
 
 def _is_local(fs: Any) -> bool:
@@ -319,6 +338,8 @@ def _check_names(fs: Any, source: str, uri: str, files: Iterable[AdapterFile]) -
 
 def _copy(fs: Any, source: str, target: Path, uri: str, file: AdapterFile) -> None:
     digest, size = hashlib.sha256(), 0
+    if not _is_plain(fs, source):
+        raise _bad(uri, f"{file.path} is no plain file", "plain files")
     with fs.open(source, "rb") as reader, target.open("wb") as writer:
         while chunk := reader.read(CHUNK_BYTES):
             size += len(chunk)
@@ -331,10 +352,17 @@ def _copy(fs: Any, source: str, target: Path, uri: str, file: AdapterFile) -> No
         raise _bad(uri, what, f"{file.bytes} bytes with {file.sha256}, as the log says")
 
 
+def _is_plain(fs: Any, path: str) -> bool:
+    """Whether opening it returns at once: a pipe waits for its writer."""
+    return bool(fs.info(path)["type"] == "file")
+
+
 def _small(fs: Any, path: str, signed: signing.ExpectedSigner) -> bytes:
-    """Return a file that is read whole. Raises EventError (bad_signature) if it is missing or large."""
+    """Return a file that is read whole. Raises EventError (bad_signature) if it is missing, large or no plain file."""
     name = path.rsplit("/", 1)[-1]
     try:
+        if not _is_plain(fs, path):
+            raise signing.refused(signed, f"its {name} is no plain file")
         with fs.open(path, "rb") as reader:
             content: bytes = reader.read(signing.MAX_BYTES + 1)
     except FileNotFoundError:

@@ -234,7 +234,7 @@ def _tensors(call: AppContext, versions: list[Version], policy: str) -> list[dic
                     f"({'it is retired' if version.uri else 'it is the base model'}); leave --weights out"
                 )
             signed = signing.expected(call.settings.adapters, policy, version.version)
-            folders.append(store.fetch(version.uri, version.files, scratch, signed))
+            folders.append(store.fetch(call.settings.adapters.store, version.uri, version.files, scratch, signed))
         return [change._asdict() for change in relative_changes(*folders)]
 
 

@@ -73,7 +73,7 @@ def test_engine_and_trainer_agree_on_every_logprob_of_a_served_adapter(
     of_base = engine.sample(requests())
     store = str(tmp_path / "store")
     uri, files = publish(lora_that_matters(base, tmp_path / "trained"), store, "default", 1)
-    folder = fetch(uri, files, tmp_path / "fetched")
+    folder = fetch(store, uri, files, tmp_path / "fetched")
     engine.serve(1, folder)
     answers = engine.sample(requests())
     texts = [[completion.text for completion in slots] for slots in answers]

@@ -82,7 +82,7 @@ def test_each_batch_becomes_one_version_with_its_recipe_metrics_and_files(
     assert second.metrics["groups"] == PER_BATCH and second.metrics["responses"] == 4 * PER_BATCH
     assert second.metrics["grad_norm"] > 0
     assert second.uri is not None
-    folder = store.fetch(second.uri, second.files, tmp_path / "fetched")
+    folder = store.fetch(settings.adapters.store, second.uri, second.files, tmp_path / "fetched")
     assert {path.name for path in folder.iterdir()} == {"adapter_config.json", "adapter_model.safetensors"}
 
 

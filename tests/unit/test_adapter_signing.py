@@ -56,7 +56,7 @@ def adapter(folder: Path, weights: bytes = b"weights") -> Path:
 def refused(uri: str, files: tuple[AdapterFile, ...], into: Path, wanted: ExpectedSigner) -> str:
     """Return why nothing is served."""
     with pytest.raises(EventError) as caught:
-        fetch(uri, files, into, wanted)
+        fetch(uri.rsplit("/", 2)[0], uri, files, into, wanted)
     assert caught.value.reason == "bad_signature"
     assert list(into.iterdir()) == []
     return str(caught.value)
@@ -64,7 +64,7 @@ def refused(uri: str, files: tuple[AdapterFile, ...], into: Path, wanted: Expect
 
 def test_a_signed_adapter_is_fetched_without_its_signature(store: str, keys: tuple[Path, Path], tmp_path: Path) -> None:
     uri, files = publish(adapter(tmp_path / "local"), store, "p", 3, keys[0])
-    folder = fetch(uri, files, tmp_path / "cache", ExpectedSigner(keys[1], "p", 3))
+    folder = fetch(store, uri, files, tmp_path / "cache", ExpectedSigner(keys[1], "p", 3))
     assert {path.name for path in folder.iterdir()} == {"adapter_config.json", "adapter_model.safetensors"}
     assert [path.name for path in (tmp_path / "cache").iterdir()] == [folder.name]
 
@@ -73,7 +73,7 @@ def test_a_signed_adapter_is_fetched_without_its_signature(store: str, keys: tup
 def test_other_curves_sign_as_well(curve: ec.EllipticCurve, tmp_path: Path) -> None:
     private, public = key_pair(tmp_path, curve=curve)
     uri, files = publish(adapter(tmp_path / "local"), str(tmp_path / "store"), "p", 1, private)
-    assert fetch(uri, files, tmp_path / "cache", ExpectedSigner(public, "p", 1)).is_dir()
+    assert fetch(str(tmp_path / "store"), uri, files, tmp_path / "cache", ExpectedSigner(public, "p", 1)).is_dir()
 
 
 def test_the_identity_of_an_adapter_does_not_depend_on_its_signature(
@@ -106,7 +106,7 @@ def test_a_version_that_was_published_before_there_was_a_key_is_signed_by_publis
     wanted = ExpectedSigner(keys[1], "p", 1)
     assert "it has no signature (model.sig)" in refused(uri, files, tmp_path / "cache", wanted)
     publish(local, store, "p", 1, keys[0])
-    assert fetch(uri, files, tmp_path / "cache", wanted).is_dir()
+    assert fetch(store, uri, files, tmp_path / "cache", wanted).is_dir()
 
 
 def test_who_asks_for_no_signature_serves_signed_and_unsigned_adapters(
@@ -114,8 +114,8 @@ def test_who_asks_for_no_signature_serves_signed_and_unsigned_adapters(
 ) -> None:
     one = publish(adapter(tmp_path / "local"), store, "p", 1, keys[0])
     two = publish(adapter(tmp_path / "local", b"second"), store, "p", 2)
-    assert fetch(*one, tmp_path / "cache").is_dir()
-    assert fetch(*two, tmp_path / "cache").is_dir()
+    assert fetch(store, *one, tmp_path / "cache").is_dir()
+    assert fetch(store, *two, tmp_path / "cache").is_dir()
 
 
 def test_the_signature_of_a_stranger_is_refused(keys: tuple[Path, Path], tmp_path: Path) -> None:
@@ -177,28 +177,28 @@ def test_a_damaged_signature_is_refused(how: str, keys: tuple[Path, Path], tmp_p
 
 def test_what_was_fetched_unverified_is_not_taken_for_verified(keys: tuple[Path, Path], tmp_path: Path) -> None:
     uri, files = publish(adapter(tmp_path / "local"), str(tmp_path / "store"), "p", 1)
-    fetch(uri, files, tmp_path / "cache")
+    fetch(str(tmp_path / "store"), uri, files, tmp_path / "cache")
     with pytest.raises(EventError, match="it has no signature"):
-        fetch(uri, files, tmp_path / "cache", ExpectedSigner(keys[1], "p", 1))
+        fetch(str(tmp_path / "store"), uri, files, tmp_path / "cache", ExpectedSigner(keys[1], "p", 1))
 
 
 def test_what_was_verified_for_one_key_is_not_taken_for_verified_for_another(
     keys: tuple[Path, Path], tmp_path: Path
 ) -> None:
     uri, files = publish(adapter(tmp_path / "local"), str(tmp_path / "store"), "p", 1, keys[0])
-    fetch(uri, files, tmp_path / "cache", ExpectedSigner(keys[1], "p", 1))
+    fetch(str(tmp_path / "store"), uri, files, tmp_path / "cache", ExpectedSigner(keys[1], "p", 1))
     _, other = key_pair(tmp_path, "other")
     for wanted in (ExpectedSigner(other, "p", 1), ExpectedSigner(keys[1], "p", 2), ExpectedSigner(keys[1], "q", 1)):
         with pytest.raises(EventError, match=r"version . of .: its signature"):
-            fetch(uri, files, tmp_path / "cache", wanted)
+            fetch(str(tmp_path / "store"), uri, files, tmp_path / "cache", wanted)
 
 
 def test_what_was_verified_is_served_without_the_store(keys: tuple[Path, Path], tmp_path: Path) -> None:
     uri, files = publish(adapter(tmp_path / "local"), str(tmp_path / "store"), "p", 1, keys[0])
     wanted = ExpectedSigner(keys[1], "p", 1)
-    folder = fetch(uri, files, tmp_path / "cache", wanted)
+    folder = fetch(str(tmp_path / "store"), uri, files, tmp_path / "cache", wanted)
     shutil.rmtree(tmp_path / "store")
-    assert fetch(uri, files, tmp_path / "cache", wanted) == folder
+    assert fetch(str(tmp_path / "store"), uri, files, tmp_path / "cache", wanted) == folder
 
 
 def test_no_signature_is_expected_without_a_key(keys: tuple[Path, Path]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import uuid
 from collections.abc import Callable
@@ -14,7 +15,8 @@ import pytest
 
 from schemas.events import AdapterFile
 from streams.adapters import store as adapter_store
-from streams.adapters.store import check_base, fetch, publish, remove, size_of
+from streams.adapters.signing import ExpectedSigner
+from streams.adapters.store import check_base, fetch, publish, remove, size_of, uri_of
 from streams.errors import EventError, RefusedError, SettingsError
 
 
@@ -36,7 +38,7 @@ def test_what_was_published_is_fetched_as_it_was(store: str, tmp_path: Path) -> 
     uri, files = publish(local, store, "default", 3)
     assert uri.startswith(("file:///", "memory://"))
     assert [file.path for file in files] == ["adapter_config.json", "adapter_model.safetensors"]
-    folder = fetch(uri, files, tmp_path / "cache")
+    folder = fetch(store, uri, files, tmp_path / "cache")
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == {
         "adapter_config.json": b'{"r": 8}',
         "adapter_model.safetensors": b"weights",
@@ -53,7 +55,7 @@ def test_other_bytes_under_the_same_version_are_refused_and_the_first_stay(store
     uri, files = publish(adapter(tmp_path / "local"), store, "default", 1)
     with pytest.raises(RefusedError, match="a version never changes"):
         publish(adapter(tmp_path / "other", b"other"), store, "default", 1)
-    assert (fetch(uri, files, tmp_path / "cache") / "adapter_model.safetensors").read_bytes() == b"weights"
+    assert (fetch(store, uri, files, tmp_path / "cache") / "adapter_model.safetensors").read_bytes() == b"weights"
 
 
 def test_a_relative_store_gives_a_uri_that_holds_from_anywhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -61,7 +63,7 @@ def test_a_relative_store_gives_a_uri_that_holds_from_anywhere(monkeypatch: pyte
     monkeypatch.chdir(tmp_path)
     uri, files = publish(local, "adapters", "default", 1)
     monkeypatch.chdir("/")
-    assert fetch(uri, files, tmp_path / "cache").is_dir()
+    assert fetch(str(tmp_path / "adapters"), uri, files, tmp_path / "cache").is_dir()
 
 
 def test_a_publish_that_ends_halfway_leaves_no_version_and_can_be_repeated(tmp_path: Path) -> None:
@@ -71,9 +73,9 @@ def test_a_publish_that_ends_halfway_leaves_no_version_and_can_be_repeated(tmp_p
     with fsspec.open(f"{store}/default/1/adapter_model.safetensors", "wb") as half:
         half.write(b"wei")
     with pytest.raises(EventError, match="never written whole"):
-        fetch(f"{store}/default/1", adapter_store.manifest_of(local), tmp_path / "cache")
+        fetch(store, uri_of(store, "default", 1), adapter_store.manifest_of(local), tmp_path / "cache")
     uri, files = publish(local, store, "default", 1)
-    assert fetch(uri, files, tmp_path / "cache").is_dir()
+    assert fetch(store, uri, files, tmp_path / "cache").is_dir()
 
 
 def test_a_folder_store_that_fills_up_shows_no_version(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -130,7 +132,7 @@ def test_a_store_that_does_not_agree_with_the_log_is_not_served(tmp_path: Path, 
     uri, files = publish(adapter(tmp_path / "local"), str(tmp_path / "store"), "default", 1)
     TAMPERED[message](tmp_path / "store" / "default" / "1")
     with pytest.raises(EventError, match=message) as caught:
-        fetch(uri, files, tmp_path / "cache")
+        fetch(str(tmp_path / "store"), uri, files, tmp_path / "cache")
     assert caught.value.reason == "bad_adapter"
     assert uri in str(caught.value)
     assert list((tmp_path / "cache").iterdir()) == []
@@ -142,7 +144,54 @@ def test_a_store_that_does_not_agree_with_the_log_is_not_served(tmp_path: Path, 
 def test_a_manifest_in_the_log_cannot_name_what_is_no_adapter_file(tmp_path: Path, path: str) -> None:
     uri, files = publish(adapter(tmp_path / "local"), str(tmp_path / "store"), "default", 1)
     with pytest.raises(EventError, match="the event names") as caught:
-        fetch(uri, (*files, AdapterFile(path=path, sha256="0" * 64, bytes=1)), tmp_path / "cache")
+        fetch(
+            str(tmp_path / "store"), uri, (*files, AdapterFile(path=path, sha256="0" * 64, bytes=1)), tmp_path / "cache"
+        )
+    assert caught.value.reason == "bad_adapter"
+
+
+ELSEWHERE = {
+    "a scheme nobody knows": "nosuch://bucket/default/1",
+    "a driver that is not installed": "s3://bucket/default/1",
+    "another folder": "file:///etc/default/1",
+    "a chain of schemes": "zip://default::file:///{store}/default/1",
+    "a way out of the store": "file://{store}/../store/default/1",
+    "a NUL": "file://{store}/default/1\x00",
+    "a long name": "file://{store}/default/" + "1" * 300,
+    "the store itself": "file://{store}/",
+    "nothing": "",
+}
+
+
+@pytest.mark.parametrize("uri", ELSEWHERE.values(), ids=ELSEWHERE)
+def test_only_what_is_in_the_store_is_opened_wherever_an_event_points(tmp_path: Path, uri: str) -> None:
+    store = tmp_path / "store"
+    _, files = publish(adapter(tmp_path / "local"), str(store), "default", 1)
+    with pytest.raises(EventError, match="is not in this agent's store") as caught:
+        fetch(str(store), uri.replace("{store}", str(store)), files, tmp_path / "cache")
+    assert caught.value.reason == "bad_adapter"
+    assert not (tmp_path / "cache").exists()
+
+
+@pytest.mark.parametrize("name", ["adapter_model.safetensors", "manifest.json"])
+def test_a_pipe_in_the_store_is_refused_instead_of_waited_for(tmp_path: Path, name: str) -> None:
+    uri, files = publish(adapter(tmp_path / "local"), str(tmp_path / "store"), "default", 1)
+    pipe = tmp_path / "store" / "default" / "1" / name
+    pipe.unlink()
+    os.mkfifo(pipe)
+    signed = ExpectedSigner(tmp_path / "key.pub", "default", 1)
+    (tmp_path / "key.pub").write_text("never read")
+    with pytest.raises(EventError, match=f"{name} is no plain file"):
+        fetch(str(tmp_path / "store"), uri, files, tmp_path / "cache", signed)
+
+
+@pytest.mark.parametrize("path", ["file.json/1", "default/1/adapter_model.safetensors"])
+def test_a_uri_of_something_else_in_the_store_is_the_adapters_fault(tmp_path: Path, path: str) -> None:
+    # An unreachable store ends the agent, so that another process tries: nobody's event may do that.
+    uri, files = publish(adapter(tmp_path / "local"), str(tmp_path / "store"), "default", 1)
+    (tmp_path / "store" / "file.json").write_text("{}")
+    with pytest.raises(EventError) as caught:
+        fetch(str(tmp_path / "store"), uri.removesuffix("default/1") + path, files, tmp_path / "cache")
     assert caught.value.reason == "bad_adapter"
 
 
@@ -150,15 +199,15 @@ def test_a_version_that_was_fetched_is_served_without_the_store_and_repaired_wit
     store: str, tmp_path: Path
 ) -> None:
     uri, files = publish(adapter(tmp_path / "local"), store, "default", 1)
-    folder = fetch(uri, files, tmp_path / "cache")
-    assert fetch(f"{store}/gone/1", files, tmp_path / "cache") == folder
+    folder = fetch(store, uri, files, tmp_path / "cache")
+    assert fetch(store, f"{store}/gone/1", files, tmp_path / "cache") == folder
     (folder / "adapter_model.safetensors").write_bytes(b"damaged")
-    assert (fetch(uri, files, tmp_path / "cache") / "adapter_model.safetensors").read_bytes() == b"weights"
+    assert (fetch(store, uri, files, tmp_path / "cache") / "adapter_model.safetensors").read_bytes() == b"weights"
 
 
 def test_versions_with_other_bytes_do_not_share_a_folder(store: str, tmp_path: Path) -> None:
-    one = fetch(*publish(adapter(tmp_path / "one"), store, "default", 1), tmp_path / "cache")
-    two = fetch(*publish(adapter(tmp_path / "two", b"second"), store, "default", 2), tmp_path / "cache")
+    one = fetch(store, *publish(adapter(tmp_path / "one"), store, "default", 1), tmp_path / "cache")
+    two = fetch(store, *publish(adapter(tmp_path / "two", b"second"), store, "default", 2), tmp_path / "cache")
     assert one != two
     assert (one / "adapter_model.safetensors").read_bytes() == b"weights"
 
@@ -166,7 +215,7 @@ def test_versions_with_other_bytes_do_not_share_a_folder(store: str, tmp_path: P
 def test_a_manifest_with_another_hash_than_the_store_is_not_served(store: str, tmp_path: Path) -> None:
     uri, files = publish(adapter(tmp_path / "local"), store, "default", 1)
     with pytest.raises(EventError, match="as the log says"):
-        fetch(uri, [replace(file, sha256="0" * 64) for file in files], tmp_path / "cache")
+        fetch(store, uri, [replace(file, sha256="0" * 64) for file in files], tmp_path / "cache")
 
 
 def test_a_url_nobody_can_open_is_refused_with_the_way_out(tmp_path: Path) -> None:
@@ -200,7 +249,7 @@ def test_what_is_removed_is_gone_and_nothing_else(store: str, tmp_path: Path) ->
     assert remove(one)
     assert size_of(one) == 0
     with pytest.raises(EventError, match="missing"):
-        fetch(one, files, tmp_path / "cache")
+        fetch(store, one, files, tmp_path / "cache")
     assert size_of(two) > 0
     assert not remove(one)
     assert publish(adapter(tmp_path / "local"), store, "default", 1) == (one, files)

@@ -78,7 +78,7 @@ class AdapterCache:
         if self._engine.name != "scripted":  # which has no weights that an adapter could fit
             store.check_base(adapter.uri, adapter.base_digest, self._engine.base_digest)
         signed = signing.expected(self._settings.adapters, self._settings.policy.name, version)
-        return store.fetch(adapter.uri, adapter.files, self._root / str(version), signed)
+        return store.fetch(self._settings.adapters.store, adapter.uri, adapter.files, self._root / str(version), signed)
 
     def _tidy(self) -> None:
         needed = {self._router.primary, self._router.candidate, *list(self._folders)[-KEPT:]}
