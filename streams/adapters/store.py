@@ -24,6 +24,7 @@ import os
 import re
 import shutil
 import tempfile
+import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,8 @@ SUFFIXES = (".safetensors", ".json")
 LEFT_OUT = ("README.md", ".gitattributes")
 """What peft writes beside an adapter; not published."""
 CHUNK_BYTES = 1 << 20
+ABANDONED_S = 3600.0
+"""After so long without a change, a half-written folder is no publish in progress."""
 
 
 def publish(
@@ -189,6 +192,19 @@ def remove(uri: str) -> bool:
     except OSError as exc:
         raise SettingsError(f"adapter {uri}: cannot be deleted: {exc}; check who may write to the store") from exc
     return True
+
+
+def abandoned(store: str, policy: str) -> list[Path]:
+    """Return the half-written folders that killed publishers left in a folder store.
+
+    An object store has none: there, the next publish of a version completes what the last one left.
+    """
+    fs, place = _place(store, policy, 1)
+    folder = Path(place).parent
+    if not _is_local(fs) or not folder.is_dir():
+        return []
+    before = time.time() - ABANDONED_S
+    return sorted(path for path in folder.glob(".*") if path.is_dir() and path.stat().st_mtime < before)
 
 
 def manifest_of(local: Path) -> tuple[AdapterFile, ...]:

@@ -9,6 +9,7 @@ A canary's share has no command: it grows in `rollouts.mode=canary` alone.
 from __future__ import annotations
 
 import functools
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -225,6 +226,7 @@ def adapters_gc(call: AppContext, /, **options: Any) -> None:
         show.Column("why", "why"),
     ]
     show.rows(rows, columns, asked.output)
+    _sweep(call, life.state.policy, delete=asked.yes)
     going = [row for row in rows if row["what"] in ("delete", "deleted")]
     total = show.size(sum(row["bytes"] for row in going))
     click.echo(
@@ -232,6 +234,21 @@ def adapters_gc(call: AppContext, /, **options: Any) -> None:
         + ("" if asked.yes or not going else " Give --yes to do it."),
         err=True,
     )
+
+
+def _sweep(call: AppContext, policy: str, *, delete: bool) -> None:
+    """Remove what killed publishers left; without `delete`, say what would be removed."""
+    from streams.adapters import store
+
+    left = store.abandoned(call.settings.adapters.store, policy)
+    for folder in left if delete else ():
+        shutil.rmtree(folder, ignore_errors=True)
+    if left:
+        click.echo(
+            f"{len(left)} half-written folders of killed publishers {'were' if delete else 'would be'} removed, such as "
+            f"{left[0]}",
+            err=True,
+        )
 
 
 def _fate(call: AppContext, life: AdapterHistory, fate: RetentionDecision) -> dict[str, Any]:

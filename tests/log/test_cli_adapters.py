@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import time
 from collections.abc import Iterable
@@ -236,10 +237,17 @@ def test_gc_shows_what_would_go_and_then_deletes_just_that(made: Settings, tmp_p
     assert again == {1: "keep", 2: "keep", 3: "gone", 4: "keep", 5: "gone"}
 
 
-def test_gc_deletes_the_files_of_what_is_retired_already(made: Settings, tmp_path: Path) -> None:
+def test_gc_deletes_the_files_of_what_is_retired_already_and_what_killed_publishers_left(made: Settings, tmp_path: Path) -> None:
     # a gc that was killed between the event and the deletion has left them
     write(made, published(made, tmp_path, 1), event(1, "retired"))
-    (row,) = rows(run(made, "gc", "--keep-best", "5", "--yes"))
+    left, in_progress = (Path(made.adapters.store) / "default" / name for name in (".2.killed", ".3.now"))
+    for half in (left, in_progress):
+        half.mkdir()
+    os.utime(left, (0, 0))
+    collected = run(made, "gc", "--keep-best", "5", "--yes")
+    assert "1 half-written folders of killed publishers were removed" in collected.stderr
+    assert (left.exists(), in_progress.exists()) == (False, True)
+    (row,) = rows(collected)
     assert (row["what"], row["why"]) == ("deleted", "is retired")
     assert not (Path(made.adapters.store) / "default" / "1").exists()
     assert kinds(made) == [("trained", 1), ("retired", 1)]
