@@ -245,8 +245,8 @@ def _sweep(call: AppContext, policy: str, *, delete: bool) -> None:
         shutil.rmtree(folder, ignore_errors=True)
     if left:
         click.echo(
-            f"{len(left)} half-written folders of killed publishers {'were' if delete else 'would be'} removed, such as "
-            f"{left[0]}",
+            f"{len(left)} half-written folders of killed publishers {'were' if delete else 'would be'} removed, such "
+            f"as {left[0]}",
             err=True,
         )
 

@@ -29,6 +29,7 @@ and calls a function elsewhere that does the work.
 
 from __future__ import annotations
 
+import os
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -124,8 +125,29 @@ def cli(
 
     if log_format is not None:
         overrides = (*overrides, f"logging.format={log_format}")
-    ctx.obj = AppContext(config=config, overrides=overrides, log_level=log_level)
     program_log.set_up(log_level)
+    ctx.obj = AppContext(config=config, overrides=_without_secrets(overrides), log_level=log_level)
+
+
+def _without_secrets(overrides: tuple[str, ...]) -> tuple[str, ...]:
+    """Move secrets into the environment, where child processes find them: a command line is for everybody to read."""
+    if not overrides:
+        return ()
+    from streams.settings.load import secret_variable
+
+    kept = []
+    for override in overrides:
+        key, _, value = override.partition("=")
+        if (variable := secret_variable(override)) is None:
+            kept.append(override)
+            continue
+        os.environ[variable] = value
+        click.echo(
+            f"warning: every user of this machine can read --set {key} in the list of processes; set {variable}, or "
+            f"{variable}_FILE",
+            err=True,
+        )
+    return tuple(kept)
 
 
 for command in (

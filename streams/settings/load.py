@@ -7,7 +7,8 @@ A relative path in a file is relative to the folder of that file; anywhere else,
 Where none of them names `kafka.bootstrap`, it is the address of the embedded node in `broker.data_dir`, if it has one.
 STREAMWARD_SECTION__KEY_FILE names a file that holds the value, such as a mounted secret. The variable itself wins.
 streams/settings/model.py describes each setting. An unknown variable or key is refused: a misspelt setting must not
-silently be the default. Secrets are `SecretStr` and print as stars. Settings are read once, when a process starts.
+silently be the default. Secrets are `SecretStr`; they print as stars, and so does what came from a _FILE. Settings are
+read once, when a process starts.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import difflib
 import json
 import os
+import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -23,7 +25,7 @@ from typing import Any, get_args
 from pydantic import SecretStr, TypeAdapter, ValidationError
 
 from streams.errors import SettingsError
-from streams.settings.model import Kafka, Settings, is_secret_name
+from streams.settings.model import Kafka, Settings, is_secret_name, without_user
 
 ENV_PREFIX = "STREAMWARD_"
 CONFIG_FILE = "streamward.toml"
@@ -36,6 +38,8 @@ STORES = ("adapters.store", "archive.store")
 """Settings that are a path or a URL."""
 BASE_MODEL = "model.base"
 """A path if there is such a folder, else a name."""
+STARS = "**********"
+"""As SecretStr prints itself."""
 
 
 def load(
@@ -122,6 +126,18 @@ def to_env(settings: Settings) -> dict[str, str]:
     return variables
 
 
+def secret_variable(override: str) -> str | None:
+    """Return the variable for an override `section.key=value` that sets a secret; None if it sets none."""
+    key, _, text = override.partition("=")
+    if not _is_known(key):
+        return None
+    section, name = key.split(".")
+    annotation = str(Settings.model_fields[section].annotation.model_fields[name].annotation)  # type: ignore[union-attr]
+    names = re.findall(r'"([^"]+)"\s*:', text) if "dict" in annotation else ["secret"]
+    is_secret = "SecretStr" in annotation and any(map(is_secret_name, names))
+    return f"{ENV_PREFIX}{section}__{name}".upper() if is_secret else None
+
+
 def dotted(settings: Settings) -> Iterator[tuple[str, Any]]:
     """Yield every (section.key, value), in the order of the tree."""
     for section_name in type(settings).model_fields:
@@ -135,14 +151,16 @@ def described(settings: Settings, origins: Mapping[str, str]) -> Iterator[dict[s
     for key, value in dotted(settings):
         section, _, name = key.partition(".")
         field = type(getattr(settings, section)).model_fields[name]
+        origin = origins.get(key, "default")
+        from_file = _is_file_variable(origin)
         if isinstance(value, dict):
             value = {
                 inner: str(text) if is_secret_name(inner) else text.get_secret_value() for inner, text in value.items()
             }
         yield {
             "key": key,
-            "value": str(value) if isinstance(value, SecretStr | Path) else value,
-            "from": origins.get(key, "default"),
+            "value": STARS if from_file else str(value) if isinstance(value, SecretStr | Path) else value,
+            "from": origin,
             "about": field.description or "",
         }
 
@@ -189,8 +207,10 @@ def _from_file(file: Path | None, env: Mapping[str, str]) -> Iterator[tuple[str,
             return
         raise SettingsError(f"{path}: no such settings file; give an existing TOML file, or leave --config out")
     try:
-        data = tomllib.loads(path.read_text())
-    except tomllib.TOMLDecodeError as exc:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as exc:
+        raise SettingsError(f"{path}: cannot be read: {exc.strerror}; give a TOML file, or leave --config out") from exc
+    except (ValueError, RecursionError) as exc:  # also what is not UTF-8, or nested without end
         raise SettingsError(f"{path}: not TOML: {exc}") from exc
     for section, values in data.items():
         if not isinstance(values, dict):
@@ -221,6 +241,12 @@ def _from_env(env: Mapping[str, str]) -> Iterator[tuple[str, Any, str]]:
                 continue
             key, text = key.removesuffix("_file"), _read(Path(text), variable)
         yield key, _parse(key, text, variable), variable
+
+
+def _is_file_variable(origin: str) -> bool:
+    """Return whether a value came from the file that a variable names: then it is nobody's to print."""
+    key = origin.removeprefix(ENV_PREFIX).lower().replace("__", ".", 1)
+    return origin.startswith(ENV_PREFIX) and not _is_known(key) and _is_known(key.removesuffix("_file"))
 
 
 def _read(path: Path, variable: str) -> str:
@@ -280,7 +306,8 @@ def _explain(exc: ValidationError, origins: Mapping[str, str]) -> str:
         key = ".".join(str(part) for part in error["loc"])
         at = [k for k in origins if k == key or k.startswith(key + ".") or key.startswith(k + ".")]
         where = ", ".join(dict.fromkeys(origins[k] for k in at)) or "the defaults"
-        got = "" if _is_secret(error["loc"]) else f" (got {error['input']!r})"
+        hidden = _is_secret(error["loc"]) or any(_is_file_variable(origins[k]) for k in at)
+        got = "" if hidden else f" (got {without_user(str(error['input']))!r})"
         lines.append(f"{key}, from {where}: {error['msg'].removeprefix('Value error, ')}{got}")
     return "\n".join(lines)
 

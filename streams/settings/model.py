@@ -11,7 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 
 SECRET_NAME = re.compile(
     r"password|secret|token|\.key$|\.pem$|credential|sasl\.jaas|oauthbearer\.config", re.IGNORECASE
@@ -24,10 +24,33 @@ def is_secret_name(name: str) -> bool:
     return SECRET_NAME.search(name) is not None
 
 
+USER_IN_URL = re.compile(r"(?<=://)[^/@\s,]+(?=@)")
+
+
+def without_user(text: str) -> str:
+    """Return `text` with stars for user and password of the URLs in it.
+
+    >>> without_user("http://ada:secret@judge/v1")
+    'http://***@judge/v1'
+    """
+    return USER_IN_URL.sub("***", text)
+
+
 class Section(BaseModel):
-    """A frozen group of settings that refuses unknown keys."""
+    """A frozen group of settings that refuses unknown keys, and passwords in URLs."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, hide_input_in_errors=True)
+
+    @field_validator("*")
+    @classmethod
+    def _no_user_in_a_url(cls, value: object) -> object:
+        """URLs are printed, in errors and by `config show`; secrets have settings of their own."""
+        if isinstance(value, str) and USER_IN_URL.search(value):
+            raise ValueError(
+                "a URL must hold no user and no password, since URLs are printed; give them by the settings for user, "
+                "password or key beside it, or as the driver of the store documents"
+            )
+        return value
 
 
 class Kafka(Section):
@@ -386,11 +409,8 @@ class Schemas(Section):
             raise ValueError(
                 "settings of a Schema Registry have no effect without registry_url; set it, or leave them out"
             )
-        if any(re.match(r"https?://[^@/]+", url) is None or "@" in url for url in urls):
-            raise ValueError(
-                "registry_url must begin with http:// or https:// and hold no user; a user goes into registry_username "
-                "and registry_password"
-            )
+        if any(re.match(r"https?://[^/]+", url) is None for url in urls):
+            raise ValueError("registry_url must begin with http:// or https://")
         if (self.registry_username is None) != (self.registry_password is None):
             raise ValueError("registry_username and registry_password go together; set both or neither")
         if self.registry_ca_location is not None and not any(url.startswith("https://") for url in urls):

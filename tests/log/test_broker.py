@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import time
@@ -85,6 +86,7 @@ def test_a_node_keeps_its_folder_its_port_and_its_records_through_kill_9_and_a_c
     first = broker.start(node, port=0)  # not the default one, which a node of another test may take in between
     create_topic(first.bootstrap)
     produce(first.bootstrap, values)
+    assert stat.S_IMODE(node.data_dir.stat().st_mode) == 0o700, "others could read what was asked and answered"
 
     os.kill(first.pid, signal.SIGKILL)
     second = broker.start(node)  # at once: the dying node may still seem alive, and still hold its locks

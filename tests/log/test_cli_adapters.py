@@ -237,7 +237,9 @@ def test_gc_shows_what_would_go_and_then_deletes_just_that(made: Settings, tmp_p
     assert again == {1: "keep", 2: "keep", 3: "gone", 4: "keep", 5: "gone"}
 
 
-def test_gc_deletes_the_files_of_what_is_retired_already_and_what_killed_publishers_left(made: Settings, tmp_path: Path) -> None:
+def test_gc_deletes_the_files_of_what_is_retired_already_and_what_killed_publishers_left(
+    made: Settings, tmp_path: Path
+) -> None:
     # a gc that was killed between the event and the deletion has left them
     write(made, published(made, tmp_path, 1), event(1, "retired"))
     left, in_progress = (Path(made.adapters.store) / "default" / name for name in (".2.killed", ".3.now"))

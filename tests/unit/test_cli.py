@@ -33,6 +33,11 @@ from streams.settings.model import Broker, Kafka, Model, Settings
 from streams.tools import doctor
 
 HEAVY = ("torch", "vllm", "transformers", "faust", "confluent_kafka", "fastavro", "pydantic", "rich", "trl", "peft")
+SHOW_SASL = [
+    part
+    for override in ("security_protocol=SASL_SSL", "sasl_mechanism=PLAIN", "sasl_username=a", "sasl_password=hunter2")
+    for part in ("--set", f"kafka.{override}")
+]
 NOBODY = ["--set", "kafka.bootstrap=127.0.0.1:1", "--set", "kafka.request_timeout_s=0.3"]
 """A bootstrap that does not answer."""
 
@@ -335,6 +340,16 @@ def settings_shown(*args: str, env: dict[str, str] | None = None) -> dict[str, d
     result = run(*args, "config", "show", env=env)
     assert result.exit_code == 0, result.stderr
     return {row["key"]: row for row in map(json.loads, result.stdout.splitlines())}
+
+
+def test_a_secret_in_the_arguments_is_warned_about_and_moved_to_the_environment() -> None:
+    command = [*SHOW_SASL, "config", "show", "kafka", "--output", "jsonl"]
+    result = process(*command)
+    assert "warning: every user of this machine can read --set kafka.sasl_password" in result.stderr
+    assert "set STREAMWARD_KAFKA__SASL_PASSWORD, or STREAMWARD_KAFKA__SASL_PASSWORD_FILE" in result.stderr
+    assert "hunter2" not in result.stdout + result.stderr
+    (row,) = [row for row in map(json.loads, result.stdout.splitlines()) if row["key"] == "kafka.sasl_password"]
+    assert (row["from"], row["value"]) == ("STREAMWARD_KAFKA__SASL_PASSWORD", "**********")
 
 
 def test_config_show_says_where_each_value_came_from(tmp_path: Path) -> None:

@@ -12,7 +12,16 @@ from pydantic import SecretStr, ValidationError
 from streams.errors import SettingsError
 from streams.kafka.client import client_config
 from streams.kafka.node import config as node
-from streams.settings.load import ENV_CONFIG, described, dotted, load, load_with_origins, save, to_env
+from streams.settings.load import (
+    ENV_CONFIG,
+    described,
+    dotted,
+    load,
+    load_with_origins,
+    save,
+    secret_variable,
+    to_env,
+)
 from streams.settings.model import (
     Advantages,
     Batches,
@@ -175,6 +184,17 @@ def test_a_file_that_is_no_toml_says_where(tmp_path: Path) -> None:
         load(file=path, env={})
 
 
+@pytest.mark.parametrize(
+    "content", [b"[kafka]\nx = '\xff'\n", b"[kafka]\nx = " + b"[" * 100_000], ids=["latin1", "deep"]
+)
+def test_a_file_that_no_parser_can_read_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "odd.toml").write_bytes(content)
+    with pytest.raises(SettingsError, match=r"odd\.toml: not TOML"):
+        load(file=tmp_path / "odd.toml", env={})
+    with pytest.raises(SettingsError, match=f"{tmp_path}: cannot be read"):
+        load(file=tmp_path, env={})
+
+
 def test_variables_of_other_programs_are_left_alone() -> None:
     assert load(env={"KAFKA_HOME": "/opt/kafka", "PATH": "/bin"}) == load(env={})
 
@@ -241,8 +261,7 @@ def test_a_bad_value_inside_a_mapping_names_its_file(file: Path) -> None:
         (["kafka.ssl_ca_location=ca.pem"], "set it to SSL or SASL_SSL"),
         (["kafka.security_protocol=SSL", "kafka.ssl_key_location=k.pem"], "go together; set both or neither"),
         (["schemas.own_ids=false"], "have no effect without registry_url; set it, or leave them out"),
-        (["schemas.registry_url=registry:8081"], "must begin with http:// or https:// and hold no user"),
-        (["schemas.registry_url=http://u:p@registry"], "must begin with http:// or https:// and hold no user"),
+        (["schemas.registry_url=registry:8081"], "must begin with http:// or https://"),
         (["schemas.registry_url=http://r", "schemas.registry_username=u"], "go together; set both or neither"),
         (
             ["schemas.registry_url=http://r", "schemas.registry_ca_location=c"],
@@ -302,6 +321,40 @@ def test_no_secret_of_the_wrong_type_is_shown(file: Path) -> None:
     with pytest.raises(SettingsError) as refused:
         load(file=file, env={})
     assert "20562056" not in "".join(traceback.format_exception(refused.value))
+
+
+@pytest.mark.parametrize(
+    "key", ["schemas.registry_url", "scoring.judge_url", "adapters.store", "tracing.otlp_endpoint"]
+)
+@pytest.mark.parametrize("user", ["anna:hunter2", "hunter2"])
+def test_a_password_in_a_url_is_refused_and_not_shown(key: str, user: str) -> None:
+    with pytest.raises(SettingsError, match=f"{key}.*must hold no user and no password") as refused:
+        load(env={}, overrides=[f"{key}=http://{user}@host/path"])
+    assert "hunter2" not in "".join(traceback.format_exception(refused.value))
+
+
+def test_the_content_of_a_file_that_a_variable_names_is_not_shown(tmp_path: Path) -> None:
+    (tmp_path / "value").write_text("hunter2")
+    with pytest.raises(SettingsError, match=r"batches\.groups, from STREAMWARD_BATCHES__GROUPS_FILE") as refused:
+        load(env={"STREAMWARD_BATCHES__GROUPS_FILE": str(tmp_path / "value")})
+    assert "hunter2" not in str(refused.value)
+    loaded = load_with_origins(env={"STREAMWARD_POLICY__NAME_FILE": str(tmp_path / "value")})
+    assert loaded[0].policy.name == "hunter2"
+    assert "hunter2" not in repr(list(described(*loaded)))
+
+
+@pytest.mark.parametrize(
+    ("override", "variable"),
+    [
+        ("kafka.sasl_password=hunter2", "STREAMWARD_KAFKA__SASL_PASSWORD"),
+        ('kafka.client={"ssl.key.password": "hunter2"}', "STREAMWARD_KAFKA__CLIENT"),
+        ('kafka.client={"debug": "broker"}', None),
+        ("batches.groups=8", None),
+        ("nobody.knows=8", None),
+    ],
+)
+def test_what_sets_a_secret_is_known(override: str, variable: str | None) -> None:
+    assert secret_variable(override) == variable
 
 
 def test_no_secret_is_shown_as_the_origin_of_a_value() -> None:

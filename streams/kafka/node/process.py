@@ -92,6 +92,8 @@ def start(
     in time, and if Kafka's jars cannot be fetched.
     """
     data_dir = node.folder(settings.data_dir)
+    with contextlib.suppress(PermissionError):  # a folder that its owner shares with this user
+        data_dir.chmod(0o700)  # the log holds everything that was asked and answered
     with _hold(data_dir) as lock:
         java = _java(data_dir, settings.heap_mb)
         before = node.remembered(data_dir)
