@@ -24,9 +24,11 @@ from pathlib import Path
 
 import torch
 from peft import PeftModel
+from pydantic import TypeAdapter
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from schemas import json_text
 from streams import files
 from streams.errors import NotFoundError, RefusedError, SettingsError
 from streams.files import sha256_of
@@ -74,7 +76,7 @@ def hold(root: Path, policy: str) -> Iterator[Path]:
 
 def save(folder: Path, state: State, model: PeftModel, optimizer: torch.optim.Optimizer, base: str, keep: int) -> Path:
     """Write a checkpoint of `state.version`, synced when this returns, and delete all but the newest `keep`."""
-    target = folder / f"v{state.version:08d}"
+    target = folder / _name(state.version)
     half = folder / f".{target.name}.half"
     shutil.rmtree(half, ignore_errors=True)
     half.mkdir(parents=True)
@@ -100,10 +102,10 @@ def save(folder: Path, state: State, model: PeftModel, optimizer: torch.optim.Op
 def latest(folder: Path) -> tuple[Path, State] | None:
     """Return the newest complete checkpoint, or None. Each one skipped is logged with the reason."""
     for path in _versions(folder):
-        if problem := _torn(path):
-            log.warning("%s: skipped: %s", path, problem)
-            continue
-        return path, State(**json.loads((path / STATE_FILE).read_text()))
+        try:
+            return path, _read(path)
+        except (OSError, ValueError) as exc:
+            log.warning("%s: skipped: %s", path, exc)
     return None
 
 
@@ -112,13 +114,16 @@ def of_version(folder: Path, version: int) -> tuple[Path, State]:
 
     Raises NotFoundError, naming those that exist, if there is none, and RefusedError if it is incomplete.
     """
-    path = folder / f"v{version:08d}"
+    path = folder / _name(version)
     if not path.is_dir():
         there = ", ".join(map(str, versions(folder))) or "none"
         raise NotFoundError(f"{path}: no checkpoint of version {version}; there are checkpoints of versions: {there}")
-    if problem := _torn(path):
-        raise RefusedError(f"{path}: the checkpoint is incomplete: {problem}; start from another one, or from the base")
-    return path, State(**json.loads((path / STATE_FILE).read_text()))
+    try:
+        return path, _read(path)
+    except (OSError, ValueError) as exc:
+        raise RefusedError(
+            f"{path}: the checkpoint is incomplete: {exc}; start from another one, or from the base"
+        ) from exc
 
 
 def versions(folder: Path) -> list[int]:
@@ -179,13 +184,22 @@ def _versions(folder: Path) -> list[Path]:
     return sorted(folder.glob("v[0-9]*"), reverse=True)
 
 
-def _torn(path: Path) -> str | None:
-    try:
-        manifest = json.loads((path / MANIFEST_FILE).read_text())
-        bad = [name for name, digest in manifest.items() if sha256_of(path / name) != digest]
-    except (OSError, ValueError) as exc:
-        return str(exc)
-    return f"{bad[0]} does not match its manifest" if bad else None
+def _read(path: Path) -> State:
+    """Return what a whole checkpoint holds. Raises OSError or ValueError for any other."""
+    manifest = json_text.parse((path / MANIFEST_FILE).read_bytes())
+    there = {str(file.relative_to(path)) for file in path.rglob("*") if file.is_file()} - {MANIFEST_FILE}
+    if not isinstance(manifest, dict) or manifest.keys() != there:
+        raise ValueError(f"its {MANIFEST_FILE} does not name the files that are there")
+    if bad := [name for name, digest in manifest.items() if sha256_of(path / name) != digest]:
+        raise ValueError(f"{bad[0]} does not match its manifest")
+    state = TypeAdapter(State).validate_json((path / STATE_FILE).read_bytes(), strict=True)
+    if path.name != _name(state.version):
+        raise ValueError(f"its {STATE_FILE} is of version {state.version}")
+    return state
+
+
+def _name(version: int) -> str:
+    return f"v{version:08d}"
 
 
 def _sync(path: Path) -> None:

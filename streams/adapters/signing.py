@@ -25,6 +25,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from schemas import json_text
 from schemas.events import AdapterFile
 from streams.errors import EventError, SettingsError
 from streams.files import Scratch, sha256_of
@@ -106,7 +107,7 @@ def verify(
             raise refused(wanted, f"its signature does not hold: {type(exc).__name__}: {exc}") from exc
         finally:
             path.unlink()
-    signed = json.loads(manifest)
+    signed = json_text.parse(manifest)
     if signed != json.loads(manifest_text(wanted.policy, wanted.version, files)):
         raise refused(wanted, f"its signature is for version {signed.get('version')} of {signed.get('policy')}")
 

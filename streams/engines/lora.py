@@ -10,7 +10,6 @@ rank patterns) are refused.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,6 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from schemas import json_text
 from streams.errors import EventError
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -89,7 +89,7 @@ def read_lora(folder: Path, model: nn.Module) -> dict[str, LoraPair]:
 
 def _scaling(folder: Path) -> tuple[float, int]:
     try:
-        config: dict[str, Any] = json.loads((folder / CONFIG).read_text())
+        config: dict[str, Any] = json_text.parse((folder / CONFIG).read_bytes())
         kind, rank, alpha = config["peft_type"], config["r"], config["lora_alpha"]
     except (OSError, ValueError, KeyError, TypeError) as exc:
         raise _bad(folder, f"{CONFIG} cannot be read: {exc!r}", "publish the adapter again") from exc

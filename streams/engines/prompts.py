@@ -5,12 +5,10 @@ messages ──► chat template ──► prompt ids ──► (an engine draws
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
-from jinja2 import TemplateError
-
+from schemas import json_text
 from schemas.events import Message
 from streams.engines.protocol import SamplingRequest
 from streams.errors import SettingsError
@@ -44,7 +42,7 @@ class Prompts:
             )
         try:
             tokens = self.templated(request.messages)
-        except (TemplateError, TypeError, ValueError, KeyError) as exc:
+        except Exception as exc:  # a template is a program, and a task chooses what it runs on
             return (), f"{where}: the chat template refuses the messages: {exc}; check their roles and order"
         if len(tokens) >= self.context_tokens:
             return (
@@ -93,7 +91,7 @@ def _as_template_wants(message: Message) -> dict[str, Any]:
             {
                 "id": call.id,
                 "type": "function",
-                "function": {"name": call.name, "arguments": json.loads(call.arguments)},
+                "function": {"name": call.name, "arguments": json_text.parse(call.arguments)},
             }
             for call in message.tool_calls
         ]

@@ -24,6 +24,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
 
+from schemas import json_text
 from schemas.events import FinishReason, Task
 from streams.engines.protocol import Completion, SamplingRequest, failed, uniform
 from streams.errors import EventError, SettingsError
@@ -150,7 +151,7 @@ def _tokens(text: str, request: SamplingRequest) -> tuple[tuple[int, ...], Finis
 
 def _answer(task: Task) -> str | None:
     try:
-        verifier = json.loads(task.verifier)
+        verifier = json_text.parse(task.verifier)
     except ValueError:
         return None
     answer = verifier.get("answer") if isinstance(verifier, dict) else None

@@ -70,23 +70,24 @@ def parse_begin(text: str) -> Begin:
 def parse_time(text: str, option: str, asked_ms: int | None = None) -> int:
     """Parse an ISO 8601 time (UTC without an offset) or an age such as 90s, 30m, 2h, 7d, 1w, as ms since the epoch.
 
-    Raises SettingsError, naming the option.
+    Times before 1970 are 0: no record is older. Raises SettingsError, naming the option.
 
     >>> parse_time("1970-01-01T00:00:02Z", "--since"), parse_time("2s", "--since", asked_ms=5000)
     (2000, 3000)
     """
-    if age := _AGE.fullmatch(text):
-        return (now_ms() if asked_ms is None else asked_ms) - int(float(age[1]) * _SECONDS[age[2]] * 1000)
     try:
+        if age := _AGE.fullmatch(text):
+            asked_ms = now_ms() if asked_ms is None else asked_ms
+            return max(asked_ms - int(float(age[1]) * _SECONDS[age[2]] * 1000), 0)
         at = datetime.fromisoformat(text)
-    except ValueError as exc:
+    except (ValueError, OverflowError) as exc:
         raise SettingsError(
             f"{option} {text}: expected a time as ISO 8601 (UTC without an offset), e.g. 2026-01-31T12:00, or an age, "
             "e.g. 90s, 30m, 2h, 7d or 1w"
         ) from exc
     if at.tzinfo is None:
         at = at.replace(tzinfo=UTC)
-    return int(at.timestamp() * 1000)
+    return max(int(at.timestamp() * 1000), 0)
 
 
 def now_ms() -> int:

@@ -165,7 +165,11 @@ class Model(Section):
 class Policy(Section):
     """The agent that answers tasks."""
 
-    name: str = Field("default", min_length=1, description="the policy whose versions this process serves or trains")
+    name: str = Field(
+        "default",
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$",
+        description="the policy whose versions this process serves or trains; part of the names of folders",
+    )
     engine: Literal["transformers", "scripted", "vllm"] = "transformers"
     threads: int = Field(1, ge=0, description="torch threads; 0: as many as there are cores")
     round_tasks: int = Field(16, ge=1, description="most tasks decoded together")

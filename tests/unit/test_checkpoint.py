@@ -8,6 +8,7 @@ import json
 import subprocess
 import sys
 import textwrap
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +121,35 @@ def test_a_torn_checkpoint_is_passed_over_for_the_one_before(tmp_path: Path, har
     assert save(tmp_path / "p", trainer, 2) == newest
     found = checkpoint.latest(tmp_path / "p")
     assert found is not None and found[1].version == 2
+
+
+DAMAGED = {
+    "manifest.json": [b"[]", b"{}", b'{"state.json": 7}', b'"text"', b"[" * 100_000, b"\xff"],
+    "state.json": [b"[]", b"{}", b"{", b"\xff", b"[" * 100_000, b'{"version": "2"}'],
+}
+
+
+@pytest.mark.parametrize(("name", "content"), [(name, content) for name in DAMAGED for content in DAMAGED[name]])
+def test_a_damaged_checkpoint_is_skipped_whatever_its_files_hold(tmp_path: Path, name: str, content: bytes) -> None:
+    folder = tmp_path / "p"
+    for version in (1, 2):
+        path = folder / f"v{version:08d}"
+        path.mkdir(parents=True)
+        (path / "state.json").write_text(json.dumps(asdict(state(version))))
+        (path / "manifest.json").write_text(json.dumps(digests(path)))
+    (path / name).write_bytes(content)
+    if name == "state.json":
+        (path / "manifest.json").write_text(json.dumps({name: digests(path)[name]}))
+    found = checkpoint.latest(folder)
+    assert found is not None and found[1] == state(1)
+    with pytest.raises(RefusedError, match="the checkpoint is incomplete"):
+        checkpoint.of_version(folder, 2)
+
+
+def test_a_checkpoint_under_the_name_of_another_version_is_skipped(tmp_path: Path) -> None:
+    path = save(tmp_path / "p", fresh(tmp_path), 1)
+    path.rename(path.with_name("v00000007"))
+    assert checkpoint.latest(tmp_path / "p") is None
 
 
 def test_only_the_newest_are_kept_by_number_not_by_date(tmp_path: Path) -> None:

@@ -364,6 +364,25 @@ def test_numbers_and_times_are_printed_whole(session: Session) -> None:
     assert "9223372036854775807  30000000003  1234567.5" in table and "e+" not in table
 
 
+@pytest.mark.parametrize(
+    ("sql", "expected"),
+    [
+        ("DATE '99999-01-01'", 35_804_357),
+        ("DATE 'infinity'", 2**31 - 1),
+        ("[DATE 'infinity', DATE '1970-01-02']", [2**31 - 1, 1]),
+        ("{'a': TIMESTAMPTZ '294000-01-01'}", {"a": 9_215_576_668_800_000_000}),
+        ("MAP {'a': [TIMESTAMP '294000-01-01']}", {"a": [9_215_576_668_800_000_000]}),
+    ],
+)
+def test_a_date_that_python_does_not_reach_is_a_number(session: Session, sql: str, expected: Any) -> None:
+    assert answer(session, f"SELECT {sql}") == [[expected]]
+
+
+def test_a_date_that_cannot_be_shown_is_an_error_with_the_way_out(session: Session) -> None:
+    with pytest.raises(SettingsError, match="cast them to VARCHAR"):
+        answer(session, "SELECT union_value(a := DATE 'infinity')")
+
+
 def test_json_is_one_array_and_an_empty_answer_is_an_empty_one(session: Session) -> None:
     assert json.loads(shown(session, "SELECT range AS a FROM range(3)", "json")) == [{"a": 0}, {"a": 1}, {"a": 2}]
     assert shown(session, "FROM tasks", "json") == "[]\n"

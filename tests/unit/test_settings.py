@@ -184,6 +184,12 @@ def test_a_file_that_is_no_toml_says_where(tmp_path: Path) -> None:
         load(file=path, env={})
 
 
+@pytest.mark.parametrize("name", ["", "../../x", "a/b", ".hidden", "a\0b", "x" * 129])
+def test_a_policy_name_cannot_leave_its_folder(name: str) -> None:
+    with pytest.raises(SettingsError, match=r"policy\.name"):
+        load(env={}, overrides=[f"policy.name={name}"])
+
+
 @pytest.mark.parametrize(
     "content", [b"[kafka]\nx = '\xff'\n", b"[kafka]\nx = " + b"[" * 100_000], ids=["latin1", "deep"]
 )
@@ -390,7 +396,7 @@ def test_a_child_loads_the_same_settings(tmp_path: Path, monkeypatch: pytest.Mon
         advantages=Advantages(eps=1e-7, ddof=0, formula="rloo"),
         policy=Policy(
             script='{"a": "b=c"}',
-            name="Grüße",
+            name="a.B-1_",
             engine="vllm",
             servers="http://a:1/v1, https://b/",
             server_key=SecretStr("k"),

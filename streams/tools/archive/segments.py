@@ -31,6 +31,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from schemas import json_text
 from schemas.events import Coordinates
 from streams.errors import LogError
 from streams.kafka.record import Record, TopicPartition
@@ -353,7 +354,7 @@ def _body_sha256(body: Mapping[str, Any]) -> str:
 
 def _parsed(label: str, partition: int, store: Store, folder: str, name: str, data: bytes) -> Manifest:
     try:
-        body = json.loads(data)
+        body = json_text.parse(data)
         recorded = body.pop("sha256")
         if body["format"] != 1:
             raise LogError(f"{store.where(name)} has format {body['format']}, expected 1; update Streamward")

@@ -122,10 +122,41 @@ def _values(column: pa.Array) -> list[Any]:
         column = column.dictionary_decode()
     elif pa.types.is_timestamp(kind):
         return _times(column)
-    values: list[Any] = column.to_pylist(maps_as_pydicts="lossy")
+    try:
+        values: list[Any] = column.to_pylist(maps_as_pydicts="lossy")
+    except OverflowError:  # Python's dates end with the year 9999, and know no infinity
+        values = _without_dates(column)
     if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_string(kind) or pa.types.is_boolean(kind):
         return values
     return [plain(value) for value in values]
+
+
+def _without_dates(column: pa.Array) -> list[Any]:
+    """Return a column's values with numbers for dates and times: days, or the unit of their type, since 1970."""
+    try:
+        numbers = column.cast(_numbers_for_dates(column.type))
+        return list(numbers.to_pylist(maps_as_pydicts="lossy"))
+    except (pa.ArrowException, OverflowError) as exc:
+        raise SettingsError(
+            f"the result holds dates that cannot be shown inside a {column.type}; cast them to VARCHAR in the statement"
+        ) from exc
+
+
+def _numbers_for_dates(kind: pa.DataType) -> pa.DataType:
+    types = pa.types
+    if types.is_date(kind):
+        return pa.int32()
+    if types.is_timestamp(kind):
+        return pa.int64()
+    if types.is_fixed_size_list(kind):
+        return pa.list_(_numbers_for_dates(kind.value_type), kind.list_size)
+    if types.is_list(kind):
+        return pa.list_(_numbers_for_dates(kind.value_type))
+    if types.is_struct(kind):
+        return pa.struct([field.with_type(_numbers_for_dates(field.type)) for field in kind])
+    if types.is_map(kind):
+        return pa.map_(_numbers_for_dates(kind.key_type), _numbers_for_dates(kind.item_type))
+    return kind
 
 
 def _times(column: pa.Array) -> list[str | None]:

@@ -22,6 +22,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+from schemas import json_text
 from streams.kafka.record import TopicPartition
 
 FORMAT = 1
@@ -77,7 +78,7 @@ class Changelogs:
 def read_note(metadata: str) -> dict[str, Extent]:
     """Return what a commit noted, by changelog topic; nothing for a commit without a note that can be read."""
     try:
-        note = json.loads(metadata.rstrip(END))
+        note = json_text.parse(metadata.rstrip(END))
         if note["v"] != FORMAT:
             return {}
         return {topic: Extent(int(start), int(end)) for topic, (start, end) in note["changelogs"].items()}
