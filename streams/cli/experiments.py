@@ -26,15 +26,19 @@ def experiments() -> None:
 def experiments_list(call: AppContext, output: Output) -> None:
     """Print every experiment of this log."""
     from streams import output as show
+    from streams.errors import SettingsError
     from streams.tools.replay import comparison, experiments as records
 
     rows, every = [], records.read(call.settings)
     for name, one in every.items():
-        made = comparison.side(call.settings, name, every)
+        try:
+            newest, state, reason = comparison.side(call.settings, name, every).newest, one.kind, one.reason
+        except SettingsError as exc:  # anybody who may write events may write odd ones
+            newest, state, reason = 0, "unreadable", str(exc)
         counts = {key: one.counts.get(key, 0) for key in ("tasks", "groups", "batches", "steps")}
         rows.append(
-            {"experiment": name, "policy": one.policy, "state": one.kind, "created_at": one.created_at, **counts,
-             "newest": made.newest, "changed": list(one.changed), "reason": one.reason}
+            {"experiment": name, "policy": one.policy, "state": state, "created_at": one.created_at, **counts,
+             "newest": newest, "changed": list(one.changed), "reason": reason}
         )  # fmt: skip
     columns = [
         show.Column("experiment", "experiment"),

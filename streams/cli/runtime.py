@@ -10,6 +10,7 @@ a message and a code. A reader that leaves early (`| head`) is not an error.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import gc
@@ -225,8 +226,9 @@ def source_option(command: F) -> F:
 def importing() -> Iterator[None]:
     """Import large libraries in this block: a fifth of the time was the search for garbage, of which they have none.
 
-    They are left out of every later search, too.
+    They are left out of every later search, too, also of the one at the end of the process, which took torch a second.
     """
+    atexit.register(gc.freeze)
     gc.disable()
     try:
         yield

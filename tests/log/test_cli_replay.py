@@ -8,6 +8,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,15 @@ def test_a_run_prints_what_came_of_it_and_where_its_settings_are(source: Setting
     assert own.topics.prefix == f"{source.topics.prefix}experiment.dr."
     described = CliRunner().invoke(cli, ["--config", dr["config"], "topics", "list"])
     assert {row["label"]: row["records"] for row in rows(described)}["groups"] == NUMBER // 2
+
+
+def test_an_odd_event_of_an_experiment_does_not_hide_the_others(source: Settings, dr: dict[str, Any]) -> None:
+    odd = replace(experiments.read(source)["dr"].events[0], event_id="odd", experiment="../../odd\0")
+    with Producer(source) as producer:
+        producer.send(odd)
+    listed = {row["experiment"]: row for row in rows(run(source, "experiments", "list"))}
+    assert (listed["dr"]["state"], listed["../../odd\0"]["state"]) == ("finished", "unreadable")
+    assert "policy.name" in listed["../../odd\0"]["reason"]
 
 
 def test_a_condition_in_sql_chooses_tasks(source: Settings) -> None:

@@ -290,6 +290,12 @@ def test_a_reader_that_leaves_early_is_no_error() -> None:
         assert (child.wait(60), child.stderr.read()) == (0, "")
 
 
+def test_an_answer_is_all_that_a_query_prints() -> None:
+    # DuckDB's client prints what it calls leaks if the garbage of a process is not collected at its end
+    answered = process("--set", "archive.store=nowhere", "query", "--source", "archive", "SELECT 1 AS one")
+    assert (answered.stdout, answered.stderr) == ('{"one": 1}\n', "")
+
+
 # --- signals ----------------------------------------------------------------------------------------------------------
 
 WAITING = """\
