@@ -56,7 +56,7 @@ def export(settings: Settings, trained: AdapterEvent, folder: Path, *, merge: bo
         raise SettingsError(f"{folder}: cannot be written: {exc}; name another folder") from exc
     try:
         signed = signing.expected(settings.adapters, trained.policy, trained.version)
-        adapter = store.fetch(trained.uri, trained.files, half, signed)
+        adapter = store.fetch(settings.adapters.store, trained.uri, trained.files, half, signed)
         made = half / "whole"
         base = _merge(settings, trained, adapter, made) if merge else _beside(settings, trained, adapter, made)
         made.replace(folder)

@@ -31,10 +31,11 @@ def experiments_list(call: AppContext, output: Output) -> None:
 
     rows, every = [], records.read(call.settings)
     for name, one in every.items():
+        newest, state, reason = 0, str(one.kind), one.reason
         try:
-            newest, state, reason = comparison.side(call.settings, name, every).newest, one.kind, one.reason
+            newest = comparison.side(call.settings, name, every).newest
         except SettingsError as exc:  # anybody who may write events may write odd ones
-            newest, state, reason = 0, "unreadable", str(exc)
+            state, reason = "unreadable", str(exc)
         counts = {key: one.counts.get(key, 0) for key in ("tasks", "groups", "batches", "steps")}
         rows.append(
             {"experiment": name, "policy": one.policy, "state": state, "created_at": one.created_at, **counts,
