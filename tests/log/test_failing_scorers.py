@@ -14,6 +14,7 @@ from click.testing import CliRunner
 from schemas.events import AdvantagedGroup, DeadLetter, Event, LeftOut, Response, Reward, RewardSource, Task, derive_id
 from streams.cli.root import cli
 from streams.kafka.producer import Producer
+from streams.kafka.record import dead_letter
 from streams.settings.load import to_env
 from streams.settings.model import Scoring, Settings
 from streams.stages.tasks.resubmit import sent_again
@@ -72,6 +73,9 @@ def test_a_scorer_that_raises_spends_nothing_and_after_its_repair_every_group_is
         until(lambda: len(letters(settings, "scorer_paused")) == 1, "a pause", folder=tmp_path)
         assert log.read_text().count("scorer shares:share fails: exception:") == 1, "one loud line"
         assert shares(settings) == [], "an error in rewards would be final"
+        again = CliRunner().invoke(cli, ["rescore", "--failed", "--output", "jsonl"], env=to_env(settings))
+        assert (again.exit_code, json.loads(again.stdout)["failed"]) == (1, 2)
+        assert "Failed again, the last: exception: shares:share raised KeyError: 'anwser'" in again.stderr
         scorer.write_text(REPAIRED)
         until(lambda: len(shares(settings)) == 7, "the scores that were held", folder=tmp_path)
         assert streamward(settings, "rescore", "--failed") == {
@@ -91,6 +95,16 @@ def test_a_scorer_that_raises_spends_nothing_and_after_its_repair_every_group_is
 
 
 # --- what is lost all the same ----------------------------------------------------------------------------------------
+
+
+def test_a_score_comes_too_late_for_a_group_that_has_left_and_its_letter_is_closed(made: Settings) -> None:
+    one, answer, *_ = asked(1, slots=2)
+    write(made, one, answer, dropped("t1", "unscored", "unscored", "unscored"))
+    record = next(record for record, _ in read(made, Response))
+    write(made, dead_letter(record, stage="scoring", reason="score_failed", error="it raised"))
+    counts = {"rewards": 0, "responses": 0, "failed": 0, "too_late": 1}
+    assert streamward(made, "rescore", "--failed") == counts
+    assert streamward(made, "rescore", "--failed") == counts | {"too_late": 0}
 
 
 def dropped(task_id: str, why: str, *reasons: str, **changes: str) -> AdvantagedGroup:

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from schemas.events import RewardSource
+from schemas.events import Coordinates, RewardSource
 from streams.kafka.consumer import OffsetTracker
-from streams.kafka.record import Coordinates, Record
+from streams.kafka.record import Record
 from streams.kafka.tracked import TakenRecord
 from streams.scorers import ScoreOutcome
 from streams.settings.model import Advantages, Scoring
@@ -18,6 +18,7 @@ from streams.stages.scoring.siblings import SIBLINGS_WAIT_S, Item, Siblings
 from tests.support.factories import response, task
 
 SHORT = RewardSource(name="my_scorers:short")
+MIX = RewardSource(name="mix", settings=json.dumps({"of": [{"name": "exact"}, {"name": SHORT.name}]}))
 
 
 def failure(reason: str = "exception") -> ScoreOutcome:
@@ -53,23 +54,23 @@ def test_without_a_limit_no_scorer_is_paused() -> None:
 
 
 def test_a_mix_is_paused_for_its_parts_that_can_fail() -> None:
-    mix = {"of": [{"name": "exact"}, {"name": "my_scorers:short"}]}
-    assert scorer_of(RewardSource(name="mix", settings=json.dumps(mix))) == scorer_of(SHORT) == "my_scorers:short"
+    assert scorer_of(MIX) == scorer_of(SHORT) == "my_scorers:short"
     assert scorer_of(RewardSource(name="exact")) == "exact"
 
 
 @pytest.mark.parametrize(
-    ("name", "reason", "fault"),
+    ("source", "reason", "fault"),
     [
-        ("exakt", "unknown_scorer", True),
-        ("exact", "bad_verifier", True),
-        ("my_scorers:short", "unknown_scorer", False),
-        ("my_scorers:short", "exception", False),
-        ("judge", "judge_unreachable", False),
+        (RewardSource(name="exakt"), "unknown_scorer", True),
+        (RewardSource(name="exact"), "bad_verifier", True),
+        (SHORT, "unknown_scorer", False),
+        (MIX, "unknown_scorer", False),
+        (SHORT, "exception", False),
+        (RewardSource(name="judge"), "judge_unreachable", False),
     ],
 )
-def test_what_only_another_task_can_repair_pauses_no_scorer(name: str, reason: str, fault: bool) -> None:
-    assert is_tasks_fault(RewardSource(name=name), failure(reason)) is fault
+def test_what_only_another_task_can_repair_pauses_no_scorer(source: RewardSource, reason: str, fault: bool) -> None:
+    assert is_tasks_fault(source, failure(reason)) is fault
 
 
 # --- final or not -----------------------------------------------------------------------------------------------------

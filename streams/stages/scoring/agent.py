@@ -252,8 +252,9 @@ class ScoringAgent:
             change = self._breaker.note(scorer_of(source), time.monotonic(), failed=failed)
         if failed:
             self._meter.add(catalog.SCORE_FAILURES, source.name)
-            extra = item.taken.record.log_extra
-            log.warning("response not scored by %s: %s", source.name, outcome.error, extra=extra)
+            if change is None:
+                extra = item.taken.record.log_extra
+                log.warning("response not scored by %s: %s", source.name, outcome.error, extra=extra)
         if owned:
             self._keep(item, source, outcome)
         if change is not None:
@@ -274,10 +275,10 @@ class ScoringAgent:
         """Say that a scorer fails, is paused, or works again; hold what it failed on, or let go what was held."""
         scorer, pause_s = scorer_of(source), self._scoring.pause_s
         if change == "failing":
-            log.error(FAILING, source.name, outcome.error, source.name)
+            log.error(FAILING, source.name, outcome.error, source.name, extra=item.taken.record.log_extra)
         elif change == "paused":
             error = PAUSED.format(scorer=scorer, count=self._scoring.max_failures, last=outcome.error, pause_s=pause_s)
-            log.error("%s", error)
+            log.error("%s", error, extra=item.taken.record.log_extra)
             self._consumer.dead_letter(item.taken.record, "scorer_paused", error)
             for one in self._siblings.failed():
                 again = [source for source, _ in one.failed if scorer_of(source) == scorer]

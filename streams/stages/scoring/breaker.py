@@ -42,7 +42,7 @@ def scorer_of(source: RewardSource) -> str:
 
 def is_tasks_fault(source: RewardSource, outcome: ScoreOutcome) -> bool:
     """Return whether a score failed for what the task says, e.g. a scorer that no module can bring."""
-    return outcome.reason in TASKS_FAULT or (outcome.reason == "unknown_scorer" and ":" not in source.name)
+    return outcome.reason in TASKS_FAULT or (outcome.reason == "unknown_scorer" and ":" not in scorer_of(source))
 
 
 @dataclass(slots=True)
