@@ -21,7 +21,8 @@ from streams.errors import NotFoundError, RefusedError, SettingsError, Streamwar
 
 if TYPE_CHECKING:
     from streams.output import Output
-    from streams.tools.dead_letters.letters import Letter, Letters, Matching, Original, Verdict
+    from streams.tools.dead_letters.letters import Letter, Letters, Matching, Verdict
+    from streams.tools.dead_letters.originals import Original
     from streams.tools.dead_letters.redrive import RedriveOrder, RedriveOutcome
 
 SHOWN_BYTES = 4096
@@ -135,11 +136,12 @@ def dlq_show(call: AppContext, name: str, raw: Path | None, output: Output) -> N
     from streams import output as show
     from streams.errors import EventError
     from streams.tools.dead_letters import letters as dead_letters
+    from streams.tools.dead_letters.originals import originals
 
     settings = call.settings
     letters = dead_letters.load(settings)
     found = letters.find(name, prefix=settings.topics.prefix)
-    for number, (letter, original) in enumerate(dead_letters.originals(settings, found)):
+    for number, (letter, original) in enumerate(originals(settings, found)):
         if isinstance(original, EventError):
             raise original
         if raw is not None:
@@ -258,6 +260,7 @@ def _deciding(command: F) -> F:
 @dlq.command("retry")
 @_deciding
 @click.option("--force", is_flag=True, help="Also retry what would fail again, and what was dropped.")
+@click.option("--source-gone", is_flag=True, help="Also retry what is no longer on its topic to be compared with.")
 @click.option("--unfinished", is_flag=True, help="With --all-matching: instead, those whose retry was interrupted.")
 @pass_call
 def dlq_retry(call: AppContext, /, output: Output, **given: Any) -> None:
@@ -265,7 +268,8 @@ def dlq_retry(call: AppContext, /, output: Output, **given: Any) -> None:
 
     Use it once the cause is fixed. The record keeps its key, payload and headers, and gets the header
     streamward-retry. Nothing is retried twice, not even by two people at once; an interrupted retry is finished by
-    another one, two minutes later. What would fail again is refused, with exit code 4.
+    another one, two minutes later. What would fail again is refused, with exit code 4, and so is a dead letter that
+    the record at its source does not confirm.
     """
     _decide(call, "retried", Choice(**given), output)
 
@@ -294,6 +298,7 @@ class Choice:
     topic: str | None
     since: str | None
     force: bool = False
+    source_gone: bool = False
     unfinished: bool = False
 
     @property
@@ -321,7 +326,12 @@ def _decide(call: AppContext, verdict: Verdict, choice: Choice, output: Output) 
         wanted = _matching(call, letters, **choice.filters)
         chosen = letters.matching(wanted, "retried" if choice.unfinished else "open")
     order = redrive.RedriveOrder(
-        verdict=verdict, actor=user_name(), why=choice.why, force=choice.force, dry_run=choice.dry_run
+        verdict=verdict,
+        actor=user_name(),
+        why=choice.why,
+        force=choice.force,
+        source_gone=choice.source_gone,
+        dry_run=choice.dry_run,
     )
     outcomes: Iterable[RedriveOutcome] = redrive.decide(settings, letters, chosen, order)
     if choice.unfinished:

@@ -20,9 +20,9 @@ from typing import Self, TypeVar
 import confluent_kafka as ck
 
 from streams.errors import LogError
-from streams.kafka.client import POLL_S, client_config, unreachable
+from streams.kafka.client import POLL_S, unreachable
 from streams.kafka.lag import LagMeter
-from streams.kafka.reader import Reader, bounds_of, consume, is_unknown_topic, record_of, trouble_of
+from streams.kafka.reader import Reader, bounds_of, consume, is_unknown_topic, trouble_of
 from streams.kafka.record import Record, TopicPartition
 from streams.kafka.retry import ANSWER_S, TRANSIENT, BrokerOutage
 from streams.kafka.topics import topics
@@ -61,7 +61,6 @@ class GroupConsumer(Reader):
         on_revoked: Callable[[list[TopicPartition]], None] | None = None,
         outage: BrokerOutage | None = None,
     ) -> None:
-        self._settings = settings
         self._group = group
         self._on_assigned, self._on_revoked = on_assigned, on_revoked
         self._meter: Meter = OFF if outage is None else outage.meter
@@ -73,8 +72,8 @@ class GroupConsumer(Reader):
         self._stopped: set[TopicPartition] = set()  # librdkafka gave them up: the broker did not know them
         self._topics = [topics(settings.topics)[label].name for label in labels]
         super().__init__(
+            settings,
             {
-                **client_config(settings.kafka),
                 "group.id": settings.topics.prefix + group,
                 "enable.auto.commit": False,
                 "auto.offset.reset": "error",
@@ -105,10 +104,10 @@ class GroupConsumer(Reader):
         """
         self._raise_trouble()
         self._meter.heartbeat()
-        records = []
+        messages = []
         for message in consume(self._consumer, count, timeout_s):
             if (error := trouble_of(message)) is None:
-                records += [] if message.error() else [record_of(message)]
+                messages += [] if message.error() else [message]
             elif is_unknown_topic(message.error()):
                 self._missing = self._missing or (time.monotonic(), message.topic(), error)
                 if message.error().code() == ck.KafkaError._AUTO_OFFSET_RESET:
@@ -118,6 +117,7 @@ class GroupConsumer(Reader):
             else:
                 self._trouble = error
         self._look_for_missing()
+        records = self._records(messages)
         for record in records:
             self._lag.took((record.at.topic, record.at.partition), record.at.offset, record.timestamp_ms)
         self._lag.look()

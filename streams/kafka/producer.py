@@ -1,6 +1,6 @@
 """Write events to the log.
 
-    Event ──► key_of, check_size ──► Producer ──► topic[partition]@offset
+    Event ──► encoded ──► Producer ──► topic[partition]@offset
 
 Every producer uses the partitioner `murmur2_random`, as Java and aiokafka do; librdkafka's default would send most keys
 to other partitions. Deliveries are idempotent and acknowledged by all replicas. A failed delivery is raised by the next
@@ -18,11 +18,11 @@ from typing import Any, Self
 
 import confluent_kafka as ck
 
-from schemas import serde
 from schemas.events import Coordinates, DeadLetter, Event
 from streams.errors import LogError
 from streams.kafka.client import client_config
-from streams.kafka.record import TopicPartition, check_size, key_of, trace_of
+from streams.kafka.headers import OddRecord, is_odd, write
+from streams.kafka.record import TopicPartition, check_size, encoded, trace_of
 from streams.kafka.retry import BrokerOutage
 from streams.kafka.topics import FRAMING_BYTES, topics
 from streams.observability import catalog
@@ -47,6 +47,8 @@ further callbacks run while it is pending, and turn it into a SystemError or los
 the error is raised as it is."""
 FATAL_S = 2.0
 """How long to wait for the reason of a fatal error: `produce` reports the error itself a moment earlier."""
+ANY_BYTES = 1_000_000_000
+"""librdkafka's largest limit for a record."""
 QUEUE_KIB = 64 * 1024
 """Limit of the queue of unacknowledged records; when it is full, `send` waits."""
 
@@ -59,31 +61,38 @@ class Producer:
     """
 
     def __init__(
-        self, settings: Settings, *, linger_ms: float = 5, outage: BrokerOutage | None = None, stage: str = ""
+        self,
+        settings: Settings,
+        *,
+        linger_ms: float = 5,
+        outage: BrokerOutage | None = None,
+        stage: str = "",
+        any_size: bool = False,
     ) -> None:
+        """With `any_size` only the broker checks sizes: it counts compressed bytes, so the log may hold larger ones."""
         self._settings = settings
         self._outage = outage
         self._meter, self._stage = OFF if outage is None else outage.meter, stage
         self._topics = {topic.event: topic for topic in topics(settings.topics).values()}
         self._by_name = {topic.name: topic for topic in self._topics.values()}
         self._failed: list[str] = []
+        self._any_size = any_size
         largest = max(topic.max_bytes for topic in self._topics.values())
-        self._producer = ck.Producer(
-            {
-                **client_config(settings.kafka),
-                "partitioner": PARTITIONER,
-                "enable.idempotence": True,
-                "acks": "all",
-                "linger.ms": linger_ms,
-                "compression.type": "lz4",
-                "message.max.bytes": largest + FRAMING_BYTES,
-                "batch.size": min(1_000_000, settings.topics.max_record_bytes),  # the broker's limit is for a batch
-                "delivery.timeout.ms": int(1000 * (settings.kafka.outage_s if outage else GIVE_UP_S)),
-                "queue.buffering.max.messages": 100_000,
-                "queue.buffering.max.kbytes": max(QUEUE_KIB, 2 * (largest + FRAMING_BYTES) // 1024),
-                "topic.metadata.propagation.max.ms": int(settings.kafka.request_timeout_s * 1000),
-            }
-        )
+        self._config: dict[str, Any] = {
+            **client_config(settings.kafka),
+            "partitioner": PARTITIONER,
+            "enable.idempotence": True,
+            "acks": "all",
+            "linger.ms": linger_ms,
+            "compression.type": "lz4",
+            "message.max.bytes": ANY_BYTES if any_size else largest + FRAMING_BYTES,
+            "batch.size": min(1_000_000, settings.topics.max_record_bytes),  # the broker's limit is for a batch
+            "delivery.timeout.ms": int(1000 * (settings.kafka.outage_s if outage else GIVE_UP_S)),
+            "queue.buffering.max.messages": 100_000,
+            "queue.buffering.max.kbytes": max(QUEUE_KIB, 2 * (largest + FRAMING_BYTES) // 1024),
+            "topic.metadata.propagation.max.ms": int(settings.kafka.request_timeout_s * 1000),
+        }
+        self._producer = ck.Producer(self._config)
 
     def __enter__(self) -> Self:
         return self
@@ -114,7 +123,7 @@ class Producer:
         if isinstance(event, DeadLetter):
             self._meter.add(catalog.DEAD_LETTERS, self._stage, event.reason)
             headers = headers or trace_of(event)
-        self.send_bytes(topic.name, key_of(event, topic), serde.encode(event), on_ack=on_ack, headers=headers)
+        self.send_bytes(topic.name, *encoded(event, topic), on_ack=on_ack, headers=headers)
 
     def send_bytes(
         self,
@@ -129,8 +138,13 @@ class Producer:
         """Queue raw bytes for a topic, where `key` chooses the partition, or for one partition. Raises as `send`."""
         topic, partition = (topic, -1) if isinstance(topic, str) else topic
         if (known := self._by_name.get(topic)) is not None:
-            check_size(known, key, payload)
+            if not self._any_size:
+                check_size(known, key, payload)
             self._meter.add(catalog.EVENTS_OUT, self._stage, known.label)
+        named = list(headers.items() if isinstance(headers, Mapping) else headers or ())
+        if is_odd(named):
+            self._write_now(OddRecord(topic, partition, key, payload, named, timestamp_ms), on_ack)
+            return
 
         def delivered(error: ck.KafkaError | None, message: Any) -> None:
             if error is not None:
@@ -142,8 +156,7 @@ class Producer:
             try:
                 self._producer.produce(
                     topic, payload, key, on_delivery=delivered,
-                    headers=list(headers.items() if isinstance(headers, Mapping) else headers or ()),
-                    timestamp=timestamp_ms, partition=partition,
+                    headers=named, timestamp=timestamp_ms, partition=partition,
                 )  # fmt: skip
                 break
             except BufferError:  # the local queue is full: let the broker catch up
@@ -155,6 +168,18 @@ class Producer:
                 break
         self._served(self._producer.poll, 0)
         self._raise_failures()
+
+    def _write_now(self, record: OddRecord, on_ack: Callable[[Coordinates], None] | None) -> None:
+        """Write a record that the Python client cannot represent, after all that was sent before it."""
+        self.flush()
+        try:
+            at = write(self._config, record, timeout_s=self._settings.kafka.request_timeout_s)
+        except ck.KafkaException as exc:
+            self._failed.append(f"{record.topic}, key {record.key!r}: {_why(exc.args[0])}")
+            self._raise_failures()
+        else:
+            if on_ack is not None:
+                on_ack(at)
 
     def flush(self, timeout_s: float | None = None) -> None:
         """Return once everything sent is acknowledged. Raises LogError, naming what was not.

@@ -13,7 +13,7 @@ Groups and commits are in streams/kafka/consumer.py.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
 import confluent_kafka as ck
@@ -21,12 +21,20 @@ import confluent_kafka as ck
 from schemas.events import Coordinates
 from streams.errors import LogError
 from streams.kafka.client import POLL_S, client_config, unreachable
+from streams.kafka.headers import Headers, headers_of, read_headers
 from streams.kafka.record import Record, TopicPartition
 from streams.kafka.retry import ANSWER_S, TRANSIENT, BrokerOutage
+from streams.kafka.topics import FRAMING_BYTES, topics
 from streams.settings.model import Settings
 
 QUEUE_KIB = 16 * 1024
 """Read-ahead of one reader. With librdkafka's default, 64 MiB, a few readers would hold a small log in memory."""
+
+RECEIVE_BYTES = 100_000_000
+"""librdkafka's default limit for an answer of the broker; it is raised where the topics take larger records."""
+
+FAR = 1000
+"""Records between two that are fetched: reading as many takes about as long as a seek."""
 
 SILENCE_S = 60.0
 """Without an outage to wait for, a broker that sends nothing for this long counts as unreachable."""
@@ -35,8 +43,18 @@ SILENCE_S = 60.0
 class Reader:
     """A client that raises an error only after the records before it, and reports silence to its `outage`."""
 
-    def __init__(self, config: Mapping[str, Any], topic: str, outage: BrokerOutage | None) -> None:
-        self._consumer = ck.Consumer(dict(config))
+    def __init__(self, settings: Settings, config: Mapping[str, Any], topic: str, outage: BrokerOutage | None) -> None:
+        largest = max(topic.max_bytes for topic in topics(settings.topics).values()) + FRAMING_BYTES
+        self._settings, self._config = (
+            settings,
+            {
+                **client_config(settings.kafka),
+                # what one fetch may return: a record that is larger than fetch.max.bytes comes alone (KIP-74)
+                "receive.message.max.bytes": max(RECEIVE_BYTES, largest + FRAMING_BYTES),
+                **config,
+            },
+        )
+        self._consumer = ck.Consumer(self._config)
         self._topic = topic  # what to ask a silent broker about
         self._outage = outage
         self._trouble: LogError | None = None
@@ -58,6 +76,24 @@ class Reader:
                 self._outage.probe(lambda: self._consumer.list_topics(self._topic, timeout=ANSWER_S))
         return records
 
+    def _records(self, messages: Sequence[Any]) -> list[Record]:
+        """Return the records in messages that are not errors."""
+        return [record_of(*pair) for pair in zip(messages, self.headers(messages), strict=True)]
+
+    def headers(self, messages: Sequence[Any]) -> list[Headers]:
+        """Return the headers of each message, whatever their names. Raises LogError if they cannot be read again."""
+        return headers_of(messages, self._read_headers)
+
+    def _read_headers(self, wanted: Sequence[Coordinates]) -> Mapping[Coordinates, Headers]:
+        kafka = self._settings.kafka
+        if self._outage is not None:
+            again = "with a record whose headers are not text"
+            return self._outage.ask(lambda: read_headers(self._config, wanted, timeout_s=ANSWER_S), again)
+        try:
+            return read_headers(self._config, wanted, timeout_s=kafka.request_timeout_s)
+        except ck.KafkaException as exc:
+            raise unreachable(kafka, exc.args[0].str()) from exc
+
 
 class PartitionReader(Reader):
     """Reads partitions from given offsets with `assign`: no group, no commit, bounded or following.
@@ -74,10 +110,9 @@ class PartitionReader(Reader):
         outage: BrokerOutage | None = None,
         fetch_wait_ms: int = 50,
     ) -> None:
-        self._settings = settings
         super().__init__(
+            settings,
             {
-                **client_config(settings.kafka),
                 "group.id": settings.topics.prefix + "tail",  # required by librdkafka; never joined, never committed
                 "enable.auto.commit": False,
                 "auto.offset.reset": "error",
@@ -132,21 +167,19 @@ class PartitionReader(Reader):
     def poll(self, count: int = 1000, timeout_s: float = POLL_S) -> list[Record]:
         """Return up to `count` records below the bounds. Raises LogError if an offset is gone or the broker refuses."""
         self._raise_trouble()
-        records, ends = [], self._ends
+        kept, ends = [], self._ends
         for message in consume(self._consumer, count, timeout_s):
             if message.error() is not None:
                 self._note(message)
                 continue
-            record = record_of(message)
-            topic, partition, offset = record.at
-            tp = (topic, partition)
+            offset, tp = message.offset(), (message.topic(), message.partition())
             if ends is not None and offset >= ends[tp]:
                 self._position[tp] = max(self._position[tp], ends[tp])
                 self._consumer.pause([ck.TopicPartition(*tp)])  # fetch nothing beyond the bound
                 continue
             self._position[tp] = offset + 1
-            records.append(record)
-        return self._checked(records)
+            kept.append(message)
+        return self._checked(self._records(kept))
 
     def batches(self, outage: BrokerOutage | None) -> Iterator[list[Record]]:
         """Yield every record up to the bounds, as `poll` returns them. Raises as `read`."""
@@ -200,19 +233,32 @@ def fetch(
         by_partition.setdefault((at.topic, at.partition), set()).add(at.offset)
     if not by_partition:
         return {}
-    starts = {tp: min(found) for tp, found in by_partition.items()}
-    ends = {tp: max(found) + 1 for tp, found in by_partition.items()}
-    found = {
-        record.at: record
-        for record in read(settings, starts, ends, outage=outage)
-        if record.at.offset in by_partition[(record.at.topic, record.at.partition)]
-    }
+    found: dict[Coordinates, Record] = {}
+    ranges = {tp: _ranges(offsets) for tp, offsets in by_partition.items()}
+    with PartitionReader(settings, {}) as reader:
+        for number in range(max(map(len, ranges.values()))):
+            some = {tp: each[number] for tp, each in ranges.items() if number < len(each)}
+            reader.assign({tp: each.start for tp, each in some.items()}, {tp: each.stop for tp, each in some.items()})
+            for record in (record for records in reader.batches(outage) for record in records):
+                if record.at.offset in by_partition[record.at.topic, record.at.partition]:
+                    found[record.at] = record
     every = {Coordinates(*tp, offset) for tp, offsets in by_partition.items() for offset in offsets}
     if gone := sorted(every - found.keys()):
         raise LogError(
             f"{', '.join(map(str, gone[:5]))}{' and more' if gone[5:] else ''}: no such record. The topic is compacted "
             "or written in transactions; Streamward's are neither, so compare them with `streamward doctor`"
         )
+    return found
+
+
+def _ranges(offsets: Iterable[int]) -> list[range]:
+    """Return ranges that hold all these offsets, and never more than FAR others in a row."""
+    found: list[range] = []
+    for offset in sorted(offsets):
+        if found and offset - found[-1].stop <= FAR:
+            found[-1] = range(found[-1].start, offset + 1)
+        else:
+            found.append(range(offset, offset + 1))
     return found
 
 
@@ -268,12 +314,12 @@ def is_unknown_topic(error: ck.KafkaError) -> bool:
     return bool(error.code() == unknown)
 
 
-def record_of(message: Any) -> Record:
+def record_of(message: Any, headers: Headers) -> Record:
     """Return the record in a message that is not an error."""
     return Record(
         Coordinates(message.topic(), message.partition(), message.offset()),
         message.timestamp()[1],
         message.key(),
         message.value(),
-        tuple(message.headers() or ()),
+        headers,
     )

@@ -1,6 +1,6 @@
 """A record of the log: its coordinates, key and partition, and the dead letter for one that cannot be used.
 
-    Event ──► key_of, check_size ──► partition_of(key) ──► topic[partition]@offset ──► Record ──► dead_letter
+    Event ──► encoded ──► partition_of(key) ──► topic[partition]@offset ──► Record ──► dead_letter
 
 Writing is streams/kafka/producer.py, reading streams/kafka/reader.py and consumer.py.
 """
@@ -8,17 +8,23 @@ Writing is streams/kafka/producer.py, reading streams/kafka/reader.py and consum
 from __future__ import annotations
 
 import base64
+import hashlib
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
 
 from schemas import serde
 from schemas.events import Coordinates, DeadLetter, Event, derive_id
 from streams.errors import EventError
+from streams.kafka.headers import Headers, readable
 from streams.kafka.topics import Topic
 from streams.observability.tracing import context
 
 E = TypeVar("E", bound=Event)
 TopicPartition = tuple[str, int]
+
+ERROR_LETTERS = 2000
+"""Longest error in a dead letter: what it quotes comes from records, and may be as long as those."""
 
 
 class Record(NamedTuple):
@@ -28,7 +34,8 @@ class Record(NamedTuple):
     timestamp_ms: int
     key: bytes | None
     payload: bytes | None
-    headers: tuple[tuple[str, bytes | None], ...] = ()
+    headers: Headers = ()
+    """A name that is not UTF-8 has its odd bytes as lone surrogates (streams/kafka/headers.py)."""
 
     @property
     def log_extra(self) -> dict[str, Any]:
@@ -59,15 +66,51 @@ def dead_letter(record: Record, *, stage: str, reason: str, error: str) -> DeadL
         created_at=record.timestamp_ms,
         stage=stage,
         reason=reason,
-        error=f"{record.at}: {error}",
+        error=cut(f"{record.at}: {error}"),
         source_topic=record.at.topic,
         source_partition=record.at.partition,
         source_offset=record.at.offset,
         source_timestamp=record.timestamp_ms,
         key=_base64(record.key),
         payload=_base64(record.payload),
-        headers={name: _base64(value) or "" for name, value in record.headers},
+        headers={readable(name): _base64(value) or "" for name, value in record.headers},
     )
+
+
+def cut(text: str) -> str:
+    """Return `text` as UTF-8 can hold it, cut after ERROR_LETTERS with a note of how long it was."""
+    text = text.encode(errors="backslashreplace").decode()
+    return text if len(text) <= ERROR_LETTERS else f"{text[:ERROR_LETTERS]}… ({len(text)} letters)"
+
+
+def encoded(event: Event, topic: Topic) -> tuple[bytes | None, bytes]:
+    """Return key and payload of the record of `event`. A dead letter always fits: else it leaves without its original.
+
+    Raises EncodeError if the event is malformed, EventError (`too_large`) if it is larger than its topic takes.
+    """
+    key, payload = key_of(event, topic), serde.encode(event)
+    if isinstance(event, DeadLetter) and len(key or b"") + len(payload) > topic.max_bytes:
+        event = _without_original(event, key)
+        key, payload = None, serde.encode(event)
+    check_size(topic, key, payload)
+    return key, payload
+
+
+def _without_original(letter: DeadLetter, key: bytes | None) -> DeadLetter:
+    payload = None if letter.payload is None else base64.b64decode(letter.payload)
+    return replace(
+        letter,
+        key=None,
+        payload=None,
+        key_sha256=_sha256(key),
+        payload_sha256=_sha256(payload),
+        payload_bytes=None if payload is None else len(payload),
+        headers={},
+    )
+
+
+def _sha256(data: bytes | None) -> str | None:
+    return None if data is None else hashlib.sha256(data).hexdigest()
 
 
 def trace_of(letter: DeadLetter) -> dict[str, bytes]:
@@ -122,9 +165,14 @@ def _misplaced(record: Record, event: Any, partitions: int | None) -> serde.Pois
     )
 
 
-@lru_cache(maxsize=4096)  # of the last tasks, each of which has many records
 def partition_of(key: str, partitions: int) -> int:
     """Return the partition of `key` under `murmur2_random`, as Kafka's Java client chooses it."""
+    choose = _partition_of if len(key) <= ERROR_LETTERS else _partition_of.__wrapped__  # some keys have megabytes
+    return choose(key, partitions)
+
+
+@lru_cache(maxsize=4096)  # of the last tasks, each of which has many records
+def _partition_of(key: str, partitions: int) -> int:
     return (murmur2(key.encode()) & 0x7FFFFFFF) % partitions
 
 

@@ -17,7 +17,7 @@ from schemas.serde import Poison
 from streams.kafka.client import POLL_S
 from streams.kafka.consumer import GroupConsumer, OffsetTracker
 from streams.kafka.producer import Producer
-from streams.kafka.record import Record, TopicPartition, dead_letter
+from streams.kafka.record import Record, TopicPartition, cut, dead_letter
 from streams.kafka.retry import BrokerOutage
 from streams.settings.model import Settings
 
@@ -109,12 +109,12 @@ class TrackedConsumer:
         Its dead letter is the advantages stage's: that reads every record of this topic once, where here each policy
         would write its own.
         """
-        log.warning("skipped: %s", poison.error, extra=taken.record.log_extra)
+        log.warning("skipped: %s", cut(poison.error), extra=taken.record.log_extra)
         self.done(taken)
 
     def dead_letter(self, record: Record, reason: str, error: str) -> None:
         """Write a dead letter for a record."""
-        log.warning("dead letter, %s: %s", reason, error, extra=record.log_extra)
+        log.warning("dead letter, %s: %s", reason, cut(error), extra=record.log_extra)
         self._producer.send(dead_letter(record, stage=self._stage, reason=reason, error=error))
 
     def commit(self) -> None:

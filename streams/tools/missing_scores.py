@@ -25,6 +25,7 @@ from streams.stages.scoring.agent import JUDGE_THREADS, STAGE, reward_of
 from streams.stages.scoring.task_lookup import TaskLookup
 from streams.tools.dead_letters import letters as dead_letters
 from streams.tools.dead_letters.letters import Letter, Matching
+from streams.tools.dead_letters.originals import originals
 from streams.tools.dead_letters.redrive import RedriveOrder, decide
 
 E = TypeVar("E", bound=Event)
@@ -87,7 +88,7 @@ def rescore_failed(settings: Settings, *, since_ms: int | None, actor: str) -> R
 
 def _responses(settings: Settings, chosen: list[Letter]) -> list[tuple[Letter, Response]]:
     found = []
-    for letter, original in dead_letters.originals(settings, chosen):
+    for letter, original in originals(settings, chosen):
         if not isinstance(original, EventError):
             response = decode(original.payload, Response)
             if isinstance(response, Response):

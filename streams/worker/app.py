@@ -28,12 +28,11 @@ from faust.auth import SASLCredentials, SSLCredentials
 from faust.types import TP
 
 from schemas.events import AdapterEvent, Coordinates, DeadLetter, Event
-from schemas.serde import encode
 from streams.errors import EXIT_RESTART, EventError, LogError, SettingsError
 from streams.kafka import admin
 from streams.kafka.client import unreachable
 from streams.kafka.lag import LagMeter
-from streams.kafka.record import Record, check_size, dead_letter, key_of, trace_of
+from streams.kafka.record import Record, dead_letter, encoded, trace_of
 from streams.kafka.topics import FRAMING_BYTES, Topic, topics
 from streams.observability import catalog
 from streams.observability.logging import quieten_faust
@@ -234,8 +233,7 @@ class Outlet:
 
     async def _write(self, event: Event, headers: Mapping[str, bytes]) -> Any:
         kind = type(event)
-        key, payload = key_of(event, self._topics[kind]), encode(event)
-        check_size(self._topics[kind], key, payload)
+        key, payload = encoded(event, self._topics[kind])
         written = await emit(self._sources[kind], key, payload, headers)
         self._meter.add(catalog.EVENTS_OUT, self._stage, self._topics[kind].label)
         if isinstance(event, DeadLetter):

@@ -11,15 +11,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import confluent_kafka as ck
 import pytest
 from click.testing import CliRunner, Result
+from confluent_kafka.admin import AdminClient
 
 from schemas import serde
-from schemas.events import Coordinates, Event, derive_id
+from schemas.events import Coordinates, DeadLetter, Event, derive_id
 from streams.cli.root import cli
 from streams.kafka import admin
 from streams.kafka.producer import Producer
-from streams.kafka.record import Record, dead_letter, key_of, partition_of
+from streams.kafka.record import Record, dead_letter, encoded, key_of, partition_of
 from streams.kafka.topics import topic_of, topics
 from streams.settings.load import to_env
 from streams.settings.model import Kafka, Settings, Topics
@@ -380,6 +382,63 @@ def test_a_tombstone_can_be_forced_back(made: Settings) -> None:
     assert run(made, "retry", letter).exit_code == 4
     assert run(made, "retry", letter, "--force").exit_code == 0
     assert [record.payload for record in records(made, "tasks")] == [None, None]
+
+
+def forged(record: Record, *, stage: str, **where: Any) -> DeadLetter:
+    """Return a dead letter about `record` at other coordinates, as nobody but a forger writes it."""
+    return dead_letter(record._replace(at=record.at._replace(**where)), stage=stage, reason="unknown_task", error="e")
+
+
+@pytest.mark.parametrize(
+    ("stage", "where", "says"),
+    [
+        ("scoring", {"offset": 10_000}, "no such record was ever read"),
+        ("scoring", {"partition": 99}, "no such record was ever read"),
+        ("rollouts", {}, "rollouts does not read responses"),
+        ("nobody", {}, "nobody does not read responses"),
+    ],
+)
+def test_a_forged_letter_is_not_redriven_even_by_force(
+    made: Settings, stage: str, where: dict[str, Any], says: str
+) -> None:
+    record = put_event(made, response())
+    letter = forged(record, stage=stage, **where)
+    put_event(made, letter)
+    result = run(made, "retry", letter.dead_letter_id, "--force", "--source-gone")
+    assert (result.exit_code, says in result.stderr) == (4, True), result.stderr
+    assert len(records(made, "responses")) == 1
+    assert run(made, "drop", letter.dead_letter_id).exit_code == 0
+
+
+def test_a_letter_with_other_bytes_than_its_source_is_not_redriven_even_by_force(made: Settings) -> None:
+    record = put_event(made, response())
+    letter = bury(made, record._replace(payload=serde.encode(response(text="another"))))
+    result = run(made, "retry", letter, "--force", "--source-gone")
+    assert (result.exit_code, "another key or payload" in result.stderr) == (4, True), result.stderr
+    assert len(records(made, "responses")) == 1
+
+
+def test_a_letter_whose_source_is_deleted_is_redriven_only_if_asked_to(alone: Settings) -> None:
+    record, letter = buried(alone)
+    client = AdminClient({"bootstrap.servers": alone.kafka.bootstrap})
+    (deleted,) = client.delete_records([ck.TopicPartition(*record.at[:2], record.at.offset + 1)]).values()
+    deleted.result()
+    refused = run(alone, "retry", letter)
+    assert (refused.exit_code, "--source-gone" in refused.stderr) == (4, True), refused.stderr
+    assert lines(run(alone, "retry", letter, "--source-gone"))[0]["result"] == "retried"
+    assert [found.payload for found in records(alone, "responses")] == [record.payload]
+
+
+def test_a_letter_without_its_record_is_shown_and_redriven_from_the_source(made: Settings) -> None:
+    record = put_event(made, response(text="x" * 100_000))
+    small = made.model_copy(update={"topics": Topics(prefix=made.topics.prefix, max_record_bytes=4096)})
+    whole = dead_letter(record, stage="scoring", reason="unknown_task", error="e")
+    key, payload = encoded(whole, topics(small.topics)["dead-letters"])
+    put(made, "dead-letters", key, payload)
+    assert key is None and len(payload) < 1000
+    assert lines(run(made, "show", whole.dead_letter_id))[0]["payload"]["event"]["text"] == "x" * 100_000
+    assert lines(run(made, "retry", whole.dead_letter_id))[0]["result"] == "retried"
+    assert [found.payload for found in records(made, "responses")] == [record.payload] * 2
 
 
 def test_a_source_of_another_deployment_is_an_error_before_anything_is_written(made: Settings) -> None:

@@ -17,17 +17,17 @@ from streams.kafka.producer import GIVE_UP_S
 from streams.kafka.record import Record, dead_letter, murmur2, partition_of
 from streams.kafka.topics import topic_of
 from streams.settings.model import Topics
+from streams.tools.audit.recount import READERS
 from streams.tools.dead_letters.letters import (
     Letter,
     LetterDecision,
     Letters,
     Matching,
-    Original,
     RedriveTarget,
     decision,
-    hopeless,
     parse,
 )
+from streams.tools.dead_letters.originals import READS, Original, hopeless
 from streams.tools.dead_letters.redrive import CLAIM_S, STALE_S, home
 from tests.support.factories import T0, group, response, task
 
@@ -263,3 +263,8 @@ def test_a_dump_shows_offset_bytes_and_ascii() -> None:
         "00000000  30 31 32 33 34 35 36 37  38 39 61 62 63 64 65 66  |0123456789abcdef|",
         "00000010  1b 7e 7f" + " " * 15 + "  " + " " * 23 + "  |.~.|",
     ]
+
+
+def test_a_retry_knows_the_readers_of_each_topic_that_the_audit_knows() -> None:
+    audited = {(stage, label) for label, (_, stage) in READERS.items()}
+    assert audited <= {(stage, label) for stage, labels in READS.items() for label in labels}

@@ -76,12 +76,12 @@ def restore(
     if not fill:
         _check_unused(into, bounds, begun - restored.under_way(begun))
     restored.switch_off(begun)
-    with Producer(into) as producer:
+    with Producer(into, any_size=True) as producer:
         for target in targets.values():
             target.fill_up(producer, bounds[target.to][1])
     late = [target for target in targets.values() if bounds[target.to][0] < target.first]
     _delete_before(into, {target.to: target.first for target in late})
-    with Producer(into) as producer:
+    with Producer(into, any_size=True) as producer:
         done = [target.write(producer, bounds[target.to][1]) for target in targets.values()]
     ends = cluster.offsets(into, dict.fromkeys(label for label, _ in manifests))
     for target in targets.values():

@@ -23,7 +23,7 @@ from streams.tools.arrow.decode import RECORD_FIELDS, DecodedRows, arrow_schema,
 
 RAW_FIELDS = [
     pa.field("_key_bytes", pa.binary()),
-    pa.field("_headers", pa.list_(pa.struct([pa.field("name", pa.string()), pa.field("value", pa.binary())]))),
+    pa.field("_headers", pa.list_(pa.struct([pa.field("name", pa.binary()), pa.field("value", pa.binary())]))),
     pa.field("_payload", pa.binary()),
     pa.field("_bad", pa.string()),
 ]
@@ -139,7 +139,10 @@ def _headers(rows: DecodedRows) -> pa.Array:
     pairs = [pair for each in rows.headers for pair in each]
     ends = accumulate(map(len, rows.headers), initial=0)
     inner = pa.StructArray.from_arrays(
-        [pa.array([name for name, _ in pairs], pa.string()), pa.array([value for _, value in pairs], pa.binary())],
+        [
+            pa.array([name.encode(errors="surrogateescape") for name, _ in pairs], pa.binary()),
+            pa.array([value for _, value in pairs], pa.binary()),
+        ],
         fields=list(RAW_FIELDS[1].type.value_type),
     )
     return pa.ListArray.from_arrays(pa.array(list(ends), pa.int32()), inner)

@@ -293,7 +293,7 @@ def records_of(topic: str, partition: int, batch: Any) -> Iterator[Record]:
             timestamp_ms,
             key if odd_key is None else odd_key,
             payload,
-            tuple((pair["name"], pair["value"]) for pair in pairs),
+            tuple((pair["name"].decode(errors="surrogateescape"), pair["value"]) for pair in pairs),
         )
 
 

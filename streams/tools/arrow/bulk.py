@@ -48,7 +48,9 @@ def read(
             for topic, messages in reader.poll_messages():
                 heard_at = time.monotonic()
                 rows = waiting.setdefault(topic, DecodedRows(topic, [], [], [], [], [], []))
-                _append(rows, messages, headers)
+                _append(rows, messages)
+                if headers:
+                    rows.headers.extend(reader.headers(messages))
                 weights[topic] += sum(map(len, messages))
                 if len(rows.payloads) >= CHUNK_RECORDS or weights[topic] >= CHUNK_BYTES:
                     yield waiting.pop(topic)
@@ -59,14 +61,12 @@ def read(
         yield from waiting.values()
 
 
-def _append(rows: DecodedRows, messages: list[Any], headers: bool) -> None:
+def _append(rows: DecodedRows, messages: list[Any]) -> None:
     rows.partitions.extend(map(ck.Message.partition, messages))
     rows.offsets.extend(map(ck.Message.offset, messages))
     rows.timestamps.extend([message.timestamp()[1] for message in messages])
     rows.keys.extend(map(ck.Message.key, messages))
     rows.payloads.extend(map(ck.Message.value, messages))
-    if headers:
-        rows.headers.extend([tuple(message.headers() or ()) for message in messages])
 
 
 class Bulk(PartitionReader):

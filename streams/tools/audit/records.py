@@ -13,7 +13,7 @@ import math
 from array import array
 from collections.abc import Iterable
 from functools import lru_cache
-from hashlib import blake2b
+from hashlib import blake2b, sha256
 from typing import Any
 
 from schemas.events import (
@@ -70,8 +70,11 @@ def fact_of(record: Record, event: Event) -> Fact:
 
 def mark_of(key: bytes | None, payload: bytes | None) -> int:
     """Return a digest of a record's key and value, never 0; none at all differs from an empty one."""
-    head = b"-" if key is None else b"%d:%b" % (len(key), key)
-    return _digest(head, b"-" if payload is None else b"=" + payload)
+    return _mark(*(None if part is None else sha256(part).hexdigest() for part in (key, payload)))
+
+
+def _mark(key_sha256: str | None, payload_sha256: str | None) -> int:
+    return _digest(f"{key_sha256} {payload_sha256}".encode())
 
 
 def digest(*parts: object) -> int:
@@ -255,13 +258,14 @@ def _adapter(record: Record, event: AdapterEvent) -> AdapterFact:
 
 def _letter(record: Record, letter: DeadLetter) -> LetterFact:
     source = Coordinates(letter.source_topic, letter.source_partition, letter.source_offset)
+    digests = letter.key_sha256, letter.payload_sha256  # of a record that was too large for its dead letter
     return LetterFact(
         at=record.at,
         mark=mark_of(record.key, record.payload),
         stage=letter.stage,
         reason=letter.reason,
         source=source,
-        source_mark=mark_of(_bytes(letter.key), _bytes(letter.payload)),
+        source_mark=_mark(*digests) if any(digests) else mark_of(_bytes(letter.key), _bytes(letter.payload)),
         has_own_id=letter.dead_letter_id == derive_id(letter.stage, *source),
     )
 

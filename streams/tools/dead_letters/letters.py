@@ -1,14 +1,13 @@
 """Dead letters, and what was decided about each.
 
     dead-letters ──► load ──► Letter, LetterDecision ──► Letters: open, retried or dropped ──► find, matching
-                                                           └──► originals: the records as they were
 
 A decision about a dead letter is a record, too: a DeadLetter of stage `dlq` about the same source record, under a key
 that puts all decisions about one source into one partition. Dead letters of two stages about one source are decided
 together. Decisions are numbered; of those with the same number the first in the partition wins, and one with a number
 too high is void. So a writer that reads the partition up to its own decision knows whether it is valid.
 
-Of a header that a record has twice a dead letter keeps the last value, and an empty one for a header without a value.
+The records that dead letters are about are in originals.py.
 """
 
 from __future__ import annotations
@@ -17,17 +16,17 @@ import base64
 import binascii
 import logging
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 from schemas.events import Coordinates, DeadLetter, derive_id
-from schemas.serde import Poison, decode
-from streams.errors import EventError, NotFoundError, SettingsError, UndecodableEvent
+from schemas.serde import Poison
+from streams.errors import NotFoundError, SettingsError
 from streams.kafka import admin
-from streams.kafka.reader import fetch, read
+from streams.kafka.reader import read
 from streams.kafka.record import Record, TopicPartition
-from streams.kafka.topics import Topic, topics
+from streams.kafka.topics import topics
 from streams.settings.model import Settings
 
 log = logging.getLogger(__name__)
@@ -52,7 +51,7 @@ class Letter:
     written_ms: int
     """When it was written: the timestamp of its record. `event.created_at` is that of its source."""
     event: DeadLetter
-    """Without payload and headers; `originals` fetches them."""
+    """Without payload and headers; originals.py fetches them."""
     payload_bytes: int | None = None
     """None for a tombstone."""
 
@@ -105,7 +104,7 @@ def decision(
     """Return the record that decides about the source of `letter`; a retry needs a target."""
     numbers = {"attempt": attempt} | ({} if target is None else target._asdict())
     try:
-        key = _bytes(letter.event.key)
+        key = None if letter.event.key is None else base64.b64decode(letter.event.key, validate=True)
     except binascii.Error:
         key = None
     # without a key each would get a partition of its own, and none would be first
@@ -130,7 +129,9 @@ def parse(record: Record) -> Letter | LetterDecision | Poison:
         return event
     if event.stage == STAGE:
         return _decision(record, event)
-    payload_bytes = None if event.payload is None else len(event.payload) * 3 // 4 - event.payload[-2:].count("=")
+    payload_bytes = event.payload_bytes
+    if event.payload is not None:
+        payload_bytes = len(event.payload) * 3 // 4 - event.payload[-2:].count("=")
     return Letter(record.at, record.timestamp_ms, replace(event, payload=None, headers={}), payload_bytes)
 
 
@@ -271,46 +272,6 @@ def go_on(settings: Settings, letters: Letters, ends: Mapping[TopicPartition, in
     letters.next_offsets.update(ahead)
 
 
-class Original(NamedTuple):
-    """The record that could not be used, as it was."""
-
-    key: bytes | None
-    payload: bytes | None
-    headers: dict[str, bytes]
-
-
-def originals(settings: Settings, letters: list[Letter]) -> Iterator[tuple[Letter, Original | EventError]]:
-    """Yield each dead letter with the record it is about, or with the error that hides it.
-
-    Raises LogError if a dead letter is gone, or the broker does not answer.
-    """
-    records = fetch(settings, [letter.at for letter in letters])
-    for letter in letters:
-        event = records[letter.at].decode(DeadLetter)
-        assert isinstance(event, DeadLetter)  # noqa: S101 - it was decoded once already
-        try:
-            yield (
-                letter,
-                Original(
-                    key=_bytes(event.key),
-                    payload=_bytes(event.payload),
-                    headers={name: _bytes(value) or b"" for name, value in event.headers.items()},
-                ),
-            )
-        except binascii.Error as exc:
-            yield (
-                letter,
-                UndecodableEvent(
-                    f"{letter.at}: key, payload or a header of this dead letter is not base64 ({exc}). Take the "
-                    f"original from {letter.source}, if it is still there, and check what stage {event.stage} writes"
-                ),
-            )
-
-
-def _bytes(text: str | None) -> bytes | None:
-    return None if text is None else base64.b64decode(text, validate=True)
-
-
 def topic_named(settings: Settings, letters: Letters, text: str) -> str:
     """Return the full name of a source topic, given by its label or as the dead letters have it.
 
@@ -322,35 +283,3 @@ def topic_named(settings: Settings, letters: Letters, text: str) -> str:
     if name not in names:
         raise NotFoundError(f"no dead letter is about a topic {text!r}; there are {', '.join(known)}")
     return name
-
-
-# --- reasons ----------------------------------------------------------------------------------------------------------
-
-BYTES_DECIDE = ("not_avro", "unknown_schema", "wrong_event", "undecodable", "contradictory")
-"""Reasons that decoding gives; whether the cause is fixed is tried out."""
-HOPELESS = {
-    "superseded": "another sampling of the task was complete before it, and the first wins; a redrive changes nothing",
-    "late": "its deadline has passed or its group has left, and a redrive makes it later still",
-    "contradictory": "the log holds another record that it contradicts, and the first wins; write it under a new id",
-    "unasked": "its task does not name this reward source; submit a task, under a new id, that does",
-    "unknown_response": "the group of its task was made of another sampling, and has left",
-    "wrong_key": "it would return under the same key; write the event again, under the right one",
-    "bad_adapter": "a second `trained` of a version changes nothing; repair the adapter store, then restart the agent",
-    "bad_signature": "a second `trained` of a version changes nothing; sign it in the store, then restart the agent",
-    "wrong_base": "a second `trained` of a version changes nothing; run the agent on the base it was trained on",
-    "store_unreachable": "a second `trained` of a version changes nothing; repair the store, then restart the agent",
-}
-"""Reasons for which a redrive cannot help, and what to do instead."""
-
-
-def hopeless(letter: Letter, topic: Topic, original: Original) -> str | None:
-    """Return why a redrive cannot help, or None if it may, once the cause is fixed."""
-    reason, stage = letter.event.reason, letter.event.stage
-    if stage == "trainer" and topic.label == "groups":
-        return "the step was trained without this group, which batches would now drop as a duplicate"
-    if reason in BYTES_DECIDE:
-        found = decode(original.payload, topic.event)
-        if isinstance(found, Poison):
-            return f"it cannot be decoded here either, {found.reason}: {found.error}"
-    why = HOPELESS.get(reason)
-    return None if why is None else f"{reason}: {why}"

@@ -10,6 +10,10 @@ before that.
 
 The record gets a new offset and the present time: a deadline that has passed stays passed.
 
+Whoever may write to dead-letters could make up a record that was never on its topic. So a retry compares key and
+payload with the source record, and needs the topic to be one that the dead letter's stage reads. Once retention has
+deleted the source, it takes the word of the dead letter only if asked to (`source_gone`).
+
 Not covered: two operators whose clocks differ by more than a minute, and a process that is suspended for longer than
 `STALE_S` between its last look at the clock and the write. Both can write a record twice. That doubles no effect, since
 every event has an id.
@@ -34,15 +38,13 @@ from streams.tools.dead_letters.letters import (
     Letter,
     LetterDecision,
     Letters,
-    Original,
     RedriveTarget,
     Verdict,
     decision,
     decision_id,
     go_on,
-    hopeless,
-    originals,
 )
+from streams.tools.dead_letters.originals import LetterSource, Original, forgery, hopeless, originals, sources
 
 RETRY_HEADER = "streamward-retry"
 """Header of a redriven record: the id of the decision."""
@@ -66,6 +68,8 @@ class RedriveOrder:
     why: str = ""
     force: bool = False
     """Also redrive what cannot help, and what was dropped. Never what was redriven already."""
+    source_gone: bool = False
+    """Also redrive what retention has deleted from its topic, so that nothing can confirm the dead letter."""
     dry_run: bool = False
 
     @property
@@ -230,9 +234,8 @@ class _RedriveRun:
         age_s = (self.now_ms - claim.written_ms) / 1000
         if age_s < STALE_S:
             return (
-                f"a retry is running: {claim.said} ({claim.at}), {age_s:.0f} s ago, and the record is not written "
-                f"yet. If "
-                f"that was interrupted, the same command finishes it {STALE_S} s after the claim"
+                f"a retry is running: {claim.said} ({claim.at}), {age_s:.0f} s ago, and the record is not written yet. "
+                f"If that was interrupted, the same command finishes it {STALE_S} s after the claim"
             )
         low = self.there.first.get((claim.source.topic, claim.partition), 0)
         if low > claim.end and not self.order.force:
@@ -252,9 +255,11 @@ class _RedriveRun:
         labels = {named[c.letter.source.topic].label for c in cases if c.letter.source.topic in named}
         bounds = admin.offsets(self.settings, sorted(labels))
         ready, refused = [], []
+        there = sources(self.settings, [case.letter.source for case in cases])
         found = originals(self.settings, [case.letter for case in cases])
         for case, (letter, original) in zip(cases, found, strict=True):
             error = self._unfit(case, named.get(letter.source.topic), original, bounds)
+            error = error or self._unconfirmed(case, there[letter.source])
             if error is None:
                 ready.append(case)
             else:
@@ -291,6 +296,20 @@ class _RedriveRun:
                     f"{source}: {reasons[0]}. `streamward dlq drop` closes the dead letter; --force retries"
                 )
         case.original, case.target = original, RedriveTarget(partition, bounds[topic.name, partition][1])
+        return None
+
+    def _unconfirmed(self, case: _Case, source: LetterSource) -> StreamwardError | None:
+        """Return why the record at the source does not confirm the dead letters about it."""
+        assert case.original is not None  # noqa: S101 - _unfit found nothing wrong
+        at = case.letter.source
+        why = forgery(self.settings, case.letters, case.original, source)
+        if why is not None:
+            return RefusedError(f"{at}: {why}. `streamward dlq drop` closes it; who else may write to dead-letters?")
+        if source.record is None and not self.order.source_gone:
+            return RefusedError(
+                f"{at}: retention has deleted it, so nothing confirms what its dead letter says. Look at that with "
+                "`streamward dlq show`, then give --source-gone"
+            )
         return None
 
     # --- claim, look, write -----------------------------------------------------------------------------------------

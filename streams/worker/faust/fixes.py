@@ -9,6 +9,7 @@ commits over records it never delivered, and commits before the publishes of an 
 rebalances that silently loses events. Each section below is one fix: its reason, then the functions that replace
 Faust's. `install` replaces them only if their source is the one that the fix was written for (`pinned_sources.py`).
 
+Headers whose names are not text are read in `header_names.py`.
 Where a partition starts, and what a commit says of the changelogs, is in `seek.py`; what a worker that was stopped
 beyond its session timeout may still write, in `membership.py` and `streams/worker/table.py`.
 
@@ -33,6 +34,7 @@ from faust.transport.producer import ProducerBuffer
 from faust.types import TP
 
 from streams.errors import LogError
+from streams.worker.faust import header_names
 from streams.worker.faust.delivery import contiguous
 from streams.worker.faust.membership import REPLACED, membership
 from streams.worker.faust.pinned_sources import STOCK, check_sources
@@ -360,6 +362,7 @@ FIXES: dict[type, tuple[Any, ...]] = {
     AIOKafkaDriver: (_new_consumer_thread,),
     AIOKafkaConsumerThread: (_create_worker_consumer, seek_to_committed, _commit),
     PartitionAssignor: (_perform_assignment,),
+    **header_names.REPLACED,
     **REPLACED,
 }
 
@@ -375,4 +378,5 @@ def install(app: faust.App, *, hole_s: float = 10, stuck_s: float = 60, frozen_s
     for owner, functions in FIXES.items():
         for function in functions:
             setattr(owner, function.__name__, function)
+    header_names.keep_bytes()
     app.add_dependency(Watchdog(app, look_behind, hole_s=hole_s, stuck_s=stuck_s, frozen_s=frozen_s))

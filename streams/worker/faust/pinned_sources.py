@@ -15,10 +15,12 @@ import inspect
 from typing import Any
 
 from aiokafka.consumer.consumer import AIOKafkaConsumer
-from aiokafka.consumer.fetcher import Fetcher
+from aiokafka.consumer.fetcher import Fetcher, PartitionRecords
 from aiokafka.consumer.group_coordinator import GroupCoordinator
 from aiokafka.producer.message_accumulator import MessageAccumulator
 from aiokafka.producer.sender import Sender
+from aiokafka.record.default_records import _DefaultRecordBatchPy
+from aiokafka.record.memory_records import _MemoryRecordsPy
 from faust.app.base import App
 from faust.assignor.partition_assignor import PartitionAssignor
 from faust.tables.base import Collection
@@ -61,6 +63,8 @@ READ_AND_CHECKED: dict[tuple[type, str], str] = {
     (GroupCoordinator, "_do_commit_offsets"): "c3a3ea5613f3",
     (MessageAccumulator, "_append_batch"): "4762abfc42cb",
     (Sender, "_send_produce_req"): "aea01ae4b6c7",
+    (PartitionRecords, "_unpack_records"): "b803e6d46480",
+    (_DefaultRecordBatchPy, "_read_msg"): "0997ab7a5850",
     # not replaced, but the replacements rely on what these do
     (Consumer, "_wait_next_records"): "6218e1969a63",
     (Consumer, "_drain_messages"): "44a2500309e8",
@@ -76,6 +80,8 @@ READ_AND_CHECKED: dict[tuple[type, str], str] = {
     (ProducerBuffer, "_handle_pending"): "78d648030fd2",
     (Topic, "_on_published"): "7cfe9ebd6596",
     (Fetcher, "fetched_records"): "be4348896b9b",
+    (Fetcher, "_proc_fetch_request"): "59bf948fff47",
+    (_MemoryRecordsPy, "next_batch"): "f1779ecb6d0d",
     (AIOKafkaConsumer, "seek_to_committed"): "f6cd85c8b70a",
     (GroupCoordinator, "fetch_committed_offsets"): "6c049c737916",
     (GroupCoordinator, "_heartbeat_routine"): "61d010289522",

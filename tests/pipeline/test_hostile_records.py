@@ -1,0 +1,204 @@
+"""Records that somebody made to stop the loop, which they would stop again after every restart: it continues.
+
+    hostile records in six topics, then a good task ──► policy, scoring, streams ──► a whole group
+                                                  └──► audit, events tail, archive sync and restore
+
+Whoever may write to one topic must not be able to end what reads it. Every topic has one partition here, so whoever
+comes to the good task has passed all that is bad. The topics take records of 1 MiB, which keeps the bad ones small.
+
+Not covered: records that are only useless (tests/pipeline/test_bad_input.py).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import confluent_kafka as ck
+import pytest
+from click.testing import CliRunner, Result
+
+from schemas.events import AdvantagedGroup, Coordinates, DeadLetter
+from schemas.serde import encode
+from streams.cli.root import cli
+from streams.kafka import admin as cluster, times
+from streams.kafka.client import client_config
+from streams.kafka.headers import OddRecord, write
+from streams.kafka.producer import Producer
+from streams.kafka.topics import topics
+from streams.settings.load import to_env
+from streams.settings.model import Settings
+from tests.support.factories import response, task
+from tests.support.processes import read, records, running, until
+
+pytestmark = pytest.mark.kafka
+
+LOOP = ("streams", "scoring", "policy")
+ANSWER = '{"answer": "11"}'
+ODD = "\udcff\udcfename"
+"""A header's name: FF FE, which is not UTF-8, and four letters."""
+LARGE = b"x" * 6 * 1024 * 1024
+"""Compressed, this is a few KB, and passes a broker whose topics take 1 MiB."""
+LONG_ID = "i" * 490_000
+"""As long as an id can be, of which there is one in the key and one in the payload."""
+READERS = {
+    "tasks": "advantages",
+    "responses": "advantages",
+    "rewards": "advantages",
+    "group-control": "advantages",
+    "groups": "batches",
+    "adapters": "rollouts",
+}
+"""Who writes the one dead letter about a record that cannot be read. Other stages that read the topic skip it."""
+
+
+class Hostile(NamedTuple):
+    """The log after the processes met everything hostile."""
+
+    settings: Settings
+    large: dict[str, Coordinates]
+    """The coordinates of a record that is too large for a dead letter, by the topic's label."""
+    odd: dict[str, Coordinates]
+    """The same for one with an odd header."""
+    long: Coordinates
+    """The coordinates of a response whose task, which does not exist, has a very long id."""
+
+    def letters(self, at: Coordinates) -> dict[str, DeadLetter]:
+        """Return the dead letters about a record, by their stage."""
+        found = [letter for _, letter in read(self.settings, DeadLetter)]
+        return {
+            letter.stage: letter
+            for letter in found
+            if (letter.source_topic, letter.source_partition, letter.source_offset) == at
+        }
+
+    def run(self, *arguments: str) -> Result:
+        """Run a command on this log."""
+        return CliRunner().invoke(cli, arguments, env=to_env(self.settings))
+
+
+@pytest.fixture(scope="module")
+def hostile(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hostile]:
+    folder = tmp_path_factory.mktemp("hostile")
+    settings = Settings.model_validate(
+        {
+            "kafka": {"bootstrap": kafka_bootstrap},
+            "topics": {
+                "prefix": f"{folder.name}.", "partitions": 1, "policy_partitions": 1, "max_record_bytes": 1024 * 1024,
+            },
+            "archive": {"store": str(folder / "archive")},
+            "policy": {"engine": "scripted", "script": '{"accuracy": 0.5}'},
+        }
+    )  # fmt: skip
+    cluster.apply_topics(settings)
+    found = Hostile(settings, large=written_large(settings), odd=written_odd(settings), long=written_long(settings))
+    with Producer(settings) as producer:
+        producer.send(task(task_id="good", verifier=ANSWER))
+    with running(settings, folder, *LOOP):
+        until(lambda: {"odd", "good"} <= grouped(settings), "a group for each good task", folder=folder)
+        until(lambda: not unnamed(found), "a dead letter for each bad record", folder=folder)
+    yield found
+
+
+def written_large(settings: Settings) -> dict[str, Coordinates]:
+    """Write a record to each topic that is too large, and passes."""
+    at: dict[str, Coordinates] = {}
+    careless = ck.Producer(
+        {**client_config(settings.kafka), "message.max.bytes": 2 * len(LARGE), "compression.type": "lz4"}
+    )
+    for label in READERS:
+        careless.produce(
+            topics(settings.topics)[label].name,
+            LARGE,
+            b"key",
+            on_delivery=lambda _, message, label=label: at.update(  # type: ignore[misc]
+                {label: Coordinates(message.topic(), message.partition(), message.offset())}
+            ),
+        )
+    assert careless.flush(20) == 0
+    assert set(at) == set(READERS)
+    return at
+
+
+def written_odd(settings: Settings) -> dict[str, Coordinates]:
+    """Write to each topic a record that is no event, and to `tasks` a good one, each with an odd header."""
+    named = topics(settings.topics)
+    config = client_config(settings.kafka)
+
+    def put(label: str, key: bytes, payload: bytes) -> Coordinates:
+        headers = [("plain", b"1"), (ODD, b"\x00\xff"), ("none", None)]
+        return write(config, OddRecord(named[label].name, 0, key, payload, headers, times.now_ms()), timeout_s=20)
+
+    at = {label: put(label, b"key", b"no event") for label in READERS}
+    put("tasks", b"odd", encode(task(task_id="odd", verifier=ANSWER)))
+    return at
+
+
+def written_long(settings: Settings) -> Coordinates:
+    """Write a response to a task that does not exist."""
+    at: list[Coordinates] = []
+    with Producer(settings) as producer:
+        producer.send(response(task_id=LONG_ID, sampling_id="s"), on_ack=at.append)
+    return at[0]
+
+
+def grouped(settings: Settings) -> set[str]:
+    """Return the tasks that have a group."""
+    return {group.task_id for _, group in read(settings, AdvantagedGroup)}
+
+
+def unnamed(hostile: Hostile) -> set[Coordinates]:
+    """Return the coordinates of each record whose dead letter is still missing."""
+    wanted = [(at[label], stage) for at in (hostile.large, hostile.odd) for label, stage in READERS.items()]
+    return {at for at, stage in [*wanted, (hostile.long, "scoring")] if stage not in hostile.letters(at)}
+
+
+# --- records that are too large for a dead letter ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("label", READERS)
+def test_a_record_too_large_for_a_dead_letter_is_named_by_its_digests(hostile: Hostile, label: str) -> None:
+    letter = hostile.letters(hostile.large[label])[READERS[label]]
+    assert (letter.reason, letter.key, letter.payload, letter.headers) == ("not_avro", None, None, {})
+    assert letter.payload_sha256 == hashlib.sha256(LARGE).hexdigest()
+    assert (letter.payload_bytes, letter.key_sha256) == (len(LARGE), hashlib.sha256(b"key").hexdigest())
+
+
+def test_an_error_that_quotes_a_long_id_is_cut(hostile: Hostile) -> None:
+    letter = hostile.letters(hostile.long)["scoring"]
+    assert letter.reason == "unknown_task"
+    assert letter.error.endswith(" letters)") and len(letter.error) < 2100
+    assert letter.key_sha256 == hashlib.sha256(LONG_ID.encode()).hexdigest()
+
+
+# --- headers whose names are not text ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("label", READERS)
+def test_a_dead_letter_has_every_header_and_the_odd_bytes_of_a_name_escaped(hostile: Hostile, label: str) -> None:
+    letter = hostile.letters(hostile.odd[label])[READERS[label]]
+    assert letter.headers == {"plain": "MQ==", r"\xff\xfename": "AP8=", "none": ""}
+
+
+def test_a_good_task_with_an_odd_header_is_answered_and_scored(hostile: Hostile) -> None:
+    (group,) = (group for _, group in read(hostile.settings, AdvantagedGroup) if group.task_id == "odd")
+    assert group.complete and len(group.responses) == 4
+
+
+def test_the_log_is_followed_audited_archived_and_restored_byte_for_byte(hostile: Hostile) -> None:
+    tail = hostile.run("events", "tail", "tasks", "--from", "start", "-n", "4")
+    assert (tail.exit_code, len(tail.stdout.splitlines())) == (1, 4), tail.output  # 1: two are no events
+    audit = hostile.run("audit")
+    print(audit.output)
+    assert audit.exit_code == 0, audit.output
+    labels, prefix = ("tasks", "responses", "adapters"), f"restored-{hostile.settings.topics.prefix}"
+    synced = hostile.run("archive", "sync", *labels)
+    assert synced.exit_code == 0, synced.output
+    restored = hostile.run("archive", "restore", *labels, "--into-prefix", prefix)
+    assert restored.exit_code == 0, restored.output
+    into = hostile.settings.model_copy(update={"topics": hostile.settings.topics.model_copy(update={"prefix": prefix})})
+    for label in labels:
+        before = [record[1:] for record in records(hostile.settings, label)]
+        assert [record[1:] for record in records(into, label)] == before
+        assert any((ODD, b"\x00\xff") in headers for *_, headers in before)
