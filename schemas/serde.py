@@ -156,6 +156,25 @@ def _decode(payload: bytes | None, expected: type[E]) -> E | Poison:
     return event if broken is None else Poison("contradictory", f"{expected.__name__}: {broken}")
 
 
+def fields_read(payload: bytes, expected: type[Any]) -> dict[str, Any]:
+    """Return the fields of a payload up to the first that cannot be read, unchecked: to show, not to work with.
+
+    They are those of the schema that its id means, whatever event that is. Never raises for what a payload holds.
+    """
+    if len(payload) < FRAME.size or payload[0] != MAGIC:
+        return {}
+    schema = ids.current().schema_of(expected.__name__, FRAME.unpack_from(payload)[1])
+    every = [] if schema is None else schema.definition["fields"]
+    for count in range(len(every), 0, -1):
+        some = {"type": "record", "name": "Fields", "fields": every[:count]}
+        try:
+            found: Any = fastavro.schemaless_reader(io.BytesIO(payload[FRAME.size :]), some, None)
+        except Exception:  # noqa: S112 - as in _decode; then a field fewer
+            continue
+        return dict(found)
+    return {}
+
+
 def _without_addresses(text: str) -> str:
     """Return fastavro's message without addresses: the same record must give the same dead letter."""
     return re.sub(r" from <[^>]* at 0x[0-9a-f]+>", "", text)

@@ -1,7 +1,7 @@
 """How a command prints its result: a table for people, one JSON object per line for programs.
 
     rows ──► table   on a terminal, or with --output table
-         └─► jsonl   in a pipe, or with --output jsonl
+         └─► jsonl   in a pipe, or with --output jsonl          STREAMWARD_OUTPUT=table: in a pipe, too
 
 A row is a mapping or an event; jsonl prints all of it, the table only its columns. The log may hold anything, so
 control characters are escaped: a task's text must not control a terminal. NO_COLOR is respected.
@@ -12,13 +12,18 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
 import select
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any, Literal, NamedTuple, TextIO, cast
+from typing import Any, Literal, NamedTuple
+
+from streams.errors import SettingsError
 
 Output = Literal["table", "jsonl"]
+ENV_OUTPUT = "STREAMWARD_OUTPUT"
+"""How commands print if --output does not say: table, json or jsonl."""
 Row = Mapping[str, Any]
 WIDE = 100_000
 """Width of a table that is not on a terminal, in cells: nothing is cut."""
@@ -50,11 +55,20 @@ class Column(NamedTuple):
         return cell(row[self.value] if isinstance(self.value, str) else self.value(row))
 
 
-def output_or_default(output: str | None, stream: TextIO | None = None) -> Output:
-    """Return the output that was asked for, else a table on a terminal and jsonl elsewhere."""
+def output_or_default(output: str | None, *, machine: str = "jsonl", to_terminal: bool = True) -> str:
+    """Return the output that was asked for by option, else by the environment.
+
+    Else it is a table on a terminal, and `machine` in a pipe or where the result does not go to stdout. Raises
+    SettingsError for a STREAMWARD_OUTPUT that is none.
+    """
     if output is not None:
-        return cast(Output, output)
-    return "table" if (stream or sys.stdout).isatty() else "jsonl"
+        return output
+    preferred = os.environ.get(ENV_OUTPUT, "")
+    if preferred not in ("", "table", "json", "jsonl"):
+        raise SettingsError(f"{ENV_OUTPUT}={preferred}: expected table, json or jsonl")
+    if preferred == "":
+        return "table" if to_terminal and sys.stdout.isatty() else machine
+    return "table" if preferred == "table" and to_terminal else machine
 
 
 def check_reader() -> None:

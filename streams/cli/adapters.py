@@ -37,6 +37,7 @@ def adapters_list(call: AppContext, policy: str | None, output: Output) -> None:
     from streams.adapters.versions import read_state
 
     state = read_state(call.settings, policy or call.settings.policy.name)
+    check_known(call, state)
     columns = [
         show.Column("version", "version", right=True),
         show.Column("status", _status),
@@ -189,7 +190,24 @@ def read(call: AppContext, policy: str | None) -> AdapterHistory:
     """Return the history of the adapters that a command is about."""
     from streams.adapters.decisions import read_history
 
-    return read_history(call.settings, policy or call.settings.policy.name)
+    history = read_history(call.settings, policy or call.settings.policy.name)
+    check_known(call, history.state)
+    return history
+
+
+def check_known(call: AppContext, state: AdapterState) -> None:
+    """Raise NotFoundError, with the policies that the log knows, if it knows some and this one is none of them."""
+    from streams.errors import NotFoundError
+    from streams.tools.status import known_policies
+
+    if len(state.versions) > 1:
+        return
+    known = known_policies(call.settings)
+    if known and state.policy not in known:
+        raise NotFoundError(
+            f"the log knows no policy {state.policy!r}; it knows {', '.join(known)}: name one with --policy, or set "
+            "policy.name"
+        )
 
 
 def row_of(state: AdapterState, number: int) -> dict[str, Any]:

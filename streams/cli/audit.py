@@ -23,9 +23,9 @@ COUNTED = ("tasks", "responses", "rewards", "groups", "batches", "adapters")
 
 
 def _output(_: click.Context, __: click.Parameter, value: str | None) -> str:
-    import sys
+    from streams.output import output_or_default
 
-    return value or ("table" if sys.stdout.isatty() else "json")
+    return output_or_default(value, machine="json")
 
 
 @click.command()

@@ -130,8 +130,8 @@ def _row(letters: Letters, letter: Letter) -> dict[str, Any]:
 def dlq_show(call: AppContext, name: str, raw: Path | None, output: Output) -> None:
     """Print everything about a dead letter, the original record included.
 
-    Its payload is printed as JSON if it can be decoded here, else as a hex dump. If two stages wrote dead letters about
-    the same coordinates, both are printed.
+    Its payload is printed as JSON if it can be decoded here, else as a hex dump, after the fields that can be read. If
+    two stages wrote dead letters about the same coordinates, both are printed.
     """
     from streams import output as show
     from streams.errors import EventError
@@ -180,7 +180,7 @@ def _write_raw(payload: bytes | None, raw: Path, letter: Letter) -> None:
 
 def _payload(call: AppContext, letter: Letter, original: Original) -> dict[str, Any] | None:
     """Return the original's payload as JSON takes it; None for a tombstone."""
-    from schemas.serde import Poison, decode
+    from schemas.serde import Poison, decode, fields_read
     from streams.kafka.topics import topics
 
     if original.payload is None:
@@ -192,7 +192,8 @@ def _payload(call: AppContext, letter: Letter, original: Original) -> dict[str, 
         return {"poison": {"reason": "unknown_topic", "error": error}} | as_text
     event = decode(original.payload, shape.event)
     if isinstance(event, Poison):
-        return {"poison": {"reason": event.reason, "error": event.error}} | as_text
+        fields = fields_read(original.payload, shape.event)
+        return {"poison": {"reason": event.reason, "error": event.error}, "fields": fields} | as_text
     return {"kind": shape.event.__name__, "event": event}
 
 
@@ -217,6 +218,10 @@ def _show(row: dict[str, Any], original: Original) -> None:
             print(show.printable(line))
     else:
         print(f"\npayload: {payload['poison']['reason']}: {show.printable(payload['poison']['error'])}")
+        if fields := payload.get("fields"):
+            print("\nfields that can be read")
+            show.record({name: show.json_line(value) for name, value in fields.items()}, "table")
+            print()
         for line in hex_dump(original.payload or b""):
             print(line)
 

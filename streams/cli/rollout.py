@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from streams.cli.adapters import policy_option
+from streams.cli.adapters import check_known, policy_option
 from streams.cli.runtime import AppContext, json_option, pass_call, until_stopped
 
 EVERY_S = 2.0
@@ -35,7 +35,9 @@ def rollout_status(call: AppContext, policy: str | None, watch: bool, output: st
     from streams.stages.rollouts.status import RolloutWatch
 
     look = RolloutWatch(call.settings, policy or call.settings.policy.name)
-    before = look.look().plain(call.settings)
+    found = look.look()
+    check_known(call, found.state)
+    before = found.plain(call.settings)
     _show(before, output)
     if not watch:
         return

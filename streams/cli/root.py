@@ -119,7 +119,8 @@ def cli(
     """GRPO from a Kafka log: tasks, responses, rewards and adapters are records, and the log is the only truth.
 
     Settings come from defaults, then streamward.toml, then STREAMWARD_SECTION__KEY in the environment, then --set;
-    `streamward config show` shows the origin of each. Data goes to stdout and everything else to stderr.
+    `streamward config show` shows the origin of each. Data goes to stdout and everything else to stderr. In a pipe it
+    is JSON, or with STREAMWARD_OUTPUT=table in the environment a table.
     """
     from streams.observability import logging as program_log
 

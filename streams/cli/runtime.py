@@ -15,6 +15,7 @@ import contextlib
 import functools
 import gc
 import os
+import re
 import shlex
 import signal
 import sys
@@ -87,6 +88,9 @@ class Guarded(click.Group):
             result = super().invoke(ctx)
             sys.stdout.flush()
             return result
+        except click.UsageError as exc:
+            _name_nearest_command(exc)
+            raise
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
         except BrokenPipeError:
@@ -101,6 +105,19 @@ class Guarded(click.Group):
         except Exception as exc:
             _say(str(exc) if _is_ours(exc) else _unexpected(exc, ctx.find_object(AppContext) or AppContext()))
             ctx.exit(1)
+
+
+def _name_nearest_command(exc: click.UsageError) -> None:
+    """Add to the message about an unknown command those whose names are near, or all there are."""
+    group = None if exc.ctx is None else exc.ctx.command
+    unknown = re.fullmatch(r"No such command '(.+)'\.", exc.message)
+    if unknown is None or not isinstance(group, click.Group):
+        return
+    import difflib
+
+    near = difflib.get_close_matches(unknown[1], group.commands, n=3)
+    hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(sorted(group.commands))}"
+    exc.message = f"No such command '{unknown[1]}'; {hint}"
 
 
 def stopped_node_hint(exc: StreamwardError, call: AppContext | None) -> str | None:
@@ -201,7 +218,9 @@ def json_option(command: F) -> F:
     """Add `--output` for a command whose result is one object; the command gets `output`, which is table or json."""
 
     def settle(_: click.Context, __: click.Parameter, value: str | None) -> str:
-        return value or ("table" if sys.stdout.isatty() else "json")
+        from streams.output import output_or_default
+
+        return output_or_default(value, machine="json")
 
     return click.option(
         "--output",

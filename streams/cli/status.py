@@ -18,10 +18,11 @@ if TYPE_CHECKING:
 @json_option
 @pass_call
 def status(call: AppContext, output: str) -> None:
-    """Show the loop on one screen: who lives, what is waited for, what was dropped, who serves.
+    """Show the whole loop on one screen.
 
-    It reads the log and changes nothing. A process is alive while it is a member of its consumer group. Drops are those
-    of the last hour: dead letters, and groups that were not trained on, with the reason.
+    Who lives, what each process waits for, what was dropped and who serves. It reads the log and changes nothing. A
+    process is alive while it is a member of its consumer group. Drops are those of the last hour: dead letters, and
+    groups that were not trained on, with the reason.
     """
     from streams.tools import status as loop
     from streams.tools.doctor import disk

@@ -31,6 +31,8 @@ ENV_PREFIX = "STREAMWARD_"
 CONFIG_FILE = "streamward.toml"
 ENV_CONFIG = "STREAMWARD_CONFIG"
 """Names the file to read instead of `streamward.toml`; not a setting itself."""
+NOT_SETTINGS = (ENV_CONFIG, "STREAMWARD_OUTPUT")
+"""Variables with our prefix that are no settings; the second is for streams/output.py."""
 NODE_FILE = "node.json"
 """In `broker.data_dir`: what is remembered of the embedded node, such as its port."""
 BOOTSTRAP = "kafka.bootstrap"
@@ -233,7 +235,7 @@ def _is_path(key: str, text: str, folder: Path) -> bool:
 
 def _from_env(env: Mapping[str, str]) -> Iterator[tuple[str, Any, str]]:
     for variable, text in sorted(env.items()):
-        if not variable.startswith(ENV_PREFIX) or variable == ENV_CONFIG:
+        if not variable.startswith(ENV_PREFIX) or variable in NOT_SETTINGS:
             continue
         key = variable[len(ENV_PREFIX) :].lower().replace("__", ".", 1)
         if not _is_known(key) and _is_known(key.removesuffix("_file")):

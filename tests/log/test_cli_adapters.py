@@ -357,6 +357,15 @@ def test_an_exported_version_is_what_peft_and_transformers_load_as_it_is(made: S
     assert not (tmp_path / "wrong").exists()
 
 
+def test_a_policy_that_the_log_does_not_know_names_those_that_it_does(made: Settings) -> None:
+    assert [row["version"] for row in rows(run(made, "list", "--policy", "new"))] == [0]  # nobody was trained yet
+    write(made, event(1), event(1, policy="lab"))
+    for typed in ("list", "lineage 1", "promote --version 1 --reason x"):
+        result = run(made, *typed.split(), "--policy", "defualt")
+        assert result.exit_code == 3
+        assert "the log knows no policy 'defualt'; it knows default, lab" in result.stderr
+
+
 def test_list_shows_digest_age_and_the_share_of_a_canary(made: Settings, tmp_path: Path) -> None:
     metrics = {"exact": 0.5, "mean_reward": 0.75, "n": 4.0}
     write(made, published(made, tmp_path, 1), event(1, "canary_started", expected_version=0, share=0.25))

@@ -197,6 +197,17 @@ def test_show_dumps_what_cannot_be_decoded_and_gives_the_bytes_back(made: Settin
     assert (tmp_path / "payload").read_bytes() == junk
 
 
+def test_show_has_the_fields_before_the_damage(made: Settings) -> None:
+    cut_short = serde.encode(task(task_id="t9"))[:-3]
+    letter = bury(made, put(made, "tasks", b"t9", cut_short), stage="advantages", reason="undecodable")
+    (shown,) = lines(run(made, "show", letter))
+    assert shown["payload"]["poison"]["reason"] == "undecodable"
+    fields = shown["payload"]["fields"]
+    assert (fields["task_id"], fields["group_size"]) == ("t9", 4) and "messages" not in fields
+    table = run(made, "show", letter, "--output", "table").stdout
+    assert "fields that can be read" in table and '"t9"' in table and "00000000  " in table
+
+
 def test_what_is_named_wrongly_is_told_apart_from_what_is_not_there(made: Settings) -> None:
     for code, *arguments in (
         (3, "show", "123456"),

@@ -330,7 +330,16 @@ def test_a_plan_says_what_a_run_then_does_and_writes_nothing(source: Settings, t
     counts = result.counts
     assert (plan.tasks, plan.responses, plan.rewards) == (counts["tasks"], counts["responses"], counts["rewards"])
     assert (plan.groups, plan.batches, plan.exact) == (counts["groups"], counts["batches"], True)
-    assert (plan.steps, plan.step_s, plan.seconds) == (plan.batches, 2.0, 2.0 * plan.batches)
+    groups = {
+        record.at.offset: record.decode(AdvantagedGroup) for record in cluster.read_topic(result.settings, "groups")
+    }
+    tokens = [
+        len(groups[offset].prompt_token_ids) + sum(len(one.completion_token_ids) for one in groups[offset].responses)
+        for record in cluster.read_topic(result.settings, "batches")
+        for offset in record.decode(Batch).groups_offsets
+    ]
+    assert plan.steps == plan.batches > 0
+    assert plan.seconds == pytest.approx(sum(tokens) * 2.0 / 8.0)  # the recorded seconds of a token
     assert plan.dropped == {"stale": NUMBER - FRESH - 1}
     with pytest.raises(RefusedError, match="experiment planned is finished"):
         planning.plan(source, asked)

@@ -258,6 +258,29 @@ def test_a_refused_connection_ends_a_command_long_before_the_time_that_a_broker_
     assert "Kafka at 127.0.0.1:1 did not answer within 1 s" in result.stderr and "Connection refused" in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("typed", "says"),
+    [
+        (["statu"], "No such command 'statu'; did you mean status?"),
+        (["adapters", "lsit"], "No such command 'lsit'; did you mean list?"),
+        (["rollout", "zzz"], "No such command 'zzz'; there are status"),
+    ],
+)
+def test_a_misspelt_command_names_those_near_it(typed: list[str], says: str) -> None:
+    result = run(*typed)
+    assert result.exit_code == 2 and says in result.stderr
+
+
+def test_a_variable_chooses_tables_in_a_pipe_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run("config", "show", "batches.groups").stdout.startswith("{")
+    monkeypatch.setenv("STREAMWARD_OUTPUT", "table")
+    assert run("config", "show", "batches.groups").stdout.startswith("key ")
+    assert run("config", "show", "batches.groups", "--output", "jsonl").stdout.startswith("{")
+    monkeypatch.setenv("STREAMWARD_OUTPUT", "xml")
+    result = run("config", "show")
+    assert (result.exit_code, result.stderr) == (2, "Error: STREAMWARD_OUTPUT=xml: expected table, json or jsonl\n")
+
+
 def test_a_demos_node_that_is_stopped_is_found_below_the_current_folder() -> None:
     stopped_node(Path(".streamward/demo/kafka"), port=1)
     result = run(*NOBODY, "audit")

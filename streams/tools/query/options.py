@@ -9,7 +9,6 @@ statement are DuckDB's to report, when it runs.
 from __future__ import annotations
 
 import re
-import sys
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -22,6 +21,7 @@ import duckdb
 from streams.errors import NotFoundError, SettingsError
 from streams.kafka.times import parse_time
 from streams.kafka.topics import topics
+from streams.output import output_or_default
 from streams.settings.model import Settings
 from streams.tools.archive.history import Source
 from streams.tools.query import formats, statement as query_statement
@@ -84,7 +84,7 @@ def checked(settings: Settings, options: QueryOptions, stdin: Callable[[], str])
         None if options.until is None else parse_time(options.until, "--until"),
         options.first, options.end, options.partition, options.key,
     )  # fmt: skip
-    output = options.output or ("table" if options.out is None and sys.stdout.isatty() else "jsonl")
+    output = output_or_default(options.output, to_terminal=options.out is None)
     formats.check(output, options.out, follow=options.follow)
     if statement is None:
         _check_shell(options, output)

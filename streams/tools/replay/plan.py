@@ -55,7 +55,8 @@ class ReplayPlan:
     dropped: Mapping[str, int]
     steps: int
     step_s: float | None
-    """Seconds per step, from what the source's trainer recorded; None if it recorded none."""
+    """Seconds of a step, the mean over the batches to train, at the speed that the source's trainer recorded; None if
+    it recorded none."""
     score_s: float | None
     """Seconds per score, one after the other; None if nothing is scored."""
     changed: tuple[str, ...]
@@ -99,6 +100,8 @@ class _RangeSeen:
     responses: list[Response] = field(default_factory=list)
     groups: int = 0
     batches: int = 0
+    tokens: list[int] = field(default_factory=list)
+    """Of each batch: the tokens of its prompts, once, and of its responses."""
     dropped: Counter[str] = field(default_factory=Counter)
 
 
@@ -136,10 +139,14 @@ def plan(source: Settings, request: ReplayRequest, history: History | None = Non
 def _cut(own: Settings, groups: Iterator[AdvantagedGroup], seen: _RangeSeen) -> None:
     """Count the groups, the batches that they fill, and those that are dropped."""
     cutter, window = Cutter(own.batches, off_policy=True), BatchWindow()
+    tokens: dict[int, int] = {}
     for group in groups:
         seen.groups += 1
+        lengths = (len(response.completion_token_ids) for response in group.responses)
+        tokens[seen.groups] = len(group.prompt_token_ids) + sum(lengths)
         window, cut = cutter.reduce(window, group, Coordinates("groups", 0, seen.groups), doubled=False)
         seen.batches += len(cut)
+        seen.tokens += [sum(tokens.pop(offset) for offset in batch.groups_offsets) for batch in cut]
         seen.dropped.update(dropped.reason for batch in cut for dropped in batch.dropped)
     seen.dropped.update(dropped.reason for dropped in window.dropped)
 
@@ -207,21 +214,24 @@ def _plan(
         exact=not request.scorers,
         dropped=seen.dropped,
         steps=steps,
-        step_s=_step_s(own, versions),
+        step_s=_step_s(own, versions, seen.tokens[:steps]),
         score_s=score_s,
         changed=changed,
         notes=notes,
     )
 
 
-def _step_s(own: Settings, versions: list[AdapterEvent]) -> float | None:
-    """Return the seconds of a step of `batches.groups` groups, from the recorded steps."""
-    of_group = [
-        event.metrics["step_s"] / event.metrics["groups"]
-        for event in versions
-        if event.metrics.get("groups") and "step_s" in event.metrics
-    ]
-    return mean(of_group) * own.batches.groups if of_group else None
+def _step_s(own: Settings, versions: list[AdapterEvent], tokens: list[int]) -> float | None:
+    """Return the mean seconds of a step, from the recorded steps and the `tokens` of each batch to train.
+
+    Where tokens are unknown, on either side, a step takes as long as one of as many groups took.
+    """
+    timed = [event.metrics for event in versions if "step_s" in event.metrics]
+    for size, steps in (("tokens_run", tokens), ("groups", [own.batches.groups])):
+        counted = [one for one in timed if one.get(size)]
+        if counted and steps:
+            return mean(steps) * sum(one["step_s"] for one in counted) / sum(one[size] for one in counted)
+    return None
 
 
 def _scored(own: Settings, request: ReplayRequest, seen: _RangeSeen) -> tuple[float | None, tuple[str, ...]]:

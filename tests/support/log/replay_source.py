@@ -72,7 +72,8 @@ def about(number: int, **sampled: Any) -> list[Event]:
 
 
 def trained(version: int) -> AdapterEvent:
-    return factories.trained(version, created_at=T0, uri=None, metrics={"step_s": 2.0, "groups": 2.0})
+    metrics = {"step_s": 2.0, "groups": 2.0, "tokens_run": 8.0}
+    return factories.trained(version, created_at=T0, uri=None, metrics=metrics)
 
 
 def strangers() -> list[Event]:
