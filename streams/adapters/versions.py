@@ -11,7 +11,7 @@ is the highest version in the log, never the latest record. Files are verified b
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from schemas.events import AdapterEvent, AdapterFile, Outcome, Verdict
@@ -85,6 +85,12 @@ class AdapterState:
     def primary(self) -> int:
         """The version in force."""
         return self.serving.primary
+
+    def primary_without(self, unusable: Container[int]) -> int:
+        """Return the primary, or the newest one before it that has files and is not unusable; else the base model."""
+        statuses = self.serving.statuses
+        usable = (one for one in reversed(self.primaries) if one not in unusable and statuses.get(one) != "retired")
+        return next(usable, 0)
 
 
 def manifest_digest(files: Iterable[AdapterFile]) -> str:

@@ -32,12 +32,15 @@ def adapters() -> None:
 @output_option
 @pass_call
 def adapters_list(call: AppContext, policy: str | None, output: Output) -> None:
-    """Print every version, its status and held-out scores."""
+    """Print every version, its status and held-out scores; and which ones an agent has refused to load."""
     from streams import output as show
     from streams.adapters.versions import read_state
+    from streams.tools.dead_letters.refusals import Refusals
 
-    state = read_state(call.settings, policy or call.settings.policy.name)
+    name = policy or call.settings.policy.name
+    state = read_state(call.settings, name)
     check_known(call, state)
+    refused = {one.version: one._asdict() for one in Refusals(call.settings, name).look(state)}
     columns = [
         show.Column("version", "version", right=True),
         show.Column("status", _status),
@@ -47,8 +50,10 @@ def adapters_list(call: AppContext, policy: str | None, output: Output) -> None:
         show.Column("sha256", lambda row: (row["sha256"] or "")[:12]),
         show.Column("age", lambda row: _age(row["created_at"])),
         show.Column("uri", "uri", optional=True),
+        show.Column("refused", lambda row: refused_text(row["refused"]), optional=True),
     ]
-    show.rows([row_of(state, number) for number in sorted(state.versions)], columns, output)
+    rows = [row_of(state, number) | {"refused": refused.get(number)} for number in sorted(state.versions)]
+    show.rows(rows, columns, output)
 
 
 @adapters.command("show")
@@ -59,12 +64,15 @@ def adapters_list(call: AppContext, policy: str | None, output: Output) -> None:
 def adapters_show(call: AppContext, version: int, policy: str | None, output: Output) -> None:
     """Print everything the log records about a version.
 
-    Its recipe, metrics, held-out scores and files, and every event about it.
+    Its recipe, metrics, held-out scores and files, and every event about it; and whether an agent refused to load it.
     """
     from streams import output as show
+    from streams.tools.dead_letters.refusals import Refusals
 
     life = read(call, policy)
     row = row_of(life.state, version)
+    refused = Refusals(call.settings, life.state.policy).look(life.state)
+    row["refused"] = next((one._asdict() for one in refused if one.version == version), None)
     trained = life.trained(version)
     row |= {
         "recipe": dict(trained.recipe) if trained else {},
@@ -262,6 +270,7 @@ def _tensors(call: AppContext, versions: list[Version], policy: str) -> list[dic
 def _show_version(row: dict[str, Any]) -> None:
     from streams import output as show
 
+    row["refused"] = refused_text(row["refused"])
     parts = {name: row.pop(name) for name in ("metrics", "held_out", "recipe", "files", "events")}
     for name in ("created_at", "promoted_at"):
         row[name] = show.moment(row[name]) if row[name] else ""
@@ -332,6 +341,11 @@ def _size(bytes_: int | None) -> str:
     from streams import output as show
 
     return "" if bytes_ is None else show.size(bytes_)
+
+
+def refused_text(refused: Mapping[str, Any] | None) -> str | None:
+    """Return in a few words that an agent refused a version, and who answers in its place."""
+    return None if refused is None else f"{refused['reason']}; version {refused['answers']} answers in its place"
 
 
 def _status(row: Mapping[str, Any]) -> str:

@@ -29,22 +29,30 @@ def rollout_status(call: AppContext, policy: str | None, watch: bool, output: st
     """Show who answers, the canary's evidence, and what is waited for.
 
     Primary, candidate and its share; groups, mean reward and guardrail figures of each arm; the gain with its interval,
-    which is valid however often it is looked at; and the last decisions with their reasons. It reads the log and
-    changes nothing.
+    which is valid however often it is looked at; and the last decisions with their reasons. If an agent refused to load
+    a version, it says so, and who answers in its place. It reads the log and changes nothing.
     """
     from streams.stages.rollouts.status import RolloutWatch
+    from streams.tools.dead_letters.refusals import Refusals
 
-    look = RolloutWatch(call.settings, policy or call.settings.policy.name)
-    found = look.look()
-    check_known(call, found.state)
-    before = found.plain(call.settings)
+    name = policy or call.settings.policy.name
+    watched, refusals = RolloutWatch(call.settings, name), Refusals(call.settings, name)
+
+    def look() -> dict[str, Any]:
+        rollout = watched.look()
+        check_known(call, rollout.state)
+        refused = refusals.look(rollout.state)
+        answers = rollout.state.primary_without({one.version for one in refused})
+        return rollout.plain(call.settings) | {"answers": answers, "refused": [one._asdict() for one in refused]}
+
+    before = look()
     _show(before, output)
     if not watch:
         return
     call.working = True
     with until_stopped() as stop:
         while not stop.wait(EVERY_S):
-            now = look.look().plain(call.settings)
+            now = look()
             if now != before:
                 _show(now, output, again=True)
                 before = now
@@ -62,6 +70,12 @@ def _show(found: dict[str, Any], output: str, *, again: bool = False) -> None:
         print("\x1b[2J\x1b[H" if sys.stdout.isatty() else "", end="\n")
     arms, decisions, gain = found["arms"], found["decisions"], found["gain"]
     head = {name: found[name] for name in ("policy", "mode", "primary")}
+    in_force = (found["primary"], found["candidate"])
+    if refused := [one for one in found["refused"] if one["version"] in in_force]:
+        who = ", ".join(
+            f"version {one['version']} ({one['reason']}, dead letter {one['letter'][:8]})" for one in refused
+        )
+        head["answers"] = f"version {found['answers']}, since an agent refused {who}"
     if found["candidate"] is not None:
         head |= {"candidate": f"{found['candidate']}, at share {found['share']:g}"}
         head |= {"gain": _gain(gain), "guardrails": "; ".join(found["guardrails"]) or "hold"}

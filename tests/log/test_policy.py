@@ -46,6 +46,7 @@ from streams.settings.load import to_env
 from streams.settings.model import Batches, Policy as PolicySettings, Settings
 from streams.stages.policy import agent as policy, held_back
 from streams.stages.tasks.suites import generated
+from streams.tools.dead_letters.refusals import Refusals
 from tests.support import factories
 from tests.support.factories import group, member
 
@@ -91,6 +92,16 @@ def trained(settings: Settings, version: int, folder: Path) -> AdapterEvent:
     (local / "adapter_model.safetensors").write_bytes(b"weights %d" % version)
     uri, files = store.publish(local, settings.adapters.store, "p", version)
     return factories.trained(version, policy="p", created_at=version, uri=uri, files=files)
+
+
+SHOWN = {"adapters show 1": "jsonl", "rollout status": "json"}
+
+
+def told(settings: Settings, *command: str) -> str:
+    """Run a command about policy `p`, and return what it prints."""
+    result = CliRunner().invoke(cli, list(command), env=to_env(settings))
+    assert result.exit_code == 0, result.output
+    return result.stdout
 
 
 def promoted(version: int) -> AdapterEvent:
@@ -341,6 +352,30 @@ def test_a_task_pinned_to_a_version_to_come_waits_for_it(settings: Settings, tmp
         found = until_answered(settings, "early")["early"]
     assert {one.adapter_version for one in found} == {1}
     assert committed(settings) == 2
+
+
+def test_an_agent_looks_at_the_store_before_any_task_comes(settings: Settings, tmp_path: Path) -> None:
+    event = trained(settings, 1, tmp_path)
+    (Path(settings.adapters.store) / "p" / "1" / "adapter_model.safetensors").write_bytes(b"weights 2")
+    write(settings, event, promoted(1))
+    with running(settings):
+        until(lambda: len(read(settings, "dead-letters")) == 1, "the refusal of version 1")
+    state = read_state(settings, "p")
+    refused = Refusals(settings, "p").look(state)
+    assert [(one.version, one.reason) for one in refused] == [(1, "bad_adapter")]
+    assert state.primary_without({one.version for one in refused}) == 0
+    shown = {name: json.loads(told(settings, *name.split(), "--output", form)) for name, form in SHOWN.items()}
+    assert shown["adapters show 1"]["refused"] == shown["rollout status"]["refused"][0]
+    assert shown["adapters show 1"]["refused"]["answers"] == shown["rollout status"]["answers"] == 0
+    table = told(settings, "adapters", "list", "--output", "table")
+    assert "primary" in table and "bad_adapter; version 0 answers" in table
+    assert "version 0, since an agent refused version 1" in told(settings, "rollout", "status", "--output", "table")
+    told(settings, "dlq", "drop", refused[0].letter)
+    watched = Refusals(settings, "p")
+    assert watched.look(state) == []
+    with running(settings):
+        until(lambda: len(read(settings, "dead-letters")) == 3, "the refusal by the next agent")
+    assert [one.version for one in watched.look(state)] == [1]
 
 
 def test_a_damaged_adapter_is_dead_lettered_and_the_old_version_goes_on(settings: Settings, tmp_path: Path) -> None:

@@ -81,7 +81,8 @@ def test_the_end_of_a_canary_ends_what_is_shown_of_it() -> None:
 
 
 def test_the_table_has_the_gain_the_arms_and_the_decisions(capsys: pytest.CaptureFixture[str]) -> None:
-    cli_rollout._show(under_canary().plain(Settings(rollouts=Rollouts(mode="canary"))), "table")
+    found = under_canary().plain(Settings(rollouts=Rollouts(mode="canary"))) | {"answers": 0, "refused": []}
+    cli_rollout._show(found, "table")
     printed = capsys.readouterr().out
     for text in ("1, at share 0.2", "nothing to compare yet", "candidate", "latency ms", "canary_started", "because"):
         assert text in printed

@@ -100,10 +100,22 @@ class VersionLoader:
         self._consumer, self._outage = consumer, outage
         self._cache = AdapterCache(settings, engine, state.router)
         self._retry_at = 0.0
+        self._looked_at: set[int] = set()
 
     def close(self) -> None:
         """Remove the local copies of adapters."""
         self._cache.close()
+
+    def look(self) -> None:
+        """Load what answers from now on, once: what cannot be loaded is refused before any task asks for it.
+
+        Raises as `serve`.
+        """
+        router = self._state.router
+        while wanted := {router.candidate, router.primary} - {None, *self._looked_at}:
+            version = max(one for one in wanted if one is not None)
+            self._looked_at.add(version)
+            self.serve(version)
 
     def retry_unreachable(self) -> None:
         """Once RETRY_S have passed, give a candidate that the store did not return another chance."""

@@ -136,6 +136,7 @@ class PolicyAgent:
         """Read tasks, answer one round if there is one, commit. Return whether a round was answered."""
         self._meter.begin("looks for tasks")
         self._state.follow(self._outage)
+        self._loader.look()
         self._queue.read(POLL_S if not self._queue else 0.0 if self._next_round() else HELD_POLL_S)
         self._loader.retry_unreachable()
         self._queue.sweep()

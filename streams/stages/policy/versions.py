@@ -41,15 +41,13 @@ class VersionRouter:
     @property
     def primary(self) -> int:
         """The primary, or the newest one before it that can be loaded."""
-        return next((version for version in reversed(self.adapters.primaries) if self._can_serve(version)), BASE)
+        return self.adapters.primary_without(self.unusable)
 
     @property
     def candidate(self) -> int | None:
         """The version under canary, if it can be loaded."""
         candidate = self.adapters.serving.candidate
-        return (
-            None if candidate is None or candidate in self.unreachable or not self._can_serve(candidate) else candidate
-        )
+        return None if candidate in self.unusable | self.unreachable else candidate
 
     @property
     def serving(self) -> Serving:
@@ -66,9 +64,6 @@ class VersionRouter:
     def is_retired(self, version: int) -> bool:
         """Whether the files of a version are gone; never true of the base model, which has none."""
         return version != BASE and self.statuses.get(version) == "retired"
-
-    def _can_serve(self, version: int) -> bool:
-        return version not in self.unusable and not self.is_retired(version)
 
 
 def route(serving_now: Serving, task: Task) -> int | None:
