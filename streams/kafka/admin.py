@@ -17,12 +17,12 @@ from collections.abc import Iterable, Iterator, Mapping
 import confluent_kafka as ck
 from confluent_kafka import admin
 
-from streams.errors import LogError, NotFoundError, SettingsError
+from streams.errors import LogError, NotFoundError
 from streams.kafka.client import client_config, unreachable
 from streams.kafka.reader import read
 from streams.kafka.record import Record, TopicPartition
 from streams.kafka.retry import ANSWER_S
-from streams.kafka.topics import KEYED_BY_TASK, Topic, topics
+from streams.kafka.topics import LABELS, topics, wrong_partitions
 from streams.settings.model import Settings
 
 
@@ -215,29 +215,15 @@ def _wait_until_visible(settings: Settings, names: list[str]) -> None:
         time.sleep(0.05)
 
 
-def check_topics(settings: Settings, *, patient: bool = False) -> None:
-    """Return if every topic exists with the partitions it should have.
+def check_topics(settings: Settings, labels: Iterable[str] = LABELS, *, patient: bool = False) -> None:
+    """Return if each of these topics exists with the partitions it should have.
 
     A process that may start before its broker is `patient`. Raises NotFoundError for a missing topic, SettingsError for
     a wrong partition count, LogError without an answer.
     """
     _, existing = _connect(settings, patient=patient)
-    for topic in topics(settings.topics).values():
+    for topic in (topics(settings.topics)[label] for label in labels):
         if topic.name not in existing:
             raise NotFoundError(f"topic {topic.name} does not exist; create it with `streamward topics apply`")
         if existing[topic.name] != topic.partitions:
-            raise SettingsError(_wrong_partitions(topic, existing[topic.name]))
-
-
-def _wrong_partitions(topic: Topic, got: int) -> str:
-    setting = "topics.partitions" if topic.label in KEYED_BY_TASK else "topics.policy_partitions"
-    why = (
-        f"The four topics keyed by task ({', '.join(KEYED_BY_TASK)}) must have equal counts, so that one worker sees a "
-        "whole task. "
-        if topic.label in KEYED_BY_TASK
-        else ""
-    )
-    return (
-        f"topic {topic.name} has {got} partitions, expected {topic.partitions} ({setting}). {why}"
-        f"Set {setting}={got} if all of them agree, or use another topics.prefix; partitions added later move keys"
-    )
+            raise wrong_partitions(topic, f"{existing[topic.name]} partitions")

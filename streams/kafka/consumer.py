@@ -19,13 +19,13 @@ from typing import Self, TypeVar
 
 import confluent_kafka as ck
 
-from streams.errors import LogError
+from streams.errors import LogError, SettingsError
 from streams.kafka.client import POLL_S, unreachable
 from streams.kafka.lag import LagMeter
 from streams.kafka.reader import Reader, bounds_of, consume, is_unknown_topic, trouble_of
 from streams.kafka.record import Record, TopicPartition
 from streams.kafka.retry import ANSWER_S, TRANSIENT, BrokerOutage
-from streams.kafka.topics import topics
+from streams.kafka.topics import topics, wrong_partitions
 from streams.observability import catalog
 from streams.observability.metrics import OFF, Meter
 from streams.settings.model import Settings
@@ -100,7 +100,7 @@ class GroupConsumer(Reader):
         """Return up to `count` records, in partition order, as soon as there is one; an empty list after `timeout_s`.
 
         Raises LogError if the broker refuses (the topic stays missing, access is denied), if retention has cut what
-        comes next, and after an outage of kafka.outage_s.
+        comes next, and after an outage of kafka.outage_s; SettingsError if partitions were added to a topic.
         """
         self._raise_trouble()
         self._meter.heartbeat()
@@ -209,10 +209,11 @@ class GroupConsumer(Reader):
         """Start at the commit, else at the first record; read nothing if the commit cannot be right."""
         tps = [(tp.topic, tp.partition) for tp in partitions]
         try:
+            self._refuse_added(tps)
             starts = [self._start(tp) for tp in self._commits(tps)]
         except ck.KafkaException as exc:
             self._trouble = unreachable(self._settings.kafka, exc.args[0].str())
-        except LogError as exc:
+        except (LogError, SettingsError) as exc:
             self._trouble = exc
         else:
             self._consumer.assign(starts)
@@ -223,6 +224,13 @@ class GroupConsumer(Reader):
                 self._on_assigned(tps)
             return
         self._consumer.assign([])
+
+    def _refuse_added(self, tps: Iterable[TopicPartition]) -> None:
+        """Raise SettingsError for a partition that was added to its topic."""
+        shapes = {topic.name: topic for topic in topics(self._settings.topics).values()}
+        for name, partition in tps:
+            if partition >= shapes[name].partitions:
+                raise wrong_partitions(shapes[name], f"a partition {partition}")
 
     def _end(self, _: ck.Consumer, partitions: list[ck.TopicPartition]) -> None:
         tps = [(tp.topic, tp.partition) for tp in partitions]

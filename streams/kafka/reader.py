@@ -19,7 +19,7 @@ from typing import Any, Self
 import confluent_kafka as ck
 
 from schemas.events import Coordinates
-from streams.errors import LogError
+from streams.errors import LogError, StreamwardError
 from streams.kafka.client import POLL_S, client_config, unreachable
 from streams.kafka.headers import Headers, headers_of, read_headers
 from streams.kafka.record import Record, TopicPartition
@@ -57,7 +57,7 @@ class Reader:
         self._consumer = ck.Consumer(self._config)
         self._topic = topic  # what to ask a silent broker about
         self._outage = outage
-        self._trouble: LogError | None = None
+        self._trouble: StreamwardError | None = None
 
     def _raise_trouble(self) -> None:
         """Raise the error that came with an earlier batch, whose records were returned."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from schemas import events
+from streams.errors import SettingsError
 from streams.settings.model import Topics
 
 DAY_MS = 86_400_000
@@ -78,3 +79,18 @@ def topics(settings: Topics) -> dict[str, Topic]:
 def topic_of(event: type[events.Event], settings: Topics) -> Topic:
     """Return the topic of an event type."""
     return next(topic for topic in topics(settings).values() if topic.event is event)
+
+
+def wrong_partitions(topic: Topic, got: str) -> SettingsError:
+    """Return the error for a topic that has `got` ("16 partitions", "a partition 8") instead of what is set."""
+    setting, why = "topics.policy_partitions", ""
+    if topic.label in KEYED_BY_TASK:
+        setting = "topics.partitions"
+        why = (
+            f"The four topics keyed by task ({', '.join(KEYED_BY_TASK)}) must have equal counts, so that one worker "
+            "sees a whole task. "
+        )
+    return SettingsError(
+        f"topic {topic.name} has {got}, expected {topic.partitions} ({setting}). {why}If all of them agree since they "
+        f"were created, set {setting} so. Partitions added later move keys: use another topics.prefix (docs/kafka.md)"
+    )

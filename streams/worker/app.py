@@ -310,7 +310,7 @@ def run_worker(app: App, *, grace_s: float = 25) -> int:
         reason = worker.crash_reason or app.crash_reason
         if isinstance(reason, KafkaConnectionError):
             raise unreachable(app.settings.kafka, reason) from exc
-        if isinstance(reason, LogError):
+        if isinstance(reason, LogError | SettingsError):
             raise reason from None
         return int(exc.code or 0)
     return 0

@@ -35,7 +35,7 @@ from streams.adapters.versions import read_state
 from streams.cli.root import cli
 from streams.engines.protocol import Completion, SamplingRequest
 from streams.engines.scripted import ScriptedEngine
-from streams.errors import StreamwardError
+from streams.errors import SettingsError, StreamwardError
 from streams.evaluation.run import evaluation
 from streams.kafka import admin as cluster
 from streams.kafka.client import client_config
@@ -45,6 +45,7 @@ from streams.kafka.topics import topic_of, topics
 from streams.settings.load import to_env
 from streams.settings.model import Batches, Policy as PolicySettings, Settings
 from streams.stages.policy import agent as policy, held_back
+from streams.stages.tasks.submit import submit
 from streams.stages.tasks.suites import generated
 from streams.tools.dead_letters.refusals import Refusals
 from tests.support import factories
@@ -197,6 +198,24 @@ def test_every_slot_of_a_sampling_is_written_side_by_side_in_slot_order(settings
     order = [one.sampling_id for one in read(settings, "responses") if isinstance(one, Response)]
     assert sum(before != after for before, after in pairwise(order)) == len(names) - 1
     assert committed(settings) == len(names)
+
+
+def test_added_partitions_are_refused_with_the_reason_before_anything_more_is_sampled(settings: Settings) -> None:
+    name, client = topics(settings.topics)["tasks"].name, admin.AdminClient(client_config(settings.kafka))
+    with (
+        pytest.raises(SettingsError, match=r"has a partition 2, expected 2 .* use another topics.prefix"),
+        running(settings) as agent,
+    ):
+        write(settings, task("before"))
+        until_answered(settings, "before")
+        client.create_partitions([admin.NewPartitions(name, 4)])[name].result()
+        with Producer(settings) as producer:
+            producer.send_bytes((name, 3), b"after", encode(task("after")))
+        until(lambda: not agent.is_alive(), "the end of the agent")
+    assert answers(settings).keys() == {"before"}
+    with pytest.raises(SettingsError, match=r"has 4 partitions, expected 2"):
+        submit(settings, [task("more")])
+    assert len(read(settings, "tasks")) == 2
 
 
 def test_tasks_of_another_policy_are_passed_over(settings: Settings) -> None:

@@ -169,6 +169,17 @@ def test_records_that_were_lost_on_the_way_are_read_again_in_order(app: App) -> 
     run(scene)
 
 
+def test_a_partition_that_was_added_to_a_topic_is_refused_before_anything_is_read(app: App) -> None:
+    added = TP(f"{app.settings.topics.prefix}tasks", app.settings.topics.partitions)
+
+    async def scene() -> None:
+        consumer = consumer_on(app, Broker({added: [0, 1]}))
+        with pytest.raises(SettingsError, match=rf"has a partition {added.partition}, expected {added.partition} "):
+            await consumer.perform_seek()
+
+    run(scene)
+
+
 def test_records_lost_before_the_first_one_are_read_again_as_well(app: App) -> None:
     async def scene() -> None:
         broker = Broker({SOURCE: list(range(9))}, committed={SOURCE: 4})

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from schemas.events import Task
-from streams.kafka.admin import offsets
+from streams.kafka.admin import check_topics, offsets
 from streams.kafka.producer import Producer
 from streams.kafka.reader import read
 from streams.kafka.record import Record, partition_of
@@ -32,9 +32,11 @@ class Submitted(NamedTuple):
 def submit(settings: Settings, tasks: Iterable[Task], *, under: Context | None = None) -> Submitted:
     """Send the tasks that are not in the log yet, and return once they are acknowledged.
 
-    Tasks without a trace of their own join the trace `under`. Raises NotFoundError if the topic is missing, LogError if
-    the broker refuses, EncodeError for a malformed task.
+    Tasks without a trace of their own join the trace `under`. Raises NotFoundError if the topic is missing,
+    SettingsError if it has other partitions than it should, LogError if the broker refuses, EncodeError for a malformed
+    task.
     """
+    check_topics(settings, ["tasks"])
     wanted = {task.task_id: task for task in tasks}
     there = known_ids(settings, wanted)
     new = tuple(task for task_id, task in wanted.items() if task_id not in there)

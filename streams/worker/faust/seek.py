@@ -24,6 +24,7 @@ from faust.transport.drivers.aiokafka import AIOKafkaConsumerThread
 from faust.types import TP
 
 from streams.errors import LogError
+from streams.kafka.topics import topics, wrong_partitions
 from streams.worker.faust.changelogs import Changelogs, Extent, distrust
 from streams.worker.faust.delivery import Delivery
 from streams.worker.faust.pinned_sources import STOCK
@@ -87,11 +88,15 @@ async def perform_seek(self: Any) -> None:
     """In place of Consumer.perform_seek: each source partition to its committed offset, or the earliest there is.
 
     Where the changelogs cannot be trusted, also to the earliest, despite the commit. Raises LogError if a committed
-    offset is no longer in the log.
+    offset is no longer in the log, SettingsError if partitions were added to a topic.
     """
     tps = [tp for tp in self.assignment() if not self._is_changelog_tp(tp)]
     if not tps:
         return
+    shapes = {topic.name: topic for topic in topics(self.app.settings.topics).values()}
+    for tp in tps:
+        if tp.topic in shapes and tp.partition >= shapes[tp.topic].partitions:
+            raise wrong_partitions(shapes[tp.topic], f"a partition {tp.partition}")
     committed = await self.seek_to_committed()
     start = {tp: committed.get(tp) or 0 for tp in tps}
     owned = sorted(self.assignment())
