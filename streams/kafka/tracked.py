@@ -65,6 +65,9 @@ class TrackedConsumer:
             outage=outage,
         )
 
+        self.set_aside = 0
+        """How many open records do not count towards `max_open`, as the reader holds no more than where they are."""
+
     @property
     def open(self) -> int:
         """Records that were read and are not done."""
@@ -135,10 +138,11 @@ class TrackedConsumer:
         self._consumer.close()
 
     def _pause_or_resume(self) -> None:
-        if self.open >= self._max_open:
+        working = self.open - self.set_aside
+        if working >= self._max_open:
             self._consumer.pause(self._consumer.assignment())  # again each time: what was assigned meanwhile is not
             self._paused = True
-        elif self._paused and self.open <= self._max_open // 2:
+        elif self._paused and working <= self._max_open // 2:
             self._consumer.resume(self._consumer.assignment())
             self._paused = False
 

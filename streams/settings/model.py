@@ -173,7 +173,11 @@ class Policy(Section):
     engine: Literal["transformers", "scripted", "vllm"] = "transformers"
     threads: int = Field(1, ge=0, description="torch threads; 0: as many as there are cores")
     round_tasks: int = Field(16, ge=1, description="most tasks decoded together")
-    max_waiting: int = Field(10_000, ge=1, description="most tasks held back by admission before reading pauses")
+    max_waiting: int = Field(
+        10_000,
+        ge=1,
+        description="most tasks in memory before reading pauses; half as many of train tasks, others are read again",
+    )
     round_timeout_s: float = Field(600.0, ge=0, description="an engine that takes longer ends its process; 0: never")
     script: str = Field("{}", description="JSON settings of the scripted engine")
     servers: str | None = Field(None, description="base URLs of vLLM servers, comma separated; engine vllm asks them")

@@ -304,13 +304,16 @@ def test_an_engine_that_served_another_version_ends_the_agent_and_writes_nothing
 
 
 def test_reading_pauses_when_too_many_tasks_wait_and_goes_on_when_they_are_answered(settings: Settings) -> None:
-    here = settings.model_copy(update={"policy": settings.policy.model_copy(update={"max_waiting": 2})})
+    few = settings.policy.model_copy(update={"max_waiting": 2})
+    here = settings.model_copy(update={"policy": few, "batches": Batches(groups=16)})
     first, second = [f"t{n}" for n in range(6)], [f"u{n}" for n in range(6)]
     write(here, *map(task, first))
     with running(here):
         until_answered(here, *first)
-        write(here, *map(task, second))
+        write(here, *(task(name, purpose="train") for name in second))  # only one at a time is in memory
         until_answered(here, *second)
+        until(lambda: committed(here) == 12, "every task is done")
+    assert {len(found) for found in answers(here).values()} == {3}
 
 
 def test_two_agents_share_the_tasks_and_every_task_is_answered(settings: Settings) -> None:
@@ -421,7 +424,9 @@ def test_train_tasks_wait_for_the_trainer_and_eval_tasks_do_not(
     settings: Settings, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # two groups a batch and no lag allowed: version 0 may sample two useful groups, and not one more
+    # and of the six only one may be in memory, which must not keep the agent from reading what is behind them
     monkeypatch.setattr(held_back, "SAY_EVERY_S", 0.2)
+    settings = settings.model_copy(update={"policy": settings.policy.model_copy(update={"max_waiting": 2})})
     caplog.set_level("INFO", "streamward.policy")
     names = [f"t{n}" for n in range(6)]
     write(settings, *(task(name, purpose="train") for name in names))

@@ -299,16 +299,16 @@ def test_eval_and_serve_go_before_train() -> None:
 
 
 def held_back(
-    caplog: pytest.LogCaptureFixture, admission: Admission, *versions: AdapterEvent, most: int = 100, **changed: object
+    caplog: pytest.LogCaptureFixture, admission: Admission, *versions: AdapterEvent, **changed: object
 ) -> list[str]:
     """Return what is said about 3 train tasks that wait for two minutes and a half."""
     router, seconds = VersionRouter("p"), iter((0.0, 59.9, 60.0, 90.0, 150.0))
     for event in versions:
         router.take(event)
-    agent = HeldBack(router, admission, max_waiting=most, clock=lambda: next(seconds))
+    agent = HeldBack(router, admission, clock=lambda: next(seconds))
     with caplog.at_level("INFO", "streamward.policy"):
         for _ in range(5):
-            agent.look([waiting(n, purpose="train", **changed) for n in range(3)])
+            agent.look([waiting(n, purpose="train", **changed) for n in range(2)], others=1)
     return [record.getMessage() for record in caplog.records]
 
 
@@ -356,15 +356,15 @@ def test_every_minute_the_agent_says_for_what_train_tasks_wait_and_how_long(
     ]
 
 
-def test_the_agent_says_that_it_reads_no_more_and_which_version_is_unknown(caplog: pytest.LogCaptureFixture) -> None:
-    assert held_back(caplog, full(), most=3, adapter_version=7)[0] == (
-        "3 train tasks wait, for 1 min now, for version 7, which is not in the log; 3 wait, so no more are read"
+def test_the_agent_says_for_which_unknown_version_a_pinned_task_waits(caplog: pytest.LogCaptureFixture) -> None:
+    assert held_back(caplog, full(), adapter_version=7)[0] == (
+        "3 train tasks wait, for 1 min now, for version 7, which is not in the log"
     )
 
 
 def test_train_tasks_of_which_some_are_answered_now_and_then_do_not_wait(caplog: pytest.LogCaptureFixture) -> None:
     seconds = iter(range(0, 300, 30))
-    agent = HeldBack(VersionRouter("p"), full(cut=2), max_waiting=9, clock=lambda: next(seconds))
+    agent = HeldBack(VersionRouter("p"), full(cut=2), clock=lambda: next(seconds))
     with caplog.at_level("INFO", "streamward.policy"):
         for _ in range(8):
             agent.answered([waiting(0, purpose="train")])

@@ -120,7 +120,7 @@ class PolicyAgent:
         self._lingers_until: float | None = None
         router, admission = self._state.router, self._state.admission
         self._room = partial(room, router, admission)
-        self._held_back = HeldBack(router, admission, max_waiting=settings.policy.max_waiting)
+        self._held_back = HeldBack(router, admission)
         meter.collect(self._report)
 
     def __enter__(self) -> Self:
@@ -144,7 +144,7 @@ class PolicyAgent:
         chosen = self._next_round()
         if chosen is not None:
             self._answer(chosen)
-        self._held_back.look(self._queue.waiting)
+        self._held_back.look(self._queue.waiting, others=self._queue.set_aside)
         self._consumer.commit()
         return chosen is not None
 

@@ -57,10 +57,9 @@ class HeldBack:
         router: VersionRouter,
         admission: Admission,
         *,
-        max_waiting: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._router, self._admission, self._max_waiting, self._clock = router, admission, max_waiting, clock
+        self._router, self._admission, self._clock = router, admission, clock
         self._since: float | None = None
         self._next = 0.0
 
@@ -69,8 +68,8 @@ class HeldBack:
         if not all(one.urgent for one in tasks):
             self._since = None
 
-    def look(self, waiting: Iterable[WaitingTask]) -> None:
-        """Note that these tasks wait, and say so if it is time."""
+    def look(self, waiting: Iterable[WaitingTask], *, others: int = 0) -> None:
+        """Note that these tasks wait, and as many `others` for training, and say so if it is time."""
         now = self._clock()
         if self._since is not None and now < self._next:
             return
@@ -83,8 +82,8 @@ class HeldBack:
             self._since = now
             return
         if (what := self._waits_for(min(held, key=lambda one: one.arrival))) is not None:
-            more = f"; {self._max_waiting} wait, so no more are read" if len(held) >= self._max_waiting else ""
-            log.info("%d train tasks wait, for %.0f min now, for %s%s", len(held), (now - self._since) / 60, what, more)
+            minutes = (now - self._since) / 60
+            log.info("%d train tasks wait, for %.0f min now, for %s", len(held) + others, minutes, what)
 
     def _waits_for(self, oldest: WaitingTask) -> str | None:
         version = route(self._router.serving, oldest.task)

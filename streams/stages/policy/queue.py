@@ -1,26 +1,31 @@
 """The tasks that wait for an answer.
 
     tasks ──► another policy's? answered already? ──► waiting ──► answered
-                                                         └──► dropped: its deadline has passed, or its group is out
+                                   │                     └──► dropped: its deadline has passed, or its group is out
+                                   └──► set aside: a train task, of which many wait; read again when there is room
 
 A task that is delivered again while it waits, or after it was answered, is skipped: by this agent, or by one before it
 (its answers are in the log then). So are answers that nobody could use. A `serve` task is never dropped: somebody may
 still read the answer.
 
-While `policy.max_waiting` tasks wait nothing is read, so an eval task behind them waits as well.
+Train tasks may be held back for days, so only half of `policy.max_waiting` are held in memory; of the others just the
+coordinates, so that what stands behind them is read and answered. While `policy.max_waiting` wait nothing is read.
 """
 
 from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import Iterable
+from dataclasses import replace
 from itertools import count
 
 from schemas import serde
 from schemas.conventions import deadline_ms
 from schemas.events import Coordinates, Task
 from streams.kafka import times
+from streams.kafka.reader import fetch
 from streams.kafka.retry import BrokerOutage
 from streams.kafka.tracked import TakenRecord, TrackedConsumer
 from streams.observability import catalog
@@ -56,15 +61,22 @@ class TaskQueue:
         self._taken: dict[Coordinates, TakenRecord] = {}
         self._ids: set[str] = set()  # of those that wait
         self._answered: dict[int, RecentTasks] = {}  # by partition
+        self._aside: deque[TakenRecord] = deque()  # train tasks, without their payload
+        self._most_train, self._train = max(1, settings.policy.max_waiting // 2), 0  # how many are in memory
         self._next_sweep = 0.0
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return len(self._waiting) + self.set_aside
 
     @property
     def waiting(self) -> list[WaitingTask]:
-        """All of them, in no order."""
+        """Those that may be answered now, in no order."""
         return list(self._waiting.values())
+
+    @property
+    def set_aside(self) -> int:
+        """How many train tasks wait beside those."""
+        return len(self._aside)
 
     def read(self, wait_s: float) -> None:
         """Take in new tasks, waiting at most `wait_s` for the first; let go of partitions that were lost."""
@@ -72,9 +84,11 @@ class TaskQueue:
         for at in [at for at, one in self._taken.items() if not self._consumer.owns(one)]:
             self._forget(at)
         self._look_up_answered()
+        self._take_set_aside()
         for one in taken:
             if self._consumer.owns(one):
                 self._take(one)
+        self._consumer.set_aside = self.set_aside
 
     def sweep(self) -> None:
         """Drop what is overtaken, once every SWEEP_S."""
@@ -113,15 +127,29 @@ class TaskQueue:
         self._state.poll()
         found = answered(self._settings, committed, self._state, now_ms=times.now_ms(), outage=self._outage)
         self._answered |= {partition: RecentTasks(task_ids) for partition, task_ids in found.items()}
+        self._aside = deque(one for one in self._aside if self._consumer.owns(one))
 
-    def _take(self, taken: TakenRecord) -> None:
+    def _take_set_aside(self) -> None:
+        """Take in the oldest tasks that were set aside, once half of the room for them is free."""
+        if not self._aside or self._train > self._most_train // 2:
+            return
+        some = [self._aside.popleft() for _ in range(min(len(self._aside), self._most_train - self._train))]
+        some = [one for one in some if self._consumer.owns(one)]
+        records = fetch(self._settings, [one.record.at for one in some], outage=self._outage)
+        for one in some:
+            self._take(replace(one, record=records[one.record.at]), again=True)
+
+    def _take(self, taken: TakenRecord, *, again: bool = False) -> None:
         record = taken.record
         task = record.decode_placed(Task, self._settings.topics.partitions)
         if isinstance(task, serde.Poison):
             self._consumer.skip(taken, task)
         elif task.policy != self._settings.policy.name or self._is_repeated(task, record.at.partition):
             self._consumer.done(taken)
+        elif task.purpose == "train" and not again and (self._aside or self._train >= self._most_train):
+            self._aside.append(replace(taken, record=record._replace(payload=None, headers=())))
         else:
+            self._train += task.purpose == "train"
             until_ms = deadline_ms(task, record.timestamp_ms, self._settings.advantages.deadline_s)
             trace = self._tracer.taken(task, record)
             self._taken[record.at] = taken
@@ -137,5 +165,7 @@ class TaskQueue:
         self._forget(one.at)
 
     def _forget(self, at: Coordinates) -> None:
-        self._ids.discard(self._waiting.pop(at).task.task_id)
+        one = self._waiting.pop(at)
+        self._train -= not one.urgent
+        self._ids.discard(one.task.task_id)
         del self._taken[at]
