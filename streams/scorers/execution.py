@@ -2,26 +2,44 @@
 
     task, response, source ──► parts ──► inline | worker process | judge ──► ScoreOutcome(value | error, version, …)
 
-A failed score is an outcome with an error, never 0 and never an exception. Threads may call `score` at the same time.
+A failed score is an outcome with an error, never 0 and never an exception. Threads may call `score` at the same time;
+`start` has threads of its own, some for worker processes and others for the judge, in which tasks take turns: one with
+many responses to a pattern that never ends holds up no other for longer than one time limit.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import threading
 import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass, field
+from typing import NamedTuple, TypeVar
 
 from schemas.events import Response, RewardSource, Task
 from streams.observability.tracing.context import Context
 from streams.scorers.judge import Judge, JudgeOptions, unconfigured
 from streams.scorers.registry import MixPart, blend, find, parts
 from streams.scorers.sandbox import Sandbox
+from streams.scorers.turns import TurnPool
 from streams.scorers.verdict import MAX_RATIONALE, MAX_VERSION, ScoreError, Verdict, checked, options, storable
 from streams.settings.model import Scoring
+
+T = TypeVar("T")
 
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 2.0
 """Longest pause between two tries; the first is doubled each time."""
+NOT_LISTED = "module_not_listed"
+"""Reason of a score and of a dead letter: the settings do not let the module of an entry point be imported."""
+JUDGE_THREADS = 8
+MAX_TIMEOUTS = 3
+"""Of one task and source, in worker processes; its further responses fail at once."""
+REMEMBERED = 10_000
+"""Tasks and sources whose timeouts are counted; the oldest is forgotten."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,12 +56,23 @@ class ScoreOutcome:
     tries: int
 
 
+class MissingScorer(NamedTuple):
+    """What this process lacks to score a task: the reason of the dead letter, and a sentence with the way out."""
+
+    reason: str
+    error: str
+
+
 class Scorers:
     """Every scorer, ready to run. Call `close` at the end: it may own processes and connections."""
 
     def __init__(self, scoring: Scoring) -> None:
         self._scoring = scoring
-        self._sandbox = Sandbox(scoring.processes, scoring.timeout_s)
+        folders = [os.getcwd()] if "." in scoring.importable else []
+        self._sandbox = Sandbox(scoring.processes, scoring.timeout_s, folders=folders)
+        self._working = TurnPool(scoring.processes, "scorer")
+        self._judging = TurnPool(JUDGE_THREADS, "judge")
+        self._timeouts: OrderedDict[tuple[str, str], int] = OrderedDict()  # by task and source
         self._judge: Judge | None = None
         self._lock = threading.Lock()
         self._stopping = threading.Event()
@@ -61,9 +90,19 @@ class Scorers:
         except ScoreError:
             return True  # it fails at once
 
-    def missing(self, task: Task) -> str | None:
-        """Return what this process lacks to score `task`, with the way out; None if nothing."""
-        return unconfigured(self._scoring) if any(map(_asks_judge, task.reward_sources)) else None
+    def missing(self, task: Task) -> MissingScorer | None:
+        """Return what this process lacks to score `task`; None if nothing."""
+        for part in _known_parts(task.reward_sources):
+            if find(part.name).home == "judge" and (error := unconfigured(self._scoring)) is not None:
+                return MissingScorer("no_judge", error)
+            if (error := self._unlisted(part.name)) is not None:
+                return MissingScorer(NOT_LISTED, error)
+        return None
+
+    def start(self, task: Task, source: RewardSource, job: Callable[[], T]) -> Future[T]:
+        """Run `job`, which scores with `source`, in a thread for such scorers, when it is the task's turn."""
+        asks = any(find(part.name).home == "judge" for part in _known_parts([source]))
+        return (self._judging if asks else self._working).submit(task.task_id, job)
 
     def score(
         self, task: Task, response: Response, source: RewardSource, *, trace: Context | None = None
@@ -78,7 +117,7 @@ class Scorers:
             verdicts = []
             for part in mixed:
                 name = part.name
-                verdict, used = self._persist(task, response, part, trace)
+                verdict, used = self._persist(task, response, part, source.name, trace)
                 tries = max(tries, used)
                 verdicts.append(verdict)
             verdict = verdicts[0] if source.name != "mix" else blend(mixed, verdicts)
@@ -107,17 +146,27 @@ class Scorers:
         self._stopping.set()
 
     def close(self) -> None:
-        """End workers and connections."""
+        """End workers and connections; what `start` has not begun is cancelled."""
         self.stop()
+        self._working.cancel()
+        self._judging.cancel()
         self._sandbox.close()
+        self._working.join()
+        self._judging.join()
         if self._judge is not None:
             self._judge.close()
 
-    def _persist(self, task: Task, response: Response, part: MixPart, trace: Context | None) -> tuple[Verdict, int]:
+    def _persist(
+        self, task: Task, response: Response, part: MixPart, source: str, trace: Context | None
+    ) -> tuple[Verdict, int]:
+        if find(part.name).home == "sandbox":
+            self._refuse(task.task_id, source)
         for used in range(1, self._scoring.retries + 2):
             try:
                 return self._once(task, response, part, trace), used
             except ScoreError as exc:
+                if exc.reason == "timeout" and find(part.name).home == "sandbox":
+                    self._count_timeout(task.task_id, source)
                 last = not exc.again or used > self._scoring.retries
                 if last or self._stopping.wait(min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (used - 1))):
                     raise _after(exc, used) from exc
@@ -125,6 +174,8 @@ class Scorers:
 
     def _once(self, task: Task, response: Response, part: MixPart, trace: Context | None) -> Verdict:
         scorer = find(part.name)
+        if (error := self._unlisted(part.name)) is not None:
+            raise ScoreError(error, reason=NOT_LISTED)
         if scorer.home == "sandbox":
             verdict = self._sandbox.score(part.name, part.settings, task, response)
         elif scorer.home == "judge":
@@ -132,6 +183,33 @@ class Scorers:
         else:
             verdict = scorer(task, response, part.settings)
         return checked(verdict, part.name)
+
+    def _unlisted(self, name: str) -> str | None:
+        """Return why the module of an entry point is not imported; None if it may be, or if it is none."""
+        module, colon, _ = name.partition(":")
+        listed = self._scoring.importable
+        if not colon or any(module == one or module.startswith(f"{one}.") for one in listed):
+            return None
+        return (
+            f"scorer {name} is not run: scoring.modules lists {', '.join(listed) or 'no module'}, and a task can only "
+            f"name what is listed; add {module} to scoring.modules, and `.` if it is in the working folder"
+        )
+
+    def _refuse(self, task_id: str, source: str) -> None:
+        with self._lock:
+            timeouts = self._timeouts.get((task_id, source), 0)
+        if timeouts >= MAX_TIMEOUTS:
+            raise ScoreError(
+                f"{source} was not tried: {timeouts} responses to task {task_id} ran into the time limit; make it "
+                "faster, or raise scoring.timeout_s, and start the agent again",
+                reason="too_slow",
+            )
+
+    def _count_timeout(self, task_id: str, source: str) -> None:
+        with self._lock:
+            self._timeouts[task_id, source] = self._timeouts.pop((task_id, source), 0) + 1
+            if len(self._timeouts) > REMEMBERED:
+                self._timeouts.popitem(last=False)
 
     def _the_judge(self) -> Judge:
         with self._lock:
@@ -151,11 +229,11 @@ def _after(exc: ScoreError, tries: int) -> ScoreError:
     return error
 
 
-def _asks_judge(source: RewardSource) -> bool:
-    try:
-        return any(find(part.name).home == "judge" for part in parts(source))
-    except ScoreError:
-        return False  # it fails for good, whoever scores it
+def _known_parts(sources: Iterable[RewardSource]) -> Iterator[MixPart]:
+    """Yield the parts of each source, but for those that fail for good, whoever scores them."""
+    for source in sources:
+        with contextlib.suppress(ScoreError):
+            yield from parts(source)
 
 
 def _version(name: str) -> str:

@@ -108,7 +108,8 @@ def load(name: str) -> Scorer:
         function = getattr(importlib.import_module(module_name), function_name)
     except (ImportError, AttributeError) as exc:
         raise ScoreError(
-            f"scorer {name} cannot be loaded: {exc}; install it beside Streamward, or put it on PYTHONPATH",
+            f"scorer {name} cannot be loaded: {exc}; install it beside Streamward, put it on PYTHONPATH, or add "
+            "`.` to scoring.modules if it is in the working folder",
             reason="unknown_scorer",
         ) from exc
     version = getattr(function, "scorer_version", None)

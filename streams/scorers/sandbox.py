@@ -4,8 +4,12 @@
 
 A worker is a fresh interpreter (no fork: this process has threads) in its own process group. At the time limit the
 group is killed with SIGKILL, and the next score gets a new worker; also where a file that the worker imported has
-changed since. Workers are started when first needed, so a deployment without such scorers pays nothing. There is no
-protection against hostile code (see worker.py), and no limit on CPU, disk and network.
+changed since. Workers are started when first needed, so a deployment without such scorers pays nothing.
+
+A worker serves one score after another, so a scorer may leave something behind: a forked process, a thread, bytes in
+the pipe. Each request has an id, and only a frame with that id is its answer; anything else ends the worker. What a
+worker with a past crashed on is scored again by a fresh one, and there it counts. There is no protection against
+hostile code (see worker.py), and no limit on CPU, disk and network.
 """
 
 from __future__ import annotations
@@ -21,11 +25,13 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
+from secrets import token_hex
 from typing import Any
 
 from schemas.events import Response, Task
-from streams.scorers.verdict import ScoreError, Verdict
-from streams.scorers.worker import FRAME
+from streams.scorers.verdict import ScoreError, Verdict, checked
+from streams.scorers.worker import FRAME, START_ID
 
 log = logging.getLogger(__name__)
 
@@ -39,8 +45,12 @@ MAX_ANSWER_BYTES = 1024 * 1024
 class Sandbox:
     """Worker processes, at most `processes` of them. Threads may call `score` together; each waits for a worker."""
 
-    def __init__(self, processes: int, timeout_s: float, *, memory_bytes: int = MEMORY_BYTES) -> None:
+    def __init__(
+        self, processes: int, timeout_s: float, *, folders: Sequence[str] = (), memory_bytes: int = MEMORY_BYTES
+    ) -> None:
+        """`folders` are looked for modules in, after all that the interpreter knows."""
         self.timeout_s = timeout_s
+        self._folders = tuple(folders)
         self._memory_bytes = memory_bytes
         self._closed = False
         self._alive: set[_SandboxProcess] = set()
@@ -53,30 +63,38 @@ class Sandbox:
 
         Raises ScoreError: timeout, crashed, memory, exception, not_a_number, and what the scorer itself gave as reason.
         """
-        body = pickle.dumps((self.timeout_s, self._memory_bytes, name, settings, task, response))
         worker = self._free.get()
         try:
             while True:
                 if self._closed:
                     raise ScoreError(f"{name} was not asked: the sandbox is closed", reason="crashed")
+                if worker is not None and worker.is_spoilt():
+                    self._end(worker)
+                    worker = None
                 if worker is None:
-                    worker = _SandboxProcess()
+                    worker = _SandboxProcess(self._folders)
                     self._alive.add(worker)
+                has_past, request_id = worker.served > 0, token_hex(16)
+                body = (request_id, self.timeout_s, self._memory_bytes, name, settings, task, response)
                 try:
-                    return worker.score(name, body, self.timeout_s)
+                    return worker.score(name, request_id, pickle.dumps(body), self.timeout_s)
                 except _ModuleChanged as exc:
                     log.warning("%s has changed on disk; scorers are loaded again from here on", exc)
-                    self._alive.discard(worker)
-                    worker.dispose()
+                    self._end(worker)
                     worker = None
-        except BaseException as exc:
-            if worker is not None and not (isinstance(exc, ScoreError) and exc.reason not in _KILLING):
-                worker.dispose()
-                self._alive.discard(worker)
-                worker = None
-            raise
+                except BaseException as exc:
+                    reason = exc.reason if isinstance(exc, ScoreError) else "crashed"
+                    if reason in _KILLING:
+                        self._end(worker)
+                        worker = None
+                    if not (has_past and reason in _INHERITED and isinstance(exc, ScoreError)):
+                        raise
         finally:
             self._free.put(worker)
+
+    def _end(self, worker: _SandboxProcess) -> None:
+        worker.dispose()
+        self._alive.discard(worker)
 
     def close(self) -> None:
         """Kill the workers; scores that still run end as crashed."""
@@ -91,6 +109,8 @@ class Sandbox:
 
 
 _KILLING = {"timeout", "crashed", "memory"}
+_INHERITED = {"crashed", "memory"}
+"""What an earlier scorer in the same worker may be to blame for."""
 
 
 class _ModuleChanged(Exception):
@@ -100,9 +120,12 @@ class _ModuleChanged(Exception):
 class _SandboxProcess:
     """One child process and the pipe to it."""
 
-    def __init__(self) -> None:
+    def __init__(self, folders: Sequence[str]) -> None:
+        # -P: the working folder is no place to import from, unless it is among `folders`.
+        self.served = 0
+        """Scores that it was asked for."""
         self._process = subprocess.Popen(
-            [sys.executable, "-c", "from streams.scorers.worker import main; main()"],
+            [sys.executable, "-P", "-c", "from streams.scorers.worker import main; main()", *folders],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,
@@ -112,23 +135,32 @@ class _SandboxProcess:
         os.set_blocking(self._in, False)
         os.set_blocking(self._out, False)
         try:
-            self._receive("a scorer's worker", "start", START_LIMIT_S)
+            self._receive("a scorer's worker", "start", START_LIMIT_S, START_ID)
         except BaseException:
             self.dispose()
             raise
 
-    def score(self, name: str, body: bytes, timeout_s: float) -> Verdict:
+    def is_spoilt(self) -> bool:
+        """Return whether it ended, or says something that nobody asked for."""
+        return bool(select.select([self._out], [], [], 0)[0])
+
+    def score(self, name: str, request_id: str, body: bytes, timeout_s: float) -> Verdict:
         """Return the worker's verdict on one pickled request. Raises ScoreError, _ModuleChanged."""
+        self.served += 1
         self._write(name, FRAME.pack(len(body)) + body, START_LIMIT_S)
-        answer = self._receive(name, "be imported", START_LIMIT_S)
+        answer = self._receive(name, "be imported", START_LIMIT_S, request_id)
         if "changed" in answer:
-            raise _ModuleChanged(answer["changed"])
+            raise _ModuleChanged(str(answer["changed"]))
         if "prepared" in answer:
-            answer = self._receive(name, "answer", timeout_s)
-        version = str(answer["version"])
-        if "reason" in answer:
-            raise ScoreError(answer["error"], reason=answer["reason"], again=bool(answer["again"]), version=version)
-        return Verdict(answer["value"], answer["components"], answer["rationale"], version)
+            answer = self._receive(name, "answer", timeout_s, request_id)
+        try:
+            version = str(answer["version"])
+            if "reason" not in answer:
+                return checked(Verdict(answer["value"], answer["components"], answer["rationale"], version), name)
+            error, reason, again = str(answer["error"]), str(answer["reason"]), bool(answer["again"])
+        except KeyError as exc:
+            raise _not_an_answer(name) from exc
+        raise ScoreError(error, reason=reason, again=again, version=version)
 
     def kill(self) -> None:
         """End the process and all it started, and return when it is gone. Any thread may; a reader sees its end."""
@@ -149,20 +181,23 @@ class _SandboxProcess:
         deadline, view = time.monotonic() + limit_s, memoryview(data)
         while view:
             if not select.select([], [self._in], [], max(0.0, deadline - time.monotonic()))[1]:
-                raise ScoreError(f"the worker for {name} took no work in {limit_s:g} s", reason="timeout", again=True)
+                raise ScoreError(f"the worker for {name} took no work in {limit_s:g} s", reason="timeout")
             try:
                 view = view[os.write(self._in, view) :]
             except BrokenPipeError as exc:
                 raise self._crashed(name) from exc
 
-    def _receive(self, name: str, what: str, limit_s: float) -> dict[str, Any]:
+    def _receive(self, name: str, what: str, limit_s: float, request_id: str) -> dict[str, Any]:
         deadline = time.monotonic() + limit_s
         length = FRAME.unpack(self._read(name, what, FRAME.size, deadline, limit_s))[0]
         if length > MAX_ANSWER_BYTES:
-            raise ScoreError(
-                f"{name} gave {length} bytes of components; at most {MAX_ANSWER_BYTES}", reason="crashed", again=False
-            )
-        answer: dict[str, Any] = json.loads(self._read(name, what, length, deadline, limit_s))
+            raise ScoreError(f"{name} gave an answer of {length} bytes; at most {MAX_ANSWER_BYTES}", reason="crashed")
+        try:
+            answer = json.loads(self._read(name, what, length, deadline, limit_s))
+        except (ValueError, RecursionError) as exc:
+            raise _not_an_answer(name) from exc
+        if not isinstance(answer, dict) or answer.get("id") != request_id:
+            raise _not_an_answer(name)
         return answer
 
     def _read(self, name: str, what: str, size: int, deadline: float, limit_s: float) -> bytes:
@@ -173,7 +208,6 @@ class _SandboxProcess:
                     f"{name} did not {what} within {limit_s:g} s and was killed; make it faster, or raise "
                     "scoring.timeout_s",
                     reason="timeout",
-                    again=True,
                 )
             chunk = os.read(self._out, size - len(data))
             if not chunk:
@@ -186,3 +220,12 @@ class _SandboxProcess:
         code = self._process.returncode
         how = f"exit status {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
         return ScoreError(f"{name} ended its process ({how}) instead of answering", reason="crashed", again=True)
+
+
+def _not_an_answer(name: str) -> ScoreError:
+    return ScoreError(
+        f"the worker of {name} sent something that is no answer to its request; a scorer must leave the descriptors of "
+        "its process alone",
+        reason="crashed",
+        again=True,
+    )

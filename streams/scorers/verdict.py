@@ -45,8 +45,8 @@ class Verdict:
 
 
 class ScoreError(EventError):
-    """No verdict. `reason` is one of unknown_scorer, bad_settings, bad_verifier, timeout, crashed, exception,
-    memory, not_a_number, missing_package, judge_unreachable, judge_refused or judge_answer."""
+    """No verdict. `reason` is one of unknown_scorer, bad_settings, bad_verifier, timeout, too_slow, crashed, exception,
+    memory, not_a_number, missing_package, module_not_listed, judge_unreachable, judge_refused or judge_answer."""
 
     reason = "exception"
 

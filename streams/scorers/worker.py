@@ -1,11 +1,12 @@
 """The worker process of the sandbox: one score at a time, then the next.
 
-    stdin   length, pickle (limit, memory, name, settings, task, response)      from the parent, which is trusted
-    stdout  length, JSON {"ready"} | {"changed"} | {"prepared"} | {"value", …} | {"reason", "error", …}
+    stdin   length, pickle (id, limit, memory, name, settings, task, response)      from the parent, which is trusted
+    stdout  length, JSON {"id", …} with "ready" | "changed" | "prepared" | "value", … | "reason", "error", …
 
-It trusts its parent, but its parent does not trust it: answers are JSON. What a scorer prints goes to stderr. A worker
-whose parent died ends too: between scores when its stdin closes, during one by an alarm. A worker that imported a file
-which has changed since says so instead of scoring, and is replaced by one that imports it again.
+It trusts its parent, but its parent does not trust it: answers are JSON, with the id of their request. What a scorer
+prints goes to stderr. A process that a scorer forks has no part in this: it cannot read requests, nor answer them. A
+worker whose parent died ends too: between scores when its stdin closes, during one by an alarm. A worker that imported
+a file which has changed since says so instead of scoring, and is replaced by one that imports it again.
 
 This contains accidents, not attackers: a scorer runs with the rights of the user.
 """
@@ -28,32 +29,47 @@ from streams.scorers.registry import Scorer, load
 from streams.scorers.verdict import ScoreError
 
 FRAME = struct.Struct(">I")
+START_ID = ""
+"""Id of the frame that says that a worker has started."""
 _LIBRARIES = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 _imported: dict[str, int] = {}
 """Files that scorers imported, outside of the libraries, and when each was changed before, in ns."""
 
 
 def main() -> None:
-    """Serve until stdin ends."""
-    inbox, outbox = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    """Serve until stdin ends. Arguments are folders to look for modules in, after all others."""
+    sys.path.extend(sys.argv[1:])
+    inbox, outbox = os.fdopen(os.dup(0), "rb", buffering=0), os.fdopen(os.dup(1), "wb", buffering=0)
+    with open(os.devnull, "rb") as nothing:
+        os.dup2(nothing.fileno(), 0)
     os.dup2(2, 1)
-    _send(outbox, {"ready": os.getpid()})
-    while header := inbox.read(FRAME.size):
-        _one(outbox, inbox.read(FRAME.unpack(header)[0]))
+    os.register_at_fork(after_in_child=inbox.close)
+    os.register_at_fork(after_in_child=outbox.close)
+    _send(outbox, START_ID, {"ready": os.getpid()})
+    while header := _read(inbox, FRAME.size):
+        _one(outbox, _read(inbox, FRAME.unpack(header)[0]))
+
+
+def _read(inbox: BinaryIO, size: int) -> bytes:
+    """Return `size` bytes; fewer at the end of the stream."""
+    data = bytearray()
+    while len(data) < size and (chunk := inbox.read(size - len(data))):
+        data += chunk
+    return bytes(data)
 
 
 def _one(outbox: BinaryIO, frame: bytes) -> None:
-    limit_s, memory_bytes, name, settings, task, response = pickle.loads(frame)  # noqa: S301 - from our parent
+    pid = os.getpid()
+    request_id, limit_s, memory_bytes, name, settings, task, response = pickle.loads(frame)  # noqa: S301 - from our parent
     version = f"{name}/unknown"
     try:
         if (file := next((file for file, at in _imported.items() if _changed_ns(file) != at), None)) is not None:
-            _send(outbox, {"changed": file})
+            _send(outbox, request_id, {"changed": file})
             return
         _limit_memory(memory_bytes)
         scorer = _load(name)
         version = scorer.version
-        _send(outbox, {"prepared": version})
+        _send(outbox, request_id, {"prepared": version})
         signal.setitimer(signal.ITIMER_REAL, 2 * limit_s + 1)  # unhandled: ends a worker whose parent is gone
         verdict = scorer(task, response, settings)
         answer: dict[str, Any] = {
@@ -71,7 +87,9 @@ def _one(outbox: BinaryIO, frame: bytes) -> None:
         answer = {"reason": "exception", "error": error, "again": True}
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
-    _send(outbox, {**answer, "version": version})
+    if os.getpid() != pid:  # a scorer forked, and this is its child
+        os._exit(0)
+    _send(outbox, request_id, {**answer, "version": version})
 
 
 def _load(name: str) -> Scorer:
@@ -100,7 +118,8 @@ def _limit_memory(memory_bytes: int) -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, hard))
 
 
-def _send(outbox: BinaryIO, answer: dict[str, Any]) -> None:
-    body = json.dumps(answer).encode()
-    outbox.write(FRAME.pack(len(body)) + body)
-    outbox.flush()
+def _send(outbox: BinaryIO, request_id: str, answer: dict[str, Any]) -> None:
+    body = json.dumps({**answer, "id": request_id}).encode()
+    data = FRAME.pack(len(body)) + body
+    while data:
+        data = data[outbox.write(data) :]

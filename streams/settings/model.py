@@ -228,15 +228,28 @@ class Scoring(Section):
     """The agent that judges responses."""
 
     timeout_s: float = Field(10.0, gt=0, description="for one score, seconds")
-    retries: int = Field(2, ge=0, description="retries after a failed score")
+    retries: int = Field(
+        2, ge=0, description="retries after a failed score; a worker process that ran out of time is not tried again"
+    )
     processes: int = Field(1, ge=1, description="worker processes for scorers that are slow or not trusted")
     max_failures: int = Field(
         20, ge=0, description="a scorer that fails so often in a row is paused; 0: never, each failure is spent"
     )
     pause_s: float = Field(10.0, gt=0, description="how often a paused scorer is tried again, seconds")
+    modules: str = Field(
+        "",
+        pattern=r"^[\w., ]*$",
+        description="what tasks may name as scorers of your own (module:function): modules and packages, comma "
+        "separated; `.` lets them be in the working folder; empty: none",
+    )
     judge_url: str | None = Field(None, description="OpenAI-compatible API of the LLM judge, up to /v1")
     judge_model: str | None = None
     judge_key: SecretStr | None = None
+
+    @property
+    def importable(self) -> tuple[str, ...]:
+        """The modules and packages that may be imported, and `.`."""
+        return tuple(one.strip() for one in self.modules.split(",") if one.strip())
 
     @model_validator(mode="after")
     def _judge_is_whole(self) -> Scoring:

@@ -20,8 +20,9 @@ from streams.kafka import times
 from streams.kafka.producer import Producer
 from streams.kafka.topics import topics
 from streams.scorers import ScoreOutcome, Scorers
+from streams.scorers.execution import JUDGE_THREADS
 from streams.settings.model import Settings
-from streams.stages.scoring.agent import JUDGE_THREADS, STAGE, reward_of
+from streams.stages.scoring.agent import STAGE, reward_of
 from streams.stages.scoring.task_lookup import TaskLookup
 from streams.tools.dead_letters import letters as dead_letters
 from streams.tools.dead_letters.letters import Letter, Matching
@@ -127,7 +128,7 @@ def _scored(settings: Settings, missing: list[MissingScores], result: Rescored) 
             return [(source, scorers.score(one.task, one.response, source)) for source in one.sources]
 
         if unable := next((why for one in missing if (why := scorers.missing(one.task)) is not None), None):
-            raise SettingsError(unable)
+            raise SettingsError(unable.error)
         to_score = [one for one in missing if one.letter.event.reason != HELD]
         for one, scores in zip(to_score, pool.map(outcomes, to_score), strict=True):
             for source, outcome in scores:

@@ -195,7 +195,7 @@ def test_a_run_that_is_killed_and_one_that_ctrl_c_stops_go_on_with_the_same_comm
     )
     options = ("--scorer", "slow:slow", "--since", "9999d", "--no-train", "--output", "jsonl")
     arguments = command("replay", "run", "slow", *options)
-    env = environment(source) | {"PYTHONPATH": f"{tmp_path}:{Path(experiments.__file__).parents[1]}"}
+    env = environment(source) | {"STREAMWARD_SCORING__MODULES": "slow,."}
 
     def started() -> subprocess.Popen[str]:
         return subprocess.Popen(

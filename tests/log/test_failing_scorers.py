@@ -63,7 +63,7 @@ def test_a_scorer_that_raises_spends_nothing_and_after_its_repair_every_group_is
     made: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    settings = made.model_copy(update={"scoring": Scoring(retries=0, max_failures=4, pause_s=0.5)})
+    settings = made.model_copy(update={"scoring": Scoring(modules="shares", retries=0, max_failures=4, pause_s=0.5)})
     scorer, log = tmp_path / "shares.py", tmp_path / "scoring.log"
     scorer.write_text(RAISES)
     with running(settings, tmp_path, "scoring", "streams"):

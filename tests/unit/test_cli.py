@@ -574,8 +574,9 @@ def test_doctor_finds_a_disk_that_is_full(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.fixture
-def capitals(tmp_path: Path) -> Path:
+def capitals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a scorer that reads the verifier, and tasks for it; the current one."""
+    monkeypatch.setenv("STREAMWARD_SCORING__MODULES", "capscore,.")
     (tmp_path / "capscore.py").write_text(
         "from streamward import entry_point\n\n\n"
         "@entry_point('capital/1')\n"
@@ -613,6 +614,7 @@ def test_a_scorer_that_raises_is_tried_and_says_where(capitals: Path) -> None:
         ("exact", "capitals.jsonl:3", 3, "capitals.jsonl has no task in line 3"),
         ("exact", "cities.jsonl", 3, "cities.jsonl: No such file or directory; give a file of JSON lines"),
         ("judge", "capitals.jsonl:1", 2, "set scoring.judge_url"),
+        ("train:x", "capitals.jsonl:1", 2, "add train to scoring.modules"),
     ],
 )
 def test_what_cannot_be_tried_is_refused(capitals: Path, name: str, task: str, code: int, says: str) -> None:

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import os
 import signal
 import textwrap
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from schemas.events import RewardSource
 from streams.scorers import ScoreError, ScoreOutcome, Scorers, find
 from streams.settings.model import Scoring
-from tests.support.doubles.judge import outcome
+from tests.support.doubles.judge import a_response, a_task, judging, outcome, says
 
 ENTRY_POINTS = """
-    import math, os, subprocess, sys, time
+    import math, os, subprocess, sys, threading, time
     from pathlib import Path
     from streams.scorers import ScoreError, Verdict, entry_point
 
@@ -72,6 +77,50 @@ ENTRY_POINTS = """
     def none(task, response, settings):
         return None
 
+    def into_every_descriptor(data):
+        for number in range(3, 12):
+            try:
+                os.write(number, data)
+            except OSError:
+                pass
+
+    FORGED = b'{"value": 9.0, "components": {}, "rationale": null, "version": "forged/1"}'
+
+    @entry_point("forks/1")
+    def forks(task, response, settings):
+        return 0.25 if os.fork() else 9.0
+
+    @entry_point("writes/1")
+    def writes(task, response, settings):
+        into_every_descriptor(bytes.fromhex(settings["hex"]) or len(FORGED).to_bytes(4, "big") + FORGED)
+        return 0.25
+
+    @entry_point("later/1")
+    def later(task, response, settings):
+        def wait_and_write():
+            while not Path(settings["go"]).exists():
+                time.sleep(0.01)
+            into_every_descriptor(len(FORGED).to_bytes(4, "big") + FORGED)
+        threading.Thread(target=wait_and_write).start()
+        return 0.25
+
+    @entry_point("goes/1")
+    def goes(task, response, settings):
+        Path(settings["go"]).touch()
+        time.sleep(0.3)
+        return 0.5
+
+    @entry_point("closes/1")
+    def closes(task, response, settings):
+        os.closerange(3, 64)
+        return 0.25
+
+    @entry_point("gate/1")
+    def gate(task, response, settings):
+        while not Path(settings["go"]).exists():
+            time.sleep(0.01)
+        return 0.5
+
     @entry_point("memory/1")
     def memory(task, response, settings):
         return float(len(bytearray(64 * 1024**3)))
@@ -86,6 +135,9 @@ ENTRY_POINTS = """
 """
 
 
+MODULES = "my_scorers, broken_scorers, no_such_module"
+
+
 @pytest.fixture(scope="module")
 def entry_points(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     folder = tmp_path_factory.mktemp("installed")
@@ -98,7 +150,7 @@ def entry_points(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def hasty(entry_points: None) -> Iterator[Scorers]:
-    with Scorers(Scoring(timeout_s=1.0, retries=0)) as running:
+    with Scorers(Scoring(timeout_s=1.0, retries=0, modules=MODULES)) as running:
         yield running
 
 
@@ -159,24 +211,119 @@ def test_a_scorer_that_hangs_is_killed_with_all_it_started(hasty: Scorers, tmp_p
     assert outcome(hasty, "my_scorers:pair", "x", {}).value == 0.5
 
 
-def test_a_pattern_that_backtracks_for_ever_is_killed(hasty: Scorers) -> None:
-    found = outcome(hasty, "regex", "a" * 60 + "b", {"pattern": "(a+)+"})
-    assert (found.value, found.reason) == (None, "timeout")
+# --- one worker, one scorer after the other: nothing of the first reaches the second ----------------------------------
+
+
+def test_a_scorer_that_forks_answers_once(hasty: Scorers) -> None:
+    found = [outcome(hasty, f"my_scorers:{name}", "x", {"most": 4}).value for name in ("forks", "good") * 3]
+    assert found == [0.25, 0.25] * 3
+
+
+@pytest.mark.parametrize("written", ["", "ff" * 4, "00000002" + b"[]".hex(), "00000004" + b"{}{}".hex(), "0000000130"])
+def test_what_a_scorer_writes_into_descriptors_is_no_verdict(hasty: Scorers, written: str) -> None:
+    assert outcome(hasty, "my_scorers:pair", "x", {}).value == 0.5
+    found = outcome(hasty, "my_scorers:writes", "x", {"hex": written})
+    assert (found.value, found.reason) == (None, "crashed")
+    assert "sent something that is no answer" in str(found.error) or "bytes; at most" in str(found.error)
+    assert outcome(hasty, "my_scorers:pair", "x", {}).value == 0.5
+
+
+def test_what_an_earlier_scorer_writes_later_costs_the_next_one_nothing(hasty: Scorers, tmp_path: Path) -> None:
+    settings = {"go": str(tmp_path / "go")}
+    assert outcome(hasty, "my_scorers:later", "x", settings).value == 0.25
+    found = outcome(hasty, "my_scorers:goes", "x", settings)
+    assert (found.value, found.version, found.tries) == (0.5, "goes/1", 1)
+
+
+def test_a_scorer_that_closes_descriptors_ends_its_worker_alone(hasty: Scorers) -> None:
+    assert outcome(hasty, "my_scorers:closes", "x", {}).reason == "crashed"
+    assert outcome(hasty, "my_scorers:pair", "x", {}).value == 0.5
+
+
+# --- what may be imported ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("modules", "value", "message"),
+    [
+        ("", None, "scoring.modules lists no module, and a task can only name what is listed; add train to"),
+        (".", None, "scoring.modules lists ., and"),
+        ("tr, train.er", None, "add train to scoring.modules, and `.` if it is in the working folder"),
+        ("train", None, "add `.` to scoring.modules if it is in the working folder"),
+        ("train, .", 1.0, None),
+    ],
+)
+def test_a_task_names_a_module_and_only_a_listed_one_is_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, modules: str, value: float | None, message: str | None
+) -> None:
+    (tmp_path / "train.py").write_text(
+        "from streamward import entry_point\nopen('ran', 'w').close()\n\n"
+        "@entry_point('x/1')\ndef x(task, response, settings):\n    return 1.0\n"
+    )
+    (tmp_path / "json.py").write_text("open('ran', 'w').close()\n")  # a file of the working folder hides no other
+    monkeypatch.chdir(tmp_path)
+    with Scorers(Scoring(retries=0, modules=modules)) as running:
+        found = outcome(running, "train:x", "x", {})
+    assert found.value == value and (message is None or message in str(found.error))
+    assert (tmp_path / "ran").exists() == (value is not None)
+
+
+def test_a_listed_package_lists_what_is_below_it(entry_points: None) -> None:
+    with Scorers(Scoring(retries=0, modules="my_scorers")) as running:
+        assert "No module named 'my_scorers.sub'" in str(outcome(running, "my_scorers.sub:f", "x", {}).error)
+        assert outcome(running, "my_scorers_too:f", "x", {}).reason == "module_not_listed"
+
+
+# --- time -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_task_whose_pattern_never_ends_holds_up_no_other_and_is_given_up(entry_points: None, tmp_path: Path) -> None:
+    # One worker is held until everything is queued: ten answers to one task, then one to another, and one for a judge.
+    go, done = tmp_path / "go", list[str]()
+    text, endless = "a" * 60 + "b", RewardSource(name="regex", settings='{"pattern": "(a+)+"}')
+    gate = RewardSource(name="my_scorers:gate", settings=json.dumps({"go": str(go)}))
+    quick = RewardSource(name="my_scorers:pair")
+
+    def start(task_id: str, source: RewardSource) -> Future[ScoreOutcome]:
+        task = dataclasses.replace(a_task(), task_id=task_id)
+        future = running.start(task, source, partial(running.score, task, a_response(text), source))
+        future.add_done_callback(lambda _: done.append(task_id))
+        return future
+
+    with judging(says({"score": 5})) as judge:
+        scoring = Scoring(timeout_s=0.5, modules=MODULES, judge_url=judge.url, judge_model="m")
+        with Scorers(scoring) as running:
+            first = start("gate", gate)
+            bad = [start("bad", endless) for _ in range(10)]
+            start("good", quick)
+            assert start("judged", RewardSource(name="judge")).result(60).value == 0.5
+            go.touch()
+            assert first.result(60).reason in (None, "timeout")
+            errors = [future.result(60).error or "" for future in bad]
+    assert [task_id for task_id in done if task_id != "judged"][:3] == ["gate", "bad", "good"]
+    assert [error.partition(":")[0] for error in errors] == ["timeout"] * 3 + ["too_slow"] * 7
+    assert "regex was not tried: 3 responses to task bad ran into the time limit" in errors[-1]
+
+
+def test_a_pattern_that_backtracks_for_ever_is_killed_and_not_tried_again() -> None:
+    with Scorers(Scoring(timeout_s=0.5, retries=2)) as running:
+        found = outcome(running, "regex", "a" * 60 + "b", {"pattern": "(a+)+"})
+    assert (found.value, found.reason, found.tries) == (None, "timeout", 1), "a second try would take as long"
     assert found.error is not None and "raise scoring.timeout_s" in found.error
 
 
 def test_a_failed_score_is_tried_again_a_bounded_number_of_times(entry_points: None, tmp_path: Path) -> None:
-    with Scorers(Scoring(retries=2)) as patient:
+    with Scorers(Scoring(modules=MODULES, retries=2)) as patient:
         found = outcome(patient, "my_scorers:heals", "x", {"seen": str(tmp_path / "a")})
         assert (found.value, found.tries) == (1.0, 3)
-    with Scorers(Scoring(retries=1)) as impatient:
+    with Scorers(Scoring(modules=MODULES, retries=1)) as impatient:
         found = outcome(impatient, "my_scorers:heals", "x", {"seen": str(tmp_path / "b")})
         assert (found.value, found.reason, found.tries) == (None, "crashed", 2)
         assert found.error is not None and "signal SIGABRT" in found.error and "(after 2 tries)" in found.error
 
 
 def test_a_stopping_agent_tries_no_more(entry_points: None, tmp_path: Path) -> None:
-    with Scorers(Scoring(retries=5)) as running:
+    with Scorers(Scoring(modules=MODULES, retries=5)) as running:
         running.stop()
         assert outcome(running, "my_scorers:raises", "x", {}).tries == 1
 
@@ -184,7 +331,7 @@ def test_a_stopping_agent_tries_no_more(entry_points: None, tmp_path: Path) -> N
 def test_closing_kills_a_score_that_still_runs(entry_points: None, tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     found: list[ScoreOutcome] = []
-    running = Scorers(Scoring(timeout_s=500))
+    running = Scorers(Scoring(timeout_s=500, modules=MODULES))
     thread = threading.Thread(
         target=lambda: found.append(outcome(running, "my_scorers:hang", "x", {"pids": str(pids)}))
     )
@@ -233,7 +380,7 @@ def test_a_module_that_changed_on_disk_is_loaded_again_and_the_agent_says_so(
     )
     said.write_text("VALUE = 'a word'\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    with Scorers(Scoring(retries=0)) as running:
+    with Scorers(Scoring(retries=0, modules="changing_scorers")) as running:
         assert outcome(running, "changing_scorers:fixed", "x", {}).reason == "not_a_number"
         assert outcome(running, "changing_scorers:fixed", "x", {}).reason == "not_a_number"
         assert caplog.messages == []

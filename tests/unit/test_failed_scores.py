@@ -67,6 +67,10 @@ def test_a_mix_is_paused_for_its_parts_that_can_fail() -> None:
         (MIX, "unknown_scorer", False),
         (SHORT, "exception", False),
         (RewardSource(name="judge"), "judge_unreachable", False),
+        (RewardSource(name="judge"), "timeout", False),
+        (RewardSource(name="regex", settings='{"pattern": "(a+)+"}'), "timeout", True),
+        (SHORT, "timeout", False),
+        (SHORT, "too_slow", True),
     ],
 )
 def test_what_only_another_task_can_repair_pauses_no_scorer(source: RewardSource, reason: str, fault: bool) -> None:

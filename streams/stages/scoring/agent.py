@@ -14,9 +14,9 @@ scorer is repaired. A scorer that fails on everything is paused (breaker.py), wh
 records: what it should score is held, not committed, and scored when the scorer works again, here or after a restart.
 MAX_OPEN held responses pause reading.
 
-A response also goes to `dead-letters` if its task does not come within TASK_WAIT_S (`unknown_task`), or asks for the
-judge where none is configured (`no_judge`): another agent, or this one once configured, can still score it
-(`streamward dlq retry`), where a reward with an error would be final.
+A response also goes to `dead-letters` if its task does not come within TASK_WAIT_S (`unknown_task`), asks for the judge
+where none is configured (`no_judge`), or names a module that is not listed (`module_not_listed`): another agent, or
+this one once configured, can still score it (`streamward dlq retry`), where a reward with an error would be final.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import queue
 import threading
 import time
 from collections.abc import Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from functools import partial
 from typing import Self
 
@@ -56,7 +56,6 @@ responses of other programs can be early."""
 TASK_RETRY_S = 0.5
 MAX_OPEN = 512
 """Responses in work; beyond, reading pauses."""
-JUDGE_THREADS = 8
 DRAIN_S = 5.0
 """After SIGTERM: for scores that still run. What is not done by then is scored again by the next agent."""
 BUSY_POLL_S = 0.02
@@ -96,9 +95,8 @@ class ScoringAgent:
         self._meter, self._tracer, self._partitions = meter, tracer, settings.topics.partitions
         self._scoring = settings.scoring
         self._scorers = Scorers(settings.scoring)
-        self._pool = ThreadPoolExecutor(settings.scoring.processes + JUDGE_THREADS, thread_name_prefix="scorer")
         self._finished: queue.SimpleQueue[tuple[Item, RewardSource, Future[ScoreOutcome | None]]] = queue.SimpleQueue()
-        self._running = 0  # in the pool
+        self._running = 0  # in other threads
         self._breaker = CircuitBreaker(settings.scoring)
         self._held: list[tuple[Item, RewardSource]] = []  # for a scorer that is paused
         self._waiting: list[Item] = []  # for their task
@@ -113,10 +111,7 @@ class ScoringAgent:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._scorers.stop()
-        self._pool.shutdown(wait=False, cancel_futures=True)
         self._scorers.close()
-        self._pool.shutdown()
         self._consumer.close()
         self._tasks.__exit__()
         self._producer.__exit__(kind)
@@ -190,8 +185,8 @@ class ScoringAgent:
     # --- scoring ------------------------------------------------------------------------------------------------------
 
     def _score(self, task: Task, item: Item) -> None:
-        if (error := self._scorers.missing(task)) is not None:
-            self._consumer.bury(item.taken, "no_judge", error)
+        if (missing := self._scorers.missing(task)) is not None:
+            self._consumer.bury(item.taken, missing.reason, missing.error)
             return
         item.task, item.sources_left = task, len(task.reward_sources)
         self._siblings.add(item)
@@ -209,11 +204,11 @@ class ScoringAgent:
             self._take(item, source, self._scorers.score(item.task, item.response, source))
         else:
             self._running += 1
-            future = self._pool.submit(self._score_in_pool, item.task, item, source, trial)
+            future = self._scorers.start(item.task, source, partial(self._in_turn, item.task, item, source, trial))
             future.add_done_callback(partial(self._on_scored, item, source))
 
-    def _score_in_pool(self, task: Task, item: Item, source: RewardSource, trial: bool) -> ScoreOutcome | None:
-        """Return the outcome; None if the scorer was paused while this waited for its turn."""
+    def _in_turn(self, task: Task, item: Item, source: RewardSource, trial: bool) -> ScoreOutcome | None:
+        """Score, in another thread; None if the scorer was paused while this waited."""
         if not trial and self._breaker.is_paused(scorer_of(source)):
             return None
         trace = self._trace(item, derive_id(item.response.response_id, source.name))

@@ -16,7 +16,7 @@ from schemas.events import RewardSource
 from streams.scorers import ScoreError, ScoreOutcome, find, parts
 from streams.settings.model import Scoring
 
-TASKS_FAULT = ("bad_settings", "bad_verifier")
+TASKS_FAULT = ("bad_settings", "bad_verifier", "too_slow")
 """Reasons that are about the task: no repair of the scorer helps."""
 
 FAILING = (
@@ -41,8 +41,16 @@ def scorer_of(source: RewardSource) -> str:
 
 
 def is_tasks_fault(source: RewardSource, outcome: ScoreOutcome) -> bool:
-    """Return whether a score failed for what the task says, e.g. a scorer that no module can bring."""
-    return outcome.reason in TASKS_FAULT or (outcome.reason == "unknown_scorer" and ":" not in scorer_of(source))
+    """Return whether a score failed for what the task says, e.g. a scorer that no module can bring.
+
+    So is a pattern that never ends: it must not pause all patterns.
+    """
+    scorer = scorer_of(source)
+    return (
+        outcome.reason in TASKS_FAULT
+        or (outcome.reason == "unknown_scorer" and ":" not in scorer)
+        or (outcome.reason == "timeout" and scorer in ("regex", "reasoning-gym"))
+    )
 
 
 @dataclass(slots=True)

@@ -31,7 +31,7 @@ def source_of(name: str, task: Task) -> RewardSource:
 def try_scorer(scoring: Scoring, task: Task, source: RewardSource, text: str) -> ScoreOutcome:
     """Return what `source` says about `text` as an answer to `task`, at the first try.
 
-    Raises SettingsError if the scorer needs a judge and none is configured.
+    Raises SettingsError if the scorer needs a judge and none is configured, or its module is not listed.
     """
     sampling_id = derive_id("trial", task.task_id)
     response = Response(
@@ -55,5 +55,5 @@ def try_scorer(scoring: Scoring, task: Task, source: RewardSource, text: str) ->
     )
     with Scorers(scoring.model_copy(update={"retries": 0})) as scorers:
         if (missing := scorers.missing(replace(task, reward_sources=(source,)))) is not None:
-            raise SettingsError(missing)
+            raise SettingsError(missing.error)
         return scorers.score(task, response, source)

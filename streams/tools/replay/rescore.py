@@ -12,7 +12,8 @@ from __future__ import annotations
 import json
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
+from functools import partial
 from itertools import islice
 from typing import NamedTuple
 
@@ -23,7 +24,7 @@ from streams.kafka.history import LogHistory
 from streams.kafka.record import Record
 from streams.kafka.topics import topics
 from streams.scorers import ScoreOutcome, Scorers
-from streams.stages.scoring.agent import JUDGE_THREADS, reward_of, unwritable
+from streams.stages.scoring.agent import reward_of, unwritable
 from streams.stages.scoring.task_lookup import TaskLookup
 from streams.tools.replay.replay import Replay
 from streams.tools.replay.selection import bounds
@@ -32,7 +33,7 @@ MAX_PENDING = 256
 """Scores that may be pending at once."""
 LOOKED_UP = 200
 """Responses whose tasks are looked up together."""
-PERMANENT = ("unknown_scorer", "bad_settings", "missing_package")
+PERMANENT = ("unknown_scorer", "bad_settings", "missing_package", "module_not_listed")
 """Reasons for which every other score of this scorer would fail as well."""
 
 
@@ -61,22 +62,18 @@ def rescore(replay: Replay) -> Counter[str]:
     log fails.
     """
     counts: Counter[str] = Counter()
-    first, limits = "", replay.own.scoring
-    with Scorers(limits) as scorers, ThreadPoolExecutor(limits.processes + JUDGE_THREADS) as pool:
-        try:
-            for one in _in_order(_started(replay, scorers, pool)):
-                outcome, at = one.result(), one.record.at
-                if outcome.reason in PERMANENT:
-                    raise SettingsError(f"scorer {one.source.name}, {at}: {outcome.error}")
-                if outcome.error is not None:
-                    counts["scores_failed"] += 1
-                    first = first or f"{at}: {outcome.error}"
-                counts["scored"] += 1
-                payload = _reward(one, outcome)
-                replay.writer.write("rewards", at.partition, one.record.key, payload, one.record.timestamp_ms)
-        finally:
-            scorers.stop()
-            pool.shutdown(wait=False, cancel_futures=True)
+    first = ""
+    with Scorers(replay.own.scoring) as scorers:
+        for one in _in_order(_started(replay, scorers)):
+            outcome, at = one.result(), one.record.at
+            if outcome.reason in PERMANENT:
+                raise SettingsError(f"scorer {one.source.name}, {at}: {outcome.error}")
+            if outcome.error is not None:
+                counts["scores_failed"] += 1
+                first = first or f"{at}: {outcome.error}"
+            counts["scored"] += 1
+            payload = _reward(one, outcome)
+            replay.writer.write("rewards", at.partition, one.record.key, payload, one.record.timestamp_ms)
     replay.writer.flush()
     if counts["scored"] and counts["scores_failed"] == counts["scored"]:
         raise StreamwardError(f"all {counts['scored']} scores failed; the first: {first}")
@@ -84,7 +81,7 @@ def rescore(replay: Replay) -> Counter[str]:
     return counts
 
 
-def _started(replay: Replay, scorers: Scorers, pool: ThreadPoolExecutor) -> Iterator[Scored]:
+def _started(replay: Replay, scorers: Scorers) -> Iterator[Scored]:
     """Begin every score that is not written yet, in the order of the responses."""
     quick = {source.name: scorers.is_quick(source) for source in replay.scorers}
     starts, ends = bounds(replay.writer.ranges("responses"), topics(replay.own.topics)["responses"].name)
@@ -102,7 +99,12 @@ def _started(replay: Replay, scorers: Scorers, pool: ThreadPoolExecutor) -> Iter
                     if quick[source.name]:
                         yield Scored(record, response, source, scorers.score(task, response, source))
                     else:
-                        yield Scored(record, response, source, pool.submit(scorers.score, task, response, source))
+                        yield Scored(
+                            record,
+                            response,
+                            source,
+                            scorers.start(task, source, partial(scorers.score, task, response, source)),
+                        )
 
 
 def _in_order(scores: Iterator[Scored]) -> Iterator[Scored]:

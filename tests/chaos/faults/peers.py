@@ -37,7 +37,7 @@ def _moody(number: int) -> dict[str, Any]:
     11,
     "a scorer that hangs, raises, returns NaN, eats memory",
     "so it treats one answer in nine to every 30th task, in worker processes with a time limit of 0.5 s",
-    settings={"scoring": {"timeout_s": 0.5, "retries": 0, "processes": 2}},
+    settings={"scoring": {"timeout_s": 0.5, "retries": 0, "processes": 2, "modules": "tests.chaos.bad_peers"}},
     tasks=_moody,
 )
 def bad_scorer(world: World, load: Load, draw: random.Random) -> None:
