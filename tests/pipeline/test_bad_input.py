@@ -41,7 +41,7 @@ from streams.kafka import admin as cluster
 from streams.kafka.client import client_config
 from streams.kafka.producer import Producer
 from streams.kafka.topics import topics
-from streams.settings.model import Settings
+from streams.settings.model import Adapters, Settings
 from tests.support.factories import control, group, response, reward, task
 from tests.support.processes import by_another_writer, command, ended, environment, read, records, running, until
 
@@ -238,8 +238,9 @@ def damaged_adapter(folder: Path) -> AdapterEvent:
     made = folder / "made"
     made.mkdir()
     (made / "adapter_model.safetensors").write_bytes(b"weights 1")
-    uri, files = store.publish(made, str(folder / "adapters"), POLICY, 1)
-    (folder / "adapters" / POLICY / "1" / "adapter_model.safetensors").write_bytes(b"weights 2")
+    there = folder / Adapters().store  # the agents'
+    uri, files = store.publish(made, str(there), POLICY, 1)
+    (there / POLICY / "1" / "adapter_model.safetensors").write_bytes(b"weights 2")
     return adapter(uri=uri, files=files)
 
 
