@@ -32,7 +32,10 @@ def adapters() -> None:
 @output_option
 @pass_call
 def adapters_list(call: AppContext, policy: str | None, output: Output) -> None:
-    """Print every version, its status and held-out scores; and which ones an agent has refused to load."""
+    """Print every version, its status and held-out scores.
+
+    And which ones an agent has refused to load.
+    """
     from streams import output as show
     from streams.adapters.versions import read_state
     from streams.tools.dead_letters.refusals import Refusals
@@ -173,10 +176,11 @@ def adapters_diff(call: AppContext, one: int, other: int, weights: bool, policy:
 def adapters_export(
     call: AppContext, version: int, folder: Path, merge: bool, policy: str | None, output: Output
 ) -> None:
-    """Write a version to FOLDER, as transformers, peft and vLLM load it.
+    """Write a version as other programs load it.
 
-    Without --merge it is an adapter. Its config names the base model: a hub id as it is, any other base by its absolute
-    path, so that such a folder is of use on this machine alone.
+    FOLDER is then what transformers, peft and vLLM load as it is. Without --merge it is an adapter. Its config names
+    the base model: a hub id as it is, any other base by its absolute path, so that such a folder is of use on this
+    machine alone.
     """
     from streams import output as show
     from streams.errors import NotFoundError

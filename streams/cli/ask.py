@@ -34,7 +34,7 @@ def ask(
     wait_s: float,
     output: Output,
 ) -> None:
-    """Ask the version in force, and print its answer with the response id.
+    """Ask the version in force, and print the answer and its id.
 
     The question is a task of policy.name, answered by its running agent, and like any other in the log.
     """

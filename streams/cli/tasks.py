@@ -31,11 +31,11 @@ def tasks() -> None:
 @output_option
 @pass_call
 def tasks_submit(call: AppContext, file: Path, skip_bad: bool, reading: TaskFileOptions, output: Output) -> None:
-    """Submit the tasks in a file of JSON lines, CSV or Parquet, or in the folder of a data set; - is stdin.
+    """Submit the tasks in a file, or in the folder of a data set.
 
-    A line is {"prompt": "...", "answer": "..."}, or a whole task as schemas/README.md describes it. The columns of a
-    table are a task's fields, and --map says which columns have other names. Options such as --group-size are for
-    lines that do not say it themselves.
+    A file is JSON lines, CSV or Parquet; - is stdin. A line is {"prompt": "...", "answer": "..."}, or a whole task as
+    schemas/README.md describes it. The columns of a table are a task's fields, and --map says which columns have other
+    names. Options such as --group-size are for lines that do not say it themselves.
 
     Every line is checked first, and nothing is sent if one is bad. Submitting the same lines again adds nothing. Tasks
     join the trace in the environment variable TRACEPARENT, except where a line has its own.
@@ -61,10 +61,11 @@ def tasks_submit(call: AppContext, file: Path, skip_bad: bool, reading: TaskFile
 def tasks_resubmit(
     call: AppContext, unscored: bool, unanswered: bool, since: str | None, policy: str | None, output: Output
 ) -> None:
-    """Send the train tasks again that were lost: their groups were dropped, and taught nothing.
+    """Send train tasks again that were lost.
 
-    They are new tasks with ids of their own, and the lost one's in their metadata as resubmitted_from. A deadline of
-    their own is as far away as it was. The same command again adds nothing, except for those that were lost again.
+    Their groups were dropped, and taught nothing. They are new tasks with ids of their own, and the lost one's in their
+    metadata as resubmitted_from. A deadline of their own is as far away as it was. The same command again adds nothing,
+    except for those that were lost again.
     """
     from streams.kafka.times import now_ms, parse_time
     from streams.stages.tasks.resubmit import Loss, Wanted, resubmit

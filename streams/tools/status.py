@@ -14,6 +14,7 @@ Not covered: groups further back than the newest GROUPS_READ of a partition.
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -224,13 +225,13 @@ def _processes(
     group_of = {one: "-".join(part for part in one if part is not None) for one in wanted}
     alive = offsets.members(settings)
     for (kind, name), group in group_of.items():
-        lag = (
-            policies[name].waiting_batches
-            if kind == "trainer" and name
-            else _lag(settings, kind, group, bounds, positions)
-        )
+        policy = None if name is None else policies[name]
+        if policy is not None and kind == "trainer":
+            lag = policy.waiting_batches
+        else:
+            lag = _lag(settings, kind, group, bounds, positions)
         members = tuple(alive.get(group, ()))
-        says = _waits_for(kind, None if name is None else policies[name], lag, settings)
+        says = _waits_for(kind, policy, lag, settings)
         yield ProcessStatus(kind, name, len(members), members, lag, says if members else _absent(kind, name, says))
 
 
@@ -244,8 +245,8 @@ def _lag(settings: Settings, kind: str, group: str, bounds: Bounds, positions: l
 
 
 def _absent(kind: str, policy: str | None, says: str) -> str:
-    of = f" --set policy.name={policy}" if policy not in (None, "default") else ""
-    return f"nobody: start `streamward{of} {COMMANDS[kind]}` ({says})"
+    of = () if policy in (None, "default") else ("--set", f"policy.name={policy}")
+    return f"nobody: start `{shlex.join(['streamward', *of, COMMANDS[kind]])}` ({says})"
 
 
 def _waits_for(kind: str, policy: PolicyStatus | None, lag: int, settings: Settings) -> str:
