@@ -78,9 +78,9 @@ def _task(call: AppContext, place: str) -> Task:
 def rescore(call: AppContext, ctx: click.Context, failed: bool, since: str | None, output: Output) -> None:
     """Write scores that are missing, once their scorer is repaired.
 
-    The responses are those of the dead letters `score_failed` and `no_judge`. Their groups wait until their deadline;
-    for those that have left there is `streamward tasks resubmit --unscored`. The exit code is 1 if a score failed
-    again. Use `replay run --scorer` to score whole groups again with another scorer.
+    The responses are those of the dead letters `score_failed`, `no_judge` and `module_not_listed`. Their groups wait
+    until their deadline; for those that have left there is `streamward tasks resubmit --unscored`. The exit code is 1
+    if a score failed again. Use `replay run --scorer` to score whole groups again with another scorer.
     """
     from streams import output as show
     from streams.errors import SettingsError

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from schemas.events import AdvantagedGroup, Event, Response, Reward, RewardSource, Task
 from schemas.serde import Poison, decode
-from streams.errors import EventError, SettingsError
+from streams.errors import EventError
 from streams.kafka import times
 from streams.kafka.producer import Producer
 from streams.kafka.topics import topics
@@ -30,7 +30,7 @@ from streams.tools.dead_letters.originals import originals
 from streams.tools.dead_letters.redrive import RedriveOrder, decide
 
 E = TypeVar("E", bound=Event)
-SPENT = ("score_failed", "no_judge")
+SPENT = ("score_failed", "no_judge", "module_not_listed")
 HELD = "scorer_paused"
 """The agent holds this response and scores it itself; its dead letter is dropped once it has."""
 
@@ -54,7 +54,7 @@ class Rescored:
     too_late: int = 0
     """Responses whose group has left without them."""
     errors: list[str] = field(default_factory=list)
-    """Why they failed, in order."""
+    """Why scores failed, or could not be tried here."""
     whole: list[Letter] = field(default_factory=list)
     """Those whose response has every score now."""
 
@@ -62,9 +62,7 @@ class Rescored:
 def rescore_failed(settings: Settings, *, since_ms: int | None, actor: str) -> Rescored:
     """Write the scores that are missing for dead letters written since then.
 
-    It ends early where a scorer fails scoring.max_failures times in a row.
-
-    Raises SettingsError if a judge is needed and none is configured, LogError if the log fails.
+    It ends early where a scorer fails scoring.max_failures times in a row. Raises LogError if the log fails.
     """
     letters = dead_letters.load(settings)
     every = letters.matching(Matching(stage=STAGE, since_ms=since_ms), "open")
@@ -75,11 +73,14 @@ def rescore_failed(settings: Settings, *, since_ms: int | None, actor: str) -> R
         return result
     oldest_ms = min(letter.event.source_timestamp for letter, _ in responses)
     left = {group.task_id for group in _since(settings, "groups", oldest_ms, AdvantagedGroup)}
-    gone = [letter for letter, response in responses if response.task_id in left and letter.event.reason != HELD]
-    result.too_late = len({letter.source for letter in gone})
-    waiting = [one for one in responses if one[0] not in gone]
-    for one in _scored(settings, _missing(settings, waiting, oldest_ms), result):
-        result.whole.append(one.letter)
+    gone, waiting = [], []
+    for letter, response in responses:
+        if response.task_id in left and letter.event.reason != HELD:
+            gone.append(letter)
+        else:
+            waiting.append((letter, response))
+    result.too_late = len(gone)
+    _score(settings, _missing(settings, waiting, oldest_ms), result)
     for some, why in ((result.whole, "it has every score"), (gone, "its group has left without it")):
         order = RedriveOrder(verdict="dropped", actor=actor, why=f"rescore --failed: {why}")
         for _ in decide(settings, letters, some, order):
@@ -115,38 +116,40 @@ def _missing(settings: Settings, responses: list[tuple[Letter, Response]], oldes
     return missing
 
 
-def _scored(settings: Settings, missing: list[MissingScores], result: Rescored) -> Iterator[MissingScores]:
-    """Score and write what is missing, count it in `result`, and yield what has every score then."""
+def _score(settings: Settings, missing: list[MissingScores], result: Rescored) -> None:
+    """Score and write what is missing, and note in `result` what came of it."""
     limits, in_a_row = settings.scoring, 0
+    result.whole += [one.letter for one in missing if not one.sources]
+    to_score: list[MissingScores] = []
     with (
         Producer(settings) as producer,
         Scorers(limits) as scorers,
         ThreadPoolExecutor(limits.processes + JUDGE_THREADS) as pool,
     ):
+        for one in missing:
+            if one.sources and one.letter.event.reason != HELD:
+                lacking = scorers.missing(replace(one.task, reward_sources=one.sources))
+                if lacking is None:
+                    to_score.append(one)
+                else:
+                    result.errors.append(lacking.error)
 
         def outcomes(one: MissingScores) -> list[tuple[RewardSource, ScoreOutcome]]:
             return [(source, scorers.score(one.task, one.response, source)) for source in one.sources]
 
-        if unable := next((why for one in missing if (why := scorers.missing(one.task)) is not None), None):
-            raise SettingsError(unable.error)
-        to_score = [one for one in missing if one.letter.event.reason != HELD]
         for one, scores in zip(to_score, pool.map(outcomes, to_score), strict=True):
+            errors = [outcome.error for _, outcome in scores if outcome.error is not None]
             for source, outcome in scores:
                 if outcome.error is None:
                     producer.send(reward_of(one.response, source, outcome, times.now_ms()))
-                    result.rewards += 1
-                else:
-                    result.errors.append(outcome.error)
-            failed = any(outcome.error is not None for _, outcome in scores)
-            in_a_row = in_a_row + 1 if failed else 0
-            if not failed:
-                producer.flush()
-                yield one
+            result.rewards += len(scores) - len(errors)
+            result.errors += errors
+            result.whole += [] if errors else [one.letter]
+            in_a_row = in_a_row + 1 if errors else 0
             if limits.max_failures and in_a_row >= limits.max_failures:
                 scorers.stop()
                 pool.shutdown(wait=False, cancel_futures=True)
                 return
-    yield from (one for one in missing if one.letter.event.reason == HELD and not one.sources)
 
 
 def _since(settings: Settings, label: str, since_ms: int, kind: type[E]) -> Iterator[E]:

@@ -16,8 +16,9 @@ from streams.cli.root import cli
 from streams.kafka.producer import Producer
 from streams.kafka.record import dead_letter
 from streams.settings.load import to_env
-from streams.settings.model import Scoring, Settings
+from streams.settings.model import Policy, Scoring, Settings
 from streams.stages.tasks.resubmit import sent_again
+from streams.tools.replay import held_out
 from tests.support.factories import T0, group, response, task
 from tests.support.processes import read, running, until
 
@@ -92,6 +93,15 @@ def test_a_scorer_that_raises_spends_nothing_and_after_its_repair_every_group_is
     assert len(dropped) == 3, "no letter stays open"
     audit = CliRunner().invoke(cli, ["audit"], env=to_env(settings))
     assert audit.exit_code == 0, audit.stdout
+
+
+def test_an_evaluation_of_a_replay_ends_also_if_its_scorer_fails_on_everything(made: Settings) -> None:
+    changes = {"scoring": Scoring(modules="nowhere", retries=0, max_failures=2), "policy": Policy(engine="scripted")}
+    asks = {"verifier": '{"answer": "11"}', "reward_sources": (RewardSource(name="nowhere:share"),)}
+    write(made, *(task(task_id=f"t{number}", purpose="eval", **asks) for number in range(2)))
+    with held_out._agents(made.model_copy(update=changes)) as failed:
+        until(lambda: bool(failed) or len(read(made, Reward)) == 8, "an end of the evaluation")
+    assert failed == [] and {reward.value for _, reward in read(made, Reward)} == {None}
 
 
 # --- what is lost all the same ----------------------------------------------------------------------------------------

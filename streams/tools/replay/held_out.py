@@ -136,12 +136,16 @@ def _versions(own: Settings, wanted: tuple[str, ...]) -> list[int]:
 
 @contextmanager
 def _agents(own: Settings) -> Iterator[list[BaseException]]:
-    """Run a policy agent and a scoring agent in threads while the block runs; yield what they fail with."""
+    """Run a policy agent and a scoring agent in threads while the block runs; yield what they fail with.
+
+    No scorer is paused: an evaluation ends, with the scores that failed.
+    """
     halt, failed = threading.Event(), list[BaseException]()
+    ending = own.model_copy(update={"scoring": own.scoring.model_copy(update={"max_failures": 0})})
 
     def guarded(run: Callable[..., None]) -> None:
         try:
-            run(own, stop=halt)
+            run(ending, stop=halt)
         except BaseException as exc:
             failed.append(exc)
 
