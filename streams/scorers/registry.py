@@ -26,6 +26,8 @@ from streams.scorers.scorer_task import ScorerTask
 from streams.scorers.verdict import ScoreError, ScorerOptions, Verdict, answers, checked, json_object, nearest, options
 
 Home = Literal["inline", "sandbox", "judge"]
+CACHED_CHARACTERS = 10_000
+"""Longest settings that are kept once checked: a record may hold some of 4 MiB, and memory is bounded."""
 _ENTRY_POINT = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
 
 
@@ -121,12 +123,16 @@ def load(name: str) -> Scorer:
     return Scorer(name, version, "sandbox", None, lambda task, *given: function(ScorerTask(task), *given))
 
 
-@lru_cache(maxsize=1024)
 def parts(source: RewardSource) -> tuple[MixPart, ...]:
     """Return the scorers behind a reward source, settings checked: the parts of a mix, or itself alone.
 
     Raises ScoreError: unknown_scorer, bad_settings.
     """
+    return _parts(source) if len(source.settings) <= CACHED_CHARACTERS else _parts.__wrapped__(source)
+
+
+@lru_cache(maxsize=1024)
+def _parts(source: RewardSource) -> tuple[MixPart, ...]:
     given = json_object(source.settings, f"reward source {source.name}: settings", reason="bad_settings")
     if find(source.name) is not SCORERS["mix"]:
         _check(source.name, given)

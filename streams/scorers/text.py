@@ -100,7 +100,8 @@ def _near(got: Decimal, answer: Decimal, settings: Numeric) -> bool:
 class Regex(ScorerOptions):
     """Settings of `regex`."""
 
-    pattern: str
+    pattern: str = Field(max_length=10_000)
+    """Compiling a pattern takes time too, in the agent itself: 6 s for a million characters."""
     mode: Literal["fullmatch", "search"] = "fullmatch"
     ignore_case: bool = False
     dot_all: bool = False

@@ -13,7 +13,7 @@ from schemas.events import RewardSource
 from schemas.serde import encode
 from streams.errors import EventError
 from streams.scorers import SCORERS, ScoreError, ScoreOutcome, Scorers, Verdict, find, source_problems
-from streams.scorers.registry import Scorer
+from streams.scorers.registry import Scorer, _parts, parts
 from streams.scorers.verdict import MAX_RATIONALE, checked
 from streams.settings.model import Scoring
 from streams.stages.scoring.agent import reward_of
@@ -148,6 +148,7 @@ def test_unknown_scorer_names_the_nearest_and_all_known_ones() -> None:
         ("numeric", {"tolerance": -1}, "numeric.tolerance: .*greater than or equal to 0"),
         ("regex", {}, "regex.pattern: Field required"),
         ("regex", {"pattern": "("}, "pattern is not a regular expression"),
+        ("regex", {"pattern": "a" * 10_001}, "regex.pattern: .*at most 10000 characters"),
         ("format", {"shape": "round"}, "format.shape: .*'bare_number'"),
         ("length", {"free": 5, "limit": 5}, "limit 5 must be larger than free 5"),
         ("mix", {"of": []}, "mix.of"),
@@ -166,6 +167,13 @@ def test_bad_settings_are_found_before_anybody_answers(name: str, settings: dict
     [problem] = source_problems(task)
     with pytest.raises(AssertionError, match=message):
         raise AssertionError(problem)
+
+
+def test_large_settings_are_checked_and_not_kept_in_memory() -> None:
+    before = _parts.cache_info().currsize
+    large = RewardSource(name="mix", settings=json.dumps({"of": [{"name": "exact", "as": "x" * 20_000}]}))
+    assert [part.name for part in parts(large)] == ["exact"]
+    assert _parts.cache_info().currsize == before
 
 
 def test_settings_that_are_no_json_object_are_an_error() -> None:
