@@ -52,8 +52,8 @@ def adapters_list(call: AppContext, policy: str | None, output: Output) -> None:
         show.Column("held out", lambda row: {suite: _score(metrics) for suite, metrics in row["held_out"].items()}),
         show.Column("sha256", lambda row: (row["sha256"] or "")[:12]),
         show.Column("age", lambda row: _age(row["created_at"])),
+        *([show.Column("refused", lambda row: refused_text(row["refused"]))] if refused else []),
         show.Column("uri", "uri", optional=True),
-        show.Column("refused", lambda row: refused_text(row["refused"]), optional=True),
     ]
     rows = [row_of(state, number) | {"refused": refused.get(number)} for number in sorted(state.versions)]
     show.rows(rows, columns, output)
