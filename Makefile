@@ -8,7 +8,7 @@ ENGINE ?=
 BENCH ?=
 VERSION := $(shell sed -n 's/^version = "\([^"]*\)".*/\1/p' pyproject.toml)
 
-.PHONY: demo test test-full pytest test-deploy check lint types bench chaos soak setup setup-test setup-gym setup-vllm setup-deploy images release docs lock clean
+.PHONY: demo test test-full pytest test-deploy check lint types bench chaos soak fuzz setup setup-test setup-gym setup-vllm setup-deploy images release docs lock clean
 
 demo: .venv/ready
 	@$(BIN)/streamward demo $(if $(ENGINE),--engine $(ENGINE)) $(ARGS)
@@ -54,6 +54,10 @@ chaos: .venv/ready-test
 
 soak: .venv/ready-test
 	@$(BIN)/python -m tests.chaos --minutes $(MINUTES) $(if $(SEED),--draw $(SEED))
+
+# odd inputs for everything that reads what others wrote; what broke is written into tests/fuzz/corpus
+fuzz: .venv/ready-test
+	@nice -n 19 $(BIN)/python -m tests.fuzz --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
 
 setup: .venv/ready
 setup-test: .venv/ready-test

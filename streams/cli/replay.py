@@ -199,7 +199,7 @@ def _recipe(file: Path | None) -> dict[str, Any]:
         data = tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as exc:
         raise NotFoundError(f"{file}: {exc.strerror}; give a TOML file with a section [trainer]") from exc
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
+    except (ValueError, RecursionError) as exc:  # also what is not UTF-8, or nested without end
         raise SettingsError(f"{file}: not TOML: {exc}") from exc
     if other := sorted(data.keys() - {"trainer"}):
         raise SettingsError(f"{file}: {other[0]} does not belong in a recipe, which has the section [trainer] alone")

@@ -198,10 +198,10 @@ def _trace() -> Context | None:
 
 
 def _json_object(text: str, option: str) -> dict[str, Any]:
-    import json
+    from schemas import json_text
 
     try:
-        found = json.loads(text)
+        found = json_text.parse(text)
     except ValueError as exc:
         raise SettingsError(f"{option} {text}: not JSON: {exc}") from exc
     if not isinstance(found, dict):

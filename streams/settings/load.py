@@ -24,6 +24,7 @@ from typing import Any, get_args
 
 from pydantic import SecretStr, TypeAdapter, ValidationError
 
+from schemas import json_text
 from streams.errors import SettingsError
 from streams.settings.model import Kafka, Settings, is_secret_name, without_user
 
@@ -101,8 +102,8 @@ def _node_address(data_dir: Path) -> str | None:
     """Return the address of the embedded node of this folder, running or not; None if there never was one."""
     host, _, _ = Kafka().bootstrap.partition(":")
     try:
-        return f"{host}:{int(json.loads((Path(os.path.expanduser(data_dir)) / NODE_FILE).read_text())['port'])}"
-    except (OSError, ValueError, TypeError, KeyError):
+        return f"{host}:{int(json_text.parse((Path(os.path.expanduser(data_dir)) / NODE_FILE).read_bytes())['port'])}"
+    except (OSError, ValueError, TypeError, KeyError, OverflowError):  # int(inf) overflows
         return None
 
 

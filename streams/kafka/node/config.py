@@ -25,6 +25,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from schemas import json_text
 from streams.errors import LogError, SettingsError
 from streams.settings.load import NODE_FILE
 
@@ -92,7 +93,7 @@ def remember(data_dir: Path, node: Node) -> None:
 def remembered(data_dir: Path) -> Node | None:
     """Return the content of `node.json`; None if it is missing or cannot be read."""
     try:
-        return Node(**json.loads((data_dir / NODE_FILE).read_text()))
+        return Node(**json_text.parse((data_dir / NODE_FILE).read_bytes()))
     except (OSError, ValueError, TypeError):
         return None
 

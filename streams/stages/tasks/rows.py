@@ -10,11 +10,11 @@ as pandas writes its index, is left out. Numbers count from 1 and are those of t
 from __future__ import annotations
 
 import csv
-import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from schemas import json_text
 from streams.errors import EventError, NotFoundError, SettingsError
 from streams.scorers.verdict import nearest
 from streams.stages.tasks.lines import Row
@@ -84,7 +84,7 @@ def _value(name: str, text: str) -> Any:
     if name == "reward_sources" and not text.startswith("["):
         return [part.strip() for part in text.split(",")]  # `exact, length`
     try:
-        return json.loads(text) if name in (*VALUES, "reward_sources") else text
+        return json_text.parse(text) if name in (*VALUES, "reward_sources") else text
     except ValueError:
         return text  # checked, and refused with the field's name, like a wrong value in any other file
 
@@ -93,11 +93,12 @@ def _parquet(path: Path) -> Iterator[dict[str, Any]]:
     import pyarrow
     from pyarrow import parquet
 
-    try:
-        for batch in parquet.ParquetFile(path).iter_batches():
-            yield from batch.to_pylist()
-    except pyarrow.ArrowInvalid as exc:
-        raise EventError(f"{path}: not Parquet: {exc}") from exc
+    with path.open("rb") as file:
+        try:
+            for batch in parquet.ParquetFile(file).iter_batches():
+                yield from batch.to_pylist()
+        except (pyarrow.ArrowException, OSError, ValueError) as exc:  # what it calls OSError is the file's content
+            raise EventError(f"{path}: not Parquet: {exc}") from exc
 
 
 def _data_set(folder: Path, split: str | None) -> Iterator[dict[str, Any]]:

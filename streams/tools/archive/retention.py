@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import confluent_kafka as ck
 from confluent_kafka import admin
 
+from schemas import json_text
 from streams.errors import LogError
 from streams.kafka import admin as cluster
 from streams.kafka.client import client_config, unreachable
@@ -68,17 +69,24 @@ class RestoredTopics:
         for label in labels:
             noted = self._noted(label)
             if label in restored and noted is not None:
-                if noted[KEY] != OFF:
-                    self._alter({label: noted[KEY]})
-                yield SetBack(label, noted[KEY])
+                if noted.retention_ms != OFF:
+                    self._alter({label: noted.retention_ms})
+                yield noted
             self._store.remove(self._file(label))
 
     def _file(self, label: str) -> str:
         return f"{self._folder}/{self._names[label]}.json"
 
-    def _noted(self, label: str) -> dict[str, Any] | None:
+    def _noted(self, label: str) -> SetBack | None:
+        """Return what was noted of a topic, None if nothing was. Raises LogError if the note is damaged."""
         data = self._store.read(self._file(label))
-        return None if data is None else json.loads(data)
+        try:
+            return None if data is None else SetBack(label, json_text.parse(data)[KEY])
+        except (ValueError, TypeError, LookupError) as exc:
+            raise LogError(
+                f"{self._store.where(self._file(label))}: not the {KEY} that was noted here: {exc!r}. Set that of "
+                f"{self._names[label]} yourself, and remove this file"
+            ) from exc
 
     def _now(self, labels: Iterable[str]) -> dict[str, str | None]:
         """Return the retention that was set on each topic that exists, None where the broker's default holds."""

@@ -208,7 +208,8 @@ class ArchiveReader:
             place = bisect.bisect_left(offsets, at.offset)
             if place == len(offsets) or offsets[place] != at.offset:
                 raise LogError(f"{at}: no such record; {segment.path} has none at this offset")
-            (found[at],) = records_of(at.topic, at.partition, table.slice(place, 1))
+            with _readable(segment):
+                (found[at],) = records_of(at.topic, at.partition, table.slice(place, 1))
         return found
 
     def _segment_of(self, label: str, at: Coordinates) -> Segment:
@@ -233,20 +234,15 @@ class ArchiveReader:
         for segment in manifest.segments:
             if segment.next <= start or segment.first >= end:
                 continue
-            for batch in self._batches(segment):
-                for record in records_of(*tp, batch):
-                    if start <= record.at.offset < end:
-                        yield record
-
-    def _batches(self, segment: Segment) -> Iterator[pa.RecordBatch]:
-        with self.opened(segment) as file:
-            yield from file.iter_batches(batch_size=MERGED_RECORDS, columns=RAW)
+            with self.opened(segment) as file:
+                for batch in file.iter_batches(batch_size=MERGED_RECORDS, columns=RAW):
+                    yield from (record for record in records_of(*tp, batch) if start <= record.at.offset < end)
 
     @contextlib.contextmanager
     def opened(self, segment: Segment) -> Iterator[pq.ParquetFile]:
-        """Open a segment, whose sha256 is right, while the block runs. Raises LogError."""
+        """Open a segment, whose sha256 is right, while the block runs. Raises LogError, also for what it holds."""
         self.check(segment)
-        with self.store.open(self._name(segment)) as source, pq.ParquetFile(source) as file:
+        with _readable(segment), self.store.open(self._name(segment)) as source, pq.ParquetFile(source) as file:
             yield file
 
     def _group_of(self, segment: Segment, at: Coordinates) -> tuple[pa.Table, list[int]]:
@@ -301,9 +297,18 @@ def footer_sha256(file: Any, size: int) -> str:
     """Return the sha256 of a Parquet file's footer."""
     file.seek(max(0, size - FOOTER_BYTES))
     end = file.read(FOOTER_BYTES)
-    length = int.from_bytes(end[:4], "little")
+    length = min(int.from_bytes(end[:4], "little"), size)
     file.seek(max(0, size - FOOTER_BYTES - length))
     return hashlib.sha256(file.read(length) + end).hexdigest()
+
+
+@contextlib.contextmanager
+def _readable(segment: Segment) -> Iterator[None]:
+    """Raise LogError for what Parquet makes of a file that no archive wrote, though its sha256 is right."""
+    try:
+        yield
+    except (pa.ArrowException, OSError, ValueError, LookupError, TypeError, AttributeError) as exc:
+        raise _damaged(segment, f"holds no records of a topic ({exc!r})") from exc
 
 
 def _missing(segment: Segment) -> LogError:

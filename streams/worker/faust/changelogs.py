@@ -82,7 +82,7 @@ def read_note(metadata: str) -> dict[str, Extent]:
         if note["v"] != FORMAT:
             return {}
         return {topic: Extent(int(start), int(end)) for topic, (start, end) in note["changelogs"].items()}
-    except (ValueError, TypeError, KeyError, AttributeError):
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError):  # int(inf) overflows
         return {}
 
 

@@ -1,0 +1,178 @@
+"""Write what each reader's corpus begins with: small inputs that it accepts.
+
+    python -m tests.fuzz.seeds
+
+Files called broke-… are inputs that once broke a reader; they stay.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from schemas import serde
+from schemas.events import Coordinates
+from streams.kafka.record import Record, dead_letter
+from streams.settings.model import Settings
+from streams.tools.archive.segment_writer import SegmentWriter
+from streams.tools.archive.segments import Manifest, Segment, manifest_bytes
+from streams.tools.arrow.decode import side_by_side
+from streams.tools.dead_letters.letters import Letter, RedriveTarget, decision
+from streams.worker.faust.changelogs import Changelogs, Extent
+from tests.fuzz.target import CORPUS
+from tests.support import factories
+
+ROOT = Path(__file__).parents[2]
+AT = Coordinates("streamward.rewards", 0, 0)
+TRACE = b"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+
+
+def _plain(event: Any) -> bytes:
+    return json.dumps(dataclasses.asdict(event)).encode()
+
+
+def _letters() -> Iterator[tuple[str, bytes]]:
+    record = Record(AT, 7, b"k", b"no event", (("traceparent", TRACE),))
+    letter = dead_letter(record, stage="policy", reason="undecodable", error="odd")
+    yield "letter", _plain(letter)
+    target = RedriveTarget(0, 5)
+    found = Letter(AT, 7, letter, 8)
+    yield "decision", _plain(decision(found, "retried", 1, "again", now_ms=8, target=target))
+
+
+def _segment() -> tuple[bytes, Segment]:
+    rewards = [factories.reward() for _ in range(3)]
+    payloads = [*(serde.encode(reward) for reward in rewards), b"no event", None]
+    records = [
+        Record(AT._replace(offset=at), 7 + at, b"k", payload, (("h", b"v"),)) for at, payload in enumerate(payloads)
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "segment.parquet"
+        writer = SegmentWriter(Settings(), "rewards", path)
+        writer.add(side_by_side("streamward.rewards", records))
+        segment = writer.closed(0, 0, 5)
+        return path.read_bytes(), segment
+
+
+def _parquet() -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "tasks.parquet"
+        pq.write_table(pa.Table.from_pylist([{"prompt": "1 + 1?", "answer": 2, "metadata": {"a": "b"}}]), path)
+        return path.read_bytes()
+
+
+def _weights() -> bytes:
+    import torch
+    from safetensors.torch import save
+
+    factors = {"lora_A": torch.ones(2, 4), "lora_B": torch.ones(4, 2)}
+    return save({f"base_model.model.a.{name}.weight": tensor for name, tensor in factors.items()})
+
+
+def seeds() -> Iterator[tuple[str, str, bytes]]:
+    """Yield (reader, file name, content)."""
+    for event in factories.one_of_each():
+        name, payload = type(event).__name__, serde.encode(event)
+        yield "events", name, payload
+        yield "events", f"{name}-1", factories.in_version_1(event)
+        yield "columns", name, payload
+    yield "headers", "traced", b"key\npayload\ntraceparent=" + TRACE + b"\nother=\xff\n=\n"
+    for name, data in _letters():
+        yield "dead-letters", name, data
+    notes = Changelogs()
+    notes.accept({("app-open-groups-changelog", 0): Extent(0, 5), ("c", 0): Extent(1, 7)})
+    yield "commit-notes", "note", notes.note(0).rstrip("\0").encode()
+    data, segment = _segment()
+    yield "segments", "rewards", data
+    yield "manifests", "one", manifest_bytes(Manifest(1, 1, 0, (segment,)))
+    yield "manifests", "empty", manifest_bytes(Manifest(1, 6, 3, ()))
+    task = {"prompt": "What is 2 + 3?", "answer": 5, "group_size": 4, "metadata": {"topic": "sums"}}
+    call = {"id": "c", "name": "add", "arguments": {"a": 1}}
+    full = {
+        "messages": [
+            {"role": "system", "content": "Answer briefly."},
+            {"role": "user", "content": "2 + 3?"},
+            {"role": "assistant", "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "c", "content": "5"},
+            {"role": "user", "content": "So?"},
+        ],
+        "task_id": "t",
+        "purpose": "eval",
+        "sampling": {"temperature": 0, "max_tokens": 8, "stop": ["."]},
+        "verifier": {"answer": ["5", 5.0]},
+        "reward_sources": [
+            "exact",
+            {
+                "name": "mix",
+                "weight": 2,
+                "settings": {"of": [{"name": "exact"}, {"name": "length", "settings": {"limit": 5}}]},
+            },
+            {"name": "regex", "settings": {"pattern": "(a+)+$"}},
+            {"name": "length", "settings": {"limit": 5}},
+        ],
+    }
+    yield "task-lines", "two", b"\n".join(json.dumps(one).encode() for one in (task, full))
+    yield "task-csv", "two", b'prompt,answer,metadata\n"2 + 3?",5,"{""a"": ""b""}"\n"1, 2?",x,\n'
+    yield (
+        "task-csv",
+        "semicolons",
+        "prompt;answer;reward_sources\nWieviel ist 2 + 3?;5;exact, numeric\n".encode("utf-8-sig"),
+    )
+    yield "task-parquet", "one", _parquet()
+    yield "suites", "example", (ROOT / "docs" / "examples" / "suite.yaml").read_bytes()
+    yield "suites", "file", b"name: s\nscenarios:\n  a: {file: tasks.jsonl, count: 2, success: reward >= 0.8}\n"
+    given = (
+        b'[kafka]\nbootstrap = "127.0.0.1:9092"\nclient = {debug = "broker"}\n[policy]\nengine = "scripted"\n'
+        b'[batches]\ngroups = 8\n[trainer]\nlearning_rate = 1e-5\nlora_targets = "q_proj"\n[scoring]\ntimeout_s = 2.5\n'
+        b'[adapters]\nstore = "s3://bucket/adapters"\n'
+    )
+    yield "settings", "some", given
+    yield "recipes", "some", b"[trainer]\nlearning_rate = 1e-5\nbeta = 0.1\n"
+    content = {"pid": 1, "port": 9092, "controller_port": 9093, "cluster_id": "c", "client": {}}
+    yield "node", "node", json.dumps(content).encode()
+    said = '{"score": 7, "reason": "short and right"}'
+    yield "judge", "reply", json.dumps({"choices": [{"message": {"content": said}}]}).encode()
+    yield "judge", "wordy", json.dumps({"choices": [{"message": {"content": f"Well, {{x}} then: {said}."}}]}).encode()
+    schema = next((ROOT / "schemas" / "avro" / "Task").iterdir()).read_text()
+    yield "registry", "schema", schema.encode()
+    yield "registry", "look-up", json.dumps({"schema": schema}).encode()
+    state = {
+        "policy": "p",
+        "version": 3,
+        "next_sequence": 3,
+        "next_offset": 9,
+        "base_digest": "d",
+        "batch_id": "b",
+        "recipe": {"seed": "1"},
+        "metrics": {"loss": 0.5},
+    }
+    yield "checkpoints", "state", json.dumps(state).encode()
+    config = {
+        "peft_type": "LORA",
+        "r": 2,
+        "lora_alpha": 4,
+        "bias": "none",
+        "use_rslora": False,
+        "target_modules": ["a"],
+    }
+    yield "adapters", "config", json.dumps(config).encode()
+    yield "weights", "lora", _weights()
+
+
+def main() -> None:
+    """Write them all."""
+    for reader, name, content in seeds():
+        path = CORPUS / reader / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,73 @@
+"""What is read beside the weights: checkpoints, adapters, and the answers of vLLM."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+from tests.fuzz.target import Check, target
+
+
+@target("checkpoints", "json", light=100)
+def checkpoints(folder: Path) -> Check:
+    """A state is that of its version, or the checkpoint is passed over; so is one with another manifest."""
+    from trainer.checkpoint import MANIFEST_FILE, STATE_FILE, latest, of_version
+
+    there = folder / "v00000003"
+    there.mkdir()
+
+    def check(data: bytes) -> str | None:
+        (there / STATE_FILE).write_bytes(data)
+        (there / MANIFEST_FILE).write_text(json.dumps({STATE_FILE: hashlib.sha256(data).hexdigest()}))
+        sealed = latest(folder)
+        if sealed is not None:
+            assert of_version(folder, 3) == sealed
+            return None
+        (there / MANIFEST_FILE).write_bytes(data)
+        assert latest(folder) is None
+        of_version(folder, 3)
+        return "not reached"
+
+    return check
+
+
+@target("adapters", "json", light=100)
+def adapters(folder: Path) -> Check:
+    """The settings of an adapter are those of a plain LoRA, or it is a bad adapter."""
+    import torch
+    from safetensors.torch import save_file
+    from torch import nn
+
+    from streams.engines.lora import CONFIG, WEIGHTS, read_lora
+
+    save_file(
+        {"base_model.model.a.lora_A.weight": torch.ones(2, 4), "base_model.model.a.lora_B.weight": torch.ones(4, 2)},
+        folder / WEIGHTS,
+    )
+    model = nn.ModuleDict({"a": nn.Linear(4, 4)})
+
+    def check(data: bytes) -> str | None:
+        (folder / CONFIG).write_bytes(data)
+        read_lora(folder, model)
+        return None
+
+    return check
+
+
+@target("weights", light=100)
+def weights(folder: Path) -> Check:
+    """The weights of an adapter fit the model, or it is a bad adapter."""
+    from torch import nn
+
+    from streams.engines.lora import CONFIG, WEIGHTS, read_lora
+
+    (folder / CONFIG).write_text('{"peft_type": "LORA", "r": 2, "lora_alpha": 4}')
+    model = nn.ModuleDict({"a": nn.Linear(4, 4)})
+
+    def check(data: bytes) -> str | None:
+        (folder / WEIGHTS).write_bytes(data)
+        read_lora(folder, model)
+        return None
+
+    return check
