@@ -13,7 +13,7 @@ from streams.kafka.record import Record
 from streams.kafka.tracked import TakenRecord
 from streams.scorers import ScoreOutcome
 from streams.settings.model import Advantages, Scoring
-from streams.stages.scoring.breaker import CircuitBreaker, is_tasks_fault, scorer_of
+from streams.stages.scoring.breaker import CircuitBreaker, counts, is_tasks_fault, scorer_of
 from streams.stages.scoring.siblings import SIBLINGS_WAIT_S, Item, Siblings
 from tests.support.factories import response, task
 
@@ -48,6 +48,15 @@ def test_a_paused_scorer_is_tried_once_in_each_pause_and_continues_when_it_works
     assert breaker.note("s", now=23, failed=False) == "resumed" and not breaker.is_paused("s")
 
 
+def test_a_trial_that_tells_nothing_about_the_scorer_is_followed_by_another() -> None:
+    breaker = CircuitBreaker(Scoring(max_failures=1, pause_s=10))
+    breaker.note("s", now=0, failed=True)
+    breaker.begin_trial("s")
+    breaker.pass_over("s", now=11)
+    assert breaker.due(11) == ["s"] and breaker.is_paused("s")
+    breaker.pass_over("another", now=11)
+
+
 def test_without_a_limit_no_scorer_is_paused() -> None:
     breaker = CircuitBreaker(Scoring(max_failures=0))
     assert {breaker.note("s", now=0, failed=True) for _ in range(100)} == {"failing", None}
@@ -70,11 +79,16 @@ def test_a_mix_is_paused_for_its_parts_that_can_fail() -> None:
         (RewardSource(name="judge"), "timeout", False),
         (RewardSource(name="regex", settings='{"pattern": "(a+)+"}'), "timeout", True),
         (SHORT, "timeout", False),
-        (SHORT, "too_slow", True),
+        (SHORT, "too_slow", False),
     ],
 )
 def test_what_only_another_task_can_repair_pauses_no_scorer(source: RewardSource, reason: str, fault: bool) -> None:
     assert is_tasks_fault(source, failure(reason)) is fault
+
+
+def test_a_task_that_takes_too_long_pauses_no_scorer_by_its_other_responses() -> None:
+    assert [counts(SHORT, failure(reason)) for reason in ("timeout", "too_slow", "exception")] == [True, False, True]
+    assert not counts(RewardSource(name="regex"), failure("timeout"))
 
 
 # --- final or not -----------------------------------------------------------------------------------------------------

@@ -45,7 +45,7 @@ from streams.observability.tracing import context, tracer as tracing
 from streams.observability.tracing.tracer import OFF as NO_TRACER, Trace, Tracer
 from streams.scorers import ScoreOutcome, Scorers
 from streams.settings.model import Settings
-from streams.stages.scoring.breaker import FAILING, PAUSED, Change, CircuitBreaker, is_tasks_fault, scorer_of
+from streams.stages.scoring.breaker import FAILING, PAUSED, Change, CircuitBreaker, counts, is_tasks_fault, scorer_of
 from streams.stages.scoring.siblings import Item, Siblings
 from streams.stages.scoring.task_lookup import TaskLookup
 
@@ -241,10 +241,11 @@ class ScoringAgent:
         """Write a score, or decide what becomes of one that failed."""
         self._meter.observe(catalog.SCORE_SECONDS, outcome.latency_ms / 1000, source.name)
         owned, failed = self._consumer.owns(item.taken), outcome.error is not None
-        if failed and is_tasks_fault(source, outcome):
-            change = None
+        change, now = None, time.monotonic()
+        if not failed or counts(source, outcome):
+            change = self._breaker.note(scorer_of(source), now, failed=failed)
         else:
-            change = self._breaker.note(scorer_of(source), time.monotonic(), failed=failed)
+            self._breaker.pass_over(scorer_of(source), now)
         if failed:
             self._meter.add(catalog.SCORE_FAILURES, source.name)
             if change is None:
@@ -258,7 +259,7 @@ class ScoringAgent:
     def _keep(self, item: Item, source: RewardSource, outcome: ScoreOutcome) -> None:
         if outcome.error is None or is_tasks_fault(source, outcome):
             self._write(item, source, outcome)
-        elif self._breaker.is_paused(scorer_of(source)):
+        elif self._breaker.is_paused(scorer_of(source)) and counts(source, outcome):
             self._held.append((item, source))
         elif item.task is not None and self._siblings.can_wait(item.task):
             item.failed.append((source, outcome))

@@ -16,8 +16,9 @@ from schemas.events import RewardSource
 from streams.scorers import ScoreError, ScoreOutcome, find, parts
 from streams.settings.model import Scoring
 
-TASKS_FAULT = ("bad_settings", "bad_verifier", "too_slow")
+TASKS_FAULT = ("bad_settings", "bad_verifier")
 """Reasons that are about the task: no repair of the scorer helps."""
+OUT_OF_TIME = ("timeout", "too_slow")
 
 FAILING = (
     "scorer %s fails: %s. Repair it, and try it with `streamward scoring try %s --task FILE:LINE --text TEXT`; a "
@@ -41,16 +42,21 @@ def scorer_of(source: RewardSource) -> str:
 
 
 def is_tasks_fault(source: RewardSource, outcome: ScoreOutcome) -> bool:
-    """Return whether a score failed for what the task says, e.g. a scorer that no module can bring.
-
-    So is a pattern that never ends: it must not pause all patterns.
-    """
+    """Return whether a score failed for what the task says: a scorer that no module can bring, an endless pattern."""
     scorer = scorer_of(source)
     return (
         outcome.reason in TASKS_FAULT
         or (outcome.reason == "unknown_scorer" and ":" not in scorer)
-        or (outcome.reason == "timeout" and scorer in ("regex", "reasoning-gym"))
+        or (outcome.reason in OUT_OF_TIME and scorer in ("regex", "reasoning-gym"))
     )
+
+
+def counts(source: RewardSource, outcome: ScoreOutcome) -> bool:
+    """Return whether a failed score is one of those that pause a scorer.
+
+    What fails at once since its task took too long does not: one task must not pause a scorer for all.
+    """
+    return outcome.reason != "too_slow" and not is_tasks_fault(source, outcome)
 
 
 @dataclass(slots=True)
@@ -98,6 +104,12 @@ class CircuitBreaker:
             return "paused"
         first, state.reported = not state.reported, True
         return "failing" if first else None
+
+    def pass_over(self, scorer: str, now: float) -> None:
+        """Note that a failed score says nothing about its scorer: a trial is made with another response."""
+        state = self._states.get(scorer)
+        if state is not None and state.on_trial:
+            state.on_trial, state.due = False, now
 
     def due(self, now: float) -> list[str]:
         """Return the paused scorers that should be tried again."""
