@@ -143,6 +143,19 @@ def run(folder: Path) -> Iterator[Ran]:
             yield _run_step(step, place, places[place], port, judge)
 
 
+def run_page(name: str, folder: Path, *, more: str, limit_s: float) -> Iterator[Ran]:
+    """Walk one page in an empty folder, on a node that it starts itself, and yield what each step did.
+
+    `more` is added to its settings file; `limit_s` is for one command.
+    """
+    (folder / ".venv").symlink_to(sys.prefix)
+    with _bash(folder, limit_s) as bash:
+        for step in steps(name):
+            if step.file is not None:
+                (folder / step.file).write_text(step.command + (more if step.file in OURS else ""))
+            yield Ran(step, 0, "") if step.file is not None else Ran(step, *bash(step.command))
+
+
 def _run_step(step: Step, folder: Path, bash: Callable[[str], tuple[int, str]], port: int, judge: str) -> Ran:
     if step.file is not None:
         more = f'\n[kafka]\nbootstrap = "127.0.0.1:{port}"\n' if step.file in OURS else ""
@@ -156,7 +169,7 @@ def _run_step(step: Step, folder: Path, bash: Callable[[str], tuple[int, str]], 
 
 
 @contextmanager
-def _bash(folder: Path) -> Iterator[Callable[[str], tuple[int, str]]]:
+def _bash(folder: Path, limit_s: float = LIMIT_S) -> Iterator[Callable[[str], tuple[int, str]]]:
     """Give a function that runs one command in a bash of its own and returns (exit code, what the terminal showed)."""
     terminal, end = pty.openpty()
     fcntl.ioctl(end, termios.TIOCSWINSZ, struct.pack("HHHH", 50, COLUMNS, 0, 0))
@@ -176,11 +189,11 @@ def _bash(folder: Path) -> Iterator[Callable[[str], tuple[int, str]]]:
 
     def run_one(command: str) -> tuple[int, str]:
         os.write(write, command.encode() + b"\0")
-        shown, until = b"", time.monotonic() + LIMIT_S
+        shown, until = b"", time.monotonic() + limit_s
         while not (ended := re.search(rb"\x1e(\d+)\x1e", shown)):
             left = until - time.monotonic()
             if left < 0 or not select.select([terminal], [], [], left)[0]:
-                raise TimeoutError(f"{command!r} took more than {LIMIT_S:g} s; so far it said {shown.decode()!r}")
+                raise TimeoutError(f"{command!r} took more than {limit_s:g} s; so far it said {shown.decode()!r}")
             shown += os.read(terminal, 65536)
         text = shown[: ended.start()].decode().replace("\r\n", "\n")
         return int(ended[1]), re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)

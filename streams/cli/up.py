@@ -19,7 +19,7 @@ from streams.cli.task_file import TaskFileOptions, read_tasks, task_file_options
     "--held-out",
     type=click.Path(path_type=Path),
     metavar="FILE|FOLDER",
-    help="Questions never trained on; every second version is asked them, greedily and once each.",
+    help="Questions never trained on; every second version is asked them, as the tasks are.",
 )
 @task_file_options
 @click.option("--steps", type=click.IntRange(min=1), help="Stop after this many adapter versions.")
@@ -58,7 +58,15 @@ def up(
     from streams.loop.up import UpPlan
 
     policy = () if reading.policy is None else (f"policy.name={reading.policy}",)
-    plan = UpPlan(steps=steps, minutes=minutes, model=model, config=call.config, overrides=(*call.overrides, *policy))
+    scorers = (text.partition("=")[0].partition(":") for text in reading.scorers)
+    plan = UpPlan(
+        steps=steps,
+        minutes=minutes,
+        model=model,
+        config=call.config,
+        overrides=(*call.overrides, *policy),
+        modules=tuple(dict.fromkeys(module for module, colon, _ in scorers if colon)),
+    )
     settings = plan.settings()
     if file is not None:
         tasks = read_tasks(settings, file, reading, skip_bad=False).tasks

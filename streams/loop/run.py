@@ -87,16 +87,14 @@ class LoopRun:
         """Return the version that this run ends with; None if that is not known yet."""
         if not self.trains:
             return 0
-        if self._all_done():
-            return self.progress.primary
-        return self.plan.steps
+        return self.progress.versions if self.all_done() else self.plan.steps
 
     def _worked_off(self) -> bool:
         steps = self.plan.steps
         done = self.progress.versions if self.trains else self.progress.batches
-        return (steps is not None and done >= steps) or self._all_done()
+        return (steps is not None and done >= steps) or self.all_done()
 
-    def _all_done(self) -> bool:
+    def all_done(self) -> bool:
         """Return whether every train task has left, but for those that wait for a batch they cannot fill."""
         progress, places = self.progress, self.progress.places
         under_way = places["waiting"] + places["sampled"] + places["scored"]
@@ -280,7 +278,7 @@ def _feed(run: LoopRun, tasks: Iterator[Task]) -> None:
         due = {0, *([] if last is None else [last])}
         due |= {*range(0, progress.versions + 1, EVALUATE_EVERY)} if run.trains else set()
         for version in sorted(due - progress.evaluations):
-            if version > progress.primary:
+            if version > progress.primary and not run.all_done():  # answered in its turn
                 continue
             progress.evaluations.add(version)
             policy = run.settings.policy.name

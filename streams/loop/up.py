@@ -36,6 +36,8 @@ class UpPlan(Plan):
 
     train: tuple[Task, ...] | None = None
     """None: serve and train on what others submit, until stopped."""
+    modules: tuple[str, ...] = ()
+    """Of the scorers named on the command line: they may be imported, also from the working folder."""
     held_out: tuple[Task, ...] = ()
     """Asked of every second version, and never trained on."""
 
@@ -62,6 +64,8 @@ class UpPlan(Plan):
         chosen = dict(ONE_MACHINE)
         if settings.policy.engine == "scripted":
             chosen["batches.max_policy_lag"] = WITHOUT_WEIGHTS
+        if self.modules:
+            chosen["scoring.modules"] = ", ".join((*self.modules, "."))
         open_keys = [f"{key}={value}" for key, value in chosen.items() if key not in origins]
         named = [] if self.model is None else [f"model.base={self.model}"]
         address = [] if bootstrap is None else [f"{BOOTSTRAP}={bootstrap}"]
@@ -73,7 +77,7 @@ class UpPlan(Plan):
         return (task for task in self.train or () if task.task_id not in there)
 
     def suite(self) -> Suite | None:
-        """Return the held-out questions, asked greedily and once each."""
+        """Return the held-out questions."""
         return suites.of_tasks("held-out", self.held_out) if self.held_out else None
 
     def to_continue(self) -> None:

@@ -119,6 +119,13 @@ def test_what_the_user_set_is_not_set_otherwise_by_up_and_the_rest_is_as_one_mac
     assert settings.broker.data_dir == load().broker.data_dir  # where any command of this folder looks
 
 
+def test_a_scorer_named_to_up_may_be_imported_unless_the_user_says_which_may() -> None:
+    plan = UpPlan(steps=None, minutes=None, modules=("capscore",))
+    assert plan.settings().scoring.importable == ("capscore", ".")
+    Path(CONFIG_FILE).write_text("[scoring]\nmodules = 'other'\n")
+    assert plan.settings().scoring.importable == ("other",)
+
+
 def test_up_starts_the_node_of_the_folder_unless_a_kafka_is_named() -> None:
     assert UpPlan(steps=None, minutes=None).embedded
     named = UpPlan(steps=None, minutes=None, overrides=("kafka.bootstrap=kafka:9092",))

@@ -175,13 +175,13 @@ def generated(generator: str, *, count: int, seed: int) -> Suite:
 
 
 def of_tasks(name: str, tasks: Sequence[Task]) -> Suite:
-    """Return tasks as a suite of one scenario: asked greedily and once each, under a name that identifies them.
+    """Return tasks as a suite of one scenario, asked as they are, under a name that identifies them.
 
     Raises SettingsError if there are too many, or one twice.
     """
     if len(tasks) > MAX_TASKS:
         raise SettingsError(f"{name}: {len(tasks)} questions, expected at most {MAX_TASKS}")
-    questions = [_asked(task, name, ScenarioPart(file=name)) for task in tasks]
+    questions = [replace(_unbound(task), scenario=name) for task in tasks]
     _refuse_repeated(questions, name)
     return Suite(name=f"{name}@{_digest(questions)}", questions=tuple(questions), thresholds={})
 
@@ -230,18 +230,18 @@ def _asked(task: Task, scenario: str, part: ScenarioPart) -> Task:
             RewardSource(name=one.name, weight=one.weight, settings=_json(one.settings)) for one in part.reward_sources
         )
     return replace(
-        task,
-        policy="",
-        purpose="eval",
+        _unbound(task),
         scenario=scenario,
         group_size=part.group_size,
-        adapter_version=None,
-        deadline_at=None,
-        traceparent=None,
         metadata=task.metadata | rule,
         sampling=replace(task.sampling, **said),
         reward_sources=sources,
     )
+
+
+def _unbound(task: Task) -> Task:
+    """Return a task as a question to any version of any policy, at any time."""
+    return replace(task, policy="", purpose="eval", adapter_version=None, deadline_at=None, traceparent=None)
 
 
 def _json(given: str | dict[str, Any]) -> str:

@@ -1,0 +1,44 @@
+"""docs/own-data.md tells the truth: its commands lead from a table of questions to a version that answers better.
+
+    docs/own-data.md ──► every command, in an empty folder ──► output, and the report that `up` left
+
+In `make test` a tiny model takes the place of the real one: every command is run, and nothing is learned. `make
+test-full` walks the page with the real model, as its reader would.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from streams.kafka.node import process as broker
+from streams.settings.model import Broker
+from tests import readme
+from tests.support.models.tiny import save_tiny
+from tests.support.thoroughness import FULL
+
+pytestmark = pytest.mark.kafka
+
+PAGE = "docs/own-data.md"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    yield tmp_path
+    broker.stop(Broker(data_dir=tmp_path / ".streamward" / "kafka"))
+
+
+def test_thirty_questions_make_a_better_version_by_the_commands_of_the_page(folder: Path) -> None:
+    model = "" if FULL else f'\n[model]\nbase = "{save_tiny(folder / "tiny")}"\n'
+    for ran in readme.run_page(PAGE, folder, more=model, limit_s=500):
+        place = f"{PAGE}:{ran.step.line}: exit code {ran.code}, and it prints\n{ran.output}"
+        assert ran.code == 0 and (ran.step.file or readme.fits(ran.step.expected, ran.output)), place
+    report = json.loads((folder / ".streamward/up/report.json").read_text())
+    assert report["adapters"] == 4
+    if FULL:
+        rewards = [version["reward"] for version in report["train_reward"]]
+        assert rewards[0] < 0.5 < 0.7 < rewards[-1]
+        assert report["held_out"][0]["exact"] < report["held_out"][-1]["exact"]
