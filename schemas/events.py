@@ -456,6 +456,8 @@ def problems(event: Event) -> Iterator[str]:
             return _reward_problems(event)
         case Task():
             return _task_problems(event)
+        case AdapterEvent():
+            return _adapter_problems(event)
         case _:
             return iter(())
 
@@ -507,3 +509,16 @@ def _reward_problems(reward: Reward) -> Iterator[str]:
         yield f"value is {reward.value}; expected at most {MAX_REWARD:g} in size. Scale the score down"
     if reward.reward_id != derive_id(reward.response_id, reward.source):
         yield "reward_id is not uuid5(response_id, source); use schemas.events.derive_id"
+
+
+def _adapter_problems(event: AdapterEvent) -> Iterator[str]:
+    version, parent, first, last = event.version, event.parent_version, event.first_batch, event.last_batch
+    least = 1 if event.kind == "trained" else 0
+    if version < least:
+        yield f"version is {version}; expected {least} or more for {event.kind}: 0 is the base model"
+    if parent is not None and not 0 <= parent < version:
+        yield f"parent_version is {parent}; expected 0 to {version - 1} for version {version}"
+    if (first is None) != (last is None):
+        yield f"first_batch is {first} and last_batch {last}; set both or neither"
+    elif first is not None and last is not None and not 0 <= first <= last < version:
+        yield f"batches are {first} to {last}; expected a range within 0 to {version - 1}: each batch makes one version"

@@ -122,6 +122,16 @@ def step(serving: Serving, event: AdapterEvent) -> Serving:
     return serving
 
 
+def newest_made(statuses: Mapping[int, Status], known: int = 0) -> int:
+    """Return the newest version that has all versions before it, from `known` on, which has.
+
+    Each step of the trainer makes one version, so one beyond a gap was made by no batch (yet).
+    """
+    while known + 1 in statuses:
+        known += 1
+    return known
+
+
 def answers(serving: Serving, task_id: str) -> int:
     """Return the version that answers an unpinned task: the candidate for its share of the ids, or the primary.
 

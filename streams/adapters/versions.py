@@ -4,8 +4,8 @@
 
 Which version answers, and what an event may change about that, is streams/adapters/serving.py. Here is everything
 else: where each version's files are, what it was trained on, how it was judged, and which events were refused. "Newest"
-is the highest version in the log, never the latest record. Files are verified by whoever loads them
-(streams/adapters/store.py).
+is the highest version that has all versions before it, never the latest record. Files are verified by whoever loads
+them (streams/adapters/store.py).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 
 from schemas.events import AdapterEvent, AdapterFile, Outcome, Verdict
 from schemas.serde import Poison
-from streams.adapters.serving import DECISIONS, SWAPS, Serving, Status, refusal, step
+from streams.adapters.serving import DECISIONS, SWAPS, Serving, Status, newest_made, refusal, step
 from streams.kafka.admin import read_topic
 from streams.kafka.record import partition_of
 from streams.settings.model import Settings
@@ -126,7 +126,7 @@ def fold(state: AdapterState, event: AdapterEvent) -> AdapterState:
         state,
         versions=versions,
         serving=serving,
-        newest=max(versions),
+        newest=newest_made(statuses, state.newest),
         primaries=_primaries(state.primaries, event),
     )
 

@@ -12,6 +12,7 @@ Not covered: records that are only useless (tests/pipeline/test_bad_input.py).
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -19,7 +20,7 @@ import confluent_kafka as ck
 import pytest
 from click.testing import CliRunner, Result
 
-from schemas.events import AdvantagedGroup, Coordinates, DeadLetter
+from schemas.events import AdapterEvent, AdvantagedGroup, Coordinates, DeadLetter
 from schemas.serde import encode
 from streams.cli.root import cli
 from streams.kafka import admin as cluster, times
@@ -29,8 +30,8 @@ from streams.kafka.producer import Producer
 from streams.kafka.topics import topics
 from streams.settings.load import to_env
 from streams.settings.model import Settings
-from tests.support.factories import response, task
-from tests.support.processes import read, records, running, until
+from tests.support.factories import response, task, trained
+from tests.support.processes import by_another_writer, read, records, running, until
 
 pytestmark = pytest.mark.kafka
 
@@ -94,10 +95,15 @@ def hostile(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> I
     cluster.apply_topics(settings)
     found = Hostile(settings, large=written_large(settings), odd=written_odd(settings), long=written_long(settings))
     with Producer(settings) as producer:
+        producer.send(trained(2**31 - 1))
+        producer.send_bytes(
+            topics(settings.topics)["adapters"].name, b"default", by_another_writer(trained(1), version=-3)
+        )
         producer.send(task(task_id="good", verifier=ANSWER))
     with running(settings, folder, *LOOP):
         until(lambda: {"odd", "good"} <= grouped(settings), "a group for each good task", folder=folder)
         until(lambda: not unnamed(found), "a dead letter for each bad record", folder=folder)
+        until(lambda: has_refused_a_version(settings), "a dead letter for version -3", folder=folder)
     yield found
 
 
@@ -148,6 +154,11 @@ def grouped(settings: Settings) -> set[str]:
     return {group.task_id for _, group in read(settings, AdvantagedGroup)}
 
 
+def has_refused_a_version(settings: Settings) -> bool:
+    """Return whether there is a dead letter about the version below 0, so that the one before it was read too."""
+    return any(letter.reason == "contradictory" for _, letter in read(settings, DeadLetter))
+
+
 def unnamed(hostile: Hostile) -> set[Coordinates]:
     """Return the coordinates of each record whose dead letter is still missing."""
     wanted = [(at[label], stage) for at in (hostile.large, hostile.odd) for label, stage in READERS.items()]
@@ -172,6 +183,15 @@ def test_an_error_that_quotes_a_long_id_is_cut(hostile: Hostile) -> None:
     assert letter.key_sha256 == hashlib.sha256(LONG_ID.encode()).hexdigest()
 
 
+# --- versions that no batch made --------------------------------------------------------------------------------------
+
+
+def test_a_version_that_no_batch_made_is_never_promoted(hostile: Hostile) -> None:
+    letters = [letter for _, letter in read(hostile.settings, DeadLetter) if letter.reason == "contradictory"]
+    assert [("version is -3" in letter.error, letter.stage) for letter in letters] == [(True, "rollouts")]
+    assert {event.kind for _, event in read(hostile.settings, AdapterEvent)} == {"trained"}
+
+
 # --- headers whose names are not text ---------------------------------------------------------------------------------
 
 
@@ -189,9 +209,10 @@ def test_a_good_task_with_an_odd_header_is_answered_and_scored(hostile: Hostile)
 def test_the_log_is_followed_audited_archived_and_restored_byte_for_byte(hostile: Hostile) -> None:
     tail = hostile.run("events", "tail", "tasks", "--from", "start", "-n", "4")
     assert (tail.exit_code, len(tail.stdout.splitlines())) == (1, 4), tail.output  # 1: two are no events
-    audit = hostile.run("audit")
-    print(audit.output)
-    assert audit.exit_code == 0, audit.output
+    audit = json.loads(hostile.run("audit").stdout)
+    assert {found["at"].partition("@")[0] for kind in ("lost", "doubled", "phantom") for found in audit[kind]} == {
+        f"{topics(hostile.settings.topics)['adapters'].name}[0]"  # the version that no batch made, and nothing else
+    }
     labels, prefix = ("tasks", "responses", "adapters"), f"restored-{hostile.settings.topics.prefix}"
     synced = hostile.run("archive", "sync", *labels)
     assert synced.exit_code == 0, synced.output

@@ -13,6 +13,7 @@ from schemas.events import (
     EVENTS,
     MAX_GROUP_SIZE,
     MAX_REWARD,
+    AdapterEvent,
     Message,
     Response,
     Reward,
@@ -93,6 +94,20 @@ def _obeying(event: Any) -> Any:
                 reward_id=derive_id(event.response_id, event.source),
                 value=value,
                 error="failed" if value is None else None,
+            )
+        case AdapterEvent():
+            version, first, last = 1 + event.version % (2**31 - 1), event.first_batch, event.last_batch
+            if first is None or last is None:
+                first = last = None
+            else:
+                last %= version
+                first %= last + 1
+            return dataclasses.replace(
+                event,
+                version=version,
+                parent_version=None if event.parent_version is None else event.parent_version % version,
+                first_batch=first,
+                last_batch=last,
             )
         case _:
             return event

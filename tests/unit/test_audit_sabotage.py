@@ -282,10 +282,10 @@ CHANGES: list[tuple[str, str, Callable[[Any], bool], Callable[[Any], Event], str
      "contradictory"),
     ("why a group was dropped", "batches", lambda event: bool(event.dropped), lambda event: replace(
         event, dropped=(replace(event.dropped[0], reason="stale"), *event.dropped[1:])), "contradictory"),
-    ("the parent", "adapters", lambda event: event.kind == "trained", lambda event: replace(event, parent_version=7),
-     "contradictory"),
-    ("the batch range", "adapters", lambda event: event.kind == "trained", lambda event: replace(event, first_batch=1),
-     "contradictory"),
+    ("the parent", "adapters", lambda event: event.kind == "trained", lambda event: replace(
+        event, parent_version=None), "contradictory"),
+    ("the batch range", "adapters", lambda event: event.kind == "trained", lambda event: replace(
+        event, first_batch=None, last_batch=None), "contradictory"),
 ]  # fmt: skip
 
 

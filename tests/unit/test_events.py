@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import uuid
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from schemas.events import EVENTS, NAMESPACE, Coordinates, RewardSource, Sampling, derive_id, problems
-from tests.support.factories import one_of_each, response, reward, task
+from tests.support.factories import one_of_each, response, reward, task, trained
 
 
 def test_an_id_is_the_uuid5_of_its_parts_under_one_namespace() -> None:
@@ -100,3 +101,20 @@ def test_a_reward_that_is_none_says_what_is_wrong(changes: dict[str, Any], says:
 
 def test_a_failed_score_has_an_error_and_no_value() -> None:
     assert not list(problems(reward(error="timeout")))
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"version": -3, "parent_version": None, "first_batch": None, "last_batch": None}, "version is -3"),
+        ({"version": 0, "parent_version": None, "first_batch": None, "last_batch": None}, "0 is the base model"),
+        ({"parent_version": 2}, "parent_version is 2; expected 0 to 1"),
+        ({"parent_version": -1}, "parent_version is -1"),
+        ({"last_batch": 2}, "batches are 0 to 2; expected a range within 0 to 1"),
+        ({"first_batch": 1, "last_batch": 0}, "batches are 1 to 0"),
+        ({"last_batch": None}, "set both or neither"),
+    ],
+)
+def test_a_version_that_no_batch_can_have_made_is_no_event(changes: dict[str, Any], says: str) -> None:
+    (problem,) = problems(replace(trained(2), **changes))
+    assert says in problem

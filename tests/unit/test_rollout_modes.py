@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -124,9 +125,17 @@ def test_a_version_is_judged_anew_against_a_primary_that_a_person_put_there() ->
 
 
 def test_a_primary_that_was_never_asked_is_asked_when_it_takes_over() -> None:
-    log = Log(replace(GUARDED, guard=Guard(every=3))).append(trained(1), trained(3))
+    log = Log(replace(GUARDED, guard=Guard(every=3))).append(trained(1), trained(2), trained(3))
     log.append(event("promoted", 1, expected_version=0))
     assert {task.adapter_version for task in log.tasks} == {0, 1, 3}
+
+
+@pytest.mark.parametrize("mode", ["direct", "canary"])
+def test_a_version_that_no_batch_made_is_never_the_next_one(mode: Literal["direct", "canary"]) -> None:
+    log = Log(RolloutRule(mode=mode)).append(trained(1), trained(2**31 - 1))
+    assert {event.version for event in log.events if event.kind != "trained"} == {1}
+    if mode == "direct":
+        assert log.append(trained(2)).state.primary == 2
 
 
 def test_a_promotion_that_a_person_outran_is_refused_and_decided_anew() -> None:

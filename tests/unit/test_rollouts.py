@@ -109,8 +109,9 @@ def test_a_rejected_version_is_never_promoted() -> None:
     assert (state.primary, state.versions[1].status) == (0, "rejected")
 
 
-def test_newest_is_the_highest_version_and_not_the_latest_record() -> None:
-    assert state_after([trained(3), trained(2)]).newest == 3
+def test_newest_is_the_highest_version_without_a_gap_before_it_and_not_the_latest_record() -> None:
+    assert state_after([trained(1), trained(3)]).newest == 1
+    assert state_after([trained(1), trained(3), trained(2)]).newest == 3
 
 
 def test_events_of_another_policy_change_nothing() -> None:

@@ -58,6 +58,7 @@ class RolloutState:
 
     serving: Serving = field(default_factory=Serving)
     newest: int = 0
+    """The newest version that has all versions before it: each step makes one, so another was made by none."""
     newest_at: int = 0
     """When the newest version was trained, ms."""
     pending: str | None = None
@@ -80,7 +81,7 @@ def waiting(state: RolloutState) -> list[int]:
     """Return the versions that may be next, newest first: newer than every one that was decided about."""
     statuses = state.serving.statuses
     last = max(version for version, status in statuses.items() if status != "trained")
-    return sorted((version for version in statuses if version > last), reverse=True)
+    return sorted((version for version in statuses if last < version <= state.newest), reverse=True)
 
 
 # --- the table rows ---------------------------------------------------------------------------------------------------

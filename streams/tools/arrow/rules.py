@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from schemas.avro_schema import Shape, shapes
-from schemas.events import MAX_GROUP_SIZE, MAX_REWARD, NAMESPACE, Event, Response, Reward, Task
+from schemas.events import MAX_GROUP_SIZE, MAX_REWARD, NAMESPACE, AdapterEvent, Event, Response, Reward, Task
 
 _GROUPS = ((0, 8), (8, 12), (12, 16), (16, 20), (20, 32))
 """The digits of a UUID between its dashes."""
@@ -38,6 +38,8 @@ def hold(event: type[Event], events: pa.StructArray) -> bool:
         return _tasks_hold(events)
     if event is Response:
         return _responses_hold(events)
+    if event is AdapterEvent:
+        return _adapters_hold(events)
     return event is not Reward or _rewards_hold(events)
 
 
@@ -121,6 +123,19 @@ def _rewards_hold(rewards: pa.StructArray) -> bool:
     return all(map(_all, rules)) and _derived(
         rewards.field("reward_id"), rewards.field("response_id"), rewards.field("source")
     )
+
+
+def _adapters_hold(events: pa.StructArray) -> bool:
+    version, parent, first, last = (
+        events.field(name) for name in ("version", "parent_version", "first_batch", "last_batch")
+    )
+    rules = (
+        pc.greater_equal(version, 1),  # 0 is a doubt: it depends on the kind
+        pc.and_(pc.greater_equal(parent, 0), pc.less(parent, version)),
+        pc.equal(first.is_valid(), last.is_valid()),
+        pc.and_(pc.greater_equal(first, 0), pc.and_(pc.less_equal(first, last), pc.less(last, version))),
+    )
+    return all(map(_all, rules))
 
 
 def _derived(ids: pa.Array, *parts: pa.Array) -> bool:
