@@ -30,6 +30,7 @@ OPTIONS = (
         help="Take a task's field from this column, e.g. prompt=question, metadata.topic=subject. May be repeated. "
         "Columns that are neither named nor a task's field are then left out.",
     ),
+    click.option("--skip-bad", is_flag=True, help="Take the good lines even if others are bad."),
     click.option("--split", default=None, metavar="NAME", help="The split of a data set's folder."),
     click.option("--epochs", type=click.IntRange(min=1), default=1, show_default=True, help="Ask everything N times."),
     click.option("--policy", default=None, metavar="NAME", help="The policy that answers.  [default: policy.name]"),
@@ -55,6 +56,7 @@ class TaskFileOptions:
     """How a file becomes tasks. What is None is as each line says, or as a task's default."""
 
     names: tuple[str, ...] = ()
+    skip_bad: bool = False
     split: str | None = None
     epochs: int = 1
     policy: str | None = None
@@ -113,10 +115,10 @@ def task_file_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return collected
 
 
-def read_tasks(settings: Settings, file: Path, options: TaskFileOptions, *, skip_bad: bool) -> Checked:
+def read_tasks(settings: Settings, file: Path, options: TaskFileOptions) -> Checked:
     """Return the tasks of a file, `-` for stdin, in every epoch; print what is wrong with it.
 
-    Raises EventError if a line is bad, unless `skip_bad`, NotFoundError without such a file.
+    Raises EventError if a line is bad, unless those are to be skipped, NotFoundError without such a file.
     """
     from streams.kafka.times import now_ms
     from streams.stages.tasks import lines, rows
@@ -134,9 +136,9 @@ def read_tasks(settings: Settings, file: Path, options: TaskFileOptions, *, skip
         click.echo(message, err=True)
     if checked.unused:
         click.echo(f"not used: {', '.join(checked.unused)} (--map metadata.NAME=COLUMN keeps one)", err=True)
-    if checked.problems and not skip_bad:
+    if checked.problems and not options.skip_bad:
         bad, good = len(checked.problems), len(checked.tasks)
         all_lines = bad + good + checked.repeated
-        way_out = f", or submit the {good} good ones with --skip-bad" if good else ""
+        way_out = f", or take the {good} good ones with --skip-bad" if good else ""
         raise EventError(f"nothing was submitted: {bad} of {all_lines} lines cannot be used. Correct them{way_out}")
     return replace(checked, tasks=list(lines.epochs(checked.tasks, options.epochs)))

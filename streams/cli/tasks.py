@@ -26,11 +26,10 @@ def tasks() -> None:
 
 @tasks.command("submit")
 @click.argument("file", metavar="FILE|FOLDER|-", type=click.Path(path_type=Path, allow_dash=True))
-@click.option("--skip-bad", is_flag=True, help="Submit the good lines even if others are bad.")
 @task_file_options
 @output_option
 @pass_call
-def tasks_submit(call: AppContext, file: Path, skip_bad: bool, reading: TaskFileOptions, output: Output) -> None:
+def tasks_submit(call: AppContext, file: Path, reading: TaskFileOptions, output: Output) -> None:
     """Submit the tasks in a file, or in the folder of a data set.
 
     A file is JSON lines, CSV or Parquet; - is stdin. A line is {"prompt": "...", "answer": "..."}, or a whole task as
@@ -42,7 +41,7 @@ def tasks_submit(call: AppContext, file: Path, skip_bad: bool, reading: TaskFile
     """
     from streams.stages.tasks.submit import submit
 
-    checked = read_tasks(call.settings, file, reading, skip_bad=skip_bad)
+    checked = read_tasks(call.settings, file, reading)
     _show_submitted(
         call,
         submit(call.settings, checked.tasks, under=_trace()),

@@ -69,12 +69,12 @@ def up(
     )
     settings = plan.settings()
     if file is not None:
-        tasks = read_tasks(settings, file, reading, skip_bad=False).tasks
+        tasks = read_tasks(settings, file, reading).tasks
         if not tasks:
             raise SettingsError(f"--tasks {file}: there is no task in it")
         plan = replace(plan, train=tuple(tasks))
     if held_out is not None:
-        asked = read_tasks(settings, held_out, replace(reading, epochs=1), skip_bad=False)
+        asked = read_tasks(settings, held_out, replace(reading, epochs=1))
         plan = replace(plan, held_out=tuple(asked.tasks))
     result = loop.run(plan, Console(stderr=output == "json"))
     if output == "json":

@@ -83,6 +83,11 @@ class Plan(ABC):
         """Return the arguments of a run that goes further than this one, if there is an obvious one."""
 
     @property
+    def owns_node(self) -> bool:
+        """Whether the embedded node is there for this run alone, and is stopped even if it ran before."""
+        return True
+
+    @property
     def endless(self) -> bool:
         """Whether the run waits for tasks of others when its own are done."""
         return False

@@ -124,16 +124,18 @@ def run(plan: Plan, console: Console) -> dict[str, Any]:
 
 @contextmanager
 def _log(plan: Plan, settings: Settings, console: Console) -> Iterator[str]:
-    """Start the embedded node, if it is to be used, and yield the address of the log. The run stops what it started."""
+    """Start the embedded node, if it is to be used, and yield the address of the log."""
     if not plan.embedded:
         yield settings.kafka.bootstrap
         return
     console.print(f"starting Apache Kafka in {settings.broker.data_dir} …", style="dim")
+    stays = broker.status(settings.broker) is not None and not plan.owns_node
     node = broker.ensure(settings.broker)
     try:
         yield node.bootstrap
     finally:
-        broker.stop(settings.broker)
+        if not stays:
+            broker.stop(settings.broker)
 
 
 def _loop(plan: Plan, settings: Settings, config: Path, console: Console) -> dict[str, Any]:

@@ -47,6 +47,11 @@ class UpPlan(Plan):
         return Path(".streamward/up")
 
     @property
+    def owns_node(self) -> bool:
+        """It is that of the folder."""
+        return False
+
+    @property
     def endless(self) -> bool:
         """Whether it has no tasks of its own."""
         return self.train is None

@@ -37,7 +37,9 @@ def test_thirty_questions_make_a_better_version_by_the_commands_of_the_page(fold
         place = f"{PAGE}:{ran.step.line}: exit code {ran.code}, and it prints\n{ran.output}"
         assert ran.code == 0 and (ran.step.file or readme.fits(ran.step.expected, ran.output)), place
     report = json.loads((folder / ".streamward/up/report.json").read_text())
-    assert report["adapters"] == 4
+    assert (
+        report["adapters"] >= 4
+    )  # of a batch that was ready when the fourth was promoted, the trainer may make another
     if FULL:
         rewards = [version["reward"] for version in report["train_reward"]]
         assert rewards[0] < 0.5 < 0.7 < rewards[-1]
