@@ -56,7 +56,7 @@ def _task(call: AppContext, place: str) -> Task:
     from streams.stages.tasks.rows import rows
 
     name, colon, number = place.rpartition(":")
-    file, line = (Path(name), int(number)) if colon and number.isdigit() else (Path(place), None)
+    file, line = (Path(name), int(number)) if colon and number.isdecimal() else (Path(place), None)
     row = next(((at, row) for at, row in rows(file) if line in (at, None)), None)
     if row is None:
         raise NotFoundError(f"{file} has no task in line {line or 1}")

@@ -59,7 +59,7 @@ def parse_begin(text: str) -> Begin:
     """
     if text in ("start", "end"):
         return Begin(text)
-    if text.startswith("-") and text[1:].isdigit():
+    if text.startswith("-") and text[1:].isdecimal():
         return Begin("last", int(text[1:]))
     try:
         return Begin("time", parse_time(text, "--from"))

@@ -8,6 +8,7 @@ Files called broke-… are inputs that once broke a reader; they stay.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import tempfile
 from collections.abc import Iterator
@@ -21,8 +22,8 @@ from schemas import serde
 from schemas.events import Coordinates
 from streams.kafka.record import Record, dead_letter
 from streams.settings.model import Settings
+from streams.tools.archive.manifests import Manifest, Segment, manifest_bytes
 from streams.tools.archive.segment_writer import SegmentWriter
-from streams.tools.archive.segments import Manifest, Segment, manifest_bytes
 from streams.tools.arrow.decode import side_by_side
 from streams.tools.dead_letters.letters import Letter, RedriveTarget, decision
 from streams.worker.faust.changelogs import Changelogs, Extent
@@ -74,6 +75,28 @@ def _weights() -> bytes:
 
     factors = {"lora_A": torch.ones(2, 4), "lora_B": torch.ones(4, 2)}
     return save({f"base_model.model.a.{name}.weight": tensor for name, tensor in factors.items()})
+
+
+def _files() -> list[dict[str, Any]]:
+    contents = {"adapter_config.json": b"{}", "adapter_model.safetensors": b"weights"}
+    return [
+        {"path": name, "sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
+        for name, content in contents.items()
+    ]
+
+
+def _answer() -> bytes:
+    """Return what the real vLLM said (tests/contracts) as one answer to all that is asked of it."""
+    from tests.support.vllm.contract import FILE
+
+    recorded = json.loads(FILE.read_text())["modes"]["processed_logprobs"]
+    wanted = ('"max_tokens": 6,', '"model": "base"', '"n": 4', '"prompt": [9, 10, 11]', '"temperature": 1.0')
+    body = next(one["body"] for key, one in recorded.items() if all(part in key for part in wanted))
+    first = body["choices"][0]
+    first["prompt_logprobs"] = [None, {"10": {"logprob": -1.5}}, {"11": {"logprob": -2.5}}]
+    first["logprobs"]["top_logprobs"] = [{"5": -1.5}]
+    card = {"id": "base", "object": "model", "parent": None, "max_model_len": 256}
+    return json.dumps({**body, "data": [card]}).encode()
 
 
 def seeds() -> Iterator[tuple[str, str, bytes]]:
@@ -164,6 +187,13 @@ def seeds() -> Iterator[tuple[str, str, bytes]]:
     }
     yield "adapters", "config", json.dumps(config).encode()
     yield "weights", "lora", _weights()
+    said = {"id": "r", "version": "exact/1", "value": 1.0, "components": {"a": 0.5}, "rationale": "right"}
+    failed = {"id": "r", "version": "exact/1", "reason": "exception", "error": "it raised", "again": True}
+    for name, last in (("verdict", said), ("failed", failed)):
+        lines = [{"id": "r", "prepared": "exact/1"}, last]
+        yield "sandbox", name, b"\n".join(json.dumps(line).encode() for line in lines)
+    yield "fetches", "adapter", json.dumps({"uri": "file://STORE/p/1", "files": _files()}).encode()
+    yield "vllm", "answer", _answer()
 
 
 def main() -> None:

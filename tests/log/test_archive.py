@@ -21,8 +21,9 @@ from streams.observability import catalog
 from streams.observability.metrics import Meter
 from streams.settings.model import Settings
 from streams.tools.archive import sync as archive_sync
+from streams.tools.archive.manifests import manifest_numbers
 from streams.tools.archive.segment_writer import segment_schema
-from streams.tools.archive.segments import ArchiveReader, manifest_numbers
+from streams.tools.archive.segments import ArchiveReader
 from streams.tools.archive.sync import sync
 from streams.tools.archive.verify import verify
 from streams.tools.arrow.decode import decode

@@ -147,7 +147,7 @@ def _cut(tokens: list[int], stop: Sequence[str], prompts: Prompts) -> tuple[list
 
 
 def _are_ids(value: Any) -> bool:
-    return isinstance(value, list) and all(type(token) is int and token >= 0 for token in value)
+    return isinstance(value, list) and all(type(token) is int and 0 <= token < 1 << 31 for token in value)
 
 
 def _logprobs(choice: dict[str, Any], count: int) -> tuple[float, ...] | None:
@@ -169,7 +169,7 @@ def prompt_logprobs(answer: Any, *, model: str, prompt: Sequence[int]) -> list[f
         _check(choice["prompt_token_ids"] == list(prompt), "its prompt_token_ids are not those that were sent")
         found = choice["prompt_logprobs"]
         values = [float(found[place][str(token)]["logprob"]) for place, token in enumerate(prompt) if place]
-    except (LookupError, TypeError, ValueError) as exc:
+    except (LookupError, TypeError, ValueError, OverflowError) as exc:
         raise BadAnswer(f"it lacks the logprobs of the prompt: {exc!r}") from exc
     _check(all(map(math.isfinite, values)), "a logprob of the prompt is not finite; roll the adapter back")
     return values

@@ -87,7 +87,7 @@ class Proof:
             )
         name = wanted or bases[0]
         longest = cards[name].get("max_model_len")
-        if isinstance(longest, int) and longest < self.context_tokens:
+        if type(longest) is int and 0 < longest < self.context_tokens:
             log.warning("%s has room for %d tokens, model.base for %d", server.url, longest, self.context_tokens)
             self.context_tokens = longest
         if self._probe:
@@ -183,7 +183,9 @@ def _cards(server: VllmServer) -> dict[str, dict[str, Any]]:
     """Return what a server lists, by name."""
     answer = server.ask("GET", "/v1/models")
     try:
-        return {str(card["id"]): dict(card) for card in answer["data"]}
+        cards = {str(card["id"]): dict(card) for card in answer["data"]}
+        "".join(cards).encode()  # what cannot be sent names no model
+        return cards
     except (LookupError, TypeError, ValueError) as exc:
         raise BadAnswer(f"{server.url}/v1/models lists no models but {str(answer)[:100]!r}") from exc
 
@@ -193,7 +195,7 @@ def _first_logprob(answer: Any, url: str) -> float:
     try:
         logprobs = answer["choices"][0]["logprobs"]
         values = [float(logprobs["token_logprobs"][0]), *map(float, logprobs["top_logprobs"][0].values())]
-    except (LookupError, TypeError, ValueError, AttributeError) as exc:
+    except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as exc:
         raise BadAnswer(f"{url}/v1/completions gives no logprobs: {exc!r}") from exc
     if any(value > SLACK for value in values):
         raise WrongModel(f"{url} reports logits for logprobs; start it without --logprobs-mode, or processed_logprobs")

@@ -32,8 +32,9 @@ from streams.kafka.producer import Producer
 from streams.kafka.record import Record, TopicPartition
 from streams.kafka.topics import LABELS, topics
 from streams.settings.model import Settings
+from streams.tools.archive.manifests import Manifest
 from streams.tools.archive.retention import RestoredTopics, SetBack
-from streams.tools.archive.segments import ArchiveReader, Manifest, fingerprint
+from streams.tools.archive.segments import ArchiveReader, fingerprint
 
 PLACEHOLDER = b"streamward placeholder"
 

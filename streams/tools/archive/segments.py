@@ -23,20 +23,19 @@ import bisect
 import contextlib
 import hashlib
 import heapq
-import json
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from schemas import json_text
 from schemas.events import Coordinates
 from streams.errors import LogError
 from streams.kafka.record import Record, TopicPartition
 from streams.kafka.topics import topics
 from streams.settings.model import Settings
+from streams.tools.archive.manifests import Manifest, Segment, manifest_numbers, parsed, partition_numbers
 from streams.tools.archive.store import Store
 
 RAW = ["_offset", "_timestamp", "_key", "_key_bytes", "_headers", "_payload"]
@@ -47,48 +46,6 @@ KEPT_GROUPS = 8
 """Row groups that stay in memory for the next `fetch`."""
 FOOTER_BYTES = 8
 """What ends a Parquet file: the length of its footer, and PAR1."""
-
-
-class Segment(NamedTuple):
-    """One file of an archive: all records of a partition in a range of offsets."""
-
-    label: str
-    partition: int
-    first: int
-    next: int
-    """The offset after the last."""
-    path: str
-    """A file's path, or its URL in an object store."""
-    sha256: str
-    footer_sha256: str
-    last_sha256: str
-    """Of the last record (see `fingerprint`): tells whether a log is the one that was archived."""
-    records: int
-    bad: int
-    """Records that are not events: `_bad` has the reason, and their event columns are null."""
-    bytes: int
-    payload_bytes: int
-    from_ms: int
-    to_ms: int
-    """Smallest and largest record timestamp."""
-    schema_ids: tuple[int, ...]
-
-
-class Manifest(NamedTuple):
-    """What is archived of a partition."""
-
-    number: int
-    partitions: int
-    """Of the topic, when it was written."""
-    first: int
-    """The first offset."""
-    segments: tuple[Segment, ...]
-    """None if the partition was empty."""
-
-    @property
-    def next(self) -> int:
-        """The offset after the last."""
-        return self.segments[-1].next if self.segments else self.first
 
 
 def fingerprint(record: Record) -> str:
@@ -120,7 +77,7 @@ class ArchiveReader:
 
     def partitions(self, label: str) -> list[int]:
         """Return the partitions that were archived, empty or not."""
-        found = sorted(int(name) for name in self.store.names(self.folder(label)) if name.isdigit())
+        found = partition_numbers(self.store.names(self.folder(label)))
         return [partition for partition in found if self.manifest(label, partition) is not None]
 
     def manifest(self, label: str, partition: int) -> Manifest | None:
@@ -152,7 +109,7 @@ class ArchiveReader:
             name = f"{folder}/{numbers[-1]:08d}.json"
             data = self.store.read(name)
             if data is not None:
-                manifest = _parsed(label, partition, self.store, folder, name, data)
+                manifest = parsed(label, partition, self.store, name, data)
                 if manifest.number != numbers[-1]:
                     raise LogError(
                         f"{self.store.where(name)}: is the manifest with number {manifest.number}; remove it"
@@ -325,58 +282,3 @@ def _damaged(segment: Segment, what: str) -> LogError:
         f"[{segment.partition}], offsets {segment.first} to {segment.next - 1}. Restore the file from a copy of the "
         "archive; `streamward archive verify` names all that is wrong"
     )
-
-
-# --- manifests --------------------------------------------------------------------------------------------------------
-
-_IN_FILE = tuple(name for name in Segment._fields if name not in ("label", "partition", "path"))
-
-
-def manifest_numbers(names: Iterable[str]) -> list[int]:
-    """Return the numbers of the manifests among these file names, in order."""
-    return sorted(int(name[:-5]) for name in names if name.endswith(".json") and name[:-5].isdigit())
-
-
-def manifest_bytes(manifest: Manifest) -> bytes:
-    """Return a manifest as it is written."""
-    body = {
-        "format": 1,
-        "number": manifest.number,
-        "partitions": manifest.partitions,
-        "first": manifest.first,
-        "next": manifest.next,
-        "segments": [
-            {"file": s.path.rsplit("/", 1)[-1], **{name: getattr(s, name) for name in _IN_FILE}}
-            for s in manifest.segments
-        ],
-    }
-    return (json.dumps({**body, "sha256": _body_sha256(body)}, indent=1) + "\n").encode()
-
-
-def _body_sha256(body: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
-
-
-def _parsed(label: str, partition: int, store: Store, folder: str, name: str, data: bytes) -> Manifest:
-    try:
-        body = json_text.parse(data)
-        recorded = body.pop("sha256")
-        if body["format"] != 1:
-            raise LogError(f"{store.where(name)} has format {body['format']}, expected 1; update Streamward")
-        if recorded != _body_sha256(body):
-            raise ValueError(f"its sha256 is {_body_sha256(body)[:12]}, but it records {recorded[:12]}")
-        segments = tuple(
-            Segment(
-                label=label,
-                partition=partition,
-                path=store.where(f"{folder}/{entry['file']}"),
-                schema_ids=tuple(entry["schema_ids"]),
-                **{field: entry[field] for field in _IN_FILE if field != "schema_ids"},
-            )
-            for entry in body["segments"]
-        )
-        return Manifest(body["number"], body["partitions"], body["first"], segments)
-    except (ValueError, KeyError, TypeError, AttributeError) as exc:
-        raise LogError(
-            f"{store.where(name)}: not the manifest that was written here: {exc}. Restore it from a copy of the archive"
-        ) from exc

@@ -30,15 +30,9 @@ from streams.observability import metrics
 from streams.observability.metrics import OFF, Meter
 from streams.settings.model import Settings
 from streams.tools.archive.lag import UNREPORTED, ArchiveLag
+from streams.tools.archive.manifests import Manifest, Segment, manifest_bytes, manifest_numbers
 from streams.tools.archive.segment_writer import SegmentWriter, record_in
-from streams.tools.archive.segments import (
-    ArchiveReader,
-    Manifest,
-    Segment,
-    fingerprint,
-    manifest_bytes,
-    manifest_numbers,
-)
+from streams.tools.archive.segments import ArchiveReader, fingerprint
 from streams.tools.arrow import bulk
 from streams.tools.arrow.decode import DecodedRows
 
@@ -278,5 +272,6 @@ class _Partition:
             return  # a driver without conditional put may let two win; keep what either names
         named = {segment.path.rsplit("/", 1)[-1] for segment in newest.segments}
         for name in names:
-            if name.endswith(".parquet") and name not in named and int(name[:20]) < newest.next:
+            ours = name.endswith(".parquet") and name[:20].isdecimal()
+            if ours and name not in named and int(name[:20]) < newest.next:
                 store.remove(f"{self._folder}/{name}")

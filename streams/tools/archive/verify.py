@@ -14,7 +14,8 @@ from typing import NamedTuple
 from streams.errors import LogError
 from streams.kafka.topics import LABELS
 from streams.settings.model import Settings
-from streams.tools.archive.segments import ArchiveReader, Manifest, Segment
+from streams.tools.archive.manifests import Manifest, Segment, partition_numbers
+from streams.tools.archive.segments import ArchiveReader
 from streams.tools.archive.store import HALF
 
 
@@ -43,7 +44,7 @@ def verify(settings: Settings, labels: Iterable[str] = LABELS) -> Verified:
     segments: list[Segment] = []
     findings: list[ArchiveFinding] = []
     for label in labels:
-        there = {int(name) for name in archive.store.names(archive.folder(label)) if name.isdigit()}
+        there = set(partition_numbers(archive.store.names(archive.folder(label))))
         count = max(there, default=-1) + 1
         for partition in sorted(there):
             try:

@@ -37,7 +37,8 @@ from streams.kafka.times import parse_time
 from streams.settings.load import load
 from streams.settings.model import Settings
 from streams.tools.archive.history import Source
-from streams.tools.archive.segments import ArchiveReader, Segment
+from streams.tools.archive.manifests import Segment
+from streams.tools.archive.segments import ArchiveReader
 from streams.tools.arrow import bulk, decode
 from streams.tools.arrow.decode import Bad, DecodedRows
 from streams.tools.query import archived, statement as query_statement

@@ -6,7 +6,6 @@ import hashlib
 import json
 from pathlib import Path
 
-from streams.errors import LogError
 from streams.settings.model import Settings
 from tests.fuzz.target import Check, target
 
@@ -16,8 +15,9 @@ SEGMENT = "segment.parquet"
 @target("manifests", "json", light=300)
 def manifests(folder: Path) -> Check:
     """A manifest is one that is written again as the same, or a LogError; also if its own digest is right."""
-    from streams.tools.archive import segments
+    from streams.tools.archive.manifests import manifest_bytes
     from streams.tools.archive.segments import ArchiveReader
+    from streams.tools.archive.verify import verify
 
     settings = Settings.model_validate({"archive": {"store": str(folder)}})
     there = folder / "streamward.rewards" / "0"
@@ -25,17 +25,12 @@ def manifests(folder: Path) -> Check:
 
     def read(data: bytes) -> None:
         (there / "00000001.json").write_bytes(data)
+        verify(settings, ["rewards"])
         reader = ArchiveReader(settings)
         found = reader.manifest("rewards", 0)
         assert found is not None
-        reader.next_offset("rewards", 0)
-        (there / "00000001.json").write_bytes(segments.manifest_bytes(found))
+        (there / "00000001.json").write_bytes(manifest_bytes(found))
         assert ArchiveReader(settings).manifest("rewards", 0) == found
-        for segment in found.segments:
-            try:
-                reader.sound(segment)
-            except LogError:
-                continue
 
     def check(data: bytes) -> str | None:
         try:
@@ -54,7 +49,8 @@ def manifests(folder: Path) -> Check:
 @target("segments", light=100)
 def segments(folder: Path) -> Check:
     """A segment whose digests are right is records, or a LogError, whatever wrote it."""
-    from streams.tools.archive.segments import ArchiveReader, Manifest, Segment, footer_sha256, manifest_bytes
+    from streams.tools.archive.manifests import Manifest, Segment, manifest_bytes
+    from streams.tools.archive.segments import ArchiveReader, footer_sha256
     from streams.tools.archive.verify import verify
 
     settings = Settings.model_validate({"archive": {"store": str(folder)}})
@@ -71,7 +67,7 @@ def segments(folder: Path) -> Check:
             "rewards", 0, 0, 5, str(path), digest, footer, "0" * 64, 5, 0, len(data), 100, 0, 10**13, (1,)
         )  # fmt: skip
         (there / "00000001.json").write_bytes(manifest_bytes(Manifest(1, 1, 0, (segment,))))
-        list(verify(settings, ["rewards"]))
+        verify(settings, ["rewards"])
         reader = ArchiveReader(settings)
         reader.sound(segment)
         found = list(reader.read({("streamward.rewards", 0): 0}, {("streamward.rewards", 0): 5}))

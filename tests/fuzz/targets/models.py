@@ -55,6 +55,40 @@ def adapters(folder: Path) -> Check:
     return check
 
 
+@target("fetches", "json", light=200)
+def fetches(folder: Path) -> Check:
+    """What an event says about an adapter leads to files with these digests, or to an EventError; never elsewhere."""
+    from schemas.events import AdapterFile
+    from streams.adapters.store import fetch, publish
+    from streams.errors import EventError
+
+    store, into, local = folder / "store", folder / "into", folder / "local"
+    local.mkdir()
+    (local / "adapter_model.safetensors").write_bytes(b"weights")
+    (local / "adapter_config.json").write_bytes(b"{}")
+    publish(local, str(store), "p", 1)
+
+    def check(data: bytes) -> str | None:
+        try:
+            given = json.loads(data.replace(b"STORE", str(store).encode()))
+            uri, files = given["uri"], tuple(AdapterFile(**file) for file in given["files"])
+            assert isinstance(uri, str)
+            assert all(isinstance(f.path + f.sha256, str) and isinstance(f.bytes, int) for f in files)
+        except (ValueError, TypeError, LookupError, RecursionError, AssertionError):
+            return "no event"
+        try:
+            found = fetch(str(store), uri, files, into)
+        except EventError as exc:
+            return str(exc)
+        assert found.parent == into
+        assert {path.name: path.read_bytes() for path in found.iterdir()} == {
+            path.name: path.read_bytes() for path in local.iterdir()
+        }
+        return None
+
+    return check
+
+
 @target("weights", light=100)
 def weights(folder: Path) -> Check:
     """The weights of an adapter fit the model, or it is a bad adapter."""

@@ -1,11 +1,15 @@
-"""What servers and child processes answer: the judge, a Schema Registry and its clients."""
+"""What servers and child processes answer: the judge, a Schema Registry, vLLM, a scorer's process."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from schemas import serde
 from streams.settings.model import Settings
 from tests.fuzz.target import Check, target
+
+PIPE_BYTES = 60_000
+"""What fits into a pipe that nobody reads yet."""
 
 
 @target("judge", "json", light=300)
@@ -44,5 +48,92 @@ def registry(folder: Path) -> Check:
         status, _ = look_up("/subjects/tasks-value", data, subjects)
         answer(f"/subjects/{text[:200]}", subjects)
         return None if schema is not None else f"{status}"
+
+    return check
+
+
+@target("sandbox", "lines", light=200)
+def sandbox(folder: Path) -> Check:
+    """What a scorer's process writes is a verdict, or a ScoreError. A line is a frame, unless the first is no JSON."""
+    import os
+    import subprocess
+
+    from schemas.events import derive_id
+    from streams.scorers.sandbox import _SandboxProcess
+    from streams.scorers.worker import FRAME
+
+    over = subprocess.Popen(["true"])
+    over.wait()
+    name = derive_id("a scorer")
+
+    def check(data: bytes) -> str | None:
+        frames = [FRAME.pack(len(line)) + line for line in data.splitlines()]
+        said = (b"".join(frames) if data[:1] in b"{[" else data)[:PIPE_BYTES]
+        ours, theirs = os.pipe()
+        inbox = os.open(os.devnull, os.O_WRONLY)
+        try:
+            os.write(theirs, said)
+            os.close(theirs)
+            process = object.__new__(_SandboxProcess)  # one that said all this, and ended
+            process.served, process._process, process._in, process._out = 0, over, inbox, ours
+            verdict = process.score(name, "r", b"request", 1.0)
+        finally:
+            os.close(ours)
+            os.close(inbox)
+        str(verdict).encode()
+        return None
+
+    return check
+
+
+@target("vllm", "json", light=200)
+def vllm(folder: Path) -> Check:
+    """What a model server answers is completions that can be written, logprobs, models; or an error of its branch."""
+    import httpx
+
+    from streams.engines.prompts import Prompts
+    from streams.engines.vllm.client import VllmServer
+    from streams.engines.vllm.responses import completions, prompt_logprobs
+    from streams.engines.vllm.verify import Proof
+    from streams.errors import ModelServerError
+    from streams.stages.policy.responses import ServedVersion, response, unusable
+    from tests.support.models.tiny import tiny_model, tiny_tokenizer
+    from tests.support.vllm.contract import REQUESTS
+
+    request = REQUESTS[0]
+    prompts = Prompts(tiny_model(), tiny_tokenizer())
+    served = ServedVersion(
+        adapter_version=1, engine="vllm", base_digest="b", tokenizer_digest="t", created_at=0, latency_ms=1.0
+    )
+    said = {"data": b""}
+
+    def answer(asked: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, headers={"content-type": "application/json"}, content=said["data"])
+
+    client = httpx.Client(transport=httpx.MockTransport(answer))
+
+    def written(given: object) -> None:
+        for slot in completions(given, request, model="base", prompt=(9, 10, 11), room=6, prompts=prompts):
+            record = response(request, slot, served)
+            try:
+                serde.encode(record)
+            except serde.EncodeError as exc:
+                serde.encode(unusable(record, str(exc)))
+
+    def check(data: bytes) -> str | None:
+        said["data"] = data
+        server = VllmServer("http://vllm", client, 1, 20.0)
+        given = server.ask("POST", "/v1/completions", {})
+        outcomes = []
+        for use in (
+            lambda: written(given),
+            lambda: prompt_logprobs(given, model="base", prompt=(9, 10, 11)),
+            lambda: Proof(Settings().policy, None, prompts).ready(server, None),
+        ):
+            try:
+                use()
+            except ModelServerError as exc:
+                outcomes.append(str(exc))
+        return None if len(outcomes) < 3 else " ".join(outcomes)
 
     return check
