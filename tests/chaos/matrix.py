@@ -97,7 +97,7 @@ def run(row: Fault, *, seed: int, groups: int, folder: Path, stock: bool = False
             recovery_s = drained(world, ledger, since=time.monotonic())
         codes = world.stop()
         ledger.settle()
-        verdict = judge_with(world.repo, world.direct, ledger, cut=row.cut)
+        verdict = judge_with(world.repo, world.direct, ledger, cut=row.cut, bad=world.bad)
         line = _line(row, seed, world, load, ledger, verdict)
         complaints = [*verdict.complaints, *exits(row, world, codes)]
         if recovery_s is None:

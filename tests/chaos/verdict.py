@@ -13,8 +13,8 @@ import json
 import os
 import subprocess
 import sys
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -22,12 +22,14 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from schemas.events import AdvantagedGroup, Batch, DeadLetter
 from schemas.serde import Poison, decode, encode
 from streams.kafka import admin
+from streams.kafka.record import encoded
 from streams.kafka.topics import topic_of
 from streams.settings.load import load, to_env
 from streams.settings.model import Settings
 from streams.stages.advantages.stage import STAGE
 from streams.tools.audit.reading import Audit
 from streams.tools.replay import driver
+from tests.chaos.accounts import HOSTILE, Accounts
 from tests.chaos.load import Ledger
 
 E = TypeVar("E", AdvantagedGroup, Batch, DeadLetter)
@@ -54,24 +56,27 @@ class Verdict(NamedTuple):
 
 
 class Written(Generic[E]):
-    """The events of one topic by id, and the different payloads under each id."""
+    """The events of one topic by id, and the different payloads under each id; `without` are coordinates to skip."""
 
-    def __init__(self, settings: Settings, kind: type[E]) -> None:
+    def __init__(self, settings: Settings, kind: type[E], without: Container[str] = ()) -> None:
         self.events: dict[str, E] = {}
         self.payloads: dict[str, set[bytes]] = defaultdict(set)
         for record in admin.read_topic(settings, topic_of(kind, settings.topics).label):
             event = record.decode(kind)
-            if not isinstance(event, Poison):
+            if not isinstance(event, Poison) and str(record.at) not in without:
                 self.events[getattr(event, IDS[kind])] = event
                 self.payloads[getattr(event, IDS[kind])].add(record.payload or b"")
 
 
-def judge_with(repo: Path, settings: Settings, ledger: Ledger, *, cut: bool = False) -> Verdict:
+def judge_with(
+    repo: Path, settings: Settings, ledger: Ledger, *, cut: bool = False, bad: Mapping[str, str] | None = None
+) -> Verdict:
     """Return the verdict on a log whose processes have drained and ended, by the code of `repo`: it can read all.
 
-    With `cut`, what the log no longer holds is not recomputed.
+    With `cut`, what the log no longer holds is not recomputed. `bad` are the records that were written to do harm: the
+    shape of each by its coordinates.
     """
-    asked = json.dumps({"states": ledger.states, "cut": cut})
+    asked = json.dumps({"states": ledger.states, "cut": cut, "bad": bad or {}})
     env = {name: value for name, value in os.environ.items() if not name.startswith("STREAMWARD_")}
     done = subprocess.run(
         [sys.executable, "-m", "tests.chaos.verdict"],
@@ -86,52 +91,59 @@ def judge_with(repo: Path, settings: Settings, ledger: Ledger, *, cut: bool = Fa
     return Verdict(**json.loads(done.stdout))
 
 
-def judge(settings: Settings, states: Mapping[str, str], *, cut: bool) -> Verdict:
-    """Return the verdict, given what became of each task in the ledger."""
+def judge(settings: Settings, states: Mapping[str, str], *, cut: bool, bad: Mapping[str, str] | None = None) -> Verdict:
+    """Return the verdict, given what became of each task in the ledger, and the records written to do harm."""
     complaints: list[str] = []
-    groups = Written(settings, AdvantagedGroup)
-    answered = {group.task_id for group in groups.events.values()}
+    accounts = Accounts.read(settings, bad or {})
+    groups = Written(settings, AdvantagedGroup, accounts.bad)
+    answered = {group.task_id for group in groups.events.values() if not group.task_id.startswith(HOSTILE)}
     lost = sorted({task_id for task_id, state in states.items() if state == "acknowledged"} - answered)
     strangers = sorted(answered - states.keys())
     _complain(complaints, "acknowledged tasks without a group", lost)
     _complain(complaints, "groups of tasks that nobody sent", strangers)
     report = Audit(settings, settled=True).look()
-    _complain(complaints, "findings of the audit", [f"{found.at} {found.what}" for found in report.wrong])
-    complaints += [] if cut else recomputed(settings, groups)
+    ours = [found for found in report.findings if str(found.at) not in accounts.about]
+    wrong = [f"{found.at} {found.what}" for found in ours if not found.accounted]
+    _complain(complaints, "findings of the audit", wrong)
+    _complain(complaints, "bad records without a dead letter or a reason", accounts.unexplained(report))
+    complaints += [] if cut else recomputed(settings, groups, accounts.bad)
+    figures = Counter(found.category for found in ours)
     return Verdict(
         groups=len(groups.events),
-        lost=max(len(lost), len(report.of("lost"))),
-        doubled=len(report.of("doubled")),
-        phantom=max(len(strangers), len(report.of("phantom"))),
-        repeated=len(report.of("repeated")),
-        out_of_order=len(report.of("out_of_order")),
+        lost=max(len(lost), figures["lost"]),
+        doubled=figures["doubled"],
+        phantom=max(len(strangers), figures["phantom"]),
+        repeated=figures["repeated"],
+        out_of_order=figures["out_of_order"],
         complaints=tuple(complaints),
     )
 
 
-def recomputed(settings: Settings, groups: Written[AdvantagedGroup]) -> list[str]:
+def recomputed(settings: Settings, groups: Written[AdvantagedGroup], bad: Container[str] = ()) -> list[str]:
     """Return what differs between the log and what the batch driver makes of its sources, byte for byte."""
     wanted: dict[str, dict[str, set[bytes]]] = {"group": {}, "dead letter": {}, "batch": {}}
     for made in driver.join(settings):
         what = "group" if isinstance(made, AdvantagedGroup) else "dead letter"
-        wanted[what][getattr(made, IDS[type(made)])] = {encode(made)}
+        _, payload = encoded(made, topic_of(type(made), settings.topics))
+        wanted[what][getattr(made, IDS[type(made)])] = {payload}
     for partition in range(settings.topics.policy_partitions):
         for cut in driver.cut(settings, admin.read_topic(settings, "groups", partition=partition)):
             if isinstance(cut, Batch):
                 wanted["batch"][cut.batch_id] = {encode(cut)}
-    letters = Written(settings, DeadLetter)
+    letters = Written(settings, DeadLetter, bad)
     of_the_join = {name for name, letter in letters.events.items() if letter.stage == STAGE}
     live: dict[str, Mapping[str, set[bytes]]] = {
         "group": groups.payloads,
         "dead letter": {name: letters.payloads[name] for name in of_the_join},
-        "batch": Written(settings, Batch).payloads,
+        "batch": Written(settings, Batch, bad).payloads,
     }
     kinds: dict[str, Any] = {"group": AdvantagedGroup, "dead letter": DeadLetter, "batch": Batch}
     complaints: list[str] = []
     for what, log in live.items():
         again = wanted[what]
-        _complain(complaints, f"{what} that only the log has", log.keys() - again.keys())
-        _complain(complaints, f"{what} that only the recomputation has", again.keys() - log.keys())
+        for whose, more in ("log", log.keys() - again.keys()), ("recomputation", again.keys() - log.keys()):
+            told = [_told(name, min(log.get(name) or again[name]), kinds[what]) for name in more]
+            _complain(complaints, f"{what} that only the {whose} has", told)
         differ = [
             f"{name} ({_difference(log[name] | again[name], kinds[what])})"
             for name in log.keys() & again.keys()
@@ -139,6 +151,11 @@ def recomputed(settings: Settings, groups: Written[AdvantagedGroup]) -> list[str
         ]
         _complain(complaints, f"{what} whose bytes differ from the recomputation's", differ)
     return complaints
+
+
+def _told(name: str, payload: bytes, kind: type[Any]) -> str:
+    event = decode(payload, kind)
+    return f"{name} ({event.error[:300]})" if isinstance(event, DeadLetter) else name
 
 
 def _difference(payloads: Iterable[bytes], kind: type[Any]) -> str:
@@ -157,4 +174,4 @@ def _complain(complaints: list[str], what: str, names: Iterable[str]) -> None:
 
 if __name__ == "__main__":
     given = json.load(sys.stdin)
-    print(json.dumps(judge(load(), given["states"], cut=given["cut"])._asdict()))
+    print(json.dumps(judge(load(), given["states"], cut=given["cut"], bad=given["bad"])._asdict()))

@@ -93,6 +93,8 @@ class World:
         self.exits: list[Exit] = []
         self.notes: list[str] = []
         """What a reader of the result should know besides."""
+        self.bad: dict[str, str] = {}
+        """What is wrong with each record that was written to do harm, by its coordinates."""
         self.repo = REPO
         """The code that the log must be judged with: the newest that wrote to it."""
         self._overrides = overrides

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,10 +31,11 @@ from streams.settings.model import Settings, Topics
 from tests import skips
 from tests.deploy.test_cluster import OPT_IN
 from tests.support.deploy.container import Container, Host, Process, of_pod
-from tests.support.deploy.rendered_chart import ROOT, Object, helm, needs_helm, spec_of
+from tests.support.deploy.rendered_chart import Object, helm, needs_helm, spec_of
 from tests.support.doubles.guarded_http import guarding
 from tests.support.factories import task
-from tests.support.log.secured_node import Right, running_node
+from tests.support.log.principals import rights
+from tests.support.log.secured_node import running_node
 from tests.support.models.tiny import save_tiny
 from tests.support.processes import said, until
 from tests.support.scrape import parse
@@ -151,20 +151,6 @@ def scores(printed: str) -> list[tuple[int, int]]:
 # --- behind TLS and passwords ----------------------------------------------------------------------------------------
 
 
-def rights(name: str) -> list[Right]:
-    """Return what a principal may do, and no more: its row of the table in docs/install.md."""
-    page = (ROOT / "docs" / "install.md").read_text(encoding="utf-8")
-    row = re.search(rf"^\| `{name}` \|(.*)\|(.*)\|(.*)\|$", page, re.MULTILINE)
-    assert row is not None, f"docs/install.md has no row for {name}"
-    creates, reads, writes = ([f"{PREFIX}{label}" for label in re.findall(r"`([^`]+)`", cell)] for cell in row.groups())
-    return [
-        *(Right(("CREATE", "DESCRIBE", "DESCRIBE_CONFIGS"), "TOPIC", names) for names in creates),
-        *(Right(("READ", "DESCRIBE_CONFIGS"), "TOPIC", names) for names in reads),
-        *(Right(("READ",), "GROUP", names) for names in reads),
-        *(Right(("WRITE",), "TOPIC", names) for names in writes),
-    ]
-
-
 SECURED: Object = {
     "kafka": {
         "bootstrap": "kafka.test:9093",
@@ -211,7 +197,7 @@ def release(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Release]:
     """A release that is ready."""
     if os.environ.get(OPT_IN) != "1":
         pytest.skip(skips.ASKED_FOR)
-    with running_node(tmp_path_factory.mktemp("kafka"), USERS, {name: rights(name) for name in USERS}) as node:
+    with running_node(tmp_path_factory.mktemp("kafka"), USERS, {name: rights(name, PREFIX) for name in USERS}) as node:
         secrets: Object = {f"for-{name}": {"username": name, "password": USERS[name]} for name in USERS}
         folder = tmp_path_factory.mktemp("release")
         private, public = key_pair(tmp_path_factory.mktemp("keys"))

@@ -30,6 +30,7 @@ from streams.kafka.producer import Producer
 from streams.kafka.topics import topics
 from streams.settings.load import to_env
 from streams.settings.model import Settings
+from streams.tools.replay import driver
 from tests.support.factories import response, task, trained
 from tests.support.processes import by_another_writer, read, records, running, until
 
@@ -181,6 +182,13 @@ def test_an_error_that_quotes_a_long_id_is_cut(hostile: Hostile) -> None:
     assert letter.reason == "unknown_task"
     assert letter.error.endswith(" letters)") and len(letter.error) < 2100
     assert letter.key_sha256 == hashlib.sha256(LONG_ID.encode()).hexdigest()
+
+
+def test_the_batch_driver_writes_the_same_dead_letters_byte_for_byte(hostile: Hostile) -> None:
+    name = topics(hostile.settings.topics)["dead-letters"].name
+    again = {made.payload for made in driver.join_encoded(hostile.settings, processes=1) if made.topic == name}
+    live = {record.payload for record, letter in read(hostile.settings, DeadLetter) if letter.stage == "advantages"}
+    assert again == live
 
 
 # --- versions that no batch made --------------------------------------------------------------------------------------

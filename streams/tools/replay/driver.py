@@ -22,10 +22,10 @@ from typing import NamedTuple
 
 from schemas import ids as numbering
 from schemas.events import AdvantagedGroup, Batch, Coordinates, DeadLetter
-from schemas.serde import Poison, encode
+from schemas.serde import Poison
 from streams.kafka import admin
 from streams.kafka.reader import fetch, read
-from streams.kafka.record import Record, dead_letter, key_of
+from streams.kafka.record import Record, dead_letter, encoded
 from streams.kafka.topics import KEYED_BY_TASK, topics
 from streams.settings.model import Settings
 from streams.stages import batches
@@ -69,8 +69,8 @@ def join_encoded(settings: Settings, *, processes: int | None = None) -> Iterato
     with ProcessPoolExecutor(
         wanted, mp_context=get_context("spawn"), initializer=begin, initargs=(numbering.current(),)
     ) as pool:
-        for encoded in pool.map(partial(_encode_partition, settings, bounds), partitions):
-            yield from encoded
+        for made in pool.map(partial(_encode_partition, settings, bounds), partitions):
+            yield from made
 
 
 def begin(ids: numbering.LockIds) -> None:
@@ -85,7 +85,7 @@ def begin(ids: numbering.LockIds) -> None:
 def _encode_partition(settings: Settings, bounds: Bounds, partition: int) -> list[Encoded]:
     by_event = {topic.event: topic for topic in topics(settings.topics).values()}
     made = ((by_event[type(event)], event) for event in _join_partition(settings, bounds, partition))
-    return [Encoded(topic.name, key_of(event, topic), encode(event)) for topic, event in made]
+    return [Encoded(topic.name, *encoded(event, topic)) for topic, event in made]
 
 
 def _join_partition(settings: Settings, bounds: Bounds, partition: int) -> Iterator[AdvantagedGroup | DeadLetter]:

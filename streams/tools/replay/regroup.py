@@ -33,7 +33,7 @@ from schemas import ids as numbering
 from schemas.events import AdvantagedGroup, Batch, DeadLetter, SourceRange
 from schemas.serde import encode
 from streams.kafka.history import History, LogHistory
-from streams.kafka.record import Record, key_of, partition_of
+from streams.kafka.record import Record, encoded, partition_of
 from streams.kafka.topics import KEYED_BY_TASK, topic_of, topics
 from streams.settings.model import Settings
 from streams.tools.replay import driver
@@ -121,7 +121,7 @@ class _Spool:
                 latest = max(latest, record.timestamp_ms)  # a partition keeps its order, whatever its clocks say
                 letter = isinstance(made, DeadLetter)
                 counts["dead_letters" if letter else "groups"] += 1
-                key, payload = key_of(made, names[type(made)]), encode(made)
+                key, payload = encoded(made, names[type(made)])
                 file.write(_ROW.pack(latest, letter, -1 if key is None else len(key), len(payload)))
                 file.write(key or b"")
                 file.write(payload)
