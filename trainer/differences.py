@@ -11,7 +11,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
+
+from streams.errors import EventError
 
 FILE = "adapter_model.safetensors"
 
@@ -30,9 +34,9 @@ class ParameterChange(NamedTuple):
 def relative_changes(one: Path, other: Path) -> list[ParameterChange]:
     """Return |B - A| / |A| for each tensor A of the first folder and its namesake B in the other, largest first.
 
-    Tensors that cannot be compared come before all others.
+    Tensors that cannot be compared come before all others. Raises EventError (bad_adapter) for what are no tensors.
     """
-    first, second = load_file(one / FILE), load_file(other / FILE)
+    first, second = _tensors(one / FILE), _tensors(other / FILE)
     changes = []
     for name in sorted(first.keys() | second.keys()):
         a, b = first.get(name), second.get(name)
@@ -43,3 +47,10 @@ def relative_changes(one: Path, other: Path) -> list[ParameterChange]:
         else:
             changes.append(ParameterChange(name, shape, norm, float((b.double() - a.double()).norm()) / norm))
     return sorted(changes, key=lambda change: (change.relative is not None, -(change.relative or 0.0)))
+
+
+def _tensors(path: Path) -> dict[str, torch.Tensor]:
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as exc:
+        raise EventError(f"{path}: not weights: {exc}; publish the adapter again", reason="bad_adapter") from exc

@@ -102,7 +102,7 @@ class Guarded(click.Group):
         except StreamwardError as exc:
             _say(stopped_node_hint(exc, ctx.find_object(AppContext)) or str(exc))
             ctx.exit(exc.exit_code)
-        except Exception as exc:
+        except Exception as exc:  # nobody else is left to catch it
             _say(str(exc) if _is_ours(exc) else _unexpected(exc, ctx.find_object(AppContext) or AppContext()))
             ctx.exit(1)
 

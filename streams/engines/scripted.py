@@ -14,7 +14,6 @@ A rule changes the answers of one version, to one scenario, or both; if several 
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import struct
 import time
@@ -84,7 +83,7 @@ class ScriptedEngine:
     def __init__(self, script: str = "{}") -> None:
         """Take the script as a JSON object. Raises SettingsError on an unknown key or a bad value."""
         try:
-            self.script = Script.model_validate(json.loads(script))
+            self.script = Script.model_validate(json_text.parse(script))
         except ValueError as exc:  # ValidationError and JSONDecodeError are both
             raise SettingsError(
                 f"policy.script: {_explain(exc)}; expected a JSON object with any of {', '.join(Script.model_fields)}"

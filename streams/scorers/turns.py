@@ -62,7 +62,7 @@ class TurnPool:
             if future.set_running_or_notify_cancel():
                 try:
                     future.set_result(job())
-                except BaseException as exc:
+                except BaseException as exc:  # of a thread; raised again where it is waited for
                     future.set_exception(exc)
 
     def _next(self) -> tuple[Future[Any], Callable[[], Any]] | None:

@@ -129,7 +129,7 @@ async def _process(app: App, event: Any, handle: Handle, dead_letter: WriteDeadL
             message = event.message
             reached = (message.generation_id, message.offset + 1, round(message.timestamp * 1000))
             app.reached[TP(message.topic, message.partition)] = reached
-    except Exception as exc:
+    except Exception as exc:  # a bug: the worker ends, below
         failed = exc
     finally:
         app.working -= 1

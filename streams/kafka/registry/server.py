@@ -18,7 +18,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from schemas import ids, versions as schema_versions
+from schemas import ids, json_text, versions as schema_versions
 from schemas.versions import Schema
 from streams.errors import SettingsError
 from streams.kafka.topics import topics
@@ -94,7 +94,7 @@ def look_up(path: str, body: bytes, subjects: dict[str, list[Schema]]) -> Answer
     if versions is None:
         return _no_subject(subject, subjects)
     try:
-        text = json.loads(body)["schema"]
+        text = json_text.parse(body)["schema"]
     except (ValueError, TypeError, KeyError):
         text = None
     if not isinstance(text, str) or ids.fingerprint(text) is None:
@@ -110,7 +110,7 @@ def look_up(path: str, body: bytes, subjects: dict[str, list[Schema]]) -> Answer
 
 
 def _by_id(text: str, rest: list[str], subjects: dict[str, list[Schema]]) -> Answer:
-    schema = schema_versions.files().by_id(int(text)) if text.isdecimal() else None
+    schema = schema_versions.files().by_id(int(text)) if text.isdecimal() and len(text) <= 10 else None
     if schema is None:
         return _error(
             NO_SCHEMA, f"schema id {text} is not in lock.json (known: 1 to {len(schema_versions.files().schemas)})"

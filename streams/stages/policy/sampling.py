@@ -120,7 +120,7 @@ class Sampler:
                 answers += self._ask([request], version)
             except StreamwardError:
                 raise
-            except Exception as exc:
+            except Exception as exc:  # an engine runs a model: out of memory, a driver, a bug
                 log.error("task %s: every slot failed: %r", request.task.task_id, exc)
                 self._meter.not_ready("engine", f"it failed on the last task it was asked: {exc!r}")
                 answers.append(all_failed(request, f"{type(exc).__name__}: {exc}"))

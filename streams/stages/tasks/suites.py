@@ -297,6 +297,10 @@ def _parsed(text: str, file: Path) -> SuitePart:
         mark = getattr(exc, "problem_mark", None)
         where = f"{file}:{mark.line + 1}" if mark is not None else str(file)
         raise SettingsError(f"{where}: not YAML: {getattr(exc, 'problem', None) or exc}") from exc
+    except RecursionError as exc:
+        raise SettingsError(
+            f"{file}: it is nested too deeply; docs/examples/suite.yaml is a suite to begin with"
+        ) from exc
     except ValidationError as exc:
         raise SettingsError("\n".join(_explain(error, lines, file) for error in exc.errors())) from exc
 

@@ -13,7 +13,6 @@ The records that dead letters are about are in originals.py.
 from __future__ import annotations
 
 import base64
-import binascii
 import logging
 import re
 from collections.abc import Mapping
@@ -105,7 +104,7 @@ def decision(
     numbers = {"attempt": attempt} | ({} if target is None else target._asdict())
     try:
         key = None if letter.event.key is None else base64.b64decode(letter.event.key, validate=True)
-    except binascii.Error:
+    except ValueError:
         key = None
     # without a key each would get a partition of its own, and none would be first
     key = str(letter.source).encode() if key is None else key

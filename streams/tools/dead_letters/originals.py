@@ -10,7 +10,6 @@ the odd bytes of a name as escapes.
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -57,23 +56,22 @@ def originals(settings: Settings, letters: list[Letter]) -> Iterator[tuple[Lette
             continue
         event = records[letter.at].decode(DeadLetter)
         assert isinstance(event, DeadLetter)  # noqa: S101 - it was decoded once already
-        try:
-            yield (
-                letter,
-                Original(
-                    key=_bytes(event.key),
-                    payload=_bytes(event.payload),
-                    headers={name: _bytes(value) or b"" for name, value in event.headers.items()},
-                ),
-            )
-        except binascii.Error as exc:
-            yield (
-                letter,
-                UndecodableEvent(
-                    f"{letter.at}: key, payload or a header of this dead letter is not base64 ({exc}). Take the "
-                    f"original from {letter.source}, if it is still there, and check what stage {event.stage} writes"
-                ),
-            )
+        yield letter, copied(letter, event)
+
+
+def copied(letter: Letter, event: DeadLetter) -> Original | EventError:
+    """Return the record as its dead letter, whose event this is, has copied it, or the error that hides it."""
+    try:
+        return Original(
+            key=_bytes(event.key),
+            payload=_bytes(event.payload),
+            headers={name: _bytes(value) or b"" for name, value in event.headers.items()},
+        )
+    except ValueError as exc:  # what is not ASCII is no binascii.Error
+        return UndecodableEvent(
+            f"{letter.at}: key, payload or a header of this dead letter is not base64 ({exc}). Take the original from "
+            f"{letter.source}, if it is still there, and check what stage {event.stage} writes"
+        )
 
 
 class LetterSource(NamedTuple):

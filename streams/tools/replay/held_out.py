@@ -146,7 +146,7 @@ def _agents(own: Settings) -> Iterator[list[BaseException]]:
     def guarded(run: Callable[..., None]) -> None:
         try:
             run(ending, stop=halt)
-        except BaseException as exc:
+        except BaseException as exc:  # of a thread; raised again where it is waited for
             failed.append(exc)
 
     threads = [threading.Thread(target=guarded, args=(agent.run,), name=agent.STAGE) for agent in (policy, scoring)]

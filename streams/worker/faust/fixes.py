@@ -242,7 +242,7 @@ async def _send_pending(self: Any, fut: Any) -> None:
     """In place of ProducerBuffer._send_pending: a record that the client refuses (too large) has failed, too."""
     try:
         await STOCK[ProducerBuffer, "_send_pending"](self, fut)
-    except Exception as exc:
+    except Exception as exc:  # whatever it is, the record is not in the log
         give_up(f"a record for {fut.message.channel.get_topic_name()} was not published: {exc!r}")
 
 

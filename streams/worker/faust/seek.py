@@ -74,7 +74,7 @@ async def _commit(self: Any, offsets: Mapping[TP, int]) -> bool:
         if "already rebalanced" not in str(exc):
             await self.crash(exc)
         return False
-    except Exception as exc:
+    except Exception as exc:  # whatever it is, without this commit work is repeated
         log.exception("the offsets %s were not committed; assigned are %s", owned, self.assignment())
         await self.crash(exc)
         return False

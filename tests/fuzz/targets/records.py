@@ -9,7 +9,7 @@ from typing import Any
 from schemas import serde, versions
 from schemas.convert import raised
 from schemas.events import EVENTS, Coordinates, DeadLetter
-from streams.kafka.record import Record, dead_letter, key_of, trace_of
+from streams.kafka.record import Record, dead_letter, encoded, key_of, trace_of
 from streams.kafka.topics import topics
 from streams.observability.tracing import context
 from streams.settings.model import Settings
@@ -78,8 +78,10 @@ def headers(folder: Path) -> Check:
 
 @target("dead-letters", "json", light=500)
 def dead_letters(folder: Path) -> Check:
-    """A dead letter that anybody wrote is one, a decision, or a Poison; and it has the trace of its source or none."""
-    from streams.tools.dead_letters.letters import parse
+    """A dead letter that anybody wrote can be closed, and has an original or an error; or it decides, or is Poison."""
+    from streams.errors import EventError
+    from streams.tools.dead_letters.letters import Letter, decision, parse
+    from streams.tools.dead_letters.originals import copied
 
     build = raised(DeadLetter)
 
@@ -91,7 +93,11 @@ def dead_letters(folder: Path) -> Check:
             return "no event"  # which the target `events` is for
         found = parse(Record(AT, 0, b"k", payload))
         trace_of(event)
-        return f"{found.reason}: {found.error}" if isinstance(found, serde.Poison) else None
+        if not isinstance(found, Letter):
+            return f"{found.reason}: {found.error}" if isinstance(found, serde.Poison) else None
+        encoded(decision(found, "dropped", 1, "for good", now_ms=0), topics(Settings().topics)["dead-letters"])
+        original = copied(found, event)
+        return str(original) if isinstance(original, EventError) else None
 
     return check
 

@@ -46,7 +46,8 @@ def registry(folder: Path) -> Check:
         list(held.clashes())
         held.schema_of("Task", 99)
         status, _ = look_up("/subjects/tasks-value", data, subjects)
-        answer(f"/subjects/{text[:200]}", subjects)
+        answer(f"/subjects/{text}", subjects)
+        answer(f"/schemas/ids/{text}", subjects)
         return None if schema is not None else f"{status}"
 
     return check

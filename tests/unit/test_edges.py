@@ -1,0 +1,187 @@
+"""What comes from a record, a file, a socket or a child process can end nothing but itself: that rule, in the source.
+
+    a call that decodes  ──► inside a try that catches what it raises, or listed with the reason why it is not
+    except Exception     ──► raises again, or its line says what may raise anything
+
+What readers do with odd values, not only with odd bytes, is for tests/fuzz.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+VALUE, NESTED = {"ValueError"}, {"ValueError", "RecursionError"}
+RAISES = {
+    "json.load": NESTED,
+    "json.loads": NESTED,
+    "raw_decode": NESTED,
+    "json_text.parse": VALUE,
+    "from_json": VALUE,
+    "tomllib.load": NESTED,
+    "tomllib.loads": NESTED,
+    "yaml.compose": {"YAMLError", "RecursionError"},
+    "yaml.safe_load": {"YAMLError", "RecursionError"},
+    "yaml.scan": {"YAMLError", "RecursionError"},
+    "b64decode": VALUE,
+    "load_file": {"OSError", "SafetensorError"},
+    "ParquetFile": {"ArrowException", "OSError", "ValueError"},
+    "read_schema": {"ArrowException", "OSError", "ValueError"},
+    "result": {"KafkaException"},
+}
+"""What decodes, by the end of its name, and what the try around it has to catch. `result` is that of a future."""
+RUNS_CODE = {"pickle.load", "pickle.loads", "torch.load", "yaml.load", "marshal.loads", "eval", "exec"}
+"""Readers that run what they read."""
+LAST = {name.rpartition(".")[2] for name in (*RAISES, *RUNS_CODE)}
+
+OWN = "it reads what this process, or this package, has written itself"
+CALLER = "whoever calls it catches what its docstring names"
+TRANSLATED = "a context manager or the caller's try around it catches more than this raises"
+IN_THREAD = "the job catches what it reads; what is left is a bug, and ends the process as any other"
+WITHOUT_TRY = {
+    "schemas/generate.py::_schemas json.loads": OWN,
+    "schemas/ids.py::__init__ json.loads": "its fingerprint was taken, which an odd text has none of",
+    "schemas/versions.py::__init__ json.loads": OWN,
+    "schemas/versions.py::definition json.loads": OWN,
+    "schemas/json_text.py::parse json.loads": CALLER,
+    "streams/adapters/signing.py::verify json.loads": OWN,
+    "streams/adapters/signing.py::verify json_text.parse": "its signature was verified: the publisher wrote it",
+    "streams/cli/dlq.py::_show json.loads": OWN,
+    "streams/engines/prompts.py::_as_template_wants json_text.parse": TRANSLATED,
+    "streams/engines/vllm/engine.py::_each result": IN_THREAD,
+    "streams/engines/vllm/engine.py::sample result": IN_THREAD,
+    "streams/kafka/record.py::_without_original b64decode": OWN,
+    "streams/kafka/record.py::key_of b64decode": OWN,
+    "streams/kafka/retry.py::_aside result": "it is the call's own result or error",
+    "streams/loop/processes.py::_end_leftovers json.loads": OWN,
+    "streams/scorers/gym.py::_verifier json.loads": OWN,
+    "streams/stages/scoring/agent.py::_collect result": IN_THREAD,
+    "streams/stages/tasks/generators.py::_kept json.loads": OWN,
+    "streams/stages/tasks/suites.py::_lines yaml.scan": TRANSLATED,
+    "streams/table_rows.py::unpack json.loads": OWN,
+    "streams/tools/archive/segments.py::opened ParquetFile": TRANSLATED,
+    "streams/tools/dead_letters/originals.py::_bytes b64decode": TRANSLATED,
+    "streams/tools/query/archived.py::_has_columns read_schema": "of a segment, which is checked when it is read",
+    "streams/tools/query/export.py::_as_parquet json.loads": OWN,
+    "streams/tools/query/statement.py::_tree json.loads": "DuckDB wrote it",
+    "streams/tools/replay/regroup.py::_spooled result": IN_THREAD,
+    "streams/tools/replay/rescore.py::rescore result": IN_THREAD,
+    "streams/tools/replay/rescore.py::result result": IN_THREAD,
+    "streams/worker/faust/fixes.py::settled result": "asked for its exception first",
+    "trainer/checkpoint.py::_read json_text.parse": CALLER,
+    "trainer/checkpoint.py::restore load_file": "its sha256 is the manifest's",
+    "trainer/export.py::_beside json.loads": OWN,
+    "trainer/model.py::load_adapter json.loads": "its sha256 is the manifest's",
+    "trainer/model.py::load_adapter load_file": "its sha256 is the manifest's",
+    "trainer/ranks.py::_agree json.loads": OWN,
+}
+"""Calls outside a try that catches what they raise, by file, function and name."""
+
+
+class Call(NamedTuple):
+    place: str
+    name: str
+    caught: frozenset[str]
+    docstring: str
+
+
+@cache
+def sources() -> dict[str, tuple[str, ast.Module]]:
+    packages = ("schemas", "streams", "streamward", "trainer")
+    paths = sorted(path for package in packages for path in (ROOT / package).rglob("*.py"))
+    texts = {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in paths}
+    return {name: (text, ast.parse(text)) for name, text in texts.items()}
+
+
+def types(handler: ast.ExceptHandler) -> set[str]:
+    """The exceptions of a handler, without their modules."""
+    if handler.type is None:
+        return {"BaseException"}
+    each = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
+    return {ast.unparse(one).rpartition(".")[2] for one in each}
+
+
+def calls(file: str, tree: ast.Module) -> Iterator[Call]:
+    """Every call in a file that may be one of these, with what the tries of its function around it catch."""
+
+    def walk(node: ast.AST, function: str, docstring: str, caught: frozenset[str]) -> Iterator[Call]:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            function, docstring, caught = node.name, ast.get_docstring(node) or "", frozenset()
+        if isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")) in LAST:
+            yield Call(f"{file}::{function}", ast.unparse(node.func), caught, docstring)
+        within = caught
+        if isinstance(node, ast.Try):
+            within = caught.union(*map(types, node.handlers))
+        for name, value in ast.iter_fields(node):
+            for child in value if isinstance(value, list) else [value]:
+                if isinstance(child, ast.AST):
+                    guarded = isinstance(node, ast.Try) and name == "body"
+                    yield from walk(child, function, docstring, within if guarded else caught)
+
+    yield from walk(tree, "", "", frozenset())
+
+
+def is_called(call: Call, name: str) -> bool:
+    return call.name == name or call.name.endswith(f".{name}")
+
+
+def uncaught(call: Call) -> str | None:
+    """The name of what decodes here without a try that catches what it raises."""
+    for name, raised in RAISES.items():
+        if is_called(call, name) and not (raised <= call.caught or call.caught & {"Exception", "BaseException"}):
+            return f"{call.place} {name}"
+    return None
+
+
+def test_what_decodes_is_inside_a_try_that_catches_what_it_raises() -> None:
+    every = [call for file, (_, tree) in sources().items() for call in calls(file, tree)]
+    found = {place: call for call in every if (place := uncaught(call)) is not None}
+    assert found.keys() - WITHOUT_TRY.keys() == set(), "catch what it raises, as an error of streams/errors.py"
+    assert WITHOUT_TRY.keys() - found.keys() == set(), "these are not there any more; take them out of the list"
+    silent = [place for place, why in WITHOUT_TRY.items() if why == CALLER and "Raises" not in found[place].docstring]
+    assert silent == [], "their docstring does not say what they raise"
+
+
+def test_what_is_read_is_never_run() -> None:
+    found = [
+        call.place for file, (_, tree) in sources().items() for call in calls(file, tree) if call.name in RUNS_CODE
+    ]
+    assert found == ["streams/scorers/worker.py::_one"], "the sandbox's worker alone unpickles, from its parent"
+
+
+def test_a_handler_of_any_exception_raises_again_or_says_what_may_raise_anything() -> None:
+    silent = [
+        f"{file}:{node.lineno}"
+        for file, (text, tree) in sources().items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ExceptHandler) and types(node) & {"Exception", "BaseException"}
+        if "#" not in "".join(text.splitlines()[node.lineno - 1 : node.lineno + 1])
+        if not any(isinstance(inner, ast.Raise) for inner in ast.walk(node))
+    ]
+    assert silent == []
+
+
+@pytest.mark.parametrize(
+    ("source", "place"),
+    [
+        ("def f(x):\n    return json.loads(x)", "a.py::f json.loads"),
+        (
+            "def f(x):\n    try:\n        json.loads(x)\n    except ValueError:\n        pass",
+            "a.py::f json.loads",
+        ),
+        ("def f(x):\n    try:\n        pass\n    except Exception:\n        json.loads(x)", "a.py::f json.loads"),
+        ("try:\n    def f(x):\n        future.result()\nexcept Exception:\n    pass", "a.py::f result"),
+        ("def f(x):\n    try:\n        json.loads(x)\n    except (ValueError, RecursionError):\n        pass", None),
+        ("def f(x):\n    try:\n        future.result()\n    except ck.KafkaException:\n        pass", None),
+    ],
+)
+def test_a_call_counts_as_caught_only_in_the_body_of_such_a_try(source: str, place: str | None) -> None:
+    found = [uncaught(call) for call in calls("a.py", ast.parse(source))]
+    assert [one for one in found if one is not None] == ([] if place is None else [place])
