@@ -9,9 +9,8 @@ LoRA update matter only as their product. Apart from the rest of the trainer, si
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
@@ -49,8 +48,9 @@ def relative_changes(one: Path, other: Path) -> list[ParameterChange]:
     return sorted(changes, key=lambda change: (change.relative is not None, -(change.relative or 0.0)))
 
 
-def _tensors(path: Path) -> dict[str, torch.Tensor]:
+def _tensors(path: Path) -> dict[str, Any]:
     try:
-        return load_file(path)
+        found: dict[str, Any] = load_file(path)
     except (OSError, SafetensorError) as exc:
         raise EventError(f"{path}: not weights: {exc}; publish the adapter again", reason="bad_adapter") from exc
+    return found

@@ -30,7 +30,7 @@ from tests.fuzz.target import TARGETS, Broken, Seen, Target, mutations, run, sav
 
 TURN_S = 20.0
 """The longest turn of a reader."""
-GRACE_S = 120.0
+GRACE_S = 600.0
 """After which a child that does not report is ended; far longer than any input may take."""
 DATA_BYTES = 4 * 1024**3
 """Private memory that a child may have."""

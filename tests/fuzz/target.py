@@ -14,6 +14,7 @@ import random
 import re
 import resource
 import signal
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -139,17 +140,16 @@ def mutations(one: Target, seen: Seen, draw: random.Random) -> Iterator[bytes]:
         yield mutated(draw, [*corpus, *seen.kept], one.grammar)
 
 
-def smaller(check: Check, broken: Broken, tries: int = 300) -> Broken:
-    """Return an input that breaks in the same way with as much left out as is found in so many tries."""
-    size = len(broken.data) // 2
-    while size and tries:
+def smaller(check: Check, broken: Broken, limit_s: float = 20.0) -> Broken:
+    """Return an input that breaks in the same way with as much left out as is found in this time."""
+    size, end = len(broken.data) // 2, time.monotonic() + limit_s
+    while size and time.monotonic() < end:
         for start in range(0, len(broken.data), size):
-            tries -= 1
             found = run(check, broken.data[:start] + broken.data[start + size :])
             if isinstance(found, Broken) and found.kind == broken.kind:
                 broken = found
                 break
-            if not tries:
+            if time.monotonic() > end:
                 break
         else:
             size //= 2
