@@ -48,9 +48,9 @@ def relative_changes(one: Path, other: Path) -> list[ParameterChange]:
     return sorted(changes, key=lambda change: (change.relative is not None, -(change.relative or 0.0)))
 
 
-def _tensors(path: Path) -> dict[str, Any]:
+def _tensors(path: Path) -> Any:
+    """Return the tensors of an adapter by name."""
     try:
-        found: dict[str, Any] = load_file(path)
+        return load_file(path)
     except (OSError, SafetensorError) as exc:
         raise EventError(f"{path}: not weights: {exc}; publish the adapter again", reason="bad_adapter") from exc
-    return found
