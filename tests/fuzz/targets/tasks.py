@@ -48,7 +48,7 @@ def task_parquet(folder: Path) -> Check:
     return _lines(folder, "tasks.parquet")
 
 
-@target("suites", "yaml", light=100)
+@target("suites", "yaml", light=40)
 def suites(folder: Path) -> Check:
     """A suite is questions, or an error with its line."""
     from streams.stages.tasks.suites import load
