@@ -26,6 +26,7 @@ import pytest
 
 from schemas.events import AdapterEvent, AdvantagedGroup, Batch, DeadLetter, Response, Reward, Task, derive_id
 from streams.kafka.node import process as broker
+from streams.kafka.retry import BrokerUnreachable
 from streams.kafka.topics import LABELS
 from streams.loop import demo, run as loop
 from streams.settings.load import load
@@ -234,9 +235,15 @@ def history(tmp_path_factory: pytest.TempPathFactory) -> Iterator[History]:
         logs = [run.log, *sorted((folder / "logs").glob("*.log"))]
         return "\n".join(f"--- {log.name}\n{log.read_text()[-1500:]}" for log in logs)
 
+    def is_met(met: Callable[[], bool]) -> bool:
+        try:
+            return met()
+        except BrokerUnreachable:  # its node is starting
+            return False
+
     def wait(run: Demo, met: Callable[[], bool], expected: str) -> None:
         try:
-            until(lambda: run.process.poll() is not None or met(), expected)
+            until(lambda: run.process.poll() is not None or is_met(met), expected)
         except AssertionError as exc:
             raise AssertionError(f"{exc}\n{said(run)}") from None
         assert run.process.poll() is None, said(run)
@@ -262,6 +269,7 @@ def history(tmp_path_factory: pytest.TempPathFactory) -> Iterator[History]:
         assert node is not None
         os.kill(node.pid, signal.SIGKILL)
         wait(second, lambda: broker.status(settings().broker) not in (None, node), "another node")
+        wait(second, lambda: newest() > 0, "an answer of the new node")
         reached = newest()
         wait(second, lambda: newest() > reached + 1, "versions after all that")
         second.process.send_signal(signal.SIGINT)

@@ -19,6 +19,7 @@ from streams.adapters.versions import manifest_digest
 from streams.cli.root import cli
 from streams.engines.base_model import Base
 from streams.errors import NotFoundError, RefusedError, SettingsError
+from streams.files import sha256_of
 from streams.kafka import admin
 from streams.kafka.history import LogHistory
 from streams.kafka.producer import Producer
@@ -297,12 +298,20 @@ def test_a_version_or_policy_that_is_not_there_is_not_found(finished: Settings) 
         reproduce.plan(finished, "nobody", None, LogHistory(finished))
 
 
+def copied_as(version: int, checkpoint: Path, target: Path) -> None:
+    """Copy a checkpoint to that of another version, whole in itself."""
+    shutil.copytree(checkpoint, target)
+    state, manifest = (json.loads((target / name).read_text()) for name in ("state.json", "manifest.json"))
+    (target / "state.json").write_text(json.dumps(state | {"version": version}))
+    (target / "manifest.json").write_text(json.dumps(manifest | {"state.json": sha256_of(target / "state.json")}))
+
+
 def test_a_checkpoint_is_taken_only_if_it_is_there_and_whole_and_of_this_log(
     finished: Settings, tmp_path: Path
 ) -> None:
     folder = tmp_path / "checkpoints"
     here = with_trainer(finished, checkpoints=folder)
-    shutil.copytree(finished.trainer.checkpoints / "default" / "v00000002", folder / "default" / "v00000001")
+    copied_as(1, finished.trainer.checkpoints / "default" / "v00000002", folder / "default" / "v00000001")
     with pytest.raises(NotFoundError, match="no checkpoint of version 2; there are checkpoints of versions: 1"):
         again(here, start=2)
     with pytest.raises(RefusedError, match="the checkpoint is of another log"):
