@@ -34,6 +34,8 @@ from tests.chaos.world import World
 
 AGAIN = "chaos-again"
 """Header of a record that was sent again."""
+SILENT_S = 30.0
+"""Without a record for so long, no more will come."""
 
 # --- bad records ------------------------------------------------------------------------------------------------------
 
@@ -66,8 +68,12 @@ def _flipped(payload: bytes, draw: random.Random) -> bytes:
 )
 def poison(world: World, load: Load, draw: random.Random) -> None:
     kinds, sent = itertools.cycle(sorted(POISON)), 0
+
+    def is_enough() -> bool:
+        return sent >= load.sent * 0.1
+
     with _Sender(world.settings) as sender:
-        for number, record in enumerate(_passing(world.direct, load, (*KEYED_BY_TASK, "groups"))):
+        for number, record in enumerate(_passing(world.direct, load, (*KEYED_BY_TASK, "groups"), is_enough)):
             if number % 50:
                 continue
             payload = POISON[next(kinds)](record.payload or b"", draw)
@@ -75,7 +81,7 @@ def poison(world: World, load: Load, draw: random.Random) -> None:
                 sender.send(record, payload)
                 sent += 1
     world.notes.append(f"{sent} poison records")
-    if sent < load.sent * 0.1:
+    if not is_enough():
         raise RuntimeError(f"only {sent} poison records in {load.sent} groups")
 
 
@@ -104,12 +110,21 @@ class _Sender:
         self._producer.poll(0)
 
 
-def _passing(settings: Settings, load: Load, labels: tuple[str, ...]) -> Iterator[Record]:
-    """Yield the records of these topics as they come, without those of a `_Sender`, until the load was sent."""
+def _passing(
+    settings: Settings, load: Load, labels: tuple[str, ...], is_enough: Callable[[], bool] = lambda: True
+) -> Iterator[Record]:
+    """Yield the records of these topics as they come, without those of a `_Sender`, until the load was sent.
+
+    On a slow machine most records come after that: then it goes on until `is_enough`, or nothing came for SILENT_S.
+    """
     starts = {tp: low for tp, (low, _) in admin.offsets(settings, labels).items()}
+    silent_from = time.monotonic()
     with PartitionReader(settings, starts) as tail:
-        while load.share() < 1:
-            yield from (record for record in tail.poll() if AGAIN not in dict(record.headers))
+        while load.share() < 1 or (not is_enough() and time.monotonic() < silent_from + SILENT_S):
+            for record in tail.poll():
+                silent_from = time.monotonic()
+                if AGAIN not in dict(record.headers):
+                    yield record
 
 
 # --- doubled, early and late records ----------------------------------------------------------------------------------
