@@ -127,11 +127,14 @@ def cli(
     if log_format is not None:
         overrides = (*overrides, f"logging.format={log_format}")
     program_log.set_up(log_level)
-    ctx.obj = AppContext(config=config, overrides=_without_secrets(overrides), log_level=log_level)
+    ctx.obj = AppContext(config=config, overrides=_without_secrets(ctx, overrides), log_level=log_level)
 
 
-def _without_secrets(overrides: tuple[str, ...]) -> tuple[str, ...]:
-    """Move secrets into the environment, where child processes find them: a command line is for everybody to read."""
+def _without_secrets(ctx: click.Context, overrides: tuple[str, ...]) -> tuple[str, ...]:
+    """Move secrets into the environment until the command ends: child processes find them there.
+
+    A command line is for everybody to read.
+    """
     if not overrides:
         return ()
     from streams.settings.load import secret_variable
@@ -142,13 +145,21 @@ def _without_secrets(overrides: tuple[str, ...]) -> tuple[str, ...]:
         if (variable := secret_variable(override)) is None:
             kept.append(override)
             continue
-        os.environ[variable] = value
+        ctx.call_on_close(partial(_set_variable, variable, os.environ.get(variable)))
+        _set_variable(variable, value)
         click.echo(
             f"warning: every user of this machine can read --set {key} in the list of processes; set {variable}, or "
             f"{variable}_FILE",
             err=True,
         )
     return tuple(kept)
+
+
+def _set_variable(variable: str, value: str | None) -> None:
+    if value is None:
+        os.environ.pop(variable, None)
+    else:
+        os.environ[variable] = value
 
 
 for command in (

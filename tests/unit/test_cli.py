@@ -381,6 +381,11 @@ def test_a_secret_in_the_arguments_is_warned_about_and_moved_to_the_environment(
     assert (row["from"], row["value"]) == ("STREAMWARD_KAFKA__SASL_PASSWORD", "**********")
 
 
+def test_a_secret_in_the_arguments_is_in_the_environment_for_that_command_alone() -> None:
+    assert run(*SHOW_SASL, "config", "show", "kafka.sasl_username").exit_code == 0
+    assert "STREAMWARD_KAFKA__SASL_PASSWORD" not in os.environ
+
+
 def test_config_show_says_where_each_value_came_from(tmp_path: Path) -> None:
     (tmp_path / "my.toml").write_text('[batches]\ngroups = 3\n[policy]\nname = "file"\n')
     shown = settings_shown(

@@ -25,6 +25,8 @@ def parsed(arguments: Sequence[str]) -> str:
         if not isinstance(command, click.Group):
             return " ".join(names)
         rest = [*context._protected_args, *context.args]
+        if not rest and command.invoke_without_command:
+            return " ".join(names)
         name, found, rest = command.resolve_command(context, rest)
         assert found is not None and name is not None
         command, parent = found, context
