@@ -180,7 +180,7 @@ def archive_restore(
     from streams import output as show
     from streams.tools.archive import restore as restoring
 
-    settings = call.settings
+    settings = call.settings_to_write
     into = settings
     if into_prefix is not None:
         into = settings.model_copy(update={"topics": settings.topics.model_copy(update={"prefix": into_prefix})})

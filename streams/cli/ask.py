@@ -43,8 +43,9 @@ def ask(
     from streams.tools import asking
 
     sampling = Sampling(temperature=temperature, max_tokens=max_tokens)
-    task = asking.question(call.settings, text, system=system, sampling=sampling, wait_s=wait_s)
-    answer = asking.ask(call.settings, task, wait_s=wait_s)
+    settings = call.settings_to_write
+    task = asking.question(settings, text, system=system, sampling=sampling, wait_s=wait_s)
+    answer = asking.ask(settings, task, wait_s=wait_s)
     show.record({"answer": answer.text, "version": answer.adapter_version, "response": answer.response_id}, output)
 
 
@@ -66,5 +67,5 @@ def reward(
     from streams import output as show
     from streams.tools import asking
 
-    at = asking.give_feedback(call.settings, response_id, value, source=source or user_name(), reason=reason)
+    at = asking.give_feedback(call.settings_to_write, response_id, value, source=source or user_name(), reason=reason)
     show.record({"reward": value, "response": response_id, "at": str(at)}, output)

@@ -323,7 +323,7 @@ def _decide(call: AppContext, verdict: Verdict, choice: Choice, output: Output) 
         raise SettingsError(
             "--reason, --stage, --topic, --since and --unfinished choose dead letters for --all-matching"
         )
-    settings = call.settings
+    settings = call.settings if choice.dry_run else call.settings_to_write
     letters = dead_letters.load(settings)
     if choice.names:
         chosen = [letter for name in choice.names for letter in letters.find(name, prefix=settings.topics.prefix)]

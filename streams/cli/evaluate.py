@@ -76,7 +76,7 @@ def evaluate(
     from streams.evaluation import asking
     from streams.stages.tasks import suites
 
-    settings, asked = call.settings, EvaluateOptions(**chosen)
+    settings, asked = call.settings_to_write, EvaluateOptions(**chosen)
     source = asked.file or settings.guard.suite
     if source is None:
         raise SettingsError(

@@ -145,7 +145,7 @@ def _decide(
     proposed = decisions.ProposedDecision(
         kind=kind, version=version, actor=given.actor, reason=given.reason, expect=expect
     )
-    made = decisions.decide(call.settings, life, proposed)
+    made = decisions.decide(call.settings_to_write, life, proposed)
     show.record(_row(made), given.output)
 
 
@@ -284,7 +284,7 @@ def _delete(
     if fate.version.status != "retired":
         try:
             retire = decisions.ProposedDecision(kind="retired", version=number, actor=actor, reason=f"gc: {fate.why}")
-            decisions.decide(call.settings, life, retire)
+            decisions.decide(call.settings_to_write, life, retire)
         except RefusedError as exc:  # it was put to use meanwhile
             click.echo(f"version {number} stays: {exc}", err=True)
             return life, "keep"

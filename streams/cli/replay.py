@@ -116,7 +116,9 @@ def replay_run(
 
     request = _request(call.settings, given, source)
     with until_stopped() as stop, _progress() as report:
-        result = replaying.run(call.settings, request, _history(call.settings, source), stop=stop, report=report)
+        result = replaying.run(
+            call.settings_to_write, request, _history(call.settings, source), stop=stop, report=report
+        )
     config = request.place / "streamward.toml"
     show.record({"experiment": result.experiment, "state": result.kind, **result.counts, "config": str(config)}, output)
     if result.kind == "stopped":
@@ -279,7 +281,7 @@ def replay_evaluate(
     )
     try:
         with until_stopped() as stop, _progress() as report:
-            results = asking.run(call.settings, name, suite, stop=stop, report=report)
+            results = asking.run(call.settings_to_write, name, suite, stop=stop, report=report)
     except Stopped:
         click.echo("Stopped. Run the same command again to resume.", err=True)
         ctx.exit(INTERRUPTED)

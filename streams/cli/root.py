@@ -212,6 +212,7 @@ def broker_start(call: AppContext, port: int | None, output: Output) -> None:
     if that is free.
     """
     from streams.kafka.node import process as node
+    from streams.kafka.topics import topics as shapes
     from streams.settings.load import BOOTSTRAP
 
     running = node.start(call.settings.broker, port=port)
@@ -222,7 +223,8 @@ def broker_start(call: AppContext, port: int | None, output: Output) -> None:
             f"Commands use {settings.kafka.bootstrap}, which {origins[BOOTSTRAP]} names: leave it out to use this node",
             err=True,
         )
-    click.echo("Next: streamward topics apply", err=True)
+    if not all(running.has_topic(shape.name) for shape in shapes(settings.topics).values()):
+        click.echo("Next: streamward topics apply", err=True)
 
 
 @broker.command("stop")
@@ -425,7 +427,7 @@ def doctor(call: AppContext, ctx: click.Context, output: Output) -> None:
     from streams import output as show
     from streams.tools.doctor import examine
 
-    findings = examine(lambda: call.settings)
+    findings = examine(lambda: call.loaded)
     columns = [
         show.Column("check", "check"),
         show.Column("state", "state"),

@@ -49,6 +49,8 @@ class AppContext:
     log_level: str = "info"
     working: bool = False
     """Whether this is a long-running process, whose stderr is kept."""
+    source: str | None = None
+    """Where the command reads, if that is to be chosen with --source."""
 
     @functools.cached_property
     def loaded(self) -> tuple[Settings, dict[str, str]]:
@@ -68,6 +70,19 @@ class AppContext:
     def settings(self) -> Settings:
         """The settings. Raises SettingsError."""
         return self.loaded[0]
+
+    @functools.cached_property
+    def settings_to_write(self) -> Settings:
+        """The settings of a command that writes to the log. If nothing names a Kafka, says so on stderr.
+
+        Raises SettingsError.
+        """
+        from streams.settings.load import default_address
+
+        settings, origins = self.loaded
+        if unnamed := default_address(settings, origins):
+            click.echo(f"warning: {unnamed}", err=True)
+        return settings
 
     def again(self, *command: str) -> list[str]:
         """Return the command line of a process with the same global options that runs `command`."""
@@ -144,10 +159,17 @@ def stopped_node_hint(exc: StreamwardError, call: AppContext | None) -> str | No
             options = ["--config", str(own)] if own.exists() else ["--set", f"broker.data_dir={folder}"]
         start = shlex.join(["streamward", *options, "broker", "start"])
         if node.bootstrap == kafka.bootstrap.replace("localhost", "127.0.0.1"):
-            return f"the node in {folder}, which is {kafka.bootstrap}, is stopped; start it with `{start}`"
+            archived = call.source == "auto" and _is_there(call.settings.archive.store)
+            instead = ", or read only what is archived with --source archive" if archived else ""
+            return f"the node in {folder}, which is {kafka.bootstrap}, is stopped; start it with `{start}`{instead}"
         if folder != here and own.exists() and "kafka.bootstrap" not in call.loaded[1]:
             return f"{exc}. A demo ran here; start its node with `{start}`, and give this command the same --config"
     return None
+
+
+def _is_there(store: str) -> bool:
+    """Return whether there may be an archive; an object store is not asked."""
+    return "://" in store or Path(os.path.expanduser(store)).is_dir()
 
 
 def _is_ours(exc: Exception) -> bool:
@@ -232,11 +254,17 @@ def json_option(command: F) -> F:
 
 def source_option(command: F) -> F:
     """Add `--source`; the command gets `source`, which is auto, log or archive."""
+
+    def note(ctx: click.Context, _: click.Parameter, value: str) -> str:
+        ctx.ensure_object(AppContext).source = value
+        return value
+
     return click.option(
         "--source",
         type=click.Choice(["auto", "log", "archive"]),
         default="auto",
         show_default=True,
+        callback=note,
         help="Where to read; auto: the archive, then the log after it.",
     )(command)
 

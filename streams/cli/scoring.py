@@ -90,7 +90,7 @@ def rescore(call: AppContext, ctx: click.Context, failed: bool, since: str | Non
     if not failed:
         raise SettingsError("say what to score: --failed; `replay run --scorer` scores groups again that have left")
     since_ms = None if since is None else parse_time(since, "--since")
-    found = rescore_failed(call.settings, since_ms=since_ms, actor=user_name())
+    found = rescore_failed(call.settings_to_write, since_ms=since_ms, actor=user_name())
     counts = {"rewards": found.rewards, "responses": len(found.whole)}
     show.record(counts | {"failed": len(found.errors), "too_late": found.too_late}, output)
     if found.too_late:

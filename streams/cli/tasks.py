@@ -44,7 +44,7 @@ def tasks_submit(call: AppContext, file: Path, reading: TaskFileOptions, output:
     checked = read_tasks(call.settings, file, reading)
     _show_submitted(
         call,
-        submit(call.settings, checked.tasks, under=_trace()),
+        submit(call.settings_to_write, checked.tasks, under=_trace()),
         {"repeated": checked.repeated, "bad": len(checked.problems)},
         output,
     )
@@ -78,7 +78,7 @@ def tasks_resubmit(
         raise SettingsError("say what was lost: --unscored, --unanswered, or both")
     since_ms = None if since is None else parse_time(since, "--since")
     wanted = Wanted(policy or call.settings.policy.name, losses, since_ms)
-    _show_submitted(call, resubmit(call.settings, wanted, now_ms=now_ms(), under=_trace()), {}, output)
+    _show_submitted(call, resubmit(call.settings_to_write, wanted, now_ms=now_ms(), under=_trace()), {}, output)
 
 
 @tasks.command("generate")
@@ -151,7 +151,7 @@ def tasks_generate(
     )
     made = generators.generate(spec, now_ms=now_ms())
     if submit:
-        _show_submitted(call, stage.submit(call.settings, made, under=_trace()), {}, output)
+        _show_submitted(call, stage.submit(call.settings_to_write, made, under=_trace()), {}, output)
     elif output == "jsonl":
         for task in made:
             print(show.json_line(task), flush=True)

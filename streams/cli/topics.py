@@ -35,7 +35,7 @@ def topics_apply(call: AppContext, output: Output) -> None:
     from streams import output as show
     from streams.kafka import admin
 
-    done = admin.apply_topics(call.settings)
+    done = admin.apply_topics(call.settings_to_write)
     columns = [show.Column("topic", "topic"), show.Column("result", "result")]
     show.rows([{"topic": name, "result": result} for name, result in done.items()], columns, output)
 

@@ -37,6 +37,7 @@ NOT_SETTINGS = (ENV_CONFIG, "STREAMWARD_OUTPUT")
 NODE_FILE = "node.json"
 """In `broker.data_dir`: what is remembered of the embedded node, such as its port."""
 BOOTSTRAP = "kafka.bootstrap"
+NODE_FOLDER = "broker.data_dir"
 STORES = ("adapters.store", "archive.store")
 """Settings that are a path or a URL."""
 BASE_MODEL = "model.base"
@@ -107,6 +108,16 @@ def _node_address(data_dir: Path) -> str | None:
         return None
 
 
+def default_address(settings: Settings, origins: Mapping[str, str]) -> str | None:
+    """Return what to say if nothing names a Kafka: what answers at the default address may be another folder's node."""
+    if BOOTSTRAP in origins:
+        return None
+    return (
+        f"{settings.kafka.bootstrap} is the default, and this folder has no node; set kafka.bootstrap, or start a node "
+        "here with `streamward broker start`"
+    )
+
+
 def to_env(settings: Settings) -> dict[str, str]:
     """Return the environment variables with which a child process loads these same settings.
 
@@ -169,19 +180,22 @@ def described(settings: Settings, origins: Mapping[str, str]) -> Iterator[dict[s
 
 
 def save(settings: Settings, folder: Path, *, by: str) -> Path:
-    """Write the address of the log and what differs from the defaults to `folder`, which exists; return the file.
+    """Write where the log is and what differs from the defaults to `folder`, which exists; return the file.
 
-    `by` is the command. Paths are written whole, so that a copy of the file in another folder means the same.
+    `by` is the command. Paths are written whole, so that a copy of the file in another folder means the same. Of an
+    embedded node the folder is written, not the address: a node whose port is taken moves to another one.
 
     Secrets are left out, and the file names them: give them in the environment, as for any other log.
     """
     import tomli_w
 
     default = dict(dotted(Settings()))
+    is_node = _node_address(settings.broker.data_dir) == settings.kafka.bootstrap
+    log = NODE_FOLDER if is_node else BOOTSTRAP
     sections: dict[str, dict[str, Any]] = {}
     left_out: list[str] = []
     for key, value in dotted(settings):
-        if value == default[key] and key != BOOTSTRAP:
+        if key != log and (key == BOOTSTRAP or value == default[key]):
             continue
         section, _, name = key.partition(".")
         if _is_path(key, str(value), Path()):

@@ -13,13 +13,14 @@ import importlib.util
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from streams.errors import LogError, SettingsError, StreamwardError
 from streams.output import size
+from streams.settings.load import default_address
 from streams.settings.model import Settings
 
 DISK_WARNING_BYTES = 5 * 2**30
@@ -45,10 +46,10 @@ class DoctorFinding:
         return {"check": self.check, "state": self.state, "what": self.what, "do": self.do}
 
 
-def examine(load: Callable[[], Settings]) -> list[DoctorFinding]:
-    """Return every finding, in order. `load` returns the settings, or raises SettingsError."""
+def examine(load: Callable[[], tuple[Settings, Mapping[str, str]]]) -> list[DoctorFinding]:
+    """Return every finding, in order. `load` returns the settings and their origins, or raises SettingsError."""
     try:
-        settings = load()
+        settings, origins = load()
     except SettingsError as exc:
         return [
             DoctorFinding(
@@ -59,8 +60,8 @@ def examine(load: Callable[[], Settings]) -> list[DoctorFinding]:
                 for check in ("broker", "topics", "schemas", "model", "disk")
             ),
         ]
-    broker = _broker(settings)
-    reached = broker.state == "ok"
+    broker = _broker(settings, origins)
+    reached = broker.state != "failed"
     topics = list(_topics(settings)) if reached else [DoctorFinding("topics", "skipped", "needs a broker that answers")]
     trainer = _trainer(settings) if all(finding.state in ("ok", "warning") for finding in topics) else []
     return [broker, *topics, *trainer, *_schemas(), *_registry(settings), *_model(settings), *disk(settings)]
@@ -69,7 +70,7 @@ def examine(load: Callable[[], Settings]) -> list[DoctorFinding]:
 # --- the log ----------------------------------------------------------------------------------------------------------
 
 
-def _broker(settings: Settings) -> DoctorFinding:
+def _broker(settings: Settings, origins: Mapping[str, str]) -> DoctorFinding:
     from streams.kafka import admin
 
     began = time.monotonic()
@@ -78,9 +79,11 @@ def _broker(settings: Settings) -> DoctorFinding:
     except LogError as exc:
         return DoctorFinding("broker", "failed", str(exc), _other_broker(settings), LogError.exit_code)
     took_ms = (time.monotonic() - began) * 1000
-    return DoctorFinding(
-        "broker", "ok", f"{settings.kafka.bootstrap} answered in {took_ms:.0f} ms and has {len(found)} topics"
-    )
+    answered = f"{settings.kafka.bootstrap} answered in {took_ms:.0f} ms and has {len(found)} topics"
+    if unnamed := default_address(settings, origins):
+        what, _, do = unnamed.partition("; ")
+        return DoctorFinding("broker", "warning", f"{answered}; {what}", do[:1].upper() + do[1:])
+    return DoctorFinding("broker", "ok", answered)
 
 
 def _other_broker(settings: Settings) -> str:

@@ -28,7 +28,8 @@ from streams.kafka import admin
 from streams.kafka.producer import Producer
 from streams.kafka.topics import LABELS, topics
 from streams.settings.load import to_env
-from streams.settings.model import Broker, Settings
+from streams.settings.model import Broker, Kafka, Settings
+from streams.tools import doctor
 from tests.support.factories import adapter_event
 
 pytestmark = pytest.mark.kafka
@@ -429,7 +430,11 @@ def test_doctor_finds_missing_and_wrong_topics(settings: Settings) -> None:
     assert "streamward topics apply" in result.stdout
 
     admin.apply_topics(settings)
-    assert {states(run(settings, "doctor"))[check] for check in ("topics", "trainer")} == {"ok"}
+    assert {states(run(settings, "doctor"))[check] for check in ("broker", "topics", "trainer")} == {"ok"}
+    broker, *others = doctor.examine(lambda: (settings, {}))  # nothing names this Kafka
+    assert (broker.state, "topics" in {one.check for one in others if one.state == "ok"}) == ("warning", True)
+    assert broker.what.endswith("is the default, and this folder has no node")
+    assert broker.do == "Set kafka.bootstrap, or start a node here with `streamward broker start`"
 
     result = run(settings, "--set", "topics.partitions=3", "doctor")
     assert (result.exit_code, states(result)["topics"]) == (2, "failed")
@@ -448,6 +453,7 @@ def test_the_broker_is_started_found_refused_twice_and_stopped(tmp_path: Path) -
         assert started.exit_code == 0, started.stderr
         (node,) = lines(started)
         assert "which STREAMWARD_KAFKA__BOOTSTRAP names: leave it out to use this node" in started.stderr
+        assert started.stderr.endswith("Next: streamward topics apply\n")
         assert lines(run(settings, "broker", "status")) == [node]
 
         again = run(settings, "broker", "start")
@@ -459,6 +465,11 @@ def test_the_broker_is_started_found_refused_twice_and_stopped(tmp_path: Path) -
         )
         assert elsewhere.exit_code == 5
         assert f"An embedded node runs at {node['bootstrap']}: leave kafka.bootstrap out" in elsewhere.stdout
+
+        admin.apply_topics(Settings(kafka=Kafka(bootstrap=node["bootstrap"])))
+        run(settings, "broker", "stop")
+        restarted = run(settings, "broker", "start")
+        assert restarted.exit_code == 0 and "Next:" not in restarted.stderr
     finally:
         stopped = run(settings, "broker", "stop")
     assert (stopped.exit_code, stopped.stdout) == (0, "")

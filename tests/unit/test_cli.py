@@ -29,6 +29,7 @@ from streams.kafka.node.config import Node, remember
 from streams.kafka.record import Record
 from streams.kafka.retry import BrokerUnreachable
 from streams.kafka.times import Begin, merged, parse_begin
+from streams.settings.load import BOOTSTRAP
 from streams.settings.model import Broker, Kafka, Model, Settings
 from streams.tools import doctor
 
@@ -250,6 +251,41 @@ def test_the_node_that_the_folder_remembers_is_used_and_named_when_it_is_stopped
     result = run("topics", "list")
     said = "the node in .streamward/kafka, which is 127.0.0.1:1, is stopped; start it with `streamward broker start`"
     assert (result.exit_code, result.stderr) == (5, f"Error: {said}\n")
+
+
+def test_a_stopped_node_is_no_obstacle_to_what_is_archived() -> None:
+    stopped_node(Path(".streamward/kafka"), port=1)
+    assert "--source" not in run("query", "tasks").stderr
+    Path(".streamward/archive").mkdir()
+    way_out = "`streamward broker start`, or read only what is archived with --source archive\n"
+    assert run("query", "tasks").stderr.endswith(way_out)
+    assert "--source" not in run("topics", "list").stderr
+
+
+NAMELESS = "127.0.0.1:9092 is the default, and this folder has no node"
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        ("topics", "apply"),
+        ("tasks", "generate", "sums", "--submit"),
+        ("ask", "hello"),
+        ("reward", "r1", "0.5"),
+    ],
+)
+def test_a_command_that_writes_where_nobody_said_warns(typed: tuple[str, ...]) -> None:
+    patience = ("--set", "kafka.request_timeout_s=0.2", "--set", "kafka.security_protocol=SSL")  # nobody gets in
+    way_out = "set kafka.bootstrap, or start a node here with `streamward broker start`"
+    said = run(*patience, *typed).stderr
+    assert said.startswith(f"warning: {NAMELESS}; {way_out}\n") and said.count(NAMELESS) == 1
+    assert NAMELESS not in run(*NOBODY, *typed).stderr
+    stopped_node(Path(".streamward/kafka"), port=1)
+    assert NAMELESS not in run(*patience, *typed).stderr
+
+
+def test_a_command_that_only_reads_does_not_warn() -> None:
+    assert NAMELESS not in run("tasks", "generate", "sums", "--count", "1").stderr
 
 
 def test_a_refused_connection_ends_a_command_long_before_the_time_that_a_broker_has_for_an_answer() -> None:
@@ -555,7 +591,7 @@ def test_doctor_with_bad_settings_says_which_and_ends_with_2() -> None:
 def examined(tmp_path: Path, **sections: object) -> list[doctor.DoctorFinding]:
     nobody = Kafka(bootstrap="127.0.0.1:1", request_timeout_s=0.2)
     settings = Settings(kafka=nobody, broker=Broker(data_dir=tmp_path / "kafka")).model_copy(update=sections)
-    return doctor.examine(lambda: settings)
+    return doctor.examine(lambda: (settings, {BOOTSTRAP: "a test"}))
 
 
 def test_doctor_names_a_model_folder_that_is_not_there_or_not_whole(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from streams.errors import SettingsError
+from streams.kafka.node.config import Node, remember
 from streams.loop.demo import DemoOptions, check
 from streams.loop.settings_file import finds_settings, leave_settings
 from streams.loop.up import UpPlan
@@ -41,6 +42,26 @@ def test_a_command_in_the_folder_of_the_demo_has_its_settings() -> None:
     assert load() == load(file=config)
     assert load().kafka.bootstrap == "127.0.0.1:21000"
     assert load().broker.data_dir == Path(".streamward/demo/kafka").absolute()
+
+
+def test_commands_follow_the_node_of_a_demo_to_another_port() -> None:
+    node = Path(".streamward/demo/kafka")
+    node.mkdir(parents=True)
+    remember(node, Node(pid=0, port=9092, controller_port=1, cluster_id="c", client={}))
+    started(DemoOptions(), "127.0.0.1:9092")
+    remember(node, Node(pid=0, port=20123, controller_port=1, cluster_id="c", client={}))
+    assert load().kafka.bootstrap == "127.0.0.1:20123"
+
+
+def test_commands_follow_the_node_of_up_from_another_folder_too(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = Path(".streamward/kafka")
+    node.mkdir(parents=True)
+    remember(node, Node(pid=0, port=20123, controller_port=1, cluster_id="c", client={}))
+    settings = UpPlan(steps=None, minutes=None).settings("127.0.0.1:20123")
+    file = save(settings, folder, by="streamward up")
+    (folder / "elsewhere").mkdir()
+    monkeypatch.chdir(folder / "elsewhere")
+    assert load(file=file).kafka.bootstrap == "127.0.0.1:20123"
 
 
 def test_settings_of_the_user_are_read_by_the_demo_and_left_as_they_are() -> None:

@@ -73,6 +73,10 @@ class RunningBroker:
     data_dir: Path
     log_file: Path
 
+    def has_topic(self, name: str) -> bool:
+        """Return whether it has a topic. The folder says so at once; a node that has just started may not list it."""
+        return (self.data_dir / "log" / f"{name}-0").is_dir()
+
 
 def start(
     settings: Broker,
