@@ -1,7 +1,8 @@
 """A version as a folder that transformers, peft and vLLM load as it is.
 
     store ──► the adapter's files, verified ──┬──► the same weights, and a config that names the base where it is
-    model.base, compared with the log ────────┴──► with `merge`: base and adapter as one model, with its tokenizer
+    model.base, compared with the log ────────┼──► its tokenizer, with the chat template
+                                              └──► with `merge`: base and adapter as one model
 
 In a config a hub id stays a hub id. Any other base has no name outside Streamward, so the config has its absolute path,
 and the folder is of use on this machine alone; a merged model can be moved anywhere.
@@ -20,7 +21,7 @@ from peft import PeftModel
 
 from schemas.events import AdapterEvent
 from streams.adapters import signing, store
-from streams.engines.base_model import Base, folder_of, is_hub_id, load_base
+from streams.engines.base_model import Base, folder_of, is_hub_id, load_base, load_tokenizer
 from streams.errors import NotFoundError, RefusedError, SettingsError
 from streams.settings.model import Settings
 from trainer.model import CONFIG_FILE
@@ -67,14 +68,15 @@ def export(settings: Settings, trained: AdapterEvent, folder: Path, *, merge: bo
 
 
 def _beside(settings: Settings, trained: AdapterEvent, adapter: Path, made: Path) -> str:
-    """Make `made` the adapter with a config that names its base, and return that name."""
+    """Make `made` the adapter with the tokenizer and a config that names its base, and return that name."""
     name = settings.model.base
-    if not (is_hub_id(name) and name == trained.recipe.get("model.base")):
-        _base_of(settings, trained)
+    unchanged = is_hub_id(name) and name == trained.recipe.get("model.base")
+    tokenizer = load_tokenizer(name) if unchanged else _base_of(settings, trained).tokenizer
     base = name if is_hub_id(name) else str(folder_of(name))
     adapter.rename(made)
     config = json.loads((made / CONFIG_FILE).read_text()) | {"base_model_name_or_path": base}
     (made / CONFIG_FILE).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+    tokenizer.save_pretrained(made)
     return base
 
 

@@ -169,7 +169,7 @@ def adapters_diff(call: AppContext, one: int, other: int, weights: bool, policy:
 @adapters.command("export")
 @click.argument("version", type=click.IntRange(min=1))
 @click.argument("folder", type=click.Path(path_type=Path))
-@click.option("--merge", is_flag=True, help="Write one model, adapter and base together, with the tokenizer.")
+@click.option("--merge", is_flag=True, help="Write one model, adapter and base together.")
 @policy_option
 @output_option
 @pass_call
@@ -178,8 +178,8 @@ def adapters_export(
 ) -> None:
     """Write a version as other programs load it.
 
-    FOLDER is then what transformers, peft and vLLM load as it is. Without --merge it is an adapter. Its config names
-    the base model: a hub id as it is, any other base by its absolute path, so that such a folder is of use on this
+    FOLDER is then what transformers, peft and vLLM load as it is, with the tokenizer and its chat template. Without
+    --merge it is an adapter. Its config names the base model: a hub id as it is, any other base by its absolute path, so that such a folder is of use on this
     machine alone.
     """
     from streams import output as show

@@ -41,6 +41,8 @@ log = logging.getLogger(__name__)
 LAYOUT = 1
 """Version of what a converted folder contains; raise it when the conversion changes."""
 DIGEST_FILE = "base_digest.txt"
+BROKEN = (OSError, ValueError, KeyError, RuntimeError)
+"""How a missing or broken file shows in transformers."""
 
 
 class Shipped(NamedTuple):
@@ -85,6 +87,12 @@ def load_base(settings: Model) -> Base:
         model.eval().requires_grad_(False)
         model.to(settings.device)
     return Base(model, tokenizer, base_digest, digest_of_tokenizer(tokenizer))
+
+
+def load_tokenizer(base: str) -> PreTrainedTokenizerBase:
+    """Return the tokenizer of a base, with its chat template. Raises SettingsError if it cannot be found or loaded."""
+    with _quiet():
+        return _tokenizer(folder_of(base), base)
 
 
 def digest_of_weights(model: torch.nn.Module) -> str:
@@ -266,12 +274,21 @@ def _bpe_tokenizer(gguf: Path) -> PreTrainedTokenizerBase:
 
 def _from_pretrained(folder: Path, dtype: torch.dtype, base: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load from a local folder, safetensors only."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM
 
     try:
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, use_safetensors=True, local_files_only=True)
-        return model, AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError, KeyError, RuntimeError) as exc:  # how a missing or broken file shows in transformers
+    except BROKEN as exc:
+        raise SettingsError(_cannot_load(base, f"{folder}: {_first_line(exc)}")) from exc
+    return model, _tokenizer(folder, base)
+
+
+def _tokenizer(folder: Path, base: str) -> PreTrainedTokenizerBase:
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except BROKEN as exc:
         raise SettingsError(_cannot_load(base, f"{folder}: {_first_line(exc)}")) from exc
 
 

@@ -342,8 +342,18 @@ def test_an_exported_version_is_what_peft_and_transformers_load_as_it_is(made: S
         AutoPeftModelForCausalLM.from_pretrained(alone["folder"]),
         AutoModelForCausalLM.from_pretrained(whole["folder"]),
     ]
-    tokens = AutoTokenizer.from_pretrained(whole["folder"])("3 14 15 9", return_tensors="pt").input_ids
+    tokenizers = [AutoTokenizer.from_pretrained(written["folder"]) for written in (alone, whole)]
+    prompts = [
+        tokenizer.apply_chat_template(
+            [{"role": "user", "content": "3 14 15 9"}], add_generation_prompt=True, return_tensors="pt", return_dict=True
+        )
+        for tokenizer in tokenizers
+    ]
+    tokens = prompts[0].input_ids
+    assert torch.equal(tokens, prompts[1].input_ids)
     logits = [model.eval()(tokens).logits for model in loaded]
+    answer = loaded[1].generate(**prompts[0], max_new_tokens=4, do_sample=False)[0, tokens.shape[1] :]
+    assert tokenizers[0].decode(answer)
     assert torch.equal(logits[0], logits[1])
     torch.testing.assert_close(logits[0], logits[2], rtol=1e-4, atol=1e-4)
     assert not torch.allclose(logits[0], tiny_model()(tokens).logits, atol=1e-2)
