@@ -35,7 +35,8 @@ WINDOW_S = 3600
 """How far back drops are counted."""
 GROUPS_READ = 2000
 TASKS_READ = 250
-"""Newest tasks of each partition in which policies are looked for: a task may be all there is of one."""
+"""Newest tasks of each partition that are read: a task may be all there is of a policy. What waits before them counts
+for every policy."""
 BATCH_REASONS = ("duplicate", "stale", "zero_variance", "unknown_version")
 """Why the batch stage itself leaves a group out; other reasons in a batch are the group's own."""
 READS = {
@@ -48,6 +49,8 @@ READS = {
 COMMANDS = {"streams": "streams", "scoring": "scoring", "policy": "policy", "trainer": "train"}
 
 Bounds = Mapping[TopicPartition, tuple[int, int]]
+NewestTasks = Mapping[TopicPartition, Mapping[int, str]]
+"""The policy of each of the newest tasks, by offset, of every partition of their topic."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +62,8 @@ class ProcessStatus:
     alive: int
     members: tuple[str, ...]
     lag: int
-    """Records of its topics that it has not committed; of a trainer, batches without a version."""
+    """Records of its topics that it has not committed, of a policy without the newest tasks of other policies; of a
+    trainer, batches without a version."""
     waits_for: str
 
 
@@ -110,7 +114,8 @@ def look(settings: Settings, *, now_ms: int | None = None) -> LoopStatus:
     now_ms = times.now_ms() if now_ms is None else now_ms
     bounds = admin.offsets(settings, topics(settings.topics))
     positions = offsets.positions(settings)
-    names = _named(settings, bounds) | {
+    tasks = _newest_tasks(settings, bounds)
+    names = _named(settings, bounds, tasks) | {
         at.group.partition("-")[2] for at in positions if at.group.startswith(("policy-", "trainer-"))
     }
     policies = {
@@ -124,7 +129,7 @@ def look(settings: Settings, *, now_ms: int | None = None) -> LoopStatus:
     for record, event in _recent(settings, bounds, policies, since_ms):
         _take(policies, record, event, dropped, since_ms)
     return LoopStatus(
-        list(_processes(settings, policies, bounds, positions)),
+        list(_processes(settings, policies, tasks, bounds, positions)),
         policies,
         [DroppedCount(*what, count) for what, count in dropped.most_common()],
     )
@@ -132,18 +137,14 @@ def look(settings: Settings, *, now_ms: int | None = None) -> LoopStatus:
 
 def known_policies(settings: Settings) -> list[str]:
     """Return the policies that the log knows: of adapters, of batches, and of the newest tasks."""
-    return sorted(_named(settings, admin.offsets(settings, ["adapters", "batches", "tasks"])))
+    bounds = admin.offsets(settings, ["adapters", "batches", "tasks"])
+    return sorted(_named(settings, bounds, _newest_tasks(settings, bounds)))
 
 
-def _named(settings: Settings, bounds: Bounds) -> set[str]:
+def _named(settings: Settings, bounds: Bounds, tasks: NewestTasks) -> set[str]:
     keys = _records(settings, bounds, ["adapters", "batches"])
     found = {(record.key or b"").decode(errors="replace") for record in keys}
-    tasks = topics(settings.topics)["tasks"]
-    starts = {tp: max(first, end - TASKS_READ) for tp, (first, end) in bounds.items() if tp[0] == tasks.name}
-    for record in read(settings, starts, {tp: bounds[tp][1] for tp in starts}):
-        task = record.decode(Task)
-        found |= {task.policy} if isinstance(task, Task) else set()
-    return found - {""}
+    return (found | {policy for of_partition in tasks.values() for policy in of_partition.values()}) - {""}
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
@@ -161,6 +162,17 @@ def _events(settings: Settings, bounds: Bounds, labels: list[str]) -> Iterator[t
         event = record.decode(kinds[record.at.topic])
         if not isinstance(event, Poison):
             yield record, event
+
+
+def _newest_tasks(settings: Settings, bounds: Bounds) -> NewestTasks:
+    name = topics(settings.topics)["tasks"].name
+    starts = {tp: max(first, end - TASKS_READ) for tp, (first, end) in bounds.items() if tp[0] == name}
+    found: dict[TopicPartition, dict[int, str]] = {tp: {} for tp in starts}
+    for record in read(settings, starts, {tp: bounds[tp][1] for tp in starts}):
+        task = record.decode(Task)
+        if isinstance(task, Task):
+            found[record.at.topic, record.at.partition][record.at.offset] = task.policy
+    return found
 
 
 def _recent(
@@ -215,7 +227,11 @@ def _take(
 
 
 def _processes(
-    settings: Settings, policies: Mapping[str, PolicyStatus], bounds: Bounds, positions: list[offsets.Position]
+    settings: Settings,
+    policies: Mapping[str, PolicyStatus],
+    tasks: NewestTasks,
+    bounds: Bounds,
+    positions: list[offsets.Position],
 ) -> Iterator[ProcessStatus]:
     wanted = [
         ("streams", None),
@@ -230,6 +246,8 @@ def _processes(
             lag = policy.waiting_batches
         else:
             lag = _lag(settings, kind, group, bounds, positions)
+        if kind == "policy":
+            lag -= _of_others(tasks, name, _committed(group, positions))
         members = tuple(alive.get(group, ()))
         says = _waits_for(kind, policy, lag, settings)
         yield ProcessStatus(kind, name, len(members), members, lag, says if members else _absent(kind, name, says))
@@ -237,11 +255,24 @@ def _processes(
 
 def _lag(settings: Settings, kind: str, group: str, bounds: Bounds, positions: list[offsets.Position]) -> int:
     """Return how many records a group has not committed; a partition without a commit counts whole."""
-    committed = {(at.topic, at.partition): at.committed for at in positions if at.group == group}
+    committed = _committed(group, positions)
     names = {topics(settings.topics)[label].name for label in READS[kind]}
     return sum(
         max(0, end - max(first, committed.get(tp, first))) for tp, (first, end) in bounds.items() if tp[0] in names
     )
+
+
+def _of_others(tasks: NewestTasks, policy: str | None, committed: Mapping[TopicPartition, int]) -> int:
+    """Return how many of the newest tasks that are not committed are of other policies."""
+    return sum(
+        other != policy and offset >= committed.get(tp, 0)
+        for tp, of_partition in tasks.items()
+        for offset, other in of_partition.items()
+    )
+
+
+def _committed(group: str, positions: list[offsets.Position]) -> dict[TopicPartition, int]:
+    return {(at.topic, at.partition): at.committed for at in positions if at.group == group}
 
 
 def _absent(kind: str, policy: str | None, says: str) -> str:

@@ -96,6 +96,18 @@ def test_who_submits_more_than_is_answered_without_a_trainer_is_told_so_and_so_i
     assert "1 batch waits for a trainer of policy default, and none lives" in doctor()
 
 
+def test_what_waits_for_a_policy_is_counted_without_the_newest_tasks_of_other_policies(made: Settings) -> None:
+    write(made, *(task(task_id=f"t{n}", policy="first") for n in range(5)))
+    asked = [task(task_id=f"t{n}", policy="second") for n in range(5, 8)]
+    write(made, *asked)
+    found = processes(made)
+    assert (found["policy first"]["lag"], found["policy second"]["lag"]) == (5, 3)
+    assert "up to 3 tasks to answer" in found["policy second"]["waits_for"]
+    few = made.model_copy(update={"batches": Batches(groups=1, max_policy_lag=0)})
+    (said,) = unreached(few, asked)
+    assert "Up to 3 tasks of policy second wait, and no trainer lives" in said
+
+
 def test_who_names_a_deadline_that_the_trainer_is_too_slow_for_is_told_how_many_it_reaches(made: Settings) -> None:
     settings = made.model_copy(update={"batches": Batches(groups=1, max_policy_lag=0)})
     for version in (1, 2, 3):  # a version every 100 s
