@@ -295,7 +295,7 @@ def test_what_the_first_node_loaded_is_there_for_the_second_whatever_became_of_t
 ) -> None:
     broker.start(node)
     assert not cache.exists()
-    broker.stop(node)
+    broker.stop(node, timeout_s=0.0)  # it gets the time to write them all the same
     (archive,) = cache.iterdir()
     assert list(node.data_dir.glob(f"*{class_archive.SUFFIX}")) == []
 
@@ -311,7 +311,10 @@ def test_what_the_first_node_loaded_is_there_for_the_second_whatever_became_of_t
     assert reading in psutil.Process(third.pid).cmdline()
 
 
-def test_a_node_that_was_killed_leaves_no_part_of_an_archive(node: Broker, cache: Path) -> None:
+def test_a_node_that_was_killed_leaves_no_part_of_an_archive(
+    node: Broker, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(broker, "ARCHIVING_S", 0.0)
     running = broker.start(node)
     (node.data_dir / f"part{class_archive.SUFFIX}").write_bytes(b"a part")
     os.kill(running.pid, signal.SIGSTOP)  # so that SIGTERM does nothing

@@ -23,6 +23,7 @@ from streams.files import cache_folder
 logger = logging.getLogger(__name__)
 
 SUFFIX = ".jsa"
+WRITING = "-XX:ArchiveClassesAtExit="
 QUIET = ("-Xlog:cds=off", "-Xlog:cds+dynamic=off")
 """What cannot be archived is of no interest, and an archive that does not fit is not used."""
 
@@ -42,7 +43,12 @@ def options(java: Path, classpath: str, data_dir: Path) -> tuple[list[str], list
     except (OSError, SettingsError) as exc:  # SettingsError: the user has no home folder
         logger.debug("no archive of classes: %s", exc)
         return [], []
-    return [], [f"-XX:ArchiveClassesAtExit={data_dir / name}", *QUIET]
+    return [], [f"{WRITING}{data_dir / name}", *QUIET]
+
+
+def is_written_by(command: list[str]) -> bool:
+    """Tell whether the process with this command line writes the archive when it ends."""
+    return any(option.startswith(WRITING) for option in command)
 
 
 def keep(data_dir: Path) -> None:

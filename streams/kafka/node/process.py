@@ -47,6 +47,9 @@ ATTEMPTS = 3
 HELD_WAIT_S, DEAD_WAIT_S = 1.0, 5.0
 """How long a start waits for the lock of a living holder, and of a dead one. A node that was just killed seems alive
 for a moment, and the kernel may take some time to release its lock."""
+ARCHIVING_S = 120.0
+"""What a node gets to write the archive of classes when it ends: seconds on two free cores, over half a minute on busy
+ones. Killed meanwhile, it loses no record, but the next one has to write the archive again."""
 MAIN_CLASS = "kafka.Kafka"
 CONFIG_FILE = "server.properties"
 LOG_FILE = "server.log"
@@ -134,11 +137,15 @@ def ensure(settings: Broker) -> RunningBroker:
 
 
 def stop(settings: Broker, timeout_s: float = 30.0) -> bool:
-    """Stop the node of this folder: SIGTERM, and after `timeout_s` seconds SIGKILL. Return False if none runs."""
+    """Stop the node of this folder: SIGTERM, and after `timeout_s` seconds SIGKILL. Return False if none runs.
+
+    A node that writes the archive of classes as it ends is given ARCHIVING_S seconds more.
+    """
     running = status(settings)
     if running is None:
         return False
-    for sign, limit_s in ((signal.SIGTERM, timeout_s), (signal.SIGKILL, 10.0)):
+    patience_s = timeout_s + (ARCHIVING_S if class_archive.is_written_by(_command(running.pid)) else 0.0)
+    for sign, limit_s in ((signal.SIGTERM, patience_s), (signal.SIGKILL, 10.0)):
         with contextlib.suppress(ProcessLookupError):
             os.kill(running.pid, sign)
         deadline = time.monotonic() + limit_s
@@ -147,7 +154,8 @@ def stop(settings: Broker, timeout_s: float = 30.0) -> bool:
                 (class_archive.keep if sign == signal.SIGTERM else class_archive.drop)(running.data_dir)
                 return True
             time.sleep(0.02)
-        logger.warning("%s: node %d has not ended %g s after %s", running.data_dir, running.pid, limit_s, sign.name)
+        if sign == signal.SIGTERM:
+            logger.warning("%s: node %d has not ended in %g s; killing it", running.data_dir, running.pid, limit_s)
     raise LogError(
         f"{running.data_dir}: node {running.pid} does not end, not even after SIGKILL; see what it waits for"
     )
@@ -248,12 +256,15 @@ def _is_node(pid: int, data_dir: Path) -> bool:
             if os.waitpid(pid, os.WNOHANG) == (0, 0):
                 return True
         _spawned.discard(pid)
+    return _command(pid)[-2:] == [MAIN_CLASS, str(data_dir / CONFIG_FILE)]
+
+
+def _command(pid: int) -> list[str]:
+    """Return the command line of a process; empty if there is none to be seen."""
     try:
-        command = psutil.Process(pid).cmdline()
+        return list(psutil.Process(pid).cmdline())
     except psutil.Error:  # gone, or a zombie, or another user's
-        return False
-    answer: bool = command[-2:] == [MAIN_CLASS, str(data_dir / CONFIG_FILE)]
-    return answer
+        return []
 
 
 # --- the process -----------------------------------------------------------------------------------------------------
