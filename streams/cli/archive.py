@@ -46,7 +46,7 @@ def archive() -> None:
 def archive_sync(call: AppContext, names: tuple[str, ...], follow: bool, output: Output) -> None:
     """Archive what is new in the log.
 
-    Prints what the archive holds of each partition. It may be killed at any moment, and two may run at once. If
+    Prints each partition with new records, and what the archive holds of it now. It may be killed at any moment, and two may run at once. If
     retention has deleted records that were not archived yet, that is an error: nothing is archived after a gap.
 
     With --follow and metrics.port it serves /metrics, /healthz and /readyz.
@@ -68,12 +68,14 @@ def archive_sync(call: AppContext, names: tuple[str, ...], follow: bool, output:
         show.Column("not events", "bad", right=True),
         show.Column("new segments", "segments", right=True),
     ]
-    rows = [{"topic": each.label, **each._asdict()} for each in done]
+    new = [each for each in done if each.records]
+    rows = [{"topic": each.label, **each._asdict()} for each in new]
     show.rows([{name: row[name] for name in row if name != "label"} for row in rows], columns, output)
-    records, bad = sum(each.records for each in done), sum(each.bad for each in done)
+    records, bad = sum(each.records for each in new), sum(each.bad for each in new)
     click.echo(
         f"{records} records archived in {call.settings.archive.store}"
-        + (f"; {bad} of them are not events, and are kept as they are" if bad else ""),
+        + (f"; {bad} of them are not events, and are kept as they are" if bad else "")
+        + (f"; {len(done) - len(new)} partitions were up to date" if len(new) < len(done) else ""),
         err=True,
     )
 
