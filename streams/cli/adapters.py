@@ -179,8 +179,8 @@ def adapters_export(
     """Write a version as other programs load it.
 
     FOLDER is then what transformers, peft and vLLM load as it is, with the tokenizer and its chat template. Without
-    --merge it is an adapter. Its config names the base model: a hub id as it is, any other base by its absolute path, so that such a folder is of use on this
-    machine alone.
+    --merge it is an adapter. Its config names the base model: a hub id as it is, any other base by its absolute path,
+    so that such a folder is of use on this machine alone.
     """
     from streams import output as show
     from streams.errors import NotFoundError

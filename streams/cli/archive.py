@@ -46,8 +46,9 @@ def archive() -> None:
 def archive_sync(call: AppContext, names: tuple[str, ...], follow: bool, output: Output) -> None:
     """Archive what is new in the log.
 
-    Prints each partition with new records, and what the archive holds of it now. It may be killed at any moment, and two may run at once. If
-    retention has deleted records that were not archived yet, that is an error: nothing is archived after a gap.
+    Prints each partition with new records, and what the archive holds of it now. It may be killed at any moment, and
+    two may run at once. If retention has deleted records that were not archived yet, that is an error: nothing is
+    archived after a gap.
 
     With --follow and metrics.port it serves /metrics, /healthz and /readyz.
     """

@@ -230,7 +230,9 @@ def waits(progress: Progress) -> list[tuple[str, str]]:
     """Return, for each process, what it works on or waits for."""
     rule, places = progress.settings.batches, progress.places
     ahead = places["sampled"] + places["scored"] + places["grouped"] + places["batched"]
-    if progress.eval_open:
+    if not progress.counts["responses"] and (progress.eval_open or places["waiting"]):
+        policy = "loads the model, then answers"
+    elif progress.eval_open:
         policy = f"answers {progress.eval_open} held-out questions"
     elif places["waiting"] and ahead >= rule.groups * (rule.max_policy_lag + 1):
         policy = f"held back: {ahead} groups are ahead of the trainer"

@@ -2,8 +2,8 @@
 
     tasks just submitted, `streamward status` ──► unreached ──► one sentence for each policy that has too many
 
-What waits is counted by the policy agents' commits, so it is an upper bound, with tasks of other purposes among it; and,
-far behind the end of the log, of other policies (streams/tools/status.py).
+What waits is counted by the policy agents' commits, so it is an upper bound, with tasks of other purposes among it, and
+with those of other policies that are not among the newest.
 """
 
 from __future__ import annotations

@@ -345,7 +345,10 @@ def test_an_exported_version_is_what_peft_and_transformers_load_as_it_is(made: S
     tokenizers = [AutoTokenizer.from_pretrained(written["folder"]) for written in (alone, whole)]
     prompts = [
         tokenizer.apply_chat_template(
-            [{"role": "user", "content": "3 14 15 9"}], add_generation_prompt=True, return_tensors="pt", return_dict=True
+            [{"role": "user", "content": "3 14 15 9"}],
+            add_generation_prompt=True,
+            return_tensors="pt",
+            return_dict=True,
         )
         for tokenizer in tokenizers
     ]

@@ -240,9 +240,11 @@ TWO_AHEAD = [*asked("a"), *asked("b"), *answered("a"), *answered("b"), *scored("
     ("events", "process", "says"),
     [
         ([], "policy", "waits for tasks"),
-        (asked(), "policy", "answers; 1 tasks wait"),
+        (asked(), "policy", "loads the model, then answers"),
+        ([*asked("a"), *answered("a"), *asked("b")], "policy", "answers; 1 tasks wait"),
         ([*TWO_AHEAD, *asked("c")], "policy", "held back: 2 groups are ahead of the trainer"),
-        ([task(purpose="eval", group_size=1)], "policy", "answers 1 held-out questions"),
+        ([task(purpose="eval", group_size=1)], "policy", "loads the model, then answers"),
+        ([*answered(), task(purpose="eval", group_size=1)], "policy", "answers 1 held-out questions"),
         ([], "scoring", "waits for responses"),
         ([*asked(), *answered()], "scoring", "2 responses to score"),
         ([*asked(), *answered(), *scored()], "scoring", "waits for responses"),
