@@ -213,10 +213,10 @@ def _rule(field: dict[str, Any]) -> dict[str, Any] | None:
     if kind == "number":
         as_text = _number_as_text({name: field[name] for name in _BOUNDS if name in field})
         return {"anyOf": [{"type": kind, **rule}, as_text]} if as_text else {"type": kind, **rule}
-    return {
-        "type": ["string", "integer"] if kind == "string" and not {"enum", "pattern"} & rule.keys() else kind,
-        **rule,
-    }
+    if kind != "string" or "enum" in rule or not re.search(rule.get("pattern", ""), "7"):
+        return {"type": kind, **rule}
+    as_number = {} if re.search(rule.get("pattern", ""), "-7") else {"minimum": 0}  # it is about numbers alone
+    return {"type": ["string", "integer"], **rule, **as_number}
 
 
 def _number_as_text(bounds: dict[str, float]) -> dict[str, Any] | None:
