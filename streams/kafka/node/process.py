@@ -48,8 +48,8 @@ HELD_WAIT_S, DEAD_WAIT_S = 1.0, 5.0
 """How long a start waits for the lock of a living holder, and of a dead one. A node that was just killed seems alive
 for a moment, and the kernel may take some time to release its lock."""
 ARCHIVING_S = 120.0
-"""What a node gets to write the archive of classes when it ends: seconds on two free cores, over half a minute on busy
-ones. Killed meanwhile, it loses no record, but the next one has to write the archive again."""
+"""What a node gets to write the archive of classes when it ends: it takes five seconds, and on very busy cores over
+half a minute. Kafka has stopped before, so a kill loses no record, but the next node has to write the archive again."""
 MAIN_CLASS = "kafka.Kafka"
 CONFIG_FILE = "server.properties"
 LOG_FILE = "server.log"
