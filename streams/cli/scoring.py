@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from streams.cli.runtime import AppContext, output_option, pass_call, user_name
+from streams.cli.task_file import TaskFileOptions, map_option, split_option
 
 if TYPE_CHECKING:
     from schemas.events import Task
@@ -26,10 +27,14 @@ if TYPE_CHECKING:
     metavar="FILE[:LINE]",
     help="The task, as `tasks submit` reads it; else the first.",
 )
+@map_option
+@split_option
 @click.option("--text", required=True, metavar="TEXT", help="The response to be scored.")
 @output_option
 @pass_call
-def scoring_try(call: AppContext, name: str, place: str, text: str, output: Output) -> None:
+def scoring_try(
+    call: AppContext, /, name: str, place: str, names: tuple[str, ...], split: str | None, text: str, output: Output
+) -> None:
     """Score a text with a scorer, without a broker, and print what it says.
 
     It runs as in the agent: your own function MODULE:FUNCTION in a process with the time limit scoring.timeout_s. JSON
@@ -39,7 +44,7 @@ def scoring_try(call: AppContext, name: str, place: str, text: str, output: Outp
     from streams.errors import EventError
     from streams.stages.scoring import trial
 
-    task = _task(call, place)
+    task = _task(call, place, TaskFileOptions(names=names, split=split))
     source = trial.source_of(name, task)
     found = trial.try_scorer(call.settings.scoring, task, source, text)
     if found.error is not None:
@@ -48,21 +53,27 @@ def scoring_try(call: AppContext, name: str, place: str, text: str, output: Outp
     show.record(said | {"version": found.version, "latency_ms": round(found.latency_ms, 1)}, output)
 
 
-def _task(call: AppContext, place: str) -> Task:
+def _task(call: AppContext, place: str, options: TaskFileOptions) -> Task:
     """Return the task in a line of a file. Raises NotFoundError, EventError."""
     from streams.errors import EventError, NotFoundError
     from streams.kafka.times import now_ms
     from streams.stages.tasks.lines import Reading, check_rows
-    from streams.stages.tasks.rows import rows
+    from streams.stages.tasks.rows import SEPARATED, rows
 
     name, colon, number = place.rpartition(":")
     file, line = (Path(name), int(number)) if colon and number.isdecimal() else (Path(place), None)
-    row = next(((at, row) for at, row in rows(file) if line in (at, None)), None)
+    row = next(((at, row) for at, row in rows(file, options.split) if line in (at, None)), None)
+    if row is None and line == 1 and file.suffix.lower() in SEPARATED:
+        raise NotFoundError(f"{file}: line 1 is the header; the first task is in line 2")
     if row is None:
         raise NotFoundError(f"{file} has no task in line {line or 1}")
     settings = call.settings
-    defaults = {"policy": settings.policy.name}
-    reading = Reading(now_ms=now_ms(), topic_settings=settings.topics, defaults=defaults)
+    reading = Reading(
+        now_ms=now_ms(),
+        topic_settings=settings.topics,
+        defaults=options.defaults(settings),
+        names=options.fields_of_columns(),
+    )
     checked = check_rows([row], str(file), reading)
     if checked.problems:
         raise EventError(str(checked.problems[0]))

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 def status(call: AppContext, output: str) -> None:
     """Show the whole loop on one screen.
 
-    Who lives, what each process waits for, what was dropped and who serves. It reads the log and changes nothing. A
-    process is alive while it is a member of its consumer group. Drops are those of the last hour: dead letters, and
-    groups that were not trained on, with the reason.
+    Who lives, what each process waits for, which scorers are paused, what was dropped and who serves. It reads the log
+    and changes nothing. A process is alive while it is a member of its consumer group. Drops are those of the last
+    hour: dead letters, and groups that were not trained on, with the reason.
     """
     from streams.tools import status as loop
     from streams.tools.doctor import disk
@@ -57,6 +57,7 @@ def _plain(call: AppContext, found: LoopStatus, rooms: list[DoctorFinding]) -> d
             for name, one in found.policies.items()
         ],
         "dropped": [asdict(one) for one in found.dropped],
+        "paused": found.paused,
         "disk": [{"state": room.state, "what": room.what} for room in rooms],
     }
 
@@ -82,6 +83,8 @@ def _show(found: dict[str, Any]) -> None:
         show.Column("groups in the next", "next_batch_groups", right=True),
     ]
     show.rows(found["policies"], columns, "table")
+    for error in found["paused"]:
+        print(f"\nscoring: {error}")
     print("\ndropped in the last hour" + ("" if found["dropped"] else ": nothing"))
     if found["dropped"]:
         names = ("what", "stage", "reason", "count")

@@ -2,7 +2,7 @@
 
     FILE, --map --scorer --group-size … ──► rows ──► checked tasks, or one message for each kind of mistake
 
-Shared by `tasks submit` and `up`.
+Shared by `tasks submit` and `up`; `scoring try` reads one task with the first of them.
 """
 
 from __future__ import annotations
@@ -21,17 +21,19 @@ if TYPE_CHECKING:
     from streams.settings.model import Settings
     from streams.stages.tasks.lines import Checked
 
+map_option = click.option(
+    "--map",
+    "names",
+    multiple=True,
+    metavar="FIELD=COLUMN",
+    help="Take a task's field from this column, e.g. prompt=question, metadata.topic=subject. May be repeated. "
+    "Columns that are neither named nor a task's field are then left out.",
+)
+split_option = click.option("--split", default=None, metavar="NAME", help="The split of a data set's folder.")
 OPTIONS = (
-    click.option(
-        "--map",
-        "names",
-        multiple=True,
-        metavar="FIELD=COLUMN",
-        help="Take a task's field from this column, e.g. prompt=question, metadata.topic=subject. May be repeated. "
-        "Columns that are neither named nor a task's field are then left out.",
-    ),
+    map_option,
     click.option("--skip-bad", is_flag=True, help="Take the good lines even if others are bad."),
-    click.option("--split", default=None, metavar="NAME", help="The split of a data set's folder."),
+    split_option,
     click.option("--epochs", type=click.IntRange(min=1), default=1, show_default=True, help="Ask everything N times."),
     click.option("--policy", default=None, metavar="NAME", help="The policy that answers.  [default: policy.name]"),
     click.option(

@@ -46,7 +46,8 @@ def up(
 
     Starts the stream worker, a scoring agent, a policy agent and the trainer, on the embedded Kafka node or on the
     Kafka in kafka.bootstrap; submits the tasks, read as `tasks submit` does; shows where every group is; and ends when
-    all tasks are done. Without --tasks it works on what others submit, until it is stopped.
+    all tasks are done. Without --tasks it works on what others submit, until it is stopped. A scorer that cannot be
+    loaded is an error before anything is started.
 
     Ctrl-C stops everything cleanly; run the same command again to resume. Settings that you leave open are as one
     machine learns best, and ./streamward.toml gets them, unless that is a file of your own.
@@ -56,6 +57,8 @@ def up(
     from streams.errors import SettingsError
     from streams.loop import run as loop
     from streams.loop.up import UpPlan
+    from streams.scorers import named_sources
+    from streams.stages.scoring.trial import load_scorers
 
     policy = () if reading.policy is None else (f"policy.name={reading.policy}",)
     scorers = (text.partition("=")[0].partition(":") for text in reading.scorers)
@@ -76,6 +79,9 @@ def up(
     if held_out is not None:
         asked = read_tasks(settings, held_out, replace(reading, epochs=1))
         plan = replace(plan, held_out=tuple(asked.tasks))
+    asked_of = (*(plan.train or ()), *plan.held_out)
+    sources = (*named_sources(reading.scorers), *(source for task in asked_of for source in task.reward_sources))
+    load_scorers(settings.scoring, sources)
     result = loop.run(plan, Console(stderr=output == "json"))
     if output == "json":
         sys.stdout.write(json.dumps(result) + "\n")

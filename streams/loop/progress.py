@@ -16,6 +16,7 @@ from schemas.serde import Poison
 from streams.kafka.record import Record, TopicPartition
 from streams.kafka.topics import topics
 from streams.settings.model import Settings
+from streams.stages.scoring.breaker import PAUSED_REASON, paused_scorer
 
 PLACES = ("waiting", "sampled", "scored", "grouped", "batched", "trained", "left out")
 """The places of a train task, in the order it passes them."""
@@ -53,7 +54,7 @@ class Progress:
     places: Counter[str] = field(default_factory=Counter)
     """Train tasks, by place."""
     reasons: Counter[str] = field(default_factory=Counter)
-    """Train tasks that left without training, and dead letters, by reason."""
+    """Train tasks that left without training, and dead letters, by reason; a paused scorer drops nothing."""
     versions: int = 0
     primary: int = 0
     held_out: dict[int, HeldOut] = field(default_factory=dict)
@@ -67,6 +68,10 @@ class Progress:
     evaluations: set[int] = field(default_factory=set)
     """Versions for which held-out tasks were submitted."""
     batches: int = 0
+    _pauses: dict[str, tuple[int, str]] = field(default_factory=dict)
+    """By scorer, when it was last paused, and the error."""
+    _scored_ms: dict[str, int] = field(default_factory=dict)
+    """By reward source, when it last gave a value."""
     _open: dict[str, TaskProgress] = field(default_factory=dict)
     _grouped: set[str] = field(default_factory=set)
     """Tasks whose group was read: the first one counts, and later events of the task change nothing."""
@@ -94,12 +99,17 @@ class Progress:
                 self._response(event)
             case Reward():
                 self._reward(event)
+                if event.value is not None:
+                    self._scored_ms[event.source] = max(self._scored_ms.get(event.source, 0), record.timestamp_ms)
             case AdvantagedGroup():
                 self._group(event, record)
             case Batch():
                 self._early.append(event)
             case AdapterEvent():
                 self._adapter(event)
+            case DeadLetter(reason=reason) if reason == PAUSED_REASON:
+                scorer, error = paused_scorer(event)
+                self._pauses[scorer] = max(self._pauses.get(scorer, (0, "")), (record.timestamp_ms, error))
             case DeadLetter(stage=stage) if stage != "dlq":  # those are decisions about other dead letters
                 self.reasons[event.reason] += 1
         self._take_batches()
@@ -108,6 +118,14 @@ class Progress:
     def window(self) -> int:
         """Return how many groups wait in the window of the next batch."""
         return self.places["grouped"]
+
+    def paused(self) -> list[str]:
+        """Return why scorers are paused: those that gave no score since. A score of a mix may be any scorer's."""
+        return [
+            error
+            for scorer, (paused_ms, error) in self._pauses.items()
+            if max(self._scored_ms.get(source, 0) for source in (scorer, "mix")) <= paused_ms
+        ]
 
     def reward_of(self, version: int) -> float:
         """Return the mean reward of the train responses that a version sampled, of which there are some."""
@@ -235,13 +253,14 @@ def waits(progress: Progress) -> list[tuple[str, str]]:
     elif progress.eval_open:
         policy = f"answers {progress.eval_open} held-out questions"
     elif places["waiting"] and ahead >= rule.groups * (rule.max_policy_lag + 1):
-        policy = f"held back: {ahead} groups are ahead of the trainer"
+        policy = f"held back: {ahead} tasks in flight are not trained on yet"
     elif places["waiting"]:
         policy = f"answers; {places['waiting']} tasks wait"
     else:
         policy = "waits for tasks"
     unscored = max(progress.counts["responses"] - progress.failed - progress.counts["rewards"], 0)
     scoring = f"{unscored} responses to score" if unscored else "waits for responses"
+    scoring = "; ".join(progress.paused()) or scoring
     if progress.batches > progress.versions:
         trainer = f"trains version {progress.versions + 1}"
     else:

@@ -82,7 +82,8 @@ class Display:
     def _line(self, progress: Progress, now: float) -> str:
         responses, _ = self._rates()
         of = "" if self._steps is None else f"/{self._steps}"
-        doing = "; ".join(f"{name} {what}" for name, what in waits(progress)[::2])
+        shown = waits(progress) if progress.paused() else waits(progress)[::2]
+        doing = "; ".join(f"{name}: {what}" for name, what in shown)
         return (
             f"{now - self._started_at:6.1f} s  v{progress.versions}{of}  {self._score(progress)}  "
             f"{progress.counts['responses']} responses ({responses:.0f}/s), {progress.counts['groups']} groups, "
@@ -227,6 +228,8 @@ def show(result: dict[str, Any], progress: Progress, console: Console, config: P
         + (f" ({reasons})" if reasons else ""),
         highlight=False,
     )
+    for error in progress.paused():
+        console.print(f"scoring: {error}", highlight=False)
     if result["held_out"]:
         console.print(f"Plot: {config.parent / 'learning.png'}", highlight=False)
     if not result["finished"]:

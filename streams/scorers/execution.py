@@ -90,14 +90,20 @@ class Scorers:
         except ScoreError:
             return True  # it fails at once
 
-    def missing(self, task: Task) -> MissingScorer | None:
-        """Return what this process lacks to score `task`; None if nothing."""
-        for part in _known_parts(task.reward_sources):
+    def missing(self, sources: Iterable[RewardSource]) -> MissingScorer | None:
+        """Return what this process lacks to score with these; None if nothing."""
+        for part in _known_parts(sources):
             if find(part.name).home == "judge" and (error := unconfigured(self._scoring)) is not None:
                 return MissingScorer("no_judge", error)
             if (error := self._unlisted(part.name)) is not None:
                 return MissingScorer(NOT_LISTED, error)
         return None
+
+    def load(self, sources: Iterable[RewardSource]) -> None:
+        """Import each function that these name, in a worker process. Raises ScoreError for the first that fails."""
+        for name in dict.fromkeys(part.name for part in _known_parts(sources)):
+            if ":" in name:
+                self._sandbox.load(name)
 
     def start(self, task: Task, source: RewardSource, job: Callable[[], T]) -> Future[T]:
         """Run `job`, which scores with `source`, in a thread for such scorers, when it is the task's turn."""

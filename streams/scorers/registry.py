@@ -107,13 +107,20 @@ def load(name: str) -> Scorer:
         return scorer
     module_name, _, function_name = name.partition(":")
     try:
-        function = getattr(importlib.import_module(module_name), function_name)
-    except (ImportError, AttributeError) as exc:
+        module = importlib.import_module(module_name)
+    except ImportError as exc:
         raise ScoreError(
             f"scorer {name} cannot be loaded: {exc}; install it beside Streamward, put it on PYTHONPATH, or add "
             "`.` to scoring.modules if it is in the working folder",
             reason="unknown_scorer",
         ) from exc
+    function = getattr(module, function_name, None)
+    if function is None:
+        marked = (known for known, value in vars(module).items() if hasattr(value, "scorer_version"))
+        raise ScoreError(
+            f"module {module_name!r} has no function {function_name!r}; {nearest(function_name, marked)}",
+            reason="unknown_scorer",
+        )
     version = getattr(function, "scorer_version", None)
     if not callable(function) or not isinstance(version, str):
         raise ScoreError(

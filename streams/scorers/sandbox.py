@@ -92,6 +92,14 @@ class Sandbox:
         finally:
             self._free.put(worker)
 
+    def load(self, name: str) -> None:
+        """Import the scorer called `name`, in a worker of its own. Raises ScoreError if that fails."""
+        worker, request_id = _SandboxProcess(self._folders), token_hex(16)
+        try:
+            worker.load(name, request_id, pickle.dumps((request_id, 0.0, self._memory_bytes, name, {}, None, None)))
+        finally:
+            worker.dispose()
+
     def _end(self, worker: _SandboxProcess) -> None:
         worker.dispose()
         self._alive.discard(worker)
@@ -153,14 +161,20 @@ class _SandboxProcess:
             raise _ModuleChanged(str(answer["changed"]))
         if "prepared" in answer:
             answer = self._receive(name, "answer", timeout_s, request_id)
+        if "reason" in answer:
+            raise _failure(name, answer)
         try:
-            version = str(answer["version"])
-            if "reason" not in answer:
-                return checked(Verdict(answer["value"], answer["components"], answer["rationale"], version), name)
-            error, reason, again = str(answer["error"]), str(answer["reason"]), bool(answer["again"])
+            verdict = Verdict(answer["value"], answer["components"], answer["rationale"], str(answer["version"]))
         except KeyError as exc:
             raise _not_an_answer(name) from exc
-        raise ScoreError(error, reason=reason, again=again, version=version)
+        return checked(verdict, name)
+
+    def load(self, name: str, request_id: str, body: bytes) -> None:
+        """Import the scorer that a pickled request without a response names. Raises ScoreError."""
+        self._write(name, FRAME.pack(len(body)) + body, START_LIMIT_S)
+        answer = self._receive(name, "be imported", START_LIMIT_S, request_id)
+        if "prepared" not in answer:
+            raise _failure(name, answer)
 
     def kill(self) -> None:
         """End the process and all it started, and return when it is gone. Any thread may; a reader sees its end."""
@@ -220,6 +234,14 @@ class _SandboxProcess:
         code = self._process.returncode
         how = f"exit status {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
         return ScoreError(f"{name} ended its process ({how}) instead of answering", reason="crashed", again=True)
+
+
+def _failure(name: str, answer: dict[str, Any]) -> ScoreError:
+    try:
+        error, reason, again = str(answer["error"]), str(answer["reason"]), bool(answer["again"])
+        return ScoreError(error, reason=reason, again=again, version=str(answer["version"]))
+    except KeyError:
+        return _not_an_answer(name)
 
 
 def _not_an_answer(name: str) -> ScoreError:

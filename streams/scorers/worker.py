@@ -70,6 +70,8 @@ def _one(outbox: BinaryIO, frame: bytes) -> None:
         scorer = _load(name)
         version = scorer.version
         _send(outbox, request_id, {"prepared": version})
+        if response is None:
+            return  # it was only to be loaded
         signal.setitimer(signal.ITIMER_REAL, 2 * limit_s + 1)  # unhandled: ends a worker whose parent is gone
         verdict = scorer(task, response, settings)
         answer: dict[str, Any] = {

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from schemas.events import AdvantagedGroup, Event, Response, Reward, RewardSource, Task
@@ -23,6 +23,7 @@ from streams.scorers import ScoreOutcome, Scorers
 from streams.scorers.execution import JUDGE_THREADS
 from streams.settings.model import Settings
 from streams.stages.scoring.agent import STAGE, reward_of
+from streams.stages.scoring.breaker import PAUSED_REASON
 from streams.stages.scoring.task_lookup import TaskLookup
 from streams.tools.dead_letters import letters as dead_letters
 from streams.tools.dead_letters.letters import Letter, Matching
@@ -31,7 +32,7 @@ from streams.tools.dead_letters.redrive import RedriveOrder, decide
 
 E = TypeVar("E", bound=Event)
 SPENT = ("score_failed", "no_judge", "module_not_listed")
-HELD = "scorer_paused"
+HELD = PAUSED_REASON
 """The agent holds this response and scores it itself; its dead letter is dropped once it has."""
 
 
@@ -128,7 +129,7 @@ def _score(settings: Settings, missing: list[MissingScores], result: Rescored) -
     ):
         for one in missing:
             if one.sources and one.letter.event.reason != HELD:
-                lacking = scorers.missing(replace(one.task, reward_sources=one.sources))
+                lacking = scorers.missing(one.sources)
                 if lacking is None:
                     to_score.append(one)
                 else:

@@ -3,7 +3,8 @@
     consumer groups ──► who lives, and what is unread ─┐
     adapters, batches, newest groups ──► who serves, ──┼──► LoopStatus
       what the next batch and each stage wait for      │
-    dead letters, groups, batches of an hour ──► drops ┘
+    dead letters, groups, batches of an hour ──► drops ┤
+              dead letters about held responses ──► paused scorers ┘
 
 It reads the log as it is now, joins no group and changes nothing. A process counts as alive while it is a member of its
 consumer group; one that was killed counts for kafka.session_timeout_s more. What is held back is worked out with this
@@ -30,10 +31,13 @@ from streams.settings.model import Settings
 from streams.stages.policy.admission import Admission
 from streams.stages.policy.held_back import waits_for
 from streams.stages.policy.versions import VersionRouter
+from streams.stages.scoring.breaker import PAUSED_REASON, paused_scorer
 
 WINDOW_S = 3600
 """How far back drops are counted."""
 GROUPS_READ = 2000
+LETTERS_READ = 250
+"""Newest dead letters of each partition in which paused scorers are looked for."""
 TASKS_READ = 250
 """Newest tasks of each partition that are read: a task may be all there is of a policy. What waits before them counts
 for every policy."""
@@ -104,6 +108,8 @@ class LoopStatus:
     processes: list[ProcessStatus] = field(default_factory=list)
     policies: dict[str, PolicyStatus] = field(default_factory=dict)
     dropped: list[DroppedCount] = field(default_factory=list)
+    paused: list[str] = field(default_factory=list)
+    """Why scorers are paused."""
 
 
 def look(settings: Settings, *, now_ms: int | None = None) -> LoopStatus:
@@ -126,12 +132,17 @@ def look(settings: Settings, *, now_ms: int | None = None) -> LoopStatus:
     since_ms = now_ms - WINDOW_S * 1000
     for record, event in _events(settings, bounds, ["adapters", "batches"]):
         _take(policies, record, event, dropped, since_ms)
+    scored, paused = _committed("scoring", positions), dict[str, str]()
     for record, event in _recent(settings, bounds, policies, since_ms):
         _take(policies, record, event, dropped, since_ms)
+        if isinstance(event, DeadLetter) and event.reason == PAUSED_REASON:
+            held = event.source_offset >= scored.get((event.source_topic, event.source_partition), 0)
+            paused |= [paused_scorer(event)] if held else []
     return LoopStatus(
         list(_processes(settings, policies, tasks, bounds, positions)),
         policies,
         [DroppedCount(*what, count) for what, count in dropped.most_common()],
+        list(paused.values()),
     )
 
 
@@ -178,7 +189,7 @@ def _newest_tasks(settings: Settings, bounds: Bounds) -> NewestTasks:
 def _recent(
     settings: Settings, bounds: Bounds, policies: Mapping[str, PolicyStatus], since_ms: int
 ) -> Iterator[tuple[Record, Event]]:
-    """Yield the dead letters of the window, and the groups of the window or beyond the batches."""
+    """Yield the newest dead letters and those of the window, and the groups of the window or beyond the batches."""
     found = admin.offsets_at(settings, ["dead-letters", "groups"], max(0, since_ms))
     groups = topics(settings.topics)["groups"].name
     starts: dict[TopicPartition, tuple[int, int]] = {}
@@ -188,6 +199,8 @@ def _recent(
         if tp[0] == groups:
             mine = (one for one in policies.values() if partition_of(one.state.policy, _width(bounds, groups)) == tp[1])
             start = max(min([start, *(one.settled + 1 for one in mine)]), end - GROUPS_READ)
+        else:
+            start = min(start, end - LETTERS_READ)
         starts[tp] = (min(max(start, first), end), end)
     yield from _events(settings, starts, ["dead-letters", "groups"])
 
@@ -219,7 +232,8 @@ def _take(
                 policies[name].admission.group(event, record.at.offset)
             if recent and event.dropped_reason is not None:
                 dropped["group", "advantages", event.dropped_reason] += 1
-        case DeadLetter(stage=stage) if stage != "dlq" and recent:  # those are decisions about dead letters
+        case DeadLetter(stage=stage, reason=reason) if recent and stage != "dlq" and reason != PAUSED_REASON:
+            # those of dlq are decisions about dead letters, and what a paused scorer should score is held
             dropped["record", stage, event.reason] += 1
 
 

@@ -10,17 +10,20 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from schemas.events import DeadLetter, DroppedGroup, Event
+from schemas.events import DeadLetter, DroppedGroup, Event, Response
 from streams.cli.root import cli
 from streams.kafka.consumer import GroupConsumer
 from streams.kafka.producer import Producer
+from streams.kafka.record import dead_letter
 from streams.kafka.retry import BrokerOutage
 from streams.kafka.times import now_ms
 from streams.settings.load import to_env
 from streams.settings.model import Batches, Settings
+from streams.stages.scoring.breaker import PAUSED, PAUSED_REASON
 from streams.tools.reach import unreached
 from streams.tools.status import look
-from tests.support.factories import batch, group, one_of_each, promoted, task, trained
+from tests.support.factories import batch, group, one_of_each, promoted, response, task, trained
+from tests.support.processes import read
 from trainer.presence import Presence
 
 pytestmark = pytest.mark.kafka
@@ -136,6 +139,22 @@ def test_what_was_dropped_is_counted_by_reason_for_the_last_hour_only(made: Sett
         ("record", letter.stage, letter.reason, 1),
     ]
     assert look(made, now_ms=now_ms() + 3_601_000).dropped == []
+
+
+def test_a_paused_scorer_has_dropped_nothing_and_is_shown_until_what_it_holds_is_scored(made: Settings) -> None:
+    write(made, response())
+    record, _ = next(iter(read(made, Response)))
+    error = PAUSED.format(scorer="caps:caps", last="exception: it raised", count=20, pause_s=30)
+    write(made, dead_letter(record, stage="scoring", reason=PAUSED_REASON, error=error))
+    found = shown(made)
+    assert (found["dropped"], found["paused"]) == ([], [error])
+    assert "scoring: caps:caps is paused: exception: it raised." in run(made, "--output", "table").stdout
+    assert look(made, now_ms=now_ms() + 3_601_000).paused == [error], "however long"
+    with GroupConsumer(made, "scoring", ["responses"]) as agent:
+        while not agent.poll(timeout_s=0.2):
+            pass
+        agent.commit({(record.at.topic, record.at.partition): record.at.offset + 1})
+    assert shown(made)["paused"] == []
 
 
 def test_a_trainer_and_an_agent_count_while_they_are_members_of_their_groups(made: Settings) -> None:

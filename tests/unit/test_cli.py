@@ -630,6 +630,7 @@ def capitals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         f'{{"prompt": "Capital of France?", "verifier": {{"answer": "Paris"}}, {source}}}\n'
         f'{{"prompt": "Capital of Spain?", "verifier": {{"city": "Madrid"}}, {source}}}\n'
     )
+    (tmp_path / "capitals.csv").write_text("question,answer\nCapital of France?,Paris\n")
     return tmp_path
 
 
@@ -639,6 +640,35 @@ def test_a_scorer_is_tried_without_a_broker_and_reads_the_verifier_as_a_mapping(
     assert (found["value"], found["components"], found["version"]) == (0.5, {"length": 6.0}, "capital/1")
     tried[2] = "capscore:capital={}"
     assert json.loads(process(*tried).stdout)["value"] == 1.0
+
+
+def test_a_scorer_is_tried_on_a_line_of_a_table_whose_columns_are_mapped(capitals: Path) -> None:
+    tried = ["scoring", "try", "capscore:capital", "--task", "capitals.csv:2", "--text", "Paris!"]
+    assert "prompt" in run(*tried).stderr
+    result = run(*tried, "--map", "prompt=question", "--output", "jsonl")
+    assert result.exit_code == 0, result.stderr
+    assert json.loads(result.stdout)["value"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("tasks", "scorer", "says"),
+    [
+        ("capitals.csv", "capscore:capitol", "module 'capscore' has no function 'capitol'; did you mean capital?"),
+        ("capitals.csv", "capscores:capital", "scorer capscores:capital cannot be loaded: No module named 'capscores'"),
+        ("capitals.csv", "broken:capital", "broken:capital raised ZeroDivisionError: division by zero"),
+        ("named.jsonl", "exact", "module 'capscore' has no function 'town'"),
+        ("named.jsonl", "judge", "set scoring.judge_url"),
+    ],
+)
+def test_up_starts_nothing_if_a_scorer_cannot_be_loaded(
+    capitals: Path, monkeypatch: pytest.MonkeyPatch, tasks: str, scorer: str, says: str
+) -> None:
+    monkeypatch.setenv("STREAMWARD_SCORING__MODULES", "capscore,capscores,broken,.")
+    Path("broken.py").write_text("1 / 0\n")
+    Path("named.jsonl").write_text('{"question": "2?", "answer": "2", "reward_sources": ["capscore:town"]}\n')
+    result = run("up", "--tasks", tasks, "--map", "prompt=question", "--scorer", scorer)
+    assert result.exit_code == 2 and result.stderr.startswith("Error: nothing was started: "), result.stderr
+    assert says in result.stderr and not Path(".streamward").exists()
 
 
 def test_a_scorer_that_raises_is_tried_and_says_where(capitals: Path) -> None:
@@ -656,6 +686,7 @@ def test_a_scorer_that_raises_is_tried_and_says_where(capitals: Path) -> None:
         ("exact", "cities.jsonl", 3, "cities.jsonl: No such file or directory; give a file of JSON lines"),
         ("judge", "capitals.jsonl:1", 2, "set scoring.judge_url"),
         ("train:x", "capitals.jsonl:1", 2, "add train to scoring.modules"),
+        ("exact", "capitals.csv:1", 3, "capitals.csv: line 1 is the header; the first task is in line 2"),
     ],
 )
 def test_what_cannot_be_tried_is_refused(capitals: Path, name: str, task: str, code: int, says: str) -> None:

@@ -178,7 +178,7 @@ def test_an_entry_point_may_give_a_number_and_its_components(hasty: Scorers) -> 
         ("text", "not_a_number", "gave value '1.0'"),
         ("none", "not_a_number", "gave value None"),
         ("unmarked", "unknown_scorer", "is not marked as a scorer; write @streamward.entry_point('unmarked/1')"),
-        ("missing", "unknown_scorer", "has no attribute 'missing'"),
+        ("goodd", "unknown_scorer", "module 'my_scorers' has no function 'goodd'; did you mean good? known: "),
     ],
 )
 def test_a_scorer_that_fails_gives_its_reason_and_the_next_score_works(

@@ -18,10 +18,11 @@ from schemas.events import (
     Event,
 )
 from schemas.serde import encode
-from streams.kafka.record import Record
+from streams.kafka.record import Record, dead_letter
 from streams.kafka.topics import topic_of
 from streams.loop.progress import Progress, waits
 from streams.settings.model import Batches, Settings
+from streams.stages.scoring.breaker import PAUSED, PAUSED_REASON
 from tests.support import factories
 from tests.support.factories import evaluated, group, promoted, response, reward, task, trained
 from tests.support.thoroughness import examples
@@ -212,6 +213,39 @@ def test_dead_letters_are_counted_by_reason() -> None:
     assert folded(letter).reasons == {"not_avro": 1}
 
 
+def paused(scorer: str, last: str = "exception: it raised") -> DeadLetter:
+    record = Record(Coordinates("streamward.responses", 0, 0), 1, b"k", b"")
+    error = PAUSED.format(scorer=scorer, last=last, count=20, pause_s=30)
+    return dead_letter(record, stage="scoring", reason=PAUSED_REASON, error=error)
+
+
+def at_times(*events: tuple[int, Event]) -> Progress:
+    """Fold events that were recorded at these times."""
+    log = Log()
+    log.write(*(event for _, event in events))
+    return read([record._replace(timestamp_ms=ms) for record, (ms, _) in zip(log.records, events, strict=True)])
+
+
+@pytest.mark.parametrize("source", ["caps:caps", "mix"])
+def test_a_scorer_is_paused_until_it_gives_a_score_again_and_has_dropped_nothing(source: str) -> None:
+    answer = response(group_size=SIZE)
+    works, fails = reward(answer, source=source), reward(answer, source=source, error="it raised")
+    log: list[tuple[int, Event]] = [
+        (1, works),
+        (2, paused("caps:caps", "old")),
+        (3, paused("caps:caps")),
+        (4, fails),
+        (9, paused("b:b")),
+    ]
+    progress = at_times(*log)
+    assert [error.partition(". ")[0] for error in progress.paused()] == [
+        "caps:caps is paused: exception: it raised", "b:b is paused: exception: it raised"
+    ]  # fmt: skip
+    assert dict(waits(progress))["scoring"].startswith("caps:caps is paused: exception: it raised. It failed 20 times")
+    assert not progress.reasons
+    assert len(at_times((5, works), *log).paused()) == 1, "in whatever order the topics are read"
+
+
 def test_the_score_of_a_version_is_what_its_evaluation_says() -> None:
     metrics = {"exact": 0.75, "mean_reward": 0.8, "n": 40.0}
     scores = folded(trained(1), evaluated(1, suite="sums", metrics=metrics)).held_out
@@ -242,7 +276,7 @@ TWO_AHEAD = [*asked("a"), *asked("b"), *answered("a"), *answered("b"), *scored("
         ([], "policy", "waits for tasks"),
         (asked(), "policy", "loads the model, then answers"),
         ([*asked("a"), *answered("a"), *asked("b")], "policy", "answers; 1 tasks wait"),
-        ([*TWO_AHEAD, *asked("c")], "policy", "held back: 2 groups are ahead of the trainer"),
+        ([*TWO_AHEAD, *asked("c")], "policy", "held back: 2 tasks in flight are not trained on yet"),
         ([task(purpose="eval", group_size=1)], "policy", "loads the model, then answers"),
         ([*answered(), task(purpose="eval", group_size=1)], "policy", "answers 1 held-out questions"),
         ([], "scoring", "waits for responses"),

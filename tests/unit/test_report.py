@@ -10,12 +10,16 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from schemas.events import Coordinates
+from schemas.serde import encode
+from streams.kafka.record import Record, dead_letter
 from streams.loop import report
 from streams.loop.demo import DemoOptions
 from streams.loop.progress import HeldOut, Progress
 from streams.loop.settings_file import leave_settings
 from streams.settings.load import save
 from streams.settings.model import Broker, Kafka, Settings
+from streams.stages.scoring.breaker import PAUSED, PAUSED_REASON
 from tests.support.deploy.command_lines import parsed
 
 
@@ -111,6 +115,15 @@ def test_every_topic_stands_with_how_many_records_it_holds(progress: Progress) -
 
 def test_tasks_that_left_without_training_stand_with_their_reasons(progress: Progress) -> None:
     assert "Train tasks: 32 trained on, 5 left out (4 zero_variance, 1 stale)" in shown(progress)
+
+
+def test_a_scorer_that_is_still_paused_is_named_below_the_tables(progress: Progress) -> None:
+    error = PAUSED.format(scorer="caps:caps", last="exception: it raised", count=20, pause_s=30)
+    record = Record(Coordinates("streamward.responses", 0, 0), 1, b"k", b"")
+    letter = encode(dead_letter(record, stage="scoring", reason=PAUSED_REASON, error=error))
+    progress.fold(Record(Coordinates("streamward.dead-letters", 0, 0), 1, b"k", letter))
+    said = " ".join(shown(progress).split())
+    assert "5 left out (4 zero_variance, 1 stale)" in said and "scoring: caps:caps is paused: exception" in said
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,16 @@ from streams.observability.tracing import context, tracer as tracing
 from streams.observability.tracing.tracer import OFF as NO_TRACER, Trace, Tracer
 from streams.scorers import ScoreOutcome, Scorers
 from streams.settings.model import Settings
-from streams.stages.scoring.breaker import FAILING, PAUSED, Change, CircuitBreaker, counts, is_tasks_fault, scorer_of
+from streams.stages.scoring.breaker import (
+    FAILING,
+    PAUSED,
+    PAUSED_REASON,
+    Change,
+    CircuitBreaker,
+    counts,
+    is_tasks_fault,
+    scorer_of,
+)
 from streams.stages.scoring.siblings import Item, Siblings
 from streams.stages.scoring.task_lookup import TaskLookup
 
@@ -185,7 +194,7 @@ class ScoringAgent:
     # --- scoring ------------------------------------------------------------------------------------------------------
 
     def _score(self, task: Task, item: Item) -> None:
-        if (missing := self._scorers.missing(task)) is not None:
+        if (missing := self._scorers.missing(task.reward_sources)) is not None:
             self._consumer.bury(item.taken, missing.reason, missing.error)
             return
         item.task, item.sources_left = task, len(task.reward_sources)
@@ -275,7 +284,7 @@ class ScoringAgent:
         elif change == "paused":
             error = PAUSED.format(scorer=scorer, count=self._scoring.max_failures, last=outcome.error, pause_s=pause_s)
             log.error("%s", error, extra=item.taken.record.log_extra)
-            self._consumer.dead_letter(item.taken.record, "scorer_paused", error)
+            self._consumer.dead_letter(item.taken.record, PAUSED_REASON, error)
             for one in self._siblings.failed():
                 again = [source for source, _ in one.failed if scorer_of(source) == scorer]
                 one.failed = [entry for entry in one.failed if entry[0] not in again]

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from schemas.events import RewardSource
+from schemas.events import Coordinates, DeadLetter, RewardSource
 from streams.scorers import ScoreError, ScoreOutcome, find, parts
 from streams.settings.model import Scoring
 
@@ -25,9 +25,11 @@ FAILING = (
     "changed module is loaded again by itself, and `streamward rescore --failed` then writes what is missing"
 )
 PAUSED = (
-    "scoring with {scorer} is paused: it failed {count} times in a row (scoring.max_failures), at last with {last}. "
-    "What it should score is held and not lost, and tried again every {pause_s:g} s; repair it, or what it needs"
+    "{scorer} is paused: {last}. It failed {count} times in a row (scoring.max_failures). What it should score is held "
+    "and not lost, and tried again every {pause_s:g} s; repair it, or what it needs"
 )
+PAUSED_REASON = "scorer_paused"
+"""Of the dead letter that says so."""
 
 Change = Literal["failing", "paused", "resumed"]
 
@@ -39,6 +41,13 @@ def scorer_of(source: RewardSource) -> str:
     except ScoreError:
         return source.name
     return "+".join(sorted(set(outside))) or source.name
+
+
+def paused_scorer(letter: DeadLetter) -> tuple[str, str]:
+    """Return the scorer that such a dead letter is about, and what it says."""
+    at = Coordinates(letter.source_topic, letter.source_partition, letter.source_offset)
+    error = letter.error.removeprefix(f"{at}: ")
+    return error.partition(" is paused: ")[0], error
 
 
 def is_tasks_fault(source: RewardSource, outcome: ScoreOutcome) -> bool:

@@ -1,11 +1,11 @@
-"""Score one text with one scorer, as the agent would, and write nothing.
+"""Try scorers as the agent would use them, and write nothing: load them, or score one text with one.
 
 task, text, reward source ──► a response that is in no log ──► worker process, thread or here ──► ScoreOutcome
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterable
 
 from schemas.events import Response, RewardSource, Task, derive_id
 from streams.errors import SettingsError
@@ -26,6 +26,18 @@ def source_of(name: str, task: Task) -> RewardSource:
     except ScoreError as exc:
         raise SettingsError(f"{name}: {exc}") from exc
     return source
+
+
+def load_scorers(scoring: Scoring, sources: Iterable[RewardSource]) -> None:
+    """Load the scorers of these sources. Raises SettingsError for the first that could not score here."""
+    wanted = list(dict.fromkeys(sources))
+    with Scorers(scoring) as scorers:
+        if (missing := scorers.missing(wanted)) is not None:
+            raise SettingsError(f"nothing was started: {missing.error}")
+        try:
+            scorers.load(wanted)
+        except ScoreError as exc:
+            raise SettingsError(f"nothing was started: {exc}") from exc
 
 
 def try_scorer(scoring: Scoring, task: Task, source: RewardSource, text: str) -> ScoreOutcome:
@@ -54,6 +66,6 @@ def try_scorer(scoring: Scoring, task: Task, source: RewardSource, text: str) ->
         sampling=task.sampling,
     )
     with Scorers(scoring.model_copy(update={"retries": 0})) as scorers:
-        if (missing := scorers.missing(replace(task, reward_sources=(source,)))) is not None:
+        if (missing := scorers.missing([source])) is not None:
             raise SettingsError(missing.error)
         return scorers.score(task, response, source)

@@ -19,6 +19,8 @@ from streams.errors import EventError, NotFoundError, SettingsError
 from streams.scorers.verdict import nearest
 from streams.stages.tasks.lines import Row
 
+SEPARATED = (".csv", ".tsv")
+"""Files of cells, whose first line is the header."""
 VALUES = ("metadata", "group_size", "created_at", "deadline_at", "adapter_version", "sampling", "verifier", "messages")
 """Fields whose cells in a CSV file are JSON; all others are taken as they are."""
 
@@ -35,7 +37,7 @@ def rows(path: Path, split: str | None = None) -> Iterator[tuple[int, Row]]:
             yield from enumerate(map(_without_empty, _data_set(path, split)), 1)
         elif path.suffix.lower() == ".parquet":
             yield from enumerate(map(_without_empty, _parquet(path)), 1)
-        elif path.suffix.lower() in (".csv", ".tsv"):
+        elif path.suffix.lower() in SEPARATED:
             yield from _csv(path)
         else:
             with path.open("rb") as lines:
