@@ -4,7 +4,7 @@
     adapters, batches, newest groups ──► who serves, ──┼──► LoopStatus
       what the next batch and each stage wait for      │
     dead letters, groups, batches of an hour ──► drops ┤
-              dead letters about held responses ──► paused scorers ┘
+    dead letters of held responses ──► paused scorers  ┘
 
 It reads the log as it is now, joins no group and changes nothing. A process counts as alive while it is a member of its
 consumer group; one that was killed counts for kafka.session_timeout_s more. What is held back is worked out with this
