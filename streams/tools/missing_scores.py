@@ -13,10 +13,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from schemas.events import AdvantagedGroup, Event, Response, Reward, RewardSource, Task
+from schemas.events import AdvantagedGroup, Coordinates, Event, Response, Reward, RewardSource, Task
 from schemas.serde import Poison, decode
 from streams.errors import EventError
 from streams.kafka import times
+from streams.kafka.offsets import positions
 from streams.kafka.producer import Producer
 from streams.kafka.topics import topics
 from streams.scorers import ScoreOutcome, Scorers
@@ -32,8 +33,6 @@ from streams.tools.dead_letters.redrive import RedriveOrder, decide
 
 E = TypeVar("E", bound=Event)
 SPENT = ("score_failed", "no_judge", "module_not_listed")
-HELD = PAUSED_REASON
-"""The agent holds this response and scores it itself; its dead letter is dropped once it has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,26 +66,37 @@ def rescore_failed(settings: Settings, *, since_ms: int | None, actor: str) -> R
     """
     letters = dead_letters.load(settings)
     every = letters.matching(Matching(stage=STAGE, since_ms=since_ms), "open")
-    chosen = [letter for letter in every if letter.event.reason in (*SPENT, HELD)]
+    chosen = [letter for letter in every if letter.event.reason in (*SPENT, PAUSED_REASON)]
     responses = _responses(settings, chosen)
     result = Rescored()
     if not responses:
         return result
     oldest_ms = min(letter.event.source_timestamp for letter, _ in responses)
     left = {group.task_id for group in _since(settings, "groups", oldest_ms, AdvantagedGroup)}
+    held = _held(settings, [letter for letter, _ in responses])
     gone, waiting = [], []
     for letter, response in responses:
-        if response.task_id in left and letter.event.reason != HELD:
+        if response.task_id in left and letter.source not in held:
             gone.append(letter)
         else:
             waiting.append((letter, response))
     result.too_late = len(gone)
-    _score(settings, _missing(settings, waiting, oldest_ms), result)
+    _score(settings, _missing(settings, waiting, oldest_ms), held, result)
     for some, why in ((result.whole, "it has every score"), (gone, "its group has left without it")):
         order = RedriveOrder(verdict="dropped", actor=actor, why=f"rescore --failed: {why}")
         for _ in decide(settings, letters, some, order):
             pass
     return result
+
+
+def _held(settings: Settings, chosen: list[Letter]) -> set[Coordinates]:
+    """Return the responses that the agent itself will score: those of a paused scorer that it has not committed.
+
+    One that it has committed may have failed for good since: a record has one dead letter of a stage, the first.
+    """
+    committed = {(at.topic, at.partition): at.committed for at in positions(settings) if at.group == STAGE}
+    paused = (letter.source for letter in chosen if letter.event.reason == PAUSED_REASON)
+    return {source for source in paused if source.offset >= committed.get((source.topic, source.partition), 0)}
 
 
 def _responses(settings: Settings, chosen: list[Letter]) -> list[tuple[Letter, Response]]:
@@ -117,7 +127,7 @@ def _missing(settings: Settings, responses: list[tuple[Letter, Response]], oldes
     return missing
 
 
-def _score(settings: Settings, missing: list[MissingScores], result: Rescored) -> None:
+def _score(settings: Settings, missing: list[MissingScores], held: set[Coordinates], result: Rescored) -> None:
     """Score and write what is missing, and note in `result` what came of it."""
     limits, in_a_row = settings.scoring, 0
     result.whole += [one.letter for one in missing if not one.sources]
@@ -128,7 +138,7 @@ def _score(settings: Settings, missing: list[MissingScores], result: Rescored) -
         ThreadPoolExecutor(limits.processes + JUDGE_THREADS) as pool,
     ):
         for one in missing:
-            if one.sources and one.letter.event.reason != HELD:
+            if one.sources and one.letter.source not in held:
                 lacking = scorers.missing(one.sources)
                 if lacking is None:
                     to_score.append(one)

@@ -19,6 +19,7 @@ from streams.settings.load import to_env
 from streams.settings.model import Policy, Scoring, Settings
 from streams.stages.tasks.resubmit import sent_again
 from streams.tools.replay import held_out
+from streams.tools.replay.copy import commit_ends
 from tests.support.factories import T0, group, response, task
 from tests.support.processes import read, running, until
 
@@ -115,6 +116,17 @@ def test_a_score_comes_too_late_for_a_group_that_has_left_and_its_letter_is_clos
     counts = {"rewards": 0, "responses": 0, "failed": 0, "too_late": 1}
     assert streamward(made, "rescore", "--failed") == counts
     assert streamward(made, "rescore", "--failed") == counts | {"too_late": 0}
+
+
+def test_a_response_that_failed_for_good_after_a_pause_is_scored_too(made: Settings) -> None:
+    # the letter of the pause is the first about this response, and a later one of the same stage has the same id
+    exact = (RewardSource(name="exact"),)
+    write(made, task(group_size=2, verifier='{"answer": 1}', reward_sources=exact), response(group_size=2))
+    record = next(record for record, _ in read(made, Response))
+    write(made, dead_letter(record, stage="scoring", reason="scorer_paused", error="exact is paused"))
+    assert streamward(made, "rescore", "--failed")["rewards"] == 0, "the agent holds it"
+    commit_ends(made, {"scoring": "responses"})
+    assert streamward(made, "rescore", "--failed") == {"rewards": 1, "responses": 1, "failed": 0, "too_late": 0}
 
 
 def dropped(task_id: str, why: str, *reasons: str, **changes: str) -> AdvantagedGroup:
