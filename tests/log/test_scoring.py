@@ -410,6 +410,30 @@ def test_a_task_that_was_let_go_is_found_again(ready: Settings) -> None:
         assert known.find(1, [later.task_id]) == {}
 
 
+def test_a_task_that_is_not_there_has_the_topic_read_from_its_start_once(
+    ready: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # else responses of no task, which are looked for again and again, keep the agent from everything else
+    write(ready, *(task for n in range(100) if partition_of((task := a_task(n)).task_id, 8) == 0))
+    later = next(a_task(n) for n in range(100, 200) if partition_of(f"t{n}", 8) == 0)
+    with TaskLookup(ready) as known:
+        assert known.find(0, ["t0", later.task_id]).keys() <= {"t0"}
+        starts, assign = [], known._reader.assign
+
+        def noting(begin: dict[tuple[str, int], int], ends: dict[tuple[str, int], int] | None = None) -> None:
+            starts.extend(begin.values())
+            assign(begin, ends)
+
+        monkeypatch.setattr(known._reader, "assign", noting)
+        for _ in range(3):
+            assert known.find(0, [later.task_id]) == {}
+        assert 0 not in starts
+        assert known.find(0, ["nobody"]) == {}
+        assert starts.count(0) == 1
+        write(ready, later)
+        assert known.find(0, [later.task_id]) == {later.task_id: later}
+
+
 # --- submission -------------------------------------------------------------------------------------------------------
 
 

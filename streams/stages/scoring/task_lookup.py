@@ -5,13 +5,15 @@
 Responses and tasks have the same keys and partitions, and responses come roughly in the order of their tasks. So the
 reader stays where the last task was found, caches the newest `cache_bytes` of records, and reads on only if a task is
 missing. A task that is not found up to the end has left the cache, or is behind the reader: then the partition is read
-from its start up to there. Memory is bounded, and every task in the log is found.
+from its start up to there, and that once: what was not there is remembered, or a response of no task, which is looked
+for again and again, would have the whole topic read each time. Memory is bounded, and every task in the log is found.
 
 Of one id with two contents the first in the partition should win; once that left the cache, the other may be found.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections import OrderedDict
 from collections.abc import Iterable
 from typing import Self
@@ -25,6 +27,8 @@ from streams.kafka.topics import topics
 from streams.settings.model import Settings
 
 CACHE_BYTES = 64 * 1024 * 1024
+REMEMBERED = 100_000
+"""Tasks that are known not to be there; the one asked for longest ago is forgotten."""
 FETCH_WAIT_MS = 1
 """A fetch that waits at the broker delays the next lookup's question where the partition ends."""
 
@@ -43,6 +47,8 @@ class TaskLookup:
         self._cached: OrderedDict[tuple[int, bytes], bytes | None] = OrderedDict()  # (partition, key) to payload
         self._bytes = 0
         self._position: dict[int, int] = {}
+        self._absent: OrderedDict[bytes, int] = OrderedDict()
+        """By digest of partition and key: the offset below which there is no such task."""
         self._reader = PartitionReader(settings, {}, outage=outage, fetch_wait_ms=FETCH_WAIT_MS)
 
     def __enter__(self) -> Self:
@@ -67,9 +73,13 @@ class TaskLookup:
         if missing:
             reached = self._position.get(partition, 0)
             self._read(partition, reached, None, missing, found)
-            if missing and reached > 0:
-                self._read(partition, 0, reached, missing, found)
+            end = self._position[partition]
+            older = {key for key in missing if self._absent.get(_digest(partition, key), 0) < reached}
+            if older:
+                self._read(partition, 0, reached, older, found)
             self._reader.assign({})  # else it keeps fetching what nobody wants yet
+            for key in missing - found.keys():
+                self._note_absent(partition, key, end)
         return {key.decode(): serde.decode(payload, Task) for key, payload in found.items()}
 
     def _read(self, partition: int, start: int, end: int | None, missing: set[bytes], found: Found) -> None:
@@ -103,6 +113,12 @@ class TaskLookup:
             if not missing:
                 return
 
+    def _note_absent(self, partition: int, key: bytes, below: int) -> None:
+        digest = _digest(partition, key)
+        self._absent[digest] = max(below, self._absent.pop(digest, 0))
+        if len(self._absent) > REMEMBERED:
+            self._absent.popitem(last=False)
+
     def _cache(self, partition: int, key: bytes, payload: bytes | None) -> None:
         if (partition, key) in self._cached:
             return
@@ -111,3 +127,7 @@ class TaskLookup:
         while self._bytes > self._cache_bytes and len(self._cached) > 1:
             (_, old), gone = self._cached.popitem(last=False)
             self._bytes -= len(old) + len(gone or b"")
+
+
+def _digest(partition: int, key: bytes) -> bytes:
+    return hashlib.sha256(b"%d:%b" % (partition, key)).digest()
