@@ -303,6 +303,8 @@ def _parsed(text: str, file: Path) -> SuitePart:
         ) from exc
     except ValidationError as exc:
         raise SettingsError("\n".join(_explain(error, lines, file) for error in exc.errors())) from exc
+    except ValueError as exc:  # a number of thousands of digits, or the 31st of February
+        raise SettingsError(f"{file}: a value cannot be read: {exc}; write it as text, in quotes") from exc
 
 
 def _lines(root: Any, text: str, file: Path) -> Iterator[tuple[KeyPath, int]]:
