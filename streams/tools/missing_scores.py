@@ -76,12 +76,15 @@ def rescore_failed(settings: Settings, *, since_ms: int | None, actor: str) -> R
     held = _held(settings, [letter for letter, _ in responses])
     gone, waiting = [], []
     for letter, response in responses:
-        if response.task_id in left and letter.source not in held:
+        if response.task_id in left and letter.event.reason != PAUSED_REASON:
             gone.append(letter)
         else:
             waiting.append((letter, response))
+    missing = _missing(settings, waiting, oldest_ms)
+    late = [one for one in missing if one.sources and one.response.task_id in left and one.letter.source not in held]
+    gone += [one.letter for one in late]
     result.too_late = len(gone)
-    _score(settings, _missing(settings, waiting, oldest_ms), held, result)
+    _score(settings, [one for one in missing if one not in late], held, result)
     for some, why in ((result.whole, "it has every score"), (gone, "its group has left without it")):
         order = RedriveOrder(verdict="dropped", actor=actor, why=f"rescore --failed: {why}")
         for _ in decide(settings, letters, some, order):
