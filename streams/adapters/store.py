@@ -34,8 +34,9 @@ from streams.adapters import signing
 from streams.adapters.signing import MANIFEST, SIGNATURE
 from streams.errors import EventError, RefusedError, SettingsError
 from streams.files import sha256_of
+from streams.settings.model import FOLDER_NAME
 
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+NAME = re.compile(FOLDER_NAME)
 """What a policy or a file may be called: it becomes part of a path."""
 SUFFIXES = (".safetensors", ".json")
 LEFT_OUT = ("README.md", ".gitattributes")

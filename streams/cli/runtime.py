@@ -222,34 +222,26 @@ def user_name() -> str:
 
 def output_option(command: F) -> F:
     """Add `--output`; the command gets `output`, which is table or jsonl."""
-
-    def settle(_: click.Context, __: click.Parameter, value: str | None) -> str:
-        from streams.output import output_or_default
-
-        return output_or_default(value)
-
-    return click.option(
-        "--output",
-        type=click.Choice(["table", "jsonl"]),
-        callback=settle,
-        help="How to print.  [default: table on a terminal, jsonl in a pipe]",
-    )(command)
+    return _output_option("jsonl", "jsonl")(command)
 
 
 def json_option(command: F) -> F:
     """Add `--output` for a command whose result is one object; the command gets `output`, which is table or json."""
+    return _output_option("json", "one JSON object")(command)
 
+
+def _output_option(machine: str, what: str) -> Callable[[F], F]:
     def settle(_: click.Context, __: click.Parameter, value: str | None) -> str:
         from streams.output import output_or_default
 
-        return output_or_default(value, machine="json")
+        return output_or_default(value, machine=machine)
 
     return click.option(
         "--output",
-        type=click.Choice(["table", "json"]),
+        type=click.Choice(["table", machine]),
         callback=settle,
-        help="How to print.  [default: table on a terminal, one JSON object in a pipe]",
-    )(command)
+        help=f"How to print.  [default: table on a terminal, {what} in a pipe]",
+    )
 
 
 def source_option(command: F) -> F:

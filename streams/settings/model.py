@@ -13,6 +13,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 
+FOLDER_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
+"""What names a folder or a file of ours: a policy, a version, a part of an adapter."""
 SECRET_NAME = re.compile(
     r"password|secret|token|\.key$|\.pem$|credential|sasl\.jaas|oauthbearer\.config", re.IGNORECASE
 )
@@ -167,7 +169,7 @@ class Policy(Section):
 
     name: str = Field(
         "default",
-        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$",
+        pattern=f"^{FOLDER_NAME}$",
         description="the policy whose versions this process serves or trains; part of the names of folders",
     )
     engine: Literal["transformers", "scripted", "vllm"] = "transformers"

@@ -43,21 +43,22 @@ from streams.kafka.producer import Producer
 from streams.kafka.topics import topics
 from streams.settings.model import Adapters, Settings
 from tests.support.factories import control, group, response, reward, task
-from tests.support.processes import by_another_writer, command, ended, environment, read, records, running, until
+from tests.support.processes import (
+    READERS,
+    by_another_writer,
+    command,
+    ended,
+    environment,
+    read,
+    records,
+    running,
+    until,
+)
 
 pytestmark = pytest.mark.kafka
 
 POLICY = "default"
 LOOP = ("streams", "scoring", "policy")
-READERS = {
-    "tasks": "advantages",
-    "responses": "advantages",
-    "rewards": "advantages",
-    "group-control": "advantages",
-    "groups": "batches",
-    "adapters": "rollouts",
-}
-"""Who writes the one letter about a record that cannot be read. Other stages that read the topic skip the record."""
 
 
 class Bad(NamedTuple):

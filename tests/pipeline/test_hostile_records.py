@@ -32,7 +32,7 @@ from streams.settings.load import to_env
 from streams.settings.model import Settings
 from streams.tools.replay import driver
 from tests.support.factories import response, task, trained
-from tests.support.processes import by_another_writer, read, records, running, until
+from tests.support.processes import READERS, by_another_writer, read, records, running, until
 
 pytestmark = pytest.mark.kafka
 
@@ -44,15 +44,6 @@ LARGE = b"x" * 6 * 1024 * 1024
 """Compressed, this is a few KB, and passes a broker whose topics take 1 MiB."""
 LONG_ID = "i" * 490_000
 """As long as an id can be, of which there is one in the key and one in the payload."""
-READERS = {
-    "tasks": "advantages",
-    "responses": "advantages",
-    "rewards": "advantages",
-    "group-control": "advantages",
-    "groups": "batches",
-    "adapters": "rollouts",
-}
-"""Who writes the one dead letter about a record that cannot be read. Other stages that read the topic skip it."""
 
 
 class Hostile(NamedTuple):

@@ -33,6 +33,15 @@ from streams.settings.load import to_env
 from streams.settings.model import Settings
 
 E = TypeVar("E", bound=Event)
+READERS = {
+    "tasks": "advantages",
+    "responses": "advantages",
+    "rewards": "advantages",
+    "group-control": "advantages",
+    "groups": "batches",
+    "adapters": "rollouts",
+}
+"""By topic: the stage that writes the one dead letter about a record that cannot be read. Others skip the record."""
 
 
 def environment(settings: Settings | None = None) -> dict[str, str]:

@@ -115,7 +115,7 @@ def _passing(
 ) -> Iterator[Record]:
     """Yield the records of these topics as they come, without those of a `_Sender`, until the load was sent.
 
-    On a slow machine most records come after that: then it goes on until `is_enough`, or nothing came for SILENT_S.
+    On a slow machine most records arrive later: then it reads until `is_enough`, or until none came for SILENT_S.
     """
     starts = {tp: low for tp, (low, _) in admin.offsets(settings, labels).items()}
     silent_from = time.monotonic()

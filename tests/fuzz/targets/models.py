@@ -11,7 +11,7 @@ from tests.fuzz.target import Check, target
 
 @target("checkpoints", "json", light=100)
 def checkpoints(folder: Path) -> Check:
-    """A state is that of its version, or the checkpoint is passed over; so is one with another manifest."""
+    """A state is that of its version, or the checkpoint is skipped; so is one with another manifest."""
     from trainer.checkpoint import MANIFEST_FILE, STATE_FILE, latest, of_version
 
     there = folder / "v00000003"
