@@ -106,6 +106,8 @@ def seen(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> Seen
         until(lambda: counted("train", catalog.VERSION) >= 1, "a version", folder=folder)
         until(lambda: "trained" in {event.kind for _, event in read(settings, AdapterEvent)}, "its event")
         until(lambda: counted("streams", catalog.DECISIONS) >= 1, "its promotion", folder=folder)
+        # the task that is too late has its group once a timer has fired: until then nothing lags for want of a record
+        until(lambda: counted("streams", catalog.GROUPS) >= GROUPS + 3, "a group of every task", folder=folder)
         until(lambda: all(map(done, LOOP)), "no lag", folder=folder)
         answers = {
             name: {path: get(url + path) for path in ("/metrics", "/healthz", "/readyz")} for name, url in urls.items()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, strategies as st
 
-from streams.errors import EXIT_RESTART
+from streams.errors import SettingsError
 from tests.support.models import rank_program
 from tests.support.models.tiny import save_tiny, tiny_group, tiny_model
 from trainer import launch
@@ -71,7 +71,7 @@ def test_a_rank_that_would_compute_otherwise_is_refused_by_name(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     save_tiny(tmp_path / "model")
-    assert run(tmp_path, "5", "6") == EXIT_RESTART  # 2 where the command line turns errors into codes
+    assert run(tmp_path, "5", "6") == SettingsError.exit_code
     assert (
         "rank 1 of 2: trainer.seed is 6 here and 5 at rank 0; all ranks need the same settings"
         in capfd.readouterr().err

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from streams.cli.runtime import importing
+from streams.errors import StreamwardError
 from streams.settings.model import Model, Settings, Trainer
 from trainer import launch
 
@@ -63,4 +64,8 @@ def main(folder: Path, *seeds: str) -> None:
 
 if __name__ == "__main__":
     atexit.register(gc.freeze)  # as streams/cli/__init__.py
-    main(Path(sys.argv[1]), *sys.argv[2:])
+    try:
+        main(Path(sys.argv[1]), *sys.argv[2:])
+    except StreamwardError as exc:  # as the command line: whichever rank ends first, the launcher reads the same codes
+        print(exc, file=sys.stderr)
+        sys.exit(exc.exit_code)
