@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ def trainer_for(tmp_path: Path, model: Any = None, **changes: Any) -> LogGRPOTra
     return LogGRPOTrainer(wrapped, tiny_tokenizer(), settings)
 
 
+@cache
 def batch(**changes: Any) -> list[AdvantagedGroup]:
     """Five groups of unlike sizes: prompts of 4 to 8 tokens, 2 to 5 slots."""
     model = tiny_model()

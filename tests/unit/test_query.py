@@ -33,8 +33,10 @@ def settings(tmp_path: Path) -> Settings:
     return Settings(archive=Archive(store=str(tmp_path / "archive")))
 
 
-@pytest.fixture
-def session(settings: Settings) -> Iterator[Session]:
+@pytest.fixture(scope="module")
+def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
+    """A session that tests share, as no statement changes it: opening one takes longer than most statements."""
+    settings = Settings(archive=Archive(store=str(tmp_path_factory.mktemp("shared") / "archive")))
     with Session(settings, source="archive") as opened:
         yield opened
 
@@ -497,7 +499,8 @@ def test_an_interrupt_ends_the_statement_and_not_the_shell(shell: Shell) -> None
     assert told(shell, f"{LONG};", "SELECT 3 AS c;") == ("c\n3\n", "interrupted\n")
 
 
-def test_refresh_opens_the_log_again(shell: Shell) -> None:
+def test_refresh_opens_the_log_again(settings: Settings) -> None:
+    shell = Shell(Session(settings, source="archive"), output="csv", out=io.StringIO(), err=io.StringIO())
     before = shell.session
     assert told(shell, ".refresh", "SELECT 3 AS c;") == ("c\n3\n", "")
     assert shell.session is not before

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+from collections import defaultdict
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -12,15 +14,22 @@ OF_CONFLUENT = {"streams/kafka/registry/client.py", "tests/support/log/confluent
 """The two places that create Confluent's client, with its `timeout`: it has no default."""
 
 
+@cache
+def all_calls() -> dict[str, list[tuple[str, ast.Call]]]:
+    """Return every call in our code with its file, by the name of what is called. It takes seconds, so: once."""
+    found: dict[str, list[tuple[str, ast.Call]]] = defaultdict(list)
+    for package in ("schemas", "streams", "trainer", "tests"):
+        for path in (ROOT / package).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.Call):
+                    name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+                    found[name].append((path.relative_to(ROOT).as_posix(), node))
+    return found
+
+
 def calls(name: str) -> list[tuple[str, ast.Call]]:
     """Return every call of a function or class with this name, with its file."""
-    return [
-        (path.relative_to(ROOT).as_posix(), node)
-        for package in ("schemas", "streams", "trainer", "tests")
-        for path in (ROOT / package).rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", None)) == name
-    ]
+    return all_calls()[name]
 
 
 def test_no_connection_is_opened_without_a_time_limit() -> None:
