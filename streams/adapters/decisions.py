@@ -10,7 +10,8 @@ decision that has already taken effect, by the same person for the same reason, 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from schemas.events import AdapterEvent, AdapterKind, Coordinates, derive_id
 from streams.adapters import versions as adapters
@@ -38,6 +39,8 @@ class AdapterHistory:
     next: int
     """Offset of the first record that is not in it."""
     events: tuple[tuple[Coordinates, AdapterEvent], ...] = ()
+    trained: Mapping[int, tuple[Coordinates, AdapterEvent]] = field(default_factory=dict)
+    """The event that made each version, with its coordinates; the base model has none."""
 
     @property
     def refused(self) -> dict[str, str]:
@@ -57,9 +60,14 @@ class AdapterHistory:
             or (event.kind in SWAPS and event.expected_version == version and event.event_id not in self.refused)
         ]
 
-    def trained(self, version: int) -> AdapterEvent | None:
+    def made(self, version: int) -> AdapterEvent | None:
         """Return the event that made a version; None for the base model."""
-        return next((event for _, event in self.of(version) if event.kind == "trained"), None)
+        return self.trained[version][1] if version in self.trained else None
+
+    def no_effect(self, at: Coordinates, event: AdapterEvent) -> str | None:
+        """Return why an event had no effect; None if it had one. A forged `trained` may have the id of the true one."""
+        made = event.kind == "trained" and self.trained.get(event.version, (None,))[0] == at
+        return None if made else self.refused.get(event.event_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,18 +96,25 @@ def read_history(settings: Settings, policy: str) -> AdapterHistory:
 
 def follow(settings: Settings, history: AdapterHistory, end: int) -> AdapterHistory:
     """Return `history` with the records up to, and without, offset `end`."""
-    state, events = history.state, list(history.events)
+    state, events, trained = history.state, list(history.events), dict(history.trained)
     for record in read(settings, {history.tp: history.next}, {history.tp: end}):
         event = record.decode(AdapterEvent)
         if isinstance(event, AdapterEvent) and event.policy == state.policy:
             state = adapters.fold(state, event)
             events.append((record.at, event))
-    return replace(history, state=state, next=max(history.next, end), events=tuple(events))
+            if event.kind == "trained" and event.version in state.versions:
+                trained.setdefault(event.version, (record.at, event))
+    return replace(history, state=state, next=max(history.next, end), events=tuple(events), trained=trained)
 
 
 def known(state: AdapterState, version: int) -> adapters.Version:
     """Return a version of a policy. Raises NotFoundError."""
     found = state.versions.get(version)
+    if found is None and (stray := state.strays.get(version)) is not None:
+        raise NotFoundError(
+            f"policy {state.policy} has no adapter version {version}: the `trained` event that claims it is refused: "
+            f"{stray.reason}. Find out who wrote it (`streamward audit` has its coordinates)"
+        )
     if found is None:
         raise NotFoundError(
             f"policy {state.policy} has no adapter version {version}; the newest is {state.newest} "

@@ -9,7 +9,8 @@
                      │   └── another promoted ──┼──┘     primary ─► superseded (another was promoted)
                      └─────── rejected ◄────────┘               └► rolled_back (an older one was put back)
 
-Version 0 is the base model: always known, and primary until something is promoted. Events that change who answers name,
+Version 0 is the base model: always known, and primary until something is promoted. Each batch makes one version, the
+next: a `trained` of any other is refused, so versions have no gaps. Events that change who answers name,
 in `expected_version`, the primary they were decided against: compare and swap, so that of two decisions against the
 same primary the second changes nothing. A rejection may name it, too, and that of a canary does. At most one version is
 the candidate; whatever replaces the primary ends its canary. Tasks are split by their id.
@@ -85,6 +86,11 @@ def refusal(event: AdapterEvent, serving: Serving) -> str | None:
     if status not in transition.allowed:
         was = "unknown" if status is None else status
         return f"version {event.version} is {was}; {event.kind} needs {_names(transition.allowed)}"
+    if event.kind == "trained" and event.version - 1 not in serving.statuses:
+        return (
+            f"version {event.version} is not the next one after {newest(serving)}; each batch makes one version, so "
+            "none made this"
+        )
     if event.kind == "retired" and event.version == 0:
         return "version 0 is the base model, which every adapter needs; it cannot be retired"
     compares = transition.compares or (event.kind == "rejected" and event.expected_version is not None)
@@ -122,14 +128,9 @@ def step(serving: Serving, event: AdapterEvent) -> Serving:
     return serving
 
 
-def newest_made(statuses: Mapping[int, Status], known: int = 0) -> int:
-    """Return the newest version that has all versions before it, from `known` on, which has.
-
-    Each step of the trainer makes one version, so one beyond a gap was made by no batch (yet).
-    """
-    while known + 1 in statuses:
-        known += 1
-    return known
+def newest(serving: Serving) -> int:
+    """Return the newest version: there are no gaps."""
+    return len(serving.statuses) - 1
 
 
 def answers(serving: Serving, task_id: str) -> int:

@@ -3,9 +3,8 @@
     adapters[policy]: trained, promoted, ... ──► fold, first event wins ──► versions, primary, newest
 
 Which version answers, and what an event may change about that, is streams/adapters/serving.py. Here is everything
-else: where each version's files are, what it was trained on, how it was judged, and which events were refused. "Newest"
-is the highest version that has all versions before it, never the latest record. Files are verified by whoever loads
-them (streams/adapters/store.py).
+else: where each version's files are, what it was trained on, how it was judged, and which events were refused. Files
+are verified by whoever loads them (streams/adapters/store.py).
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from schemas.events import AdapterEvent, AdapterFile, Outcome, Verdict
 from schemas.serde import Poison
-from streams.adapters.serving import DECISIONS, SWAPS, Serving, Status, newest_made, refusal, step
+from streams.adapters.serving import DECISIONS, SWAPS, Serving, Status, newest, refusal, step
 from streams.kafka.admin import read_topic
 from streams.kafka.record import partition_of
 from streams.settings.model import Settings
@@ -74,7 +73,6 @@ class AdapterState:
     policy: str
     versions: Mapping[int, Version]
     serving: Serving = field(default_factory=Serving)
-    newest: int = 0
     primaries: tuple[int, ...] = (0,)
     """The versions that were primary, oldest first; the last is in force. A rollback removes the one it replaces."""
     refused: tuple[RefusedEvent, ...] = ()
@@ -85,6 +83,17 @@ class AdapterState:
     def primary(self) -> int:
         """The version in force."""
         return self.serving.primary
+
+    @property
+    def newest(self) -> int:
+        """The newest version."""
+        return newest(self.serving)
+
+    @property
+    def strays(self) -> dict[int, RefusedEvent]:
+        """By version, the first refused `trained` of each that does not exist: somebody forged it."""
+        refused = (one for one in reversed(self.refused) if one.event.kind == "trained")
+        return {one.event.version: one for one in refused if one.event.version not in self.versions}
 
     def primary_without(self, unusable: Container[int]) -> int:
         """Return the primary, or the newest one before it that has files and is not unusable; else the base model."""
@@ -126,7 +135,6 @@ def fold(state: AdapterState, event: AdapterEvent) -> AdapterState:
         state,
         versions=versions,
         serving=serving,
-        newest=newest_made(statuses, state.newest),
         primaries=_primaries(state.primaries, event),
     )
 

@@ -34,7 +34,8 @@ def adapters() -> None:
 def adapters_list(call: AppContext, policy: str | None, output: Output) -> None:
     """Print every version, its status and held-out scores.
 
-    And which ones an agent has refused to load.
+    And which ones an agent has refused to load. Status `refused` is of a number that somebody claimed out of turn:
+    there is no such version.
     """
     from streams import output as show
     from streams.adapters.versions import read_state
@@ -52,10 +53,11 @@ def adapters_list(call: AppContext, policy: str | None, output: Output) -> None:
         show.Column("held out", lambda row: {suite: _score(metrics) for suite, metrics in row["held_out"].items()}),
         show.Column("sha256", lambda row: (row["sha256"] or "")[:12]),
         show.Column("age", lambda row: _age(row["created_at"])),
-        *([show.Column("refused", lambda row: refused_text(row["refused"]))] if refused else []),
+        *([show.Column("refused", lambda row: refused_text(row["refused"]))] if refused or state.strays else []),
         show.Column("uri", "uri", optional=True),
     ]
     rows = [row_of(state, number) | {"refused": refused.get(number)} for number in sorted(state.versions)]
+    rows += [_stray(state, number) for number in sorted(state.strays)]
     show.rows(rows, columns, output)
 
 
@@ -76,7 +78,7 @@ def adapters_show(call: AppContext, version: int, policy: str | None, output: Ou
     row = row_of(life.state, version)
     refused = Refusals(call.settings, life.state.policy).look(life.state)
     row["refused"] = next((one._asdict() for one in refused if one.version == version), None)
-    trained = life.trained(version)
+    trained = life.made(version)
     row |= {
         "recipe": dict(trained.recipe) if trained else {},
         "files": [{"path": f.path, "bytes": f.bytes, "sha256": f.sha256} for f in life.state.versions[version].files],
@@ -92,7 +94,7 @@ def adapters_show(call: AppContext, version: int, policy: str | None, output: Ou
                 "share": event.share,
                 "verdict": event.verdict,
                 "suite": event.suite,
-                "refused": life.refused.get(event.event_id),
+                "refused": life.no_effect(at, event),
             }
             for at, event in life.about(version)
         ],
@@ -187,7 +189,7 @@ def adapters_export(
 
     life = read(call, policy)
     row_of(life.state, version)  # raises if there is none
-    trained = life.trained(version)
+    trained = life.made(version)
     if trained is None or life.state.versions[version].status == "retired":
         raise NotFoundError(f"version {version} of {life.state.policy} has no files in the store: it is retired")
     from trainer.export import export
@@ -246,6 +248,14 @@ def row_of(state: AdapterState, number: int) -> dict[str, Any]:
         "metrics": dict(version.metrics),
         "held_out": {suite: dict(metrics) for suite, metrics in version.evaluated.items()},
     }
+
+
+def _stray(state: AdapterState, number: int) -> dict[str, Any]:
+    """Return a version that does not exist as `list` prints it: nothing of it can be used, so nothing is shown."""
+    nothing = dict.fromkeys(row_of(state, 0)) | {"held_out": {}, "metrics": {}}
+    one = state.strays[number]
+    told = {"policy": state.policy, "version": number, "status": "refused", "created_at": one.event.created_at}
+    return nothing | told | {"refused": {"version": number, "reason": one.reason}}
 
 
 def _tensors(call: AppContext, versions: list[Version], policy: str) -> list[dict[str, Any]]:
@@ -348,8 +358,11 @@ def _size(bytes_: int | None) -> str:
 
 
 def refused_text(refused: Mapping[str, Any] | None) -> str | None:
-    """Return in a few words that an agent refused a version, and who answers in its place."""
-    return None if refused is None else f"{refused['reason']}; version {refused['answers']} answers in its place"
+    """Return in a few words why a version was refused, and if an agent refused it, who answers in its place."""
+    if refused is None:
+        return None
+    instead = f"; version {refused['answers']} answers in its place" if "answers" in refused else ""
+    return f"{refused['reason']}{instead}"
 
 
 def _status(row: Mapping[str, Any]) -> str:

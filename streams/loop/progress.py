@@ -205,7 +205,7 @@ class Progress:
 
     def _adapter(self, event: AdapterEvent) -> None:
         if event.kind == "trained":
-            self.versions = max(self.versions, event.version)
+            self.versions += event.version == self.versions + 1
         elif event.kind in ("promoted", "rolled_back"):
             self.primary = event.version
         elif event.kind == "evaluated" and event.suite is not None:

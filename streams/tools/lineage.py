@@ -102,7 +102,7 @@ def steps(
     sources = _Sources(settings, history, batches)
     made = []
     for number, parent in pairs:
-        at, _ = next((at, event) for at, event in life.of(number) if event.kind == "trained")
+        at, _ = life.trained[number]
         found = ranges[number]
         missing = [sequence for sequence in found if sequence not in batches]
         if missing:
@@ -234,7 +234,7 @@ def difference(life: AdapterHistory, one: int, other: int) -> dict[str, Any]:
     Of a recipe only differences are listed. Raises NotFoundError if one of the versions does not exist.
     """
     versions = known(life.state, one), known(life.state, other)
-    events = [life.trained(version.version) for version in versions]
+    events = [life.made(version.version) for version in versions]
     recipes = [dict(event.recipe) if event is not None else {} for event in events]
     files = [{file.path: file for file in version.files} for version in versions]
     low, high = sorted(versions, key=lambda version: version.version)

@@ -174,6 +174,7 @@ def test_a_roll_back_leads_to_the_version_before_and_agrees_with_what_was_expect
     ("arguments", "code", "message"),
     [
         (("promote", "--version", "3", *WHY), 3, "no adapter version 3; the newest is 2"),
+        (("promote", "--version", "9", *WHY), 3, "claims it is refused: version 9 is not the next one after 2"),
         (("promote", "--version", "1", *WHY), 4, "version 1 is primary; promoted needs"),
         (("promote", "--version", "2", "--expect", "0", *WHY), 4, "expected version 0 to be primary, and it is 1"),
         (("promote", "--version", "2", "--reason", " "), 4, "give one with --reason"),
@@ -197,14 +198,21 @@ def test_what_is_against_the_rules_is_refused_before_anything_is_written(
 
 @pytest.fixture(scope="module")
 def refusing(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> Settings:
-    """Settings of a log that nothing is written to any more: version 1 is primary, and 2 waits."""
+    """Settings of a log that nothing is written to any more: version 1 is primary, 2 waits, and 9 is forged."""
     topics = SETTINGS.topics.model_copy(update={"prefix": f"test-{time.time_ns():x}."})
     kafka = SETTINGS.kafka.model_copy(update={"bootstrap": kafka_bootstrap})
     store = SETTINGS.adapters.model_copy(update={"store": str(tmp_path_factory.mktemp("store"))})
     settings = SETTINGS.model_copy(update={"topics": topics, "kafka": kafka, "adapters": store})
     admin.apply_topics(settings)
-    write(settings, event(1), event(2), event(1, "promoted", expected_version=0))
+    write(settings, event(1), event(2), event(1, "promoted", expected_version=0), event(9))
     return settings
+
+
+def test_a_version_that_somebody_forged_is_listed_as_refused_with_the_reason(refusing: Settings) -> None:
+    *_, waiting, forged = rows(run(refusing, "list"))
+    assert (waiting["version"], waiting["status"], waiting["refused"]) == (2, "trained", None)
+    assert (forged["version"], forged["status"], forged.keys()) == (9, "refused", waiting.keys())
+    assert "none made this" in run(refusing, "list", "--output", "table").stdout
 
 
 # --- gc ---------------------------------------------------------------------------------------------------------------

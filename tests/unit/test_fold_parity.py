@@ -28,7 +28,7 @@ from streams.stages.rollouts import stage as rollouts
 from streams.stages.rollouts.state import RolloutState
 from streams.tools.audit.records import fact_of
 from streams.tools.audit.versions import reigns
-from streams.tools.query.views import ROLLOUT
+from streams.tools.query.views import KNOWN, ROLLOUT
 from tests.support.thoroughness import examples
 
 KINDS: tuple[AdapterKind, ...] = tuple(TRANSITIONS)
@@ -149,7 +149,7 @@ def by_query(many: Sequence[Sequence[AdapterEvent]]) -> list[tuple[list[Now], li
         con.execute("CREATE SCHEMA whole")
         con.execute("CREATE VIEW whole.adapters AS FROM memory.main.adapters")
         found = con.sql(
-            f"SELECT policy, primary_version, candidate_version, share, effect FROM ({ROLLOUT}) ORDER BY _offset"  # noqa: S608
+            f"SELECT policy, primary_version, candidate_version, share, effect FROM ({KNOWN}{ROLLOUT}) ORDER BY _offset"  # noqa: S608
         ).fetchall()
     after: dict[str, tuple[list[Now], list[str]]] = {f"p{which}": ([], []) for which in range(len(many))}
     for policy, primary, candidate, share, effect in found:
@@ -191,20 +191,21 @@ def test_what_changes_nothing_may_come_anywhere(history: tuple[AdapterEvent, ...
     assert by_fold(mixed)[0][-1:] == expected[-1:] or not told
 
 
-@given(histories(), st.data())
-@settings(max_examples=examples(100), deadline=None)
-def test_two_versions_may_be_trained_in_either_order(history: tuple[AdapterEvent, ...], data: st.DataObject) -> None:
-    places = [
-        at
-        for at in range(len(history) - 1)
-        if {one.kind for one in history[at : at + 2]} == {"trained"} and history[at].version != history[at + 1].version
-    ]
-    swapped = list(history)
-    if places:
-        at = data.draw(st.sampled_from(places))
-        swapped[at : at + 2] = reversed(swapped[at : at + 2])
-    after, _ = by_fold(history)
-    assert by_fold(swapped)[0] == after
+def test_a_version_out_of_turn_cannot_be_promoted_whoever_folds() -> None:
+    history = (
+        event(0, "trained", 1, None, None),
+        event(1, "trained", 3, None, None),  # forged
+        event(2, "promoted", 3, 0, None),
+        event(3, "trained", 2, None, None),
+        event(4, "trained", 3, None, None),
+        event(5, "promoted", 3, 0, None),
+    )
+    after, effects = by_fold(history)
+    assert effects == ["effective", "refused", "refused", "effective", "effective", "effective"]
+    assert after[-2:] == [Now(0, None, 0.0), Now(3, None, 0.0)]
+    for others in (by_arms, by_stage, by_audit):
+        assert others(history) == after
+    assert by_query([history]) == [(after, effects)]
 
 
 def test_of_two_who_decide_against_the_same_primary_one_wins_whoever_folds() -> None:

@@ -153,7 +153,7 @@ def whole_log() -> list[Record]:
         log.write(*answered(name))
     for name in ("trained", "batched", "flat", "stale", "grouped", "scored"):
         log.write(*scored(name))
-    log.write(grouped("trained"), batch(0, 0), trained(1), promoted(1))
+    log.write(grouped("trained"), batch(0, 0), trained(1), trained(9), promoted(1))  # 9 is forged
     stale = DroppedGroup(group_id="g", offset=2, reason="stale")
     log.write(flat("flat"), grouped("stale"), grouped("batched"), batch(1, 3, dropped=(stale,)), grouped("grouped"))
     log.write(task(task_id="held out", purpose="eval", group_size=1, adapter_version=1))

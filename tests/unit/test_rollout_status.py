@@ -39,12 +39,12 @@ def test_without_anything_new_a_new_version_is_waited_for() -> None:
 
 
 def test_in_mode_manual_a_person_is() -> None:
-    assert waits(after(trained(2)), "manual") == "a person, for version 2"
+    assert waits(after(trained(1), trained(9)), "manual") == "a person, for version 1"
 
 
 def test_in_mode_guarded_the_results_are_and_then_what_the_verdict_says() -> None:
     guard = Guard(suite=Path("suite.yaml"))
-    rollout = after(trained(2))
+    rollout = after(trained(1), trained(2))
     assert waits(rollout, "guarded", guard) == "the results of guard.suite for version 2 and for version 0"
     rollout.add(adapter_event("judged", 2, verdict="ask", expected_version=0), T0)
     assert waits(rollout, "guarded", guard) == "a person, for version 2: the guard says ask: because"

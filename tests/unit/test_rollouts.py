@@ -109,9 +109,12 @@ def test_a_rejected_version_is_never_promoted() -> None:
     assert (state.primary, state.versions[1].status) == (0, "rejected")
 
 
-def test_newest_is_the_highest_version_without_a_gap_before_it_and_not_the_latest_record() -> None:
-    assert state_after([trained(1), trained(3)]).newest == 1
-    assert state_after([trained(1), trained(3), trained(2)]).newest == 3
+def test_a_version_out_of_turn_is_none_and_leaves_its_number_to_the_true_one() -> None:
+    state = state_after([trained(1), trained(3, uri="/forged"), trained(2)])
+    assert (state.newest, sorted(state.versions), list(state.strays)) == (2, [0, 1, 2], [3])
+    assert state.strays[3].reason.startswith("version 3 is not the next one after 1")
+    state = state_after([trained(1), trained(3, uri="/forged"), trained(2), trained(3)])
+    assert (state.newest, state.versions[3].uri, state.strays) == (3, "/store/p/3", {})
 
 
 def test_events_of_another_policy_change_nothing() -> None:
@@ -179,11 +182,6 @@ def test_a_version_that_was_rolled_back_is_not_promoted_again() -> None:
 
 def test_the_version_after_a_rollback_is_promoted() -> None:
     log = Log().append(trained(1)).settle().append(event("rolled_back", 0, expected_version=1), trained(2)).settle()
-    assert state_after(log.events).primary == 2
-
-
-def test_an_older_version_that_is_trained_late_is_not_promoted() -> None:
-    log = Log().append(trained(2)).settle().append(trained(1)).settle()
     assert state_after(log.events).primary == 2
 
 

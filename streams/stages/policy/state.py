@@ -115,7 +115,7 @@ class PolicyState:
         before = self.router.serving
         self.router.take(event)
         after = self.router.serving
-        if event.kind == "trained":
+        if event.kind == "trained" and event.version in self.router.statuses:
             self.trained_at.setdefault(event.version, record.at)
         if after.primary != before.primary:
             log.info("version %d is primary now, version %d was", after.primary, before.primary, extra=record.log_extra)

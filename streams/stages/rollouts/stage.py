@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from schemas.events import AdapterEvent, AdvantagedGroup, Task, derive_id
 from schemas.serde import Poison, decode, encode
-from streams.adapters.serving import DECISIONS, SWAPS, newest_made, refusal, step
+from streams.adapters.serving import DECISIONS, SWAPS, newest, refusal, step
 from streams.adapters.versions import Version
 from streams.errors import EventError
 from streams.evaluation import results as suite_results, run as evaluation
@@ -94,8 +94,8 @@ def _after(state: RolloutState, event: AdapterEvent, rule: RolloutRule, at_ms: i
     """Return the state after an event that takes effect."""
     serving = step(state.serving, event)
     state = replace(state, serving=serving, canary=canary.followed(state.canary, event, serving.candidate, at_ms))
-    if event.kind == "trained" and (newest := newest_made(serving.statuses, state.newest)) > state.newest:
-        return replace(state, newest=newest, newest_at=event.created_at)
+    if event.kind == "trained":
+        return replace(state, newest_at=event.created_at)
     judged = dict(state.judged)
     if event.kind == "judged" and event.suite == state.suite and event.verdict and event.expected_version is not None:
         judged[event.version, event.expected_version] = event.verdict
@@ -134,15 +134,15 @@ def _decision(state: RolloutState, event: AdapterEvent, rule: RolloutRule, resul
 
 def _newest_promoted(state: RolloutState, policy: str) -> AdapterEvent | None:
     """Return the promotion of the newest version: a function of the state, so a second one is the same event."""
-    serving = state.serving
-    if state.newest <= serving.primary or serving.statuses[state.newest] != "trained":
+    serving, version = state.serving, newest(state.serving)
+    if version <= serving.primary or serving.statuses[version] != "trained":
         return None
     return AdapterEvent(
         # the expected version is part of the id: after a refusal the next attempt is another fact
-        event_id=derive_id(policy, state.newest, "promoted", serving.primary),
+        event_id=derive_id(policy, version, "promoted", serving.primary),
         policy=policy,
         created_at=state.newest_at,
-        version=state.newest,
+        version=version,
         kind="promoted",
         actor=STAGE,
         reason="direct: newest trained version",

@@ -57,8 +57,6 @@ class RolloutState:
     """What the next decision needs to know of the adapters of one policy."""
 
     serving: Serving = field(default_factory=Serving)
-    newest: int = 0
-    """The newest version that has all versions before it: each step makes one, so another was made by none."""
     newest_at: int = 0
     """When the newest version was trained, ms."""
     pending: str | None = None
@@ -81,7 +79,7 @@ def waiting(state: RolloutState) -> list[int]:
     """Return the versions that may be next, newest first: newer than every one that was decided about."""
     statuses = state.serving.statuses
     last = max(version for version, status in statuses.items() if status != "trained")
-    return sorted((version for version in statuses if last < version <= state.newest), reverse=True)
+    return sorted((version for version in statuses if last < version), reverse=True)
 
 
 # --- the table rows ---------------------------------------------------------------------------------------------------
@@ -105,7 +103,6 @@ def load(row: bytes | None) -> RolloutState:
     statuses = {int(version): status for version, status in serving["statuses"].items()}
     return RolloutState(
         serving=Serving(**{**serving, "statuses": statuses}),
-        newest=data["newest"],
         newest_at=data["newest_at"],
         pending=data["pending"],
         decided=frozenset(data["decided"]),

@@ -57,7 +57,7 @@ def reigns(events: Iterable[AdapterFact]) -> list[Reign]:
     found = [Reign(EARLIEST_MS)]
     for event in events:
         found.append(found[-1]._replace(since_ms=event.ms))
-        if event.kind == "trained":
+        if event.kind == "trained" and event.version - 1 in became:
             became.setdefault(event.version, "fresh")
         if event.kind not in _BEFORE or event.event_id in heard:
             continue
@@ -126,7 +126,7 @@ class _VersionRecount:
         self._view = view
         self._made: dict[int, Coordinates] = {}
         for event in events:
-            if event.kind == "trained":
+            if event.kind == "trained" and event.version <= len(self._made) + 1:  # a number out of turn is no version
                 self._made.setdefault(event.version, event.at)
         self._reigns = reigns(events)
         self._since = list(accumulate((reign.since_ms for reign in self._reigns), max))

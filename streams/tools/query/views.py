@@ -66,10 +66,22 @@ SELECT
 FROM members AS g
 LEFT JOIN whole.responses AS r ON r._partition = m."partition" AND r._offset = m."offset"
 """
-LINEAGE = """
-WITH steps AS (
-    SELECT policy, version, last_batch, _partition, _offset FROM adapters WHERE kind = 'trained'
-    QUALIFY row_number() OVER (PARTITION BY policy, version ORDER BY _offset) = 1
+KNOWN = """
+WITH RECURSIVE numbered AS MATERIALIZED (
+    SELECT *, row_number() OVER (PARTITION BY policy ORDER BY _partition, _offset) AS n, coalesce(suite, '') AS asked_of
+    FROM whole.adapters
+), known AS (
+    SELECT DISTINCT policy, CAST(0 AS INTEGER) AS version, CAST(0 AS BIGINT) AS known_from FROM numbered
+    UNION ALL
+    SELECT policy, t.version, min(t.n) FROM known AS k JOIN numbered AS t USING (policy)
+    WHERE t.kind = 'trained' AND t.version = k.version + 1 AND t.n > k.known_from GROUP BY ALL
+)
+"""
+"""Since which event each version exists: its first `trained` after that of the version before it."""
+LINEAGE = """, steps AS (
+    SELECT policy, version, last_batch, _partition, _offset
+    FROM numbered SEMI JOIN known ON known.policy = numbered.policy AND n = known_from
+    SEMI JOIN adapters USING (_partition, _offset)
 ), cut AS (
     SELECT policy, sequence, groups_partition, unnest(groups_offsets) AS group_offset, _partition, _offset FROM (
         FROM whole.batches QUALIFY row_number() OVER (PARTITION BY policy, sequence ORDER BY _offset) = 1)
@@ -88,11 +100,7 @@ LEFT JOIN cut AS b ON b.policy = a.policy AND b.sequence = a.last_batch
 LEFT JOIN made AS g ON g._partition = b.groups_partition AND g._offset = b.group_offset
 """
 """Each version's own step. What it was trained on before is in the rows of the versions before it."""
-ROLLOUT = """
-WITH RECURSIVE numbered AS MATERIALIZED (
-    SELECT *, row_number() OVER (PARTITION BY policy ORDER BY _partition, _offset) AS n, coalesce(suite, '') AS asked_of
-    FROM whole.adapters
-), told AS MATERIALIZED (
+ROLLOUT = """, told AS MATERIALIZED (
     SELECT e.*, coalesce(CAST(e.share AS DOUBLE), 0) AS wanted,
         CASE e.kind
             WHEN 'trained' THEN e.version = 0 OR e.n > k.known_from
@@ -102,11 +110,7 @@ WITH RECURSIVE numbered AS MATERIALIZED (
             ELSE row_number() OVER (PARTITION BY e.policy, e.event_id, e.kind IN ('trained', 'evaluated')
                 ORDER BY e.n) > 1
         END AS again
-    FROM numbered AS e
-    LEFT JOIN (
-        SELECT policy, version, min(n) AS known_from FROM numbered WHERE kind = 'trained' AND version <> 0 GROUP BY ALL
-        UNION ALL SELECT DISTINCT policy, 0, 0 FROM numbered
-    ) AS k USING (policy, version)
+    FROM numbered AS e LEFT JOIN known AS k USING (policy, version)
 ), fold AS (
     SELECT DISTINCT policy, CAST(0 AS BIGINT) AS n, CAST(NULL AS BOOLEAN) AS works, MAP {0: 'primary'} AS statuses,
         0 AS primary_version, CAST(NULL AS INTEGER) AS candidate_version, CAST(0 AS DOUBLE) AS share
@@ -134,7 +138,7 @@ WITH RECURSIVE numbered AS MATERIALIZED (
             swaps OR (kind = 'rejected' AND version = candidate_version) AS ends,
             NOT again AND coalesce((expected_version = primary_version OR NOT (swaps OR splits OR
                 (kind = 'rejected' AND expected_version IS NOT NULL))) AND CASE kind
-                WHEN 'trained' THEN true
+                WHEN 'trained' THEN statuses[version - 1] IS NOT NULL
                 WHEN 'canary_started' THEN
                     statuses[version] = 'trained' AND candidate_version IS NULL AND wanted > f.share AND wanted <= 1
                 WHEN 'canary_advanced' THEN statuses[version] = 'canary' AND wanted > f.share AND wanted <= 1
@@ -163,10 +167,10 @@ JOINS = (
         "lineage",
         "adapters",
         "adapter version <- batch <- group <- response, one row per response of its step",
-        LINEAGE,
+        KNOWN + LINEAGE,
         ("batches", "groups"),
     ),
-    SqlView("rollout", "adapters", "one row per AdapterEvent, with who answers after it", ROLLOUT),
+    SqlView("rollout", "adapters", "one row per AdapterEvent, with who answers after it", KNOWN + ROLLOUT),
 )
 
 
