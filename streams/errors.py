@@ -7,6 +7,7 @@
     ├── LogError             the broker did not answer, or refused          retry, then stop: exit 5
     │   ├── BrokerUnreachable    it did not answer in time; it may later
     │   ├── StoppedWaiting       asked to stop during an outage             end, without an error
+    │   │   └── StoppedReading       asked to stop during a long read
     │   └── RegistryUnavailable  the schema registry did not answer
     ├── LostProcessError     a process that this one works with is gone     start all of them again: exit 75
     ├── ModelServerError     a server that samples for an engine failed

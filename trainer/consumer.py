@@ -138,7 +138,7 @@ class PolicyTrainer:
         self._settings, self._folder, self._base = settings, folder, base
         self._producer, self._outage, self._meter, self._tracer = io.producer, io.outage, io.meter, io.tracer
         self._learner = Learner(settings, base, io.others)
-        self._known = dict(read_state(settings, settings.policy.name).versions)
+        self._known = dict(read_state(settings, settings.policy.name, io.outage).versions)
         self._presence, self._source = io.presence, io.presence.source
         self._reader: PartitionReader | None = None
         self._handled = 0

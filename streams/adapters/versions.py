@@ -18,6 +18,7 @@ from schemas.serde import Poison
 from streams.adapters.serving import DECISIONS, SWAPS, Serving, Status, newest, refusal, step
 from streams.kafka.admin import read_topic
 from streams.kafka.record import partition_of
+from streams.kafka.retry import BrokerOutage
 from streams.settings.model import Settings
 
 
@@ -189,14 +190,15 @@ def _primaries(primaries: tuple[int, ...], event: AdapterEvent) -> tuple[int, ..
     return primaries
 
 
-def read_state(settings: Settings, policy: str) -> AdapterState:
+def read_state(settings: Settings, policy: str, outage: BrokerOutage | None = None) -> AdapterState:
     """Return the state of `policy` as of now. Records that are not adapter events are skipped.
 
-    Raises NotFoundError if there is no such topic, LogError if the broker does not answer.
+    Raises NotFoundError if there is no such topic, LogError if the broker does not answer; with `outage` StoppedReading
+    once the process should stop.
     """
     state = empty(policy)
     partition = partition_of(policy, settings.topics.policy_partitions)
-    for record in read_topic(settings, "adapters", partition=partition):
+    for record in read_topic(settings, "adapters", partition=partition, outage=outage):
         event = record.decode(AdapterEvent)
         if not isinstance(event, Poison):
             state = fold(state, event)

@@ -21,7 +21,7 @@ from streams.errors import LogError, NotFoundError
 from streams.kafka.client import client_config, unreachable
 from streams.kafka.reader import read
 from streams.kafka.record import Record, TopicPartition
-from streams.kafka.retry import ANSWER_S
+from streams.kafka.retry import ANSWER_S, BrokerOutage
 from streams.kafka.topics import LABELS, topics, wrong_partitions
 from streams.settings.model import Settings
 
@@ -110,14 +110,15 @@ def configs(settings: Settings, names: Iterable[str]) -> dict[str, dict[str, str
         raise unreachable(settings.kafka, exc.args[0].str()) from exc
 
 
-def read_topic(settings: Settings, label: str, *, partition: int | None = None) -> Iterator[Record]:
-    """Yield every record of a topic, or of one of its partitions, up to its present end."""
+def read_topic(
+    settings: Settings, label: str, *, partition: int | None = None, outage: BrokerOutage | None = None
+) -> Iterator[Record]:
+    """Yield every record of a topic, or of one of its partitions, up to its present end. Raises as `read`."""
     bounds = offsets(settings, [label])
     if partition is not None:
         bounds = {tp: bound for tp, bound in bounds.items() if tp[1] == partition}
-    yield from read(
-        settings, {tp: low for tp, (low, _) in bounds.items()}, {tp: high for tp, (_, high) in bounds.items()}
-    )
+    starts, ends = ({tp: bound[side] for tp, bound in bounds.items()} for side in (0, 1))
+    yield from read(settings, starts, ends, outage=outage)
 
 
 def describe(settings: Settings) -> dict[str, int]:

@@ -185,6 +185,8 @@ class PartitionReader(Reader):
         """Yield every record up to the bounds, as `poll` returns them. Raises as `read`."""
         silent_since = time.monotonic()
         while not self.at_end():
+            if outage is not None:
+                outage.read_on(self._topic)
             records = self.poll()
             yield records
             if records:
@@ -217,7 +219,8 @@ def read(
 ) -> Iterator[Record]:
     """Yield every record from `starts` to below `ends`, in partition order, and never commit.
 
-    Raises LogError if a range is gone, and if nothing comes for a minute (with `outage`: for kafka.outage_s).
+    Raises LogError if a range is gone, and if nothing comes for a minute (with `outage`: for kafka.outage_s); with
+    `outage` StoppedReading once the process should stop.
     """
     with PartitionReader(settings, starts, ends=ends) as reader:
         for records in reader.batches(outage):
@@ -227,7 +230,7 @@ def read(
 def fetch(
     settings: Settings, wanted: Iterable[Coordinates], *, outage: BrokerOutage | None = None
 ) -> dict[Coordinates, Record]:
-    """Return the records at these coordinates. Raises LogError, naming those that are gone."""
+    """Return the records at these coordinates. Raises LogError, naming those that are gone; otherwise as `read`."""
     by_partition: dict[TopicPartition, set[int]] = {}
     for at in wanted:
         by_partition.setdefault((at.topic, at.partition), set()).add(at.offset)

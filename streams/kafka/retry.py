@@ -6,8 +6,9 @@
 
 A running process outlives its broker: what it has sent stays in librdkafka's bounded queue, calls are retried, and
 nothing is committed before it was acknowledged. One BrokerOutage belongs to one thread and to all its clients, so that
-an outage is logged once. Commands, and processes that are starting, have none: they fail within
-kafka.request_timeout_s. Faust's client waits by itself and has none either.
+an outage is logged once. It also ends a long read when the process should stop. Commands have none, nor has the first
+request of a process that starts: they fail within kafka.request_timeout_s. Faust's client waits by itself and has none
+either.
 """
 
 from __future__ import annotations
@@ -74,6 +75,10 @@ class StoppedWaiting(LogError):
     """The process was asked to stop while the broker was unreachable. What was not acknowledged is done again."""
 
 
+class StoppedReading(StoppedWaiting):
+    """The process was asked to stop while it read a long range of the log. The next one reads it again."""
+
+
 class BrokerOutage:
     """How long the clients of one thread wait for their broker: kafka.outage_s, or until `stop` is set."""
 
@@ -118,6 +123,11 @@ class BrokerOutage:
             log.warning("%s: waiting, %g s at most", what, self._kafka.outage_s)
             self.meter.not_ready("kafka", what)
             self._warned = True
+
+    def read_on(self, what: str) -> None:
+        """Return if `what` should be read further; raise StoppedReading once the process should stop."""
+        if self._stop.is_set():
+            raise StoppedReading(f"stopping while {what} is read; the next process reads it again")
 
     def probe(self, ask: Callable[[], object]) -> None:
         """Call `ask` after PROBE_S without an answer. Raises as `silent`, and LogError for what does not pass."""

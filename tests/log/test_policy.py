@@ -41,10 +41,12 @@ from streams.kafka import admin as cluster
 from streams.kafka.client import client_config
 from streams.kafka.producer import Producer
 from streams.kafka.record import key_of, partition_of
+from streams.kafka.retry import BrokerOutage, StoppedReading
 from streams.kafka.topics import topic_of, topics
 from streams.settings.load import to_env
 from streams.settings.model import Batches, Policy as PolicySettings, Settings
 from streams.stages.policy import agent as policy, held_back
+from streams.stages.policy.state import PolicyState
 from streams.stages.tasks.submit import submit
 from streams.stages.tasks.suites import generated
 from streams.tools.dead_letters.refusals import Refusals
@@ -355,6 +357,14 @@ def test_an_agent_that_starts_late_begins_with_the_version_in_force(settings: Se
     with running(settings):
         found = until_answered(settings, "t")["t"]
     assert {one.adapter_version for one in found} == {1}
+
+
+def test_an_agent_that_should_stop_while_it_starts_reads_no_further(settings: Settings) -> None:
+    write(settings, factories.trained(1, policy="p"))
+    stop = threading.Event()
+    stop.set()
+    with pytest.raises(StoppedReading, match="adapters is read"):
+        PolicyState(settings, BrokerOutage(settings.kafka, stop))
 
 
 def test_a_pinned_task_is_answered_by_its_version_whatever_is_in_force(settings: Settings, tmp_path: Path) -> None:

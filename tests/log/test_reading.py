@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterable
 
@@ -18,6 +19,7 @@ from streams.kafka.consumer import GroupConsumer
 from streams.kafka.producer import Producer
 from streams.kafka.reader import PartitionReader, fetch, read
 from streams.kafka.record import Record
+from streams.kafka.retry import BrokerOutage, StoppedReading
 from streams.kafka.topics import topics
 from streams.settings.model import Settings
 from tests.support.factories import response, reward
@@ -288,6 +290,19 @@ def test_a_tail_without_bounds_follows(made: Settings) -> None:
         write(made, 1, first=2)
         assert numbers(poll(tail, 1)) == [2.0]
         assert tail.position == {(at.topic, at.partition): 3}
+
+
+def test_a_long_read_ends_when_the_process_should_stop(made: Settings) -> None:
+    at = write(made, 1500)  # more than one poll returns
+    tp, stop = at[0][:2], threading.Event()
+    reading = read(made, {tp: 0}, {tp: 1500}, outage=BrokerOutage(made.kafka, stop))
+    next(reading)
+    stop.set()
+    seen = 1
+    with pytest.raises(StoppedReading, match=r"stopping while \S*rewards is read"):
+        for _ in reading:
+            seen += 1
+    assert seen < 1500
 
 
 def test_reading_a_range_commits_nothing(made: Settings, kafka_bootstrap: str) -> None:

@@ -23,6 +23,7 @@ from streams.kafka import admin
 from streams.kafka.consumer import GroupConsumer
 from streams.kafka.producer import Producer
 from streams.kafka.record import partition_of
+from streams.kafka.retry import BrokerOutage, StoppedReading
 from streams.kafka.topics import topics
 from streams.settings.model import Scoring, Settings
 from streams.stages.scoring import agent as scoring
@@ -432,6 +433,16 @@ def test_a_task_that_is_not_there_has_the_topic_read_from_its_start_once(
         assert starts.count(0) == 1
         write(ready, later)
         assert known.find(0, [later.task_id]) == {later.task_id: later}
+
+
+def test_an_agent_that_should_stop_looks_for_no_task_any_further(ready: Settings) -> None:
+    write(ready, a_task(0))
+    stop = threading.Event()
+    with TaskLookup(ready, outage=BrokerOutage(ready.kafka, stop)) as known:
+        assert known.find(0, ["nobody"]) == {}
+        stop.set()
+        with pytest.raises(StoppedReading):
+            known.find(partition_of("t0", 8), ["t0"])
 
 
 # --- submission -------------------------------------------------------------------------------------------------------

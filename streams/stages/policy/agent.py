@@ -102,7 +102,7 @@ class PolicyAgent:
         self, settings: Settings, engine: Engine, outage: BrokerOutage, meter: Meter = OFF, tracer: Tracer = NO_TRACER
     ) -> None:
         self._settings, self._meter, self._outage, self._engine = settings, meter, outage, engine
-        self._state = PolicyState(settings)
+        self._state = PolicyState(settings, outage)
         self._producer = Producer(settings, outage=outage, stage=STAGE)
         self._consumer = TrackedConsumer(
             settings,

@@ -41,8 +41,8 @@ CLOCK_SKEW_MS = 60_000
 class PolicyState:
     """The fold of one policy's adapters, batches and groups, up to date after each `poll`. Use as a context manager."""
 
-    def __init__(self, settings: Settings) -> None:
-        """Read the log. Raises NotFoundError if a topic is missing, LogError if the broker does not answer."""
+    def __init__(self, settings: Settings, outage: BrokerOutage) -> None:
+        """Read the log. Raises NotFoundError if a topic is missing, LogError as `read`."""
         self._settings = settings
         self._policy = settings.policy.name
         self.router = VersionRouter(self._policy)
@@ -61,17 +61,13 @@ class PolicyState:
         }
         self._last_group: dict[int, int] = {}  # batch sequence -> offset of its last group
         bounds = offsets(settings, labels)
-        for tp in (adapters_tp, batches_tp):
+        for tp in (adapters_tp, batches_tp, groups_tp):
             first, end = bounds[tp]
-            for record in read(settings, {tp: first}, {tp: end}):
+            if tp == groups_tp:
+                first = max(first, self._last_group.get(self.oldest_useful - 1, -1) + 1)
+            for record in read(settings, {tp: first}, {tp: end}, outage=outage):
                 self._fold[tp[0]](record)
-        first, end = bounds[groups_tp]
-        start = max(first, self._last_group.get(self.oldest_useful - 1, -1) + 1)
-        self._reader = PartitionReader(
-            settings, {adapters_tp: bounds[adapters_tp][1], batches_tp: bounds[batches_tp][1], groups_tp: start}
-        )
-        while self._reader.position[groups_tp] < end:
-            self.poll()
+        self._reader = PartitionReader(settings, {tp: end for tp, (_, end) in bounds.items() if tp[1] == partition})
 
     def __enter__(self) -> PolicyState:
         return self
@@ -100,6 +96,7 @@ class PolicyState:
             bounds = outage.ask(lambda: offsets(self._settings, ["adapters"]), "to where a topic ends")
             end = bounds[self._adapters][1]
             while self._reader.position[self._adapters] < end:
+                outage.read_on(self._adapters[0])
                 before = self._reader.position
                 self.poll(POLL_S)
                 if self._reader.position == before:

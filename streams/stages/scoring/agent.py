@@ -27,6 +27,7 @@ import threading
 import time
 from collections.abc import Iterable
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial
 from typing import Self
 
@@ -37,7 +38,7 @@ from streams.kafka import times
 from streams.kafka.client import POLL_S
 from streams.kafka.producer import Producer
 from streams.kafka.registry import client as schema_registry
-from streams.kafka.retry import BrokerOutage, StoppedWaiting
+from streams.kafka.retry import BrokerOutage, StoppedReading, StoppedWaiting
 from streams.kafka.tracked import TakenRecord, TrackedConsumer
 from streams.observability import catalog, metrics
 from streams.observability.metrics import OFF, Meter
@@ -88,8 +89,9 @@ def run(settings: Settings, *, stop: threading.Event) -> None:
         ):
             schema_registry.wait(settings, meter, stop)
             with ScoringAgent(settings, BrokerOutage(settings.kafka, stop, meter), meter, tracer) as agent:
-                while not stop.is_set():
-                    agent.step()
+                with suppress(StoppedReading):  # what it looked for a task for is left to the next agent
+                    while not stop.is_set():
+                        agent.step()
                 agent.drain()
     except StoppedWaiting as exc:
         log.warning("%s", exc)
