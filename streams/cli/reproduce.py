@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from streams.cli.runtime import AppContext, pass_call, source_option
+from streams.cli.runtime import AppContext, importing, pass_call, source_option
 
 if TYPE_CHECKING:
     from streams.tools.archive.history import Source
@@ -76,7 +76,9 @@ def reproduce(
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the trainer's process has it; read when torch is loaded
     from streams import output as show
     from streams.tools.archive import history
-    from trainer import reproduce as engine
+
+    with importing():
+        from trainer import reproduce as engine
 
     began = time.monotonic()
     settings, origins = call.loaded

@@ -339,7 +339,11 @@ def policy(call: AppContext) -> None:
     call.working = True
     with until_stopped() as stop:
         _begin(call, f"policy agent of {call.settings.policy.name} ({call.settings.policy.engine})", "tasks")
-        from streams.stages.policy import agent
+        with importing():
+            from streams.engines.build import import_libraries
+            from streams.stages.policy import agent
+
+            import_libraries(call.settings)
 
         agent.run(call.settings, stop=stop)
 

@@ -14,9 +14,7 @@ def build(settings: Settings) -> Engine:
         from streams.engines.scripted import ScriptedEngine
 
         return ScriptedEngine(settings.policy.script)
-    # Read once, when torch loads OpenMP: waiting threads yield instead of spinning. Where processes share cores, two
-    # spinning threads are several times slower than one.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    import_libraries(settings)
     if settings.policy.engine == "vllm":
         from streams.engines.vllm.engine import VllmEngine
 
@@ -25,3 +23,16 @@ def build(settings: Settings) -> Engine:
     from streams.engines.transformers_engine import TransformersEngine
 
     return TransformersEngine(load_base(settings.model), settings.policy.threads)
+
+
+def import_libraries(settings: Settings) -> None:
+    """Import the libraries with which `build` takes seconds."""
+    if settings.policy.engine == "scripted":
+        return
+    # Read once, when torch loads OpenMP: waiting threads yield instead of spinning. Where processes share cores, two
+    # spinning threads are several times slower than one.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    if settings.policy.engine == "transformers":
+        from transformers import AutoModelForCausalLM  # noqa: F401 - with which load_base loads
+
+        from streams.engines import transformers_engine  # noqa: F401

@@ -20,6 +20,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from streams.cli.runtime import importing
+
 ENV = "CHAOS"
 POINTS: dict[str, tuple[str, ...]] = {
     "streams": ("after poll", "after produce", "before commit", "after commit"),
@@ -155,18 +157,19 @@ def without_fixes() -> None:
 def main(process: str, *arguments: str) -> None:
     """Wire in what the environment asks for, and be `streamward PROCESS`."""
     wanted: dict[str, Any] = json.loads(os.environ.pop(ENV, "{}"))
-    if wanted.get("stock") and process == "streams":
-        without_fixes()
-    if "kill" in wanted:
-        arm(process, *wanted["kill"])
-    if "step_s" in wanted:
-        from trainer import checkpoint
+    with importing():  # as the command, which would import the same without a search for garbage
+        if wanted.get("stock") and process == "streams":
+            without_fixes()
+        if "kill" in wanted:
+            arm(process, *wanted["kill"])
+        if "step_s" in wanted:
+            from trainer import checkpoint
 
-        wrap(checkpoint, "save", before=lambda: time.sleep(wanted["step_s"]))
-    if "engine" in wanted:
-        from tests.chaos import bad_peers
+            wrap(checkpoint, "save", before=lambda: time.sleep(wanted["step_s"]))
+        if "engine" in wanted:
+            from tests.chaos import bad_peers
 
-        bad_peers.wire_in()
+            bad_peers.wire_in()
     from streams.cli.root import cli
 
     cli([process, *arguments], prog_name="streamward")
