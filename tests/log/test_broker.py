@@ -105,20 +105,7 @@ def test_a_node_keeps_its_folder_its_port_and_its_records_through_kill_9_and_a_c
     assert consume(third.bootstrap, len(values)) == values
 
 
-def test_a_second_start_is_refused_and_says_who_holds_the_folder(node: Broker) -> None:
-    running = broker.start(node, port=0)
-    with pytest.raises(RefusedError, match=rf"pid {running.pid}, bootstrap {running.bootstrap}"):
-        broker.start(node)
-    assert broker.status(node) == running
-    assert broker.ensure(node) == running
-    # another process finds the same node
-    code = "import sys; from pathlib import Path; from streams.kafka.node import process; "
-    code += "from streams.settings.model import Broker; print(process.ensure(Broker(data_dir=Path(sys.argv[1]))).pid)"
-    answer = subprocess.run([sys.executable, "-c", code, node.data_dir], capture_output=True, text=True, check=True)
-    assert int(answer.stdout) == running.pid
-
-
-def test_two_processes_that_ensure_at_the_same_time_get_one_node(node: Broker) -> None:
+def test_two_processes_that_ensure_at_the_same_time_get_one_node_and_a_second_start_is_refused(node: Broker) -> None:
     code = "import sys; from pathlib import Path; from streams.kafka.node import process; "
     code += "from streams.settings.model import Broker; print(process.ensure(Broker(data_dir=Path(sys.argv[1]))).pid)"
     command = [sys.executable, "-c", code, str(node.data_dir)]
@@ -127,6 +114,10 @@ def test_two_processes_that_ensure_at_the_same_time_get_one_node(node: Broker) -
     running = broker.status(node)
     assert running is not None
     assert pids == {f"{running.pid}\n"}
+
+    with pytest.raises(RefusedError, match=rf"pid {running.pid}, bootstrap {running.bootstrap}"):
+        broker.start(node)
+    assert broker.status(node) == broker.ensure(node) == running
 
 
 def test_status_does_not_take_a_stranger_with_the_pid_for_the_node(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ def in_two(settings: Settings, base: Base) -> Settings:
 
 @pytest.fixture(scope="module")
 def expected(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory, base: Base) -> list[tuple[int, Any]]:
-    """The manifests of versions 1 and 2, by one process that computes both shares."""
+    """The manifests of versions 1 to 3, by one process that computes both shares."""
     folder = tmp_path_factory.mktemp("alone")
     alone = Settings.model_validate(
         {
@@ -54,23 +54,9 @@ def expected(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory, bas
         }
     )
     alone = in_two(alone, base)
-    write(alone, base, range(2))
-    consumer.run(alone, steps=2, stop=threading.Event())
+    write(alone, base, range(3))
+    consumer.run(alone, steps=3, stop=threading.Event())
     return manifests(alone)
-
-
-def test_two_processes_train_what_one_reproduces_and_end_when_they_are_told_to(
-    settings: Settings, base: Base, expected: list[tuple[int, Any]], tmp_path: Path
-) -> None:
-    two = in_two(settings, base)
-    write(two, base, range(2))
-    with running(two, tmp_path, "train"):
-        until(lambda: len(trained(two)) == 2, "two versions", folder=tmp_path)
-    assert manifests(two) == expected
-    assert {event.recipe["trainer.processes"] for event in trained(two)} == {"2"}
-    kept = history.of(two, "log")
-    made = list(reproduce.run(reproduce.plan(two, "default", None, kept), two, kept))
-    assert [(one.version, one.equal, one.other_recipe) for one in made] == [(1, True, ()), (2, True, ())]
 
 
 def ends_when_rank_1_gets(sign: signal.Signals, settings: Settings, base: Base, folder: Path) -> int:
@@ -92,14 +78,19 @@ def ends_when_rank_1_gets(sign: signal.Signals, settings: Settings, base: Base, 
         process.wait()
 
 
-def test_a_rank_that_dies_ends_all_and_those_started_again_go_on_where_they_were(
+def test_a_rank_that_dies_ends_all_and_two_others_go_on_with_what_one_process_reproduces(
     settings: Settings, base: Base, expected: list[tuple[int, Any]], tmp_path: Path
 ) -> None:
     two = in_two(settings, base)
     assert ends_when_rank_1_gets(signal.SIGKILL, two, base, tmp_path) == EXIT_RESTART
-    with running(two, tmp_path, "train"):
-        until(lambda: len(trained(two)) == 2, "the second version", folder=tmp_path)
+    write(two, base, range(2, 3))
+    with running(two, tmp_path, "train"):  # they end with 0 when they are told to
+        until(lambda: len(trained(two)) == 3, "the second and the third version", folder=tmp_path)
     assert manifests(two) == expected
+    assert {event.recipe["trainer.processes"] for event in trained(two)} == {"2"}
+    kept = history.of(two, "log")
+    made = list(reproduce.run(reproduce.plan(two, "default", None, kept), two, kept))
+    assert [(one.version, one.equal, one.other_recipe) for one in made] == [(n, True, ()) for n in (1, 2, 3)]
 
 
 def test_a_rank_that_says_nothing_more_is_not_waited_for_for_ever(
