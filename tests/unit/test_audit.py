@@ -313,6 +313,14 @@ def test_batches_without_a_trainer_wait() -> None:
     assert report.in_flight["batches"] == 4
 
 
+def test_a_forged_version_is_no_sign_of_a_trainer_that_should_have_trained_on_the_other_batches() -> None:
+    kept = [record for record in whole() if BY_NAME[record.at.topic].label != "adapters"]
+    records, at = appended(kept, trained(1, event_id="forged"))
+    report = settled(records)
+    assert {found.at for found in report.wrong} == {at}
+    assert report.in_flight["batches"] == 3
+
+
 def test_a_version_trained_twice_with_the_same_files_is_a_repetition() -> None:
     records, at = appended(list(whole()), trained(2, created_at=T0 + 5, metrics={"loss": 0.5}))
     report = settled(records)

@@ -253,10 +253,12 @@ class _PolicyRecount:
         self._decisions(trained)
         self.out.counts["adapters"] += len(trained)
         for batch in self._batches:
-            if batch.sequence + 1 in trained or batch.sequence + 1 < expected:
+            if batch.sequence + 1 in trained:
                 continue
             group = f"trainer-{ledger.policy}"
-            has_trainer = bool(trained) or any(name == group for name, _, _ in self._view.reach.committed)
+            has_trainer = any(map(self._has_its_id, trained.values())) or any(
+                name == group for name, _, _ in self._view.reach.committed
+            )
             # a trainer's commit follows its version, so what it has passed must be there
             if has_trainer and self._view.reach.passed(group, batch.at):
                 self._found("lost", batch.at, f"version {batch.sequence + 1}, which it makes, is not in adapters")
@@ -264,13 +266,17 @@ class _PolicyRecount:
                 self.out.in_flight["batches"] += 1
 
     def _trained(self, event: AdapterFact) -> None:
-        if event.event_id != derive_id(self._ledger.policy, event.version, "trained"):
+        if not self._has_its_id(event):
             self._wrong(event, "its event_id is not that of its policy and version")
         recorded, expected = (event.parent, *event.batches), (event.version - 1, 0, event.version - 1)
         if recorded != expected:
             self._wrong(event, f"parent, first and last batch are {recorded}, expected {expected}")
         if event.version - 1 not in self._sequences and not self._is_cut:
             self._found("phantom", event.at, f"batch {event.version - 1}, which made it, is not in batches")
+
+    def _has_its_id(self, event: AdapterFact) -> bool:
+        """Whether a `trained` event has the id that the trainer gives it."""
+        return event.event_id == derive_id(self._ledger.policy, event.version, "trained")
 
     def _decisions(self, trained: dict[int, AdapterFact]) -> None:
         decisions = [event for event in self._ledger.adapters if event.kind != "trained"]
