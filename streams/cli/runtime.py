@@ -139,18 +139,16 @@ def stopped_node_hint(exc: StreamwardError, call: AppContext | None) -> str | No
     """Return the way out if the broker that does not answer is an embedded node that is stopped, a demo's included."""
     if exc.exit_code != LogError.exit_code or call is None or "loaded" not in vars(call):
         return None
-    from streams.kafka.node import process
     from streams.kafka.node.config import remembered
     from streams.kafka.retry import BrokerUnreachable
     from streams.settings.load import CONFIG_FILE
-    from streams.settings.model import Broker
 
     if not isinstance(exc, BrokerUnreachable):
         return None
     kafka, here = call.settings.kafka, call.settings.broker.data_dir
     for folder in dict.fromkeys((here, DEMO / "kafka")):
         node, own = remembered(folder), folder.parent / CONFIG_FILE
-        if node is None or process.status(Broker(data_dir=folder)) is not None:
+        if node is None or _is_running(folder):
             continue
         if folder == here:
             config = [] if call.config is None else ["--config", str(call.config)]
@@ -165,6 +163,14 @@ def stopped_node_hint(exc: StreamwardError, call: AppContext | None) -> str | No
         if folder != here and own.exists() and "kafka.bootstrap" not in call.loaded[1]:
             return f"{exc}. A demo ran here; start its node with `{start}`, and give this command the same --config"
     return None
+
+
+def _is_running(folder: Path) -> bool:
+    """Return whether the node of this folder runs. The image has not all that this imports, and never had a node."""
+    from streams.kafka.node import process
+    from streams.settings.model import Broker
+
+    return process.status(Broker(data_dir=folder)) is not None
 
 
 def _is_there(store: str) -> bool:

@@ -95,6 +95,13 @@ def test_the_small_image_has_all_that_its_processes_import(tmp_path: Path) -> No
     assert done.returncode == 0, done.stderr
 
 
+def test_a_command_in_the_small_image_says_that_no_broker_answers(tmp_path: Path) -> None:
+    seen = {**os.environ, "PYTHONPATH": f"{hide(tmp_path / 'hiding')}{os.pathsep}{ROOT}"}
+    command = [sys.executable, "-m", "streams.cli", "--set", "kafka.bootstrap=127.0.0.1:1", "topics", "list"]
+    done = subprocess.run(command, env=seen, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 5 and done.stderr.startswith("Error: Kafka at 127.0.0.1:1 did not answer"), done.stderr
+
+
 def test_what_the_small_image_does_not_install_is_hidden() -> None:
     assert hidden() & {"faust", "yaml", "torch", "duckdb", "pytest"} == {"torch", "duckdb", "pytest"}
 
