@@ -84,7 +84,7 @@ def waiting(state: RolloutState) -> list[int]:
 
 # --- the table rows ---------------------------------------------------------------------------------------------------
 
-ROW_VERSION = 3
+ROW_VERSION = 4
 
 
 def dump(state: RolloutState) -> bytes:
