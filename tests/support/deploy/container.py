@@ -7,6 +7,7 @@
 Paths of the container lie under its root, 0.0.0.0 is the container's own address, and names of others are theirs:
 wherever they stand, in arguments, variables and mounted files alike, and nothing else is changed. So each container may
 listen at the port it names, and one that listens on its loopback address cannot be asked from outside, as in a cluster.
+A volume has one path for all containers that mount it at the same path, since they tell each other where files are.
 
 Not covered: users, capabilities, limits, a root that is read-only, the network. Systems other than Linux have no
 further loopback addresses.
@@ -203,6 +204,16 @@ class Host:
         root = self.folder / f"{self._count}-{container.name}"
         return Process(self, container, root, f"{self._network}.{self._count}")
 
+    def volume(self, name: str, path: str) -> Path:
+        """Return a volume's folder, as every container sees it that mounts the volume at this path."""
+        seen = self.folder / "volumes" / name / "at" / path.removeprefix("/")
+        if not seen.is_symlink():
+            files = self.folder / "volumes" / name / "files"
+            files.mkdir(parents=True, exist_ok=True)
+            seen.parent.mkdir(parents=True, exist_ok=True)
+            seen.symlink_to(files)
+        return seen
+
     @contextmanager
     def running(self, *processes: Process) -> Iterator[None]:
         """Run them while the block runs. Each must end with 0 when it is told to."""
@@ -254,9 +265,7 @@ class Process:
     def _lay(self, mount: Mount) -> None:
         at = self._inside(mount.path)
         if mount.volume is not None:
-            shared = self.host.folder / "volumes" / mount.volume
-            shared.mkdir(parents=True, exist_ok=True)
-            at.symlink_to(shared)
+            at.symlink_to(self.host.volume(mount.volume, mount.path))
             return
         at.mkdir(parents=True, exist_ok=True)
         for name, text in (mount.files or {}).items():
@@ -272,8 +281,10 @@ class Process:
     @cached_property
     def _places(self) -> dict[str, str]:
         paths = [mount.path for mount in self.container.mounts] + list(self.host.files) + self._of_image("WORKDIR")
+        volumes = {mount.path: mount.volume for mount in self.container.mounts if mount.volume is not None}
         return {
             **{path: str(self._inside(path)) for path in paths},
+            **{path: str(self.host.volume(name, path)) for path, name in volumes.items()},
             EVERYWHERE: self.address,
             **self.host.names,
         }

@@ -1,9 +1,9 @@
 """The release before this one, as its commit has it: chart, Dockerfile, and the program of its images.
 
-    git log of helm/Chart.yaml ──► the last commit before its `version` changed ──► git archive ──► a folder
+    git log of helm/Chart.yaml ► the last commit before its `version` changed ┐
+    git log of ROW_VERSION     ► the first whose table rows this one reads ───┴► the later ──► git archive ──► a folder
 
-While `version` has never changed, that is the first commit that had a chart: the one most unlike this one that somebody
-may have installed.
+A worker refuses table rows of another version, so there is no upgrade in place from further back.
 
 Not covered: the packages of that release. Its program runs with those that are installed here.
 """
@@ -30,7 +30,9 @@ def previous(folder: Path) -> Path:
     """Return `folder` with what lay in the repository at the end of the release before. Skips as `first` does."""
     added = _added()
     changed = _git("log", "-1", "--format=%H", "-G^version:", "--", FILE)
-    return _unpacked(added if changed == added else f"{changed}^", folder)
+    before = added if changed == added else _git("rev-parse", f"{changed}^")
+    rows = _git("log", "-1", "--format=%H", "--first-parent", "-m", "-M", "-G^ROW_VERSION = ", "--", "streams")
+    return _unpacked(before if rows == _git("merge-base", rows, before) else rows, folder)
 
 
 def _added() -> str:
