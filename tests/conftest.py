@@ -59,10 +59,14 @@ def kafka_bootstrap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture
 def settings(kafka_bootstrap: str, tmp_path: Path) -> Settings:
-    """Settings for the shared node: topics with a prefix of this test's own, everything else under its folder."""
+    """Settings for the shared node: topics with a prefix of this test's own, everything else under its folder.
+
+    They have fewer partitions than the defaults. Thousands of them cost the node a third of its time, and every look at
+    a topic begins with a list of all.
+    """
     return Settings(
         kafka=Kafka(bootstrap=kafka_bootstrap),
-        topics=Topics(prefix=f"test-{uuid.uuid4().hex[:12]}."),
+        topics=Topics(prefix=f"test-{uuid.uuid4().hex[:12]}.", partitions=4, policy_partitions=2),
         trainer=Trainer(checkpoints=tmp_path / "checkpoints"),
         adapters=Adapters(store=str(tmp_path / "adapters")),
         archive=Archive(store=str(tmp_path / "archive")),

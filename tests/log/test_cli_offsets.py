@@ -61,7 +61,7 @@ def at(made: Settings) -> Coordinates:
 
 
 def test_list_tells_lag_and_what_was_cut_of_the_groups_of_this_deployment_only(made: Settings, at: Coordinates) -> None:
-    other = (at.partition + 1) % 8
+    other = (at.partition + 1) % made.topics.partitions
     commit(made, "streams", at, (at.partition, 1), (other, 3))
     commit(made, "policy-p", at, (at.partition, 5))
     commit(made, "somebody", at, (at.partition, 5))
@@ -84,7 +84,7 @@ def test_list_tells_lag_and_what_was_cut_of_the_groups_of_this_deployment_only(m
 def test_skip_commits_the_first_offset_there_is_where_it_was_cut_and_keeps_metadata(
     made: Settings, at: Coordinates
 ) -> None:
-    other = (at.partition + 1) % 8
+    other = (at.partition + 1) % made.topics.partitions
     commit(made, "scoring", at, (at.partition, 1), (other, 0))
     for arguments, expected in ((["--dry-run"], {at.partition: 1, other: 0}), ([], {at.partition: 4, other: 0})):
         (given_up,) = lines(run(made, "skip", "--group", "scoring", *arguments, "--output", "jsonl"))

@@ -25,8 +25,8 @@ def test_topics_are_made_once_in_their_shape(settings: Settings) -> None:
     assert set(cluster.apply_topics(settings).values()) == {"unchanged"}
     existing = cluster.describe(settings)
     assert {label: existing[topic.name] for label, topic in topics(settings.topics).items()} == {
-        **dict.fromkeys(("tasks", "responses", "rewards", "group-control"), 8),
-        **dict.fromkeys(("groups", "batches", "adapters", "dead-letters", "experiments"), 4),
+        **dict.fromkeys(("tasks", "responses", "rewards", "group-control"), 4),
+        **dict.fromkeys(("groups", "batches", "adapters", "dead-letters", "experiments"), 2),
     }
 
 
@@ -34,7 +34,7 @@ def test_a_topic_with_too_few_partitions_is_refused_with_the_way_out(settings: S
     client = admin.AdminClient(client_config(settings.kafka))
     for future in client.create_topics([admin.NewTopic(name(settings, "rewards"), num_partitions=3)]).values():
         future.result()
-    with pytest.raises(SettingsError, match=r"rewards has 3 partitions, expected 8 \(topics\.partitions\)\. The four"):
+    with pytest.raises(SettingsError, match=r"rewards has 3 partitions, expected 4 \(topics\.partitions\)\. The four"):
         cluster.apply_topics(settings)
 
 
@@ -49,8 +49,8 @@ def test_offsets_at_a_time_are_those_of_the_first_record_of_that_time_or_later(m
     with Producer(made) as producer:
         for at_ms in (1000, 2000, 3000):
             producer.send_bytes(name(made, "tasks"), b"t1", b"x", timestamp_ms=at_ms)
-    tp = (name(made, "tasks"), partition_of("t1", 8))
-    empty = (tp[0], (tp[1] + 1) % 8)
+    tp = (name(made, "tasks"), partition_of("t1", made.topics.partitions))
+    empty = (tp[0], (tp[1] + 1) % made.topics.partitions)
     found = cluster.offsets_at(made, ["tasks"], 1500)
     assert (found[tp], found[empty]) == (1, -1)
     assert cluster.offsets_at(made, ["tasks"], 9999)[tp] == -1

@@ -16,7 +16,7 @@ from streams.kafka.producer import Producer
 from streams.kafka.reader import fetch
 from streams.kafka.record import dead_letter, key_of, partition_of
 from streams.kafka.topics import topics
-from streams.settings.model import Kafka, Settings, Topics
+from streams.settings.model import Kafka, Settings
 from tests.support.factories import one_of_each, reward, task
 
 pytestmark = pytest.mark.kafka
@@ -41,8 +41,8 @@ def test_partition_of_is_where_librdkafka_and_aiokafka_put_a_key(made: Settings)
                 on_ack=lambda at, key=key: found.update({key: at.partition}),  # type: ignore[misc]
             )
     aiokafka = DefaultPartitioner()
-    every = list(range(8))
-    assert found == {key: partition_of(key, 8) for key in keys}
+    every = list(range(made.topics.partitions))
+    assert found == {key: partition_of(key, len(every)) for key in keys}
     assert found == {key: aiokafka(key.encode(), every, every) for key in keys}
     assert set(found.values()) == set(every)
 
@@ -119,7 +119,7 @@ def test_the_largest_record_that_is_let_through_is_taken_and_so_is_its_dead_lett
 
 def test_many_small_records_fit_where_only_small_ones_are_taken(settings: Settings) -> None:
     # a batch of them is larger than the topic's limit, which Kafka applies to the batch
-    small = settings.model_copy(update={"topics": Topics(prefix=settings.topics.prefix, max_record_bytes=1024)})
+    small = settings.model_copy(update={"topics": settings.topics.model_copy(update={"max_record_bytes": 1024})})
     admin.apply_topics(small)
     with Producer(small, linger_ms=200) as producer:
         for _ in range(200):

@@ -194,7 +194,8 @@ def test_rewards_lie_in_the_partition_of_their_task(ready: Settings) -> None:
 
 
 def test_a_failed_response_a_misplaced_one_and_a_task_without_scorers_get_no_reward(ready: Settings) -> None:
-    topic, wrong = topics(ready.topics)["responses"].name, (partition_of("t3", ready.topics.partitions) + 1) % 8
+    count = ready.topics.partitions
+    topic, wrong = topics(ready.topics)["responses"].name, (partition_of("t3", count) + 1) % count
     with Producer(ready) as producer:  # its letter is the advantages stage's
         producer.send_bytes((topic, wrong), b"t3", encode(a_response(a_task(3), slot=1)))
     failed, serve, good = a_task(1), a_task(2, purpose="serve"), a_task(3)
@@ -219,7 +220,7 @@ def test_a_score_that_fails_is_a_reward_without_value_and_the_others_go_on(
     assert errors[1].startswith("unknown_scorer: no scorer is called 'exakt'; did you mean exact?")
     assert lag(ready) == 0
     at = {str(getattr(record, "at", "")) for record in caplog.records}
-    assert f"{ready.topics.prefix}responses[{partition_of('t2', 8)}]@0" in at
+    assert f"{ready.topics.prefix}responses[{partition_of('t2', ready.topics.partitions)}]@0" in at
 
 
 def test_no_verdict_ends_the_agent_or_is_lost(ready: Settings) -> None:
@@ -392,9 +393,9 @@ def test_stopping_finishes_what_runs_and_leaves_the_rest_uncommitted(
 
 
 def test_a_task_that_was_let_go_is_found_again(ready: Settings) -> None:
-    tasks = [a_task(n, answer="x" * 500) for n in range(300)]
+    tasks, count = [a_task(n, answer="x" * 500) for n in range(150)], ready.topics.partitions
     write(ready, *tasks)
-    mine = [task for task in tasks if partition_of(task.task_id, 8) == 0]
+    mine = [task for task in tasks if partition_of(task.task_id, count) == 0]
     with TaskLookup(ready, cache_bytes=3000) as known:
         for order in (mine, mine[::-1], mine[::2] + mine[1::2]):
             for task in order:
@@ -404,7 +405,7 @@ def test_a_task_that_was_let_go_is_found_again(ready: Settings) -> None:
             mine[0].task_id,
             mine[-1].task_id,
         }
-        later = next(a_task(n) for n in range(300, 400) if partition_of(f"t{n}", 8) == 0)
+        later = next(a_task(n) for n in range(300, 400) if partition_of(f"t{n}", count) == 0)
         assert known.find(0, [later.task_id]) == {}
         write(ready, later)
         assert known.find(0, [later.task_id]) == {later.task_id: later}
@@ -415,8 +416,9 @@ def test_a_task_that_is_not_there_has_the_topic_read_from_its_start_once(
     ready: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # else responses of no task, which are looked for again and again, keep the agent from everything else
-    write(ready, *(task for n in range(100) if partition_of((task := a_task(n)).task_id, 8) == 0))
-    later = next(a_task(n) for n in range(100, 200) if partition_of(f"t{n}", 8) == 0)
+    count = ready.topics.partitions
+    write(ready, *(task for n in range(100) if partition_of((task := a_task(n)).task_id, count) == 0))
+    later = next(a_task(n) for n in range(100, 200) if partition_of(f"t{n}", count) == 0)
     with TaskLookup(ready) as known:
         assert known.find(0, ["t0", later.task_id]).keys() <= {"t0"}
         starts, assign = [], known._reader.assign
@@ -442,7 +444,7 @@ def test_an_agent_that_should_stop_looks_for_no_task_any_further(ready: Settings
         assert known.find(0, ["nobody"]) == {}
         stop.set()
         with pytest.raises(StoppedReading):
-            known.find(partition_of("t0", 8), ["t0"])
+            known.find(partition_of("t0", ready.topics.partitions), ["t0"])
 
 
 # --- submission -------------------------------------------------------------------------------------------------------

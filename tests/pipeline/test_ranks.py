@@ -48,7 +48,7 @@ def expected(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory, bas
     alone = Settings.model_validate(
         {
             "kafka": {"bootstrap": kafka_bootstrap},
-            "topics": Topics(prefix=f"{folder.name}."),
+            "topics": Topics(prefix=f"{folder.name}.", partitions=4, policy_partitions=2),
             "trainer": Trainer(checkpoints=folder / "checkpoints"),
             "adapters": Adapters(store=str(folder / "adapters")),
         }

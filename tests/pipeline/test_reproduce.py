@@ -51,7 +51,7 @@ def finished(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory, bas
     settings = Settings.model_validate(
         {
             "kafka": {"bootstrap": kafka_bootstrap},
-            "topics": Topics(prefix=f"{folder.name}."),
+            "topics": Topics(prefix=f"{folder.name}.", partitions=4, policy_partitions=2),
             "trainer": Trainer(checkpoints=folder / "checkpoints"),
             "adapters": Adapters(store=str(folder / "adapters")),
             "model": Model(base=base.model.config._name_or_path),

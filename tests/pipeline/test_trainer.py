@@ -53,7 +53,7 @@ def expected(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory, bas
     whole = Settings.model_validate(
         {
             "kafka": {"bootstrap": kafka_bootstrap},
-            "topics": {"prefix": f"{folder.name}."},
+            "topics": {"prefix": f"{folder.name}.", "partitions": 4, "policy_partitions": 2},
             "trainer": {"checkpoints": folder / "checkpoints"},
             "adapters": {"store": str(folder / "adapters")},
             "model": {"base": base.model.config._name_or_path},

@@ -103,6 +103,7 @@ def test_all_end_with_the_code_of_what_happened(
 LAUNCHER = """
 import sys
 from trainer import launch
+launch.HOME_S = 2.0
 sys.exit(launch.run([sys.executable, "-c", sys.argv[1]], 2))
 """
 JOINED = f"""{AS_RANK}
