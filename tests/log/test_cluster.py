@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import confluent_kafka as ck
 import pytest
 from confluent_kafka import admin
 
@@ -28,6 +29,15 @@ def test_topics_are_made_once_in_their_shape(settings: Settings) -> None:
         **dict.fromkeys(("tasks", "responses", "rewards", "group-control"), 4),
         **dict.fromkeys(("groups", "batches", "adapters", "dead-letters", "experiments"), 2),
     }
+
+
+def test_every_new_partition_has_a_leader_that_answers(settings: Settings) -> None:
+    many = settings.model_copy(update={"topics": settings.topics.model_copy(update={"partitions": 100})})
+    client = admin.AdminClient(client_config(settings.kafka))
+    client.list_topics(timeout=20)
+    cluster.apply_topics(many)
+    asked = {ck.TopicPartition(name(many, "tasks"), partition): admin.OffsetSpec.latest() for partition in range(100)}
+    assert {future.result().offset for future in client.list_offsets(asked, request_timeout=20).values()} == {0}
 
 
 def test_a_topic_with_too_few_partitions_is_refused_with_the_way_out(settings: Settings) -> None:
