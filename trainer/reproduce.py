@@ -54,14 +54,10 @@ class ReproductionPlan:
     version: int
     """The last one."""
     events: dict[int, AdapterEvent]
-    """The recorded event of each version. A version that was never announced is trained, but not compared."""
+    """The recorded event of each version."""
     batches: tuple[tuple[Coordinates, Batch], ...]
     """Those from `start` to `version`, in sequence."""
     checkpoint: tuple[Path, State] | None
-
-    def event_for(self, version: int) -> AdapterEvent:
-        """Return the event whose recipe made `version`; that of the next version if it has none."""
-        return self.events[min(number for number in self.events if number >= version)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -296,7 +292,7 @@ class _Reproduction:
     def _train(self, at: Coordinates, batch: Batch) -> ReproducedVersion:
         began = time.perf_counter()
         version = batch.sequence + 1
-        event = self._plan.event_for(version)
+        event = self._plan.events[version]
         learner = self._learner_of(event)
         groups = self._groups_of(learner, batch)
         state, metrics = learner.step(at, batch, groups, {})

@@ -35,7 +35,8 @@ def life_of(*events: AdapterEvent) -> AdapterHistory:
     state = state_after(events)
     assert state.refused == ()
     written = tuple((Coordinates("adapters", 0, offset), one) for offset, one in enumerate(events))
-    return AdapterHistory(state, ("adapters", 0), len(events), written)
+    made = {one.version: (at, one) for at, one in written if one.kind == "trained"}
+    return AdapterHistory(state, ("adapters", 0), len(events), written, made)
 
 
 def promoted_up_to(last: int) -> list[AdapterEvent]:
@@ -183,7 +184,7 @@ def test_the_line_of_a_version_goes_down_to_the_base_model() -> None:
 
 
 def test_the_line_ends_where_the_log_knows_no_parent() -> None:
-    assert parents(life_of(event(5, parent_version=4)), 5) == [5]
+    assert parents(life_of(event(1), event(2, parent_version=None)), 2) == [2]
 
 
 def file(sha256: str) -> tuple[AdapterFile, ...]:

@@ -77,16 +77,6 @@ def test_the_plan_has_the_first_batch_of_each_name_and_none_of_other_policies() 
     assert [(at.offset, one.sequence, one.groups_offsets) for at, one in made.batches] == [(0, 0, (0,)), (3, 1, (0,))]
 
 
-def test_a_version_that_nobody_announced_is_trained_with_the_recipe_of_the_next() -> None:
-    made = plan(
-        Settings(),
-        "default",
-        None,
-        Kept(adapters=encoded(trained(2)), batches=encoded(batch(0), batch(1)), groups=[b""]),
-    )
-    assert (made.version, made.event_for(1).version) == (2, 2)
-
-
 def test_a_log_that_has_no_batches_any_more_is_refused_with_what_to_do(tmp_path: Path) -> None:
     settings = Settings(trainer=Trainer(checkpoints=tmp_path))
     with pytest.raises(RefusedError, match=r"batch 0 of default is missing.*--source archive.*has none of versions"):
