@@ -51,11 +51,11 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def source(kafka_bootstrap: str) -> Settings:
-    """A log with versions 1, which is primary, 2, the newest, and 3 that is retired."""
+    """A log with versions 1, which is primary, 2, and 3, the newest, which is retired."""
     settings = Settings(kafka=Kafka(bootstrap=kafka_bootstrap), topics=Topics(prefix=f"test-{uuid.uuid4().hex[:12]}."))
     admin.apply_topics(settings)
     promotion = about("promoted", 1, expected_version=0)
-    send(settings, [about("trained", 1), promotion, about("trained", 3), about("retired", 3), about("trained", 2)])
+    send(settings, [about("trained", 1), promotion, about("trained", 2), about("trained", 3), about("retired", 3)])
     return settings
 
 
