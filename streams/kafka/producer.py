@@ -22,6 +22,7 @@ from schemas.events import Coordinates, DeadLetter, Event
 from streams.errors import LogError
 from streams.kafka.client import client_config
 from streams.kafka.headers import OddRecord, is_odd, write
+from streams.kafka.reader import locate
 from streams.kafka.record import TopicPartition, check_size, encoded, trace_of
 from streams.kafka.retry import BrokerOutage
 from streams.kafka.topics import FRAMING_BYTES, topics
@@ -150,7 +151,7 @@ class Producer:
             if error is not None:
                 self._failed.append(f"{topic}, key {key!r}: {_why(error)}")
             elif on_ack is not None:
-                on_ack(Coordinates(message.topic(), message.partition(), message.offset()))
+                on_ack(self._place(message))
 
         while True:
             try:
@@ -168,6 +169,16 @@ class Producer:
                 break
         self._served(self._producer.poll, 0)
         self._raise_failures()
+
+    def _place(self, message: Any) -> Coordinates:
+        """Return where an acknowledged record is.
+
+        Of a batch that was sent again, librdkafka may learn only from the next one's answer that it is in the log. Then
+        it knows no offset, and the log is asked.
+        """
+        if message.offset() is None:
+            return locate(self._settings, message)
+        return Coordinates(message.topic(), message.partition(), message.offset())
 
     def _write_now(self, record: OddRecord, on_ack: Callable[[Coordinates], None] | None) -> None:
         """Write a record that the Python client cannot represent, after all that was sent before it."""

@@ -160,6 +160,18 @@ class PartitionReader(Reader):
         except ck.KafkaException as exc:
             raise unreachable(self._settings.kafka, exc.args[0].str()) from exc
 
+    def first_at(self, tp: TopicPartition, timestamp_ms: int) -> int:
+        """Return the first offset whose record has this timestamp or a later one; the end if none has.
+
+        Raises LogError.
+        """
+        limit_s = self._settings.kafka.request_timeout_s
+        try:
+            (found,) = self._consumer.offsets_for_times([ck.TopicPartition(*tp, timestamp_ms)], timeout=limit_s)
+        except ck.KafkaException as exc:
+            raise unreachable(self._settings.kafka, exc.args[0].str()) from exc
+        return found.offset if found.offset >= 0 else self.bounds(tp)[1]
+
     def at_end(self) -> bool:
         """Whether every bound is reached; False when there are none."""
         return self._ends is not None and all(self._position[tp] >= end for tp, end in self._ends.items())
@@ -252,6 +264,21 @@ def fetch(
             "or written in transactions; Streamward's are neither, so compare them with `streamward doctor`"
         )
     return found
+
+
+def locate(settings: Settings, message: Any) -> Coordinates:
+    """Return where the record of a delivered message is, found by its timestamp, key and payload. Raises as `read`."""
+    tp, (_, timestamp_ms) = (message.topic(), message.partition()), message.timestamp()
+    with PartitionReader(settings, {}) as reader:
+        _, end = reader.bounds(tp)
+        reader.assign({tp: reader.first_at(tp, timestamp_ms)}, {tp: end})
+        for record in (record for records in reader.batches(None) for record in records):
+            if (record.key, record.payload) == (message.key(), message.value()):
+                return record.at
+    raise LogError(
+        f"{tp[0]}[{tp[1]}]: the broker has acknowledged a record of {timestamp_ms} ms, key {message.key()!r:.80}, and "
+        "does not have it. Compare the topic's retention with `streamward doctor`"
+    )
 
 
 def _ranges(offsets: Iterable[int]) -> list[range]:

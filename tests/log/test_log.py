@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 
+import confluent_kafka as ck
 import pytest
 from aiokafka.partitioner import DefaultPartitioner
 
@@ -73,6 +74,22 @@ def test_a_record_is_in_the_log_when_flush_returns(made: Settings) -> None:
     producer.send(reward())
     producer.flush()
     assert len(list(admin.read_topic(made, "rewards"))) == 1
+
+
+def test_a_record_that_is_acknowledged_without_its_offset_is_found_in_the_log(made: Settings) -> None:
+    where: list[Coordinates] = []
+    topic, now_ms = name(made, "rewards"), int(time.time() * 1000)
+    with Producer(made) as producer:
+        for payload in (b"one", b"two", b"three"):
+            producer.send_bytes((topic, 0), b"k", payload, on_ack=where.append, timestamp_ms=now_ms)
+    # as librdkafka reports a batch that it sent twice, once the answer to the next one shows that it was written
+    unplaced = ck.Message(
+        topic=topic, partition=0, offset=ck.OFFSET_INVALID, key=b"k", value=b"two", timestamp=(1, now_ms)
+    )
+    assert Producer(made)._place(unplaced) == where[1]
+    never = ck.Message(topic=topic, partition=0, offset=ck.OFFSET_INVALID, key=b"k", value=b"?", timestamp=(1, now_ms))
+    with pytest.raises(LogError, match="has acknowledged a record"):
+        Producer(made)._place(never)
 
 
 def test_a_topic_that_does_not_exist_is_an_error_at_the_next_flush(settings: Settings) -> None:
