@@ -12,9 +12,11 @@ Not covered: transactions. No Python client has KIP-890's fixed protocol, so no 
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Self
+from functools import partial
+from typing import Any, NamedTuple, Self
 
 import confluent_kafka as ck
 
@@ -31,6 +33,8 @@ from streams.observability.metrics import OFF
 from streams.settings.model import Settings
 
 PARTITIONER = "murmur2_random"
+
+log = logging.getLogger(__name__)
 
 
 def _why(error: ck.KafkaError) -> str:
@@ -52,6 +56,20 @@ ANY_BYTES = 1_000_000_000
 """librdkafka's largest limit for a record."""
 QUEUE_KIB = 64 * 1024
 """Limit of the queue of unacknowledged records; when it is full, `send` waits."""
+
+
+class _Sent(NamedTuple):
+    """A record on its way."""
+
+    topic: str
+    partition: int
+    """-1: where its key belongs."""
+    key: bytes | None
+    payload: bytes | None
+    headers: list[tuple[str, bytes | None]]
+    timestamp_ms: int
+    """0: now."""
+    on_ack: Callable[[Coordinates], None] | None
 
 
 class Producer:
@@ -77,6 +95,8 @@ class Producer:
         self._topics = {topic.event: topic for topic in topics(settings.topics).values()}
         self._by_name = {topic.name: topic for topic in self._topics.values()}
         self._failed: list[str] = []
+        self._unplaced: list[tuple[_Sent, Any]] = []
+        """What is acknowledged without an offset, with librdkafka's message."""
         self._any_size = any_size
         largest = max(topic.max_bytes for topic in self._topics.values())
         self._config: dict[str, Any] = {
@@ -147,17 +167,16 @@ class Producer:
             self._write_now(OddRecord(topic, partition, key, payload, named, timestamp_ms), on_ack)
             return
 
-        def delivered(error: ck.KafkaError | None, message: Any) -> None:
-            if error is not None:
-                self._failed.append(f"{topic}, key {key!r}: {_why(error)}")
-            elif on_ack is not None:
-                on_ack(self._place(message))
+        self._produce(_Sent(topic, partition, key, payload, named, timestamp_ms, on_ack))
+        self._served(self._producer.poll, 0)
+        self._raise_failures()
 
+    def _produce(self, sent: _Sent) -> None:
         while True:
             try:
                 self._producer.produce(
-                    topic, payload, key, on_delivery=delivered,
-                    headers=named, timestamp=timestamp_ms, partition=partition,
+                    sent.topic, sent.payload, sent.key, on_delivery=partial(self._delivered, sent),
+                    headers=sent.headers, timestamp=sent.timestamp_ms, partition=sent.partition,
                 )  # fmt: skip
                 break
             except BufferError:  # the local queue is full: let the broker catch up
@@ -165,20 +184,37 @@ class Producer:
             except ck.KafkaException as exc:  # refused on the spot: the topic is missing, or the client is dead
                 if exc.args[0].code() == ck.KafkaError._FATAL:
                     self._raise_fatal()
-                self._failed.append(f"{topic}, key {key!r}: {_why(exc.args[0])}")
+                self._failed.append(f"{sent.topic}, key {sent.key!r}: {_why(exc.args[0])}")
                 break
-        self._served(self._producer.poll, 0)
-        self._raise_failures()
 
-    def _place(self, message: Any) -> Coordinates:
-        """Return where an acknowledged record is.
+    def _delivered(self, sent: _Sent, error: ck.KafkaError | None, message: Any) -> None:
+        if error is not None:
+            self._failed.append(f"{sent.topic}, key {sent.key!r}: {_why(error)}")
+        elif message.offset() is None:
+            self._unplaced.append((sent, message))
+        elif sent.on_ack is not None:
+            sent.on_ack(Coordinates(message.topic(), message.partition(), message.offset()))
 
-        Of a batch that was sent again, librdkafka may learn only from the next one's answer that it is in the log. Then
-        it knows no offset, and the log is asked.
+    def _settle(self) -> None:
+        """Look in the log for records that are acknowledged without an offset, and send again what is not there.
+
+        librdkafka infers from the answer to one batch that those before it were written. A partition that has just got
+        its leader may have refused the first batch and taken the second: such a record was never written.
         """
-        if message.offset() is None:
-            return locate(self._settings, message)
-        return Coordinates(message.topic(), message.partition(), message.offset())
+        unplaced, self._unplaced = self._unplaced, []
+        by_partition: dict[TopicPartition, list[tuple[_Sent, Any]]] = {}
+        for sent, message in unplaced:
+            by_partition.setdefault((message.topic(), message.partition()), []).append((sent, message))
+        for tp, some in by_partition.items():
+            since_ms = min(message.timestamp()[1] for _, message in some)
+            found = locate(self._settings, tp, since_ms, outage=self._outage)
+            for sent, _ in some:
+                at = found.get((sent.key, sent.payload))
+                if at is None:
+                    log.warning("%s[%d]: a record with key %r was not written: sent again", *tp, sent.key)
+                    self._produce(sent)
+                elif sent.on_ack is not None:
+                    sent.on_ack(at)
 
     def _write_now(self, record: OddRecord, on_ack: Callable[[Coordinates], None] | None) -> None:
         """Write a record that the Python client cannot represent, after all that was sent before it."""
@@ -223,14 +259,21 @@ class Producer:
         self._report(before, len(self._producer))
 
     def _served(self, call: Callable[[float], int], timeout_s: float) -> int:
-        """Call poll or flush, for at most SLICE_S. Raises LogError if the client has failed for good."""
+        """Call poll or flush for at most SLICE_S, settle what has no place yet, and return how much is not in the log.
+
+        Raises LogError if the client has failed for good.
+        """
         try:
-            return call(timeout_s)
+            left = call(timeout_s)
         except ck.KafkaException as exc:
             raise LogError(
                 f"the log takes nothing more from this process: {_why(exc.args[0])}. Check that it may write "
                 "(kafka.sasl_username, and the access control of the cluster), and start it again"
             ) from exc
+        if self._unplaced:
+            self._settle()
+            left = len(self._producer)
+        return left
 
     def _raise_fatal(self) -> None:
         """Raise the LogError of a fatal error, unless it was raised before."""

@@ -13,8 +13,8 @@ Groups and commits are in streams/kafka/consumer.py.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Self
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Self, TypeVar
 
 import confluent_kafka as ck
 
@@ -26,6 +26,8 @@ from streams.kafka.record import Record, TopicPartition
 from streams.kafka.retry import ANSWER_S, TRANSIENT, BrokerOutage
 from streams.kafka.topics import FRAMING_BYTES, topics
 from streams.settings.model import Settings
+
+T = TypeVar("T")
 
 QUEUE_KIB = 16 * 1024
 """Read-ahead of one reader. With librdkafka's default, 64 MiB, a few readers would hold a small log in memory."""
@@ -153,24 +155,29 @@ class PartitionReader(Reader):
 
     def bounds(self, tp: TopicPartition) -> tuple[int, int]:
         """Return the first offset of a partition and its end, as the broker has them now. Raises LogError."""
-        if self._outage is not None:
-            return self._outage.ask(lambda: bounds_of(self._consumer, tp, ANSWER_S), "to where a topic ends")
-        try:
-            return bounds_of(self._consumer, tp, self._settings.kafka.request_timeout_s)
-        except ck.KafkaException as exc:
-            raise unreachable(self._settings.kafka, exc.args[0].str()) from exc
+        return self._asked(lambda limit_s: bounds_of(self._consumer, tp, limit_s))
 
     def first_at(self, tp: TopicPartition, timestamp_ms: int) -> int:
         """Return the first offset whose record has this timestamp or a later one; the end if none has.
 
         Raises LogError.
         """
-        limit_s = self._settings.kafka.request_timeout_s
-        try:
+
+        def ask(limit_s: float) -> int:
             (found,) = self._consumer.offsets_for_times([ck.TopicPartition(*tp, timestamp_ms)], timeout=limit_s)
+            return int(found.offset)
+
+        offset = self._asked(ask)
+        return offset if offset >= 0 else self.bounds(tp)[1]
+
+    def _asked(self, call: Callable[[float], T]) -> T:
+        """Return what the broker answers to `call`, which takes a time limit in seconds. Raises LogError."""
+        if self._outage is not None:
+            return self._outage.ask(lambda: call(ANSWER_S), "to where a topic ends")
+        try:
+            return call(self._settings.kafka.request_timeout_s)
         except ck.KafkaException as exc:
             raise unreachable(self._settings.kafka, exc.args[0].str()) from exc
-        return found.offset if found.offset >= 0 else self.bounds(tp)[1]
 
     def at_end(self) -> bool:
         """Whether every bound is reached; False when there are none."""
@@ -266,19 +273,15 @@ def fetch(
     return found
 
 
-def locate(settings: Settings, message: Any) -> Coordinates:
-    """Return where the record of a delivered message is, found by its timestamp, key and payload. Raises as `read`."""
-    tp, (_, timestamp_ms) = (message.topic(), message.partition()), message.timestamp()
-    with PartitionReader(settings, {}) as reader:
-        _, end = reader.bounds(tp)
-        reader.assign({tp: reader.first_at(tp, timestamp_ms)}, {tp: end})
-        for record in (record for records in reader.batches(None) for record in records):
-            if (record.key, record.payload) == (message.key(), message.value()):
-                return record.at
-    raise LogError(
-        f"{tp[0]}[{tp[1]}]: the broker has acknowledged a record of {timestamp_ms} ms, key {message.key()!r:.80}, and "
-        "does not have it. Compare the topic's retention with `streamward doctor`"
-    )
+def locate(
+    settings: Settings, tp: TopicPartition, since_ms: int, *, outage: BrokerOutage | None = None
+) -> dict[tuple[bytes | None, bytes | None], Coordinates]:
+    """Return where the records of a partition are, by key and payload, from this time on. Raises as `read`."""
+    with PartitionReader(settings, {}, outage=outage) as reader:
+        start, (_, end) = reader.first_at(tp, since_ms), reader.bounds(tp)
+        reader.assign({tp: start}, {tp: end})
+        found = [record for records in reader.batches(outage) for record in records]
+    return {(record.key, record.payload): record.at for record in reversed(found)}
 
 
 def _ranges(offsets: Iterable[int]) -> list[range]:
