@@ -3,10 +3,12 @@
     schemas.events dataclass ──► Avro record schema (a JSON-able dict)
 
     str, Literal -> string         int -> long, Int -> int, Millis -> long (timestamp-millis)
-    float -> double, Float -> float        bool -> boolean        dataclass -> record
+    float -> double                bool -> boolean                dataclass -> record
     dict[str, X] -> map            tuple[X, ...] -> array         X | None -> ["null", X], default null
+    TokenIds, Logprobs, LossMask -> bytes, with their layout in the attribute `layout` and in the doc
 
-Bytes, fixed, decimal, uuid and time types are not used: bulk decoders cannot be trusted with them.
+Bytes are only what is per token. Fixed, decimal, uuid and time types are not used: bulk decoders cannot be trusted with
+them.
 
 Not covered: unions of two non-null types, and enums (a new symbol would break older readers; a Literal is a string
 whose values are checked on both ends).
@@ -20,9 +22,12 @@ import typing
 from functools import cache
 from typing import Any, Literal, get_args, get_origin
 
-from schemas.events import Float32, Int32, Timestamp
+from schemas.events import Int32, Timestamp
+from schemas.tokens import VIEWS
 
 NAMESPACE = "streamward"
+LAYOUT = "layout"
+"""The attribute of a `bytes` type that says how its items are stored; Avro ignores it."""
 _PRIMITIVES: dict[type, str] = {str: "string", int: "long", float: "double", bool: "boolean"}
 
 
@@ -31,12 +36,12 @@ class Shape:
     """A field's type, decomposed."""
 
     base: Any
-    """A primitive, a dataclass, `dict`, `tuple` or `Literal`."""
+    """A primitive, a view of schemas/tokens.py, a dataclass, `dict`, `tuple` or `Literal`."""
     item: Shape | None = None
     """The type of a map's values or an array's items."""
     optional: bool = False
     narrow: bool = False
-    """Avro int or float instead of long or double."""
+    """Avro int instead of long."""
     timestamp: bool = False
     doc: str | None = None
     allowed: tuple[str, ...] = ()
@@ -53,11 +58,12 @@ def shapes(event: type) -> dict[str, Shape]:
 def _shape(hint: Any) -> Shape:
     if hasattr(hint, "__metadata__"):
         inner, marks = _shape(hint.__origin__), hint.__metadata__
-        docs = [mark for mark in marks if isinstance(mark, str)]
+        said = next((mark for mark in marks if isinstance(mark, str)), None)
+        docs = (said, inner.doc) if inner.base in VIEWS else (said or inner.doc,)
         return dataclasses.replace(
             inner,
-            doc=docs[0] if docs else inner.doc,
-            narrow=inner.narrow or Int32 in marks or Float32 in marks,
+            doc="; ".join(filter(None, docs)) or None,
+            narrow=inner.narrow or Int32 in marks,
             timestamp=inner.timestamp or Timestamp in marks,
         )
     origin, args = get_origin(hint), get_args(hint)
@@ -70,6 +76,8 @@ def _shape(hint: Any) -> Shape:
         return Shape(tuple, item=_shape(args[0]))
     if origin is dict:
         return Shape(dict, item=_shape(args[1]))
+    if hint in VIEWS:
+        return Shape(hint, doc=hint.LAYOUT)
     if hint in _PRIMITIVES or dataclasses.is_dataclass(hint):
         return Shape(hint)
     raise TypeError(f"{hint!r} has no Avro form here; see the table in schemas/avro_schema.py")
@@ -116,13 +124,15 @@ def _plain_type(shape: Shape, known: set[str]) -> Any:
         return f"{NAMESPACE}.{record.__name__}" if record.__name__ in known else _record(record, known)
     if shape.timestamp:
         return {"type": "long", "logicalType": "timestamp-millis"}
-    if shape.narrow:
-        return "int" if shape.base is int else "float"
-    return _PRIMITIVES[shape.base]
+    if shape.base in VIEWS:
+        return {"type": "bytes", LAYOUT: shape.base.LAYOUT}
+    return "int" if shape.narrow else _PRIMITIVES[shape.base]
 
 
 def _default(field: dataclasses.Field[Any], shape: Shape) -> Any:
     """Return the Avro default of a field. Nested records have none: they are always written."""
+    if shape.base in VIEWS:
+        return "" if field.default is not dataclasses.MISSING else dataclasses.MISSING
     if shape.base is tuple:
         return [] if field.default is not dataclasses.MISSING else dataclasses.MISSING
     if shape.base is dict:

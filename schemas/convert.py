@@ -1,102 +1,68 @@
 """Events to the plain values that an Avro encoder takes, and back from those that a decoder gives.
 
-    event ──► checked ──► dicts, lists, numbers, text ──► doubtful ──► raised ──► event
-                └─ EncodeError, with the path to the field   └─ some number is out of range: check the event
+    event ──► checked ──► dicts, lists, numbers, text, bytes ──► raised ──► event
+                └─ EncodeError, with the path to the field         └─ the same, for what a decoder lets through
 
 Python's types promise nothing at run time, and a decoder checks less than an encoder should: a bool in place of a
-number, a NaN and a 33rd bit are caught here. Rules between fields are in `schemas.events.problems`.
+number, a NaN, a 33rd bit and half a token are caught here. Rules between fields are in `schemas.events.problems`.
+
+Each dataclass has two functions, one for each way. Their code is generated from its fields, as `dataclasses` generates
+`__init__`, since every record passes one of them: the usual value of a field is recognised in place, any other is given
+to the careful function of its type. Only when that refuses it, the path to the field is found.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache
 from typing import Any, Literal
 
 from schemas.avro_schema import Shape, shapes
-from schemas.wire import Numbers
-
-_FLOAT32_MAX = 3.4028234663852886e38
+from schemas.tokens import VIEWS
 
 
 class EncodeError(ValueError):
-    """The event is not what its schema says; the message names the field."""
+    """A value is not what its schema says; the message names the field."""
+
+
+class _Wrong(Exception):
+    """What was expected and found, without the path."""
 
 
 def checked(event: Any) -> dict[str, Any]:
     """Return the plain values of an event, for fastavro. Raises EncodeError: field, what is expected, what it holds."""
     kind: Any = type(event)
     try:
-        return _lower_record(kind)(event)
-    except _Wrong as wrong:
-        raise EncodeError(f"{kind.__name__}{wrong.place}: {wrong}") from None
+        return _lowering(kind)(event)
+    except _Wrong:
+        _explain(Shape(kind), event, kind.__name__, reading=False)
+        raise  # never: what was refused is refused again
 
 
-class _Wrong(Exception):
-    """What was expected and found; `place` is the path from the event to it."""
+def raised(kind: Any, plain: dict[str, Any]) -> Any:
+    """Return the event of this dataclass with these decoded values. Raises EncodeError as `checked` does."""
+    try:
+        return _raising(kind)(plain)
+    except (_Wrong, ValueError):
+        _explain(Shape(kind), plain, kind.__name__, reading=True)
+        raise  # never, as above
 
-    def __init__(self, what: str) -> None:
-        super().__init__(what)
-        self.place = ""
 
-
-# --- dataclass to plain, checked -------------------------------------------------------------------------------------
-# One closure per type, built once: each returns the plain value for fastavro or raises _Wrong. The path to the field is
-# assembled on the way out, so that it costs nothing for a valid event.
+# --- what a value may be ----------------------------------------------------------------------------------------------
 
 
 @cache
-def _lower_record(event: Any) -> Callable[[Any], dict[str, Any]]:
-    lowered = [(name, _lower(shape)) for name, shape in shapes(event).items()]
-
-    def lower(value: Any) -> dict[str, Any]:
-        if type(value) is not event:
-            raise _Wrong(f"expected {event.__name__}, got {type(value).__name__} {value!r:.60}")
-        plain = {}
-        name = ""
-        try:
-            for name, check in lowered:
-                plain[name] = check(getattr(value, name))
-        except _Wrong as wrong:
-            wrong.place = f".{name}{wrong.place}"
-            raise
-        return plain
-
-    return lower
-
-
-def _lower(shape: Shape) -> Callable[[Any], Any]:
-    inner = _lower_plain(shape)
-    if not shape.optional:
-        return inner
-    return lambda value: None if value is None else inner(value)
-
-
-def _lower_plain(shape: Shape) -> Callable[[Any], Any]:
+def _careful(shape: Shape) -> Callable[[Any], Any]:
+    """Return a function that returns the plain value of a scalar or a map, or raises _Wrong."""
     if shape.base is int:
-        return _lower_int(*_bounds(shape))
-    if shape.base is float:
-        return _lower_float(_FLOAT32_MAX if shape.narrow else math.inf)
+        return _careful_int(*_bounds(shape))
     if shape.base is Literal:
-        return _lower_literal(shape.allowed)
-    if shape.base is tuple:
-        return _lower_array(shape)
+        return _careful_literal(shape.allowed)
     if shape.base is dict:
-        return _lower_map(shape)
-    if dataclasses.is_dataclass(shape.base):
-        record: Any = shape.base
-        return _lower_record(record)
-    if shape.base is str:
-        return _lower_text
-
-    def lower(value: Any) -> Any:
-        if type(value) is not shape.base:
-            raise _Wrong(f"expected {shape.base.__name__}, got {type(value).__name__} {value!r:.60}")
-        return value
-
-    return lower
+        return _careful_map(shape)
+    return {str: _careful_text, float: _careful_float, bool: _careful_bool}[shape.base]
 
 
 def _bounds(shape: Shape) -> tuple[int, int]:
@@ -105,190 +71,225 @@ def _bounds(shape: Shape) -> tuple[int, int]:
     return -(1 << bits), (1 << bits) - 1
 
 
-def _lower_text(value: Any) -> str:
+def _got(value: Any) -> str:
+    return f"got {type(value).__name__} {value!r:.60}"
+
+
+def _careful_text(value: Any) -> str:
     if type(value) is not str:
-        raise _Wrong(f"expected str, got {type(value).__name__} {value!r:.60}")
-    if not value.isascii():
-        try:
-            value.encode()
-        except UnicodeEncodeError as exc:
-            raise _Wrong(f"expected text, got half a surrogate pair at character {exc.start}") from exc
+        raise _Wrong(f"expected str, {_got(value)}")
+    try:
+        value.encode()
+    except UnicodeEncodeError as exc:
+        raise _Wrong(f"expected text, got half a surrogate pair at character {exc.start}") from exc
     return value
 
 
-def _lower_int(low: int, high: int) -> Callable[[Any], int]:
-    def lower(value: Any) -> int:
+def _careful_bool(value: Any) -> bool:
+    if type(value) is not bool:
+        raise _Wrong(f"expected bool, {_got(value)}")
+    return value
+
+
+def _careful_int(low: int, high: int) -> Callable[[Any], int]:
+    def careful(value: Any) -> int:
         if type(value) is not int:
-            raise _Wrong(f"expected int, got {type(value).__name__} {value!r:.60}")
+            raise _Wrong(f"expected int, {_got(value)}")
         if not low <= value <= high:
             raise _Wrong(f"expected an integer from {low} to {high}, got {value}")
         return value
 
-    return lower
+    return careful
 
 
-def _lower_float(largest: float) -> Callable[[Any], float]:
-    def lower(value: Any) -> float:
-        if type(value) is not float and type(value) is not int:
-            raise _Wrong(f"expected float, got {type(value).__name__} {value!r:.60}")
-        if type(value) is int and not -(1 << 63) <= value < 1 << 63:
-            raise _Wrong(f"expected a float, got an integer of {value.bit_length()} bits")
-        if not math.isfinite(value):
-            raise _Wrong(f"expected a finite number, got {value}")
-        if abs(value) > largest:
-            raise _Wrong(f"expected at most {largest:g} in size (32 bits), got {value}")
-        return float(value)
-
-    return lower
+def _careful_float(value: Any) -> float:
+    if type(value) is not float and type(value) is not int:
+        raise _Wrong(f"expected float, {_got(value)}")
+    if type(value) is int and not -(1 << 63) <= value < 1 << 63:
+        raise _Wrong(f"expected a float, got an integer of {value.bit_length()} bits")
+    if not math.isfinite(value):
+        raise _Wrong(f"expected a finite number, got {value}")
+    return float(value)
 
 
-def _lower_literal(allowed: tuple[str, ...]) -> Callable[[Any], str]:
-    def lower(value: Any) -> str:
+def _careful_literal(allowed: tuple[str, ...]) -> Callable[[Any], str]:
+    def careful(value: Any) -> str:
         if value not in allowed:
             raise _Wrong(f"expected one of {', '.join(allowed)}, got {value!r:.60}")
         return value  # type: ignore[no-any-return]  # it is one of them
 
-    return lower
+    return careful
 
 
-def _lower_array(shape: Shape) -> Callable[[Any], list[Any]]:
-    assert shape.item is not None  # noqa: S101 - an array's shape always has an item
-    item = _lower(shape.item)
-    quick = _all_good(shape.item)
+def _careful_map(shape: Shape) -> Callable[[Any], dict[str, Any]]:
+    assert shape.item is not None  # noqa: S101 - a map's shape always has an item
+    item = _careful(shape.item)
 
-    def lower(value: Any) -> list[Any]:
-        if type(value) is not tuple and type(value) is not Numbers:
-            raise _Wrong(f"expected tuple, got {type(value).__name__} {value!r:.60}")
-        if quick(value):
-            return list(value)
-        plain = []
-        try:
-            for each in value:
-                plain.append(item(each))
-        except _Wrong as wrong:
-            wrong.place = f"[{len(plain)}]{wrong.place}"
-            raise
-        return plain
-
-    return lower
-
-
-def _all_good(shape: Shape) -> Callable[[Sequence[Any]], bool]:
-    """Return a test that accepts whole arrays of numbers at C speed; others are checked item by item."""
-    if shape.optional or shape.base not in (int, float, bool):
-        return lambda values: not values
-    if shape.base is bool:
-        return lambda values: set(map(type, values)) <= {bool}
-    low, high = _bounds(shape)
-    if shape.base is float:
-        low, high = -1e38, 1e38  # type: ignore[assignment]
-
-    def quick(values: Sequence[Any]) -> bool:
-        if not values or set(map(type, values)) != {shape.base}:
-            return not values
-        total = sum(values)
-        return bool(total == total and low <= min(values) and max(values) <= high)
-
-    return quick
-
-
-def _lower_map(shape: Shape) -> Callable[[Any], dict[str, Any]]:
-    assert shape.item is not None  # noqa: S101 - and so has a map's
-    item = _lower(shape.item)
-
-    def lower(value: Any) -> dict[str, Any]:
+    def careful(value: Any) -> dict[str, Any]:
         if type(value) is not dict or not all(type(key) is str for key in value):
             raise _Wrong(f"expected a dict with text keys, got {value!r:.60}")
-        plain = {}
         # sorted, so that equal events have equal bytes
-        for key in sorted(value):
-            _lower_text(key)
-            try:
-                plain[key] = item(value[key])
-            except _Wrong as wrong:
-                wrong.place = f"[{key!r}]{wrong.place}"
-                raise
-        return plain
+        return {_careful_text(key): item(value[key]) for key in sorted(value)}
 
-    return lower
+    return careful
 
 
-# --- what a decoder may let through -----------------------------------------------------------------------------------
-# fastavro returns text, numbers and booleans where the schema has them, but does not check their range. This test is
-# cheap and may be wrong: `checked` then decides.
+def _explain(shape: Shape, value: Any, path: str, *, reading: bool) -> None:
+    """Raise EncodeError for the first value at or below this one that does not fit."""
+    base: Any = shape.base
+    if shape.optional and value is None:
+        return
+    try:
+        if base in VIEWS:
+            _explain_view(base, value, path, reading=reading)
+        elif base is tuple:
+            if type(value) is not (list if reading else tuple):
+                raise _Wrong(f"expected tuple, {_got(value)}")
+            for number, item in enumerate(value):
+                _explain(_item(shape), item, f"{path}[{number}]", reading=reading)
+        elif _is_record(base):
+            if type(value) is not (dict if reading else base):
+                raise _Wrong(f"expected {base.__name__}, {_got(value)}")
+            for name, inner in shapes(base).items():
+                found = value[name] if reading else getattr(value, name)
+                _explain(inner, found, f"{path}.{name}", reading=reading)
+        else:
+            for key, item in value.items() if base is dict and type(value) is dict else ():
+                _explain(_item(shape), item, f"{path}[{key!r}]", reading=reading)
+            _careful(shape)(value)
+    except _Wrong as wrong:
+        raise EncodeError(f"{path}: {wrong}") from None
+
+
+def _explain_view(base: Any, value: Any, path: str, *, reading: bool) -> None:
+    if not reading and type(value) is not base:
+        raise _Wrong(f"expected {base.__name__}, {_got(value)}")
+    try:
+        base(value if reading else value.data)
+    except ValueError as exc:
+        raise EncodeError(f"{path}{str(exc).removeprefix(base.__name__)}") from None
+
+
+def _is_record(base: Any) -> bool:
+    return dataclasses.is_dataclass(base)
+
+
+def _item(shape: Shape) -> Shape:
+    assert shape.item is not None  # noqa: S101 - an array's shape and a map's always have one
+    return shape.item
+
+
+# --- the usual values, recognised in place ----------------------------------------------------------------------------
+
+
+class _Source:
+    """The body of a function that is being generated, and the objects that it names."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.names: dict[str, Any] = {}
+
+    def name(self, value: Any) -> str:
+        """Return a name for an object."""
+        name = f"_{len(self.names)}"
+        self.names[name] = value
+        return name
+
+    def function(self, argument: str) -> Any:
+        """Return the function."""
+        code = "\n    ".join((f"def made({argument}):", *self.lines))
+        exec(code, self.names)  # noqa: S102 - made here of nothing but the fields of our own dataclasses
+        return self.names["made"]
 
 
 @cache
-def doubtful(event: Any) -> Callable[[dict[str, Any]], bool]:
-    """Return a test for the decoded values of this dataclass: True if they must be checked like an event."""
-    doubts = [(name, doubt) for name, shape in shapes(event).items() if (doubt := _doubt(shape)) is not None]
-
-    def test(plain: dict[str, Any]) -> bool:
-        for name, doubt in doubts:  # noqa: SIM110 - half the time of any(), for each record that is read
-            if doubt(plain[name]):
-                return True
-        return False
-
-    return test
-
-
-def _doubt(shape: Shape) -> Callable[[Any], bool] | None:
-    """Return a test for a value that may not fit its shape, or None where a decoder gives only values that do."""
-    inner = _doubt_plain(shape)
-    if inner is None or not shape.optional:
-        return inner
-    certain = inner
-    return lambda value: value is not None and certain(value)
+def _lowering(kind: Any) -> Callable[[Any], dict[str, Any]]:
+    """Return a function that returns the plain values of an event of this dataclass, or raises _Wrong."""
+    source = _Source()
+    source.lines += [f"if type(event) is not {source.name(kind)}: raise {source.name(_Wrong)}"]
+    source.lines += [f"v{number} = event.{name}" for number, name in enumerate(shapes(kind))]
+    values = (_lower(shape, f"v{number}", source) for number, shape in enumerate(shapes(kind).values()))
+    pairs = ", ".join(f"{name!r}: {value}" for name, value in zip(shapes(kind), values, strict=True))
+    source.lines.append(f"return {{{pairs}}}")
+    function: Callable[[Any], dict[str, Any]] = source.function("event")
+    return function
 
 
-def _doubt_plain(shape: Shape) -> Callable[[Any], bool] | None:
-    if shape.base is int:
-        low, high = _bounds(shape)
-        return lambda value: not low <= value <= high
-    if shape.base is float:
-        largest = 1e38 if shape.narrow else 1e308
-        return lambda value: not -largest <= value <= largest  # a NaN is not, either
-    if shape.base is Literal:
-        allowed = frozenset(shape.allowed)
-        return lambda value: value not in allowed
-    if dataclasses.is_dataclass(shape.base):
-        record: Any = shape.base
-        return doubtful(record)
-    if shape.item is None or (item := _doubt(shape.item)) is None:
-        return None
-    if shape.base is dict:
-        return lambda values: any(map(item, values.values()))
-    if shape.item.base in (int, float) and not shape.item.optional:
-        # min and max are blind to NaN; the sum is not
-        extremes = (min, max) if shape.item.base is int else (min, max, sum)
-        return lambda values: bool(values) and any(item(extreme(values)) for extreme in extremes)
-    return lambda values: any(map(item, values))
+def _lower(shape: Shape, value: str, source: _Source) -> str:
+    """Return an expression for the plain value of a variable."""
+    inner = _lower_plain(shape, value, source)
+    return f"(None if {value} is None else {inner})" if shape.optional else inner
 
 
-# --- plain to dataclass ----------------------------------------------------------------------------------------------
+def _lower_plain(shape: Shape, value: str, source: _Source) -> str:
+    base: Any = shape.base
+    if base in VIEWS:
+        return f"({value}.data if type({value}) is {source.name(base)} else {source.name(_refuse)}())"
+    if base is tuple:
+        items = f"[{_lower(_item(shape), 'item', source)} for item in {value}]"
+        return f"({items} if type({value}) is tuple else {source.name(_refuse)}())"
+    if _is_record(base):
+        return f"{source.name(_lowering(base))}({value})"
+    usual = {
+        str: f"{value}.isascii()",
+        int: f"{_bounds(shape)[0]} <= {value} <= {_bounds(shape)[1]}",
+        float: f"{-SURE!r} <= {value} <= {SURE!r}",
+        bool: "True",
+        dict: f"not {value}",
+    }
+    careful = f"{source.name(_careful(shape))}({value})"
+    if base is Literal:
+        allowed = source.name(frozenset(shape.allowed))
+        return f"({value} if type({value}) is str and {value} in {allowed} else {careful})"
+    return f"({value} if type({value}) is {base.__name__} and {usual[base]} else {careful})"
+
+
+def _refuse() -> None:
+    raise _Wrong
+
+
+SURE = 1e308
+"""Up to here a float is certainly finite, and a NaN is not up to here."""
 
 
 @cache
-def raised(event: Any) -> Callable[[dict[str, Any]], Any]:
-    """Return a function that builds the dataclass from decoded values, and changes those in place."""
-    raisers = [(name, raiser) for name, shape in shapes(event).items() if (raiser := _raise(name, shape)) is not None]
+def _raising(kind: Any) -> Callable[[dict[str, Any]], Any]:
+    """Return a function that returns the event of decoded values, or raises _Wrong or ValueError."""
+    source = _Source()
+    # straight into the slots: `__init__` of a frozen dataclass looks up each setter again
+    source.lines.append(f"event = {source.name(object.__new__)}({source.name(kind)})")
+    for name, shape in shapes(kind).items():
+        value = f"plain[{name!r}]"
+        if (raised := _raise(shape, "v", source)) != "v":
+            source.lines.append(f"v = {value}")
+            value = raised
+        source.lines.append(f"{source.name(getattr(kind, name).__set__)}(event, {value})")
+    source.lines.append("return event")
+    function: Callable[[dict[str, Any]], Any] = source.function("plain")
+    return function
 
-    def raise_(plain: dict[str, Any]) -> Any:
-        for name, raiser in raisers:
-            value = plain[name]
-            if value is not None:
-                plain[name] = raiser(value)
-        return event(**plain)
 
-    return raise_
+def _raise(shape: Shape, value: str, source: _Source) -> str:
+    """Return an expression for the event's value of a decoded variable: the variable, where they are the same."""
+    inner = _raise_plain(shape, value, source)
+    return f"(None if {value} is None else {inner})" if shape.optional and inner != value else inner
 
 
-def _raise(name: str, shape: Shape) -> Callable[[Any], Any] | None:
-    """Return a function that turns fastavro's value into ours, or None where they are the same."""
-    if shape.base is tuple:
-        item = _raise(name, shape.item) if shape.item else None
-        return tuple if item is None else lambda values: tuple(map(item, values))
-    if dataclasses.is_dataclass(shape.base):
-        record: Any = shape.base
-        return raised(record)
-    return None
+def _raise_plain(shape: Shape, value: str, source: _Source) -> str:
+    base: Any = shape.base
+    if base in VIEWS:
+        return f"{source.name(base)}({value})"
+    if base is tuple:
+        item = _raise(_item(shape), "item", source)
+        return f"tuple({value})" if item == "item" else f"tuple([{item} for item in {value}])"
+    if _is_record(base):
+        return f"{source.name(_raising(base))}({value})"
+    if base in (str, bool) or (base is dict and _item(shape).base is str):
+        return value  # a decoder gives nothing else
+    usual = {
+        int: f"{_bounds(shape)[0]} <= {value} <= {_bounds(shape)[1]}",
+        float: f"{-SURE!r} <= {value} <= {SURE!r}",
+        dict: f"not {value}",
+    }
+    likely = f"{value} in {source.name(frozenset(shape.allowed))}" if base is Literal else usual[base]
+    return f"({value} if {likely} else {source.name(_careful(shape))}({value}))"

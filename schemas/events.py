@@ -22,6 +22,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Annotated, Literal, NamedTuple
 
+from schemas.tokens import Logprobs, LossMask, TokenIds
+
 NAMESPACE = uuid.UUID("b1f8a7c2-5d0e-5c1b-9a53-57e4a3d0c0de")
 """Root of every derived id. With another one, no record of any existing log would be recognised."""
 _ROOT = NAMESPACE.bytes
@@ -45,16 +47,11 @@ class Int32:
     """Marks an `int` as Avro `int`; a plain `int` is `long`."""
 
 
-class Float32:
-    """Marks a `float` as Avro `float`; a plain `float` is `double`."""
-
-
 class Timestamp:
     """Marks an `int` as `timestamp-millis`."""
 
 
 Int = Annotated[int, Int32]
-Float = Annotated[float, Float32]
 Millis = Annotated[int, Timestamp]
 
 MAX_GROUP_SIZE = 1024
@@ -128,7 +125,7 @@ class Task:
     created_at: Millis
     traceparent: Annotated[str | None, "W3C trace context"] = None
     metadata: dict[str, str] = field(default_factory=dict)
-    policy: Annotated[str, "the agent, and the line of adapters, that answers"]
+    policy: Annotated[str, "the agent, and the adapter versions, that answer"]
     purpose: Annotated[Purpose, "train, serve or eval; only train tasks reach the trainer"] = "train"
     scenario: Annotated[str, "family of tasks, for reports"] = "default"
     tenant: str | None = None
@@ -161,16 +158,16 @@ class Response:
     tokenizer_digest: Annotated[str, "sha256 over vocabulary and chat template"]
     engine: str
     finish_reason: FinishReason
-    error: Annotated[str | None, "why this slot failed for good; the token arrays are then empty"] = None
+    error: Annotated[str | None, "why this slot failed for good; what is per token is then empty"] = None
     prompt_tokens: Int
     completion_tokens: Int
     latency_ms: Annotated[float, "from the start of the sampling to its end, milliseconds"]
     text: str
     sampling: Annotated[Sampling, "as used"]
-    prompt_token_ids: tuple[Int, ...] = ()
-    completion_token_ids: tuple[Int, ...] = ()
-    logprobs: Annotated[tuple[Float, ...], "nats, one per completion token, under the distribution sampled from"] = ()
-    loss_mask: Annotated[tuple[bool, ...], "true where the policy wrote the token; one per completion token"] = ()
+    prompt_token_ids: TokenIds = TokenIds()
+    completion_token_ids: TokenIds = TokenIds()
+    logprobs: Annotated[Logprobs, "nats, one per completion token, under the distribution sampled from"] = Logprobs()
+    loss_mask: Annotated[LossMask, "1 where the policy wrote the token; one per completion token"] = LossMask()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,22 +206,22 @@ class GroupControl:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupResponse:
-    """A response inside its group: where it lies in the log, its reward, and what the trainer needs of it."""
+    """A response inside its group: where it is in the log, its reward, and what the trainer needs of it."""
 
     slot: Int
     response_id: str
     partition: Annotated[Int, "of the responses topic"]
     offset: Annotated[int, "of the responses topic"]
     finish_reason: FinishReason
-    latency_ms: Annotated[float | None, "of its sampling, milliseconds; null in groups of schema version 1"] = None
+    latency_ms: Annotated[float, "of its sampling, milliseconds"]
     reward: Annotated[float, "weighted sum over the task's sources"]
     advantage: float
     components: Annotated[dict[str, float], "value per source, and per component as source.component"] = field(
         default_factory=dict
     )
-    completion_token_ids: tuple[Int, ...] = ()
-    logprobs: tuple[Float, ...] = ()
-    loss_mask: tuple[bool, ...] = ()
+    completion_token_ids: TokenIds = TokenIds()
+    logprobs: Annotated[Logprobs, "nats"] = Logprobs()
+    loss_mask: Annotated[LossMask, "1 where the policy wrote the token"] = LossMask()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -263,7 +260,7 @@ class AdvantagedGroup:
     reward_mean: float
     reward_std: float
     sampling: Sampling = field(default_factory=Sampling)
-    prompt_token_ids: Annotated[tuple[Int, ...], "shared by every response"] = ()
+    prompt_token_ids: Annotated[TokenIds, "shared by every response"] = TokenIds()
     responses: Annotated[tuple[GroupResponse, ...], "in slot order"] = ()
     left_out: tuple[LeftOut, ...] = ()
 
@@ -456,6 +453,8 @@ def problems(event: Event) -> Iterator[str]:
             return _reward_problems(event)
         case Task():
             return _task_problems(event)
+        case AdvantagedGroup():
+            return _group_problems(event)
         case AdapterEvent():
             return _adapter_problems(event)
         case _:
@@ -492,12 +491,23 @@ def _response_problems(response: Response) -> Iterator[str]:
         yield "response_id is not uuid5(sampling_id, slot); use schemas.events.derive_id"
     if (response.finish_reason == "error") != (response.error is not None):
         yield f"finish_reason is {response.finish_reason} but error is {response.error!r}; set both or neither"
-    tokens = len(response.completion_token_ids)
-    if len(response.logprobs) != tokens or len(response.loss_mask) != tokens:
-        yield (
-            f"completion_token_ids has {tokens} entries, logprobs {len(response.logprobs)}, "
-            f"loss_mask {len(response.loss_mask)}; each token needs one of each"
-        )
+    if (uneven := _uneven(response)) is not None:
+        yield uneven
+
+
+def _uneven(response: Response | GroupResponse) -> str | None:
+    """Return what differs if a completion token lacks its logprob or its place in the mask."""
+    tokens, logprobs, mask = len(response.completion_token_ids), len(response.logprobs), len(response.loss_mask)
+    if tokens == logprobs == mask:
+        return None
+    lengths = f"completion_token_ids has {tokens} entries, logprobs {logprobs}, loss_mask {mask}"
+    return f"{lengths}; each token needs one of each"
+
+
+def _group_problems(group: AdvantagedGroup) -> Iterator[str]:
+    for response in group.responses:
+        if (uneven := _uneven(response)) is not None:
+            yield f"slot {response.slot}: {uneven}"
 
 
 def _reward_problems(reward: Reward) -> Iterator[str]:

@@ -24,6 +24,9 @@ Generated from `events.py` by `python -m schemas.generate`; do not edit. On the 
 in 4 bytes, big-endian, and the Avro body. `streamward schemas serve` offers these schemas over Confluent's Schema
 Registry API (read only), so any Confluent-compatible consumer reads the topics. Ids may also be those of a registry of
 your own: docs/schemas.md.
+
+What is per token is `bytes`, one number after the other without a gap. The meaning of the field says of what type and
+byte order, and so does the attribute `layout` of its Avro type.
 """
 
 
@@ -47,10 +50,10 @@ def _schemas(folder: Path, check: bool) -> tuple[list[dict[str, Any]], list[str]
         known = [entry for entry in lock if entry["event"] == event.__name__]
         if known and known[-1]["sha256"] == digest:
             continue
-        version = len(known) + 1
+        version, schema_id = len(known) + 1, versions.FIRST_ID + len(lock)
         path = folder / "avro" / event.__name__ / f"{version}.avsc"
-        changes.append(f"{path.relative_to(folder)}: new, id {len(lock) + 1}")
-        lock.append({"id": len(lock) + 1, "event": event.__name__, "version": version, "sha256": digest})
+        changes.append(f"{path.relative_to(folder)}: new, id {schema_id}")
+        lock.append({"id": schema_id, "event": event.__name__, "version": version, "sha256": digest})
         if not check:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")

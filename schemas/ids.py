@@ -60,7 +60,8 @@ class LockIds:
 
     def known(self) -> str:
         """Return where ids are looked up, for the message about an unknown one."""
-        return f"in schemas/lock.json (known: 1 to {len(versions.files().schemas)})"
+        known = versions.files().schemas
+        return f"in schemas/lock.json (known: {min(known)} to {max(known)}; smaller ones are from before release 0.2.0)"
 
 
 class RegistryVersion(NamedTuple):

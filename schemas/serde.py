@@ -6,8 +6,7 @@ Writing is strict: a wrong type, an integer out of range, a NaN reward or a bool
 producer. Reading never raises: bytes that cannot be used come back as `Poison`, with a short reason and a sentence, and
 the reader decides (Streamward sends them to `dead-letters`).
 
-Well-formed records take a fast path (`schemas.wire`) with the same result. `schemas.ids` says what the id in a frame
-means; with a Schema Registry it may have to ask, and raises if it cannot.
+`schemas.ids` says what the id in a frame means; with a Schema Registry it may have to ask, and raises if it cannot.
 """
 
 from __future__ import annotations
@@ -20,9 +19,8 @@ from typing import Any, NamedTuple, TypeVar
 
 import fastavro
 
-from schemas import events, ids, versions, wire, wire_read, wire_write
-from schemas.avro_schema import record_schema
-from schemas.convert import EncodeError as EncodeError, checked, doubtful, raised
+from schemas import events, ids, versions
+from schemas.convert import EncodeError as EncodeError, checked, raised
 from schemas.ids import FRAME as FRAME, MAGIC as MAGIC, LockIds
 
 E = TypeVar("E", bound=events.Event)
@@ -43,17 +41,15 @@ def encode(event: events.Event) -> bytes:
 
     Raises EncodeError, naming the field, what is expected and what it holds.
     """
-    payload = _quickly_written(event)
-    plain = checked(event) if payload is None else None
+    plain = checked(event)
     broken = next(events.problems(event), None)
     if broken is not None:
         raise EncodeError(f"{type(event).__name__}: {broken}")
-    if payload is not None:
-        return payload
-    schema = versions.files().newest(type(event))
+    kind: Any = type(event)
+    newest = _newest(kind, ids.current())
     out = io.BytesIO()
-    out.write(FRAME.pack(MAGIC, ids.current().id_of(schema)))
-    fastavro.schemaless_writer(out, schema.parsed, plain)
+    out.write(newest.frame)
+    fastavro.schemaless_writer(out, newest.schema.parsed, plain)
     return out.getvalue()
 
 
@@ -62,98 +58,70 @@ def decode(payload: bytes | None, expected: type[E]) -> E | Poison:
 
     Never raises for what a payload holds; only what asking a Schema Registry for an id raises.
     """
-    event = _quickly_read(payload, expected)
-    if event is None:
-        return _decode(payload, expected)
+    kind: Any = expected
+    newest = _newest(kind, ids.current())
+    if payload is not None and payload[: FRAME.size] in newest.frames:
+        plain = _body(payload, newest.schema, None)
+    else:
+        writer = _writer_schema(payload, expected)
+        if isinstance(writer, Poison):
+            return writer
+        assert payload is not None  # noqa: S101 - _writer_schema gave a Poison for None
+        plain = _body(payload, writer, None if writer.id == newest.schema.id else newest.schema)
+    if isinstance(plain, Poison):
+        return plain
+    try:
+        # Avro decoders accept integers beyond 32 bits, NaN and any text: what could not be written is not read
+        event: E = raised(expected, plain)
+    except EncodeError as exc:
+        return Poison("contradictory", f"{exc}. Check what wrote it")
     broken = next(events.problems(event), None)
     return event if broken is None else Poison("contradictory", f"{expected.__name__}: {broken}")
 
 
-class _Quick(NamedTuple):
+class _Newest(NamedTuple):
+    schema: versions.Schema
     frame: bytes
-    """Written with the newest schema of an event."""
+    """Of what is written."""
     frames: frozenset[bytes]
-    """All frames known to mean that schema."""
-    read: wire_read.Read
-    write: wire_write.Write
+    """All that are known to mean this schema."""
 
 
 @cache
-def _quick(kind: Any, known: LockIds) -> _Quick | None:
-    """Return the fast reader and writer of the newest schema of this event, with its frames."""
-    newest = versions.files().newest(kind)
-    if newest.definition != record_schema(kind):
-        return None  # the dataclass was changed, and its schema is not generated yet
-    frames = frozenset(FRAME.pack(MAGIC, each) for each in known.ids_meaning(newest))
-    return _Quick(FRAME.pack(MAGIC, known.id_of(newest)), frames, wire_read.reader(kind), wire_write.writer(kind))
+def _newest(kind: Any, known: LockIds) -> _Newest:
+    """Return the newest schema of this event, with its frames."""
+    schema = versions.files().newest(kind)
+    frames = frozenset(FRAME.pack(MAGIC, each) for each in known.ids_meaning(schema))
+    return _Newest(schema, FRAME.pack(MAGIC, known.id_of(schema)), frames)
 
 
-def _quickly_written(event: Any) -> bytes | None:
-    """Return the framed bytes of an event, or None for the slow path."""
-    kind: Any = type(event)
-    quick = _quick(kind, ids.current()) if kind in events.EVENTS else None
-    if quick is None:
-        return None
-    out = bytearray(quick.frame)
-    try:
-        quick.write(event, out)
-    except wire.ODD:
-        return None
-    return bytes(out)
-
-
-def _quickly_read(payload: bytes | None, expected: type[E]) -> E | None:
-    """Return the event in `payload`, or None for the slow path."""
-    kind: Any = expected
-    quick = _quick(kind, ids.current())
-    if quick is None or payload is None or payload[: FRAME.size] not in quick.frames:
-        return None
-    try:
-        event: E
-        event, end = quick.read(payload, FRAME.size)
-    except wire.ODD:
-        return None
-    return event if end == len(payload) else None
-
-
-def _decode(payload: bytes | None, expected: type[E]) -> E | Poison:
-    """Decode any payload with fastavro, or say what is wrong with it. Never raises."""
-    schema = _writer_schema(payload, expected)
-    if isinstance(schema, Poison):
-        return schema
-    assert payload is not None  # noqa: S101 - _writer_schema gave a Poison for None
-    newest = versions.files().newest(expected)
+def _body(payload: bytes, writer: versions.Schema, reader: versions.Schema | None) -> Any:
+    """Return the decoded body of a payload, or the Poison that says why there is none. Never raises."""
     body = io.BytesIO(payload)
-    _, schema_id = FRAME.unpack_from(payload)
     body.seek(FRAME.size)
     try:
-        reader_schema = None if schema.id == newest.id else newest.parsed
-        plain: Any = fastavro.schemaless_reader(body, schema.parsed, reader_schema)
+        plain = fastavro.schemaless_reader(body, writer.parsed, None if reader is None else reader.parsed)
     except Exception as exc:
         # fastavro raises whatever its C code runs into: EOFError, IndexError, UnicodeDecodeError, MemoryError...
         return Poison(
             "undecodable",
-            f"expected a {expected.__name__} in {len(payload)} bytes under schema id {schema_id}, and reading failed: "
+            f"expected a {writer.event} in {len(payload)} bytes under schema id {_id_in(payload)}, and reading failed: "
             f"{type(exc).__name__}: {_without_addresses(str(exc))}. "
             "Check what wrote it: the record is cut short or not of this schema",
         )
     if (left := len(payload) - body.tell()) != 0:
         return Poison(
             "undecodable",
-            f"{left} bytes follow the {expected.__name__}; expected none. Check what wrote it: the body does not "
-            f"match schema id {schema_id}",
+            f"{left} bytes follow the {writer.event}; expected none. Check what wrote it: the body does not match "
+            f"schema id {_id_in(payload)}",
         )
-    kind: Any = expected
-    # Avro decoders accept integers beyond 32 bits, NaN and any text: what could not be written is not read
-    in_doubt = reader_schema is not None or doubtful(kind)(plain)
-    event: E = raised(kind)(plain)
-    if in_doubt:
-        try:
-            checked(event)
-        except EncodeError as exc:
-            return Poison("contradictory", f"{exc}. Check what wrote it")
-    broken = next(events.problems(event), None)
-    return event if broken is None else Poison("contradictory", f"{expected.__name__}: {broken}")
+    return plain
+
+
+def _id_in(payload: bytes) -> int:
+    """Return the schema id in a payload's frame."""
+    _, schema_id = FRAME.unpack_from(payload)
+    return int(schema_id)
 
 
 def fields_read(payload: bytes, expected: type[Any]) -> dict[str, Any]:

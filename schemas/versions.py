@@ -23,6 +23,9 @@ import fastavro
 
 HERE = Path(__file__).parent
 """The folder of this package, with lock.json and avro/."""
+FIRST_ID = 1001
+"""The first id. Smaller ones were given before release 0.2.0, to schemas that nothing is read with now; and a Schema
+Registry that counts from 1 gives them to ours, so that none of its ids is that of another version here."""
 
 
 class SchemaError(Exception):
@@ -47,8 +50,14 @@ class Schema:
 
     @cached_property
     def parsed(self) -> Any:
-        """For fastavro, without logical types: times stay integers, and the bytes are the same."""
-        return fastavro.parse_schema(_without_logical_types(self.definition))
+        """For fastavro, without logical types and layouts: times stay integers, and the bytes are the same."""
+        records: dict[str, Any] = {}
+        parsed = fastavro.parse_schema(_plain(self.definition), named_schemas=records)
+        for record in records.values():
+            for field in record["fields"]:
+                if field["type"] == "bytes" and "default" in field:  # a text in JSON, and fastavro leaves it one
+                    field["default"] = field["default"].encode("latin-1")
+        return parsed
 
 
 class SchemaVersions:
@@ -61,12 +70,12 @@ class SchemaVersions:
         lock = json.loads(lock_path.read_text(encoding="utf-8"))
         self.schemas: dict[int, Schema] = {}
         self._newest: dict[str, Schema] = {}
-        for number, entry in enumerate(lock, start=1):
+        for number, entry in enumerate(lock, start=FIRST_ID):
             schema = self._load(folder, number, entry)
             before = self._newest[schema.event].version if schema.event in self._newest else 0
             if schema.version != before + 1:
                 raise SchemaError(
-                    f"lock.json entry {number} is version {schema.version} of {schema.event} after version {before}; "
+                    f"lock.json has id {number} for version {schema.version} of {schema.event} after version {before}; "
                     "versions are numbered in order. Restore lock.json"
                 )
             self.schemas[schema.id] = schema
@@ -76,7 +85,7 @@ class SchemaVersions:
     def _load(folder: Path, number: int, entry: dict[str, Any]) -> Schema:
         path = folder / "avro" / entry["event"] / f"{entry['version']}.avsc"
         if entry["id"] != number:
-            raise SchemaError(f"lock.json entry {number} has id {entry['id']}; ids are given in order and never reused")
+            raise SchemaError(f"lock.json has id {entry['id']} in place of {number}; ids count up and are never reused")
         if not path.exists():
             raise SchemaError(f"{path} is missing; it has id {number}. Restore it: records may carry this id")
         text = path.read_text(encoding="utf-8")
@@ -135,9 +144,11 @@ def cannot_read(reader: str, writer: str) -> str | None:
     return f"{'; '.join(sorted(result.messages))} at {', '.join(sorted(result.locations))}"
 
 
-def _without_logical_types(node: Any) -> Any:
+def _plain(node: Any) -> Any:
     if isinstance(node, dict):
-        return {key: _without_logical_types(value) for key, value in node.items() if key != "logicalType"}
+        if node.get("type") == "bytes":
+            return "bytes"
+        return {key: _plain(value) for key, value in node.items() if key != "logicalType"}
     if isinstance(node, list):
-        return [_without_logical_types(item) for item in node]
+        return [_plain(item) for item in node]
     return node

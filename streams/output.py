@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Literal, NamedTuple
 
+from schemas.tokens import PerToken
 from streams.errors import SettingsError
 
 Output = Literal["table", "jsonl"]
@@ -184,7 +185,7 @@ def _plain(value: Any) -> Any:
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     if isinstance(value, Mapping):
         return dict(value)
-    return str(value)
+    return list(value) if isinstance(value, PerToken) else str(value)
 
 
 def _finite(value: Any) -> Any:
@@ -209,7 +210,7 @@ def cell(value: Any) -> str:
             return f"{value:.4g}"
         case Mapping():
             return ", ".join(f"{key} {cell(item)}" for key, item in value.items())
-        case list() | tuple():
+        case list() | tuple() | PerToken():
             return ", ".join(cell(item) for item in value)
         case _:
             return printable(str(value))

@@ -23,7 +23,9 @@ from pathlib import Path
 import fastavro
 
 from schemas import serde, versions
+from schemas.avro_schema import LAYOUT
 from schemas.events import AdapterEvent, AdapterFile, AdvantagedGroup, Batch, Coordinates, Event, derive_id
+from schemas.tokens import VIEWS
 from streams import scorers
 from streams.engines.protocol import SamplingRequest
 from streams.engines.scripted import ScriptedEngine
@@ -149,7 +151,7 @@ def dump(record: Record) -> str:
         body = _encoded(schema.definition, field["type"], plain[field["name"]])
         assert payload[at : at + len(body)] == body
         if field["name"] in SHOWN[schema.event].split():
-            lines.append(_line(at, body, f"{field['name']} = {_value(plain[field['name']])}"))
+            lines.append(_line(at, body, f"{field['name']} = {_value(field['type'], plain[field['name']])}"))
         else:
             left_out += 1
         at += len(body)
@@ -183,7 +185,11 @@ def _line(at: int, body: bytes, text: str) -> str:
     return f"{at:5d}  {body[:BYTES_SHOWN].hex(' ') + more:<{BYTES_SHOWN * 3 + 4}}  {text}"
 
 
-def _value(value: object) -> str:
+def _value(kind: object, value: object) -> str:
+    """Return a value as text; what is per token as a list of numbers."""
+    if isinstance(kind, dict) and isinstance(value, bytes):
+        (view,) = (each for each in VIEWS if kind[LAYOUT] == each.LAYOUT)
+        value = list(view(value))
     text = repr(value)
     return text if len(text) <= VALUE_SHOWN else text[: VALUE_SHOWN - 1] + "…"
 

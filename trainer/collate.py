@@ -14,11 +14,15 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from schemas.events import AdvantagedGroup, Coordinates, GroupResponse
+from schemas.tokens import PerToken, TokenIds
 from streams.advantage_formulas import mean_and_std
 from streams.errors import ContradictoryEvent
 
@@ -108,23 +112,35 @@ def collate(groups: Sequence[AdvantagedGroup], *, pad_id: int, device: torch.dev
     completions = [response.completion_token_ids for _, response in pairs]
     width = max(1, *map(len, completions))
 
-    def right(rows: Sequence[Sequence[float]], fill: float, dtype: torch.dtype) -> Tensor:
-        return torch.tensor([[*row, *[fill] * (width - len(row))] for row in rows], dtype=dtype, device=device)
+    def tensor(rows: NDArray[Any]) -> Tensor:
+        return torch.from_numpy(rows).to(device)
 
-    prompt_width = max(map(len, prompts))
-    left = [[0] * (prompt_width - len(row)) + [1] * len(row) for row in prompts]
+    prompt_ids, prompt_mask = _padded(prompts, max(map(len, prompts)), pad_id, np.int64, left=True)
+    completion_ids, completion_mask = _padded(completions, width, pad_id, np.int64)
     return Micro(
-        prompt_ids=torch.tensor([[*[pad_id] * (prompt_width - len(row)), *row] for row in prompts], device=device),
-        prompt_mask=torch.tensor(left, device=device),
-        completion_ids=right(completions, pad_id, torch.int64),
-        completion_mask=right([[1] * len(row) for row in completions], 0, torch.int64),
-        loss_mask=right([response.loss_mask for _, response in pairs], 0, torch.float32),
-        sampled_logps=right([response.logprobs for _, response in pairs], 0, torch.float32),
+        prompt_ids=tensor(prompt_ids),
+        prompt_mask=tensor(prompt_mask),
+        completion_ids=tensor(completion_ids),
+        completion_mask=tensor(completion_mask),
+        loss_mask=tensor(_padded([response.loss_mask for _, response in pairs], width, 0, np.float32)[0]),
+        sampled_logps=tensor(_padded([response.logprobs for _, response in pairs], width, 0, np.float32)[0]),
         advantages=torch.tensor([response.advantage for _, response in pairs], dtype=torch.float32, device=device),
         rewards=torch.tensor([response.reward for _, response in pairs], dtype=torch.float32, device=device),
         temperature=groups[0].sampling.temperature,
         max_tokens=max(group.sampling.max_tokens for group in groups),
     )
+
+
+def _padded(
+    rows: Sequence[PerToken[Any]], width: int, fill: int, dtype: Any, *, left: bool = False
+) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """Return the rows side by side, [B, width], padded on one side, and where they are: 1, and 0 where padded."""
+    lengths = np.array([len(row) for row in rows])[:, None]
+    places = np.arange(width)
+    there = places >= width - lengths if left else places < lengths
+    padded = np.full(there.shape, fill, dtype)
+    padded[there] = np.concatenate([row.numpy() for row in rows])  # both in the order of rows, then of tokens
+    return padded, there.astype(np.int64)
 
 
 def check_group(group: AdvantagedGroup, expected: GroupOrigin, at: Coordinates) -> None:
@@ -165,23 +181,21 @@ def _group_problems(group: AdvantagedGroup, expected: GroupOrigin) -> Iterator[s
         )
     if not group.prompt_token_ids:
         yield "its prompt has no tokens; the first token of a completion would have nothing to follow"
-    if bad := [token for token in group.prompt_token_ids if not 0 <= token < expected.vocabulary]:
-        yield f"prompt token {bad[0]} is not in the vocabulary of {expected.vocabulary}; check the agent's tokenizer"
+    if (bad := _outside(group.prompt_token_ids, expected.vocabulary)) is not None:
+        yield f"prompt token {bad} is not in the vocabulary of {expected.vocabulary}; check the agent's tokenizer"
     slots = [response.slot for response in group.responses]
     if slots != sorted(set(slots)):
         yield f"slots are {slots}, expected each once and in order; the advantages stage writes them so"
 
 
 def _response_problems(response: GroupResponse, expected: GroupOrigin) -> Iterator[str]:
-    tokens = len(response.completion_token_ids)
-    if len(response.logprobs) != tokens or len(response.loss_mask) != tokens:
-        yield (
-            f"{tokens} completion tokens, {len(response.logprobs)} logprobs, {len(response.loss_mask)} mask entries; "
-            "each token needs one of each"
-        )
-    if bad := [token for token in response.completion_token_ids if not 0 <= token < expected.vocabulary]:
-        yield f"token {bad[0]} is not in the vocabulary of {expected.vocabulary}; check the agent's tokenizer"
-    if not all(map(math.isfinite, response.logprobs)) or any(logp > 1e-3 for logp in response.logprobs):
-        yield "a logprob is above 0 or not a number; check the engine that sampled it"
+    if (bad := _outside(response.completion_token_ids, expected.vocabulary)) is not None:
+        yield f"token {bad} is not in the vocabulary of {expected.vocabulary}; check the agent's tokenizer"
     if not math.isfinite(response.advantage) or not math.isfinite(response.reward):
         yield f"reward is {response.reward} and advantage {response.advantage}; both must be finite"
+
+
+def _outside(tokens: TokenIds, vocabulary: int) -> int | None:
+    """Return the first token that is not in the vocabulary, None if all are."""
+    bad = tokens.numpy() >= vocabulary
+    return tokens[int(bad.argmax())] if bad.any() else None

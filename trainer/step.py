@@ -45,7 +45,7 @@ class BatchTotals:
         return cls(
             groups=len(groups),
             responses=len(responses),
-            loss_tokens=max(1.0, float(sum(sum(response.loss_mask) for response in responses))),
+            loss_tokens=max(1.0, float(sum(response.loss_mask.trained for response in responses))),
             max_tokens=max(group.sampling.max_tokens for group in groups),
             reward=sum(response.reward for response in responses) / len(responses),
         )

@@ -10,7 +10,7 @@ missing, never 0.
     n, failed             scored responses; slots without a score, and all slots of a task that another version answered
     success, exact        share of right answers: two names for one figure. Right is what the task's metadata says
                           (`success_reward`, the least reward), else 1.0 from source `exact`, else a reward of 1.0
-    mean_reward, tokens   and latency_ms, where every group recorded it
+    mean_reward, tokens, latency_ms
     NAME_low, NAME_high   interval of success (Wilson) and of mean_reward (Student's t), at 95 %
     scenario.NAME.…       n, success and mean_reward of one scenario
 
@@ -50,7 +50,7 @@ class TaskResult(NamedTuple):
     right: int = 0
     reward: float = 0.0
     tokens: int = 0
-    latency_ms: float | None = 0.0
+    latency_ms: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ def _task(group: AdvantagedGroup, size: int) -> str:
 def _task_result(group: AdvantagedGroup) -> TaskResult:
     mismatch = group.adapter_version not in (-1, _pinned(group))
     responses = () if mismatch else group.responses
-    latencies, least = [response.latency_ms for response in responses], _least(group)
+    least = _least(group)
     return TaskResult(
         scenario=group.scenario,
         slots=group.group_size,
@@ -123,7 +123,7 @@ def _task_result(group: AdvantagedGroup) -> TaskResult:
         reward=math.fsum(response.reward for response in responses),
         tokens=sum(len(response.completion_token_ids) for response in responses),
         # rounded, or this measurement would take more of the row than everything else
-        latency_ms=None if None in latencies else round(math.fsum(one for one in latencies if one is not None), 1),
+        latency_ms=round(math.fsum(response.latency_ms for response in responses), 1),
     )
 
 
@@ -176,7 +176,7 @@ def _outcome(index: int, result: TaskResult) -> Outcome:
         success=result.right / n if n else None,
         reward=result.reward / n if n else None,
         tokens=result.tokens / n if n else None,
-        latency_ms=None if result.latency_ms is None or not n else result.latency_ms / n,
+        latency_ms=result.latency_ms / n if n else None,
         failed=result.slots - n,
     )
 
@@ -206,9 +206,7 @@ def _means(every: Sequence[TaskResult]) -> dict[str, float]:
     success = _mean([one.right / one.n for one in scored])
     metrics |= {"exact": success, "success": success, "mean_reward": _mean([one.reward / one.n for one in scored])}
     metrics["tokens"] = _mean([one.tokens / one.n for one in scored])
-    latencies = [one.latency_ms / one.n for one in scored if one.latency_ms is not None]
-    if len(latencies) == len(scored):
-        metrics["latency_ms"] = _mean(latencies)
+    metrics["latency_ms"] = _mean([one.latency_ms / one.n for one in scored])
     return metrics
 
 

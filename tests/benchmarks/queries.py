@@ -188,7 +188,8 @@ def _group(made: Whole, places: list[tuple[int, int]], version: int) -> Advantag
         members.append(
             GroupResponse(
                 slot=slot, response_id=response.response_id, partition=partition, offset=offset,
-                finish_reason=response.finish_reason, reward=exact + 0.25 * brief, advantage=exact - 0.5,
+                finish_reason=response.finish_reason, latency_ms=response.latency_ms, reward=exact + 0.25 * brief,
+                advantage=exact - 0.5,
                 components={"exact": exact, "brief": brief}, completion_token_ids=response.completion_token_ids,
                 logprobs=response.logprobs, loss_mask=response.loss_mask,
             )

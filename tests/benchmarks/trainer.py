@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from schemas.events import AdvantagedGroup, GroupResponse, Sampling, derive_id
+from schemas.tokens import Logprobs, LossMask, TokenIds
 from tests.benchmarks.side_by_side import by_turns, line, median_s, say
 
 if TYPE_CHECKING:
@@ -92,9 +93,9 @@ def random_group(trainer: LogGRPOTrainer, prompt: int, completion: int, *, seed:
             finish_reason="length",
             reward=float(slot % 2),
             advantage=1.0 if slot % 2 else -1.0,
-            completion_token_ids=tuple(ids[slot].tolist()),
-            logprobs=tuple(logprobs[slot].tolist()),
-            loss_mask=(True,) * completion,
+            completion_token_ids=TokenIds.of(ids[slot].tolist()),
+            logprobs=Logprobs.of(logprobs[slot].tolist()),
+            loss_mask=LossMask(b"\1" * completion),
         )
         for slot in range(SLOTS)
     )
@@ -117,6 +118,6 @@ def random_group(trainer: LogGRPOTrainer, prompt: int, completion: int, *, seed:
         reward_mean=0.5,
         reward_std=0.5,
         sampling=Sampling(max_tokens=completion),
-        prompt_token_ids=tuple(prompt_ids.tolist()),
+        prompt_token_ids=TokenIds.of(prompt_ids.tolist()),
         responses=responses,
     )

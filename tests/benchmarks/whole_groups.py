@@ -13,6 +13,7 @@ from itertools import chain
 from typing import NamedTuple
 
 from schemas.events import Message, Response, Reward, RewardSource, Sampling, Task, derive_id
+from schemas.tokens import Logprobs, LossMask, TokenIds
 from streams.kafka.producer import Producer
 from streams.settings.model import Settings
 from tests.benchmarks.side_by_side import say
@@ -49,12 +50,12 @@ def whole(name: str) -> Whole:
             Message(role="user", content=f"State the final answer to the following arithmetic problem: {name} ="),
         ),
     )
-    prompt = tuple(rng.randrange(49_152) for _ in range(PROMPT_TOKENS))
+    prompt = TokenIds.of(rng.randrange(49_152) for _ in range(PROMPT_TOKENS))
     responses = [_response(task, slot, prompt, rng) for slot in range(SLOTS)]
     return Whole(task, responses, [_reward(response) for response in responses])
 
 
-def _response(task: Task, slot: int, prompt: tuple[int, ...], rng: random.Random) -> Response:
+def _response(task: Task, slot: int, prompt: TokenIds, rng: random.Random) -> Response:
     sampling_id = derive_id(task.task_id, "sampling")
     return Response(
         response_id=derive_id(sampling_id, slot),
@@ -75,9 +76,9 @@ def _response(task: Task, slot: int, prompt: tuple[int, ...], rng: random.Random
         text="The answer is 42, as one sees by counting twice. " * 2,
         sampling=SAMPLING,
         prompt_token_ids=prompt,
-        completion_token_ids=tuple(rng.randrange(49_152) for _ in range(COMPLETION_TOKENS)),
-        logprobs=tuple(-3 * rng.random() for _ in range(COMPLETION_TOKENS)),
-        loss_mask=(True,) * COMPLETION_TOKENS,
+        completion_token_ids=TokenIds.of(rng.randrange(49_152) for _ in range(COMPLETION_TOKENS)),
+        logprobs=Logprobs.of(-3 * rng.random() for _ in range(COMPLETION_TOKENS)),
+        loss_mask=LossMask(b"\1" * COMPLETION_TOKENS),
     )
 
 

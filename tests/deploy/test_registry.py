@@ -300,6 +300,6 @@ def test_a_command_reads_a_log_of_both_numberings(registered: Settings, tmp_path
     assert found.exit_code == 0, found.stderr
     rows = [json.loads(line) for line in found.stdout.splitlines()]
     assert rows == [
-        {"task_id": "t0", "_schema_id": 1},
+        {"task_id": "t0", "_schema_id": versions.files().newest(Task).id},
         {"task_id": "t1", "_schema_id": numbering.current().id_of(versions.files().newest(Task))},
     ]

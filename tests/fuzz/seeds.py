@@ -104,7 +104,6 @@ def seeds() -> Iterator[tuple[str, str, bytes]]:
     for event in factories.one_of_each():
         name, payload = type(event).__name__, serde.encode(event)
         yield "events", name, payload
-        yield "events", f"{name}-1", factories.in_version_1(event)
         yield "columns", name, payload
     yield "headers", "traced", b"key\npayload\ntraceparent=" + TRACE + b"\nother=\xff\n=\n"
     for name, data in _letters():

@@ -31,6 +31,7 @@ from schemas import versions
 from schemas.convert import checked
 from schemas.events import AdvantagedGroup, Batch, Coordinates, DeadLetter
 from schemas.serde import Poison, decode
+from schemas.tokens import PerToken
 from streams import advantage_formulas
 from streams.kafka.record import Record
 from streams.kafka.topics import topics
@@ -225,4 +226,4 @@ def _flat(path: str, value: Any) -> Iterator[tuple[str, Any]]:
         for number, inner in enumerate(value):
             yield from _flat(f"{path}[{number}]", inner)
     else:
-        yield path, value
+        yield path, list(value) if isinstance(value, PerToken) else value

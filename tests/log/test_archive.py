@@ -68,7 +68,7 @@ def test_a_segment_has_the_events_as_columns_and_says_why_a_record_is_none(made:
         (each.at.offset, each.reason) for each in decoded.bad
     ]
     assert set(bad["reward_id"].to_pylist()) == {None}
-    assert segment.schema_ids == (1, 3)
+    assert segment.schema_ids == (1001, 1003)
 
 
 def test_segments_are_cut_by_size_and_the_next_sync_goes_on(made: Settings) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import urllib.error
 import urllib.request
@@ -14,7 +13,7 @@ from confluent_kafka.schema_registry.avro import AvroDeserializer, AvroSerialize
 from confluent_kafka.schema_registry.error import SchemaRegistryError
 
 from schemas import versions
-from schemas.events import Event, Response
+from schemas.events import AdapterEvent, Event, Response, Reward
 from schemas.serde import decode, encode
 from streams.errors import SettingsError
 from streams.kafka import admin
@@ -47,7 +46,7 @@ def test_confluents_serializer_writes_what_we_read(client: SchemaRegistryClient)
     event = response()
     settings = {"auto.register.schemas": False, "use.latest.version": True}
     write = AvroSerializer(client, versions.files().newest(Response).text, conf=settings)
-    payload = write(dataclasses.asdict(event), where(event, Topics()))
+    payload = write(plain(event), where(event, Topics()))
     assert payload == encode(event)
     assert decode(payload, Response) == event
 
@@ -58,8 +57,8 @@ def test_confluents_serializer_finds_the_id_of_the_schema_it_is_given(client: Sc
     definition = versions.files().newest(Response).definition
     reordered = json.dumps(dict(reversed(definition.items())), indent=1)
     write = AvroSerializer(client, reordered, conf={"auto.register.schemas": False})
-    assert write(dataclasses.asdict(event), where(event, Topics())) == encode(event)
-    first = versions.files().versions("AdapterEvent")[0]
+    assert write(plain(event), where(event, Topics())) == encode(event)
+    first = versions.files().newest(AdapterEvent)
     found = client.lookup_schema("streamward.adapters-value", Schema(first.text, "AVRO"))
     assert (found.version, found.schema_id) == (1, first.id)
 
@@ -93,7 +92,7 @@ def test_the_subjects_are_the_topics_of_this_deployment() -> None:
     ):
         assert "lab.rewards-value" in client.get_subjects()
         assert client.get_versions("lab.rewards-value") == [1]
-        assert client.get_latest_version("lab.rewards-value").schema_id == versions.files().schemas[3].id
+        assert client.get_latest_version("lab.rewards-value").schema_id == versions.files().newest(Reward).id
 
 
 @pytest.mark.parametrize(

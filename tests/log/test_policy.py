@@ -249,7 +249,7 @@ def test_a_prompt_beyond_the_context_is_answered_with_failed_slots(settings: Set
     write(settings, task("long", messages=(Message(role="user", content="x" * 9000),)))
     with running(settings):
         found = until_answered(settings, "long")["long"]
-    assert [(one.finish_reason, one.completion_token_ids) for one in found] == [("error", ())] * 3
+    assert [(one.finish_reason, list(one.completion_token_ids)) for one in found] == [("error", [])] * 3
     assert "do not fit the context" in (found[0].error or "")
 
 

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
-import hashlib
-import io
 import json
 import logging
 import signal
-import struct
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import confluent_kafka as ck
-import fastavro
 import pytest
 from click.testing import CliRunner, Result
 from confluent_kafka import admin
 from pyarrow import parquet
 
-from schemas import serde, versions as registry
 from schemas.events import LeftOut, Response, Task
 from streams.cli.root import cli
 from streams.errors import LogError, RefusedError
@@ -37,7 +31,8 @@ from streams.tools.arrow import rules
 from streams.tools.query import formats
 from streams.tools.query.session import Session, connect
 from streams.tools.query.source import Scope
-from tests.support.factories import group, task
+from tests.support import older_schemas
+from tests.support.factories import group, in_version_1, task
 from tests.support.log import finished_run
 from tests.support.log.whole_run import SETTINGS, Written, event_of
 from tests.support.processes import command, environment, until
@@ -193,52 +188,25 @@ def test_a_statement_reads_only_what_it_names(session: Session) -> None:
 # --- a schema with a past ---------------------------------------------------------------------------------------------
 
 
-def registry_in(folder: Path, *, versions: int) -> registry.SchemaVersions:
-    """Return a registry in which tasks had no tenant in version 1; with two versions, they have one since."""
-    real = registry.files()
-    entries = []
-    for number, schema in sorted(real.schemas.items()):
-        definition = dict(schema.definition)
-        if schema.event == "Task":
-            definition["fields"] = [field for field in definition["fields"] if field["name"] != "tenant"]
-        entries.append((number, str(schema.version), schema.event, json.dumps(definition)))
-    if versions == 2:
-        entries.append((len(entries) + 1, "2", "Task", real.newest(Task).text))
-    lock = []
-    for number, version, event, text in entries:
-        (folder / "avro" / event).mkdir(parents=True, exist_ok=True)
-        (folder / "avro" / event / f"{version}.avsc").write_text(text)
-        digest = hashlib.sha256(text.encode()).hexdigest()
-        lock.append({"id": number, "event": event, "version": int(version), "sha256": digest})
-    (folder / "lock.json").write_text(json.dumps(lock))
-    return registry.SchemaVersions(folder)
-
-
 def test_a_segment_from_before_a_field_was_there_has_its_default(
     own: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    serde._quick.cache_clear()
-    try:
-        before, after = (registry_in(tmp_path / f"until-{number}", versions=number) for number in (1, 2))
-        monkeypatch.setattr(registry, "files", lambda: before)
-        old = io.BytesIO(struct.pack(">bI", 0, before.newest(Task).id))
-        old.seek(0, io.SEEK_END)
-        fastavro.schemaless_writer(old, before.newest(Task).parsed, dataclasses.asdict(task(task_id="old")))
+    before = older_schemas.written(tmp_path / "before", {Task: {"tenant"}}, newest=False)
+    after = older_schemas.written(tmp_path / "after", {Task: {"tenant"}})
+    with older_schemas.in_use(before):
         with Producer(own) as producer:
-            producer.send_bytes(own.topics.prefix + "tasks", b"old", old.getvalue())
+            producer.send_bytes(own.topics.prefix + "tasks", b"old", in_version_1(task(task_id="old"), before))
         with monkeypatch.context() as then:  # the release that wrote this segment had no rule about tenants
             then.setattr(rules, "hold", lambda event, events: True)
             sync.sync(own)
-        monkeypatch.setattr(registry, "files", lambda: after)
-        serde._quick.cache_clear()
+    with older_schemas.in_use(after):
         with Producer(own) as producer:
             producer.send(task(task_id="new", tenant="us"))
         sync.sync(own)
         with Session(own) as session:
             found = answer(session, "SELECT task_id, tenant, policy, _schema_id FROM tasks ORDER BY task_id")
-        assert found == [["new", "us", "default", after.newest(Task).id], ["old", None, "default", 1]]
-    finally:
-        serde._quick.cache_clear()
+    first, second = (schema.id for schema in after.versions("Task"))
+    assert found == [["new", "us", "default", second], ["old", None, "default", first]]
 
 
 # --- what an option narrows -------------------------------------------------------------------------------------------

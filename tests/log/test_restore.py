@@ -168,7 +168,7 @@ def test_the_commands_sync_list_verify_and_restore(made: Settings) -> None:
     assert "21 records archived" in result.stderr and "6 of them are not events" in result.stderr
     assert "2 partitions were up to date" in result.stderr
     (row,) = (row for row in map(json.loads, run(made, "list").stdout.splitlines()) if row["partition"] == ONE)
-    assert (row["records"], row["segments"], row["schema_ids"]) == (21, 1, [1, 3])
+    assert (row["records"], row["segments"], row["schema_ids"]) == (21, 1, [1001, 1003])
     assert run(made, "verify").exit_code == 0
     result = run(made, "restore", "rewards", "--into-prefix", elsewhere(made).topics.prefix)
     assert result.exit_code == 0, result.output

@@ -14,7 +14,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from schemas import ids, versions
+from schemas.events import Reward, Task
 from schemas.serde import encode
+from schemas.versions import FIRST_ID
 from streams.cli.root import cli
 from streams.errors import NotFoundError, SettingsError
 from streams.kafka.registry import client as schema_registry, register as schema_register, server as schema_server
@@ -174,7 +176,7 @@ def test_a_process_waits_for_its_registry_unready_and_says_so_once(caplog: pytes
     assert meter.answer("/healthz")[0] == 200
     said = [record.getMessage() for record in caplog.records if record.name == "streamward.schemas"]
     assert len(said) == 2 and said[0].endswith("Waiting") and "answers, after" in said[1]
-    assert ids.current().id_of(versions.files().schemas[1]) == 1  # and goes on without it: it has ended by now
+    assert ids.current().id_of(versions.files().newest(Task)) == FIRST_ID  # and goes on without it: it has ended by now
 
 
 def test_a_process_that_waits_can_be_stopped() -> None:
@@ -185,8 +187,9 @@ def test_a_process_that_waits_can_be_stopped() -> None:
 
 
 def test_an_id_is_unknown_only_if_the_registry_knows_what_it_gave(ours: Settings) -> None:
-    assert schema_registry.text_of(ours, 1, 3) == versions.files().schemas[3].text
-    assert schema_registry.text_of(ours, 1, 4242) is None
+    reward = versions.files().newest(Reward)
+    assert schema_registry.text_of(ours, FIRST_ID, reward.id) == reward.text
+    assert schema_registry.text_of(ours, FIRST_ID, 4242) is None
     with pytest.raises(RegistryUnavailable, match="does not know schema id 77, which it gave"):
         schema_registry.text_of(ours, 77, 4242)
 

@@ -303,7 +303,7 @@ def test_an_unknown_scorer_is_a_reward_without_value_that_names_the_nearest(pois
 
 def test_an_empty_completion_is_scored_and_stands_in_its_group(poisoned: Poisoned) -> None:
     full, empty = poisoned.group("empty").responses
-    assert (full.reward, empty.reward, empty.completion_token_ids, empty.logprobs) == (1.0, 0.0, (), ())
+    assert (full.reward, empty.reward, list(empty.completion_token_ids), list(empty.logprobs)) == (1.0, 0.0, [], [])
 
 
 def test_an_adapter_with_a_wrong_hash_never_answers_and_its_task_says_why(poisoned: Poisoned) -> None:

@@ -9,7 +9,6 @@ rest has been read, and what is about lateness when the groups it is late for ha
 
 from __future__ import annotations
 
-import dataclasses
 import random
 import time
 from collections.abc import Iterator
@@ -25,7 +24,7 @@ from streams.kafka.record import key_of, partition_of
 from streams.kafka.topics import topic_of, topics
 from streams.settings.model import Advantages, Batches, Settings
 from streams.tools.replay import driver
-from tests.support.factories import control, response, reward, task
+from tests.support.factories import changed, control, response, reward, task
 from tests.support.processes import read, records, running, said, until
 
 pytestmark = pytest.mark.kafka
@@ -129,9 +128,9 @@ def abandoned() -> list[Event]:
 
 def bulky() -> list[Event]:
     """Return the events of a task each of whose responses fits into a record, and whose group does not."""
-    tokens = MAX_BYTES // 20  # 10 bytes each
+    tokens = MAX_BYTES // 18  # 9 bytes each
     body = {"completion_token_ids": (2**31 - 1,) * tokens, "logprobs": (-0.5,) * tokens, "loss_mask": (True,) * tokens}
-    slots = [dataclasses.replace(slot, **body) for slot in answers(BULKY, "only")]
+    slots = [changed(slot, **body) for slot in answers(BULKY, "only")]
     return [task(task_id=BULKY, group_size=SIZE, reward_sources=SOURCES), *slots, *verdicts(slots, random.Random(1))]
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from schemas.events import Coordinates, Sampling
+from schemas.events import AdvantagedGroup, Coordinates, Sampling
 from streams.adapters.versions import manifest_digest
 from streams.cli.root import cli
 from streams.engines.base_model import Base
@@ -29,6 +29,7 @@ from streams.tools.archive import history, sync
 from streams.tools.query import session
 from tests.support.factories import in_version_1
 from tests.support.models.tiny_log import batch_of, cut, groups_of, manifests, trained, write
+from tests.support.older_schemas import older_schemas
 from tests.support.processes import command as process, environment
 from trainer import checkpoint, consumer, reproduce
 from trainer.reproduce import ReproducedVersion
@@ -206,20 +207,23 @@ def test_with_the_copy_in_kafka_gone_the_archive_alone_gives_the_same_bytes(
 
 
 def test_a_log_that_began_with_an_older_schema_trains_reproduces_and_is_queried_through(
-    settings: Settings, base: Base
+    settings: Settings, base: Base, tmp_path: Path
 ) -> None:
-    write(settings, base, range(1), encoded=in_version_1)
-    train(settings, 1)
-    sync.sync(settings)
-    write(settings, base, range(1, 2))
-    train(settings, 1)
-    assert verdicts(again(settings)) == [(1, True), (2, True)]
-    cut(settings, "groups", 2)  # the older half lies in the archive alone
-    assert verdicts(again(settings, source="auto")) == [(1, True), (2, True)]
-    con = session.connect(settings=settings)
-    latencies = "SELECT _schema_id, responses[1].latency_ms, count(*) FROM groups GROUP BY ALL ORDER BY 1"
-    assert con.sql(latencies).fetchall() == [(5, None, 2), (10, 7.5, 2)]
-    assert con.sql("SELECT version, count(*) FROM lineage GROUP BY ALL ORDER BY 1").fetchall() == [(1, 8), (2, 8)]
+    with older_schemas(tmp_path / "schemas", {AdvantagedGroup: {"metadata"}}) as files:
+        write(settings, base, range(1), encoded=lambda event: in_version_1(event, files))
+        train(settings, 1)
+        sync.sync(settings)
+        write(settings, base, range(1, 2), metadata={"later": "yes"})
+        train(settings, 1)
+        assert verdicts(again(settings)) == [(1, True), (2, True)]
+        cut(settings, "groups", 2)  # the older half lies in the archive alone
+        assert verdicts(again(settings, source="auto")) == [(1, True), (2, True)]
+        con = session.connect(settings=settings)
+        found = "SELECT _schema_id, cardinality(metadata), count(*) FROM groups GROUP BY ALL ORDER BY ALL"
+        first, second = (schema.id for schema in files.versions("AdvantagedGroup"))
+        assert con.sql(found).fetchall() == [(first, 0, 2), (second, 0, 1), (second, 1, 1)]
+        lineage = "SELECT version, count(*) FROM lineage GROUP BY ALL ORDER BY 1"
+        assert con.sql(lineage).fetchall() == [(1, 8), (2, 8)]
 
 
 # --- different --------------------------------------------------------------------------------------------------------

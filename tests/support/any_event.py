@@ -14,6 +14,7 @@ from schemas.events import (
     MAX_GROUP_SIZE,
     MAX_REWARD,
     AdapterEvent,
+    GroupResponse,
     Message,
     Response,
     Reward,
@@ -22,8 +23,14 @@ from schemas.events import (
     Task,
     derive_id,
 )
+from schemas.tokens import Logprobs, LossMask, TokenIds
 
 TEXT = st.text(st.characters(codec="utf-8"), max_size=12)
+ITEMS: dict[Any, st.SearchStrategy[Any]] = {
+    TokenIds: st.integers(0, (1 << 31) - 1),
+    Logprobs: st.floats(max_value=0, allow_nan=False, allow_infinity=False, width=32),
+    LossMask: st.booleans(),
+}
 
 
 def values(shape: Shape) -> st.SearchStrategy[Any]:
@@ -42,7 +49,9 @@ def _plain(shape: Shape) -> st.SearchStrategy[Any]:
     if shape.base is int:
         return st.integers(-(1 << bits), (1 << bits) - 1)
     if shape.base is float:
-        return st.floats(allow_nan=False, allow_infinity=False, width=32 if shape.narrow else 64)
+        return st.floats(allow_nan=False, allow_infinity=False)
+    if shape.base in ITEMS:
+        return st.lists(ITEMS[shape.base], max_size=3).map(shape.base.of)
     if shape.base is tuple:
         assert shape.item is not None
         return st.lists(values(shape.item), max_size=3).map(tuple)
@@ -76,17 +85,15 @@ def _obeying(event: Any) -> Any:
         case Response():
             size = 1 + abs(event.group_size) % 64
             slot = event.slot % size
-            count = min(map(len, (event.completion_token_ids, event.logprobs, event.loss_mask)))
             return dataclasses.replace(
-                event,
+                _even(event),
                 response_id=derive_id(event.sampling_id, slot),
                 slot=slot,
                 group_size=size,
                 error="failed" if event.finish_reason == "error" else None,
-                completion_token_ids=event.completion_token_ids[:count],
-                logprobs=event.logprobs[:count],
-                loss_mask=event.loss_mask[:count],
             )
+        case GroupResponse():
+            return _even(event)
         case Reward():
             value = None if event.value is None else event.value % MAX_REWARD
             return dataclasses.replace(
@@ -111,6 +118,17 @@ def _obeying(event: Any) -> Any:
             )
         case _:
             return event
+
+
+def _even(event: Any) -> Any:
+    """Give each completion token a logprob and a place in the mask."""
+    count = min(map(len, (event.completion_token_ids, event.logprobs, event.loss_mask)))
+    return dataclasses.replace(
+        event,
+        completion_token_ids=event.completion_token_ids[:count],
+        logprobs=event.logprobs[:count],
+        loss_mask=event.loss_mask[:count],
+    )
 
 
 any_event = st.sampled_from(EVENTS).flatmap(lambda kind: records(kind))  # type: ignore[arg-type]

@@ -12,7 +12,7 @@ import io
 import struct
 from collections.abc import Iterable
 from functools import reduce
-from typing import Any
+from typing import Any, TypeVar
 
 import fastavro
 
@@ -37,10 +37,46 @@ from schemas.events import (
     Task,
     derive_id,
 )
+from schemas.tokens import Logprobs, LossMask, PerToken, TokenIds
 from streams.adapters.versions import AdapterState, empty, fold
 
+E = TypeVar("E")
 T0 = 1_800_000_000_000
 """When everything happens, ms since the epoch."""
+PER_TOKEN: dict[str, type[PerToken[Any]]] = {
+    "prompt_token_ids": TokenIds,
+    "completion_token_ids": TokenIds,
+    "logprobs": Logprobs,
+    "loss_mask": LossMask,
+}
+"""What is per token may be given as a tuple, too."""
+
+
+def in_bytes(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields with each tuple that is per token as bytes."""
+    found = {name: fields[name] for name in PER_TOKEN if type(fields.get(name)) is tuple}
+    return {**fields, **{name: PER_TOKEN[name].of(values) for name, values in found.items()}}
+
+
+def changed(event: E, **changes: Any) -> E:
+    """Return the event with other values."""
+    return dataclasses.replace(event, **in_bytes(changes))
+
+
+def plain(event: Any, **changes: Any) -> dict[str, Any]:
+    """Return the values of an event as an Avro encoder takes them, with others in their place, unchecked."""
+    every = {name: _plain(value) for name, value in dataclasses.asdict(event).items()} | changes
+    packed = {name: struct.pack(f"<{len(every[name])}{view.CODE}", *every[name]) for name, view in PER_TOKEN.items()
+              if type(every.get(name)) is list}  # fmt: skip
+    return every | packed
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, PerToken):
+        return value.data
+    if isinstance(value, dict):
+        return {name: _plain(item) for name, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def task(**changes: Any) -> Task:
@@ -81,9 +117,8 @@ def response(**changes: Any) -> Response:
         "loss_mask": (True, True),
     }
     if changes.get("error") is not None:
-        empty = dict.fromkeys(("prompt_token_ids", "completion_token_ids", "logprobs", "loss_mask"), ())
-        whole |= {"finish_reason": "error", "text": "", "completion_tokens": 0, **empty}
-    whole |= changes
+        whole |= {"finish_reason": "error", "text": "", "completion_tokens": 0, **dict.fromkeys(PER_TOKEN, ())}
+    whole = in_bytes(whole | changes)
     whole.setdefault("response_id", derive_id(whole["sampling_id"], whole["slot"]))
     return Response(**whole)
 
@@ -140,7 +175,7 @@ def group(**changes: Any) -> AdvantagedGroup:
             member(slot, reward=float(slot), advantage=advantage) for slot, advantage in enumerate((-0.7, 0.7))
         ),
     }
-    whole |= changes
+    whole = in_bytes(whole | changes)
     whole.setdefault("group_id", derive_id(whole["task_id"], "group", whole["formula_version"]))
     return AdvantagedGroup(**whole)
 
@@ -153,13 +188,14 @@ def member(slot: int = 0, **changes: Any) -> GroupResponse:
         "partition": 0,
         "offset": slot,
         "finish_reason": "stop",
+        "latency_ms": 12.5,
         "reward": 0.0,
         "advantage": 0.0,
         "completion_token_ids": (4, 5),
         "logprobs": (-0.5, -0.25),
         "loss_mask": (True, True),
     }
-    return GroupResponse(**whole | changes)
+    return GroupResponse(**in_bytes(whole | changes))
 
 
 def batch(sequence: int = 0, **changes: Any) -> Batch:
@@ -277,5 +313,5 @@ def in_version_1(event: Event, schemas: versions.SchemaVersions | None = None) -
     """The bytes of `event` as a writer of its first schema wrote them; later fields are left out."""
     schema = (schemas or versions.files()).versions(type(event).__name__)[0]
     out = io.BytesIO()
-    fastavro.schemaless_writer(out, schema.parsed, dataclasses.asdict(event))
+    fastavro.schemaless_writer(out, schema.parsed, plain(event))
     return struct.pack(">bI", 0, schema.id) + out.getvalue()

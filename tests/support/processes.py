@@ -8,7 +8,6 @@ Not covered: keeping them alive. That is the demo's (streams/loop/processes.py).
 
 from __future__ import annotations
 
-import dataclasses
 import io
 import os
 import signal
@@ -31,6 +30,7 @@ from streams.kafka.record import Record
 from streams.kafka.topics import topics
 from streams.settings.load import to_env
 from streams.settings.model import Settings
+from tests.support.factories import plain
 
 E = TypeVar("E", bound=Event)
 READERS = {
@@ -133,5 +133,5 @@ def by_another_writer(event: Event, **changes: Any) -> bytes:
     """Return `event` with other values, as a producer writes that has the schema and not our checks."""
     schema = versions.files().newest(type(event))
     out = io.BytesIO()
-    fastavro.schemaless_writer(out, schema.parsed, {**dataclasses.asdict(event), **changes})
+    fastavro.schemaless_writer(out, schema.parsed, plain(event, **changes))
     return struct.pack(">bI", 0, schema.id) + out.getvalue()

@@ -18,7 +18,7 @@ from hypothesis import given, strategies as st
 from schemas.events import AdapterFile, Batch, Coordinates, DroppedGroup, Event, derive_id
 from streams.kafka.record import Record
 from streams.kafka.topics import LABELS
-from tests.support.factories import T0, control, group, reward, task
+from tests.support.factories import T0, changed, control, group, reward, task
 from tests.support.log.whole_run import (
     BY_NAME,
     TOPICS,
@@ -61,7 +61,7 @@ def of_task(number: int) -> Callable[[Any], bool]:
 
 def member_changed(group: Any, **changes: Any) -> Any:
     first, *rest = group.responses
-    return replace(group, responses=(replace(first, **changes), *rest))
+    return replace(group, responses=(changed(first, **changes), *rest))
 
 
 # --- dropped ----------------------------------------------------------------------------------------------------------
@@ -265,7 +265,7 @@ CHANGES: list[tuple[str, str, Callable[[Any], bool], Callable[[Any], Event], str
      "contradictory"),
     ("one logprob", "groups", of_task(0), lambda event: member_changed(event, logprobs=(-0.5, -0.25)), "contradictory"),
     ("the mask", "groups", of_task(0), lambda event: member_changed(event, loss_mask=(True, True)), "contradictory"),
-    ("the prompt", "groups", of_task(0), lambda event: replace(event, prompt_token_ids=(7,)), "contradictory"),
+    ("the prompt", "groups", of_task(0), lambda event: changed(event, prompt_token_ids=(7,)), "contradictory"),
     ("the version", "groups", of_task(0), lambda event: replace(event, adapter_version=1), "contradictory"),
     ("a slot left out", "groups", of_task(12), lambda event: replace(event, left_out=()), "contradictory"),
     ("why it is left out", "groups", of_task(3), lambda event: replace(
@@ -308,13 +308,13 @@ def test_a_group_whose_answer_lies_behind_the_end_is_a_phantom() -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        lambda event: replace(event, completion_token_ids=(0, 9)),
-        lambda event: replace(event, logprobs=(-0.5, -0.25)),
+        lambda event: changed(event, completion_token_ids=(0, 9)),
+        lambda event: changed(event, logprobs=(-0.5, -0.25)),
         lambda event: replace(event, adapter_version=1),
         lambda event: replace(event, slot=1, response_id=derive_id(event.sampling_id, 1)),
         lambda event: replace(event, group_size=2),
         lambda event: replace(event, policy="other"),
-        lambda event: replace(event, prompt_token_ids=(9,)),
+        lambda event: changed(event, prompt_token_ids=(9,)),
     ],
 )
 def test_a_response_that_was_changed_is_named_with_its_group(change: Callable[[Any], Event]) -> None:

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from schemas.events import AdvantagedGroup, Batch, Coordinates, GroupResponse, LagCount, derive_id
+from schemas.events import AdvantagedGroup, Batch, Coordinates, LagCount, derive_id
 from schemas.serde import encode
 from streams.settings.model import Batches
 from streams.stages.batches import MAX_NAMED, BatchWindow, Cutter, dump, load
-from tests.support.factories import T0, group
+from tests.support.factories import T0, group, member
 
 
 class Line:
@@ -76,10 +76,7 @@ def test_batches_are_numbered_without_gaps() -> None:
 
 
 def test_only_what_the_policy_wrote_counts_as_loss_tokens() -> None:
-    member = group().responses[0]
-    tool_use = GroupResponse(
-        **{name: getattr(member, name) for name in member.__slots__ if name != "loss_mask"}, loss_mask=(True, False)
-    )
+    tool_use = member(0, advantage=-0.7, loss_mask=(True, False))
     (batch,) = Line(groups=1).read(group(responses=(tool_use, group().responses[1])))
     assert (batch.responses, batch.loss_tokens) == (2, 3)
 

@@ -21,6 +21,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from schemas.events import Coordinates
+from schemas.versions import FIRST_ID
 from streams import output as show
 from streams.cli.root import cli
 from streams.cli.runtime import AppContext, Guarded, pass_call, stopped_node_hint, user_name
@@ -485,7 +486,7 @@ def test_schemas_serve_answers_until_it_is_told_to_stop() -> None:
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
         url = json.loads(child.stdout.readline())["url"]
-        with urllib.request.urlopen(f"{url}/schemas/ids/1", timeout=20) as answer:  # noqa: S310 - our own server
+        with urllib.request.urlopen(f"{url}/schemas/ids/{FIRST_ID}", timeout=20) as answer:  # noqa: S310 - our own server
             assert json.loads(json.load(answer)["schema"])["name"] == "Task"
         child.send_signal(signal.SIGTERM)
         child.communicate(timeout=30)

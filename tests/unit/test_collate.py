@@ -9,6 +9,7 @@ import pytest
 
 from schemas.events import AdvantagedGroup, Coordinates, Sampling
 from streams.errors import ContradictoryEvent
+from tests.support.factories import changed
 from tests.support.models.tiny import VOCABULARY, tiny_group, tiny_model
 from trainer.collate import GroupOrigin, check_group, collate, micro_batches, scaled
 
@@ -24,15 +25,15 @@ def group() -> AdvantagedGroup:
 
 
 def with_first_response(group: AdvantagedGroup, **changes: Any) -> AdvantagedGroup:
-    return replace(group, responses=(replace(group.responses[0], **changes), *group.responses[1:]))
+    return replace(group, responses=(changed(group.responses[0], **changes), *group.responses[1:]))
 
 
 def test_prompts_are_padded_left_and_completions_right(group: AdvantagedGroup) -> None:
-    short = replace(
+    short = changed(
         group,
         prompt_token_ids=(1, 9),
         responses=(
-            replace(
+            changed(
                 group.responses[0],
                 completion_token_ids=(8,),
                 logprobs=(-0.5,),
@@ -100,18 +101,14 @@ def test_a_group_at_odds_with_the_trainer_is_refused(
     group: AdvantagedGroup, changes: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(ContradictoryEvent, match=r"streamward.groups\[2\]@41") as refused:
-        check_group(replace(group, **changes), EXPECTED, AT)
+        check_group(changed(group, **changes), EXPECTED, AT)
     assert said in str(refused.value)
 
 
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"logprobs": (-1.0,)}, "5 completion tokens, 1 logprobs, 5 mask entries"),
-        ({"loss_mask": (True,) * 6}, "5 completion tokens, 5 logprobs, 6 mask entries"),
-        ({"completion_token_ids": (3, 4, 5, 6, -1)}, "token -1 is not in the vocabulary"),
-        ({"logprobs": (float("nan"),) * 5}, "a logprob is above 0 or not a number"),
-        ({"logprobs": (0.5,) * 5}, "a logprob is above 0 or not a number"),
+        ({"completion_token_ids": (3, 4, 5, 6, VOCABULARY)}, f"token {VOCABULARY} is not in the vocabulary"),
         ({"advantage": float("inf")}, "advantage inf; both must be finite"),
         ({"slot": 1}, "slots are [1, 1, 2, 3]"),
     ],

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import struct
 from collections.abc import Iterator, Sequence
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +16,12 @@ from schemas import serde, versions
 from schemas.avro_schema import shapes
 from schemas.events import EVENTS, Coordinates, Event, Message, Response, Reward, RewardSource, Sampling, Task, ToolCall
 from schemas.serde import Poison, encode
+from schemas.tokens import PerToken
 from streams.kafka.record import Record
 from streams.tools.arrow.decode import CHUNK_RECORDS, Bad, arrow_schema, decode
 from tests.support.any_event import any_event, values
-from tests.support.factories import in_version_1, one_of_each, response, reward, task
+from tests.support.factories import group, in_version_1, member, one_of_each, plain as raw, response, reward, task
+from tests.support.older_schemas import older_schemas
 from tests.support.processes import by_another_writer
 from tests.support.thoroughness import examples
 
@@ -34,7 +34,7 @@ def plain(value: Any) -> Any:
     """Return an event's values as a table has them."""
     if dataclasses.is_dataclass(value):
         return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    if isinstance(value, tuple):
+    if isinstance(value, tuple | PerToken):
         return [plain(each) for each in value]
     if isinstance(value, dict):
         return sorted(value.items())
@@ -176,6 +176,13 @@ def test_an_id_that_is_wrong_in_one_character_is_found(event: Response | Reward)
         (task(), {"sampling": dataclasses.asdict(Sampling(max_tokens=0))}),
         (response(), {"logprobs": [float("inf"), 0.0]}),
         (response(), {"logprobs": [0.0]}),
+        (response(), {"logprobs": [-0.5, 0.5]}),
+        (response(), {"logprobs": b"1234567"}),
+        (response(), {"prompt_token_ids": [-1]}),
+        (response(), {"prompt_token_ids": b"12345"}),
+        (response(), {"loss_mask": b"\1\2"}),
+        (group(), {"responses": [raw(member(), loss_mask=b"\1")]}),
+        (group(), {"responses": [raw(member(), logprobs=[-0.5, float("nan")])]}),
         (response(), {"slot": 4}),
         (response(), {"error": "out of memory"}),
         (response(), {"sampling_id": "s2"}),
@@ -204,6 +211,17 @@ def test_a_layout_that_other_writers_use_is_read() -> None:
     assert_the_same([good, blocks], Reward)
 
 
+def test_what_is_per_token_is_a_list_of_its_type() -> None:
+    found = decode(Response, records([encode(response()), encode(response(error="oom"))])).table
+    for name, kind, value in (
+        ("completion_token_ids", pa.int32(), [4, 5]),
+        ("logprobs", pa.float32(), [-0.5, -0.25]),
+        ("loss_mask", pa.bool_(), [True, True]),
+    ):
+        assert found.schema.field(name).type == pa.list_(kind)
+        assert found[name].to_pylist() == [value, []]
+
+
 # --- where a record lies ----------------------------------------------------------------------------------------------
 
 
@@ -213,7 +231,7 @@ def test_a_table_begins_with_where_the_records_lie() -> None:
     assert found["_partition"].to_pylist() == [3, 3]
     assert found["_offset"].to_pylist() == [100, 102]
     assert found["_timestamp"].cast(pa.int64()).to_pylist() == [1000, 1002]
-    assert found["_schema_id"].to_pylist() == [3, 3]
+    assert found["_schema_id"].to_pylist() == [versions.files().newest(Reward).id] * 2
     assert str(found.schema.field("_timestamp").type) == "timestamp[ms, tz=UTC]"
 
 
@@ -241,42 +259,15 @@ def test_records_of_several_topics_and_many_chunks_stay_in_order() -> None:
 # --- a schema with a past ---------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def evolved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[versions.SchemaVersions]:
-    """A registry in which Task and Response had fewer fields in version 1, and what we have now is version 2."""
-    (tmp_path / "avro").mkdir()
-    lock: list[dict[str, Any]] = []
-    for kind in (Task, Response):
-        newest = versions.files().newest(kind).definition
-        for version, definition in enumerate((without_some_fields(newest), newest), start=1):
-            text = json.dumps(definition)
-            (tmp_path / "avro" / kind.__name__).mkdir(exist_ok=True)
-            (tmp_path / "avro" / kind.__name__ / f"{version}.avsc").write_text(text)
-            digest = sha256(text.encode()).hexdigest()
-            lock.append({"id": len(lock) + 1, "event": kind.__name__, "version": version, "sha256": digest})
-    (tmp_path / "lock.json").write_text(json.dumps(lock))
-    made = versions.SchemaVersions(tmp_path)
-    monkeypatch.setattr(versions, "files", lambda: made)
-    serde._quick.cache_clear()
-    yield made
-    serde._quick.cache_clear()
-
-
 LATER = {"scenario", "metadata", "deadline_at", "seed", "stop", "weight", "tool_calls", "loss_mask", "logprobs"}
 """Fields that version 1 had not: with every kind of default, at the top, in a record, and in an array of records."""
 
 
-def without_some_fields(node: Any) -> Any:
-    if isinstance(node, list):
-        return [without_some_fields(each) for each in node]
-    if not isinstance(node, dict):
-        return node
-    return {
-        key: [without_some_fields(field) for field in value if field["name"] not in LATER]
-        if key == "fields"
-        else without_some_fields(value)
-        for key, value in node.items()
-    }
+@pytest.fixture
+def evolved(tmp_path: Path) -> Iterator[versions.SchemaVersions]:
+    """Schemas in which Task and Response had fewer fields in version 1, and what we have now is version 2."""
+    with older_schemas(tmp_path, {Task: LATER, Response: LATER}) as files:
+        yield files
 
 
 def test_records_of_an_older_version_have_the_new_fields_with_their_default(evolved: versions.SchemaVersions) -> None:
@@ -287,7 +278,8 @@ def test_records_of_an_older_version_have_the_new_fields_with_their_default(evol
     )
     mixed = [in_version_1(event, evolved), encode(event), in_version_1(event, evolved)]
     found = decode(Task, records(mixed)).table
-    assert found["_schema_id"].to_pylist() == [1, 2, 1]
+    first, second = (schema.id for schema in evolved.versions("Task"))
+    assert found["_schema_id"].to_pylist() == [first, second, first]
     assert found["scenario"].to_pylist() == ["default", "later", "default"]
     assert [len(each[0]["tool_calls"]) for each in found["messages"].to_pylist()] == [0, 1, 0]
     assert_the_same(mixed, Task)

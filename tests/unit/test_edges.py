@@ -153,7 +153,11 @@ def test_what_is_read_is_never_run() -> None:
     found = [
         call.place for file, (_, tree) in sources().items() for call in calls(file, tree) if call.name in RUNS_CODE
     ]
-    assert found == ["streams/scorers/worker.py::_one"], "the sandbox's worker alone unpickles, from its parent"
+    allowed = {
+        "schemas/convert.py::function": "code made of the fields of our own dataclasses",
+        "streams/scorers/worker.py::_one": "the sandbox's worker unpickles, from its parent",
+    }
+    assert found == list(allowed)
 
 
 def test_a_handler_of_any_exception_raises_again_or_says_what_may_raise_anything() -> None:

@@ -37,7 +37,7 @@ def _log(of: Sequence[tuple[str, Sequence[tuple[str, float]]]], **task_changes: 
             members.append(
                 GroupResponse(
                     slot=slot, response_id=said.response_id, partition=0, offset=len(events[Response]),
-                    finish_reason="stop", reward=reward, advantage=reward - 0.5,
+                    finish_reason="stop", latency_ms=1.0, reward=reward, advantage=reward - 0.5,
                 )
             )  # fmt: skip
             events[Response].append(said)

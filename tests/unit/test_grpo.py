@@ -16,6 +16,7 @@ from transformers import MistralConfig, MistralForCausalLM
 from schemas.events import AdvantagedGroup
 from streams.errors import SettingsError
 from streams.settings.model import Trainer
+from tests.support.factories import changed
 from tests.support.models.tiny import VOCABULARY, sampled_logps, tiny_group, tiny_model, tiny_tokenizer
 from trainer import prefix_tree
 from trainer.grpo import LogGRPOTrainer
@@ -185,7 +186,7 @@ def test_a_batch_may_mix_temperatures(tmp_path: Path) -> None:
 def test_tokens_the_policy_did_not_write_carry_no_loss(tmp_path: Path) -> None:
     group = tiny_group(tiny_model(), 3)
     masked = tuple(
-        replace(response, loss_mask=tuple(place != 1 for place in range(len(response.loss_mask))))
+        changed(response, loss_mask=tuple(place != 1 for place in range(len(response.loss_mask))))
         for response in group.responses
     )
     assert_as_reference(trainer_for(tmp_path, max_grad_norm=0), [replace(group, responses=masked), *batch()])
@@ -193,7 +194,7 @@ def test_tokens_the_policy_did_not_write_carry_no_loss(tmp_path: Path) -> None:
 
 def test_a_response_without_tokens_counts_as_a_response_and_teaches_nothing(tmp_path: Path) -> None:
     group = tiny_group(tiny_model(), 3)
-    empty = replace(group.responses[0], completion_token_ids=(), logprobs=(), loss_mask=())
+    empty = changed(group.responses[0], completion_token_ids=(), logprobs=(), loss_mask=())
     groups = [replace(group, responses=(empty, *group.responses[1:])), *batch()]
     assert_as_reference(trainer_for(tmp_path, loss="grpo", max_grad_norm=0), groups)
 
@@ -206,7 +207,7 @@ def test_clipping_by_hand(tmp_path: Path) -> None:
     responses = []
     for response, advantage in zip(group.responses, (1.0, -1.0), strict=True):
         logps = sampled_logps(base, list(group.prompt_token_ids), list(response.completion_token_ids))
-        responses.append(replace(response, advantage=advantage, logprobs=(logps[0] - math.log(1.5),)))
+        responses.append(changed(response, advantage=advantage, logprobs=(logps[0] - math.log(1.5),)))
     metrics = trainer.train_batch([replace(group, responses=tuple(responses))])
     assert metrics["loss"] == pytest.approx((-1.28 + 1.5) / 2, abs=1e-5)
     assert metrics["ratio"] == pytest.approx(1.5, abs=1e-5)
@@ -341,7 +342,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing_and_says_so(tmp_path: Pat
     trainer = trainer_for(tmp_path)
     before = [parameter.detach().clone() for parameter in trainer.parameters]
     group = tiny_group(tiny_model(), 1)
-    huge = tuple(replace(response, advantage=3e38, logprobs=(-50.0,) * 5) for response in group.responses[:1])
+    huge = tuple(changed(response, advantage=3e38, logprobs=(-50.0,) * 5) for response in group.responses[:1])
     huge = tuple(replace(r, logprobs=r.logprobs[: len(r.completion_token_ids)]) for r in huge)
     assert trainer.train_batch([replace(group, responses=huge)])["skipped"] == 1.0
     assert all(map(torch.equal, before, trainer.parameters))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +9,7 @@ import torch
 
 from streams.engines.base_model import load_base
 from streams.settings.model import Model, Trainer
+from tests.support.factories import changed
 from tests.support.models.tiny import tiny_group, tiny_model
 from trainer.grpo import LogGRPOTrainer
 from trainer.model import wrap
@@ -31,7 +31,7 @@ def test_shared_prefixes_agree_with_trls_plain_pass_on_smollm2(tmp_path: Path) -
     answers = [base.tokenizer(text)["input_ids"] for text in ("7", "The answer is 7.", "The sum is 7.")]
     group = tiny_group(tiny_model(), 1, slots=3)
     responses = tuple(
-        replace(
+        changed(
             response,
             completion_token_ids=tuple(answer),
             logprobs=(-1.0,) * len(answer),
@@ -39,7 +39,7 @@ def test_shared_prefixes_agree_with_trls_plain_pass_on_smollm2(tmp_path: Path) -
         )
         for response, answer in zip(group.responses, answers, strict=True)
     )
-    group = replace(group, prompt_token_ids=tuple(asked), responses=responses)
+    group = changed(group, prompt_token_ids=tuple(asked), responses=responses)
 
     start = [parameter.detach().clone() for parameter in trainer.parameters]
     seen = []

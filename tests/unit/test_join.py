@@ -9,6 +9,7 @@ import pytest
 
 from schemas.events import AdvantagedGroup, RewardSource
 from schemas.serde import decode, encode
+from schemas.tokens import TokenIds
 from streams.stages.advantages.state import OpenGroup
 from tests.support.factories import T0, control, response, reward, task
 from tests.support.log.join_partition import Log, answers, left_out, scores
@@ -31,7 +32,7 @@ def test_a_whole_group_carries_what_was_sampled_and_how_it_was_judged() -> None:
     assert (group.complete, group.dropped_reason, group.left_out) == (True, None, ())
     assert (group.sampling_id, group.adapter_version, group.group_size) == ("s1", 0, 4)
     assert (group.base_digest, group.tokenizer_digest) == ("b" * 64, "c" * 64)
-    assert (group.prompt_token_ids, group.sampling) == ((1, 2, 3), slots[0].sampling)
+    assert (group.prompt_token_ids, group.sampling) == (TokenIds.of((1, 2, 3)), slots[0].sampling)
     assert (group.traceparent, group.metadata) == ("00-a-b-01", {"suite": "s"})
     assert [r.slot for r in group.responses] == [0, 1, 2, 3]
     assert [r.reward for r in group.responses] == [0.0, 1.0, 1.0, 2.0]

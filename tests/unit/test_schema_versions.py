@@ -13,7 +13,7 @@ import pytest
 
 from schemas import generate, versions
 from schemas.events import EVENTS, Reward
-from schemas.versions import SchemaError, SchemaVersions, check
+from schemas.versions import FIRST_ID, SchemaError, SchemaVersions, check
 
 
 @pytest.fixture
@@ -29,8 +29,8 @@ def lock_of(folder: Path) -> list[dict[str, Any]]:
     return lock
 
 
-SHIPPED = sum(1 for _ in (versions.HERE / "avro").rglob("*.avsc"))
-"""Versions of all events; ids count them."""
+NEWEST_ID = FIRST_ID + sum(1 for _ in (versions.HERE / "avro").rglob("*.avsc")) - 1
+"""Ids count the versions of all events."""
 
 
 def append(folder: Path, event: str, definition: dict[str, Any]) -> SchemaVersions:
@@ -40,7 +40,7 @@ def append(folder: Path, event: str, definition: dict[str, Any]) -> SchemaVersio
     text = json.dumps(definition)
     (folder / "avro" / event / f"{version}.avsc").write_text(text)
     digest = sha256(text.encode()).hexdigest()
-    lock.append({"id": len(lock) + 1, "event": event, "version": version, "sha256": digest})
+    lock.append({"id": FIRST_ID + len(lock), "event": event, "version": version, "sha256": digest})
     (folder / "lock.json").write_text(json.dumps(lock))
     return SchemaVersions(folder)
 
@@ -59,7 +59,7 @@ def field(definition: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def test_the_shipped_files_are_what_their_lock_says() -> None:
-    assert [schema.id for schema in versions.files().schemas.values()] == list(range(1, SHIPPED + 1))
+    assert [schema.id for schema in versions.files().schemas.values()] == list(range(FIRST_ID, NEWEST_ID + 1))
     assert all(versions.files().newest(event).event == event.__name__ for event in EVENTS)
 
 
@@ -72,7 +72,7 @@ def test_an_edited_schema_is_refused(folder: Path) -> None:
 
 def test_a_schema_file_that_is_gone_is_missed(folder: Path) -> None:
     (folder / "avro" / "Reward" / "1.avsc").unlink()
-    with pytest.raises(SchemaError, match=r"Reward/1\.avsc is missing; it has id 3\. Restore it"):
+    with pytest.raises(SchemaError, match=r"Reward/1\.avsc is missing; it has id 1003\. Restore it"):
         SchemaVersions(folder)
 
 
@@ -86,21 +86,21 @@ def test_a_hole_in_the_ids_is_refused(folder: Path) -> None:
     lock = lock_of(folder)
     del lock[2]
     (folder / "lock.json").write_text(json.dumps(lock))
-    with pytest.raises(SchemaError, match="entry 3 has id 4; ids are given in order"):
+    with pytest.raises(SchemaError, match="has id 1004 in place of 1003; ids count up and are never reused"):
         SchemaVersions(folder)
 
 
 def test_a_version_given_twice_is_refused(folder: Path) -> None:
     lock = lock_of(folder)
-    lock.append({**lock[2], "id": len(lock) + 1})
+    lock.append({**lock[2], "id": FIRST_ID + len(lock)})
     (folder / "lock.json").write_text(json.dumps(lock))
-    with pytest.raises(SchemaError, match="is version 1 of Reward after version 1"):
+    with pytest.raises(SchemaError, match="for version 1 of Reward after version 1"):
         SchemaVersions(folder)
 
 
 def test_an_unknown_id_is_none() -> None:
     assert versions.files().by_id(0) is None
-    assert versions.files().by_id(SHIPPED + 1) is None
+    assert versions.files().by_id(NEWEST_ID + 1) is None
 
 
 # --- compatibility ---------------------------------------------------------------------------------------------------
@@ -188,7 +188,7 @@ def test_a_drift_is_named_and_nothing_is_written(
     monkeypatch.setattr(sys, "argv", ["schemas.generate", "--check"])
     monkeypatch.setattr(versions, "HERE", folder)
     assert generate.main() == 1
-    assert capsys.readouterr().out == f"avro/Reward/3.avsc: new, id {SHIPPED + 2}\nREADME.md: changed\n"
+    assert capsys.readouterr().out == f"avro/Reward/3.avsc: new, id {NEWEST_ID + 2}\nREADME.md: changed\n"
     assert sorted(path.read_text() for path in folder.rglob("*.*")) == before
 
 
@@ -200,7 +200,7 @@ def test_a_changed_dataclass_becomes_the_next_version_with_the_next_id(
     monkeypatch.setattr(versions, "HERE", folder)
     assert generate.main() == 0
     newest = SchemaVersions(folder).newest(Reward)
-    assert (newest.id, newest.version, newest.text) == (SHIPPED + 2, 3, versions.files().newest(Reward).text)
+    assert (newest.id, newest.version, newest.text) == (NEWEST_ID + 2, 3, versions.files().newest(Reward).text)
 
 
 def types_in(node: Any) -> set[str]:
@@ -215,20 +215,21 @@ def types_in(node: Any) -> set[str]:
 
 
 def test_no_schema_uses_a_type_that_bulk_decoders_cannot_be_trusted_with() -> None:
-    allowed = {"null", "string", "int", "long", "float", "double", "boolean", "record", "array", "map"}
+    allowed = {"null", "string", "bytes", "int", "long", "float", "double", "boolean", "record", "array", "map"}
     for schema in versions.files().schemas.values():
         named = {name for name in types_in(schema.definition) if not name.startswith("streamward.")}
         assert named <= allowed | {"timestamp-millis"}, schema.event
 
 
-def test_every_event_begins_with_its_id_and_ends_with_its_arrays() -> None:
+def test_every_event_begins_with_its_id_and_ends_with_what_is_per_token_and_its_arrays() -> None:
     for schema in versions.files().schemas.values():
         fields = schema.definition["fields"]
         names = [entry["name"] for entry in fields]
         assert names[0].endswith("_id"), schema.event
         assert "created_at" in names[:4], schema.event
-        arrays = [isinstance(entry["type"], dict) and entry["type"]["type"] == "array" for entry in fields]
-        assert arrays == sorted(arrays), schema.event
+        kinds = [entry["type"]["type"] if isinstance(entry["type"], dict) else "" for entry in fields]
+        large = [("bytes", "array").index(kind) if kind in ("bytes", "array") else -1 for kind in kinds]
+        assert large == sorted(large), schema.event
 
 
 def test_an_optional_field_is_nullable_with_default_null() -> None:

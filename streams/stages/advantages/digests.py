@@ -8,7 +8,6 @@ They tell a repetition from a contradiction once a group keeps no more of an eve
 from __future__ import annotations
 
 import hashlib
-from array import array
 from collections.abc import Mapping
 from functools import lru_cache
 
@@ -36,9 +35,8 @@ def response_digest(response: Response, shared: str) -> str:
     `shared` is its `shared_digest`.
     """
     content = hashlib.blake2b(digest_size=4)
-    content.update(array("q", response.completion_token_ids).tobytes())
-    content.update(array("d", response.logprobs).tobytes())
-    content.update(bytes(response.loss_mask))
+    for per_token in (response.completion_token_ids, response.logprobs, response.loss_mask):
+        content.update(per_token.data)
     texts = (response.text, response.engine, response.finish_reason, shared, _text_of(response.sampling))
     content.update("\x1f".join(texts).encode())
     return content.hexdigest()
@@ -81,7 +79,7 @@ def shared_digest(response: Response) -> str:
         return ""
     # + 0.0 turns -0.0 into 0.0, which the cache takes for the same key
     drawn = (response.sampling.temperature + 0.0, response.sampling.top_p)
-    return _shared_digest(response.base_digest, response.tokenizer_digest, drawn, response.prompt_token_ids)
+    return _shared_digest(response.base_digest, response.tokenizer_digest, drawn, response.prompt_token_ids.data)
 
 
 @lru_cache(maxsize=256)  # the slots of a sampling come one after another, each with the whole prompt

@@ -14,6 +14,7 @@ from dataclasses import replace
 
 from schemas.events import AdvantagedGroup, GroupResponse, LeftOut, Response, Sampling, derive_id
 from schemas.serde import encode
+from schemas.tokens import TokenIds
 from streams import advantage_formulas
 from streams.errors import EventError
 from streams.kafka.record import check_size, key_of
@@ -75,7 +76,7 @@ def assemble(effect: EmitGroup, responses: Responses) -> AdvantagedGroup:
         reward_mean=effect.reward_mean,
         reward_std=effect.reward_std,
         sampling=first.sampling if first else Sampling(),
-        prompt_token_ids=first.prompt_token_ids if first else (),
+        prompt_token_ids=first.prompt_token_ids if first else TokenIds(),
         responses=tuple(
             GroupResponse(
                 slot=member.slot,
@@ -127,6 +128,6 @@ def max_size(group: AdvantagedGroup) -> int:
         *(left.reason for left in group.left_out),
         *names,
     ]
-    # a token: its id in 5 bytes, a logprob in 4, a mask in 1. A text: 4 bytes a character, 5 for its length
+    # a token: its id in 4 bytes, a logprob in 4, a mask in 1. A text: 4 bytes a character, 5 for its length
     rows = len(group.responses) + len(group.left_out)
-    return 4096 + 10 * tokens + 256 * rows + sum(4 * len(text) + 5 for text in texts) + 8 * len(names)
+    return 4096 + 9 * tokens + 256 * rows + sum(4 * len(text) + 5 for text in texts) + 8 * len(names)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from schemas import serde
 from schemas.events import Response, derive_id
+from schemas.tokens import Logprobs, LossMask, TokenIds
 from streams.engines.protocol import Completion, SamplingRequest
 from streams.kafka.producer import Producer
 from streams.kafka.topics import topics
@@ -36,7 +37,7 @@ class ServedVersion:
 
 
 def response(request: SamplingRequest, completion: Completion, served: ServedVersion) -> Response:
-    """Return the record of one slot."""
+    """Return the record of one slot. Raises ValueError for tokens that cannot be recorded."""
     task = request.task
     good = completion.error is None
     return Response(
@@ -60,25 +61,10 @@ def response(request: SamplingRequest, completion: Completion, served: ServedVer
         latency_ms=served.latency_ms,
         text=completion.text if good else "",
         sampling=task.sampling,
-        prompt_token_ids=completion.prompt_token_ids if good else (),
-        completion_token_ids=completion.completion_token_ids if good else (),
-        logprobs=completion.logprobs if good else (),
-        loss_mask=(True,) * len(completion.completion_token_ids) if good else (),
-    )
-
-
-def unusable(slot: Response, error: str) -> Response:
-    """Return `slot` as one that failed for good."""
-    return replace(
-        slot,
-        finish_reason="error",
-        error=error,
-        text="",
-        completion_tokens=0,
-        prompt_token_ids=(),
-        completion_token_ids=(),
-        logprobs=(),
-        loss_mask=(),
+        prompt_token_ids=TokenIds.of(completion.prompt_token_ids if good else ()),
+        completion_token_ids=TokenIds.of(completion.completion_token_ids if good else ()),
+        logprobs=Logprobs.of(completion.logprobs if good else ()),
+        loss_mask=LossMask(b"\1" * len(completion.completion_token_ids) if good else b""),
     )
 
 
@@ -92,12 +78,12 @@ class ResponseWriter:
 
     def write(self, request: SamplingRequest, completion: Completion, served: ServedVersion) -> None:
         """Hand one response to the log; one that cannot be written becomes a failed one."""
-        slot = response(request, completion, served)
         try:
+            slot = response(request, completion, served)
             payload = self._encoded(slot)
-        except serde.EncodeError as exc:
-            log.error("task %s: slot %d failed: %s", slot.task_id, slot.slot, exc)
-            slot = unusable(slot, str(exc))
+        except ValueError as exc:  # an EncodeError, or the views'
+            log.error("task %s: slot %d failed: %s", request.task.task_id, completion.slot, exc)
+            slot = response(request, replace(completion, error=str(exc)), served)
             payload = serde.encode(slot)
         _count(self._meter, slot)
         trace = self._tracer.follows(request.trace, slot.response_id)

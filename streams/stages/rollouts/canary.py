@@ -112,13 +112,12 @@ def figures(group: AdvantagedGroup) -> dict[str, float]:
     """Return the figures of a group, without those that it does not have."""
     unscored = sum(left.reason in UNSCORED for left in group.left_out)
     answered = group.responses
-    latencies = [one.latency_ms for one in answered if one.latency_ms is not None]
     found = {
         "reward": group.reward_mean if has_scores(group) else None,
         "failed": unscored / group.group_size,
         "truncated": _mean(one.finish_reason == "length" for one in answered),
         "tokens": _mean(len(one.completion_token_ids) for one in answered),
-        "latency_ms": _mean(latencies),
+        "latency_ms": _mean(one.latency_ms for one in answered),
     }
     return {figure: value for figure, value in found.items() if value is not None}
 

@@ -21,7 +21,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from schemas.avro_schema import Shape, shapes
-from schemas.events import MAX_GROUP_SIZE, MAX_REWARD, NAMESPACE, AdapterEvent, Event, Response, Reward, Task
+from schemas.events import (
+    MAX_GROUP_SIZE,
+    MAX_REWARD,
+    NAMESPACE,
+    AdapterEvent,
+    AdvantagedGroup,
+    Event,
+    Response,
+    Reward,
+    Task,
+)
+from schemas.tokens import MAX_LOGPROB, Logprobs, TokenIds
 
 _GROUPS = ((0, 8), (8, 12), (12, 16), (16, 20), (20, 32))
 """The digits of a UUID between its dashes."""
@@ -38,6 +49,8 @@ def hold(event: type[Event], events: pa.StructArray) -> bool:
         return _tasks_hold(events)
     if event is Response:
         return _responses_hold(events)
+    if event is AdvantagedGroup:
+        return _even(events.field("responses").flatten())
     if event is AdapterEvent:
         return _adapters_hold(events)
     return event is not Reward or _rewards_hold(events)
@@ -53,6 +66,10 @@ def _record_holds(event: Any, events: pa.StructArray) -> bool:
 def _holds(shape: Shape, found: pa.Array) -> bool:
     if shape.base is float:
         return _all(pc.is_finite(found))
+    if shape.base is TokenIds:
+        return _all(pc.greater_equal(found.flatten(), 0))
+    if shape.base is Logprobs:
+        return _all(pc.is_finite(found.flatten())) and _all(pc.less_equal(found.flatten(), MAX_LOGPROB))
     if shape.base is Literal:
         return found.null_count == 0 and _all(pc.is_in(found, pa.array(shape.allowed)))
     if shape.base is tuple and shape.item is not None:
@@ -102,16 +119,23 @@ def _tasks_hold(tasks: pa.StructArray) -> bool:
 
 def _responses_hold(responses: pa.StructArray) -> bool:
     slot, error = responses.field("slot"), responses.field("error")
-    tokens = pc.list_value_length(responses.field("completion_token_ids"))
     rules = (
         pc.and_(pc.greater_equal(slot, 0), pc.less(slot, responses.field("group_size"))),
         pc.equal(pc.equal(responses.field("finish_reason"), "error"), error.is_valid()),
-        pc.equal(tokens, pc.list_value_length(responses.field("logprobs"))),
-        pc.equal(tokens, pc.list_value_length(responses.field("loss_mask"))),
     )
-    return all(map(_all, rules)) and _derived(
-        responses.field("response_id"), responses.field("sampling_id"), slot.cast(pa.string())
+    return (
+        all(map(_all, rules))
+        and _even(responses)
+        and _derived(responses.field("response_id"), responses.field("sampling_id"), slot.cast(pa.string()))
     )
+
+
+def _even(responses: pa.StructArray) -> bool:
+    """Return whether each completion token has its logprob and its place in the mask."""
+    tokens, *others = (
+        pc.list_value_length(responses.field(name)) for name in ("completion_token_ids", "logprobs", "loss_mask")
+    )
+    return all(_all(pc.equal(tokens, lengths)) for lengths in others)
 
 
 def _rewards_hold(rewards: pa.StructArray) -> bool:

@@ -1,6 +1,6 @@
 """Avro schemas as Arrow types, and columns of an older version as those of the newest.
 
-    Avro record ──► arrow_type ──► struct, list, map, timestamp[ms, UTC], …
+    Avro record ──► arrow_type ──► struct, list, map, timestamp[ms, UTC], …; bytes that are per token: a list
     columns of version n ──► fitted ──► fields in the order of the newest, its new ones with their default
                         └─ an integer that does not fit: ArrowInvalid
 
@@ -13,7 +13,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+
+from schemas.avro_schema import LAYOUT
+from schemas.tokens import Logprobs, LossMask, TokenIds
 
 TIME = pa.timestamp("ms", tz="UTC")
 _PRIMITIVES = {
@@ -24,6 +28,7 @@ _PRIMITIVES = {
     "double": pa.float64(),
     "boolean": pa.bool_(),
 }
+_ITEMS = {TokenIds.LAYOUT: pa.int32(), Logprobs.LAYOUT: pa.float32(), LossMask.LAYOUT: pa.bool_()}
 
 
 def inlined(definition: dict[str, Any]) -> dict[str, Any]:
@@ -48,8 +53,14 @@ def inlined(definition: dict[str, Any]) -> dict[str, Any]:
     return whole
 
 
+_WIDENED = {"int": "long", "bytes": "string"}
+
+
 def widened(node: Any) -> Any:
-    """Return a schema whose ints are longs: the bytes are the same, and a value of more than 32 bits is noticed."""
+    """Return a schema whose ints are longs, and whose bytes are texts: what is written is the same.
+
+    So a value of more than 32 bits is noticed. pyruhvro panics at bytes, and does not look whether a text is UTF-8.
+    """
     if isinstance(node, dict):
         return {
             key: widened(value) if key in ("type", "items", "values", "fields") else value
@@ -57,7 +68,7 @@ def widened(node: Any) -> Any:
         }
     if isinstance(node, list):
         return [widened(each) for each in node]
-    return "long" if node == "int" else node
+    return _WIDENED.get(node, node)
 
 
 def arrow_type(node: Any) -> pa.DataType:
@@ -74,6 +85,8 @@ def arrow_type(node: Any) -> pa.DataType:
             return pa.list_(arrow_type(node["items"]))
         case "map":
             return pa.map_(pa.string(), arrow_type(node["values"]))
+        case "bytes":
+            return pa.list_(_ITEMS[node[LAYOUT]])
     return TIME if node.get("logicalType") == "timestamp-millis" else _PRIMITIVES[node["type"]]
 
 
@@ -101,7 +114,25 @@ def fitted(found: pa.Array, node: Any, wanted: pa.DataType) -> pa.Array:
     if kind == "map":
         items = fitted(found.items, node["values"], wanted.item_type)
         return pa.MapArray.from_arrays(found.offsets, found.keys, items, mask=mask)
+    if kind == "bytes":
+        return _items(found, wanted, mask)
     return found if found.type == wanted else found.cast(wanted)
+
+
+def _items(found: pa.StringArray, wanted: pa.ListType, mask: pa.Array | None) -> pa.Array:
+    """Return bytes that were read as texts as lists of what they are per token, over the same memory."""
+    _, offsets, data = found.buffers()
+    ends = np.frombuffer(offsets or b"\0" * 4, np.int32)[found.offset : found.offset + len(found) + 1]
+    stored = np.dtype(np.uint8) if wanted.value_type == pa.bool_() else np.dtype(wanted.value_type.to_pandas_dtype())
+    if ((ends - ends[0]) % stored.itemsize).any():
+        raise pa.ArrowInvalid(f"a length is no multiple of {stored.itemsize}")
+    items = np.frombuffer(data or b"", np.uint8)[ends[0] : ends[-1]]
+    if wanted.value_type == pa.bool_():
+        if items.max(initial=0) > 1:
+            raise pa.ArrowInvalid("a mask is neither 0 nor 1")
+        stored = np.dtype(np.bool_)
+    lists = pa.array((ends - ends[0]) // stored.itemsize, pa.int32())
+    return pa.ListArray.from_arrays(lists, pa.array(items.view(stored)), mask=mask)
 
 
 def _default(default: Any, kind: pa.DataType, count: int) -> pa.Array:

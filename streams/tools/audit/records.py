@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import base64
 import math
-from array import array
-from collections.abc import Iterable
 from functools import lru_cache
 from hashlib import blake2b, sha256
 from typing import Any
@@ -24,6 +22,7 @@ from schemas.events import (
     DeadLetter,
     Event,
     GroupControl,
+    GroupResponse,
     Response,
     Reward,
     Sampling,
@@ -82,19 +81,20 @@ def digest(*parts: object) -> int:
     return _digest(repr(parts).encode())
 
 
-def tokens_digest(ids: Iterable[int], logprobs: Iterable[float], mask: Iterable[bool]) -> int:
+def tokens_digest(of: Response | GroupResponse) -> int:
     """Return a digest of completion tokens, their logprobs and their mask."""
-    return _digest(array("q", ids), b"|", array("d", logprobs), b"|", bytes(mask))
+    # as many of each, so no two of them have the same bytes in a row
+    return _digest(of.completion_token_ids.data, of.logprobs.data, of.loss_mask.data)
 
 
 @lru_cache(maxsize=256)  # the slots of a sampling come one after the other, each with the whole prompt
-def head_digest(base: str, tokenizer: str, sampling: Sampling, prompt: tuple[int, ...]) -> int:
+def head_digest(base: str, tokenizer: str, sampling: Sampling, prompt: bytes) -> int:
     """Return a digest of what a group says once of all its responses."""
     return digest(base, tokenizer, sampling, prompt)
 
 
 @lru_cache(maxsize=256)
-def _shared_digest(base: str, tokenizer: str, temperature: float, top_p: float, prompt: tuple[int, ...]) -> int:
+def _shared_digest(base: str, tokenizer: str, temperature: float, top_p: float, prompt: bytes) -> int:
     return digest(base, tokenizer, temperature, top_p, prompt)
 
 
@@ -132,10 +132,10 @@ def _task(record: Record, task: Task) -> TaskFact:
 
 
 def _response(record: Record, response: Response) -> ResponseFact:
-    drawn, prompt, failed = response.sampling, response.prompt_token_ids, response.error is not None
+    drawn, prompt, failed = response.sampling, response.prompt_token_ids.data, response.error is not None
     where = (response.base_digest, response.tokenizer_digest)
     head = head_digest(*where, drawn, prompt)
-    tokens = tokens_digest(response.completion_token_ids, response.logprobs, response.loss_mask)
+    tokens = tokens_digest(response)
     plain = [getattr(response, name) for name in _SAID]
     return ResponseFact(
         at=record.at,
@@ -202,7 +202,7 @@ def _group(record: Record, group: AdvantagedGroup) -> GroupFact:
         ddof=group.formula_ddof,
         mean=group.reward_mean,
         std=group.reward_std,
-        head=head_digest(group.base_digest, group.tokenizer_digest, group.sampling, group.prompt_token_ids),
+        head=head_digest(group.base_digest, group.tokenizer_digest, group.sampling, group.prompt_token_ids.data),
         members=tuple(
             MemberFact(
                 slot=one.slot,
@@ -213,12 +213,12 @@ def _group(record: Record, group: AdvantagedGroup) -> GroupFact:
                 reward=one.reward,
                 advantage=one.advantage,
                 components=tuple(sorted(one.components.items())),
-                tokens=tokens_digest(one.completion_token_ids, one.logprobs, one.loss_mask),
+                tokens=tokens_digest(one),
             )
             for one in group.responses
         ),
         left_out=tuple((left.slot, left.response_id, left.reason) for left in group.left_out),
-        loss_tokens=sum(sum(one.loss_mask) for one in group.responses),
+        loss_tokens=sum(one.loss_mask.trained for one in group.responses),
     )
 
 

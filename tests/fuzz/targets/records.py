@@ -83,11 +83,9 @@ def dead_letters(folder: Path) -> Check:
     from streams.tools.dead_letters.letters import Letter, decision, parse
     from streams.tools.dead_letters.originals import copied
 
-    build = raised(DeadLetter)
-
     def check(data: bytes) -> str | None:
         try:
-            event = build(json.loads(data))
+            event = raised(DeadLetter, json.loads(data))
             payload = serde.encode(event)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError, serde.EncodeError):
             return "no event"  # which the target `events` is for

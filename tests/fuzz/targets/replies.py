@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from schemas import serde
@@ -97,7 +98,7 @@ def vllm(folder: Path) -> Check:
     from streams.engines.vllm.responses import completions, prompt_logprobs
     from streams.engines.vllm.verify import Proof
     from streams.errors import ModelServerError
-    from streams.stages.policy.responses import ServedVersion, response, unusable
+    from streams.stages.policy.responses import ServedVersion, response
     from tests.support.models.tiny import tiny_model, tiny_tokenizer
     from tests.support.vllm.contract import REQUESTS
 
@@ -115,11 +116,10 @@ def vllm(folder: Path) -> Check:
 
     def written(given: object) -> None:
         for slot in completions(given, request, model="base", prompt=(9, 10, 11), room=6, prompts=prompts):
-            record = response(request, slot, served)
             try:
-                serde.encode(record)
-            except serde.EncodeError as exc:
-                serde.encode(unusable(record, str(exc)))
+                serde.encode(response(request, slot, served))
+            except ValueError as exc:
+                serde.encode(response(request, replace(slot, error=str(exc)), served))
 
     def check(data: bytes) -> str | None:
         said["data"] = data

@@ -1,9 +1,11 @@
 """The release before this one, as its commit has it: chart, Dockerfile, and the program of its images.
 
     git log of helm/Chart.yaml ► the last commit before its `version` changed ┐
-    git log of ROW_VERSION     ► the first whose table rows this one reads ───┴► the later ──► git archive ──► a folder
+    git log of ROW_VERSION     ► the first whose table rows this one reads ───┼► the latest ► git archive ► a folder
+    git log of lock.json       ► the first whose records this one reads ──────┘
 
-A worker refuses table rows of another version, so there is no upgrade in place from further back.
+A worker refuses table rows of another version, and no record with an id below FIRST_ID is read, so there is no upgrade
+in place from further back.
 
 Not covered: the packages of that release. Its program runs with those that are installed here.
 """
@@ -15,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from schemas.versions import FIRST_ID
 from tests.support.deploy.unpack import unpack
 
 ROOT = Path(__file__).parents[3]
@@ -32,7 +35,14 @@ def previous(folder: Path) -> Path:
     changed = _git("log", "-1", "--format=%H", "-G^version:", "--", FILE)
     before = added if changed == added else _git("rev-parse", f"{changed}^")
     rows = _git("log", "-1", "--format=%H", "--first-parent", "-m", "-M", "-G^ROW_VERSION = ", "--", "streams")
-    return _unpacked(before if rows == _git("merge-base", rows, before) else rows, folder)
+    first_id = f'-S{{"id": {FIRST_ID}, '
+    *_, records = _git("log", "--format=%H", "--first-parent", "-m", first_id, "--", "schemas/lock.json").split()
+    return _unpacked(_latest(_latest(before, rows), records), folder)
+
+
+def _latest(one: str, other: str) -> str:
+    """Return which of two commits came after the other."""
+    return one if other == _git("merge-base", other, one) else other
 
 
 def _added() -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 from typing import Any
 
 from confluent_kafka.schema_registry import SchemaRegistryClient
@@ -12,6 +10,7 @@ from confluent_kafka.serialization import MessageField, SerializationContext
 from schemas.events import Event
 from streams.kafka.topics import topic_of
 from streams.settings.model import Topics
+from tests.support import factories
 
 ANSWER_S = 20.0
 SUBJECTS = {"subject.name.strategy.type": "TOPIC"}
@@ -31,7 +30,7 @@ def where(event: Event, topics: Topics) -> SerializationContext:
 
 def plain(event: Event) -> Any:
     """Return the dict that they write."""
-    return json.loads(json.dumps(dataclasses.asdict(event)))
+    return factories.plain(event)
 
 
 def with_millis(read: Any) -> Any:

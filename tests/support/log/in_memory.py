@@ -30,7 +30,7 @@ from streams.settings.model import Advantages, Settings, Topics
 from streams.stages.advantages.rows import GroupRows
 from streams.stages.advantages.stage import AdvantageStage
 from streams.tools.replay import driver
-from tests.support.factories import T0, control, response, reward, task
+from tests.support.factories import T0, changed, control, response, reward, task
 
 PARTITIONS = 2
 DEADLINE, EXPIRE, AFTERWARDS = T0 + 1000, T0 + 5000, T0 + 6000
@@ -136,7 +136,7 @@ def _strange(
     strange: dict[str, list[Event]] = {
         "a sampling of two versions": [dataclasses.replace(slot, adapter_version=2) for slot in slots[:1]],
         "a sampling of two prompts": [
-            dataclasses.replace(slot, prompt_token_ids=(9,)) for slot in slots[-1:] if slot.error is None
+            changed(slot, prompt_token_ids=(9,)) for slot in slots[-1:] if slot.error is None
         ],
         "another value": [dataclasses.replace(score, value=9.0, error=None) for score in scores[:2]],
         "an unasked source": [reward(one, source="style"), reward(one, source="style", value=0.5)],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from schemas.events import AdvantagedGroup, GroupResponse, Sampling, derive_id
+from schemas.tokens import Logprobs, LossMask, TokenIds
+from tests.support.factories import changed
 
 torch.set_num_threads(1)  # more only wait for each other at this size
 
@@ -106,9 +107,9 @@ def tiny_group(
                 latency_ms=7.5,
                 reward=float(slot),
                 advantage=advantages[slot],
-                completion_token_ids=tuple(ids),
-                logprobs=tuple(logps.tolist()),
-                loss_mask=(True,) * len(ids),
+                completion_token_ids=TokenIds.of(ids),
+                logprobs=Logprobs.of(logps.tolist()),
+                loss_mask=LossMask(b"\1" * len(ids)),
             )
         )
     group = AdvantagedGroup(
@@ -130,7 +131,7 @@ def tiny_group(
         reward_mean=0.0,
         reward_std=1.0,
         sampling=Sampling(temperature=temperature, max_tokens=completion),
-        prompt_token_ids=tuple(prompt_ids),
+        prompt_token_ids=TokenIds.of(prompt_ids),
         responses=tuple(responses),
     )
-    return replace(group, **changes)
+    return changed(group, **changes)

@@ -1,0 +1,218 @@
+"""What is per token, as bytes: token ids, logprobs and loss masks.
+
+    [1, 2, 256] ──► TokenIds.of ──► 01 00 00 00 02 00 00 00 00 01 00 00 ──► Avro bytes, numpy, a digest: never copied
+                                    little-endian, whatever the machine
+
+So a record of a thousand tokens is read and written as a few values, not as thousands. The views compare and hash by
+their bytes, their items are plain Python numbers, and a slice is a view of the same kind. A view that exists is sound:
+its bytes are checked when it is made, at C speed.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, overload
+
+if TYPE_CHECKING:
+    import numpy as np
+
+V = TypeVar("V", int, float, bool)
+
+MAX_LOGPROB = 1e-3
+"""Nats; rounding may lift a logprob so far above 0."""
+SHOWN = 8
+"""Most items in a repr; of more, three are shown."""
+_HIGH_BYTES = bytes(range(0x80, 0xFF))
+"""The last byte of every float32 from -1.7e38 to -0.0, and of no other."""
+
+
+class PerToken(Sequence[V]):
+    """A number per token, over bytes."""
+
+    __slots__ = ("data",)
+    data: bytes
+
+    CODE: ClassVar[str]
+    """Of an item, as in `struct`."""
+    BYTES: ClassVar[int]
+    """Of an item."""
+    LAYOUT: ClassVar[str]
+    """The layout in words: what the Avro schema says of these bytes."""
+    TYPES: ClassVar[frozenset[type]]
+    """Of the items that `of` takes."""
+
+    def __init__(self, data: bytes = b"") -> None:
+        """View these bytes. Raises ValueError if they break a rule: where, what is expected, and what is there."""
+        if self._is_unsound(data):
+            raise ValueError(f"{type(self).__name__}{self._problem(data)}")
+        _put(self, data)
+
+    @classmethod
+    def of(cls, values: Iterable[V]) -> Self:
+        """Return a view of these numbers. Raises ValueError for the first that is none, or out of range."""
+        items = tuple(values)
+        if not set(map(type, items)) <= cls.TYPES:
+            place, odd = next((i, item) for i, item in enumerate(items) if type(item) not in cls.TYPES)
+            (expected, *_) = sorted(each.__name__ for each in cls.TYPES)
+            raise ValueError(f"{cls.__name__}[{place}]: expected {expected}, got {type(odd).__name__} {odd!r:.60}")
+        try:
+            return cls(struct.pack(f"<{len(items)}{cls.CODE}", *items))
+        except (struct.error, OverflowError):
+            place = next(i for i, item in enumerate(items) if cls._broken(item))
+            what = f"expected {cls._broken(items[place])}, got {items[place]!r:.60}"
+            raise ValueError(f"{cls.__name__}[{place}]: {what}") from None
+
+    def numpy(self) -> np.ndarray[tuple[int], np.dtype[Any]]:
+        """Return the items as a read-only array over the same memory."""
+        import numpy as np
+
+        return np.frombuffer(self.data, f"<{self.CODE}")
+
+    def __len__(self) -> int:
+        return len(self.data) // self.BYTES
+
+    def __iter__(self) -> Iterator[V]:
+        return iter(self._items(self.data))
+
+    @overload
+    def __getitem__(self, index: int) -> V: ...
+    @overload
+    def __getitem__(self, index: slice) -> Self: ...
+    def __getitem__(self, index: int | slice) -> V | Self:
+        if isinstance(index, slice):
+            items: memoryview[Any] = memoryview(self.data).cast(self.CODE)  # type: ignore[call-overload]  # one of them
+            return type(self)(items[index].tobytes())
+        at = range(len(self))[index] * self.BYTES
+        return self._items(self.data[at : at + self.BYTES])[0]
+
+    def __eq__(self, other: object) -> bool:
+        return self.data == other.data if type(other) is type(self) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.data)
+
+    def __repr__(self) -> str:
+        shown = ", ".join(map(repr, self if len(self) <= SHOWN else self[:3]))
+        return f"{type(self).__name__}([{shown}{'' if len(self) <= SHOWN else f', … {len(self)} in all'}])"
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"{type(self).__name__} cannot be changed: make another one")
+
+    def __reduce__(self) -> tuple[type[Self], tuple[bytes]]:
+        return type(self), (self.data,)
+
+    @classmethod
+    def _items(cls, data: bytes) -> tuple[V, ...]:
+        return struct.unpack(f"<{len(data) // cls.BYTES}{cls.CODE}", data)
+
+    @classmethod
+    def _problem(cls, data: bytes) -> str:
+        """Return what is wrong with unsound bytes."""
+        if len(data) % cls.BYTES:
+            return f": expected {cls.LAYOUT}, got {len(data)} bytes"
+        place, item = next((i, item) for i, item in enumerate(cls._raw(data)) if cls._broken(item))
+        return f"[{place}]: expected {cls._broken(item)}, got {item}"
+
+    @classmethod
+    def _raw(cls, data: bytes) -> Sequence[Any]:
+        """Return the items of bytes that may be unsound."""
+        return cls._items(data)
+
+    @classmethod
+    def _is_unsound(cls, data: bytes) -> bool:
+        """Return whether any item breaks a rule. No loop over the items: this is called for every record."""
+        raise NotImplementedError
+
+    @classmethod
+    def _broken(cls, item: V) -> str | None:
+        """Return what is expected of an item that breaks a rule, None of any other."""
+        raise NotImplementedError
+
+
+_put = PerToken.data.__set__  # type: ignore[attr-defined]  # the slot's own, which `__setattr__` does not stop
+
+
+class TokenIds(PerToken[int]):
+    """Token ids, 0 or more.
+
+    >>> TokenIds.of([1, 2, 256])
+    TokenIds([1, 2, 256])
+    """
+
+    __slots__ = ()
+    CODE, BYTES, LAYOUT = "i", 4, "little-endian int32, 4 bytes a token"
+    TYPES = frozenset({int})
+
+    @classmethod
+    def _is_unsound(cls, data: bytes) -> bool:
+        return bool(len(data) % 4) or not data[3::4].isascii()  # the sign is the first bit of each last byte
+
+    @classmethod
+    def _broken(cls, item: int) -> str | None:
+        return None if 0 <= item < 1 << 31 else f"an id from 0 to {(1 << 31) - 1}"
+
+
+class Logprobs(PerToken[float]):
+    """Logprobs in nats: finite, and not above 0.
+
+    >>> Logprobs.of([-0.5, -0.25])
+    Logprobs([-0.5, -0.25])
+    """
+
+    __slots__ = ()
+    CODE, BYTES, LAYOUT = "f", 4, "little-endian float32, 4 bytes a token"
+    TYPES = frozenset({float, int})
+
+    @classmethod
+    def _is_unsound(cls, data: bytes) -> bool:
+        if len(data) % 4:
+            return True
+        if not data[3::4].translate(None, _HIGH_BYTES):
+            return False
+        items = cls._items(data)  # greedy answers have a 0.0
+        return not (math.isfinite(sum(items)) and max(items) <= MAX_LOGPROB)
+
+    @classmethod
+    def _broken(cls, item: float) -> str | None:
+        if not math.isfinite(item):
+            return "a finite number"
+        if abs(item) > _FLOAT32_MAX:
+            return f"at most {_FLOAT32_MAX:g} in size (32 bits)"
+        return None if item <= MAX_LOGPROB else "a logprob, which is at most 0"
+
+
+_FLOAT32_MAX = 3.4028234663852886e38
+
+
+class LossMask(PerToken[bool]):
+    """Whether the policy wrote the token, so that the loss is computed on it.
+
+    >>> LossMask.of([True, False]).data
+    b'\\x01\\x00'
+    """
+
+    __slots__ = ()
+    CODE, BYTES, LAYOUT = "?", 1, "1 byte a token, 0 or 1"
+    TYPES = frozenset({bool})
+
+    @property
+    def trained(self) -> int:
+        """How many tokens the policy wrote."""
+        return self.data.count(1)
+
+    @classmethod
+    def _is_unsound(cls, data: bytes) -> bool:
+        return bool(data.translate(None, b"\0\1"))
+
+    @classmethod
+    def _raw(cls, data: bytes) -> Sequence[Any]:
+        return data
+
+    @classmethod
+    def _broken(cls, item: int) -> str | None:
+        return None if item in (0, 1) else "0 or 1"
+
+
+VIEWS: tuple[type[PerToken[Any]], ...] = (TokenIds, Logprobs, LossMask)
