@@ -1,6 +1,6 @@
 """Whole groups to load a log with: a task, its eight responses, a reward for each; 17 events.
 
-    whole(n) ──► Task, Response x 8, Reward x 8, of realistic size: 64 prompt tokens, 32 tokens a response, about 8 kB
+    whole(n) ──► Task, Response x 8, Reward x 8, of realistic size: 64 prompt tokens, 32 tokens a response, about 9 kB
 
 Not covered: late, doubled or failed events.
 """
