@@ -1,11 +1,11 @@
-"""Whole groups joined per second: live Faust worker and batch driver, against a plain consume of the same bytes.
+"""Whole groups joined per second, by the length of their answers: live Faust worker, batch driver, and a plain consume.
 
-A backlog of groups of 17 events lies in the log, as long as a replay may find it. Live: the events that the worker
-commits in a window, 17 of them a group; groups themselves come late in a backlog, since rewards lie behind all else.
-Batch: `streams.tools.replay.driver` over the whole log, and every group
-encoded, as a replay would write it; in one process, and in one a core, their start included. The peer reads the same
-records with confluent-kafka and looks at none. By turns; between its windows the worker is stopped, and goes on where
-it stood.
+A group is 17 events: a task, eight responses of so many tokens, eight rewards. Live: a worker that has just started and
+is at the end of its topics gets BURST groups at once, each stage after the one before; the time is from the first
+record written until the last group is in the log. Batch: `streams.tools.replay.driver` over a log of GROUPS, and every
+group encoded, as a replay would write it; in one process, and in one a core, their start included. The peer reads the
+same log with confluent-kafka and looks at nothing. By turns, and medians. `per_cpu_s` is the same per second of CPU
+time of the process that joins, its client's threads included: what a core of its own would give.
 
 Not covered: several workers. Faust runs on one core.
 """
@@ -15,96 +15,156 @@ from __future__ import annotations
 import statistics
 import subprocess
 import time
-from collections.abc import Iterator
-from typing import Any
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
 
 import confluent_kafka as ck
+import psutil
 
 from schemas.serde import encode
 from streams.kafka import admin
 from streams.kafka.client import client_config
-from streams.kafka.offsets import positions
+from streams.kafka.producer import Producer
+from streams.kafka.record import encoded
 from streams.kafka.topics import KEYED_BY_TASK, topics
 from streams.settings.model import Settings
 from streams.tools.replay import driver
 from tests.benchmarks.loop import node, process
 from tests.benchmarks.side_by_side import line, say
-from tests.benchmarks.whole_groups import EVENTS, preload
+from tests.benchmarks.whole_groups import COMPLETION_TOKENS, EVENTS, preload, wave
 
-GROUPS = 24_000
+TOKENS = (32, 256, 1024)
+GROUPS = 3000
+BURST = 500
 ROUNDS = 3
-WINDOW_S = 10.0
-TIMES_LIVE = 15.0
+AIMS = {"live, Faust": 150.0, "batch, one process": 2000.0}
+"""Groups a second at the fewest tokens."""
+OF_SHORT = 0.7
+"""With the most tokens, at least this part of the rate with the fewest."""
+LIMIT_S = 300.0
 PEER = {"group.id": "bench", "enable.auto.commit": False, "fetch.queue.backoff.ms": 20}
 """As ours: by default a consumer whose queue was full once idles for a second."""
 
 
 def run() -> Iterator[dict[str, Any]]:
-    """Yield two lines, in groups a second: the live join and the batch join, each with the plain consume as peer."""
-    say("join: a live worker, the batch driver in one process and in several, and a plain consume, by turns")
-    rates: dict[str, list[float]] = {"live": [], "batch": [], "cores": [], "plain": []}
+    """Yield lines in groups a second: each join against the plain consume, against its aim, and long against short."""
+    say(f"join: {TOKENS} tokens a response; a live worker, the batch driver, and a plain consume, by turns")
+    measured: dict[str, dict[int, list[Rate]]] = defaultdict(lambda: defaultdict(list))
     with node() as settings:
-        preload(settings, GROUPS)
+        logs = {tokens: renamed(settings, f"log-{tokens}.") for tokens in TOKENS}
+        for tokens, log in logs.items():
+            preload(log, GROUPS, tokens)
         for turn in range(ROUNDS):
-            rates["live"].append(live_rate(settings))
-            rates["batch"].append(_batch(encode(made) for made in driver.join(settings)))
-            rates["cores"].append(_batch(made.payload for made in driver.join_encoded(settings)))
-            rates["plain"].append(_plain(settings))
-            say(f"  round {turn + 1}: " + ", ".join(f"{name} {rate[-1]:.0f}" for name, rate in rates.items()))
-    live, batch, cores, plain = (statistics.median(rate) for rate in rates.values())
-    shared: dict[str, Any] = {"unit": "groups/s", "events_per_group": EVENTS}
-    consume = "confluent-kafka consume of the same bytes"
-    for case, ours in (("live, Faust", live), ("batch, one process", batch), ("batch, a process a core", cores)):
-        yield line("join", case, ours=ours, peer=plain, ratio=ours / plain, peer_is=consume, **shared)
-    against: dict[str, Any] = {"target": TIMES_LIVE, "peer_is": "the live join", **shared}
-    for case, ours in (("batch, one process, against live", batch), ("batch, a process a core, against live", cores)):
-        yield line("join", case, ours=ours, peer=live, ratio=ours / live, **against)
+            for tokens, log in logs.items():
+                burst = renamed(settings, f"live-{tokens}-{turn}.")
+                measured["live, Faust"][tokens].append(live_rate(burst, tokens))
+                measured["batch, one process"][tokens].append(_batch(encode(made) for made in driver.join(log)))
+                measured["batch, a process a core"][tokens].append(
+                    _batch(made.payload for made in driver.join_encoded(log))
+                )
+                measured["plain"][tokens].append(_plain(log))
+                rates = (
+                    f"{name} {each[tokens][-1].wall:.0f} ({each[tokens][-1].cpu:.0f})"
+                    for name, each in measured.items()
+                )
+                say(f"  round {turn + 1}, {tokens} tokens: " + ", ".join(rates))
+    yield from _lines({name: _medians(rates) for name, rates in measured.items()})
 
 
-def live_rate(settings: Settings) -> float:
-    """Return the groups a second that a worker is done with, from one of its commits to a later one."""
-    with process("tests.benchmarks.live_join", settings=settings) as worker:
-        first, begun = _next_commit(settings, worker)
-        passed = 0.0
-        while passed < WINDOW_S:
-            now, at = _next_commit(settings, worker)
-            passed = at - begun
-        return (now - first) / EVENTS / passed
+class Rate(NamedTuple):
+    """Groups a second."""
+
+    wall: float
+    cpu: float
+    """Per second of CPU time of the process that joins; its children's is not in it."""
 
 
-def _next_commit(settings: Settings, worker: subprocess.Popen[bytes]) -> tuple[int, float]:
-    """Return how many events are committed once it is more than now, and when that was. Raises RuntimeError."""
-    before, deadline = _committed(settings), time.monotonic() + 60
-    while (now := _committed(settings)) == before:
+def _medians(rates: dict[int, list[Rate]]) -> dict[int, Rate]:
+    return {tokens: Rate(*map(statistics.median, zip(*each, strict=True))) for tokens, each in rates.items()}
+
+
+def _lines(rates: dict[str, dict[int, Rate]]) -> Iterator[dict[str, Any]]:
+    plain, short, long = rates.pop("plain"), min(TOKENS), max(TOKENS)
+    for name, ours in rates.items():
+        for tokens, rate in ours.items():
+            peer_is = "confluent-kafka consume of the same bytes"
+            yield _line(f"{name}, {tokens} tokens", rate, peer=plain[tokens].wall, peer_is=peer_is)
+        if name in AIMS:
+            yield _line(f"{name}, aim", ours[short], peer=AIMS[name], peer_is="the aim", target=1.0)
+            yield _line(f"{name}, long", ours[long], peer=ours[short].wall, peer_is=f"{short} tokens", target=OF_SHORT)
+
+
+def _line(case: str, rate: Rate, *, peer: float, peer_is: str, target: float | None = None) -> dict[str, Any]:
+    more = {"per_cpu_s": round(rate.cpu, 1), "events_per_group": EVENTS}
+    compared: dict[str, Any] = {"peer": peer, "ratio": rate.wall / peer, "peer_is": peer_is, "target": target}
+    return line("join", case, ours=rate.wall, unit="groups/s", **compared, **more)
+
+
+def renamed(settings: Settings, prefix: str) -> Settings:
+    """Return settings for topics of their own, empty and on the same broker."""
+    own = settings.model_copy(update={"topics": settings.topics.model_copy(update={"prefix": prefix})})
+    admin.apply_topics(own)
+    return own
+
+
+def live_rate(settings: Settings, tokens: int = COMPLETION_TOKENS) -> Rate:
+    """Return the groups a second that a worker makes of BURST, in empty topics. Raises RuntimeError if it stops."""
+    first, *burst = (_records(settings, numbers, tokens) for numbers in (range(1), range(1, BURST + 1)))
+    with process("tests.benchmarks.live_join", settings=settings) as worker, Producer(settings) as producer:
+        _written(producer, first)
+        _wait(settings, worker, 1)  # by then it reads all its partitions
+        begun, begun_cpu = time.perf_counter(), _cpu_s(worker.pid)
+        _written(producer, *burst)
+        _wait(settings, worker, 1 + BURST)
+        return Rate(BURST / (time.perf_counter() - begun), BURST / (_cpu_s(worker.pid) - begun_cpu))
+
+
+def _cpu_s(pid: int) -> float:
+    times = psutil.Process(pid).cpu_times()
+    return times.user + times.system
+
+
+def _records(settings: Settings, numbers: Iterable[int], tokens: int) -> list[tuple[str, bytes | None, bytes]]:
+    by_event = {topic.event: topic for topic in topics(settings.topics).values()}
+    return [
+        (topic.name, *encoded(event, topic)) for event in wave(numbers, tokens) for topic in [by_event[type(event)]]
+    ]
+
+
+def _written(producer: Producer, records: list[tuple[str, bytes | None, bytes]]) -> None:
+    for record in records:
+        producer.send_bytes(*record)
+    producer.flush()
+
+
+def _wait(settings: Settings, worker: subprocess.Popen[bytes], groups: int) -> None:
+    """Return once so many groups are in the log."""
+    deadline = time.monotonic() + LIMIT_S
+    while (made := sum(end for _, end in admin.offsets(settings, ["groups"]).values())) < groups:
         if worker.poll() is not None or time.monotonic() > deadline:
-            raise RuntimeError(f"the live worker went no further than {before} events")
+            raise RuntimeError(f"the live worker made {made} of {groups} groups")
         time.sleep(0.02)
-    return now, time.perf_counter()
 
 
-def _committed(settings: Settings) -> int:
-    names = {topics(settings.topics)[label].name for label in KEYED_BY_TASK}
-    return sum(at.committed for at in positions(settings) if at.group == "streams" and at.topic in names)
-
-
-def _batch(payloads: Iterator[bytes]) -> float:
-    begun = time.perf_counter()
+def _batch(payloads: Iterator[bytes]) -> Rate:
+    begun, begun_cpu = time.perf_counter(), time.process_time()
     groups = sum(1 for payload in payloads if payload)
-    passed = time.perf_counter() - begun
+    passed, cpu_s = time.perf_counter() - begun, time.process_time() - begun_cpu
     if groups != GROUPS:
         raise RuntimeError(f"the batch driver made {groups} records of {GROUPS} groups")
-    return groups / passed
+    return Rate(groups / passed, groups / cpu_s)
 
 
-def _plain(settings: Settings) -> float:
+def _plain(settings: Settings) -> Rate:
     bounds = admin.offsets(settings, KEYED_BY_TASK)
-    begun = time.perf_counter()
+    begun, begun_cpu = time.perf_counter(), time.process_time()
     consumer = ck.Consumer({**client_config(settings.kafka), **PEER})
     consumer.assign([ck.TopicPartition(topic, partition, low) for (topic, partition), (low, _) in bounds.items()])
     left = sum(high - low for low, high in bounds.values())
     while left:
         # no more than there are: `consume` waits out its time for a batch that cannot fill
         left -= sum(message.error() is None for message in consumer.consume(min(left, 1000), 1.0))
-    passed = time.perf_counter() - begun
+    passed, cpu_s = time.perf_counter() - begun, time.process_time() - begun_cpu
     consumer.close()
-    return GROUPS / passed
+    return Rate(GROUPS / passed, GROUPS / cpu_s)

@@ -16,7 +16,7 @@ from streams.worker.app import build_app, run_worker
 
 def main() -> int:
     """Run until SIGTERM; return the exit code."""
-    app = build_app(load.load(), worker_name="bench")
+    app = build_app(load(), worker_name="bench")
     advantages.register(app)
     return run_worker(app)
 

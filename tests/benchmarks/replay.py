@@ -1,7 +1,7 @@
 """Whole groups a replay joins per second, against the live Faust worker; and its memory as the log grows tenfold.
 
-Rate: one backlog in the log. The live worker's windows are those of `join`; a replay reads what it copied, joins it
-under its own settings, notes the lag, and has every group acknowledged. By turns.
+Rate: one backlog in the log; the live worker's rate is that of `join`, on topics of its own. A replay reads what it
+copied, joins it under its own settings, notes the lag, and has every group acknowledged. By turns.
 
 Memory: two logs, one ten times the other, in which what left is evicted by its control record as the live worker's
 timer would have it. Each is replayed from selecting to cutting; what counts is the most that its processes had
@@ -19,19 +19,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from itertools import chain
 from typing import Any
 
-from schemas.events import GroupControl, derive_id
-from streams.kafka import admin
+from schemas.events import GroupControl, Task, derive_id
 from streams.kafka.producer import Producer
 from streams.settings.load import to_env
 from streams.settings.model import Settings
 from tests.benchmarks import join
 from tests.benchmarks.loop import REPO, node
 from tests.benchmarks.side_by_side import line, say
-from tests.benchmarks.whole_groups import EVENTS, preload, whole
+from tests.benchmarks.whole_groups import EVENTS, preload, wave
 
+GROUPS = 24_000
 ROUNDS = 3
 TIMES_LIVE = 15.0
 SMALL, TIMES = 3_000, 10
@@ -52,10 +51,10 @@ def run() -> Iterator[dict[str, Any]]:
 
 
 def _rate(settings: Settings) -> dict[str, Any]:
-    preload(settings, join.GROUPS)
+    preload(settings, GROUPS)
     live, ours = [], []
     for turn in range(ROUNDS):
-        live.append(join.live_rate(settings))
+        live.append(join.live_rate(join.renamed(settings, f"live-{turn}.")).wall)
         done = _replayed(settings, f"round-{turn}")
         ours.append(done["groups"] / done["join_s"])
         say(f"  round {turn + 1}: live {live[-1]:.0f}, replay {ours[-1]:.0f}")
@@ -76,7 +75,7 @@ def _rate(settings: Settings) -> dict[str, Any]:
 def _memory(settings: Settings) -> dict[str, Any]:
     grown = {}
     for groups in (SMALL, SMALL * TIMES):
-        own = settings.model_copy(update={"topics": settings.topics.model_copy(update={"prefix": f"bench-{groups}."})})
+        own = join.renamed(settings, f"bench-{groups}.")
         _evicting(own, groups)
         done = _replayed(own, "memory")
         if done["groups"] != groups:
@@ -98,16 +97,14 @@ def _memory(settings: Settings) -> dict[str, Any]:
 
 def _evicting(settings: Settings, groups: int) -> None:
     """Write whole groups, wave after wave, and forget each wave two waves later, as the live worker's timer would."""
-    admin.apply_topics(settings)
     say(f"  writing {groups} groups, {groups * (EVENTS + 1)} events")
     with Producer(settings) as producer:
         gone: list[list[str]] = []
         for first in range(0, groups, WAVE):
-            wave = [whole(f"{number} + {number}") for number in range(first, min(first + WAVE, groups))]
-            for stage in (lambda group: [group.task], lambda group: group.responses, lambda group: group.rewards):
-                for event in chain.from_iterable(map(stage, wave)):
-                    producer.send(event)
-            gone.append([group.task.task_id for group in wave])
+            events = list(wave(range(first, min(first + WAVE, groups))))
+            for event in events:
+                producer.send(event)
+            gone.append([event.task_id for event in events if isinstance(event, Task)])
             for task_id in gone.pop(0) if len(gone) > 2 else ():
                 producer.send(_evict(task_id))
 

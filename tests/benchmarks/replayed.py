@@ -58,7 +58,7 @@ def main(name: str) -> None:
     def told(stage: str, done: int, of: int | None) -> None:
         marks[stage] = time.perf_counter()
 
-    conf, peak = load.load(), Peak()
+    conf, peak = load(), Peak()
     before = peak.mib
     peak.start()
     with tempfile.TemporaryDirectory(prefix="streamward-bench-") as folder:

@@ -1,6 +1,6 @@
 """Whole groups to load a log with: a task, its eight responses, a reward for each; 17 events.
 
-    whole(n) ──► Task, Response x 8, Reward x 8, of realistic size: 64 prompt tokens, 32 tokens a response, about 9 kB
+    whole(n) ──► Task, Response x 8, Reward x 8, of realistic size: 64 prompt tokens, 32 tokens a response unless given
 
 Not covered: late, doubled or failed events.
 """
@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import random
 import time
-from itertools import chain
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from schemas.events import Message, Response, Reward, RewardSource, Sampling, Task, derive_id
+from schemas.events import Event, Message, Response, Reward, RewardSource, Sampling, Task, derive_id
 from schemas.tokens import Logprobs, LossMask, TokenIds
 from streams.kafka.producer import Producer
 from streams.settings.model import Settings
@@ -34,8 +34,8 @@ class Whole(NamedTuple):
     rewards: list[Reward]
 
 
-def whole(name: str) -> Whole:
-    """Return the group called `name`; the same events for the same name, times aside."""
+def whole(name: str, tokens: int = COMPLETION_TOKENS) -> Whole:
+    """Return the group called `name`, `tokens` a response; the same events for the same name, times aside."""
     rng, now_ms = random.Random(name), int(time.time() * 1000)
     task = Task(
         task_id=derive_id("bench", name),
@@ -51,11 +51,11 @@ def whole(name: str) -> Whole:
         ),
     )
     prompt = TokenIds.of(rng.randrange(49_152) for _ in range(PROMPT_TOKENS))
-    responses = [_response(task, slot, prompt, rng) for slot in range(SLOTS)]
+    responses = [_response(task, slot, prompt, tokens, rng) for slot in range(SLOTS)]
     return Whole(task, responses, [_reward(response) for response in responses])
 
 
-def _response(task: Task, slot: int, prompt: TokenIds, rng: random.Random) -> Response:
+def _response(task: Task, slot: int, prompt: TokenIds, tokens: int, rng: random.Random) -> Response:
     sampling_id = derive_id(task.task_id, "sampling")
     return Response(
         response_id=derive_id(sampling_id, slot),
@@ -71,14 +71,14 @@ def _response(task: Task, slot: int, prompt: TokenIds, rng: random.Random) -> Re
         engine="bench",
         finish_reason="stop",
         prompt_tokens=PROMPT_TOKENS,
-        completion_tokens=COMPLETION_TOKENS,
+        completion_tokens=tokens,
         latency_ms=100.0 * rng.random(),
         text="The answer is 42, as one sees by counting twice. " * 2,
         sampling=SAMPLING,
         prompt_token_ids=prompt,
-        completion_token_ids=TokenIds.of(rng.randrange(49_152) for _ in range(COMPLETION_TOKENS)),
-        logprobs=Logprobs.of(-3 * rng.random() for _ in range(COMPLETION_TOKENS)),
-        loss_mask=LossMask(b"\1" * COMPLETION_TOKENS),
+        completion_token_ids=TokenIds.of(rng.choices(range(49_152), k=tokens)),
+        logprobs=Logprobs.of(-3 * rng.random() for _ in range(tokens)),
+        loss_mask=LossMask(b"\1" * tokens),
     )
 
 
@@ -97,12 +97,18 @@ def _reward(response: Response) -> Reward:
     )
 
 
-def preload(settings: Settings, groups: int) -> None:
+def preload(settings: Settings, groups: int, tokens: int = COMPLETION_TOKENS) -> None:
     """Write that many groups, WAVE after wave and each stage after stage, as a backlog that nobody has read."""
-    say(f"  writing {groups} groups, {groups * EVENTS} events")
+    say(f"  writing {groups} groups of {tokens} tokens a response, {groups * EVENTS} events")
     with Producer(settings) as producer:
         for first in range(0, groups, WAVE):
-            wave = [whole(f"{number} + {number}") for number in range(first, min(first + WAVE, groups))]
-            for stage in (lambda group: [group.task], lambda group: group.responses, lambda group: group.rewards):
-                for event in chain.from_iterable(map(stage, wave)):
-                    producer.send(event)
+            for event in wave(range(first, min(first + WAVE, groups)), tokens):
+                producer.send(event)
+
+
+def wave(numbers: Iterable[int], tokens: int = COMPLETION_TOKENS) -> Iterator[Event]:
+    """Yield the events of these groups, stage after stage."""
+    groups = [whole(f"{number} + {number}", tokens) for number in numbers]
+    yield from (group.task for group in groups)
+    yield from (response for group in groups for response in group.responses)
+    yield from (reward for group in groups for reward in group.rewards)
