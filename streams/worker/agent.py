@@ -1,10 +1,11 @@
-"""Process the records of a topic one at a time: each ends in a result, a dead letter, or a crash.
+"""Process the records of a topic, one or many at a time: each ends in a result, a dead letter, or a crash.
 
     topic ──► is it its turn? ──► handle ──► done: it may be committed
                   │ a rebalance, a stop     ├── EventError ──► dead letter, done
                   └──► delivered again ◄────┴── anything else: the worker ends
 
-To process more at a time, start more workers: they share the partitions.
+Many at a time cost a table less: a row that several of them change is written once, and their results are acknowledged
+together. To work side by side, start more workers: they share the partitions.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
 from faust.types import TP
@@ -30,6 +31,10 @@ log = logging.getLogger("streamward.app")
 
 Handle = Callable[[Any], Awaitable[None]]
 """Handles one faust event: `event.key` and `event.value` are bytes, `event.message` has its coordinates."""
+HandleMany = Callable[[Sequence[Any]], Awaitable[None]]
+"""Handles several faust events, each partition's in order."""
+MOST = 256
+"""Most events that an agent takes at once. A partition's share of them holds all slots of a task as a rule."""
 
 
 def agent(
@@ -43,32 +48,59 @@ def agent(
 ) -> Any:
     """Register `handle` for every record of `topic`, one at a time, and return the faust agent.
 
-    No exception leaves the agent, since Faust takes a failed event for done. An EventError goes to `dead_letter`, and
-    the partition continues; anything else ends the worker, and the event is delivered again after the restart.
+    An EventError goes to `dead_letter`, and the partition continues; otherwise as `agent_of_many`.
+    """
+
+    async def handle_one(events: Sequence[Any]) -> None:
+        (event,) = events
+        try:
+            await handle(event)
+        except EventError as exc:
+            await dead_letter(event, exc)
+
+    return agent_of_many(
+        app, topic, handle_one, name=name or f"{topic.label}.{handle.__qualname__}", after=after, most=1
+    )
+
+
+def agent_of_many(
+    app: App, topic: Topic, handle: HandleMany, *, name: str, after: Iterable[Topic] = (), most: int = MOST
+) -> Any:
+    """Register `handle` for the records of `topic`, as many at once as have come, and return the faust agent.
+
+    No exception leaves the agent, since Faust takes a failed event for done: whatever `handle` raises ends the worker,
+    and its events are delivered again after the restart.
 
     A record waits until the partitions of its number in the topics `after` are read up to its timestamp, or to their
-    ends: when a log is read again, nothing else would keep it after what was written before it.
+    ends: when a log is read again, nothing else would keep it after what was written before it. Such records are
+    handled one at a time.
     """
     before = [earlier.name for earlier in after]
-    name = name or f"{topic.label}.{handle.__qualname__}"
     stage = name.removesuffix(f".{topic.label}")
     lag = LagMeter(app.meter, stage, app.settings.topics, lambda: _progress(app, topic.name))
     app.lag_meters.append(lag)
+    most = 1 if before else most
 
-    async def handle_known(event: Any) -> None:
-        await _learn_schema(topic, event.value)
-        await handle(event)
+    async def handle_known(events: Sequence[Any]) -> None:
+        started = time.perf_counter()
+        for event in events:
+            lag.took(event.message.tp, event.message.offset, round(event.message.timestamp * 1000))
+            await _learn_schema(topic, event.value)
+        await handle(events)
+        for event in events:
+            lag.done(event.message.tp, event.message.offset + 1)
+            app.meter.observe(catalog.PROCESSING, (time.perf_counter() - started) / len(events), stage)
 
     async def work(stream: Any) -> None:
+        stream.enable_acks = False  # an event is acknowledged when it is done, and by nothing else
+        taken: list[Any] = []
         async for event in stream.events():
+            taken.append(event)
+            if len(taken) < most and not stream.channel.queue.empty():
+                continue
+            events, taken = taken, []
             if await _its_turn(app, event, before):
-                message, started = event.message, time.perf_counter()
-                lag.took((message.topic, message.partition), message.offset, round(message.timestamp * 1000))
-                await _process(app, event, handle_known, dead_letter)
-                lag.done((message.topic, message.partition), message.offset + 1)
-                app.meter.observe(catalog.PROCESSING, time.perf_counter() - started, stage)
-            else:
-                _withhold(event)
+                await _process(app, stream, events, handle_known)
 
     return app.agent(source(app, topic), name=name, concurrency=1)(work)
 
@@ -114,34 +146,23 @@ def _is_read(app: App, tp: TP, timestamp_ms: float) -> bool:
     return reached_ms > timestamp_ms or (end is not None and offset >= end)
 
 
-async def _process(app: App, event: Any, handle: Handle, dead_letter: WriteDeadLetter) -> None:
-    holds, done, failed = True, False, None
+async def _process(app: App, stream: Any, taken: Sequence[Any], handle: HandleMany) -> None:
+    failed = None
     app.working += 1
     try:
-        try:
-            holds = await membership.holds()
-            if holds:
-                await handle(event)
-        except EventError as exc:
-            await dead_letter(event, exc)
-        done = holds and not stale(app, event)
-        if done:
-            message = event.message
-            reached = (message.generation_id, message.offset + 1, round(message.timestamp * 1000))
-            app.reached[TP(message.topic, message.partition)] = reached
+        if await membership.holds() and (events := [event for event in taken if not stale(app, event)]):
+            await handle(events)
+            for event in (event for event in events if not stale(app, event)):
+                reached_ms = round(event.message.timestamp * 1000)
+                app.reached[event.message.tp] = (event.message.generation_id, event.message.offset + 1, reached_ms)
+                await stream.ack(event)
     except Exception as exc:  # a bug: the worker ends, below
         failed = exc
     finally:
         app.working -= 1
-        if not done:
-            _withhold(event)
     if failed is not None:
-        at = f"{event.message.topic}[{event.message.partition}]@{event.message.offset}"
-        log.error("%s: not processed, and the worker ends: %r", at, failed, exc_info=failed)
+        at = f"{taken[0].message.topic}[{taken[0].message.partition}]@{taken[0].message.offset}"
+        many = f" and {len(taken) - 1} more" if len(taken) > 1 else ""
+        log.error("%s%s: not processed, and the worker ends: %r", at, many, failed, exc_info=failed)
         await app.crash(failed)
         await asyncio.Event().wait()  # returning would mean continuing with the next event
-
-
-def _withhold(event: Any) -> None:
-    """Keep the stream from acknowledging `event` when it leaves the agent: Faust acknowledges a message only once."""
-    event.message.acked = True

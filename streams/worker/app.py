@@ -78,6 +78,12 @@ class App(faust.App):  # type: ignore[misc]  # faust is not typed
         self.lag_meters: list[LagMeter] = []
         """Of the agents."""
 
+    def on_init_dependencies(self) -> Any:
+        """Start without Faust's sensor: nobody reads what it counts for each record."""
+        dependencies = super().on_init_dependencies()
+        self.sensors.remove(self.monitor)
+        return dependencies
+
     def _create_directories(self) -> None:
         """Create none: the tables are in memory, and Faust's folders would stay empty."""
 

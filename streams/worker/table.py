@@ -15,11 +15,12 @@ as it sees both, and compaction leaves the newest segment alone.
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Iterable
 from typing import Any
 
 import faust
-from faust.streams import current_event
+from faust.streams import _current_event, current_event
 from faust.types import TP
 
 from streams.worker.faust.membership import membership
@@ -76,6 +77,14 @@ class Table(faust.Table):  # type: ignore[misc]  # faust is not typed
     def __delitem__(self, key: bytes) -> None:
         if not _interrupted(self.app):
             super().__delitem__(key)
+
+    def write(self, event: Any, key: bytes, row: bytes | None) -> None:
+        """Write a row, or with None delete it, as of `event`: one of many that an agent has taken at once."""
+        _current_event.set(weakref.ref(event))
+        if row is not None:
+            self[key] = row
+        else:
+            del self[key]
 
     def send_changelog(
         self, partition: int | None, key: Any, value: Any, key_serializer: Any = None, value_serializer: Any = None

@@ -655,6 +655,45 @@ class Member:
     subscription = ("tasks", "rewards")
 
 
+def test_record_for_which_there_is_room_is_delivered_without_a_task(app: App) -> None:
+    async def deliver() -> str:
+        return "delivered"
+
+    async def main() -> None:
+        suspended = asyncio.Event()
+        won = await app.consumer.wait_first(deliver(), suspended.wait())
+        assert (won.results, won.stopped, len(asyncio.all_tasks())) == (["delivered"], False, 1)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("first", ["room", "suspended"])
+def test_record_for_which_there_is_no_room_waits_until_there_is_or_the_flow_is_suspended(app: App, first: str) -> None:
+    delivered = []
+
+    async def main() -> None:
+        events = {"room": asyncio.Event(), "suspended": asyncio.Event()}
+
+        async def deliver() -> None:
+            await asyncio.sleep(0)
+            try:
+                await events["room"].wait()
+            except asyncio.CancelledError:
+                delivered.append("cancelled")
+                raise
+            delivered.append("delivered")
+
+        async with asyncio.timeout(10), asyncio.TaskGroup() as group:
+            waiting = group.create_task(app.consumer.wait_first(deliver(), events["suspended"].wait()))
+            await asyncio.sleep(0.01)
+            assert not waiting.done() and not delivered
+            events[first].set()
+        await asyncio.sleep(0.01)
+        assert delivered == (["delivered"] if first == "room" else ["cancelled"])
+
+    asyncio.run(main())
+
+
 def test_leader_that_misses_a_topic_ends_the_worker_instead_of_assigning_the_rest(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -32,6 +32,6 @@ def test_a_row_that_somebody_exchanged_is_parsed_and_not_remembered() -> None:
 
 
 def test_a_row_of_another_version_is_refused_with_the_way_out() -> None:
-    row = dump(OpenGroup()).replace(b'"v":2', b'"v":99')
-    with pytest.raises(ValueError, match=r"row has version 99, expected 2.*start under another consumer group"):
+    row = dump(OpenGroup()).replace(b'"v":3', b'"v":99')
+    with pytest.raises(ValueError, match=r"row has version 99, expected 3.*start under another consumer group"):
         load(row)

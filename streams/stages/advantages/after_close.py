@@ -10,8 +10,6 @@ order it was read. The closed group holds short ids and digests for that, and no
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from schemas.events import Coordinates, derive_id
 from streams.stages.advantages.checks import (
     already_left,
@@ -54,7 +52,7 @@ def closed_group(group: OpenGroup, task: TaskInfo, sampling_id: str | None, clos
             for ref in sampling.slots.values()
         },
         scores={
-            short_id(derive_id(response_id, source)): _digest(score)
+            _score_id(response_id, source): _digest(score)
             for response_id, scores in group.scores.items()
             for source, score in scores.items()
         },
@@ -86,8 +84,7 @@ def response_after(
         return reject(group, response.content_digest(), DeadLetterEffect(at, *rejection), effects)
     in_group = group.sampling_id in (None, sampling_id)
     effects.append(DeadLetterEffect(at, *(already_left(task_id) if in_group else superseded(task_id))))
-    return replace(
-        group,
+    return group._replace(
         samplings={**group.samplings, sampling_id: (version, shared or response.shared_digest)},
         responses={**group.responses, own: response.ref.content_digest},
     )
@@ -97,7 +94,7 @@ def reward_after(
     group: ClosedGroup, task_id: str, reward: RewardRef, at: Coordinates, effects: list[Effect]
 ) -> ClosedGroup:
     """Return the closed group after a reward; anything but a repetition, or a score of a failed slot, is rejected."""
-    own = short_id(derive_id(reward.response_id, reward.source))
+    own = _score_id(reward.response_id, reward.source)
     score, before = _digest(reward.score), group.scores.get(own)
     if before is not None and (before.value, before.components_digest) == (score.value, score.components_digest):
         return group
@@ -110,7 +107,11 @@ def reward_after(
         }
         why = already_left(task_id) if in_group else unknown_response(task_id, reward.response_id)
         effects.append(DeadLetterEffect(at, *why))
-    return replace(group, scores={**group.scores, own: score})
+    return group._replace(scores={**group.scores, own: score})
+
+
+def _score_id(response_id: str, source: str) -> str:
+    return f"{short_id(response_id)} {source}"
 
 
 def _digest(score: SourceScore) -> ScoreDigest:

@@ -9,7 +9,6 @@ read. An event without its task is not checked: it waits for the task.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TypeVar
 
 from streams.stages.advantages.state import (
@@ -37,7 +36,7 @@ def reject(group: Group, digest: str, effect: DeadLetterEffect, effects: list[Ef
     if digest in group.rejected:
         return group
     effects.append(effect)
-    return replace(group, rejected=group.rejected | {digest})
+    return group._replace(rejected=group.rejected | {digest})
 
 
 def response_rejection(task: TaskInfo, sampling: SamplingState, response: ResponseCandidate) -> Rejection | None:

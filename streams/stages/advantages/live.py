@@ -1,6 +1,6 @@
 """The advantages stage inside the stream worker.
 
-    four topics ──► one event at a time per partition number ──► reduce ──► groups, dead letters ──► row of open-groups
+    four topics ──► what has come, per partition number ──► reduce ──► groups, dead letters ──► rows of open-groups
     each second ──► DeadlineTimers ──► group-control
 
 Results are acknowledged before the row of a closed group is written: a kill in between emits the same bytes again, and
@@ -10,10 +10,13 @@ never nothing.
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
+from collections.abc import Awaitable, Sequence
 from typing import Any
 
 from schemas.events import AdvantagedGroup, DeadLetter, derive_id
 from streams.kafka.reader import fetch
+from streams.kafka.record import Record
 from streams.kafka.times import now_ms
 from streams.kafka.topics import KEYED_BY_TASK, topics
 from streams.observability import catalog
@@ -24,7 +27,7 @@ from streams.stages.advantages.rows import GroupRows, load
 from streams.stages.advantages.stage import STAGE, AdvantageStage
 from streams.stages.advantages.state import Effect, EmitGroup, GroupState, OpenGroup
 from streams.stages.advantages.timers import DeadlineTimers
-from streams.worker.agent import agent
+from streams.worker.agent import agent_of_many
 from streams.worker.app import App, Outlet, owned_partitions, record_of, table
 
 
@@ -48,39 +51,51 @@ class LiveAdvantages:
         for topic in sources:
             # time acts once everything that was written before it is read
             after = [other for other in sources if other is not topic] if topic.label == "group-control" else ()
-            agent(
-                self._app,
-                topic,
-                self._on_event,
-                self._outlet.dead_letters(),
-                name=f"{STAGE}.{topic.label}",
-                after=after,
-            )
+            agent_of_many(self._app, topic, self._on_events, name=f"{STAGE}.{topic.label}", after=after)
         self._app.timer(1.0)(self._on_timer)
 
-    async def _on_event(self, faust_event: Any) -> None:
-        record = record_of(faust_event)
+    async def _on_events(self, events: Sequence[Any]) -> None:
+        by_partition: dict[int, list[Any]] = defaultdict(list)
+        for event in events:
+            by_partition[event.message.partition].append(event)
+        await asyncio.gather(*(self._on_partition(number, each) for number, each in by_partition.items()))
+
+    async def _on_partition(self, partition: int, events: Sequence[Any]) -> None:
+        """Reduce events of one partition number; what they give is acknowledged before any row is written."""
+        async with self._locks[partition]:
+            changed: dict[str, tuple[Any, GroupState]] = {}
+            results: list[Awaitable[None]] = []
+            for event in events:
+                record = record_of(event)
+                try:
+                    results += await self._reduce(event, record, changed)
+                except Exception as exc:
+                    exc.add_note(f"at {record.at}")
+                    raise
+            await asyncio.gather(*results)
+            for task_id, (event, state) in changed.items():
+                key = task_id.encode()
+                self._table.write(event, key, None if state is None else self._rows.dump(key, state))
+                self._timers.note(task_id, state)
+
+    async def _reduce(
+        self, faust_event: Any, record: Record, changed: dict[str, tuple[Any, GroupState]]
+    ) -> Sequence[Awaitable[None]]:
+        """Note the state after one event in `changed`, with the event; return what is to be written."""
         self._timers.record_read(record.timestamp_ms, now_ms())
         event = self._stage.decode(record)
         if isinstance(event, DeadLetter):
-            await self._outlet.emit(event)
-            return
-        async with self._locks[record.at.partition]:
-            key = event.task_id.encode()
-            before = self._state(key)
-            after, effects = self._stage.reduce(before, event, record)
-            if effects:
-                missing = self._stage.missing(effects, record)
-                fetched = await asyncio.to_thread(fetch, self._app.settings, missing) if missing else {}
-                for effect, output in zip(effects, self._stage.outputs(effects, record, fetched), strict=True):
-                    await self._emit(effect, output, before)
-            if after is before:
-                return
-            if after is None:
-                del self._table[key]
-            else:
-                self._table[key] = self._rows.dump(key, after)
-            self._timers.note(event.task_id, after)
+            return [self._outlet.emit(event)]
+        _, before = changed.get(event.task_id) or (None, self._state(event.task_id))
+        after, effects = self._stage.reduce(before, event, record)
+        if after is not before:
+            changed[event.task_id] = (faust_event, after)
+        if not effects:
+            return ()
+        missing = self._stage.missing(effects, record)
+        fetched = await asyncio.to_thread(fetch, self._app.settings, missing) if missing else {}
+        outputs = self._stage.outputs(effects, record, fetched)
+        return [self._emit(effect, output, before) for effect, output in zip(effects, outputs, strict=True)]
 
     async def _emit(self, effect: Effect, output: AdvantagedGroup | DeadLetter, before: GroupState) -> None:
         if isinstance(output, DeadLetter):
@@ -96,14 +111,15 @@ class LiveAdvantages:
             self._generation = app.consumer_generation_id
             self._rows.forget_replaced(self._table)
             self._stage.cache.forget_closed(
-                lambda partition, task_id: partition in owned and isinstance(self._state(task_id.encode()), OpenGroup)
+                lambda partition, task_id: partition in owned and isinstance(self._state(task_id), OpenGroup)
             )
         if self._timers.owned != owned:
             self._timers.rebuild(owned, ((key.decode(), load(row)) for key, row in self._table.items()), now_ms())
         for control in self._timers.due(now_ms()):
             await self._outlet.emit(control)
 
-    def _state(self, key: bytes) -> GroupState:
+    def _state(self, task_id: str) -> GroupState:
+        key = task_id.encode()
         return self._rows.load(key, self._table.get(key))
 
 

@@ -25,7 +25,7 @@ dead-lettered; the task itself, delivered once more, begins a second group of th
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from schemas.conventions import FEEDBACK
 from schemas.events import Coordinates, GroupControl, LeftOut, Response, Reward, Task
@@ -92,7 +92,7 @@ class GroupReducer:
         if isinstance(event, Task):
             info = task_info(event, timestamp_ms, self.rule)
             if group.task is None:
-                group = self._begin(replace(group, trace=trace), info, effects)
+                group = self._begin(group._replace(trace=trace), info, effects)
             elif (content := info.content_digest()) != group.task.content_digest():
                 group = reject(group, content, DeadLetterEffect(at, *changed_task(event.task_id)), effects)
         elif group.task is None:
@@ -108,7 +108,7 @@ class GroupReducer:
 
     def _begin(self, group: OpenGroup, task: TaskInfo, effects: list[Effect]) -> OpenGroup:
         """Return the group with what is known of its task now, and with everything that waited for that."""
-        early, group = group.early, replace(group, task=task, early=())
+        early, group = group.early, group._replace(task=task, early=())
         for event in early:
             group = self._enter(group, group.task or task, event, effects)
         return group
@@ -140,7 +140,7 @@ class GroupReducer:
             shared_digest=sampling.shared_digest or response.shared_digest,
             slots={**sampling.slots, response.slot: response.ref},
         )
-        entered = replace(group, samplings={**group.samplings, response.sampling_id: sampling})
+        entered = group._replace(samplings={**group.samplings, response.sampling_id: sampling})
         return entered if group.samplings else self._begin(entered, self._sampled(task, response.ref), effects)
 
     def _sampled(self, task: TaskInfo, first: ResponseRef) -> TaskInfo:
@@ -161,7 +161,7 @@ class GroupReducer:
         if (rejection := reward_rejection(task, known, reward, self.rewards_topic)) is not None:
             effect = DeadLetterEffect(self._at(reward), *rejection)
             return reject(group, reward.content_digest(), effect, effects)
-        return replace(group, scores={**group.scores, reward.response_id: {**of_response, reward.source: score}})
+        return group._replace(scores={**group.scores, reward.response_id: {**of_response, reward.source: score}})
 
     def _at(self, event: ResponseCandidate | RewardRef) -> Coordinates:
         """Return the coordinates of an event's record."""
@@ -195,7 +195,7 @@ class GroupReducer:
                 for event in state.early:  # of a task that was never sampled
                     if isinstance(event, RewardRef):
                         state = self._enter_reward(state, task, event, effects)
-                closed, more = self._close(control.task_id, replace(state, early=()), task, complete=False)
+                closed, more = self._close(control.task_id, state._replace(early=()), task, complete=False)
                 return closed, [*effects, *more]
             case _:
                 return state, ()  # the group has closed meanwhile, or was forgotten long ago
@@ -290,11 +290,11 @@ def _reference(event: Response | Reward, at: Coordinates, timestamp_ms: int) -> 
 
 def _wait(group: OpenGroup, new: ResponseCandidate | RewardRef) -> OpenGroup:
     """Return the group with one more event that waits; a repetition that is not even earlier in time cannot matter."""
+    content = new.without_record()
     for old in group.early:
-        same = old.without_record() == new.without_record()
-        if same and old.ref.timestamp_ms <= new.ref.timestamp_ms:
+        if old.ref.timestamp_ms <= new.ref.timestamp_ms and old.without_record() == content:
             return group
-    return replace(group, early=(*group.early, new))
+    return group._replace(early=(*group.early, new))
 
 
 # --- what a group is made of ------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ texts or tokens. Its parts are named tuples, which are cheap to create and to se
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from schemas.conventions import deadline_ms
@@ -192,16 +192,15 @@ class SamplingState(NamedTuple):
         return max(ref.offset for ref in self.slots.values())
 
 
-@dataclass(frozen=True, slots=True)
-class OpenGroup:
+class OpenGroup(NamedTuple):
     """A group that waits for something."""
 
     task: TaskInfo | None = None
     early: tuple[ResponseCandidate | RewardRef, ...] = ()
     """What was read before the task, and rewards before the deadline was known. They enter by the same checks, in the
     order in which they were read."""
-    samplings: Mapping[str, SamplingState] = field(default_factory=dict)
-    scores: Mapping[str, Mapping[str, SourceScore]] = field(default_factory=dict)
+    samplings: Mapping[str, SamplingState] = {}
+    scores: Mapping[str, Mapping[str, SourceScore]] = {}
     """response_id -> source -> score; a reward may come before its response."""
     first_seen_ms: int = 0
     rejected: frozenset[str] = frozenset()
@@ -242,8 +241,7 @@ class ScoreDigest(NamedTuple):
     components_digest: str
 
 
-@dataclass(frozen=True, slots=True)
-class ClosedGroup:
+class ClosedGroup(NamedTuple):
     """A group that has left. It is remembered until `evict`, to judge what is read later as if read before.
 
     Ids are short (digests.short_id).
@@ -263,7 +261,7 @@ class ClosedGroup:
     responses: Mapping[str, str]
     """response_id -> content digest, of every response seen, also after the group left."""
     scores: Mapping[str, ScoreDigest]
-    """reward_id -> score, of every reward seen."""
+    """response_id and source -> score, of every reward seen."""
     rejected: frozenset[str] = frozenset()
     """As in OpenGroup."""
 

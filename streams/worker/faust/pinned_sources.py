@@ -45,6 +45,7 @@ READ_AND_CHECKED: dict[tuple[type, str], str] = {
     (Consumer, "ack"): "5fcf41cf4515",
     (Consumer, "_add_gap"): "4df2573ded7c",
     (Consumer, "_new_offset"): "1d2c7ea89a7a",
+    (Consumer, "wait_first"): "feade6a31f8a",
     (ThreadDelegateConsumer, "_getmany"): "f9d47aa9010b",
     (ThreadDelegateConsumer, "seek_wait"): "e9db5bbc4ceb",
     (Recovery, "_resume_streams"): "d986a6710c1a",
@@ -99,6 +100,7 @@ READ_AND_CHECKED: dict[tuple[type, str], str] = {
     (FaustTable, "on_key_del"): "4f2900b2f9d2",
     (App, "_consumer_wait_empty"): "6bc313c48c06",
     (App, "_create_directories"): "a9f571c3b04a",
+    (App, "on_init_dependencies"): "7621a70a9b01",
     (App, "_on_partitions_revoked"): "d5c895bbe57d",
     (App, "_stop_consumer"): "55854a5de12c",
 }

@@ -14,6 +14,7 @@ import logging
 import os
 import sys
 import time
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -53,7 +54,7 @@ def build(conf: load.Settings) -> apps.App:
         if block := value.get("block_s"):
             time.sleep(block)
         if size := value.get("row_bytes"):
-            groups[event.key] = b"x" * size
+            groups.write(event, event.key, b"x" * size)
             return
         raw = groups.get(event.key)
         state = json.loads(raw) if raw else {"question": None, "answers": {}, "closed": False}
@@ -67,13 +68,20 @@ def build(conf: load.Settings) -> apps.App:
         if state["question"] and len(state["answers"]) == ANSWERS:
             await apps.emit(joined, event.key, json.dumps(state, sort_keys=True).encode())
             state = {"closed": True}
-        groups[event.key] = json.dumps(state).encode()
+        groups.write(event, event.key, json.dumps(state).encode())
 
     async def reject(event: Any, error: EventError) -> None:
         await apps.emit(rejected, event.key, json.dumps({"reason": error.reason, "text": str(error)}).encode())
 
+    async def take_many(events: Sequence[Any]) -> None:
+        for event in events:
+            try:
+                await take(event)
+            except EventError as exc:
+                await reject(event, exc)
+
     agent.agent(app, topic("questions", conf), take, reject)
-    agent.agent(app, topic("answers", conf), take, reject)
+    agent.agent_of_many(app, topic("answers", conf), take_many, name="answers.take")
 
     async def look(_: Any) -> None:
         await asyncio.sleep(0.05)
