@@ -210,10 +210,10 @@ class GroupReducer:
         first = complete_sampling(group)
         if first is None:
             return False
-        wanted = {name for name, _ in task.sources}
         refs = group.samplings[first].slots.values()
-        if wanted and len(group.scores) < len([ref for ref in refs if not ref.failed]):
+        if task.sources and len(group.scores) < len(refs) - sum([ref.failed for ref in refs]):
             return False  # the usual case, decided by counting
+        wanted = {name for name, _ in task.sources}
         return all(ref.failed or wanted <= group.scores.get(ref.response_id, {}).keys() for ref in refs)
 
     def _close(
