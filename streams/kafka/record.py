@@ -52,7 +52,10 @@ class Record(NamedTuple):
         Everything about a task is in one partition number of its topics; elsewhere nobody looks for it. Without
         `partitions`, how many these topics have, only the key is checked. Never raises.
         """
-        event = self.decode(expected)
+        return self.placed(self.decode(expected), partitions)
+
+    def placed(self, event: E | serde.Poison, partitions: int | None) -> E | serde.Poison:
+        """Return what was decoded of this record, as `decode_placed` does."""
         return event if isinstance(event, serde.Poison) else _misplaced(self, event, partitions) or event
 
 

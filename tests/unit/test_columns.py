@@ -19,6 +19,7 @@ from schemas.serde import Poison, encode
 from schemas.tokens import PerToken
 from streams.kafka.record import Record
 from streams.tools.arrow.decode import CHUNK_RECORDS, Bad, arrow_schema, decode
+from streams.tools.arrow.events import decode_events
 from tests.support.any_event import any_event, values
 from tests.support.factories import group, in_version_1, member, one_of_each, plain as raw, response, reward, task
 from tests.support.older_schemas import older_schemas
@@ -64,6 +65,7 @@ def assert_the_same(payloads: Sequence[bytes | None], kind: Any) -> None:
     """Assert that decoding in bulk gives what serde gives, record by record."""
     given_ = records(payloads)
     verdicts = [serde.decode(payload, kind) for payload in payloads]
+    assert decode_events(kind, payloads) == verdicts
     found = decode(kind, given_)
     expected = [(r, v) for r, v in zip(given_, verdicts, strict=True) if not isinstance(v, Poison)]
     assert found.table.schema == arrow_schema(kind)

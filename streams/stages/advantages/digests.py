@@ -34,12 +34,12 @@ def response_digest(response: Response, shared: str) -> str:
 
     `shared` is its `shared_digest`.
     """
-    content = hashlib.blake2b(digest_size=4)
+    content = hashlib.sha256()
     for per_token in (response.completion_token_ids, response.logprobs, response.loss_mask):
         content.update(per_token.data)
     texts = (response.text, response.engine, response.finish_reason, shared, _text_of(response.sampling))
     content.update("\x1f".join(texts).encode())
-    return content.hexdigest()
+    return content.hexdigest()[:8]
 
 
 class _LastText:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from schemas.events import AdvantagedGroup, Coordinates, DeadLetter, GroupControl, Response, Reward, Task
+from schemas.events import AdvantagedGroup, Coordinates, DeadLetter, Event, GroupControl, Response, Reward, Task
 from schemas.serde import Poison
 from streams.kafka.record import Record, dead_letter
 from streams.kafka.topics import KEYED_BY_TASK, topics
@@ -48,7 +48,15 @@ class AdvantageStage:
 
     def decode(self, record: Record) -> GroupEvent | DeadLetter:
         """Return the event in `record`, or its dead letter."""
-        event = record.decode_placed(self._topics[record.at.topic].event, self._partitions)
+        return self.placed(record, record.decode(self.event_type(record.at.topic)))
+
+    def event_type(self, topic: str) -> type[Event]:
+        """Return what the records of one of the four topics hold."""
+        return self._topics[topic].event
+
+    def placed(self, record: Record, event: Event | Poison) -> GroupEvent | DeadLetter:
+        """Return what was decoded of `record`, or its dead letter: also if it is not where its task's records are."""
+        event = record.placed(event, self._partitions)
         if isinstance(event, Poison):
             return dead_letter(record, stage=STAGE, reason=event.reason, error=event.error)
         assert isinstance(event, (Task, Response, Reward, GroupControl))  # noqa: S101 - the topic's own type
