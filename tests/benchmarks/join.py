@@ -3,29 +3,34 @@
 A group is 17 events: a task, eight responses of so many tokens, eight rewards. Live: a worker that has just started and
 is at the end of its topics gets BURST groups at once, each stage after the one before; the time is from the first
 record written until the last group is in the log. Batch: `streams.tools.replay.driver` over a log of GROUPS, and every
-group encoded, as a replay would write it; in one process, and in one a core, their start included. The peer reads the
-same log with confluent-kafka and looks at nothing. By turns, and medians. `per_cpu_s` is the same per second of CPU
-time of the process that joins, its client's threads included: what a core of its own would give.
+group encoded, as a replay would write it; in one process, without Python's garbage collector as in a replay's, and in
+one a core, their start included. The peer reads the same log with confluent-kafka and looks at nothing. By turns, and
+medians. `per_cpu_s` is the same per second of CPU time of the process that joins, its client's threads included: what a
+core of its own would give. Last, how long a trainer waits for the groups of a batch, fetched and decoded.
 
 Not covered: several workers. Faust runs on one core.
 """
 
 from __future__ import annotations
 
+import gc
 import statistics
 import subprocess
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import Any, NamedTuple
 
 import confluent_kafka as ck
 import psutil
 
+from schemas.events import AdvantagedGroup, Coordinates
 from schemas.serde import encode
 from streams.kafka import admin
 from streams.kafka.client import client_config
 from streams.kafka.producer import Producer
+from streams.kafka.reader import fetch
 from streams.kafka.record import encoded
 from streams.kafka.topics import KEYED_BY_TASK, topics
 from streams.settings.model import Settings
@@ -43,6 +48,7 @@ AIMS = {"live, Faust": 150.0, "batch, one process": 2000.0}
 OF_SHORT = 0.7
 """With the most tokens, at least this part of the rate with the fewest."""
 LIMIT_S = 300.0
+BATCH, BATCH_TOKENS, BATCH_LIMIT_S = 64, 256, 0.05
 PEER = {"group.id": "bench", "enable.auto.commit": False, "fetch.queue.backoff.ms": 20}
 """As ours: by default a consumer whose queue was full once idles for a second."""
 
@@ -69,7 +75,11 @@ def run() -> Iterator[dict[str, Any]]:
                     for name, each in measured.items()
                 )
                 say(f"  round {turn + 1}, {tokens} tokens: " + ", ".join(rates))
+        fetched = _fetch_s(logs[BATCH_TOKENS])
     yield from _lines({name: _medians(rates) for name, rates in measured.items()})
+    against: dict[str, Any] = {"peer": BATCH_LIMIT_S, "ratio": BATCH_LIMIT_S / fetched, "peer_is": "the limit"}
+    case = f"fetch of {BATCH} groups, {BATCH_TOKENS} tokens"
+    yield line("join", case, ours=fetched, unit="s", target=1.0, **against)
 
 
 class Rate(NamedTuple):
@@ -148,9 +158,12 @@ def _wait(settings: Settings, worker: subprocess.Popen[bytes], groups: int) -> N
 
 
 def _batch(payloads: Iterator[bytes]) -> Rate:
+    gc.collect()
+    gc.disable()
     begun, begun_cpu = time.perf_counter(), time.process_time()
     groups = sum(1 for payload in payloads if payload)
     passed, cpu_s = time.perf_counter() - begun, time.process_time() - begun_cpu
+    gc.enable()
     if groups != GROUPS:
         raise RuntimeError(f"the batch driver made {groups} records of {GROUPS} groups")
     return Rate(groups / passed, groups / cpu_s)
@@ -168,3 +181,19 @@ def _plain(settings: Settings) -> Rate:
     passed, cpu_s = time.perf_counter() - begun, time.process_time() - begun_cpu
     consumer.close()
     return Rate(GROUPS / passed, GROUPS / cpu_s)
+
+
+def _fetch_s(settings: Settings) -> float:
+    """Return the seconds, median of several times, until the groups of a batch are fetched and decoded."""
+    name = topics(settings.topics)["groups"].name
+    with Producer(settings) as producer:
+        for made in islice(driver.join(settings), BATCH):
+            producer.send(made)
+    (partition,) = {tp[1] for tp, (_, end) in admin.offsets(settings, ["groups"]).items() if end}
+    wanted, measured = [Coordinates(name, partition, offset) for offset in range(BATCH)], []
+    for _ in range(2 * ROUNDS + 1):
+        begun = time.perf_counter()
+        groups = [record.decode(AdvantagedGroup) for record in fetch(settings, wanted).values()]
+        measured.append(time.perf_counter() - begun)
+        assert {type(group) for group in groups} == {AdvantagedGroup}
+    return statistics.median(measured)

@@ -7,11 +7,13 @@ They tell a repetition from a contradiction once a group keeps no more of an eve
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections.abc import Mapping
 from functools import lru_cache
+from operator import attrgetter
 
-from schemas.events import Response, derive_id
+from schemas.events import Response, Sampling, derive_id
 
 
 def digest_of(*values: object) -> str:
@@ -37,25 +39,12 @@ def response_digest(response: Response, shared: str) -> str:
     content = hashlib.sha256()
     for per_token in (response.completion_token_ids, response.logprobs, response.loss_mask):
         content.update(per_token.data)
-    texts = (response.text, response.engine, response.finish_reason, shared, _text_of(response.sampling))
+    texts = (response.text, response.engine, response.finish_reason, shared, repr(_sampling_values(response.sampling)))
     content.update("\x1f".join(texts).encode())
     return content.hexdigest()[:8]
 
 
-class _LastText:
-    """`repr`, remembered for the last object: the responses of a sampling share theirs."""
-
-    def __init__(self) -> None:
-        self._last: tuple[object, str] = (None, "")
-
-    def __call__(self, value: object) -> str:
-        known, text = self._last
-        if value is not known:
-            self._last = value, text = value, repr(value)
-        return text
-
-
-_text_of = _LastText()
+_sampling_values = attrgetter(*(field.name for field in dataclasses.fields(Sampling)))
 
 
 def components_digest(components: Mapping[str, float]) -> str:

@@ -325,7 +325,7 @@ def group_content(group: OpenGroup, task: TaskInfo, sampling: SamplingState | No
             content.left_out.append(LeftOut(slot=slot, reason="unanswered"))
             continue
         scores = {} if ref.failed else group.scores.get(ref.response_id, {})
-        content.newest_ms = max(content.newest_ms, ref.timestamp_ms, *(one.timestamp_ms for one in scores.values()))
+        content.newest_ms = max([content.newest_ms, ref.timestamp_ms, *[one.timestamp_ms for one in scores.values()]])
         if (reason := _why_left_out(task, ref.failed, scores)) is not None:
             content.left_out.append(LeftOut(slot=slot, response_id=ref.response_id, reason=reason))
             continue

@@ -12,7 +12,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import pairwise
-from typing import Any, TypeVar
+from typing import Any
 
 import pyarrow as pa
 
@@ -22,13 +22,11 @@ from schemas.serde import Poison
 from schemas.tokens import VIEWS
 from streams.tools.arrow.decode import judge
 
-E = TypeVar("E", bound=Event)
 
-
-def decode_events(event: type[E], payloads: Sequence[bytes | None]) -> list[E | Poison]:
+def decode_events(event: type[Event], payloads: Sequence[bytes | None]) -> list[Event | Poison]:
     """Return the event in each payload, or a Poison."""
     judged = judge(event, list(payloads))
-    found: dict[int, E | Poison] = dict(judged.wrong)
+    found: dict[int, Event | Poison] = dict(judged.wrong)
     for which, events in judged.found:
         found.update(zip(which, _values(Shape(event), events), strict=True))
     return [found[place] for place in range(len(payloads))]
@@ -40,8 +38,9 @@ def _values(shape: Shape, column: pa.Array) -> list[Any]:
     if column.null_count == len(column):
         return [None] * len(column)
     if dataclasses.is_dataclass(base):
-        columns = [_values(inner, column.field(name)) for name, inner in shapes(base).items()]
-        return list(map(_maker(base, tuple(shapes(base))), zip(*columns, strict=True)))
+        record: Any = base
+        columns = [_values(inner, column.field(name)) for name, inner in shapes(record).items()]
+        return list(map(_maker(record, tuple(shapes(record))), zip(*columns, strict=True)))
     if base in VIEWS:
         items, ends = column.values.to_numpy(zero_copy_only=False), column.offsets.to_numpy() * base.BYTES
         make, data = _maker(base, ("data",)), memoryview(items.view("u1"))
