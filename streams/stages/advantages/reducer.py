@@ -290,9 +290,9 @@ def _reference(event: Response | Reward, at: Coordinates, timestamp_ms: int) -> 
 
 def _wait(group: OpenGroup, new: ResponseCandidate | RewardRef) -> OpenGroup:
     """Return the group with one more event that waits; a repetition that is not even earlier in time cannot matter."""
-    content = new.without_record()
     for old in group.early:
-        if old.ref.timestamp_ms <= new.ref.timestamp_ms and old.without_record() == content:
+        about_the_same = old[:-1] == new[:-1] and old.ref.timestamp_ms <= new.ref.timestamp_ms
+        if about_the_same and old.without_record() == new.without_record():
             return group
     return group._replace(early=(*group.early, new))
 

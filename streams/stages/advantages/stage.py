@@ -131,6 +131,8 @@ class ResponseCache:
     """
 
     MAX_BYTES = 256 * 1024 * 1024
+    OBJECT_BYTES = 2048
+    """What a response takes in memory beyond the bytes of its record."""
 
     def __init__(self) -> None:
         self._kept: dict[Place, tuple[Response, int]] = {}
@@ -142,7 +144,7 @@ class ResponseCache:
         """Keep a response; the oldest make room for it."""
         place = record.at[1:]
         self.forget(place)  # it may be read again
-        size = 8 * len(record.payload or b"")  # as Python objects, not as varints
+        size = self.OBJECT_BYTES + len(record.payload or b"")
         while self._kept and self.size_bytes + size > self.MAX_BYTES:
             self.forget(next(iter(self._kept)))
         self._kept[place] = (response, size)
