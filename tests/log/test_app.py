@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from confluent_kafka import admin
 
+from streams.worker.agent import MOST
 from tests.support.log.join_bench import Bench, bench, wait_until
 from tests.support.log.join_worker import ANSWERS, PARTITIONS
 
@@ -95,6 +96,16 @@ def test_an_agent_behind_another_of_its_topic_holds_up_neither_a_rebalance_nor_a
         worker.stop()
     for worker in (one, two):
         worker.ends(with_code=0)
+
+
+def test_an_agent_of_many_takes_what_has_come_at_once_and_no_more_than_it_may(bench: Bench) -> None:
+    for i in range(100):
+        bench.send_group(f"g{i}")
+    bench.producer.flush()
+    worker = bench.start()
+    wait_until(lambda: bench.lag() == 0 and bool(worker.told()) and worker.told()[-1]["most"] > 0, worker.log)
+    assert 1 < worker.told()[-1]["most"] <= MOST
+    assert sorted(map(len, bench.joined().values())) == [1] * 100
 
 
 def test_event_that_cannot_be_used_goes_to_dead_letters_and_the_partition_moves_on(bench: Bench) -> None:

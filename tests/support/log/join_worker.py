@@ -73,7 +73,11 @@ def build(conf: load.Settings) -> apps.App:
     async def reject(event: Any, error: EventError) -> None:
         await apps.emit(rejected, event.key, json.dumps({"reason": error.reason, "text": str(error)}).encode())
 
+    most = 0
+
     async def take_many(events: Sequence[Any]) -> None:
+        nonlocal most
+        most = max(most, len(events))
         for event in events:
             try:
                 await take(event)
@@ -92,7 +96,7 @@ def build(conf: load.Settings) -> apps.App:
     @app.timer(0.5)
     async def tell() -> None:
         owned = sorted(apps.owned_partitions(app, topic("questions", conf).name))
-        print(json.dumps({"owned": owned, "working": app.working}), flush=True)
+        print(json.dumps({"owned": owned, "working": app.working, "most": most}), flush=True)
 
     return app
 
