@@ -32,7 +32,6 @@ from tests.benchmarks.whole_groups import EVENTS, preload, wave
 
 GROUPS = 24_000
 ROUNDS = 3
-TIMES_LIVE = 15.0
 SMALL, TIMES = 3_000, 10
 """Groups; the smaller log is large enough for its partitions to be joined side by side, too."""
 WAVE = 250
@@ -66,7 +65,6 @@ def _rate(settings: Settings) -> dict[str, Any]:
         peer=peer,
         unit="groups/s",
         ratio=rate / peer,
-        target=TIMES_LIVE,
         peer_is="the live join",
         events_per_group=EVENTS,
     )
