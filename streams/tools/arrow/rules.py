@@ -169,7 +169,7 @@ def _derived(ids: pa.Array, *parts: pa.Array) -> bool:
         return True
     if ids.null_count or not _all(pc.equal(pc.binary_length(ids), 36)):
         return False
-    names = pc.binary_join_element_wise(*parts, "\x1f").cast(pa.binary()).to_pylist()
+    names = pc.binary_join_element_wise(*parts, "\x1f").cast(pa.binary()).to_numpy(zero_copy_only=False)
     begun, digests = hashlib.sha1(NAMESPACE.bytes, usedforsecurity=False), []
     for name in names:
         sha1 = begun.copy()  # a third cheaper than starting over
