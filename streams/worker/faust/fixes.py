@@ -381,7 +381,7 @@ class _Begun(Awaitable[Any]):
             while True:
                 try:
                     step, given = self._coroutine.send, (yield self._future)
-                except BaseException as exc:
+                except BaseException as exc:  # whatever is thrown in is for the coroutine, a cancellation too
                     step, given = self._coroutine.throw, exc
                 self._future = step(given)
         except StopIteration as done:
