@@ -484,13 +484,16 @@ def test_schemas_check_is_silent_on_stdout_when_all_is_well() -> None:
 def test_schemas_serve_answers_until_it_is_told_to_stop() -> None:
     command = [sys.executable, "-m", "streams.cli", "schemas", "serve", "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
-        assert child.stdout is not None
-        url = json.loads(child.stdout.readline())["url"]
-        with urllib.request.urlopen(f"{url}/schemas/ids/{FIRST_ID}", timeout=20) as answer:  # noqa: S310 - our own server
-            assert json.loads(json.load(answer)["schema"])["name"] == "Task"
-        child.send_signal(signal.SIGTERM)
-        child.communicate(timeout=30)
-        assert child.returncode == 0
+        try:
+            assert child.stdout is not None
+            url = json.loads(child.stdout.readline())["url"]
+            with urllib.request.urlopen(f"{url}/schemas/ids/{FIRST_ID}", timeout=20) as answer:  # noqa: S310 - our own server
+                assert json.loads(json.load(answer)["schema"])["name"] == "Task"
+            child.send_signal(signal.SIGTERM)
+            child.communicate(timeout=30)
+            assert child.returncode == 0
+        finally:
+            child.kill()  # or leaving the block would wait for it
 
 
 def test_a_text_from_the_log_cannot_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
