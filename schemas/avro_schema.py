@@ -131,6 +131,8 @@ def _plain_type(shape: Shape, known: set[str]) -> Any:
 
 def _default(field: dataclasses.Field[Any], shape: Shape) -> Any:
     """Return the Avro default of a field. Nested records have none: they are always written."""
+    if field.default is None:
+        return None
     if shape.base in VIEWS:
         return "" if field.default is not dataclasses.MISSING else dataclasses.MISSING
     if shape.base is tuple:
@@ -138,5 +140,5 @@ def _default(field: dataclasses.Field[Any], shape: Shape) -> Any:
     if shape.base is dict:
         return {} if field.default_factory is not dataclasses.MISSING else dataclasses.MISSING
     if dataclasses.is_dataclass(shape.base):
-        return None if field.default is None else dataclasses.MISSING
+        return dataclasses.MISSING
     return field.default

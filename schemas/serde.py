@@ -20,8 +20,10 @@ from typing import Any, NamedTuple, TypeVar
 import fastavro
 
 from schemas import events, ids, versions
+from schemas.avro_schema import LAYOUT
 from schemas.convert import EncodeError as EncodeError, checked, raised
 from schemas.ids import FRAME as FRAME, MAGIC as MAGIC, LockIds
+from schemas.tokens import VIEWS
 
 E = TypeVar("E", bound=events.Event)
 
@@ -137,10 +139,22 @@ def fields_read(payload: bytes, expected: type[Any]) -> dict[str, Any]:
         some = {"type": "record", "name": "Fields", "fields": every[:count]}
         try:
             found: Any = fastavro.schemaless_reader(io.BytesIO(payload[FRAME.size :]), some, None)
-        except Exception:  # noqa: S112 - as in _decode; then a field fewer
+        except Exception:  # noqa: S112 - as in _body; then a field fewer
             continue
-        return dict(found)
+        return {field["name"]: _shown(found[field["name"]], field["type"]) for field in every[:count]}
     return {}
+
+
+def _shown(value: Any, kind: Any) -> Any:
+    """Return a decoded value of this Avro type with what is per token as lists, or hexadecimal if it is cut short."""
+    if isinstance(value, bytes):
+        view = next((view for view in VIEWS if isinstance(kind, dict) and kind.get(LAYOUT) == view.LAYOUT), None)
+        return value.hex() if view is None or len(value) % view.BYTES else list(view.unchecked(value))
+    if isinstance(value, list) and isinstance(kind, dict):
+        return [_shown(item, kind["items"]) for item in value]
+    if isinstance(value, dict) and isinstance(kind, dict) and "fields" in kind:
+        return {field["name"]: _shown(value[field["name"]], field["type"]) for field in kind["fields"]}
+    return value
 
 
 def _without_addresses(text: str) -> str:

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 V = TypeVar("V", int, float, bool)
 
-MAX_LOGPROB = 1e-3
-"""Nats; rounding may lift a logprob so far above 0."""
+MAX_LOGPROB = 2.0**-10
+"""Nats; rounding may lift a logprob so far above 0. A power of 2 is the same number in 32 bits and in 64."""
 SHOWN = 8
 """Most items in a repr; of more, three are shown."""
 _HIGH_BYTES = bytes(range(0x80, 0xFF))
@@ -112,11 +112,11 @@ class PerToken(Sequence[V]):
         """Return what is wrong with unsound bytes."""
         if len(data) % cls.BYTES:
             return f": expected {cls.LAYOUT}, got {len(data)} bytes"
-        place, item = next((i, item) for i, item in enumerate(cls._raw(data)) if cls._broken(item))
+        place, item = next((i, item) for i, item in enumerate(cls.unchecked(data)) if cls._broken(item))
         return f"[{place}]: expected {cls._broken(item)}, got {item}"
 
     @classmethod
-    def _raw(cls, data: bytes) -> Sequence[Any]:
+    def unchecked(cls, data: bytes) -> Sequence[Any]:
         """Return the items of bytes that may be unsound."""
         return cls._items(data)
 
@@ -176,10 +176,8 @@ class Logprobs(PerToken[float]):
 
     @classmethod
     def _broken(cls, item: float) -> str | None:
-        if not math.isfinite(item):
-            return "a finite number"
-        if abs(item) > _FLOAT32_MAX:
-            return f"at most {_FLOAT32_MAX:g} in size (32 bits)"
+        if not -_FLOAT32_MAX <= item <= _FLOAT32_MAX:  # a NaN is not, either
+            return "a finite number of 32 bits"
         return None if item <= MAX_LOGPROB else "a logprob, which is at most 0"
 
 
@@ -207,7 +205,7 @@ class LossMask(PerToken[bool]):
         return bool(data.translate(None, b"\0\1"))
 
     @classmethod
-    def _raw(cls, data: bytes) -> Sequence[Any]:
+    def unchecked(cls, data: bytes) -> Sequence[Any]:
         return data
 
     @classmethod

@@ -21,6 +21,8 @@ from typing import Any
 
 import fastavro
 
+from schemas.avro_schema import LAYOUT
+
 HERE = Path(__file__).parent
 """The folder of this package, with lock.json and avro/."""
 FIRST_ID = 1001
@@ -136,12 +138,28 @@ def cannot_read(reader: str, writer: str) -> str | None:
 
     try:
         schemas = [avro.schema.parse(text) for text in (reader, writer)]
+        ours, theirs = (dict(_layouts(json.loads(text))) for text in (reader, writer))
     except (avro.errors.AvroException, ValueError) as exc:  # JSON Schema or Protobuf
         return f"one of them is no Avro schema: {exc}"
     result = avro.compatibility.ReaderWriterCompatibilityChecker().get_compatibility(*schemas)
     if result.compatibility is avro.compatibility.SchemaCompatibilityType.compatible:
-        return None
+        changed = sorted(path for path in ours.keys() & theirs.keys() if ours[path] != theirs[path])
+        return f"the bytes are stored otherwise at {', '.join(changed)}" if changed else None
     return f"{'; '.join(sorted(result.messages))} at {', '.join(sorted(result.locations))}"
+
+
+def _layouts(node: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the path of each type that is bytes, with its layout: Avro takes bytes for bytes, whatever is in them."""
+    if isinstance(node, list):
+        for kind in node:
+            yield from _layouts(kind, path)
+    elif node == "bytes" or (isinstance(node, dict) and node["type"] == "bytes"):
+        yield path, "" if node == "bytes" else node.get(LAYOUT, "")
+    elif isinstance(node, dict):
+        for field in node.get("fields", ()):
+            yield from _layouts(field["type"], f"{path}/{field['name']}")
+        for name in ("items", "values"):
+            yield from _layouts(node.get(name), path)
 
 
 def _plain(node: Any) -> Any:

@@ -179,6 +179,7 @@ def test_an_id_that_is_wrong_in_one_character_is_found(event: Response | Reward)
         (response(), {"logprobs": [float("inf"), 0.0]}),
         (response(), {"logprobs": [0.0]}),
         (response(), {"logprobs": [-0.5, 0.5]}),
+        (response(), {"logprobs": [0.001, 0.0]}),  # beyond 2 ** -10 by less than 32 bits could show of a decimal limit
         (response(), {"logprobs": b"1234567"}),
         (response(), {"prompt_token_ids": [-1]}),
         (response(), {"prompt_token_ids": b"12345"}),

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from schemas import generate, versions
-from schemas.events import EVENTS, Reward
+from schemas.events import EVENTS, Response, Reward
 from schemas.versions import FIRST_ID, SchemaError, SchemaVersions, check
 
 
@@ -129,6 +129,16 @@ def test_a_field_taken_away_cannot_be_read_by_the_past(folder: Path) -> None:
     definition["fields"].remove(field(definition, "scorer_version"))
     (problem,) = check(append(folder, "Reward", definition))
     assert problem.startswith("Reward: version 1 cannot read version 2: ")
+
+
+def test_bytes_of_another_layout_fail_both_ways_though_avro_takes_them(folder: Path) -> None:
+    definition = json.loads(versions.files().newest(Response).text)
+    field(definition, "prompt_token_ids")["type"]["layout"] = "little-endian int64, 8 bytes a token"
+    problems = list(check(append(folder, "Response", definition)))
+    assert [problem.partition(". ")[0] for problem in problems] == [
+        f"Response: version {one} cannot read version {other}: the bytes are stored otherwise at /prompt_token_ids"
+        for one, other in ((1, 2), (2, 1))
+    ]
 
 
 def test_a_renamed_field_fails_both_ways(folder: Path) -> None:

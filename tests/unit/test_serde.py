@@ -14,6 +14,7 @@ from hypothesis import given, settings, strategies as st
 from schemas import versions
 from schemas.events import (
     EVENTS,
+    AdvantagedGroup,
     Event,
     Message,
     Response,
@@ -22,7 +23,7 @@ from schemas.events import (
     Task,
     problems,
 )
-from schemas.serde import EncodeError, Poison, decode, encode
+from schemas.serde import EncodeError, Poison, decode, encode, fields_read
 from schemas.tokens import Logprobs
 from tests.support.any_event import any_event
 from tests.support.factories import group, member, one_of_each, plain, response, reward, task
@@ -209,8 +210,16 @@ def by_another_writer(event: Event, **changes: Any) -> bytes:
         (task(), {"purpose": "teach"}, "Task.purpose: expected one of train, serve, eval, got 'teach'"),
         (task(), {"group_size": 0}, "Task: group_size is 0"),
         (task(), {"reward_sources": []}, "Task: reward_sources is empty"),
-        (response(), {"logprobs": [float("inf"), 0.0]}, "Response.logprobs[0]: expected a finite number, got inf"),
-        (response(), {"logprobs": [-0.5, float("nan")]}, "Response.logprobs[1]: expected a finite number, got nan"),
+        (
+            response(),
+            {"logprobs": [float("inf"), 0.0]},
+            "Response.logprobs[0]: expected a finite number of 32 bits, got inf",
+        ),
+        (
+            response(),
+            {"logprobs": [-0.5, float("nan")]},
+            "Response.logprobs[1]: expected a finite number of 32 bits, got nan",
+        ),
         (
             response(),
             {"logprobs": [-0.5, 0.5]},
@@ -261,3 +270,11 @@ def test_what_is_wrong_with_bytes_is_said_in_the_same_words_each_time(event: Eve
         assert isinstance(first, Poison)
         assert first == second
         assert " at 0x" not in first.error
+
+
+def test_the_fields_of_a_record_that_is_refused_show_what_is_per_token_as_lists() -> None:
+    fields = fields_read(by_another_writer(response(), logprobs=[-0.5, 0.5], prompt_token_ids=b"\1\2\3"), Response)
+    assert (fields["logprobs"], fields["completion_token_ids"]) == ([-0.5, 0.5], list(response().completion_token_ids))
+    assert fields["prompt_token_ids"] == "010203"  # not of whole tokens
+    (member,) = fields_read(by_another_writer(group(), **members(loss_mask=b"\1\2")), AdvantagedGroup)["responses"]
+    assert member["loss_mask"] == [1, 2]

@@ -112,9 +112,8 @@ def look_up(path: str, body: bytes, subjects: dict[str, list[Schema]]) -> Answer
 def _by_id(text: str, rest: list[str], subjects: dict[str, list[Schema]]) -> Answer:
     schema = schema_versions.files().by_id(int(text)) if text.isdecimal() and len(text) <= 10 else None
     if schema is None:
-        return _error(
-            NO_SCHEMA, f"schema id {text} is not in lock.json (known: 1 to {len(schema_versions.files().schemas)})"
-        )
+        known = schema_versions.files().schemas
+        return _error(NO_SCHEMA, f"schema id {text} is not in lock.json (known: {min(known)} to {max(known)})")
     holders = [subject for subject, versions in subjects.items() if schema in versions]
     match rest:
         case ["schema"]:

@@ -81,7 +81,7 @@ class ResponseWriter:
         try:
             slot = response(request, completion, served)
             payload = self._encoded(slot)
-        except ValueError as exc:  # an EncodeError, or the views'
+        except (ValueError, TypeError) as exc:  # an EncodeError, or the views'
             log.error("task %s: slot %d failed: %s", request.task.task_id, completion.slot, exc)
             slot = response(request, replace(completion, error=str(exc)), served)
             payload = serde.encode(slot)

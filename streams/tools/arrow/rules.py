@@ -3,10 +3,9 @@
     columns of one event type ──► hold ──► True: every row keeps every rule of `schemas.serde.decode`
                                        └─► False: perhaps not; serde judges them one by one, and finds what is wrong
 
-These are the rules of `schemas.events.problems`, the values of a Literal, and that numbers are finite, column by
-column.
-A wrong doubt costs only time; a wrong certainty is a defect: what holds here must be an event for serde, which a test
-checks with events that hypothesis makes without any rule.
+These are the rules of `schemas.events.problems` and of the views in schemas/tokens.py, the values of a Literal, and
+that numbers are finite, column by column. A wrong doubt costs only time; a wrong certainty is a defect: what holds here
+must be an event for serde, which a test checks with events that hypothesis makes without any rule.
 """
 
 from __future__ import annotations

@@ -4,9 +4,8 @@
     columns of version n ──► fitted ──► fields in the order of the newest, its new ones with their default
                         └─ an integer that does not fit: ArrowInvalid
 
-No field is ever retyped: `schemas.versions.check` refuses such a version. A change has to read both ways, so all it
-can do
-is add a field with a default, or remove one.
+No field is ever retyped: `schemas.versions.check` refuses such a version. A change has to read both ways, so all it can
+do is add a field with a default, or remove one.
 """
 
 from __future__ import annotations
