@@ -72,6 +72,14 @@ class _Sent(NamedTuple):
     on_ack: Callable[[Coordinates], None] | None
 
 
+class _Unplaced(NamedTuple):
+    """A record that is acknowledged without an offset."""
+
+    sent: _Sent
+    at: TopicPartition
+    timestamp_ms: int
+
+
 class Producer:
     """Writes events. Use as a context manager: leaving it flushes, and raises what failed.
 
@@ -95,8 +103,7 @@ class Producer:
         self._topics = {topic.event: topic for topic in topics(settings.topics).values()}
         self._by_name = {topic.name: topic for topic in self._topics.values()}
         self._failed: list[str] = []
-        self._unplaced: list[tuple[_Sent, Any]] = []
-        """What is acknowledged without an offset, with librdkafka's message."""
+        self._unplaced: list[_Unplaced] = []
         self._any_size = any_size
         largest = max(topic.max_bytes for topic in self._topics.values())
         self._config: dict[str, Any] = {
@@ -191,7 +198,8 @@ class Producer:
         if error is not None:
             self._failed.append(f"{sent.topic}, key {sent.key!r}: {_why(error)}")
         elif message.offset() is None:
-            self._unplaced.append((sent, message))
+            timestamp_ms = message.timestamp()[1]
+            self._unplaced.append(_Unplaced(sent, (message.topic(), message.partition()), timestamp_ms))
         elif sent.on_ack is not None:
             sent.on_ack(Coordinates(message.topic(), message.partition(), message.offset()))
 
@@ -201,14 +209,13 @@ class Producer:
         librdkafka infers from the answer to one batch that those before it were written. A partition that has just got
         its leader may have refused the first batch and taken the second: such a record was never written.
         """
-        unplaced, self._unplaced = self._unplaced, []
-        by_partition: dict[TopicPartition, list[tuple[_Sent, Any]]] = {}
-        for sent, message in unplaced:
-            by_partition.setdefault((message.topic(), message.partition()), []).append((sent, message))
-        for tp, some in by_partition.items():
-            since_ms = min(message.timestamp()[1] for _, message in some)
-            found = locate(self._settings, tp, since_ms, outage=self._outage)
-            for sent, _ in some:
+        while self._unplaced:
+            tp = self._unplaced[0].at
+            some = [unplaced for unplaced in self._unplaced if unplaced.at == tp]
+            wanted = {(each.sent.key, each.sent.payload) for each in some}
+            found = locate(self._settings, tp, min(each.timestamp_ms for each in some), wanted)
+            self._unplaced = [unplaced for unplaced in self._unplaced if unplaced.at != tp]  # not before it was read
+            for sent, *_ in some:
                 at = found.get((sent.key, sent.payload))
                 if at is None:
                     log.warning("%s[%d]: a record with key %r was not written: sent again", *tp, sent.key)
@@ -234,7 +241,7 @@ class Producer:
         Without `timeout_s` it waits for as long as the BrokerOutage allows, or GIVE_UP_S if there is none.
         """
         if self._outage is not None and timeout_s is None:
-            left = len(self._producer)
+            left = len(self._producer) + len(self._unplaced)
             while left:
                 before, left = left, self._served(self._producer.flush, SLICE_S)
                 self._raise_failures()
@@ -273,7 +280,7 @@ class Producer:
         if self._unplaced:
             self._settle()
             left = len(self._producer)
-        return left
+        return left + len(self._unplaced)
 
     def _raise_fatal(self) -> None:
         """Raise the LogError of a fatal error, unless it was raised before."""

@@ -274,14 +274,20 @@ def fetch(
 
 
 def locate(
-    settings: Settings, tp: TopicPartition, since_ms: int, *, outage: BrokerOutage | None = None
+    settings: Settings, tp: TopicPartition, since_ms: int, wanted: set[tuple[bytes | None, bytes | None]]
 ) -> dict[tuple[bytes | None, bytes | None], Coordinates]:
-    """Return where the records of a partition are, by key and payload, from this time on. Raises as `read`."""
-    with PartitionReader(settings, {}, outage=outage) as reader:
+    """Return where the records with these keys and payloads are, as far as they are there, from this time on.
+
+    Raises as `read`. It is for a partition whose leader has just answered, so it waits for no outage.
+    """
+    found: dict[tuple[bytes | None, bytes | None], Coordinates] = {}
+    with PartitionReader(settings, {}) as reader:
         start, (_, end) = reader.first_at(tp, since_ms), reader.bounds(tp)
         reader.assign({tp: start}, {tp: end})
-        found = [record for records in reader.batches(outage) for record in records]
-    return {(record.key, record.payload): record.at for record in reversed(found)}
+        for record in (record for records in reader.batches(None) for record in records):
+            if (record.key, record.payload) in wanted:
+                found.setdefault((record.key, record.payload), record.at)
+    return found
 
 
 def _ranges(offsets: Iterable[int]) -> list[range]:
