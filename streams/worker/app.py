@@ -49,6 +49,7 @@ READ_AHEAD_BYTES = 64 * 1024
 partitions, a topic that the worker itself writes (`groups`) would wait a minute for its next turn, uncommitted. A
 larger record is still read (KIP-74)."""
 COMMIT_EVERY_S = 1.0
+NEVER_S = 1e9
 """After a kill -9, at most this much is processed twice."""
 
 CHANGELOG_SEGMENT_BYTES = 16 * 2**20
@@ -140,6 +141,7 @@ def build_app(
         table_standby_replicas=0,
         stream_buffer_maxsize=1024,
         stream_wait_empty=False,  # App waits for the handlers instead
+        stream_processing_timeout=NEVER_S,  # Faust's detector reads the sensor, which is off; ours is the watchdog
         topic_allow_declare=False,
         topic_disable_leader=True,
         topic_replication_factor=settings.topics.replication,

@@ -111,7 +111,7 @@ def reward_after(
 
 
 def _score_id(response_id: str, source: str) -> str:
-    return f"{short_id(response_id)} {source}"
+    return short_id(derive_id(response_id, source))  # a reward may name any text as its response
 
 
 def _digest(score: SourceScore) -> ScoreDigest:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Awaitable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from schemas.events import AdvantagedGroup, DeadLetter, derive_id
 from streams.kafka.reader import fetch
@@ -29,6 +29,14 @@ from streams.stages.advantages.state import Effect, EmitGroup, GroupState, OpenG
 from streams.stages.advantages.timers import DeadlineTimers
 from streams.worker.agent import agent_of_many
 from streams.worker.app import App, Outlet, owned_partitions, record_of, table
+
+
+class _Decided(NamedTuple):
+    """What follows from one record."""
+
+    record: Record
+    before: GroupState
+    effects: Sequence[Effect]
 
 
 class LiveAdvantages:
@@ -64,38 +72,48 @@ class LiveAdvantages:
         """Reduce events of one partition number; what they give is acknowledged before any row is written."""
         async with self._locks[partition]:
             changed: dict[str, tuple[Any, GroupState]] = {}
-            results: list[Awaitable[None]] = []
+            decided: list[_Decided] = []
+            poison: list[DeadLetter] = []
             for event in events:
                 record = record_of(event)
                 try:
-                    results += await self._reduce(event, record, changed)
+                    found = self._reduce(event, record, changed)
                 except Exception as exc:
                     exc.add_note(f"at {record.at}")
                     raise
-            await asyncio.gather(*results)
+                if isinstance(found, DeadLetter):
+                    poison.append(found)
+                elif found.effects:
+                    decided.append(found)
+            await asyncio.gather(*map(self._outlet.emit, poison), *await self._results(decided))
             for task_id, (event, state) in changed.items():
                 key = task_id.encode()
                 self._table.write(event, key, None if state is None else self._rows.dump(key, state))
                 self._timers.note(task_id, state)
 
-    async def _reduce(
+    def _reduce(
         self, faust_event: Any, record: Record, changed: dict[str, tuple[Any, GroupState]]
-    ) -> Sequence[Awaitable[None]]:
-        """Note the state after one event in `changed`, with the event; return what is to be written."""
+    ) -> _Decided | DeadLetter:
+        """Note the state after one event in `changed`, with the event; return what was decided."""
         self._timers.record_read(record.timestamp_ms, now_ms())
         event = self._stage.decode(record)
         if isinstance(event, DeadLetter):
-            return [self._outlet.emit(event)]
+            return event
         _, before = changed.get(event.task_id) or (None, self._state(event.task_id))
         after, effects = self._stage.reduce(before, event, record)
         if after is not before:
             changed[event.task_id] = (faust_event, after)
-        if not effects:
-            return ()
-        missing = self._stage.missing(effects, record)
+        return _Decided(record, before, effects)
+
+    async def _results(self, decided: Sequence[_Decided]) -> list[Awaitable[None]]:
+        """Return what writes the results; what they lack is fetched in one go."""
+        missing = [at for each in decided for at in self._stage.missing(each.effects, each.record)]
         fetched = await asyncio.to_thread(fetch, self._app.settings, missing) if missing else {}
-        outputs = self._stage.outputs(effects, record, fetched)
-        return [self._emit(effect, output, before) for effect, output in zip(effects, outputs, strict=True)]
+        return [
+            self._emit(effect, output, before)
+            for record, before, effects in decided
+            for effect, output in zip(effects, self._stage.outputs(effects, record, fetched), strict=True)
+        ]
 
     async def _emit(self, effect: Effect, output: AdvantagedGroup | DeadLetter, before: GroupState) -> None:
         if isinstance(output, DeadLetter):

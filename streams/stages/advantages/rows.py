@@ -24,7 +24,7 @@ from streams.stages.advantages.state import (
 )
 from streams.table_rows import pack, unpack
 
-ROW_VERSION = 3
+ROW_VERSION = 4
 CLOSED_FIELDS = tuple(name for name in ClosedGroup._fields if name != "rejected")
 """In the order in which a row holds them."""
 

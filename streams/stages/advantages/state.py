@@ -261,7 +261,7 @@ class ClosedGroup(NamedTuple):
     responses: Mapping[str, str]
     """response_id -> content digest, of every response seen, also after the group left."""
     scores: Mapping[str, ScoreDigest]
-    """response_id and source -> score, of every reward seen."""
+    """reward_id -> score, of every reward seen."""
     rejected: frozenset[str] = frozenset()
     """As in OpenGroup."""
 

@@ -17,7 +17,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
-from itertools import islice
 from multiprocessing import get_context
 from operator import attrgetter
 from typing import NamedTuple
@@ -34,6 +33,7 @@ from streams.stages import batches
 from streams.stages.advantages import stage as advantages
 from streams.stages.advantages.reducer import GroupEvent
 from streams.stages.advantages.state import EmitGroup, GroupState
+from streams.tools.arrow.decode import CHUNK_BYTES
 from streams.tools.arrow.events import decode_events
 
 Bounds = Mapping[tuple[str, int], tuple[int, int]]
@@ -44,7 +44,7 @@ Note = Callable[[EmitGroup], EmitGroup]
 
 
 AT_ONCE = 4096
-"""Records that are decoded at once."""
+"""Most records that are decoded at once."""
 
 
 class Encoded(NamedTuple):
@@ -154,8 +154,7 @@ def _decoded(
     stage: advantages.AdvantageStage, records: Iterable[Record]
 ) -> Iterator[tuple[Record, GroupEvent | DeadLetter]]:
     """Yield each record with what is in it. Many are decoded at once, as columns, which takes half the time."""
-    coming = iter(records)
-    while some := list(islice(coming, AT_ONCE)):
+    for some in _at_once(records):
         by_topic: dict[str, list[int]] = defaultdict(list)
         for place, record in enumerate(some):
             by_topic[record.at.topic].append(place)
@@ -165,6 +164,20 @@ def _decoded(
             found.update(zip(places, decode_events(stage.event_type(topic), payloads), strict=True))
         for place, record in enumerate(some):
             yield record, stage.placed(record, found.pop(place))
+
+
+def _at_once(records: Iterable[Record]) -> Iterator[list[Record]]:
+    """Yield the records, as many at a time as AT_ONCE and CHUNK_BYTES let."""
+    some: list[Record] = []
+    size = 0
+    for record in records:
+        some.append(record)
+        size += len(record.payload or b"")
+        if len(some) == AT_ONCE or size >= CHUNK_BYTES:
+            yield some
+            some, size = [], 0
+    if some:
+        yield some
 
 
 def cut(settings: Settings, records: Iterable[Record]) -> Iterator[Batch | DeadLetter]:
