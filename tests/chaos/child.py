@@ -123,7 +123,7 @@ def _arm_agent(point: str, count: Any) -> None:
 
 def _arm_trainer(point: str, count: Any) -> None:
     from streams.adapters import store
-    from trainer import checkpoint, consumer
+    from trainer import checkpoint, consumer, presence
 
     match point:
         case "after poll":
@@ -137,9 +137,9 @@ def _arm_trainer(point: str, count: Any) -> None:
         case "after produce":
             wrap(consumer.Producer, "flush", after=count)
         case "before commit":
-            wrap(consumer.PolicyTrainer, "_commit", before=count)
+            wrap(presence.Presence, "commit", before=count)
         case _:
-            wrap(consumer.PolicyTrainer, "_commit", after=count)
+            wrap(presence.Presence, "commit", after=count)
 
 
 def without_fixes() -> None:
