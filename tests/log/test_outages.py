@@ -73,9 +73,7 @@ def write(settings: Settings, *names: str) -> None:
 
 def read(settings: Settings, label: str, kind: type[Response] | type[Reward]) -> list[Response | Reward]:
     """Read a topic with more patience than the agents are given, since a broker that thaws is fenced for a while."""
-    patient = settings.model_copy(
-        update={"kafka": settings.kafka.model_copy(update={"request_timeout_s": Kafka().request_timeout_s})}
-    )
+    patient = settings.model_copy(update={"kafka": settings.kafka.model_copy(update={"request_timeout_s": 60.0})})
     return [event for r in admin.read_topic(patient, label) if isinstance(event := r.decode(kind), kind)]
 
 

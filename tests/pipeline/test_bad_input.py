@@ -115,7 +115,7 @@ def contradictory() -> list[Bad]:
         "a logprob that is none": (
             "responses",
             by_another_writer(response(), logprobs=[float("nan"), 0.0]),
-            "Response.logprobs[0]: expected a finite number, got nan",
+            "Response.logprobs[0]: expected a finite number of 32 bits, got nan",
         ),
         "a NaN reward": (
             "rewards",
