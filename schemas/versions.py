@@ -139,7 +139,7 @@ def cannot_read(reader: str, writer: str) -> str | None:
     try:
         schemas = [avro.schema.parse(text) for text in (reader, writer)]
         ours, theirs = (dict(_layouts(json.loads(text))) for text in (reader, writer))
-    except (avro.errors.AvroException, ValueError) as exc:  # JSON Schema or Protobuf
+    except (avro.errors.AvroException, ValueError, RecursionError) as exc:  # JSON Schema or Protobuf
         return f"one of them is no Avro schema: {exc}"
     result = avro.compatibility.ReaderWriterCompatibilityChecker().get_compatibility(*schemas)
     if result.compatibility is avro.compatibility.SchemaCompatibilityType.compatible:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from streams.stages.advantages.rows import GroupRows, dump, load
+from streams.stages.advantages.rows import ROW_VERSION, GroupRows, dump, load
 from streams.stages.advantages.state import ClosedGroup, OpenGroup
 from tests.support.factories import task
 from tests.support.log.join_partition import Log, answers, scores
@@ -32,6 +32,6 @@ def test_a_row_that_somebody_exchanged_is_parsed_and_not_remembered() -> None:
 
 
 def test_a_row_of_another_version_is_refused_with_the_way_out() -> None:
-    row = dump(OpenGroup()).replace(b'"v":3', b'"v":99')
-    with pytest.raises(ValueError, match=r"row has version 99, expected 3.*start under another consumer group"):
+    row = dump(OpenGroup()).replace(b'"v":%d' % ROW_VERSION, b'"v":99')
+    with pytest.raises(ValueError, match=rf"version 99, expected {ROW_VERSION}.*start under another consumer group"):
         load(row)
