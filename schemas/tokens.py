@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import struct
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, overload
 
@@ -121,14 +122,14 @@ class PerToken(Sequence[V]):
         return cls._items(data)
 
     @classmethod
+    @abstractmethod
     def _is_unsound(cls, data: bytes) -> bool:
         """Return whether any item breaks a rule. No loop over the items: this is called for every record."""
-        raise NotImplementedError
 
     @classmethod
+    @abstractmethod
     def _broken(cls, item: V) -> str | None:
         """Return what is expected of an item that breaks a rule, None of any other."""
-        raise NotImplementedError
 
 
 _put = PerToken.data.__set__  # type: ignore[attr-defined]  # the slot's own, which `__setattr__` does not stop

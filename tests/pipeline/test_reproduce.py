@@ -216,7 +216,7 @@ def test_a_log_that_began_with_an_older_schema_trains_reproduces_and_is_queried_
         write(settings, base, range(1, 2), metadata={"later": "yes"})
         train(settings, 1)
         assert verdicts(again(settings)) == [(1, True), (2, True)]
-        cut(settings, "groups", 2)  # the older half lies in the archive alone
+        cut(settings, "groups", 2)  # the older half is stored in the archive alone
         assert verdicts(again(settings, source="auto")) == [(1, True), (2, True)]
         con = session.connect(settings=settings)
         found = "SELECT _schema_id, cardinality(metadata), count(*) FROM groups GROUP BY ALL ORDER BY ALL"
