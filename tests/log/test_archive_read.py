@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +14,7 @@ import pytest
 from schemas.events import Coordinates
 from streams.errors import LogError, NotFoundError
 from streams.kafka import admin
+from streams.settings.load import to_env
 from streams.settings.model import Settings
 from streams.tools.archive.restore import restore
 from streams.tools.archive.segments import ArchiveReader
@@ -34,6 +38,21 @@ from tests.support.log.archived import (
 __all__ = ["settings"]
 pytestmark = pytest.mark.kafka
 
+
+THREADS = f"""
+import os
+from schemas.events import Coordinates
+from streams.settings.load import load
+from streams.tools.archive import history, segments, verify
+settings = load()
+topic = segments.ArchiveReader(settings).folder("rewards")
+before = len(os.listdir("/proc/self/task"))
+assert verify.verify(settings, ["rewards"]).records == 20
+read = list(history.of(settings, "archive").read({{(topic, {ONE}): 0}}, {{(topic, {ONE}): 20}}))
+segments.ArchiveReader(settings).fetch([Coordinates(topic, {ONE}, 3)])
+print(before, len(os.listdir("/proc/self/task")), len(read))
+"""
+"""Counts the threads of a process before and after it reads an archive in each way."""
 
 # --- damage -----------------------------------------------------------------------------------------------------------
 
@@ -154,6 +173,16 @@ def test_the_archive_is_read_without_a_broker_and_says_what_it_does_not_have(mad
         list(of(gone).read({tp: 2}, {tp: 9}))
     with pytest.raises(LogError, match="offsets 4 to 4 were asked for"):
         of(gone).fetch([Coordinates(*tp, 4)])
+
+
+def test_reading_an_archive_starts_no_thread_that_the_end_of_the_process_could_abort(made: Settings) -> None:
+    """A thread of Arrow's that gives back a buffer of Python's during finalization ends it with SIGABRT, now and then."""
+    write(made, 20)
+    sync(small(made), ["rewards"])
+    ran = subprocess.run([sys.executable, "-c", THREADS], env=os.environ | to_env(made), capture_output=True, text=True,
+                         timeout=60, check=True)  # fmt: skip
+    before, after, read = map(int, ran.stdout.split())
+    assert read == 20 and after == before
 
 
 def test_a_topic_that_was_deleted_is_read_from_the_archive(made: Settings) -> None:

@@ -97,7 +97,8 @@ def _parquet(path: Path) -> Iterator[dict[str, Any]]:
 
     with path.open("rb") as file:
         try:
-            for batch in parquet.ParquetFile(file).iter_batches():
+            # On this thread alone: one of Arrow's that outlives the command aborts it (Arrow issue 34314).
+            for batch in parquet.ParquetFile(file, pre_buffer=False).iter_batches(use_threads=False):
                 yield from batch.to_pylist()
         except (pyarrow.ArrowException, OSError, ValueError) as exc:  # what it calls OSError is the file's content
             raise EventError(f"{path}: not Parquet: {exc}") from exc

@@ -192,14 +192,22 @@ class ArchiveReader:
             if segment.next <= start or segment.first >= end:
                 continue
             with self.opened(segment) as file:
-                for batch in file.iter_batches(batch_size=MERGED_RECORDS, columns=RAW):
+                for batch in file.iter_batches(batch_size=MERGED_RECORDS, columns=RAW, use_threads=False):
                     yield from (record for record in records_of(*tp, batch) if start <= record.at.offset < end)
 
     @contextlib.contextmanager
     def opened(self, segment: Segment) -> Iterator[pq.ParquetFile]:
-        """Open a segment, whose sha256 is right, while the block runs. Raises LogError, also for what it holds."""
+        """Open a segment, whose sha256 is right, while the block runs. Raises LogError, also for what it holds.
+
+        Read it with `use_threads=False`, as it is opened without `pre_buffer`: a thread of Arrow's that still gives
+        back a buffer of Python's while the process ends aborts it (Arrow issue 34314).
+        """
         self.check(segment)
-        with _readable(segment), self.store.open(self._name(segment)) as source, pq.ParquetFile(source) as file:
+        with (
+            _readable(segment),
+            self.store.open(self._name(segment)) as source,
+            pq.ParquetFile(source, pre_buffer=False) as file,
+        ):
             yield file
 
     def _group_of(self, segment: Segment, at: Coordinates) -> tuple[pa.Table, list[int]]:
@@ -212,7 +220,7 @@ class ArchiveReader:
             number = min(bisect.bisect_left(lasts, at.offset), len(lasts) - 1)
             key = (segment.path, number)
             if key not in self._groups:
-                self._groups[key] = file.read_row_group(number, columns=RAW)
+                self._groups[key] = file.read_row_group(number, columns=RAW, use_threads=False)
                 if len(self._groups) > KEPT_GROUPS:
                     self._groups.popitem(last=False)
         self._groups.move_to_end(key)

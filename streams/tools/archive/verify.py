@@ -80,7 +80,7 @@ def _partition(archive: ArchiveReader, manifest: Manifest) -> Iterator[ArchiveFi
 
 def _segment(archive: ArchiveReader, segment: Segment) -> Iterator[ArchiveFinding]:
     with archive.opened(segment) as file:
-        offsets = list(map(int, file.read(columns=["_offset"])["_offset"].to_pylist()))
+        offsets = list(map(int, file.read(columns=["_offset"], use_threads=False)["_offset"].to_pylist()))
     if len(offsets) != segment.records:
         yield _finding(segment, f"has {len(offsets)} records, expected {segment.records}")
     if offsets != sorted(set(offsets)) or (offsets and not segment.first <= offsets[0] <= offsets[-1] < segment.next):
