@@ -176,7 +176,7 @@ def test_the_archive_is_read_without_a_broker_and_says_what_it_does_not_have(mad
 
 
 def test_reading_an_archive_starts_no_thread_that_the_end_of_the_process_could_abort(made: Settings) -> None:
-    """A thread of Arrow's that gives back a buffer of Python's during finalization ends it with SIGABRT, now and then."""
+    """A thread of Arrow's that gives back a buffer of Python's during finalization ends it with SIGABRT, at times."""
     write(made, 20)
     sync(small(made), ["rewards"])
     ran = subprocess.run([sys.executable, "-c", THREADS], env=os.environ | to_env(made), capture_output=True, text=True,
