@@ -32,7 +32,7 @@ from schemas.events import AdapterEvent, AdvantagedGroup, GroupResponse, Outcome
 from streams.errors import ContradictoryEvent
 from streams.evaluation import intervals
 from streams.evaluation.suites import SUCCESS_REWARD
-from streams.table_rows import pack, unpack
+from streams.worker.table_rows import pack, unpack
 
 STAGE = "rollouts"
 ROW_VERSION = 3

@@ -27,7 +27,7 @@ from streams.observability import catalog
 from streams.observability.metrics import Meter
 from streams.observability.tracing import context
 from streams.settings.model import Batches
-from streams.table_rows import pack, unpack
+from streams.worker.table_rows import pack, unpack
 
 if TYPE_CHECKING:
     from streams.worker.app import App

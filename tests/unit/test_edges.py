@@ -65,7 +65,7 @@ WITHOUT_TRY = {
     "streams/stages/scoring/agent.py::_collect result": IN_THREAD,
     "streams/stages/tasks/generators.py::_kept json.loads": OWN,
     "streams/stages/tasks/suites.py::_lines yaml.scan": TRANSLATED,
-    "streams/table_rows.py::unpack json.loads": OWN,
+    "streams/worker/table_rows.py::unpack json.loads": OWN,
     "streams/tools/archive/segments.py::opened ParquetFile": TRANSLATED,
     "streams/tools/dead_letters/originals.py::_bytes b64decode": TRANSLATED,
     "streams/tools/query/archived.py::_has_columns read_schema": "of a segment, which is checked when it is read",

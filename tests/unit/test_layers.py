@@ -19,7 +19,6 @@ LAYERS = [
         "streams.settings",
         "streams.files",
         "streams.output",
-        "streams.table_rows",
         "streams.advantage_formulas",
         "streams.request_deadline",
     ],

@@ -22,7 +22,7 @@ from streams.stages.advantages.state import (
     SourceScore,
     TaskInfo,
 )
-from streams.table_rows import pack, unpack
+from streams.worker.table_rows import pack, unpack
 
 ROW_VERSION = 4
 CLOSED_FIELDS = tuple(name for name in ClosedGroup._fields if name != "rejected")

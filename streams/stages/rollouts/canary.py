@@ -30,7 +30,7 @@ from streams.evaluation import sequential
 from streams.evaluation.results import short
 from streams.evaluation.sequential import ARMS, Arm, ArmName, ArmPair, ConfidenceSequence
 from streams.settings.model import Canary as Rule
-from streams.table_rows import pack, unpack
+from streams.worker.table_rows import pack, unpack
 
 STAGE = "rollouts"
 FIGURES = ("reward", "failed", "truncated", "tokens", "latency_ms")

@@ -17,7 +17,7 @@ from streams.adapters.serving import Serving
 from streams.errors import SettingsError
 from streams.settings.model import Canary, Guard, Settings
 from streams.stages.rollouts.canary import CanaryTrial
-from streams.table_rows import pack, unpack
+from streams.worker.table_rows import pack, unpack
 
 if TYPE_CHECKING:
     from streams.evaluation.suites import Suite
