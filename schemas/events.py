@@ -1,7 +1,8 @@
-"""The nine events. Everything Streamward knows is a sequence of them.
+"""The events. Everything Streamward knows is a sequence of them.
 
     Task ──► Response ──► Reward ──► AdvantagedGroup ──► Batch ──► AdapterEvent
-                                 ▲ GroupControl                    DeadLetter (from anywhere)
+       └─► Turn ─┘               ▲ GroupControl                    DeadLetter (from anywhere)
+           TrajectoryEvent, AgentEvent: whose turns they are
     ExperimentEvent: a replay of others, in a log of its own
 
 These frozen dataclasses are the only definition of an event. The Avro files in `avro/` are derived from them
@@ -75,6 +76,13 @@ AdapterKind = Literal[
 ]
 Verdict = Literal["promote", "reject", "ask"]
 ExperimentKind = Literal["started", "stopped", "failed", "finished"]
+Continuity = Literal["first", "extends", "forks", "rewrites", "auxiliary"]
+Protocol = Literal["chat", "completions", "responses", "messages"]
+TurnFinish = Literal["stop", "length", "tool_calls", "cancelled", "error"]
+TrajectoryKind = Literal["started", "ended"]
+Ending = Literal["completed", "failed", "timeout", "cancelled"]
+AgentKind = Literal["registered", "removed"]
+AgentType = Literal["PROMPT_BASED", "FINE_TUNED", "RL_TRAINED"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +103,15 @@ class Message:
     name: str | None = None
     tool_call_id: str | None = None
     tool_calls: tuple[ToolCall, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tool:
+    """A function that the assistant may call, as chat templates expect it."""
+
+    name: str
+    description: str = ""
+    parameters: Annotated[str, "JSON schema of the arguments"] = "{}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,8 +153,29 @@ class Task:
     adapter_version: Annotated[Int | None, "pin: only this version may answer"] = None
     sampling: Sampling = field(default_factory=Sampling)
     verifier: Annotated[str, "JSON object the scorers check against, e.g. the right answer"] = "{}"
+    agent: Annotated[str | None, "id of the agent that works on it; null: the policy answers it directly"] = None
+    max_turns: Annotated[Int | None, "most model calls of one attempt; null: the agent decides"] = None
+    thread: Annotated[str | None, "the conversation that it continues"] = None
+    tools: Annotated[tuple[Tool, ...], "what the agent may call"] = ()
     reward_sources: tuple[RewardSource, ...] = ()
     messages: tuple[Message, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Branch:
+    """A chain of model calls beside the conversation itself: a fork, a rewritten history, a sub-agent.
+
+    Its tokens are the first `shared_tokens` of the chain that it leaves, prompt included, and then its own.
+    """
+
+    continuity: Annotated[Continuity, "of its first call: first, forks or rewrites"]
+    reason: str
+    leaves: Annotated[Int, "number of the chain it begins with: 0 is the response's own, n the branch n - 1"]
+    shared_tokens: Annotated[Int, "how many tokens of that chain it begins with; 0: it has a prompt of its own"]
+    finish_reason: FinishReason
+    completion_token_ids: Annotated[TokenIds, "behind the shared ones"] = TokenIds()
+    logprobs: Annotated[Logprobs, "nats; 0 where the policy did not write the token"] = Logprobs()
+    loss_mask: Annotated[LossMask, "1 where the policy wrote the token and no chain before has it"] = LossMask()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,10 +202,13 @@ class Response:
     latency_ms: Annotated[float, "from the start of the sampling to its end, milliseconds"]
     text: str
     sampling: Annotated[Sampling, "as used"]
+    agent_id: Annotated[str | None, "the agent whose trajectory this is; null: the policy answered directly"] = None
+    steps: Annotated[Int | None, "an agent's model calls in this response and its branches"] = None
     prompt_token_ids: TokenIds = TokenIds()
     completion_token_ids: TokenIds = TokenIds()
     logprobs: Annotated[Logprobs, "nats, one per completion token, under the distribution sampled from"] = Logprobs()
     loss_mask: Annotated[LossMask, "1 where the policy wrote the token; one per completion token"] = LossMask()
+    branches: Annotated[tuple[Branch, ...], "an agent's other chains of calls, in the order of their last calls"] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -384,6 +425,95 @@ class DeadLetter:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """One model call of an agent, acknowledged before its answer ends: what is new behind its parent, and the answer.
+
+    The whole prompt is the parent's prompt and completion, verbatim, and then this turn's own tokens and messages.
+    """
+
+    turn_id: Annotated[str, "uuid5(trajectory_id, number)"]
+    trajectory_id: str
+    task_id: Annotated[str, "key of the record; the trajectory_id where no task was submitted"]
+    created_at: Annotated[Millis, "when the answer was complete"]
+    traceparent: str | None = None
+    metadata: dict[str, str] = field(default_factory=dict)
+    agent_id: str
+    policy: str
+    adapter_version: Annotated[Int, "what the engine says it served; 0 is the base model"]
+    number: Annotated[Int, "0-based, without gaps, in the order in which the trajectory's turns were recorded"]
+    parent_id: Annotated[str | None, "the turn whose prompt and reply this one begins with; null: none"] = None
+    continuity: Annotated[Continuity, "what the call was to those before it when it began"]
+    reason: Annotated[str, "why it was that"]
+    sampling_id: Annotated[str | None, "of the task's attempt; null where no task was submitted"] = None
+    slot: Annotated[Int | None, "of that attempt"] = None
+    protocol: Annotated[Protocol, "the API that was called"]
+    request_digest: Annotated[str, "sha256 over the canonical request"]
+    retry_key: Annotated[str | None, "what a client sends again with the same call"] = None
+    choice: Annotated[Int, "which of the answers to one call, 0-based"] = 0
+    choices: Annotated[Int, "how many answers the call asked for; each is a turn"] = 1
+    started_at: Annotated[Millis, "when the call began"]
+    engine: str
+    base_digest: Annotated[str, "sha256 over the base model's weights"]
+    tokenizer_digest: Annotated[str, "sha256 over vocabulary and chat template"]
+    template_digest: Annotated[str, "sha256 over what renders messages into tokens"]
+    finish_reason: TurnFinish
+    error: Annotated[str | None, "why there is no answer"] = None
+    malformed: Annotated[str | None, "why a tool call in the completion cannot be read; the reply has it as text"] = (
+        None
+    )
+    delivered: Annotated[bool, "false: the client had hung up before the answer was complete"] = True
+    prompt_tokens: Annotated[Int, "of the whole prompt"]
+    reply: Annotated[Message, "the answer as the client got it"]
+    sampling: Annotated[Sampling, "as used"]
+    prompt_token_ids: Annotated[TokenIds, "behind the parent's prompt and completion"] = TokenIds()
+    completion_token_ids: TokenIds = TokenIds()
+    logprobs: Annotated[Logprobs, "nats, one per completion token, under the distribution sampled from"] = Logprobs()
+    messages: Annotated[tuple[Message, ...], "behind the parent's messages and its reply"] = ()
+    tools: Annotated[tuple[Tool, ...], "without a parent: what may be called; a parent's hold for its children"] = ()
+    ignored: Annotated[tuple[str, ...], "parameters of the request that had no effect"] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrajectoryEvent:
+    """An agent's run began or ended. The turns between, in order, are the trajectory."""
+
+    event_id: Annotated[str, "uuid5(trajectory_id, kind)"]
+    trajectory_id: Annotated[str, "of a task: uuid5(sampling_id, slot), the id of its response"]
+    task_id: Annotated[str, "key of the record; the trajectory_id where no task was submitted"]
+    created_at: Millis
+    traceparent: str | None = None
+    metadata: dict[str, str] = field(default_factory=dict)
+    kind: TrajectoryKind
+    agent_id: str
+    policy: str
+    purpose: Annotated[Purpose, "of its task; without one, serve"]
+    sampling_id: Annotated[str | None, "of the task's attempt; null where no task was submitted"] = None
+    slot: Annotated[Int | None, "of that attempt"] = None
+    group_size: Annotated[Int | None, "of that attempt"] = None
+    ending: Annotated[Ending | None, "set exactly when it ended"] = None
+    turns: Annotated[Int | None, "ended: how many turns were recorded; one with a higher number is late"] = None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentEvent:
+    """An agent became known, changed, or was removed. The newest event about it counts."""
+
+    event_id: Annotated[str, "uuid5(agent_id, number of its events before this one)"]
+    agent_id: Annotated[str, "key of the record"]
+    created_at: Millis
+    traceparent: str | None = None
+    metadata: dict[str, str] = field(default_factory=dict)
+    kind: AgentKind
+    name: str
+    type: AgentType
+    model_id: Annotated[str, "the policy, or policy@version, that answers it"]
+    memory_config: Annotated[str, "JSON object"] = "{}"
+    capabilities: tuple[str, ...] = ()
+    tools: tuple[Tool, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SourceRange:
     """A part of a partition: where an experiment's records came from."""
 
@@ -416,7 +546,20 @@ class ExperimentEvent:
     ranges: Annotated[tuple[SourceRange, ...], "of the source, fixed when the experiment began"] = ()
 
 
-Event = Task | Response | Reward | GroupControl | AdvantagedGroup | Batch | AdapterEvent | DeadLetter | ExperimentEvent
+Event = (
+    Task
+    | Response
+    | Reward
+    | GroupControl
+    | AdvantagedGroup
+    | Batch
+    | AdapterEvent
+    | DeadLetter
+    | ExperimentEvent
+    | Turn
+    | TrajectoryEvent
+    | AgentEvent
+)
 EVENTS: tuple[type[Event], ...] = (
     Task,
     Response,
@@ -427,6 +570,9 @@ EVENTS: tuple[type[Event], ...] = (
     AdapterEvent,
     DeadLetter,
     ExperimentEvent,
+    Turn,
+    TrajectoryEvent,
+    AgentEvent,
 )
 
 
@@ -457,6 +603,10 @@ def problems(event: Event) -> Iterator[str]:
             return _group_problems(event)
         case AdapterEvent():
             return _adapter_problems(event)
+        case Turn():
+            return _turn_problems(event)
+        case TrajectoryEvent():
+            return _trajectory_problems(event)
         case _:
             return iter(())
 
@@ -482,6 +632,8 @@ def _task_problems(task: Task) -> Iterator[str]:
         yield f"sampling.temperature is {task.sampling.temperature}; expected 0 (greedy) or more"
     if not 0 < task.sampling.top_p <= 1:
         yield f"sampling.top_p is {task.sampling.top_p}; expected a share above 0 and at most 1"
+    if task.max_turns is not None and task.max_turns < 1:
+        yield f"max_turns is {task.max_turns}; at least 1 model call must be allowed"
 
 
 def _response_problems(response: Response) -> Iterator[str]:
@@ -493,9 +645,14 @@ def _response_problems(response: Response) -> Iterator[str]:
         yield f"finish_reason is {response.finish_reason} but error is {response.error!r}; set both or neither"
     if (uneven := _uneven(response)) is not None:
         yield uneven
+    for number, branch in enumerate(response.branches, 1):
+        if (uneven := _uneven(branch)) is not None:
+            yield f"branch {number - 1}: {uneven}"
+        if not 0 <= branch.leaves < number:
+            yield f"branch {number - 1} leaves chain {branch.leaves}; expected 0 to {number - 1}: one before it"
 
 
-def _uneven(response: Response | GroupResponse) -> str | None:
+def _uneven(response: Response | GroupResponse | Branch) -> str | None:
     """Return what differs if a completion token lacks its logprob or its place in the mask."""
     tokens, logprobs, mask = len(response.completion_token_ids), len(response.logprobs), len(response.loss_mask)
     if tokens == logprobs == mask:
@@ -532,3 +689,29 @@ def _adapter_problems(event: AdapterEvent) -> Iterator[str]:
         yield f"first_batch is {first} and last_batch {last}; set both or neither"
     elif first is not None and last is not None and not 0 <= first <= last < version:
         yield f"batches are {first} to {last}; expected a range within 0 to {version - 1}: each batch makes one version"
+
+
+def _turn_problems(turn: Turn) -> Iterator[str]:
+    if turn.turn_id != derive_id(turn.trajectory_id, turn.number):
+        yield "turn_id is not uuid5(trajectory_id, number); use schemas.events.derive_id"
+    if (turn.sampling_id is None) != (turn.slot is None):
+        yield f"sampling_id is {turn.sampling_id!r} and slot {turn.slot}; set both or neither"
+    if not 0 <= turn.choice < turn.choices:
+        yield f"choice is {turn.choice}; expected 0 to {turn.choices - 1} for choices {turn.choices}"
+    if (turn.finish_reason == "error") != (turn.error is not None):
+        yield f"finish_reason is {turn.finish_reason} but error is {turn.error!r}; set both or neither"
+    if len(turn.completion_token_ids) != len(turn.logprobs):
+        lengths = f"completion_token_ids has {len(turn.completion_token_ids)} entries, logprobs {len(turn.logprobs)}"
+        yield f"{lengths}; each token needs one"
+
+
+def _trajectory_problems(event: TrajectoryEvent) -> Iterator[str]:
+    if event.event_id != derive_id(event.trajectory_id, event.kind):
+        yield "event_id is not uuid5(trajectory_id, kind); use schemas.events.derive_id"
+    attempt = (event.sampling_id, event.slot, event.group_size)
+    if None in attempt and attempt != (None, None, None):
+        yield f"sampling_id, slot and group_size are {attempt}; set all or none"
+    if event.sampling_id is not None and event.trajectory_id != derive_id(event.sampling_id, event.slot):
+        yield "trajectory_id is not uuid5(sampling_id, slot); use schemas.events.derive_id"
+    if {event.ending is not None, event.turns is not None} != {event.kind == "ended"}:
+        yield f"kind is {event.kind}, ending {event.ending} and turns {event.turns}; ended has both, started neither"

@@ -151,5 +151,30 @@ EVENT_COLUMNS: dict[str, tuple[Column, ...]] = {
         Column("policy", lambda e: e.policy, 10),
         Column("counts", lambda e: e.counts),
     ),
+    "Turn": (
+        Column("trajectory", lambda e: _short(e.trajectory_id), 10),
+        Column("agent", lambda e: e.agent_id, 10),
+        Column("turn", lambda e: e.number, 4, right=True),
+        Column("what", lambda e: e.continuity, 9),
+        Column("version", lambda e: e.adapter_version, 7, right=True),
+        Column("tokens", lambda e: len(e.completion_token_ids), 6, right=True),
+        Column("finish", lambda e: e.finish_reason, 10),
+        Column("answer", lambda e: e.error or e.reply.content or [call.name for call in e.reply.tool_calls]),
+    ),
+    "TrajectoryEvent": (
+        Column("trajectory", lambda e: _short(e.trajectory_id), 10),
+        Column("agent", lambda e: e.agent_id, 10),
+        Column("kind", lambda e: e.kind, 7),
+        Column("ending", lambda e: e.ending, 9),
+        Column("turns", lambda e: e.turns, 5, right=True),
+        Column("reason", lambda e: e.reason),
+    ),
+    "AgentEvent": (
+        Column("agent", lambda e: e.agent_id, 16),
+        Column("kind", lambda e: e.kind, 10),
+        Column("type", lambda e: e.type, 12),
+        Column("model", lambda e: e.model_id, 12),
+        Column("tools", lambda e: [tool.name for tool in e.tools]),
+    ),
 }
 """The columns of an event in a table, by its type."""

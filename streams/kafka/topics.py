@@ -1,9 +1,10 @@
 """The topics: their names, keys, shapes, and the event type of each.
 
     tasks ─► responses ─► rewards ─► groups ─► batches ─► adapters      beside: group-control, dead-letters, experiments
+      └─► turns, trajectories ─┘                                        agents
 
-The first four are keyed by task and have equal partition counts, so one worker sees a whole task; the rest are keyed by
-policy (experiments by their name), so one policy's groups have one total order. None is compacted or written in
+What is keyed by task has equal partition counts, so one worker sees a whole task; the rest are keyed by policy
+(experiments and agents by their name), so one policy's groups have one total order. None is compacted or written in
 transactions: both leave gaps in the offsets, and a batch is a list of offsets.
 """
 
@@ -36,6 +37,9 @@ class Topic(NamedTuple):
 
 
 KEYED_BY_TASK = ("tasks", "responses", "rewards", "group-control")
+"""What groups are made of."""
+PARTITIONED_AS_TASKS = (*KEYED_BY_TASK, "turns", "trajectories")
+"""What has the task in its key, so that all that is about one task is in partitions of the same number."""
 _SHAPES: tuple[tuple[str, type[events.Event], str], ...] = (
     ("tasks", events.Task, "task_id"),
     ("responses", events.Response, "task_id"),
@@ -46,8 +50,11 @@ _SHAPES: tuple[tuple[str, type[events.Event], str], ...] = (
     ("adapters", events.AdapterEvent, "policy"),
     ("dead-letters", events.DeadLetter, ""),
     ("experiments", events.ExperimentEvent, "experiment"),
+    ("turns", events.Turn, "task_id"),
+    ("trajectories", events.TrajectoryEvent, "task_id"),
+    ("agents", events.AgentEvent, "agent_id"),
 )
-KEPT_FOR_EVER = ("adapters", "experiments")
+KEPT_FOR_EVER = ("adapters", "experiments", "agents")
 """Decisions and provenance: small, and needed long after the rest is gone."""
 LABELS = tuple(label for label, _, _ in _SHAPES)
 
@@ -63,7 +70,7 @@ def topics(settings: Topics) -> dict[str, Topic]:
             name=settings.prefix + label,
             event=event,
             key=key,
-            partitions=settings.partitions if label in KEYED_BY_TASK else settings.policy_partitions,
+            partitions=settings.partitions if label in PARTITIONED_AS_TASKS else settings.policy_partitions,
             max_bytes=sizes[label],
             config={
                 "cleanup.policy": "delete",
@@ -84,10 +91,10 @@ def topic_of(event: type[events.Event], settings: Topics) -> Topic:
 def wrong_partitions(topic: Topic, got: str) -> SettingsError:
     """Return the error for a topic that has `got` ("16 partitions", "a partition 8") instead of what is set."""
     setting, why = "topics.policy_partitions", ""
-    if topic.label in KEYED_BY_TASK:
+    if topic.label in PARTITIONED_AS_TASKS:
         setting = "topics.partitions"
         why = (
-            f"The four topics keyed by task ({', '.join(KEYED_BY_TASK)}) must have equal counts, so that one worker "
+            f"The topics keyed by task ({', '.join(PARTITIONED_AS_TASKS)}) must have equal counts, so that one worker "
             "sees a whole task. "
         )
     return SettingsError(

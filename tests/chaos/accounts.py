@@ -21,6 +21,8 @@ from streams.tools.audit.report import Report
 
 HOSTILE = "hostile-"
 """How every id begins that was made up."""
+UNREAD = ("experiments", "turns", "trajectories", "agents")
+"""Topics that no process of the loop reads."""
 
 
 class Accounts(NamedTuple):
@@ -42,7 +44,7 @@ class Accounts(NamedTuple):
             for record in admin.read_topic(settings, label):
                 at, event = str(record.at), record.decode(topics(settings.topics)[label].event)
                 if isinstance(event, Poison):
-                    if label == "experiments":  # no process reads it; its readers say why
+                    if label in UNREAD:  # its readers say why
                         explained.add(at)
                 elif isinstance(event, DeadLetter) and at not in bad:
                     source = (event.source_topic, event.source_partition, event.source_offset)

@@ -309,4 +309,4 @@ def test_topics_of_strimzi_stay_when_the_release_goes(namespace: str) -> None:
     kept = listed(namespace, "kafkatopics")
     assert [one["metadata"]["uid"] for one in kept] == [one["metadata"]["uid"] for one in before]
     release("install", namespace, "--wait", SHORT, values=values)
-    assert len(listed(namespace, "kafkatopics")) == 9
+    assert len(listed(namespace, "kafkatopics")) == 12

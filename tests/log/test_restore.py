@@ -7,6 +7,8 @@ import json
 import fsspec
 import pytest
 
+from schemas import versions
+from schemas.events import Reward, Task
 from streams.errors import NotFoundError, RefusedError
 from streams.kafka import admin
 from streams.kafka.producer import Producer
@@ -168,7 +170,8 @@ def test_the_commands_sync_list_verify_and_restore(made: Settings) -> None:
     assert "21 records archived" in result.stderr and "6 of them are not events" in result.stderr
     assert "2 partitions were up to date" in result.stderr
     (row,) = (row for row in map(json.loads, run(made, "list").stdout.splitlines()) if row["partition"] == ONE)
-    assert (row["records"], row["segments"], row["schema_ids"]) == (21, 1, [1001, 1003])
+    assert (row["records"], row["segments"]) == (21, 1)
+    assert row["schema_ids"] == sorted(versions.files().newest(event).id for event in (Reward, Task))
     assert run(made, "verify").exit_code == 0
     result = run(made, "restore", "rewards", "--into-prefix", elsewhere(made).topics.prefix)
     assert result.exit_code == 0, result.output

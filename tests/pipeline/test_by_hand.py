@@ -135,6 +135,9 @@ def test_each_topic_holds_what_the_processes_wrote_and_no_dead_letter(session: T
     assert records == {
         "tasks": 5, "responses": 15, "rewards": 14, "group-control": 0, "groups": 5, "adapters": 0, "dead-letters": 0,
         "experiments": 0,
+        "turns": 0,
+        "trajectories": 0,
+        "agents": 0,
     }  # fmt: skip
 
 

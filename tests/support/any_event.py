@@ -14,6 +14,7 @@ from schemas.events import (
     MAX_GROUP_SIZE,
     MAX_REWARD,
     AdapterEvent,
+    Branch,
     GroupResponse,
     Message,
     Response,
@@ -21,6 +22,8 @@ from schemas.events import (
     RewardSource,
     Sampling,
     Task,
+    TrajectoryEvent,
+    Turn,
     derive_id,
 )
 from schemas.tokens import Logprobs, LossMask, TokenIds
@@ -79,6 +82,7 @@ def _obeying(event: Any) -> Any:
             return dataclasses.replace(
                 event,
                 group_size=1 + event.group_size % MAX_GROUP_SIZE,
+                max_turns=None if event.max_turns is None else 1 + event.max_turns % 1000,
                 messages=(*event.messages, Message(role="user", content="")),
                 reward_sources=tuple(sources.values()),
             )
@@ -91,9 +95,29 @@ def _obeying(event: Any) -> Any:
                 slot=slot,
                 group_size=size,
                 error="failed" if event.finish_reason == "error" else None,
+                branches=tuple(
+                    dataclasses.replace(branch, leaves=branch.leaves % (number + 1))
+                    for number, branch in enumerate(event.branches)
+                ),
             )
-        case GroupResponse():
+        case GroupResponse() | Branch():
             return _even(event)
+        case Turn():
+            count = min(len(event.completion_token_ids), len(event.logprobs))
+            has_attempt = event.sampling_id is not None and event.slot is not None
+            return dataclasses.replace(
+                event,
+                turn_id=derive_id(event.trajectory_id, event.number),
+                sampling_id=event.sampling_id if has_attempt else None,
+                slot=event.slot if has_attempt else None,
+                choice=abs(event.choice) % 4,
+                choices=4,
+                error="failed" if event.finish_reason == "error" else None,
+                completion_token_ids=event.completion_token_ids[:count],
+                logprobs=event.logprobs[:count],
+            )
+        case TrajectoryEvent():
+            return _whole_trajectory(event)
         case Reward():
             value = None if event.value is None else event.value % MAX_REWARD
             return dataclasses.replace(
@@ -118,6 +142,24 @@ def _obeying(event: Any) -> Any:
             )
         case _:
             return event
+
+
+def _whole_trajectory(event: TrajectoryEvent) -> TrajectoryEvent:
+    """Give an end what an end has, and a task's trajectory what its attempt is."""
+    is_end, attempt = event.kind == "ended", (event.sampling_id, event.slot, event.group_size)
+    of_task = None not in attempt
+    sampling_id, slot, group_size = attempt if of_task else (None, None, None)
+    trajectory_id = derive_id(sampling_id, slot) if of_task else event.trajectory_id
+    return dataclasses.replace(
+        event,
+        trajectory_id=trajectory_id,
+        event_id=derive_id(trajectory_id, event.kind),
+        sampling_id=sampling_id,
+        slot=slot,
+        group_size=group_size,
+        ending="failed" if is_end else None,
+        turns=3 if is_end else None,
+    )
 
 
 def _even(event: Any) -> Any:

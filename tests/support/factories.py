@@ -21,6 +21,7 @@ from schemas.events import (
     AdapterEvent,
     AdapterKind,
     AdvantagedGroup,
+    AgentEvent,
     Batch,
     DeadLetter,
     Event,
@@ -35,6 +36,10 @@ from schemas.events import (
     Sampling,
     SourceRange,
     Task,
+    Tool,
+    TrajectoryEvent,
+    TrajectoryKind,
+    Turn,
     derive_id,
 )
 from schemas.tokens import Logprobs, LossMask, PerToken, TokenIds
@@ -264,6 +269,63 @@ def evaluated(version: int, right: float = 0.5, *, tasks: int = 40, **changes: A
     )
 
 
+def turn(number: int = 0, **changes: Any) -> Turn:
+    """Return a call of agent calc for slot 0 of `task()`: its first, answered with two tokens."""
+    whole: dict[str, Any] = {
+        "trajectory_id": derive_id("s1", 0),
+        "task_id": "t1",
+        "created_at": T0 + 10 + number,
+        "agent_id": "calc",
+        "policy": "default",
+        "adapter_version": 0,
+        "number": number,
+        "continuity": "first",
+        "reason": "the first call of its trajectory",
+        "sampling_id": "s1",
+        "slot": 0,
+        "protocol": "chat",
+        "request_digest": "d" * 64,
+        "started_at": T0 + number,
+        "engine": "scripted",
+        "base_digest": "b" * 64,
+        "tokenizer_digest": "c" * 64,
+        "template_digest": "e" * 64,
+        "finish_reason": "stop" if changes.get("error") is None else "error",
+        "prompt_tokens": 3,
+        "reply": Message(role="assistant", content="11"),
+        "sampling": Sampling(max_tokens=12),
+        "prompt_token_ids": (1, 2, 3),
+        "completion_token_ids": (4, 5),
+        "logprobs": (-0.5, -0.25),
+        "messages": (Message(role="user", content="4 + 7 ="),),
+    }
+    whole = in_bytes(whole | changes)
+    whole.setdefault("turn_id", derive_id(whole["trajectory_id"], number))
+    return Turn(**whole)
+
+
+def trajectory(kind: TrajectoryKind = "ended", **changes: Any) -> TrajectoryEvent:
+    """Return that the run of `turn()` began, or ended well after one turn."""
+    whole: dict[str, Any] = {
+        "trajectory_id": derive_id("s1", 0),
+        "task_id": "t1",
+        "created_at": T0 + 50 * (kind == "ended"),
+        "kind": kind,
+        "agent_id": "calc",
+        "policy": "default",
+        "purpose": "train",
+        "sampling_id": "s1",
+        "slot": 0,
+        "group_size": 4,
+        "ending": "completed" if kind == "ended" else None,
+        "turns": 1 if kind == "ended" else None,
+        "reason": "the program ended with 0" if kind == "ended" else "a task",
+    }
+    whole |= changes
+    whole.setdefault("event_id", derive_id(whole["trajectory_id"], kind))
+    return TrajectoryEvent(**whole)
+
+
 def state_after(events: Iterable[AdapterEvent], policy: str = "p") -> AdapterState:
     """Return what these events of `policy` come to."""
     return reduce(fold, events, empty(policy))
@@ -305,6 +367,18 @@ def one_of_each() -> list[Event]:
             counts={"tasks": 2},
             changed=("advantages.formula",),
             ranges=(SourceRange(topic="tasks", partition=3, first=7, next=9),),
+        ),
+        turn(),
+        trajectory("started"),
+        AgentEvent(
+            event_id=derive_id("calc", 0),
+            agent_id="calc",
+            created_at=T0,
+            kind="registered",
+            name="calc",
+            type="RL_TRAINED",
+            model_id="default",
+            tools=(Tool(name="add", description="Add two numbers."),),
         ),
     ]
 

@@ -30,6 +30,8 @@ from schemas.events import (
     Response,
     Reward,
     Task,
+    TrajectoryEvent,
+    Turn,
 )
 from schemas.tokens import MAX_LOGPROB, Logprobs, TokenIds
 
@@ -52,6 +54,10 @@ def hold(event: type[Event], events: pa.StructArray) -> bool:
         return _even(events.field("responses").flatten())
     if event is AdapterEvent:
         return _adapters_hold(events)
+    if event is Turn:
+        return _turns_hold(events)
+    if event is TrajectoryEvent:
+        return _trajectories_hold(events)
     return event is not Reward or _rewards_hold(events)
 
 
@@ -110,6 +116,7 @@ def _tasks_hold(tasks: pa.StructArray) -> bool:
         pc.greater_equal(sampling.field("max_tokens"), 1),
         pc.greater_equal(sampling.field("temperature"), 0),
         pc.and_(pc.greater(sampling.field("top_p"), 0), pc.less_equal(sampling.field("top_p"), 1)),
+        pc.greater_equal(tasks.field("max_turns"), 1),
     )
     if not all(map(_all, rules)):
         return False
@@ -122,6 +129,7 @@ def _responses_hold(responses: pa.StructArray) -> bool:
     rules = (
         pc.and_(pc.greater_equal(slot, 0), pc.less(slot, responses.field("group_size"))),
         pc.equal(pc.equal(responses.field("finish_reason"), "error"), error.is_valid()),
+        pc.equal(pc.list_value_length(responses.field("branches")), 0),  # others are a doubt: they refer to each other
     )
     return (
         all(map(_all, rules))
@@ -146,6 +154,36 @@ def _rewards_hold(rewards: pa.StructArray) -> bool:
     )
     return all(map(_all, rules)) and _derived(
         rewards.field("reward_id"), rewards.field("response_id"), rewards.field("source")
+    )
+
+
+def _turns_hold(turns: pa.StructArray) -> bool:
+    choice, error = turns.field("choice"), turns.field("error")
+    tokens, logprobs = (pc.list_value_length(turns.field(name)) for name in ("completion_token_ids", "logprobs"))
+    rules = (
+        pc.equal(turns.field("sampling_id").is_valid(), turns.field("slot").is_valid()),
+        pc.and_(pc.greater_equal(choice, 0), pc.less(choice, turns.field("choices"))),
+        pc.equal(pc.equal(turns.field("finish_reason"), "error"), error.is_valid()),
+        pc.equal(tokens, logprobs),
+    )
+    return all(map(_all, rules)) and _derived(
+        turns.field("turn_id"), turns.field("trajectory_id"), turns.field("number").cast(pa.string())
+    )
+
+
+def _trajectories_hold(events: pa.StructArray) -> bool:
+    is_end, sampling, slot = pc.equal(events.field("kind"), "ended"), events.field("sampling_id"), events.field("slot")
+    rules = (
+        pc.equal(events.field("ending").is_valid(), is_end),
+        pc.equal(events.field("turns").is_valid(), is_end),
+        pc.equal(sampling.is_valid(), slot.is_valid()),
+        pc.equal(sampling.is_valid(), events.field("group_size").is_valid()),
+    )
+    if not all(map(_all, rules)):
+        return False
+    trajectory, of_task = events.field("trajectory_id"), sampling.is_valid()
+    return _derived(events.field("event_id"), trajectory, events.field("kind")) and _derived(
+        trajectory.filter(of_task), sampling.filter(of_task), slot.filter(of_task).cast(pa.string())
     )
 
 

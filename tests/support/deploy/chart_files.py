@@ -142,7 +142,7 @@ def topics_file() -> str:
         bytes_small, bytes_large = (int(one[label].config["max.message.bytes"]) for one in (small, large))
         halves = 2 * (bytes_large - bytes_small) // ((1 << 22) - (1 << 20))
         lines.append(f"  - label: {label}")
-        lines.append(f"    partitions: {'partitions' if label in topics.KEYED_BY_TASK else 'policy_partitions'}")
+        lines.append(f"    partitions: {'partitions' if label in topics.PARTITIONED_AS_TASKS else 'policy_partitions'}")
         lines.append(f"    keptForEver: {str(small[label].config['retention.ms'] == forever).lower()}")
         lines.append(f"    recordHalves: {halves}")
         lines.append(f"    moreBytes: {bytes_small - halves * (1 << 20) // 2}")
