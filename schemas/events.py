@@ -431,7 +431,7 @@ class Turn:
     The whole prompt is the parent's prompt and completion, verbatim, and then this turn's own tokens and messages.
     """
 
-    turn_id: Annotated[str, "uuid5(trajectory_id, number)"]
+    turn_id: Annotated[str, "derived from trajectory, request and choice: known before the answer begins"]
     trajectory_id: str
     task_id: Annotated[str, "key of the record; the trajectory_id where no task was submitted"]
     created_at: Annotated[Millis, "when the answer was complete"]
@@ -490,6 +490,7 @@ class TrajectoryEvent:
     sampling_id: Annotated[str | None, "of the task's attempt; null where no task was submitted"] = None
     slot: Annotated[Int | None, "of that attempt"] = None
     group_size: Annotated[Int | None, "of that attempt"] = None
+    adapter_version: Annotated[Int | None, "pin: the version that answers the whole attempt"] = None
     ending: Annotated[Ending | None, "set exactly when it ended"] = None
     turns: Annotated[Int | None, "ended: how many turns were recorded; one with a higher number is late"] = None
     reason: str
@@ -692,8 +693,6 @@ def _adapter_problems(event: AdapterEvent) -> Iterator[str]:
 
 
 def _turn_problems(turn: Turn) -> Iterator[str]:
-    if turn.turn_id != derive_id(turn.trajectory_id, turn.number):
-        yield "turn_id is not uuid5(trajectory_id, number); use schemas.events.derive_id"
     if (turn.sampling_id is None) != (turn.slot is None):
         yield f"sampling_id is {turn.sampling_id!r} and slot {turn.slot}; set both or neither"
     if not 0 <= turn.choice < turn.choices:

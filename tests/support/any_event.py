@@ -107,7 +107,6 @@ def _obeying(event: Any) -> Any:
             has_attempt = event.sampling_id is not None and event.slot is not None
             return dataclasses.replace(
                 event,
-                turn_id=derive_id(event.trajectory_id, event.number),
                 sampling_id=event.sampling_id if has_attempt else None,
                 slot=event.slot if has_attempt else None,
                 choice=abs(event.choice) % 4,

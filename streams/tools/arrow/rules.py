@@ -166,9 +166,7 @@ def _turns_hold(turns: pa.StructArray) -> bool:
         pc.equal(pc.equal(turns.field("finish_reason"), "error"), error.is_valid()),
         pc.equal(tokens, logprobs),
     )
-    return all(map(_all, rules)) and _derived(
-        turns.field("turn_id"), turns.field("trajectory_id"), turns.field("number").cast(pa.string())
-    )
+    return all(map(_all, rules))
 
 
 def _trajectories_hold(events: pa.StructArray) -> bool:
