@@ -13,7 +13,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "modules.md"
-PACKAGES = ("streamward", "schemas", "streams", "trainer")
+PACKAGES = ("streamward", "schemas", "streams", "trainer", "gateway")
 BEGIN = """# Modules
 
 What each file is for, in its own words: the first line of its docstring. `python -m tests.modules` writes this page.

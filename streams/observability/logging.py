@@ -23,7 +23,7 @@ from typing import Literal, NamedTuple
 
 from streams.observability.tracing.context import Context
 
-OURS = ("streams", "trainer", "schemas", "streamward")
+OURS = ("streams", "trainer", "schemas", "streamward", "gateway")
 """Loggers whose name begins so are ours."""
 FAUST = ("faust", "mode", "aiokafka")
 FAUST_SERVICES = ("streams.worker.app", "streams.worker.table", "streams.worker.faust.watchdog")

@@ -11,7 +11,9 @@ ROOT = Path(__file__).parents[2]
 
 def test_a_class_name_occurs_once() -> None:
     paths = [
-        path for package in ("schemas", "streams", "trainer", "streamward") for path in (ROOT / package).rglob("*.py")
+        path
+        for package in ("gateway", "schemas", "streams", "trainer", "streamward")
+        for path in (ROOT / package).rglob("*.py")
     ]
     classes = [
         node for path in paths for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ClassDef)

@@ -94,7 +94,7 @@ class Call(NamedTuple):
 
 @cache
 def sources() -> dict[str, tuple[str, ast.Module]]:
-    packages = ("schemas", "streams", "streamward", "trainer")
+    packages = ("gateway", "schemas", "streams", "streamward", "trainer")
     paths = sorted(path for package in packages for path in (ROOT / package).rglob("*.py"))
     texts = {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in paths}
     return {name: (text, ast.parse(text)) for name, text in texts.items()}

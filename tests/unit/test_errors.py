@@ -29,7 +29,7 @@ def defined() -> dict[str, tuple[str, Path]]:
     """Return the parent and the file of each class that derives from StreamwardError."""
     parents = {
         node.name: (base.id, path)
-        for package in ("streams", "trainer")
+        for package in ("gateway", "streams", "trainer")
         for path in (ROOT / package).rglob("*.py")
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.ClassDef)

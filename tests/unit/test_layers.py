@@ -28,6 +28,7 @@ LAYERS = [
     ["streams.evaluation"],
     ["streams.stages", "trainer"],
     ["streams.tools", "streams.loop"],
+    ["gateway"],
     ["streams.cli", "streamward"],
 ]
 """From the bottom up. What shares a line imports nothing of its neighbours there."""
@@ -42,7 +43,7 @@ Import = tuple[str, bool]
 @cache
 def modules() -> dict[str, Path]:
     found = {}
-    for package in ("schemas", "streams", "trainer", "streamward"):
+    for package in ("gateway", "schemas", "streams", "trainer", "streamward"):
         for path in (ROOT / package).rglob("*.py"):
             parts = path.relative_to(ROOT).with_suffix("").parts
             found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path

@@ -60,7 +60,7 @@ def test_a_metric_is_named_for_what_it_is(metric: Metric) -> None:
 def test_every_metric_of_the_table_is_counted_somewhere() -> None:
     code = "\n".join(
         file.read_text(encoding="utf-8")
-        for package in ("streams", "trainer")
+        for package in ("gateway", "streams", "trainer")
         for file in (ROOT / package).rglob("*.py")
         if file.parent.name != "grafana"  # which only asks
     )
@@ -71,7 +71,7 @@ def test_every_metric_of_the_table_is_counted_somewhere() -> None:
 
 def test_no_metric_is_named_outside_the_table() -> None:
     like_one = re.compile(rf'"(streamward_\w+_(?:{"|".join(UNITS)}))"')
-    files = [file for package in ("streams", "trainer") for file in (ROOT / package).rglob("*.py")]
+    files = [file for package in ("gateway", "streams", "trainer") for file in (ROOT / package).rglob("*.py")]
     named = {file.name: found for file in files if (found := like_one.findall(file.read_text(encoding="utf-8")))}
     assert set(named) == {"catalog.py"}
 

@@ -18,7 +18,7 @@ OF_CONFLUENT = {"streams/kafka/registry/client.py", "tests/support/log/confluent
 def all_calls() -> dict[str, list[tuple[str, ast.Call]]]:
     """Return every call in our code with its file, by the name of what is called. It takes seconds, so: once."""
     found: dict[str, list[tuple[str, ast.Call]]] = defaultdict(list)
-    for package in ("schemas", "streams", "trainer", "tests"):
+    for package in ("gateway", "schemas", "streams", "trainer", "tests"):
         for path in (ROOT / package).rglob("*.py"):
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
                 if isinstance(node, ast.Call):

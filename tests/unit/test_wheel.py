@@ -14,7 +14,7 @@ import pytest
 from tests.versions import version
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("schemas", "streams", "streamward", "trainer")
+PACKAGES = ("gateway", "schemas", "streams", "streamward", "trainer")
 BUILD = "import sys; from setuptools import build_meta; print(build_meta.build_wheel(sys.argv[1]))"
 
 

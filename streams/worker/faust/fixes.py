@@ -362,7 +362,7 @@ async def wait_first(self: Any, *waits: Any, timeout: float | None = None) -> An
     first, *others = waits
     if asyncio.iscoroutine(first):
         try:
-            waits = (_Begun(first, first.send(None)), *others)
+            waits = (_AlreadyStarted(first, first.send(None)), *others)
         except StopIteration as done:
             for other in others:
                 other.close()
@@ -370,7 +370,7 @@ async def wait_first(self: Any, *waits: Any, timeout: float | None = None) -> An
     return await STOCK[Consumer, "wait_first"](self, *waits, timeout=timeout)
 
 
-class _Begun(Awaitable[Any]):
+class _AlreadyStarted(Awaitable[Any]):
     """The rest of a coroutine that was begun by hand and waits for `future`."""
 
     def __init__(self, coroutine: Any, future: Any) -> None:

@@ -1,0 +1,130 @@
+"""A model call and its answer, in no protocol's words.
+
+    chat, completions, responses, messages ──► ModelCall ──► recorder ──► Begun, Delta …, Done …
+
+Each protocol of `gateway/` translates its requests into a `ModelCall` and these pieces into its answers; only the
+recorder knows what lies between. One call has one `Begun`, any number of `Delta`, and one `Done` for each choice. A
+`Done` comes only after its turn is acknowledged by the broker.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from schemas.events import Message, Sampling, Tool
+from streams.errors import StreamwardError
+
+CallErrorKind = Literal[
+    "invalid",  # what was sent is malformed, or cannot be answered as it is
+    "unknown_parameter",
+    "unsupported",  # well formed, and not something this server can do
+    "not_found",  # a model, a version, a trajectory or a turn
+    "too_large",
+    "conflict",  # it contradicts what is recorded
+    "busy",  # the broker or the engine cannot take it now; try again later
+    "internal",
+]
+CallProtocol = Literal["chat", "completions", "responses", "messages"]
+
+
+class CallError(StreamwardError):
+    """A model call gets no answer; each protocol tells it in its own format."""
+
+    def __init__(self, kind: CallErrorKind, message: str, parameter: str | None = None) -> None:
+        """`parameter` is the path of the one that is wrong, e.g. `messages[0].role`."""
+        super().__init__(message)
+        self.kind, self.message, self.parameter = kind, message, parameter
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelCall:
+    """One request for an answer of the policy."""
+
+    agent_id: str
+    trajectory_id: str | None = None
+    """The trajectory it belongs to; None: the recorder finds the one it continues, or begins one."""
+    model: str
+    """`POLICY`, or `POLICY@7` for one version."""
+    protocol: CallProtocol
+    messages: tuple[Message, ...] = ()
+    """The whole history, as sent."""
+    prompt: str | tuple[int, ...] | None = None
+    """Text or token ids that go to the model as they are; then there are no messages."""
+    tools: tuple[Tool, ...] = ()
+    tool_choice: Literal["auto", "none"] = "auto"
+    """none: what looks like a tool call is text."""
+    sampling: Sampling
+    count: int = 1
+    """How many answers."""
+    logprobs: int | None = None
+    """None: the answer has none; else how many alternatives of each token it names beside it."""
+    request_digest: str
+    """SHA-256 of the body in canonical form: sorted keys, no spaces."""
+    retry_key: str | None = None
+    """What the client sends again with each try of the same call."""
+    ignored: tuple[str, ...] = ()
+    """Parameters that were sent and change no answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """A token that was sampled, or could have been."""
+
+    id: int
+    text: str
+    """What it adds to the text; the bytes of a broken character are U+FFFD here."""
+    bytes: bytes
+    logprob: float
+    """Nats, under the distribution it was drawn from."""
+    top: tuple[Token, ...] = ()
+    """The most likely ones in its place, most likely first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Begun:
+    """The call has a version and a prompt."""
+
+    turn_id: str
+    """Of the first choice; the answer's id in every protocol."""
+    trajectory_id: str
+    model: str
+    """`POLICY@7`: who answers, whatever the call named."""
+    version: int
+    fingerprint: str
+    """Changes when the same seed may give another answer: base model and version."""
+    prompt_tokens: int
+    cached_tokens: int = 0
+    """How many of them the log already has, from the turn before."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delta:
+    """Text of one choice, as it is sampled. It never holds the markup of a tool call."""
+
+    choice: int = 0
+    text: str
+    tokens: tuple[Token, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Done:
+    """A choice is complete, and in the log."""
+
+    choice: int = 0
+    message: Message
+    """The whole answer, with its tool calls."""
+    finish_reason: Literal["stop", "length", "tool_calls"]
+    tokens: tuple[Token, ...] = ()
+    """Every token that was sampled, the one that ended the turn included."""
+    stop: str | None = None
+    """The stop text that ended it, if one did."""
+    turn_id: str
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """The ids of `tokens`."""
+        return tuple(token.id for token in self.tokens)
+
+
+Piece = Begun | Delta | Done
