@@ -4,17 +4,23 @@
 
 Token ids are those that were sampled, never re-tokenized text. Each has one logprob, under the distribution it was
 sampled from (temperature and top_p applied). The engine reports which version it served; the policy agent chooses it.
+
+Conversations are not answered in rounds: a `TokenEngine` takes one generation at a time, in tokens, at any time, and
+serves all its loaded versions together.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import math
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from schemas.events import FinishReason, Message, Sampling, Task
+from streams.engines.token_stream import Generation, TokenStream
+from streams.errors import EventError
 from streams.observability.tracing.context import Context
 
 
@@ -76,6 +82,70 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Release everything the engine holds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineCounts:
+    """What a `TokenEngine` is doing now, and what it has done since its start."""
+
+    rows_running: int = 0
+    rows_waiting: int = 0
+    cached_tokens: int = 0  # whose keys and values are kept for the next turn; those of running rows not counted
+    cached_bytes: int = 0
+    prompt_tokens_run: int = 0
+    prompt_tokens_reused: int = 0
+    tokens_drawn: int = 0
+
+
+class TokenEngine(Protocol):
+    """Tokens in, tokens out: a model that answers any number of generations side by side. Any thread may call it."""
+
+    name: str
+    base_digest: str
+    tokenizer_digest: str
+    context_tokens: int
+    """Most tokens of a prompt and its answer together."""
+    vocabulary_size: int
+    ends: frozenset[int]
+    """The tokens that end a turn."""
+
+    def load(self, version: int, adapter: Path | None) -> None:
+        """Make `version` ready from its verified local folder; 0, without one, always is. Raises EventError."""
+
+    def unload(self, version: int) -> None:
+        """Take no more generations for `version`; those that were taken up finish."""
+
+    def submit(self, generation: Generation) -> TokenStream:
+        """Begin to answer. Raises EventError if it can never be answered, RefusedError if the engine is closed.
+
+        Reasons of EventError: prompt_too_long, bad_tokens, bad_sampling, unknown_version.
+        """
+
+    def counts(self) -> EngineCounts:
+        """Return what it is doing."""
+
+    def close(self) -> None:
+        """End every generation that is not done with an error, and release everything the engine holds."""
+
+
+def check_generation(generation: Generation, engine: TokenEngine, versions: Collection[int]) -> None:
+    """Raise EventError if this engine, with these versions loaded, can never answer."""
+    prompt, sampling = generation.prompt_token_ids, generation.sampling
+    if generation.version not in versions:
+        loaded = ", ".join(map(str, sorted(versions)))
+        what = f"adapter version {generation.version} is not loaded, only {loaded}; load it, or ask one of these"
+        raise EventError(what, reason="unknown_version")
+    if not prompt or not all(0 <= token < engine.vocabulary_size for token in (min(prompt), max(prompt))):
+        got = f"ids from {min(prompt)} to {max(prompt)}" if prompt else "no tokens"
+        what = f"prompt: {got}, expected at least one token with ids from 0 to {engine.vocabulary_size - 1}"
+        raise EventError(f"{what}; use the tokenizer of the served model", reason="bad_tokens")
+    if len(prompt) >= engine.context_tokens:
+        fits = f"do not fit the context of {engine.context_tokens}"
+        raise EventError(f"{len(prompt)} prompt tokens {fits}; shorten it", reason="prompt_too_long")
+    if sampling.max_tokens < 1 or not 0 <= sampling.temperature < math.inf or not 0 < sampling.top_p <= 1:
+        got = f"max_tokens {sampling.max_tokens}, temperature {sampling.temperature}, top_p {sampling.top_p}"
+        what = f"sampling: {got}; expected max_tokens >= 1, temperature >= 0, and top_p above 0 and at most 1"
+        raise EventError(what, reason="bad_sampling")
 
 
 def failed(slot: int, error: str) -> Completion:

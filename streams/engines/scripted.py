@@ -9,6 +9,10 @@ and rules imitate it.
 A rule changes the answers of one version, to one scenario, or both; if several match, the last one counts:
 
     {"accuracy": 0.5, "rules": [{"version": 2, "accuracy": 1}, {"version": 2, "scenario": "long", "answers": "wrong"}]}
+
+A conversation has no verifier. There `replies` decide, and without one that fits the last line comes back as an echo:
+
+    {"replies": [{"when": "weather", "reply": "<tool_call>...</tool_call>"}, {"when": "sunny", "reply": "Wear a hat."}]}
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError
 
 from schemas import json_text
-from schemas.events import FinishReason, Task
+from schemas.events import Sampling, Task
 from streams.engines.protocol import Completion, SamplingRequest, failed, uniform
 from streams.errors import EventError, SettingsError
 from streams.settings.model import Section
@@ -50,6 +54,13 @@ class ScriptRule(Section):
     padding: Count | None = None
 
 
+class ScriptReply(Section):
+    """What is said in a conversation; of those whose `when` it contains, the one with the latest place counts."""
+
+    when: str = Field(description="a text of the conversation")
+    reply: str
+
+
 class Script(Section):
     """The rules, from `policy.script`."""
 
@@ -58,7 +69,8 @@ class Script(Section):
     accuracy_per_version: float = Field(0.0, description="added for each version; the sum is kept within 0 and 1")
     padding: Count = Field(0, description="spaces after each answer, which make it longer and nothing else")
     rules: tuple[ScriptRule, ...] = Field((), description="exceptions, by version and scenario")
-    latency_ms: float = Field(0.0, ge=0, description="how long one call of `sample` takes at least")
+    replies: tuple[ScriptReply, ...] = Field((), description="what is said in conversations")
+    latency_ms: float = Field(0.0, ge=0, description="how long a call of `sample`, or an answer's first token, takes")
     fail_rate: float = Field(0.0, ge=0, le=1, description="share of slots that fail for good")
     context_tokens: int = Field(8192, ge=2, description="a prompt with as many bytes, or more, fails")
 
@@ -73,6 +85,16 @@ class Script(Section):
         return self.model_copy(update=changed) if changed else self
 
 
+def read_script(text: str) -> Script:
+    """Return the script in a JSON object. Raises SettingsError on an unknown key or a bad value."""
+    try:
+        return Script.model_validate(json_text.parse(text))
+    except ValueError as exc:  # ValidationError and JSONDecodeError are both
+        raise SettingsError(
+            f"policy.script: {_explain(exc)}; expected a JSON object with any of {', '.join(Script.model_fields)}"
+        ) from exc
+
+
 class ScriptedEngine:
     """Serves a `Script`."""
 
@@ -82,22 +104,12 @@ class ScriptedEngine:
 
     def __init__(self, script: str = "{}") -> None:
         """Take the script as a JSON object. Raises SettingsError on an unknown key or a bad value."""
-        try:
-            self.script = Script.model_validate(json_text.parse(script))
-        except ValueError as exc:  # ValidationError and JSONDecodeError are both
-            raise SettingsError(
-                f"policy.script: {_explain(exc)}; expected a JSON object with any of {', '.join(Script.model_fields)}"
-            ) from exc
+        self.script = read_script(script)
         self.served_version = 0
 
     def serve(self, version: int, adapter: Path | None) -> None:
         """Pretend to serve `version`. Raises EventError (bad_adapter) if its folder is not there."""
-        if (adapter is None) != (version == 0) or (adapter and not adapter.is_dir()):
-            raise EventError(
-                f"adapter version {version}: its folder is {adapter}; expected none for version 0, else one that exists"
-                "; check the uri of the adapter event",
-                reason="bad_adapter",
-            )
+        check_folder(version, adapter)
         self.served_version = version
 
     def sample(self, requests: Sequence[SamplingRequest]) -> list[list[Completion]]:
@@ -130,22 +142,40 @@ class ScriptedEngine:
             share = script.accuracy + script.accuracy_per_version * self.served_version
             right = script.answers == "oracle" and number(IS_RIGHT) < share
             text = answer if right else _wrong(answer, number(HOW_WRONG))
-        tokens, finish = _tokens(text + " " * script.padding, request)
+        tokens, finish, _ = spell(text + " " * script.padding, request.sampling)
         return Completion(
             slot=slot,
             text=bytes(tokens[:-1] if tokens[-1] == END_OF_TURN else tokens).decode(errors="ignore"),
             finish_reason=finish,
             prompt_token_ids=tuple(prompt),
             completion_token_ids=tokens,
-            logprobs=tuple(_float32(math.log1p(-number(FIRST_LOGPROB + i) / 2)) for i in range(len(tokens))),
+            logprobs=tuple(logprob(request.draw_key, slot, step) for step in range(len(tokens))),
         )
 
 
-def _tokens(text: str, request: SamplingRequest) -> tuple[tuple[int, ...], FinishReason]:
-    places = [place for place in map(text.find, filter(None, request.sampling.stop)) if place >= 0]
-    tokens = (*(text[: min(places)] if places else text).encode(), END_OF_TURN)
-    most = request.sampling.max_tokens
-    return (tokens, "stop") if len(tokens) <= most else (tokens[:most], "length")
+def check_folder(version: int, adapter: Path | None) -> None:
+    """Raise EventError (bad_adapter) unless this can be the folder of this version."""
+    if (adapter is None) != (version == 0) or (adapter and not adapter.is_dir()):
+        raise EventError(
+            f"adapter version {version}: its folder is {adapter}; expected none for version 0, else one that exists"
+            "; check the uri of the adapter event",
+            reason="bad_adapter",
+        )
+
+
+def spell(text: str, sampling: Sampling) -> tuple[tuple[int, ...], Literal["stop", "length"], str | None]:
+    """Return the tokens of an answer, how it ends, and the stop text that ends it, which is not among the tokens."""
+    places = [(place, stop) for stop in sampling.stop if stop and (place := text.find(stop)) >= 0]
+    place, stop = min(places, default=(len(text), None))
+    tokens = (*text[:place].encode(), END_OF_TURN)
+    most = sampling.max_tokens
+    return (tokens, "stop", stop) if len(tokens) <= most else (tokens[:most], "length", None)
+
+
+def logprob(key: str, slot: int, step: int) -> float:
+    """Return what the token of this step is said to have had: a float32, which the log stores exactly."""
+    exact = math.log1p(-uniform(key, slot, FIRST_LOGPROB + step) / 2)
+    return float(struct.unpack("f", struct.pack("f", exact))[0])
 
 
 def _answer(task: Task) -> str | None:
@@ -164,11 +194,6 @@ def _wrong(answer: str, number: float) -> str:
         return str(int(answer) + off)
     except ValueError:
         return f"not {answer} but {off}"
-
-
-def _float32(number: float) -> float:
-    """Return the nearest float32, which the log stores exactly."""
-    return float(struct.unpack("f", struct.pack("f", number))[0])
 
 
 def _explain(exc: ValueError) -> str:

@@ -1,0 +1,108 @@
+"""The thread that decodes: it takes up what was submitted between two steps, and nothing hangs when a step fails.
+
+    submit, post (any thread) ──► inbox ──► admit ──► step, step, ... ──► streams end
+                                              ▲  cancelled ones are dropped between steps
+
+What a step is, a `Decoder` says: this file knows threads, and no model. If a step raises, every open stream ends with
+that error, the decoder forgets all of them, and the next generation finds it empty: one that exhausts the memory
+takes its neighbours with it, and not the process.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Protocol
+
+from streams.engines.token_stream import TokenStream
+from streams.errors import RefusedError
+
+log = logging.getLogger(__name__)
+
+
+class Decoder(Protocol):
+    """What the loop drives; only its thread calls these."""
+
+    def admit(self, stream: TokenStream) -> None:
+        """Take a stream up; it may wait before it is run."""
+
+    def drop(self, stream: TokenStream) -> None:
+        """Forget a stream that was cancelled."""
+
+    def step(self) -> None:
+        """Push the next token of whatever streams have one, and finish those that are done."""
+
+    def clear(self) -> None:
+        """Forget every stream, and everything a failed step may have left half done."""
+
+
+class DecodingLoop:
+    """Drives a decoder on a thread of its own, until closed."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        self._decoder = decoder
+        self._open: list[TokenStream] = []
+        self._arrived: list[TokenStream] = []
+        self._posted: list[Callable[[], None]] = []
+        self._closing = False
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._run, name="decoding", daemon=True)
+        self._thread.start()
+
+    def submit(self, stream: TokenStream) -> TokenStream:
+        """Have the stream answered. Raises RefusedError once the loop is closed."""
+        with self._changed:
+            if self._closing:
+                raise RefusedError("the engine is closed and takes no more generations; start another")
+            self._arrived.append(stream)
+            self._changed.notify()
+        return stream
+
+    def post(self, order: Callable[[], None]) -> None:
+        """Call `order` on the decoding thread before its next step."""
+        with self._changed:
+            self._posted.append(order)
+            self._changed.notify()
+
+    def close(self) -> None:
+        """End every stream after the step in progress, and the thread."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while self._wait():
+            try:
+                self._turn()
+            except Exception as exc:  # whatever it is, those who wait must hear of it
+                log.exception("a decoding step failed; its %d generations end with the error", len(self._open))
+                for stream in self._open:
+                    stream.finish("error", error=f"the engine failed: {type(exc).__name__}: {exc}")
+                self._decoder.clear()
+            self._open = [stream for stream in self._open if not stream.done]
+        for stream in (*self._open, *self._arrived):
+            stream.finish("error", error="the engine was closed")
+
+    def _wait(self) -> bool:
+        """Return when there is something to do: False if that is to end."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._open or self._arrived or self._posted or self._closing)
+            return not self._closing
+
+    def _turn(self) -> None:
+        with self._changed:
+            arrived, self._arrived = self._arrived, []
+            posted, self._posted = self._posted, []
+        self._open += arrived
+        for order in posted:
+            order()
+        for stream in arrived:
+            self._decoder.admit(stream)
+        for stream in self._open:
+            if stream.cancelled and not stream.done:
+                self._decoder.drop(stream)
+                stream.finish("cancelled")
+        if self._open:
+            self._decoder.step()

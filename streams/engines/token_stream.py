@@ -1,0 +1,123 @@
+"""One generation on its way: what was asked, and the tokens as they are drawn.
+
+    any thread: submit(Generation) ──► TokenStream ◄── push, finish: the thread that decodes
+                                           └────► for, async for: (token, logprob); cancel()
+
+Tokens stay in the stream, so a reader that comes late, or reads twice, misses none. A generation that fails is data, as
+a failed slot is: it ends with "error", and `error` says why.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from schemas.events import Sampling
+
+Ending = Literal["stop", "length", "cancelled", "error"]
+Drawn = tuple[int, float]
+"""A token, and its logprob in nats under the distribution it was drawn from."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generation:
+    """One answer to draw. Its tokens are a function of these fields and the weights, whatever else is decoded."""
+
+    prompt_token_ids: tuple[int, ...]
+    sampling: Sampling
+    draw_key: str
+    """Seeds the random numbers, with the slot and the number of the token; see `protocol.uniform`."""
+    slot: int = 0
+    version: int = 0
+    """Of the adapter, which must be loaded; 0 is the base model."""
+
+
+class TokenStream:
+    """The answer to one generation. The engine writes it; any number of threads and event loops read it."""
+
+    def __init__(self, generation: Generation) -> None:
+        self.generation = generation
+        self.drawn: list[Drawn] = []
+        """All tokens so far, the one that ends a turn included when it was drawn."""
+        self.cached_tokens = 0
+        """How many of the prompt's tokens were not run, as their keys and values were kept. Set before a token is."""
+        self.ending: Ending | None = None
+        self.error: str | None = None
+        self.stop: str | None = None
+        """The stop text that ended it; its characters may be in the last tokens."""
+        self.cancelled = False
+        self._changed = threading.Condition()
+        self._listeners: list[Callable[[], None]] = []
+
+    @property
+    def done(self) -> bool:
+        """Whether it has ended, in whatever way."""
+        return self.ending is not None
+
+    def cancel(self) -> None:
+        """Ask for an end after the step in progress; nothing happens to one that has ended."""
+        self.cancelled = True
+
+    def __iter__(self) -> Iterator[Drawn]:
+        """Yield each token as soon as it is there, from the first; block until the end."""
+        at = 0
+        while True:
+            with self._changed:
+                while len(self.drawn) == at and not self.done:
+                    self._changed.wait()
+                fresh, done = self.drawn[at:], self.done
+            yield from fresh
+            at += len(fresh)
+            if done:
+                return
+
+    async def __aiter__(self) -> AsyncIterator[Drawn]:
+        """Yield each token as soon as it is there, from the first, without blocking the event loop."""
+        loop, news = asyncio.get_running_loop(), asyncio.Event()
+
+        def wake() -> None:
+            loop.call_soon_threadsafe(news.set)
+
+        with self._changed:
+            self._listeners.append(wake)
+        at = 0
+        try:
+            while True:
+                news.clear()
+                with self._changed:
+                    fresh, done = self.drawn[at:], self.done
+                for drawn in fresh:
+                    yield drawn
+                at += len(fresh)
+                if done:
+                    return
+                await news.wait()
+        finally:
+            with self._changed:
+                self._listeners.remove(wake)
+
+    # --- for the engine ----------------------------------------------------------------------------------------------
+
+    def push(self, token: int, logprob: float) -> None:
+        """Append a token."""
+        with self._changed:
+            self.drawn.append((token, logprob))
+            self._tell()
+
+    def finish(self, ending: Ending, *, error: str | None = None, stop: str | None = None) -> None:
+        """End it. The first end counts."""
+        with self._changed:
+            if self.ending is None:
+                self.ending, self.error, self.stop = ending, error, stop
+                self._tell()
+
+    def _tell(self) -> None:
+        self._changed.notify_all()
+        for wake in self._listeners:
+            try:
+                wake()
+            except RuntimeError:  # that event loop was closed with its reader waiting; nobody is left to be told
+                continue
