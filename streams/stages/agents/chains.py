@@ -1,0 +1,382 @@
+"""Which recorded turn a model call continues: the forest that the calls of one trajectory form.
+
+    messages as sent ──► digest of each prefix ──► the turn that ends there ──► extends, forks
+                                             └─► none does ──► first, rewrites, auxiliary
+
+The server asks before each call, and the fold asks again for every turn in the log, so both say the same of a log that
+nobody else writes. A call extends a turn if its messages begin with all of that turn's, and with the reply, as the
+client got it. Of tool calls the ids are not compared, since clients and proxies replace them, and the arguments are
+compared as JSON.
+
+A root is what continues no turn. What it is follows from its system prompt and its tools: those of the conversation are
+the ones of the first root that has tools, or of the first of all. With other ones, and without tools, it is auxiliary
+(a title, a summary); with tools it begins the chain of a sub-agent; and if it repeats replies of the trajectory, its
+history was rewritten, whatever else changed.
+
+Not covered: whether a chain of the same system prompt and tools is a rewritten history or a sub-agent of the same kind;
+both are `rewrites`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import Literal, NamedTuple
+
+from schemas import json_text
+from schemas.events import Continuity, Message, Tool, Turn
+from schemas.tokens import TokenIds
+
+SYSTEM_ROLES = ("system", "developer")
+Role = Literal["conversation", "sub_agent", "auxiliary"]
+
+
+class Placement(NamedTuple):
+    """What a call is to the turns before it."""
+
+    continuity: Continuity
+    reason: str
+    parent: Turn | None
+    """The turn whose tokens its prompt begins with."""
+    new: tuple[Message, ...]
+    """Its messages behind the parent's reply; all of them without a parent."""
+    new_from: int = 0
+    """How many tokens of a prompt that was given as tokens are the parent's."""
+
+
+class Kind(NamedTuple):
+    """What tells one agent's calls from another's."""
+
+    system: bytes
+    """Digest of the system messages at the beginning."""
+    tools: bytes
+    """Digest of the tools; empty without any."""
+
+
+@dataclass(slots=True, eq=False)
+class PlacedTurn:
+    """A recorded turn, where it belongs in the forest."""
+
+    turn: Turn
+    place: int
+    """In the order of the log."""
+    parent: PlacedTurn | None
+    kind: Kind
+    prompt_end: bytes
+    """Digest of every message of its prompt."""
+    end: bytes
+    """Of those and its reply."""
+    body_end: bytes
+    """Of those without the system messages at the beginning."""
+    length: int
+    """Tokens of prompt and completion."""
+    broken: str | None
+    """Why its tokens cannot be relied on."""
+    rewrites: PlacedTurn | None = None
+    """Of a root: the newest turn whose reply it repeats."""
+    continuity: Continuity = "first"
+    reason: str = ""
+    children: list[PlacedTurn] = field(default_factory=list)
+
+    @property
+    def root(self) -> PlacedTurn:
+        """The first call of its chain."""
+        node = self
+        while node.parent is not None:
+            node = node.parent
+        return node
+
+    @property
+    def continues_well(self) -> bool:
+        """Whether a client can have got this answer."""
+        return self.broken is None and self.turn.error is None and (self.turn.delivered or bool(self.children))
+
+
+class _Prefixes(NamedTuple):
+    """Digests of the first 0, 1, … messages of a history."""
+
+    every: list[bytes]
+    system: int
+    """How many of the messages are the system's, at the beginning."""
+
+
+class Chains:
+    """The forest of one trajectory. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self.turns: dict[str, PlacedTurn] = {}
+        """By turn_id, in the order of the log."""
+        self._ends: dict[tuple[bytes, bytes], list[PlacedTurn]] = {}
+        """Turns by tools and by the digest of their history with their reply."""
+        self._token_ends: dict[int, dict[bytes, PlacedTurn]] = {}
+        """Turns without messages by the number and the digest of their tokens."""
+        self._prefixes: dict[bytes, PlacedTurn] = {}
+        """The first turn that had these messages at its beginning."""
+        self._bodies: dict[bytes, PlacedTurn] = {}
+        """The newest turn whose history ends so, without its system messages."""
+        self._roots: list[PlacedTurn] = []
+
+    # --- asking ---------------------------------------------------------------------------------------------------
+
+    def place(
+        self, messages: Sequence[Message], tools: Sequence[Tool] = (), prompt: TokenIds | None = None
+    ) -> Placement:
+        """Return what a call with this whole history is. `prompt`: the tokens, where no messages were sent."""
+        if prompt is not None:
+            return self._place_tokens(prompt)
+        found, offered = _digests(messages), tools_digest(tools)
+        for count in range(len(messages), 0, -1):
+            parent = _newest(self._ends.get((offered, found[count]), ()))
+            if parent is not None:
+                new = tuple(messages[count:])
+                return Placement(*_continued(parent, new, found[count:]), parent.turn, new)
+        system = _system_messages(messages)
+        continuity, reason = self._of_root(Kind(found[system], offered), _Prefixes(found, system), messages)[:2]
+        return Placement(continuity, reason, None, tuple(messages))
+
+    def role(self, node: PlacedTurn) -> Role:
+        """Return whose call a turn is, as far as the turns up to now say."""
+        main, root = self._main(), node.root
+        while root.kind != main and root.rewrites is not None:
+            root = root.rewrites.root
+        if root.kind == main:
+            return "conversation"
+        return "sub_agent" if root.kind.tools else "auxiliary"
+
+    def tokens(self, turn_id: str) -> TokenIds:
+        """Return all tokens of a turn, its whole prompt and its completion, as they were recorded."""
+        return TokenIds(b"".join(part.data for node in self.path(turn_id) for part in _token_parts(node.turn)))
+
+    def messages(self, turn_id: str) -> tuple[Message, ...]:
+        """Return all messages of a turn, its reply included."""
+        return tuple(m for node in self.path(turn_id) for m in (*node.turn.messages, node.turn.reply))
+
+    def path(self, turn_id: str) -> list[PlacedTurn]:
+        """Return a turn and everything that it continues, the root first."""
+        path, node = list[PlacedTurn](), self.turns.get(turn_id)
+        while node is not None:
+            path.append(node)
+            node = node.parent
+        return path[::-1]
+
+    # --- recording ------------------------------------------------------------------------------------------------
+
+    def add(self, turn: Turn) -> PlacedTurn:
+        """Take the next turn of the log, and return it in its place. A turn that is known is not taken again."""
+        if (known := self.turns.get(turn.turn_id)) is not None:
+            return known
+        parent = None if turn.parent_id is None else self.turns.get(turn.parent_id)
+        node = self._new_root(turn) if parent is None else _new_child(turn, len(self.turns), parent)
+        self.turns[turn.turn_id] = node
+        if node.broken is None and turn.error is None:
+            self._index(node)
+        return node
+
+    def _new_root(self, turn: Turn) -> PlacedTurn:
+        if turn.messages:
+            found = _Prefixes(_digests(turn.messages), _system_messages(turn.messages))
+            kind = Kind(found.every[found.system], tools_digest(turn.tools))
+        else:
+            found, kind = _of_tokens(turn.prompt_token_ids), _TOKENS
+        continuity, reason, rewrites = self._of_root(kind, found, turn.messages)
+        end = _next(found.every[-1], turn.reply)
+        node = PlacedTurn(
+            turn=turn,
+            place=len(self.turns),
+            parent=None,
+            kind=kind,
+            prompt_end=found.every[-1],
+            end=end,
+            body_end=_next(_digests(turn.messages[found.system :])[-1], turn.reply),
+            length=len(turn.prompt_token_ids) + len(turn.completion_token_ids),
+            broken=_broken(turn, None),
+            rewrites=rewrites,
+            continuity=continuity,
+            reason=reason,
+        )
+        if node.broken is None and turn.error is None:
+            self._roots.append(node)
+            for digest in (*found.every[1:], end):
+                self._prefixes.setdefault(digest, node)
+        return node
+
+    def _index(self, node: PlacedTurn) -> None:
+        turn, digest = node.turn, node.prompt_end
+        if node.parent is not None:
+            node.parent.children.append(node)
+            digest = node.parent.end
+            for message in turn.messages:
+                digest = _next(digest, message)
+                self._prefixes.setdefault(digest, node)
+            self._prefixes.setdefault(node.end, node)
+        if node.kind == _TOKENS:
+            ends = self._token_ends.setdefault(node.length, {})
+            ends[sha256(self.tokens(turn.turn_id).data).digest()] = node
+            return
+        self._ends.setdefault((node.kind.tools, node.end), []).append(node)
+        self._bodies[node.body_end] = node
+
+    # --- what a call is -------------------------------------------------------------------------------------------
+
+    def _place_tokens(self, prompt: TokenIds) -> Placement:
+        hashed, begin, found = sha256(), 0, None
+        for length in sorted(length for length in self._token_ends if length <= len(prompt)):
+            hashed.update(prompt.data[begin * prompt.BYTES : length * prompt.BYTES])
+            begin = length
+            found = self._token_ends[length].get(hashed.digest(), found)
+        if found is None:
+            continuity, reason = self._of_root(_TOKENS, _of_tokens(prompt), ())[:2]
+            return Placement(continuity, reason, None, ())
+        return Placement(*_continued(found, (), [found.end]), found.turn, (), found.length)
+
+    def _main(self) -> Kind | None:
+        """Return the kind of the conversation itself."""
+        with_tools = (root.kind for root in self._roots if root.kind.tools)
+        return next(with_tools, self._roots[0].kind if self._roots else None)
+
+    def _of_root(
+        self, kind: Kind, found: _Prefixes, messages: Sequence[Message]
+    ) -> tuple[Continuity, str, PlacedTurn | None]:
+        """Return what a call without a parent is, why, and the newest turn whose reply it repeats."""
+        main = self._main()
+        if main is None:
+            return "first", "the first call of its trajectory", None
+        shared = max(count for count, digest in enumerate(found.every) if count == 0 or digest in self._prefixes)
+        like = self._prefixes.get(found.every[shared]) if shared else None
+        body = _digests(messages[found.system :])
+        repeats = next((self._bodies[digest] for digest in reversed(body) if digest in self._bodies), None)
+        if like is not None and like.kind == kind and like.parent is None:
+            if like.prompt_end == found.every[-1]:
+                return "forks", f"its prompt is that of turn {like.turn.number}", like
+            if like.prompt_end == found.every[shared] and messages[shared].role == "assistant":
+                return "forks", f"the reply of turn {like.turn.number} was changed", like
+        if kind == main or repeats is not None:
+            return "rewrites", self._what_changed(kind, found, shared, len(messages)), repeats
+        if kind.tools:
+            if not any(root.kind.tools for root in self._roots):
+                return "first", "the first call with tools", None
+            return "first", "another system prompt or other tools: the chain of a sub-agent", None
+        return "auxiliary", "another system prompt, and no tools", None
+
+    def _what_changed(self, kind: Kind, found: _Prefixes, shared: int, count: int) -> str:
+        like = self._prefixes.get(found.every[shared]) if shared else None
+        if kind == _TOKENS:
+            return "a prompt of tokens that continues none before"
+        if all(root.kind.tools != kind.tools for root in self._roots):
+            return "it offers other tools"
+        if shared < found.system or (like is None and found.system):
+            return "it has another system prompt"
+        if shared == count:
+            return "its messages are known, and its tokens begin anew"
+        return f"message {shared} of {count} is in no history before"
+
+
+def _digests(messages: Sequence[Message]) -> list[bytes]:
+    """Return the digests of the first 0, 1, … messages."""
+    found = [b""]
+    for message in messages:
+        found.append(_next(found[-1], message))
+    return found
+
+
+def _system_messages(messages: Sequence[Message]) -> int:
+    """Return how many messages at the beginning are the system's."""
+    return next((n for n, message in enumerate(messages) if message.role not in SYSTEM_ROLES), len(messages))
+
+
+def tools_digest(tools: Sequence[Tool]) -> bytes:
+    """Return a digest of what may be called; empty for nothing."""
+    said = [(tool.name, tool.description, _canonical(tool.parameters)) for tool in tools]
+    return sha256(repr(said).encode()).digest() if said else b""
+
+
+def _next(before: bytes, message: Message) -> bytes:
+    """Return the digest of a history and one message more."""
+    calls = [(call.name, _canonical(call.arguments)) for call in message.tool_calls]
+    # not its repr: that of a long text costs more than the digest
+    said = (message.role, message.name or "", *(part for call in calls for part in call), message.content)
+    lengths = ",".join(str(len(part)) for part in said)
+    return sha256(
+        b"".join((before, lengths.encode(), *(part.encode(errors="surrogatepass") for part in said)))
+    ).digest()
+
+
+def _canonical(text: str) -> str:
+    """Return JSON without differences in spaces and in the order of keys; any other text as it is."""
+    try:
+        return json.dumps(json_text.parse(text), sort_keys=True)
+    except ValueError:
+        return text
+
+
+_TOKENS = Kind(b"tokens", b"")
+"""Of calls without messages, whose prompt is tokens."""
+
+
+def _of_tokens(prompt: TokenIds) -> _Prefixes:
+    """Return the digests of a prompt that was given as tokens: there is one beginning, all of it."""
+    return _Prefixes([b"", sha256(prompt.data).digest()], 0)
+
+
+def _newest(candidates: Iterable[PlacedTurn]) -> PlacedTurn | None:
+    """Return which of several turns with the same history and reply a client continues: the newest it has got."""
+    return max(candidates, key=lambda node: (node.turn.delivered, node.place), default=None)
+
+
+def _token_parts(turn: Turn) -> tuple[TokenIds, TokenIds]:
+    return turn.prompt_token_ids, turn.completion_token_ids
+
+
+def _continued(parent: PlacedTurn, new: Sequence[Message], digests: Sequence[bytes]) -> tuple[Continuity, str]:
+    """Return what the next call behind a turn is. `digests`: of the history before each new message, and of all."""
+    others = [child for child in parent.children if child.continues_well]
+    for other in others:
+        if other.prompt_end == digests[-1]:
+            return "forks", f"its prompt is that of turn {other.turn.number}"
+        if any(digest == other.prompt_end and m.role == "assistant" for digest, m in zip(digests, new, strict=False)):
+            return "forks", f"the reply of turn {other.turn.number} was changed"
+    if others:
+        return "forks", f"turn {parent.turn.number} was already continued by turn {others[0].turn.number}"
+    return "extends", f"it continues turn {parent.turn.number}"
+
+
+def _new_child(turn: Turn, place: int, parent: PlacedTurn) -> PlacedTurn:
+    digests, body = [parent.end], parent.body_end
+    for message in turn.messages:
+        digests.append(_next(digests[-1], message))
+        body = _next(body, message)
+    continuity, reason = _continued(parent, turn.messages, digests)
+    return PlacedTurn(
+        turn=turn,
+        place=place,
+        parent=parent,
+        kind=parent.kind,
+        prompt_end=digests[-1],
+        end=_next(digests[-1], turn.reply),
+        body_end=_next(body, turn.reply),
+        length=parent.length + len(turn.prompt_token_ids) + len(turn.completion_token_ids),
+        broken=_broken(turn, parent),
+        continuity=continuity,
+        reason=reason,
+    )
+
+
+def _broken(turn: Turn, parent: PlacedTurn | None) -> str | None:
+    """Return why the tokens that a turn says it begins with are not those of its parent, or None."""
+    if parent is None and turn.parent_id is not None:
+        return f"its parent {turn.parent_id} is not in the log before it"
+    before = 0 if parent is None else parent.length
+    if turn.prompt_tokens != before + len(turn.prompt_token_ids):
+        return f"its prompt had {turn.prompt_tokens} tokens, and the log has {before + len(turn.prompt_token_ids)}"
+    if parent is None:
+        return None
+    if parent.broken is not None:
+        return f"turn {parent.turn.number}, which it continues, is broken"
+    if parent.turn.error is not None:
+        return f"turn {parent.turn.number}, which it continues, has no answer"
+    for name in ("tokenizer_digest", "template_digest"):
+        if getattr(turn, name) != getattr(parent.turn, name):
+            return f"its {name} is not that of turn {parent.turn.number}, which it continues"
+    return None

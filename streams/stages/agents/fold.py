@@ -1,0 +1,178 @@
+"""From the turns of a run to its trajectory: chains of calls in which every sampled token has one owner.
+
+    turns, ended ──► forest (chains.py) ──► chains: the conversation, then its branches ──► Trajectory
+                                       └─► left out, with the reason
+
+The conversation is the chain that ends with the last call of its lineage: where a history was rewritten, the new one.
+Any other last call ends a branch. A token that several chains have bears loss in the first of them, and is context in
+the others. What does not bear loss anywhere is left out by name: an auxiliary call, one that failed, an answer that
+nobody got, a late one, one whose tokens do not fit its parent's.
+
+The fold knows nothing but its arguments, so whoever makes it gets the same trajectory.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from schemas.events import Continuity, TrajectoryEvent, Turn
+from streams.stages.agents.chains import Chains, PlacedTurn, Role
+
+LeftOutReason = Literal["auxiliary", "failed", "undelivered", "late", "conflict", "broken"]
+
+
+@dataclass(frozen=True, slots=True)
+class TrajectoryStep:
+    """One turn, and what becomes of it."""
+
+    turn: Turn
+    role: Role
+    continuity: Continuity
+    """What it is now that the turns before it are known, in the order of the log."""
+    reason: str
+    chain: int | None = None
+    """Number of the chain in which its tokens bear loss; None: it is left out."""
+    left_out: LeftOutReason | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CallChain:
+    """A path through the forest, from a first call to a last one."""
+
+    turns: tuple[Turn, ...]
+    continuity: Continuity
+    """Of the first call that only this chain has."""
+    reason: str
+    leaves: int = 0
+    """Number of the chain with which it has its first turns in common."""
+    shared: int = 0
+    """How many turns those are; they bear no loss here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trajectory:
+    """A run as it can be trained on."""
+
+    steps: tuple[TrajectoryStep, ...]
+    """Every turn, in the order of the log."""
+    chains: tuple[CallChain, ...]
+    """The conversation, and then its branches in the order of their last calls."""
+
+    @property
+    def delivered(self) -> int:
+        """How many calls bear loss."""
+        return sum(step.chain is not None for step in self.steps)
+
+    @property
+    def versions(self) -> tuple[int, ...]:
+        """Which adapter versions answered the calls that bear loss."""
+        return tuple(sorted({step.turn.adapter_version for step in self.steps if step.chain is not None}))
+
+    def __str__(self) -> str:
+        """Return e.g. `41 of 43 calls delivered; 2 auxiliary`."""
+        counts = Counter(step.left_out for step in self.steps if step.left_out is not None)
+        told = ", ".join(f"{count} {reason}" for reason, count in sorted(counts.items()))
+        calls = "call" if len(self.steps) == 1 else "calls"
+        return f"{self.delivered} of {len(self.steps)} {calls} delivered" + (f"; {told}" if told else "")
+
+
+def fold(turns: Iterable[Turn], ended: TrajectoryEvent | None = None) -> Trajectory:
+    """Return what these turns of one trajectory come to, in the order of the log. A copy of a turn changes nothing."""
+    chains, out, numbers = Chains(), dict[str, LeftOutReason](), dict[int, str]()
+    kept: dict[str, Turn] = {}
+    for turn in turns:
+        if turn.turn_id in kept:
+            continue
+        kept[turn.turn_id] = turn
+        if numbers.setdefault(turn.number, turn.turn_id) != turn.turn_id:
+            out[turn.turn_id] = "conflict"
+        elif ended is not None and ended.turns is not None and turn.number >= ended.turns:
+            out[turn.turn_id] = "late"
+        else:
+            node = chains.add(turn)
+            if turn.error is not None:
+                out[turn.turn_id] = "failed"
+            elif node.broken is not None:
+                out[turn.turn_id] = "broken"
+    nodes = list(chains.turns.values())
+    usable = _usable(chains, nodes, out)
+    found, owner = _chains(chains, [node for node in nodes if node.turn.turn_id in usable])
+    steps = (_step(chains, turn, owner.get(turn.turn_id), out.get(turn.turn_id)) for turn in kept.values())
+    return Trajectory(tuple(steps), tuple(found))
+
+
+def of_each(turns: Iterable[Turn], ends: Iterable[TrajectoryEvent] = ()) -> dict[str, Trajectory]:
+    """Return every trajectory that these turns are of, by id, however they are mixed."""
+    ended = {event.trajectory_id: event for event in reversed(list(ends)) if event.kind == "ended"}
+    apart: dict[str, list[Turn]] = {}
+    for turn in turns:
+        apart.setdefault(turn.trajectory_id, []).append(turn)
+    return {name: fold(some, ended.get(name)) for name, some in apart.items()}
+
+
+def _usable(chains: Chains, nodes: list[PlacedTurn], out: dict[str, LeftOutReason]) -> set[str]:
+    """Return the turns that bear loss, and say of the others why not."""
+    usable: set[str] = set()
+    for node in reversed(nodes):
+        name = node.turn.turn_id
+        if name in out:
+            continue
+        if chains.role(node) == "auxiliary":
+            out[name] = "auxiliary"
+        elif node.turn.delivered or any(child.turn.turn_id in usable for child in node.children):
+            usable.add(name)
+        else:
+            out[name] = "undelivered"
+    return usable
+
+
+def _chains(chains: Chains, usable: list[PlacedTurn]) -> tuple[list[CallChain], dict[str, int]]:
+    """Return the chains of the usable turns, and the number of the chain that owns each of them."""
+    within = {node.turn.turn_id for node in usable}
+    last = [node for node in usable if not any(child.turn.turn_id in within for child in node.children)]
+    conversation = _conversation(chains, last)
+    ordered = ([conversation] if conversation is not None else []) + [node for node in last if node is not conversation]
+    owner: dict[str, int] = {}
+    found: list[CallChain] = []
+    for number, end in enumerate(ordered):
+        path = chains.path(end.turn.turn_id)
+        shared = sum(node.turn.turn_id in owner for node in path)
+        own = path[shared]
+        found.append(
+            CallChain(
+                turns=tuple(node.turn for node in path),
+                continuity=own.continuity,
+                reason=own.reason,
+                leaves=owner[path[shared - 1].turn.turn_id] if shared else 0,
+                shared=shared,
+            )
+        )
+        owner.update((node.turn.turn_id, number) for node in path[shared:])
+    return found, owner
+
+
+def _conversation(chains: Chains, last: list[PlacedTurn]) -> PlacedTurn | None:
+    """Return the last call of the conversation; of several answers to one call, the first."""
+    of_it = [node for node in last if chains.role(node) == "conversation"]
+    if not of_it:
+        return None
+
+    def call(node: PlacedTurn) -> tuple[str | None, str, int]:
+        return node.turn.parent_id, node.turn.request_digest, node.turn.started_at
+
+    return min((node for node in of_it if call(node) == call(of_it[-1])), key=lambda node: node.turn.choice)
+
+
+def _step(chains: Chains, turn: Turn, chain: int | None, out: LeftOutReason | None) -> TrajectoryStep:
+    node = chains.turns.get(turn.turn_id)
+    if node is None:
+        reason = "its number is that of a turn before it" if out == "conflict" else "it was recorded after the end"
+        return TrajectoryStep(turn, "conversation", turn.continuity, reason, None, out)
+    role, reason = chains.role(node), node.broken or node.reason
+    continuity = node.continuity
+    if role == "auxiliary" and node.parent is None and continuity == "first":
+        continuity, reason = "auxiliary", "no tools, and the conversation has some"
+    return TrajectoryStep(turn, role, continuity, turn.error or reason, chain, out)

@@ -1,0 +1,149 @@
+"""From a trajectory that ended to the Response that scorers, join and trainer know.
+
+    Trajectory, ended ──► prompt | answer, tool result, answer, … ──► Response, mask 1 on what the policy wrote
+                                                 other chains ──► its branches
+                      └─► anything in doubt ──► Response with the error, and no tokens
+
+It is made of records alone, times included, so whoever writes it writes the same bytes. What could only be guessed at
+is not trained on: a run that did not complete, calls by several versions, tokens that do not fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from schemas.events import Branch, FinishReason, Response, Sampling, TrajectoryEvent, Turn, derive_id
+from schemas.tokens import Logprobs, LossMask, TokenIds
+from streams.stages.agents.fold import CallChain, Trajectory
+
+UNANSWERED = -1
+"""The version of a run that made no call and was not pinned."""
+
+
+def missing(trajectory: Trajectory, ended: TrajectoryEvent) -> list[int]:
+    """Return the numbers of the turns that were recorded before the end and are not here."""
+    known = {step.turn.number for step in trajectory.steps}
+    return [number for number in range(ended.turns or 0) if number not in known]
+
+
+def response_of(trajectory: Trajectory, ended: TrajectoryEvent) -> Response:
+    """Return the response to a task that this run is.
+
+    Raises ValueError if the run is no task's, has not ended, or turns of it are missing: whoever folds has to read on.
+    """
+    if ended.sampling_id is None or ended.slot is None or ended.group_size is None or ended.kind != "ended":
+        raise ValueError(f"trajectory {ended.trajectory_id} is not that of a task, or has not ended: it is no response")
+    if lost := missing(trajectory, ended):
+        raise ValueError(
+            f"trajectory {ended.trajectory_id} has {ended.turns} turns, and {lost[0]} is not among those given "
+            f"({len(lost)} are missing). Read its partition of `turns` to the end first"
+        )
+    error = _error(trajectory, ended)
+    chains = trajectory.chains if error is None else ()
+    turns = [turn for chain in trajectory.chains for turn in chain.turns] or [step.turn for step in trajectory.steps]
+    first = turns[0] if turns else None
+    parts = [_parts(chain) for chain in chains]
+    prompt, said, logprobs, mask = _conversation(chains[0]) if chains else (b"", b"", b"", b"")
+    version = ended.adapter_version if first is None else first.adapter_version
+    return Response(
+        response_id=derive_id(ended.sampling_id, ended.slot),
+        sampling_id=ended.sampling_id,
+        task_id=ended.task_id,
+        created_at=ended.created_at,
+        traceparent=ended.traceparent,
+        metadata=ended.metadata,
+        policy=ended.policy,
+        slot=ended.slot,
+        group_size=ended.group_size,
+        adapter_version=UNANSWERED if version is None else version,
+        base_digest="" if first is None else first.base_digest,
+        tokenizer_digest="" if first is None else first.tokenizer_digest,
+        engine="" if first is None else first.engine,
+        finish_reason=_finish(chains[0].turns[-1]) if chains else "error",
+        error=error,
+        prompt_tokens=len(prompt) // TokenIds.BYTES,
+        completion_tokens=sum(LossMask(part[2]).trained for part in parts),
+        latency_ms=float(max(0, ended.created_at - min((turn.started_at for turn in turns), default=ended.created_at))),
+        text=chains[0].turns[-1].reply.content if chains else "",
+        sampling=Sampling() if first is None else first.sampling,
+        agent_id=ended.agent_id,
+        steps=trajectory.delivered,
+        prompt_token_ids=TokenIds(prompt),
+        completion_token_ids=TokenIds(said),
+        logprobs=Logprobs(logprobs),
+        loss_mask=LossMask(mask),
+        branches=tuple(_branch(chain) for chain in chains[1:]),
+    )
+
+
+def _error(trajectory: Trajectory, ended: TrajectoryEvent) -> str | None:
+    """Return why nothing is learned from this run, or None."""
+    if ended.ending != "completed":
+        return f"{ended.ending}: {ended.reason}"
+    for step in trajectory.steps:
+        if step.left_out in ("broken", "conflict"):
+            return f"{step.left_out}: turn {step.turn.number} cannot be relied on: {step.reason}"
+    if not trajectory.chains:
+        return f"no_answer: {trajectory}"
+    own = [step.turn for step in trajectory.steps if step.chain is not None]
+    if len(trajectory.versions) > 1:
+        return f"mixed_versions: it was answered by versions {', '.join(map(str, trajectory.versions))}"
+    if len({(turn.base_digest, turn.tokenizer_digest, turn.template_digest) for turn in own}) > 1:
+        return "mixed_models: base model, tokenizer or template changed between its calls"
+    if len({(turn.sampling.temperature, turn.sampling.top_p) for turn in own}) > 1:
+        return "mixed_sampling: temperature or top_p changed between its calls"
+    return None
+
+
+def _finish(turn: Turn) -> FinishReason:
+    return "length" if turn.finish_reason == "length" else "stop"
+
+
+Parts = tuple[bytes, bytes, bytes]
+"""Token ids, logprobs and mask of the same tokens."""
+
+
+def _conversation(chain: CallChain) -> tuple[bytes, bytes, bytes, bytes]:
+    """Return the prompt of the first call, and what followed it: token ids, logprobs, mask."""
+    prompt = chain.turns[0].prompt_token_ids
+    ids, logprobs, mask = _parts(chain)
+    cut = len(prompt)
+    return prompt.data, ids[cut * TokenIds.BYTES :], logprobs[cut * Logprobs.BYTES :], mask[cut * LossMask.BYTES :]
+
+
+def _parts(chain: CallChain) -> Parts:
+    """Return the tokens of the calls that only this chain has."""
+    return _joined(_of_turn(turn) for turn in chain.turns[chain.shared :])
+
+
+def _of_turn(turn: Turn) -> Parts:
+    """Return the tokens that a turn adds: what it was sent, which the policy did not write, and what it answered."""
+    sent, said = turn.prompt_token_ids, turn.completion_token_ids
+    return (
+        sent.data + said.data,
+        bytes(len(sent) * Logprobs.BYTES) + turn.logprobs.data,
+        bytes(len(sent)) + b"\1" * len(said),
+    )
+
+
+def _joined(parts: Iterable[Parts]) -> Parts:
+    def column(number: int) -> Iterator[bytes]:
+        return (part[number] for part in every)
+
+    every = list(parts)
+    return b"".join(column(0)), b"".join(column(1)), b"".join(column(2))
+
+
+def _branch(chain: CallChain) -> Branch:
+    ids, logprobs, mask = _parts(chain)
+    shared = chain.turns[: chain.shared]
+    return Branch(
+        continuity=chain.continuity,
+        reason=chain.reason,
+        leaves=chain.leaves,
+        shared_tokens=sum(len(turn.prompt_token_ids) + len(turn.completion_token_ids) for turn in shared),
+        finish_reason=_finish(chain.turns[-1]),
+        completion_token_ids=TokenIds(ids),
+        logprobs=Logprobs(logprobs),
+        loss_mask=LossMask(mask),
+    )
