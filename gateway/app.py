@@ -1,0 +1,265 @@
+"""Answer the calls of agents over HTTP, in the protocol that each speaks.
+
+    POST …/v1/chat/completions ─┐                                ┌──► JSON, once every turn of it is in the log
+         …/v1/completions       ├─► Body ──► ModelCall ──► pieces┤
+         …/v1/responses         │            recorder            └──► server-sent events, as it is sampled
+         …/v1/messages         ─┘
+
+Who calls is in the path (`/agents/AGENT_ID/v1`, `/agents/AGENT_ID/trajectories/TRAJECTORY_ID/v1`) or in the header
+X-Agent-ID; without either it is the agent `default`. Nothing is kept here: what the recorder knows is in the log.
+
+Not covered: keys. Whoever reaches the port may call, so it belongs on the loopback interface.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import AsyncIterator, Sequence
+from datetime import UTC, datetime
+from typing import Any, NamedTuple, Protocol
+
+from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi.responses import JSONResponse, StreamingResponse
+from starlette.exceptions import HTTPException
+
+from gateway import anthropic, chat, completions, errors, responses, sse
+from gateway.body import Caller, Read, digest, read
+from gateway.openapi import describe, requested
+from schemas.events import Message
+from streams.stages.agents.calls import Begun, CallError, Done, ModelCall, Piece
+
+PREFIXES = ("/v1", "/agents/{agent_id}/v1", "/agents/{agent_id}/trajectories/{trajectory_id}/v1")
+BODIES = (
+    chat.ChatBody,
+    completions.CompletionsBody,
+    responses.ResponsesBody,
+    anthropic.MessagesBody,
+    anthropic.CountTokensBody,
+)
+DEFAULT_AGENT = "default"
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
+"""What an agent or a trajectory may be called: it is in keys of the log, in paths and in file names."""
+
+
+class ServedModel(NamedTuple):
+    """A name that a call may ask for."""
+
+    name: str
+    version: int
+    created_at: int
+    """Milliseconds since the epoch."""
+    status: str
+
+
+class AnswersCalls(Protocol):
+    """What the protocols are translated for: the recorder of the agents' stage."""
+
+    def answer(self, call: ModelCall) -> AsyncIterator[Piece]:
+        """Answer, `Begun` first. Raises CallError, before the first piece if the call cannot begin."""
+
+    async def count_tokens(self, call: ModelCall) -> int:
+        """Return how many tokens the call's prompt has. Raises CallError."""
+
+    async def conversation(self, turn_id: str) -> tuple[Message, ...] | None:
+        """Return the messages up to a recorded turn, its answer included; None if there is no such turn."""
+
+    def models(self) -> Sequence[ServedModel]:
+        """Return what can be asked for, the policy itself first."""
+
+
+def create_app(recorder: AnswersCalls, *, version: str, max_body_bytes: int) -> FastAPI:
+    """Return the application; a request with a longer body is refused."""
+    app = FastAPI(title="Streamward", version=version, docs_url=None, redoc_url=None)
+    router = _routes(recorder, max_body_bytes)
+    for prefix in PREFIXES:
+        app.include_router(router, prefix=prefix, include_in_schema=prefix == PREFIXES[0])
+
+    @app.get("/healthz", include_in_schema=False)
+    async def healthz() -> dict[str, str]:
+        return {"status": "ok"}
+
+    @app.exception_handler(CallError)
+    async def refused(request: Request, problem: CallError) -> Response:
+        return errors.response(problem, request.url.path)
+
+    @app.exception_handler(HTTPException)
+    async def no_such_path(request: Request, exc: HTTPException) -> Response:
+        answer = errors.response(CallError("not_found", f"{request.method} {request.url.path}: {exc.detail}"), "")
+        answer.status_code = exc.status_code
+        return answer
+
+    describe(app, BODIES)
+    return app
+
+
+def _routes(recorder: AnswersCalls, max_body_bytes: int) -> APIRouter:
+    router = APIRouter()
+
+    @router.post("/chat/completions", **requested(chat.ChatBody))
+    async def chat_completions(request: Request) -> Response:
+        body, caller = await _received(request, chat.ChatBody, max_body_bytes)
+        at, asked = time.time(), chat.call(body, caller)
+        begun, pieces = await _begun(recorder, asked)
+        if body.stream:
+            return _openai_stream(chat.chunks(body, begun, pieces, at), asked, begun)
+        whole = chat.completion(begun, await _answers(pieces), at, with_logprobs=bool(body.logprobs))
+        return JSONResponse(whole, headers=_headers(asked, begun))
+
+    @router.post("/completions", **requested(completions.CompletionsBody))
+    async def text_completions(request: Request) -> Response:
+        body, caller = await _received(request, completions.CompletionsBody, max_body_bytes)
+        at, asked = time.time(), completions.call(body, caller)
+        begun, pieces = await _begun(recorder, asked)
+        if body.stream:
+            return _openai_stream(completions.chunks(body, begun, pieces, at), asked, begun)
+        whole = completions.completion(body, begun, await _answers(pieces), at)
+        return JSONResponse(whole, headers=_headers(asked, begun))
+
+    @router.post("/responses", **requested(responses.ResponsesBody))
+    async def one_response(request: Request) -> Response:
+        body, caller = await _received(request, responses.ResponsesBody, max_body_bytes)
+        at, asked = time.time(), responses.call(body, caller, await _before(recorder, body.previous_response_id))
+        begun, pieces = await _begun(recorder, asked)
+        if body.stream:
+            return _stream(responses.events(body, begun, pieces, at), asked, begun)
+        [done] = await _answers(pieces)
+        return JSONResponse(responses.response(body, begun, done, at), headers=_headers(asked, begun))
+
+    @router.post("/messages", **requested(anthropic.MessagesBody))
+    async def one_message(request: Request) -> Response:
+        body, caller = await _received(request, anthropic.MessagesBody, max_body_bytes)
+        asked = anthropic.call(body, caller)
+        begun, pieces = await _begun(recorder, asked)
+        if body.stream:
+            return _stream(anthropic.events(begun, pieces), asked, begun)
+        [done] = await _answers(pieces)
+        return JSONResponse(anthropic.message(begun, done), headers=_headers(asked, begun))
+
+    @router.post("/messages/count_tokens", **requested(anthropic.CountTokensBody))
+    async def count_tokens(request: Request) -> Response:
+        body, caller = await _received(request, anthropic.CountTokensBody, max_body_bytes)
+        return JSONResponse({"input_tokens": await recorder.count_tokens(anthropic.call(body, caller))})
+
+    @router.get("/models")
+    async def models(request: Request) -> Response:
+        return JSONResponse(_listed(request, recorder.models()))
+
+    @router.get("/models/{name}")
+    async def one_model(request: Request, name: str) -> Response:
+        found = [model for model in recorder.models() if model.name == name]
+        if not found:
+            raise CallError("not_found", f"there is no model {name}; GET /v1/models lists them", "model")
+        return JSONResponse(_listed(request, found)["data"][0])
+
+    return router
+
+
+async def _received(request: Request, model: type[Read], most: int) -> tuple[Read, Caller]:
+    """Return the body and who sent it. Raises CallError."""
+    raw = bytearray()
+    async for part in request.stream():
+        raw += part
+        if len(raw) > most:
+            raise CallError("too_large", f"the body is longer than {most} bytes (serve.max_body_mb); send less")
+    body = read(model, bytes(raw))
+    return body, _caller(request, digest(bytes(raw)))
+
+
+def _caller(request: Request, digest: str) -> Caller:
+    """Return who calls. Raises CallError if path and header disagree, or a name cannot be one."""
+    path, header = request.path_params.get("agent_id"), request.headers.get("x-agent-id")
+    if path is not None and header is not None and path != header:
+        raise CallError("conflict", f"the path says agent {path}, X-Agent-ID says {header}; send one of them")
+    agent_id, trajectory_id = path or header or DEFAULT_AGENT, request.path_params.get("trajectory_id")
+    for what, name in (("agent", agent_id), ("trajectory", trajectory_id)):
+        if name is not None and not NAME.fullmatch(name):
+            raise CallError("invalid", f"{name!r} is no name of an {what}; it has to match {NAME.pattern}")
+    # the clients' generator sends how often it tried: then the same body is the same call
+    tried_before = request.headers.get("x-stainless-retry-count", "0") != "0"
+    return Caller(
+        agent_id=agent_id,
+        trajectory_id=trajectory_id,
+        request_digest=digest,
+        retry_key=request.headers.get("idempotency-key") or (digest if tried_before else None),
+    )
+
+
+async def _before(recorder: AnswersCalls, response_id: str | None) -> tuple[Message, ...]:
+    """Return the conversation that a response continues. Raises CallError if the log has no such response."""
+    if response_id is None:
+        return ()
+    found = await recorder.conversation(response_id.removeprefix("resp_"))
+    if found is None:
+        raise CallError("not_found", f"there is no response {response_id}", "previous_response_id")
+    return found
+
+
+async def _begun(recorder: AnswersCalls, call: ModelCall) -> tuple[Begun, AsyncIterator[Piece]]:
+    """Return the call's beginning, and what is still to come. Raises CallError if it cannot begin."""
+    pieces = recorder.answer(call)
+    first = await anext(pieces)
+    if not isinstance(first, Begun):
+        raise TypeError(f"an answer begins with Begun, not with {type(first).__name__}")
+    return first, pieces
+
+
+async def _answers(pieces: AsyncIterator[Piece]) -> list[Done]:
+    return [piece async for piece in pieces if isinstance(piece, Done)]
+
+
+def _headers(call: ModelCall, begun: Begun) -> dict[str, str]:
+    """Return what an answer says beside its body: the turn, its trajectory, and the parameters that were ignored."""
+    headers = {
+        "x-request-id": begun.turn_id,
+        "request-id": begun.turn_id,
+        "x-streamward-trajectory": begun.trajectory_id,
+        "x-streamward-model": begun.model,
+    }
+    return headers | ({"x-streamward-ignored": ", ".join(call.ignored)} if call.ignored else {})
+
+
+def _stream(events: AsyncIterator[dict[str, Any]], call: ModelCall, begun: Begun) -> StreamingResponse:
+    """Stream events that say their own type."""
+
+    async def frames() -> AsyncIterator[bytes]:
+        async for event in events:
+            yield sse.frame(event, event["type"])
+
+    return StreamingResponse(frames(), headers=_headers(call, begun) | sse.HEADERS, media_type=sse.MEDIA_TYPE)
+
+
+def _openai_stream(chunks: AsyncIterator[dict[str, Any]], call: ModelCall, begun: Begun) -> StreamingResponse:
+    """Stream chunks, and the mark that ends them; one that breaks off ends with the error instead."""
+
+    async def frames() -> AsyncIterator[bytes]:
+        try:
+            async for chunk in chunks:
+                yield sse.frame(chunk)
+        except CallError as exc:
+            yield sse.frame(errors.openai(exc))
+        else:
+            yield sse.END
+
+    return StreamingResponse(frames(), headers=_headers(call, begun) | sse.HEADERS, media_type=sse.MEDIA_TYPE)
+
+
+def _listed(request: Request, models: Sequence[ServedModel]) -> dict[str, Any]:
+    """Return models as the client's protocol has them: Anthropic's sends its version."""
+    if "anthropic-version" not in request.headers:
+        data = [
+            {"id": model.name, "object": "model", "created": model.created_at // 1000, "owned_by": "streamward"}
+            for model in models
+        ]
+        return {"object": "list", "data": data}
+    data = [
+        {
+            "id": model.name,
+            "type": "model",
+            "display_name": model.name,
+            "created_at": datetime.fromtimestamp(model.created_at / 1000, UTC).isoformat(),
+            "lifecycle": "active",
+        }
+        for model in models
+    ]
+    return {"data": data, "has_more": False, "first_id": data[0]["id"], "last_id": data[-1]["id"]}

@@ -1,0 +1,247 @@
+"""Read the body of a request, and say of each of its parameters what becomes of it: used, refused or ignored.
+
+    bytes ──► JSON ──► the protocol's Body ──► its translation
+                       each field: a type, and Refused or Ignored with the reason
+
+Nothing is dropped silently: an unknown parameter is refused by its name, one that the server cannot honor is refused
+unless its value asks for nothing, and the few that change no answer are ignored, which the answer says. The fields are
+the only table of this; the page about the protocols and the description of the interface are made of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetJsonSchemaHandler,
+    ValidationError,
+)
+from pydantic.annotated_handlers import GetCoreSchemaHandler
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+
+from schemas import json_text
+from streams.stages.agents.calls import CallError, Token
+
+SHOWN = 80
+"""Most characters of a wrong value in an error message."""
+MAX_TOKENS = 1024
+"""Most tokens of an answer to a request of chat or responses that names no limit."""
+
+# what several protocols say of the same parameter
+ADDRESS = "the log knows the agent by its address"
+NO_CACHE_KEYS = "prefixes are cached without keys"
+NOT_FORCED = "no call is forced on the model"
+OWN_LOGPROBS = "logprobs would not be the policy's own"
+SCHEMA_NOT_FORCED = "a call's arguments are recorded as sampled, not forced to the schema"
+SEVERAL_CALLS = "a turn may hold several calls"
+TEXT_ALONE = "the model reads and writes text alone"
+
+
+class Caller(NamedTuple):
+    """Who calls, by path and headers, and what tells this request from others."""
+
+    agent_id: str
+    trajectory_id: str | None
+    request_digest: str
+    retry_key: str | None
+
+
+class Body(BaseModel):
+    """An object in a request; what it has no field for is refused."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True, protected_namespaces=())
+
+
+@dataclass(frozen=True)
+class Ignored:
+    """Marks a parameter that changes no answer."""
+
+    why: str
+
+
+class Refused:
+    """Marks a parameter that the server cannot honor: only null, and the values that ask for nothing, are accepted."""
+
+    def __init__(self, why: str, *neutral: object) -> None:
+        self.why, self.neutral = why, neutral
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(self._check, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return {"enum": [None, *self.neutral]}
+
+    def _check(self, value: object) -> object:
+        same = [value == other and isinstance(value, bool) == isinstance(other, bool) for other in self.neutral]
+        if value is not None and not any(same):
+            raise PydanticCustomError("refused", "{why}", {"why": self.why})
+        return value
+
+
+class StreamOptions(Body):
+    """How the chunks of chat and completions are sent."""
+
+    include_usage: bool | None = None
+    include_obfuscation: Annotated[bool | None, Ignored("nothing is added to chunks")] = None
+
+
+def _texts(value: object) -> object:
+    return [value] if isinstance(value, str) else value
+
+
+Stop = Annotated[
+    list[Annotated[str, Field(min_length=1)]] | None,
+    BeforeValidator(_texts, json_schema_input_type=str | list[str] | None),
+    Field(max_length=4, description="texts that end an answer; at most 4"),
+]
+Seed = Annotated[int | None, Field(ge=-(2**63), lt=2**63, description="the same seed gives the same answer")]
+Choices = Annotated[int | None, Field(ge=1, le=128, description="how many answers")]
+Temperature = Annotated[float | None, Field(ge=0, le=2, description="default: 1; 0 is greedy")]
+TopP = Annotated[float | None, Field(gt=0, le=1, description="default: 1")]
+MaxTokens = Annotated[int | None, Field(ge=1, description=f"most tokens of an answer; default: {MAX_TOKENS}")]
+Model = Annotated[str, Field(description="`POLICY`, or `POLICY@7` for one version")]
+Stream = Annotated[bool | None, Field(description="server-sent events")]
+
+Read = TypeVar("Read", bound=Body)
+
+
+def read(model: type[Read], raw: bytes) -> Read:
+    """Return the body. Raises CallError that names the first parameter that is wrong."""
+    try:
+        value = json_text.parse(raw)
+    except ValueError as exc:
+        raise CallError("invalid", f"the body is not JSON: {exc}") from exc
+    try:
+        return model.model_validate(value)
+    except ValidationError as exc:
+        raise _explained(exc, value) from exc
+
+
+def digest(raw: bytes) -> str:
+    """Return the SHA-256 of a body that was read, in canonical form: sorted keys, no spaces. Raises CallError."""
+    try:
+        canonical = json.dumps(json_text.parse(raw), sort_keys=True, separators=(",", ":"))
+    except (ValueError, RecursionError) as exc:
+        raise CallError("invalid", f"the body cannot be written as JSON again: {exc}") from exc
+    return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def ignored(body: Body, where: str = "") -> tuple[str, ...]:
+    """Return the paths of the parameters that were sent and are ignored, without indices, each once."""
+
+    def paths(value: object, where: str) -> Iterator[str]:
+        if isinstance(value, list):
+            for item in value:
+                yield from paths(item, where)
+        elif isinstance(value, Body):
+            for name in sorted(value.model_fields_set):
+                field, inner = type(value).model_fields[name], getattr(value, name)
+                path = f"{where}.{field.alias or name}".lstrip(".")
+                if any(isinstance(mark, Ignored) for mark in field.metadata):
+                    yield from [path] if inner is not None else []
+                else:
+                    yield from paths(inner, path)
+
+    return tuple(dict.fromkeys(paths(body, where)))
+
+
+def use(model: type[Body], name: str) -> tuple[Literal["used", "refused", "ignored"], str]:
+    """Return what becomes of a parameter, and how or why in one sentence."""
+    field = model.model_fields[name]
+    for mark in field.metadata:
+        if isinstance(mark, Ignored):
+            return "ignored", mark.why
+        if isinstance(mark, Refused):
+            values = [f"`{json.dumps(value)}`" for value in mark.neutral]
+            return "refused", mark.why + (f" (accepted: {', '.join(values)})" if values else "")
+    return "used", field.description or ""
+
+
+def compact(value: object, where: str) -> str:
+    """Return JSON text in its shortest form, which the log can store. Raises CallError if it cannot."""
+    try:
+        text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+        text.encode()
+    except (ValueError, RecursionError) as exc:
+        raise CallError("invalid", f"{where} cannot be written as JSON in UTF-8: {exc}", where) from exc
+    return text
+
+
+def _arguments(text: str) -> str:
+    try:
+        value = json_text.parse(text)
+    except ValueError as exc:
+        raise PydanticCustomError("arguments", "they are not JSON: {why}", {"why": str(exc)}) from exc
+    if not isinstance(value, dict):
+        raise PydanticCustomError("arguments", "they have to be a JSON object")
+    return text
+
+
+Arguments = Annotated[str, AfterValidator(_arguments)]
+"""Of a tool call: a JSON object, as text."""
+
+
+def joined(texts: Iterable[str]) -> str:
+    """Return the text of a content that came in parts, the same in every protocol."""
+    return "\n".join(texts)
+
+
+def logprobs(tokens: Sequence[Token]) -> list[dict[str, Any]]:
+    """Return tokens as OpenAI's chat and responses have them: text, bytes, logprob, and the most likely ones."""
+
+    def entry(token: Token) -> dict[str, Any]:
+        return {"token": token.text, "bytes": list(token.bytes), "logprob": token.logprob}
+
+    return [entry(token) | {"top_logprobs": [entry(other) for other in token.top]} for token in tokens]
+
+
+def _schema(value: dict[str, Any]) -> dict[str, Any]:
+    """Check the JSON schema of a tool's parameters as far as templates and clients read it: an object's fields."""
+    if value.get("type", "object") != "object":
+        raise PydanticCustomError("tool_schema", 'its "type" has to be "object"')
+    properties, required = value.get("properties") or {}, value.get("required") or []
+    if not isinstance(properties, dict) or not all(isinstance(each, dict | bool) for each in properties.values()):
+        raise PydanticCustomError("tool_schema", '"properties" has to be an object of JSON schemas')
+    if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
+        raise PydanticCustomError("tool_schema", '"required" has to be a list of names')
+    return value
+
+
+ToolSchema = Annotated[dict[str, Any], AfterValidator(_schema)]
+"""JSON schema of a tool's parameters."""
+
+
+def _explained(exc: ValidationError, value: object) -> CallError:
+    error = exc.errors(include_url=False)[0]
+    where = _path(error["loc"], value)
+    if error["type"] == "extra_forbidden":
+        return CallError("unknown_parameter", f"{where}: there is no such parameter; leave it out", where)
+    if error["type"] == "refused":
+        return CallError("unsupported", f"{where} is not supported: {error['msg']}", where)
+    if error["type"] == "missing":
+        return CallError("invalid", f"{where} is required", where)
+    got = repr(error["input"])
+    got = got if len(got) <= SHOWN else got[:SHOWN] + "…"
+    return CallError("invalid", f"{where or 'the body'}: {error['msg']}; got {got}", where or None)
+
+
+def _path(location: tuple[int | str, ...], value: Any) -> str:
+    """Return where an error is, without the names of alternatives that pydantic adds to the keys."""
+    path, last = "", len(location) - 1
+    for n, step in enumerate(location):
+        if isinstance(step, int):
+            path += f"[{step}]"
+            value = value[step] if isinstance(value, list) and step < len(value) else None
+        elif isinstance(value, dict) and (n == last or isinstance(value.get(step), dict | list)):
+            path = f"{path}.{step}".lstrip(".")
+            value = value.get(step)
+    return path

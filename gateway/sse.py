@@ -1,0 +1,19 @@
+"""Server-sent events: how a stream is framed (HTML standard, section 9.2)."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+MEDIA_TYPE = "text/event-stream"
+HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+"""Nothing between server and client keeps a stream, or collects it before it passes it on."""
+END = b"data: [DONE]\n\n"
+"""The last frame of OpenAI's chat and completions."""
+
+
+def frame(data: dict[str, Any], event: str | None = None) -> bytes:
+    """Return one event; JSON text has no line breaks, so it is one line of data."""
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
+    name = "" if event is None else f"event: {event}\n"
+    return f"{name}data: {text}\n\n".encode()

@@ -1,0 +1,245 @@
+"""Each protocol has a row for every parameter of its official client, and refuses by name what it cannot honor."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from anthropic.types import MessageCountTokensParams
+from anthropic.types.beta.message_create_params import MessageCreateParamsBase
+from openai.types.chat.completion_create_params import CompletionCreateParamsBase as ChatParamsBase
+from openai.types.completion_create_params import CompletionCreateParamsBase
+from openai.types.responses.response_create_params import ResponseCreateParamsBase
+
+from gateway import anthropic, chat as gateway_chat, responses as gateway_responses
+from gateway.anthropic import CountTokensBody, MessagesBody
+from gateway.body import Body, Caller, ignored, read, use
+from gateway.chat import ChatBody
+from gateway.completions import CompletionsBody
+from gateway.responses import ResponsesBody
+from schemas.events import ToolCall
+from streams.stages.agents.calls import CallError
+
+HEADERS = {"betas", "user_profile_id", "workspace_id"}
+"""Parameters of Anthropic's client that are headers of the request."""
+NEWEST = {"compaction", "fallback_credit_token", "fallbacks"}
+"""Those of Anthropic's beta interface alone: unknown here, and refused as such."""
+
+
+CALLER = Caller("default", None, "digest", None)
+
+
+def message(**parameters: Any) -> dict[str, Any]:
+    return {"model": "sums", "max_tokens": 8, "messages": [{"role": "user", "content": "hi"}], **parameters}
+
+
+@pytest.mark.parametrize(
+    ("body", "official", "elsewhere"),
+    [
+        (ChatBody, ChatParamsBase, {"stream"}),
+        (CompletionsBody, CompletionCreateParamsBase, {"stream"}),
+        (ResponsesBody, ResponseCreateParamsBase, {"stream"}),
+        (CountTokensBody, MessageCountTokensParams, HEADERS),
+        (MessagesBody, MessageCreateParamsBase, HEADERS | NEWEST | {"stream"}),
+    ],
+)
+def test_every_parameter_of_the_official_client_is_in_the_table(
+    body: type[Body], official: type, elsewhere: set[str]
+) -> None:
+    assert set(official.__annotations__) - set(body.model_fields) - elsewhere == set()
+
+
+@pytest.mark.parametrize("body", [ChatBody, CompletionsBody, ResponsesBody, CountTokensBody, MessagesBody])
+def test_every_parameter_says_what_becomes_of_it(body: type[Body]) -> None:
+    assert [name for name in body.model_fields if not use(body, name)[1]] == []
+
+
+def responses(**parameters: Any) -> dict[str, Any]:
+    return {"model": "sums", "input": "hi", **parameters}
+
+
+def chat(**parameters: Any) -> dict[str, Any]:
+    return {"model": "sums", "messages": [{"role": "user", "content": "hi"}], **parameters}
+
+
+def called(arguments: str) -> dict[str, Any]:
+    return {"id": "c1", "type": "function", "function": {"name": "calc", "arguments": arguments}}
+
+
+def completions(**parameters: Any) -> dict[str, Any]:
+    return {"model": "sums", "prompt": "hi", **parameters}
+
+
+def refusal(body: type[Body], value: object) -> CallError:
+    with pytest.raises(CallError) as caught:
+        read(body, json.dumps(value).encode())
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("body", "value", "kind", "parameter"),
+    [
+        (MessagesBody, message(messages="not-an-array"), "invalid", "messages"),
+        (MessagesBody, message(max_tokens=None), "invalid", "max_tokens"),
+        (MessagesBody, message(max_tokens="8"), "invalid", "max_tokens"),
+        (MessagesBody, message(colour="blue"), "unknown_parameter", "colour"),
+        (MessagesBody, message(thinking={"type": "enabled", "budget_tokens": 9}), "unsupported", "thinking"),
+        (MessagesBody, message(top_k=7), "invalid", "top_k"),
+        (
+            MessagesBody,
+            message(messages=[{"role": "user", "content": [{"type": "image", "source": {}}]}]),
+            "invalid",
+            "messages[0].content[0]",
+        ),
+        (
+            MessagesBody,
+            message(messages=[{"role": "user", "content": [{"type": "text", "text": "a", "color": 1}]}]),
+            "unknown_parameter",
+            "messages[0].content[0].color",
+        ),
+        (MessagesBody, message(tools=[{"name": "f"}]), "invalid", "tools[0].input_schema"),
+        (
+            MessagesBody,
+            message(tools=[{"name": "f", "input_schema": {"type": "array"}}]),
+            "invalid",
+            "tools[0].input_schema",
+        ),
+        (ChatBody, chat(colour="blue"), "unknown_parameter", "colour"),
+        (ChatBody, chat(tool_choice="required"), "unsupported", "tool_choice"),
+        (ChatBody, chat(frequency_penalty=0.5), "unsupported", "frequency_penalty"),
+        (ChatBody, chat(response_format={"type": "json_object"}), "unsupported", "response_format"),
+        (ChatBody, chat(messages=[{"role": "wizard", "content": "hi"}]), "invalid", "messages[0]"),
+        (ChatBody, chat(messages=[]), "invalid", "messages"),
+        (
+            ChatBody,
+            chat(messages=[{"role": "assistant", "tool_calls": [called("{")]}]),
+            "invalid",
+            "messages[0].tool_calls[0].function.arguments",
+        ),
+        (
+            ChatBody,
+            chat(messages=[{"role": "assistant", "tool_calls": [called("[]")]}]),
+            "invalid",
+            "messages[0].tool_calls[0].function.arguments",
+        ),
+        (
+            ChatBody,
+            chat(tools=[{"type": "function", "function": {"name": "f", "parameters": {"required": "a"}}}]),
+            "invalid",
+            "tools[0].function.parameters",
+        ),
+        (ResponsesBody, responses(input=42), "invalid", "input"),
+        (ResponsesBody, responses(background=True), "unsupported", "background"),
+        (ResponsesBody, responses(tools=[{"type": "web_search"}]), "invalid", "tools[0].type"),
+        (ResponsesBody, responses(input=[{"type": "item_reference", "id": "a"}]), "invalid", "input[0]"),
+        (
+            ResponsesBody,
+            responses(tools=[{"type": "function", "name": "f", "parameters": {"properties": [1]}}]),
+            "invalid",
+            "tools[0].parameters",
+        ),
+        (CompletionsBody, completions(prompt=["a", "b"]), "invalid", "prompt"),
+        (CompletionsBody, completions(logit_bias={"1": 5}), "unsupported", "logit_bias"),
+        (CompletionsBody, completions(temperature=float("nan")), "invalid", "temperature"),
+        (CompletionsBody, [], "invalid", None),
+    ],
+)
+def test_what_is_wrong_is_refused_by_its_name(
+    body: type[Body], value: object, kind: str, parameter: str | None
+) -> None:
+    error = refusal(body, value)
+    assert (error.kind, error.parameter) == (kind, parameter)
+
+
+@pytest.mark.parametrize("raw", [b"", b"{", b"\xff", b"[" * 100_000])
+def test_a_body_that_is_no_json_is_refused(raw: bytes) -> None:
+    with pytest.raises(CallError, match="not JSON"):
+        read(MessagesBody, raw)
+
+
+def test_a_value_that_asks_for_nothing_is_no_reason_to_refuse() -> None:
+    neutral = completions(best_of=1, echo=False, suffix=None, frequency_penalty=0.0, presence_penalty=0, logit_bias={})
+    assert ignored(read(CompletionsBody, json.dumps(neutral).encode())) == ()
+
+
+def test_what_is_ignored_is_named_once_wherever_it_is() -> None:
+    marked = {"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}
+    body = message(messages=[{"role": "user", "content": [marked, marked]}], metadata={"user_id": "u"}, system="s")
+    assert ignored(read(MessagesBody, json.dumps(body).encode())) == ("messages.content.cache_control", "metadata")
+
+
+def test_the_same_conversation_is_the_same_messages_in_every_protocol() -> None:
+    arguments = '{"a":47,"b":83}'
+    history = anthropic.call(
+        read(
+            MessagesBody,
+            json.dumps(
+                message(
+                    system=[{"type": "text", "text": "Use the tool."}],
+                    messages=[
+                        {"role": "user", "content": "47 * 83?"},
+                        {
+                            "role": "assistant",
+                            "content": [
+                                {"type": "text", "text": "One moment."},
+                                {"type": "tool_use", "id": "c1", "name": "calc", "input": {"a": 47, "b": 83}},
+                            ],
+                        },
+                        {
+                            "role": "user",
+                            "content": [
+                                {"type": "tool_result", "tool_use_id": "c1", "content": "3901"},
+                                {"type": "text", "text": "Well?"},
+                            ],
+                        },
+                    ],
+                )
+            ).encode(),
+        ),
+        CALLER,
+    ).messages
+    same = gateway_responses.call(
+        read(
+            ResponsesBody,
+            json.dumps(
+                responses(
+                    instructions="Use the tool.",
+                    input=[
+                        {"role": "user", "content": [{"type": "input_text", "text": "47 * 83?"}]},
+                        {
+                            "type": "message",
+                            "role": "assistant",
+                            "id": "msg_1",
+                            "status": "completed",
+                            "content": [{"type": "output_text", "text": "One moment.", "annotations": []}],
+                        },
+                        {"type": "function_call", "call_id": "c1", "name": "calc", "arguments": arguments},
+                        {"type": "function_call_output", "call_id": "c1", "output": "3901"},
+                        {"role": "user", "content": "Well?"},
+                    ],
+                )
+            ).encode(),
+        ),
+        CALLER,
+    ).messages
+    third = gateway_chat.call(
+        read(
+            ChatBody,
+            json.dumps(
+                chat(
+                    messages=[
+                        {"role": "developer", "content": "Use the tool."},
+                        {"role": "user", "content": [{"type": "text", "text": "47 * 83?"}]},
+                        {"role": "assistant", "content": "One moment.", "tool_calls": [called(arguments)]},
+                        {"role": "tool", "tool_call_id": "c1", "content": "3901"},
+                        {"role": "user", "content": "Well?"},
+                    ]
+                )
+            ).encode(),
+        ),
+        CALLER,
+    ).messages
+    assert history == same == third
+    assert [turn.role for turn in history] == ["system", "user", "assistant", "tool", "user"]
+    assert history[2].tool_calls == (ToolCall(id="c1", name="calc", arguments=arguments),)
