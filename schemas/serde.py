@@ -47,11 +47,15 @@ def encode(event: events.Event) -> bytes:
     broken = next(events.problems(event), None)
     if broken is not None:
         raise EncodeError(f"{type(event).__name__}: {broken}")
-    kind: Any = type(event)
+    return encode_values(type(event), plain)
+
+
+def encode_values(kind: Any, values: dict[str, Any]) -> bytes:
+    """Return the framed bytes of an event of this type with these values, which must be as `checked` returns them."""
     newest = _newest(kind, ids.current())
     out = io.BytesIO()
     out.write(newest.frame)
-    fastavro.schemaless_writer(out, newest.schema.parsed, plain)
+    fastavro.schemaless_writer(out, newest.schema.parsed, values)
     return out.getvalue()
 
 

@@ -52,11 +52,22 @@ class Record(NamedTuple):
         Everything about a task is in one partition number of its topics; elsewhere nobody looks for it. Without
         `partitions`, how many these topics have, only the key is checked. Never raises.
         """
-        return self.placed(self.decode(expected), partitions)
+        event: Any = self.decode(expected)
+        return event if isinstance(event, serde.Poison) else self.misplaced(event.task_id, partitions) or event
 
-    def placed(self, event: E | serde.Poison, partitions: int | None) -> E | serde.Poison:
-        """Return what was decoded of this record, as `decode_placed` does."""
-        return event if isinstance(event, serde.Poison) else _misplaced(self, event, partitions) or event
+    def misplaced(self, task_id: str, partitions: int | None) -> serde.Poison | None:
+        """Return why this record is not where those about the task are, as `decode_placed` does; else None."""
+        if self.key != task_id.encode():
+            error = f"the record key is {self.key!r}, expected the task_id {task_id!r}; key records by task_id"
+            return serde.Poison("wrong_key", error)
+        if partitions is None or (expected := partition_of(task_id, partitions)) == self.at.partition:
+            return None
+        return serde.Poison(
+            "wrong_partition",
+            f"key {task_id!r} is in partition {self.at.partition}, expected {expected} of {partitions}, where its "
+            "task's other records are. Its producer needs the partitioner of Kafka's Java client: for librdkafka "
+            "partitioner=murmur2_random. `streamward dlq retry` puts this record where it belongs",
+        )
 
 
 def dead_letter(record: Record, *, stage: str, reason: str, error: str) -> DeadLetter:
@@ -151,21 +162,6 @@ def _bytes(text: str | None) -> bytes | None:
         return None if text is None else base64.b64decode(text, validate=True)
     except ValueError:  # binascii.Error is one
         return None
-
-
-def _misplaced(record: Record, event: Any, partitions: int | None) -> serde.Poison | None:
-    task_id: str = event.task_id
-    if record.key != task_id.encode():
-        error = f"the record key is {record.key!r}, expected the task_id {task_id!r}; key records by task_id"
-        return serde.Poison("wrong_key", error)
-    if partitions is None or (expected := partition_of(task_id, partitions)) == record.at.partition:
-        return None
-    return serde.Poison(
-        "wrong_partition",
-        f"key {task_id!r} is in partition {record.at.partition}, expected {expected} of {partitions}, where its task's "
-        "other records are. Its producer needs the partitioner of Kafka's Java client: for librdkafka "
-        "partitioner=murmur2_random. `streamward dlq retry` puts this record where it belongs",
-    )
 
 
 def partition_of(key: str, partitions: int) -> int:

@@ -26,7 +26,6 @@ import confluent_kafka as ck
 import psutil
 
 from schemas.events import AdvantagedGroup, Coordinates
-from schemas.serde import encode
 from streams.kafka import admin
 from streams.kafka.client import client_config
 from streams.kafka.producer import Producer
@@ -65,7 +64,9 @@ def run() -> Iterator[dict[str, Any]]:
             for tokens, log in logs.items():
                 burst = renamed(settings, f"live-{tokens}-{turn}.")
                 measured["live, Faust"][tokens].append(live_rate(burst, tokens))
-                measured["batch, one process"][tokens].append(_batch(encode(made) for made in driver.join(log)))
+                measured["batch, one process"][tokens].append(
+                    _batch(made.payload for made in driver.join_encoded(log, processes=1))
+                )
                 measured["batch, a process a core"][tokens].append(
                     _batch(made.payload for made in driver.join_encoded(log))
                 )

@@ -7,12 +7,13 @@ from typing import Any
 
 from hypothesis import given, settings, strategies as st
 
-from schemas.events import AdvantagedGroup, Coordinates, DeadLetter, Event, RewardSource
-from schemas.serde import encode
+from schemas.events import AdvantagedGroup, Coordinates, DeadLetter, Event, Sampling
+from schemas.serde import decode, encode
 from streams.kafka.record import Record
 from streams.kafka.topics import DAY_MS
 from streams.settings.model import Advantages, Settings, Topics
-from streams.stages.advantages.group_event import max_size
+from streams.stages.advantages.group_event import GroupRecord
+from streams.stages.advantages.incoming import Incoming
 from streams.stages.advantages.stage import AdvantageStage
 from streams.stages.advantages.state import Effect, EmitGroup, GroupMember
 from streams.stages.advantages.timers import DeadlineTimers
@@ -114,6 +115,10 @@ def test_rows_of_partitions_owned_by_others_have_no_timers_here() -> None:
 
 def joined(events: list[Event], **topics: Any) -> list[AdvantagedGroup | DeadLetter]:
     """Return what the batch driver makes of these records; `topics` are settings of that name."""
+    return [made if isinstance(made, DeadLetter) else made.event() for made in records_of(events, **topics)]
+
+
+def records_of(events: list[Event], **topics: Any) -> list[GroupRecord | DeadLetter]:
     ends: dict[str, int] = {}
     records = []
     for event in events:
@@ -121,7 +126,7 @@ def joined(events: list[Event], **topics: Any) -> list[AdvantagedGroup | DeadLet
         offset = ends[name] = ends.get(name, -1) + 1
         at = Coordinates(f"p.{name}", 0, offset)
         records.append(Record(at, T0 + len(records), event.task_id.encode(), encode(event)))
-    return list(driver.join_records(Settings(topics=Topics(prefix="p.", **topics)), records))
+    return [made for _, made in driver.joined(Settings(topics=Topics(prefix="p.", **topics)), records)]
 
 
 def bulky(tokens: int, **changes: Any) -> list[Event]:
@@ -189,21 +194,27 @@ def test_a_group_that_cannot_be_recorded_at_all_leaves_a_dead_letter_once_and_is
 
 @settings(max_examples=examples(60))
 @given(
-    st.integers(0, 300),
-    st.integers(1, 30),
+    st.integers(0, 30),
+    st.integers(1, 8),
     st.dictionaries(st.text(max_size=30), st.text(max_size=60), max_size=5),
     st.dictionaries(st.text(max_size=30), st.floats(-1e9, 1e9), max_size=5),
+    st.sampled_from([0.0, -0.0, 0.5]),
+    st.sampled_from(["train", "serve"]),
 )
-def test_the_size_told_without_writing_a_group_is_never_too_small(
-    tokens: int, size: int, metadata: dict[str, str], components: dict[str, float]
+def test_a_group_is_written_as_its_event_would_be(
+    tokens: int, size: int, metadata: dict[str, str], components: dict[str, float], temperature: float, kind: str
 ) -> None:
     ids = tuple(2**31 - 1 - n for n in range(tokens))
     drawn = {"completion_token_ids": ids, "logprobs": (-0.5,) * tokens, "loss_mask": (True,) * tokens}
-    slots = answers(size, prompt_token_ids=ids, **drawn)
-    asked = task(group_size=size, metadata=metadata, reward_sources=(RewardSource(name="exact"),))
-    (group,) = joined([asked, *slots, *scores(slots, [1.0] * size, components=components)])
-    assert isinstance(group, AdvantagedGroup)
-    assert len(encode(group)) + len(group.policy.encode()) <= max_size(group)
+    sampling = Sampling(temperature=temperature, stop=("a", "\x1f"))
+    slots = answers(size, prompt_token_ids=ids, sampling=sampling, **drawn)
+    named = {"purpose": "serve", "reward_sources": ()} if kind == "serve" else {}
+    asked = task(group_size=size, metadata=metadata, adapter_version=slots[0].adapter_version, **named)
+    (made,) = records_of([asked, *slots, *(scores(slots, [1.0] * size, components=components) if not named else ())])
+    assert isinstance(made, GroupRecord)
+    assert decode(made.payload, AdvantagedGroup) == made.event()
+    assert made.payload == encode(made.event())
+    assert made.key == made.event().policy.encode()
 
 
 # --- responses kept at hand -------------------------------------------------------------------------------------------
@@ -216,15 +227,19 @@ def kept(task_ids: list[str], *, partition: int = 5) -> tuple[AdvantageStage, li
         said = response(task_id=task_id, sampling_id=task_id)
         at = Coordinates("streamward.responses", partition, offset)
         records.append(Record(at, T0, task_id.encode(), encode(said)))
-        stage.reduce(None, said, records[-1])
+        stage.reduce(None, decoded(stage, records[-1]), records[-1])
     return stage, records
+
+
+def decoded(stage: AdvantageStage, record: Record) -> Incoming:
+    came = stage.decode(record)
+    assert isinstance(came, Incoming)
+    return came
 
 
 def closing(*offsets: int) -> list[Effect]:
     members = tuple(
-        GroupMember(
-            slot=slot, response_id="", at=(5, offset), finish_reason="stop", reward=0.0, advantage=0.0, components={}
-        )
+        GroupMember(slot=slot, response_id="", at=(5, offset), finish_reason="stop", reward=0.0, components={})
         for slot, offset in enumerate(offsets)
     )
     return [replace(_close(), members=members)]
@@ -250,12 +265,12 @@ def test_what_is_forgotten_while_a_group_leaves_still_leaves_with_it() -> None:
     assert stage.missing(effects, records[1]) == []
     stage.cache.forget_closed(lambda partition, task_id: False)
     (group,) = stage.outputs(effects, records[1], {})
-    assert isinstance(group, AdvantagedGroup) and len(group.responses) == 2
+    assert isinstance(group, GroupRecord) and len(group.event().responses) == 2
 
 
 def test_a_response_that_is_read_again_takes_its_room_once() -> None:
     stage, records = kept(["a"])
     size = stage.cache.size_bytes
     for _ in range(3):
-        stage.reduce(None, response(task_id="a", sampling_id="a"), records[0])
+        stage.reduce(None, decoded(stage, records[0]), records[0])
     assert stage.cache.size_bytes == size > 0

@@ -18,8 +18,9 @@ from schemas.events import EVENTS, Coordinates, Event, Message, Response, Reward
 from schemas.serde import Poison, encode
 from schemas.tokens import PerToken
 from streams.kafka.record import Record
+from streams.stages.advantages.incoming import FIELDS, values_of
 from streams.tools.arrow.decode import CHUNK_RECORDS, Bad, arrow_schema, decode
-from streams.tools.arrow.events import decode_events
+from streams.tools.arrow.events import decode_events, decode_values
 from tests.support.any_event import any_event, values
 from tests.support.factories import group, in_version_1, member, one_of_each, plain as raw, response, reward, task
 from tests.support.older_schemas import older_schemas
@@ -66,6 +67,9 @@ def assert_the_same(payloads: Sequence[bytes | None], kind: Any) -> None:
     given_ = records(payloads)
     verdicts = [serde.decode(payload, kind) for payload in payloads]
     assert decode_events(kind, payloads) == verdicts
+    if kind in FIELDS:
+        values = [verdict if isinstance(verdict, Poison) else values_of(verdict) for verdict in verdicts]
+        assert repr(decode_values(kind, payloads, FIELDS[kind])) == repr(values)
     found = decode(kind, given_)
     expected = [(r, v) for r, v in zip(given_, verdicts, strict=True) if not isinstance(v, Poison)]
     assert found.table.schema == arrow_schema(kind)

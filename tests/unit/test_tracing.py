@@ -25,6 +25,7 @@ from streams.observability.tracing.tracer import OFF, Trace, Traced, Tracer
 from streams.settings.model import Batches, Settings, Topics, Tracing
 from streams.stages import batches
 from streams.stages.advantages import rows as group_rows
+from streams.stages.advantages.incoming import Incoming
 from streams.stages.advantages.live import group_trace
 from streams.stages.advantages.stage import AdvantageStage
 from streams.stages.advantages.state import EmitGroup
@@ -119,7 +120,9 @@ def test_a_group_has_the_trace_of_its_task_in_whatever_order_its_events_are_read
             topic = f"streamward.{('tasks', 'responses', 'rewards')[kind]}"
             headers = tuple(context.headers_of(CAME).items()) if kind == 0 else ()
             record = Record(Coordinates(topic, 0, offset), event.created_at, b"t1", encode(event), headers)
-            state, effects = stage.reduce(state and group_rows.load(group_rows.dump(state)), event, record)
+            came = stage.decode(record)
+            assert isinstance(came, Incoming)
+            state, effects = stage.reduce(state and group_rows.load(group_rows.dump(state)), came, record)
             closes += [effect for effect in effects if isinstance(effect, EmitGroup)]
     (close,) = closes
     assert close.trace == CAME.traceparent
@@ -132,12 +135,12 @@ def test_a_group_has_the_trace_of_its_task_in_whatever_order_its_events_are_read
 
 
 def test_a_trace_changes_nothing_of_what_a_stage_writes_and_no_trace_changes_nothing_of_its_rows() -> None:
-    plain, traced = Log(), Log()
+    plain, traced, asked = Log(), Log(), Incoming("t1", task())
     for log, trace in ((plain, ""), (traced, CAME.traceparent)):
-        log.state, _ = log.reducer.reduce(None, task(), Coordinates("tasks", 5, 0), T0, trace=trace)
+        log.state, _ = log.reducer.reduce(None, asked, Coordinates("tasks", 5, 0), T0, trace=trace)
         log.read_all([*answers(), *scores(answers())])
     assert encode(plain.group()) == encode(traced.group())
-    assert "trace" not in group_rows.dump(Log().reducer.reduce(None, task(), AT, T0)[0]).decode().replace(
+    assert "trace" not in group_rows.dump(Log().reducer.reduce(None, asked, AT, T0)[0]).decode().replace(
         "traceparent", ""
     )  # type: ignore[arg-type]
 

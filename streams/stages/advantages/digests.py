@@ -1,19 +1,21 @@
 """Digests of what events say: equal for equal content, in any process and any year.
 
-    Response, components, values ──► a few hex digits, kept in the state in place of the content
+    ResponseBody, components, values ──► a few hex digits, kept in the state in place of the content
 
 They tell a repetition from a contradiction once a group keeps no more of an event than its id.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 from collections.abc import Mapping
 from functools import lru_cache
-from operator import attrgetter
+from typing import TYPE_CHECKING
 
-from schemas.events import Response, Sampling, derive_id
+from schemas.events import derive_id
+
+if TYPE_CHECKING:
+    from streams.stages.advantages.incoming import ResponseBody
 
 
 def digest_of(*values: object) -> str:
@@ -31,20 +33,11 @@ def request_digest(*parts: object) -> str:
     return derive_id(*map(repr, parts))[:8]
 
 
-def response_digest(response: Response, shared: str) -> str:
-    """Return a digest of a response's content. Time, latency and trace are not part of it.
-
-    `shared` is its `shared_digest`.
-    """
-    content = hashlib.sha256()
-    for per_token in (response.completion_token_ids, response.logprobs, response.loss_mask):
-        content.update(per_token.data)
-    texts = (response.text, response.engine, response.finish_reason, shared, repr(_sampling_values(response.sampling)))
-    content.update("\x1f".join(texts).encode())
-    return content.hexdigest()[:8]
-
-
-_sampling_values = attrgetter(*(field.name for field in dataclasses.fields(Sampling)))
+def response_digest(body: ResponseBody, *texts: str) -> str:
+    """Return a digest of a response's content: these texts and its body. Time, latency and trace are not part of it."""
+    said = "\x1f".join((*texts, repr(body.sampling))).encode()
+    content = b"".join((body.completion_token_ids, body.logprobs, body.loss_mask, said))
+    return hashlib.sha256(content).hexdigest()[:8]
 
 
 def components_digest(components: Mapping[str, float]) -> str:
@@ -59,16 +52,14 @@ def _components_digest(*components: tuple[str, float]) -> str:
     return derive_id(*(f"{name!r} {value!r}" for name, value in components))[:8]
 
 
-def shared_digest(response: Response) -> str:
-    """Return a digest of what the responses of one sampling must share, as their group states it once; "" if failed.
+def shared_digest(body: ResponseBody) -> str:
+    """Return a digest of what the responses of one sampling must share, as their group states it once.
 
-    Seeds may differ from slot to slot, and a failed slot may not have got as far as its prompt.
+    Seeds may differ from slot to slot.
     """
-    if response.error is not None:
-        return ""
+    temperature, top_p, *_ = body.sampling
     # + 0.0 turns -0.0 into 0.0, which the cache takes for the same key
-    drawn = (response.sampling.temperature + 0.0, response.sampling.top_p)
-    return _shared_digest(response.base_digest, response.tokenizer_digest, drawn, response.prompt_token_ids.data)
+    return _shared_digest(body.base_digest, body.tokenizer_digest, (temperature + 0.0, top_p), body.prompt_token_ids)
 
 
 @lru_cache(maxsize=256)  # the slots of a sampling come one after another, each with the whole prompt

@@ -1,44 +1,66 @@
 """Make the record of a group that leaves.
 
-    EmitGroup, the responses it refers to ──► assemble ──► fits its topic? ──► AdvantagedGroup
+    EmitGroup, the responses it refers to ──► assemble ──► fits its topic? ──► GroupRecord
                                                 └─ no: without responses, metadata, slots ─┘
 
 Every group that leaves is recorded. One that is larger than its topic takes is recorded as dropped (`too_large`): raise
 topics.max_record_bytes, or ask for smaller groups.
+
+A group is written without an event in between: what it is made of was checked when it was read.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
-from schemas.events import AdvantagedGroup, GroupResponse, LeftOut, Response, Sampling, derive_id
-from schemas.serde import encode
-from schemas.tokens import TokenIds
+from schemas.convert import raised
+from schemas.events import AdvantagedGroup, LeftOut, Sampling, derive_id
+from schemas.serde import encode_values
 from streams import advantage_formulas
-from streams.errors import EventError
-from streams.kafka.record import check_size, key_of
 from streams.kafka.topics import Topic
-from streams.stages.advantages.state import EmitGroup, TaskInfo
+from streams.stages.advantages.incoming import SAMPLING_FIELDS, ResponseBody
+from streams.stages.advantages.state import EmitGroup, GroupMember, TaskInfo
 
-Responses = Mapping[tuple[int, int], Response]
+Bodies = Mapping[tuple[int, int], ResponseBody]
 """By partition and offset."""
 
 
-def group_event(effect: EmitGroup, responses: Responses, topic: Topic) -> AdvantagedGroup | None:
+@dataclass(frozen=True, slots=True)
+class GroupRecord:
+    """A group, ready to be written."""
+
+    values: dict[str, Any]
+    """By field, as `schemas.convert.checked` returns them."""
+    payload: bytes
+
+    @property
+    def key(self) -> bytes:
+        """The key of the record."""
+        return str(self.values["policy"]).encode()
+
+    def event(self) -> AdvantagedGroup:
+        """Return the event in this record."""
+        event: AdvantagedGroup = raised(AdvantagedGroup, self.values)
+        return event
+
+
+def group_record(effect: EmitGroup, bodies: Bodies, topic: Topic) -> GroupRecord | None:
     """Return the group's record in the most complete form that `topic` takes; None if it takes none.
 
-    `responses` holds what `effect.members` refer to.
+    `bodies` holds what `effect.members` refer to.
     """
-    return next((group for group in _forms(effect, responses) if _fits(group, topic)), None)
+    made = (GroupRecord(values, encode_values(AdvantagedGroup, values)) for values in _forms(effect, bodies))
+    return next((one for one in made if len(one.key) + len(one.payload) <= topic.max_bytes), None)
 
 
-def _forms(effect: EmitGroup, responses: Responses) -> Iterator[AdvantagedGroup]:
-    yield assemble(effect, responses)
+def _forms(effect: EmitGroup, bodies: Bodies) -> Iterator[dict[str, Any]]:
+    yield assemble(effect, bodies)
     dropped = assemble(without_responses(effect, "too_large"), {})
     yield dropped
-    yield replace(dropped, metadata={})
-    yield replace(dropped, metadata={}, left_out=())
+    yield {**dropped, "metadata": {}}
+    yield {**dropped, "metadata": {}, "left_out": []}
 
 
 def without_responses(effect: EmitGroup, reason: str) -> EmitGroup:
@@ -48,86 +70,66 @@ def without_responses(effect: EmitGroup, reason: str) -> EmitGroup:
     return replace(effect, dropped_reason=reason, members=(), left_out=tuple(left_out))
 
 
-def assemble(effect: EmitGroup, responses: Responses) -> AdvantagedGroup:
-    """Return the group's record; `responses` holds what `effect.members` refer to."""
-    task, bodies = effect.task, [responses[member.at] for member in effect.members]
-    first = bodies[0] if bodies else None
-    return AdvantagedGroup(
-        group_id=derive_id(effect.task_id, "group", advantage_formulas.FORMULA_VERSION),
-        task_id=effect.task_id,
-        created_at=effect.created_at,
-        traceparent=task.traceparent,
-        metadata=_metadata(task),
-        policy=task.policy,
-        purpose=task.purpose,
-        scenario=task.scenario,
-        tenant=task.tenant,
-        sampling_id=effect.sampling_id,
-        group_size=task.group_size,
-        adapter_version=effect.adapter_version,
-        base_digest=first.base_digest if first else "",
-        tokenizer_digest=first.tokenizer_digest if first else "",
-        complete=effect.complete,
-        dropped_reason=effect.dropped_reason,
-        formula=effect.rule.formula,
-        formula_version=advantage_formulas.FORMULA_VERSION,
-        formula_eps=effect.rule.eps,
-        formula_ddof=effect.rule.ddof,
-        reward_mean=effect.reward_mean,
-        reward_std=effect.reward_std,
-        sampling=first.sampling if first else Sampling(),
-        prompt_token_ids=first.prompt_token_ids if first else TokenIds(),
-        responses=tuple(
-            GroupResponse(
-                slot=member.slot,
-                response_id=member.response_id,
-                partition=member.at[0],
-                offset=member.at[1],
-                finish_reason=member.finish_reason,
-                latency_ms=body.latency_ms,
-                reward=member.reward,
-                advantage=member.advantage,
-                components=dict(member.components),
-                completion_token_ids=body.completion_token_ids,
-                logprobs=body.logprobs,
-                loss_mask=body.loss_mask,
-            )
-            for member, body in zip(effect.members, bodies, strict=True)
-        ),
-        left_out=effect.left_out,
-    )
+def assemble(effect: EmitGroup, bodies: Bodies) -> dict[str, Any]:
+    """Return the values of the group's record; `bodies` holds what `effect.members` refer to."""
+    task, rule = effect.task, effect.rule
+    first = bodies[effect.members[0].at] if effect.members else _NOBODY
+    return {
+        "group_id": derive_id(effect.task_id, "group", advantage_formulas.FORMULA_VERSION),
+        "task_id": effect.task_id,
+        "created_at": effect.created_at,
+        "traceparent": task.traceparent,
+        "metadata": _metadata(task),
+        "policy": task.policy,
+        "purpose": task.purpose,
+        "scenario": task.scenario,
+        "tenant": task.tenant,
+        "sampling_id": effect.sampling_id,
+        "group_size": task.group_size,
+        "adapter_version": effect.adapter_version,
+        "base_digest": first.base_digest,
+        "tokenizer_digest": first.tokenizer_digest,
+        "complete": effect.complete,
+        "dropped_reason": effect.dropped_reason,
+        "formula": rule.formula,
+        "formula_version": advantage_formulas.FORMULA_VERSION,
+        "formula_eps": rule.eps,
+        "formula_ddof": rule.ddof,
+        "reward_mean": effect.reward_mean,
+        "reward_std": effect.reward_std,
+        "sampling": dict(zip(SAMPLING_FIELDS, first.sampling, strict=True)),
+        "prompt_token_ids": first.prompt_token_ids,
+        "responses": [_member(member, bodies[member.at]) for member in effect.members],
+        "left_out": [
+            {"slot": left.slot, "response_id": left.response_id, "reason": left.reason} for left in effect.left_out
+        ],
+    }
+
+
+_DEFAULT = Sampling()
+_NOBODY = ResponseBody("", "", 0.0, b"", b"", b"", b"", tuple(getattr(_DEFAULT, name) for name in SAMPLING_FIELDS))
+"""What a group without responses copies."""
+
+
+def _member(member: GroupMember, body: ResponseBody) -> dict[str, Any]:
+    components = member.components
+    return {
+        "slot": member.slot,
+        "response_id": member.response_id,
+        "partition": member.at[0],
+        "offset": member.at[1],
+        "finish_reason": member.finish_reason,
+        "latency_ms": body.latency_ms,
+        "reward": member.reward,
+        "advantage": member.advantage,
+        "components": {name: components[name] for name in sorted(components)},
+        "completion_token_ids": body.completion_token_ids,
+        "logprobs": body.logprobs,
+        "loss_mask": body.loss_mask,
+    }
 
 
 def _metadata(task: TaskInfo) -> dict[str, str]:
     """Return the task's metadata, with the version it was pinned to: nothing else records it if nobody answered."""
     pinned = {} if task.adapter_version is None else {"pinned_version": str(task.adapter_version)}
-    return dict(task.metadata) | pinned
-
-
-# --- its size ---------------------------------------------------------------------------------------------------------
-
-
-def _fits(group: AdvantagedGroup, topic: Topic) -> bool:
-    if max_size(group) <= topic.max_bytes:  # nearly always, and known without encoding it
-        return True
-    try:
-        check_size(topic, key_of(group, topic), encode(group))
-    except EventError:
-        return False
-    return True
-
-
-def max_size(group: AdvantagedGroup) -> int:
-    """Return a size in bytes that the record of `group`, with its key, does not exceed."""
-    tokens = len(group.prompt_token_ids) + sum(len(response.completion_token_ids) for response in group.responses)
-    names = [name for response in group.responses for name in response.components]
-    texts = [
-        *(group.policy, group.policy, group.task_id, group.scenario, group.tenant or "", group.traceparent or ""),
-        *(group.sampling_id or "", group.base_digest, group.tokenizer_digest, *group.sampling.stop),
-        *(part for item in group.metadata.items() for part in item),
-        *(left.reason for left in group.left_out),
-        *names,
-    ]
-    # a token: its id in 4 bytes, a logprob in 4, a mask in 1. A text: 4 bytes a character, 5 for its length
-    rows = len(group.responses) + len(group.left_out)
-    return 4096 + 9 * tokens + 256 * rows + sum(4 * len(text) + 5 for text in texts) + 8 * len(names)
+    return dict(sorted((dict(task.metadata) | pinned).items()))

@@ -23,6 +23,7 @@ from streams.observability import catalog
 from streams.observability.metrics import Meter
 from streams.observability.tracing import context
 from streams.observability.tracing.tracer import Trace, Tracer
+from streams.stages.advantages.group_event import GroupRecord
 from streams.stages.advantages.rows import GroupRows, load
 from streams.stages.advantages.stage import STAGE, AdvantageStage
 from streams.stages.advantages.state import Effect, EmitGroup, GroupState, OpenGroup
@@ -96,13 +97,13 @@ class LiveAdvantages:
     ) -> _Decided | DeadLetter:
         """Note the state after one event in `changed`, with the event; return what was decided."""
         self._timers.record_read(record.timestamp_ms, now_ms())
-        event = self._stage.decode(record)
-        if isinstance(event, DeadLetter):
-            return event
-        _, before = changed.get(event.task_id) or (None, self._state(event.task_id))
-        after, effects = self._stage.reduce(before, event, record)
+        came = self._stage.decode(record)
+        if isinstance(came, DeadLetter):
+            return came
+        _, before = changed.get(came.task_id) or (None, self._state(came.task_id))
+        after, effects = self._stage.reduce(before, came, record)
         if after is not before:
-            changed[event.task_id] = (faust_event, after)
+            changed[came.task_id] = (faust_event, after)
         return _Decided(record, before, effects)
 
     async def _results(self, decided: Sequence[_Decided]) -> list[Awaitable[None]]:
@@ -115,13 +116,13 @@ class LiveAdvantages:
             for effect, output in zip(effects, self._stage.outputs(effects, record, fetched), strict=True)
         ]
 
-    async def _emit(self, effect: Effect, output: AdvantagedGroup | DeadLetter, before: GroupState) -> None:
+    async def _emit(self, effect: Effect, output: GroupRecord | DeadLetter, before: GroupState) -> None:
         if isinstance(output, DeadLetter):
             await self._outlet.emit(output)
             return
-        first_ms = before.first_seen_ms or None if isinstance(before, OpenGroup) else None
-        await self._outlet.emit_traced(output, group_trace(self._app.traces, effect, output), began_ms=first_ms)
-        _count(self._app.meter, output, first_ms)
+        first_ms, group = before.first_seen_ms or None if isinstance(before, OpenGroup) else None, output.event()
+        await self._outlet.emit_traced(group, group_trace(self._app.traces, effect, group), began_ms=first_ms)
+        _count(self._app.meter, group, first_ms)
 
     async def _on_timer(self) -> None:
         app, owned = self._app, owned_partitions(self._app, topics(self._app.settings.topics)["tasks"].name)

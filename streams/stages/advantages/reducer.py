@@ -28,7 +28,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from schemas.conventions import FEEDBACK
-from schemas.events import Coordinates, GroupControl, LeftOut, Response, Reward, Task
+from schemas.events import Coordinates, GroupControl, LeftOut, Task
 from streams import advantage_formulas
 from streams.settings.model import Advantages
 from streams.stages.advantages.after_close import closed_group, response_after, reward_after, task_after
@@ -42,6 +42,7 @@ from streams.stages.advantages.checks import (
     unknown_response,
 )
 from streams.stages.advantages.group_event import without_responses
+from streams.stages.advantages.incoming import Incoming
 from streams.stages.advantages.state import (
     ClosedGroup,
     DeadLetterEffect,
@@ -58,12 +59,8 @@ from streams.stages.advantages.state import (
     TaskInfo,
     complete_sampling,
     fullest_sampling,
-    response_candidate,
-    reward_ref,
     task_info,
 )
-
-GroupEvent = Task | Response | Reward | GroupControl
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,19 +72,20 @@ class GroupReducer:
     rewards_topic: str
 
     def reduce(
-        self, state: GroupState, event: GroupEvent, at: Coordinates, timestamp_ms: int, *, trace: str = ""
+        self, state: GroupState, came: Incoming, at: Coordinates, timestamp_ms: int, *, trace: str = ""
     ) -> tuple[GroupState, Sequence[Effect]]:
-        """Return the state after `event`, recorded at `at` with this timestamp, and what must be done.
+        """Return the state after an event, recorded at `at` with this timestamp, and what must be done.
 
         `trace` is that of a task; its group gets it, and nothing is decided by it.
         """
+        event = came.event
         if isinstance(event, GroupControl):
             return self._control(state, event)
-        if isinstance(event, Reward) and event.source.startswith(FEEDBACK):
+        if isinstance(event, RewardRef) and event.source.startswith(FEEDBACK):
             return state, ()
         effects: list[Effect] = []
         if isinstance(state, ClosedGroup):
-            return self._after_close(state, event, at, timestamp_ms, effects), effects
+            return self._after_close(state, came, at, timestamp_ms, effects), effects
         group = state or OpenGroup(first_seen_ms=timestamp_ms)
         if isinstance(event, Task):
             info = task_info(event, timestamp_ms, self.rule)
@@ -96,12 +94,12 @@ class GroupReducer:
             elif (content := info.content_digest()) != group.task.content_digest():
                 group = reject(group, content, DeadLetterEffect(at, *changed_task(event.task_id)), effects)
         elif group.task is None:
-            group = _wait(group, _reference(event, at, timestamp_ms))
+            group = _wait(group, event)
         else:
-            group = self._enter(group, group.task, _reference(event, at, timestamp_ms), effects)
+            group = self._enter(group, group.task, event, effects)
         if group.task is None or not self._is_complete(group, group.task):
             return group, effects
-        closed, more = self._close(event.task_id, group, group.task, complete=True)
+        closed, more = self._close(came.task_id, group, group.task, complete=True)
         return closed, [*effects, *more]
 
     # --- entering -----------------------------------------------------------------------------------------------------
@@ -136,11 +134,15 @@ class GroupReducer:
         if (rejection := response_rejection(task, sampling, response)) is not None:
             effect = DeadLetterEffect(self._at(response), *rejection)
             return reject(group, response.content_digest(), effect, effects)
-        sampling = sampling._replace(
-            shared_digest=sampling.shared_digest or response.shared_digest,
-            slots={**sampling.slots, response.slot: response.ref},
+        version, size, shared, slots = sampling
+        entered = group.with_samplings(
+            {
+                **group.samplings,
+                response.sampling_id: SamplingState(
+                    version, size, shared or response.shared_digest, {**slots, response.slot: response.ref}
+                ),
+            }
         )
-        entered = group._replace(samplings={**group.samplings, response.sampling_id: sampling})
         return entered if group.samplings else self._begin(entered, self._sampled(task, response.ref), effects)
 
     def _sampled(self, task: TaskInfo, first: ResponseRef) -> TaskInfo:
@@ -161,7 +163,7 @@ class GroupReducer:
         if (rejection := reward_rejection(task, known, reward, self.rewards_topic)) is not None:
             effect = DeadLetterEffect(self._at(reward), *rejection)
             return reject(group, reward.content_digest(), effect, effects)
-        return group._replace(scores={**group.scores, reward.response_id: {**of_response, reward.source: score}})
+        return group.with_scores({**group.scores, reward.response_id: {**of_response, reward.source: score}})
 
     def _at(self, event: ResponseCandidate | RewardRef) -> Coordinates:
         """Return the coordinates of an event's record."""
@@ -169,18 +171,14 @@ class GroupReducer:
         return Coordinates(topic, event.ref.partition, event.ref.offset)
 
     def _after_close(
-        self,
-        group: ClosedGroup,
-        event: Task | Response | Reward,
-        at: Coordinates,
-        timestamp_ms: int,
-        effects: list[Effect],
+        self, group: ClosedGroup, came: Incoming, at: Coordinates, timestamp_ms: int, effects: list[Effect]
     ) -> ClosedGroup:
-        if isinstance(event, Task):
-            return task_after(group, event.task_id, task_info(event, timestamp_ms, self.rule), at, effects)
-        if isinstance(event, Response):
-            return response_after(group, event.task_id, response_candidate(event, at, timestamp_ms), at, effects)
-        return reward_after(group, event.task_id, reward_ref(event, at, timestamp_ms), at, effects)
+        if isinstance(came.event, Task):
+            return task_after(group, came.task_id, task_info(came.event, timestamp_ms, self.rule), at, effects)
+        if isinstance(came.event, ResponseCandidate):
+            return response_after(group, came.task_id, came.event, at, effects)
+        assert isinstance(came.event, RewardRef)  # noqa: S101 - a control record was handled before
+        return reward_after(group, came.task_id, came.event, at, effects)
 
     # --- leaving ------------------------------------------------------------------------------------------------------
 
@@ -228,7 +226,7 @@ class GroupReducer:
         mean, std = advantage_formulas.mean_and_std(rewards, rule.ddof) if rewards else (0.0, 0.0)
         if rewards:
             values = advantage_formulas.advantages(rule.formula, rewards, eps=rule.eps, ddof=rule.ddof)
-            members = [member._replace(advantage=value) for member, value in zip(members, values, strict=True)]
+            members = [GroupMember(*member[:-1], value) for member, value in zip(members, values, strict=True)]
         emit = EmitGroup(
             task_id=task_id,
             task=task,
@@ -282,12 +280,6 @@ class GroupReducer:
                 yield DeadLetterEffect(at, *unknown_response(task_id, response_id))
 
 
-def _reference(event: Response | Reward, at: Coordinates, timestamp_ms: int) -> ResponseCandidate | RewardRef:
-    if isinstance(event, Reward):
-        return reward_ref(event, at, timestamp_ms)
-    return response_candidate(event, at, timestamp_ms)
-
-
 def _wait(group: OpenGroup, new: ResponseCandidate | RewardRef) -> OpenGroup:
     """Return the group with one more event that waits; a repetition that is not even earlier in time cannot matter."""
     for old in group.early:
@@ -329,16 +321,9 @@ def group_content(group: OpenGroup, task: TaskInfo, sampling: SamplingState | No
         if (reason := _why_left_out(task, ref.failed, scores)) is not None:
             content.left_out.append(LeftOut(slot=slot, response_id=ref.response_id, reason=reason))
             continue
-        member = GroupMember(
-            slot=slot,
-            response_id=ref.response_id,
-            at=(ref.partition, ref.offset),
-            finish_reason=ref.finish_reason,
-            reward=sum([weight * (scores[name].value or 0.0) for name, weight in task.sources]),
-            advantage=0.0,
-            components=_components(task, scores),
-        )
-        content.members.append(member)
+        reward = sum([weight * (scores[name].value or 0.0) for name, weight in task.sources])
+        at, components = (ref.partition, ref.offset), _components(task, scores)
+        content.members.append(GroupMember(slot, ref.response_id, at, ref.finish_reason, reward, components))
     return content
 
 

@@ -12,17 +12,18 @@ groups, the records of groups and dead letters. The live wiring is `live.py`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from schemas.events import AdvantagedGroup, Coordinates, DeadLetter, Event, GroupControl, Response, Reward, Task
+from schemas.events import Coordinates, DeadLetter, Event, Task
 from schemas.serde import Poison
 from streams.kafka.record import Record, dead_letter
 from streams.kafka.topics import KEYED_BY_TASK, topics
 from streams.observability.tracing import context
 from streams.observability.tracing.tracer import OFF as NO_TRACER, Tracer
 from streams.settings.model import Settings
-from streams.stages.advantages.group_event import group_event
-from streams.stages.advantages.reducer import GroupEvent, GroupReducer
+from streams.stages.advantages.group_event import GroupRecord, group_record
+from streams.stages.advantages.incoming import Incoming, ResponseBody, incoming, values_of
+from streams.stages.advantages.reducer import GroupReducer
 from streams.stages.advantages.state import ClosedGroup, DeadLetterEffect, Effect, EmitGroup, GroupState
 
 if TYPE_CHECKING:
@@ -46,31 +47,36 @@ class AdvantageStage:
         self._reducer = GroupReducer(settings.advantages, self._responses, named["rewards"].name)
         self.cache = ResponseCache()
 
-    def decode(self, record: Record) -> GroupEvent | DeadLetter:
-        """Return the event in `record`, or its dead letter."""
-        return self.placed(record, record.decode(self.event_type(record.at.topic)))
+    def decode(self, record: Record) -> Incoming | DeadLetter:
+        """Return what the join takes from `record`, or its dead letter."""
+        return self.incoming(record, values_of(record.decode(self.event_type(record.at.topic))))
 
     def event_type(self, topic: str) -> type[Event]:
         """Return what the records of one of the four topics hold."""
         return self._topics[topic].event
 
-    def placed(self, record: Record, event: Event | Poison) -> GroupEvent | DeadLetter:
-        """Return what was decoded of `record`, or its dead letter: also if it is not where its task's records are."""
-        event = record.placed(event, self._partitions)
-        if isinstance(event, Poison):
-            return dead_letter(record, stage=STAGE, reason=event.reason, error=event.error)
-        assert isinstance(event, (Task, Response, Reward, GroupControl))  # noqa: S101 - the topic's own type
-        return event
+    def incoming(self, record: Record, found: Any) -> Incoming | DeadLetter:
+        """Return what the join takes from `record`, or its dead letter: also if it is not where its task's records are.
 
-    def reduce(self, state: GroupState, event: GroupEvent, record: Record) -> tuple[GroupState, Sequence[Effect]]:
-        """Return what the reducer decides; a response is cached for when its group leaves."""
-        if isinstance(event, Response) and event.error is None and not isinstance(state, ClosedGroup):
-            self.cache.keep(record, event)
-        trace = None
-        if isinstance(event, Task):
-            trace = self._tracer.of_task(event, context.of_headers(record.headers))
-        header = "" if trace is None else trace.context.traceparent
-        return self._reducer.reduce(state, event, record.at, record.timestamp_ms, trace=header)
+        `found` is a Poison, or what `values_of` returns of the event in the record.
+        """
+        if not isinstance(found, Poison):
+            came = incoming(self.event_type(record.at.topic), found, record.at, record.timestamp_ms)
+            misplaced = record.misplaced(came.task_id, self._partitions)
+            if misplaced is None:
+                return came
+            found = misplaced
+        return dead_letter(record, stage=STAGE, reason=found.reason, error=found.error)
+
+    def reduce(self, state: GroupState, came: Incoming, record: Record) -> tuple[GroupState, Sequence[Effect]]:
+        """Return what the reducer decides; what a group copies of a response is cached for when it leaves."""
+        if came.body is not None and not isinstance(state, ClosedGroup):
+            self.cache.keep(record, came.task_id, came.body)
+        header = ""
+        if isinstance(came.event, Task):
+            trace = self._tracer.of_task(came.event, context.of_headers(record.headers))
+            header = "" if trace is None else trace.context.traceparent
+        return self._reducer.reduce(state, came, record.at, record.timestamp_ms, trace=header)
 
     def missing(self, effects: Sequence[Effect], record: Record) -> list[Coordinates]:
         """Return the coordinates of every record that `effects` refer to and that must be fetched for `outputs`."""
@@ -85,7 +91,7 @@ class AdvantageStage:
 
     def outputs(
         self, effects: Sequence[Effect], record: Record, fetched: Mapping[Coordinates, Record]
-    ) -> list[AdvantagedGroup | DeadLetter]:
+    ) -> list[GroupRecord | DeadLetter]:
         """Return the records that `effects` ask for, in order; `fetched` holds what `missing` named."""
         return [
             self._dead_letter(effect, record, fetched)
@@ -104,9 +110,9 @@ class AdvantageStage:
 
     def _group(
         self, effect: EmitGroup, record: Record, fetched: Mapping[Coordinates, Record]
-    ) -> AdvantagedGroup | DeadLetter:
-        bodies = {member.at: self._response(member.at, fetched) for member in effect.members}
-        group = group_event(effect, bodies, self._groups)
+    ) -> GroupRecord | DeadLetter:
+        bodies = {member.at: self._body(member.at, fetched) for member in effect.members}
+        group = group_record(effect, bodies, self._groups)
         if group is not None:
             return group
         error = (
@@ -116,12 +122,12 @@ class AdvantageStage:
         )
         return dead_letter(record, stage=STAGE, reason="too_large", error=error)
 
-    def _response(self, place: Place, fetched: Mapping[Coordinates, Record]) -> Response:
+    def _body(self, place: Place, fetched: Mapping[Coordinates, Record]) -> ResponseBody:
         if (cached := self.cache.take(place)) is not None:
             return cached
-        response = fetched[Coordinates(self._responses, *place)].decode(Response)
-        assert isinstance(response, Response)  # noqa: S101 - it was decoded before, when it was counted
-        return response
+        came = self.decode(fetched[Coordinates(self._responses, *place)])
+        assert isinstance(came, Incoming) and came.body is not None  # noqa: S101 - as when it was counted
+        return came.body
 
 
 class ResponseCache:
@@ -135,19 +141,20 @@ class ResponseCache:
     """What a response takes in memory beyond the bytes of its record."""
 
     def __init__(self) -> None:
-        self._kept: dict[Place, tuple[Response, int]] = {}
-        self._reserved: dict[Place, Response] = {}
+        self._kept: dict[Place, tuple[ResponseBody, str, int]] = {}
+        """With the task, and the bytes that it takes."""
+        self._reserved: dict[Place, ResponseBody] = {}
         """Of the groups that leave just now: kept whatever is forgotten while the others are fetched."""
         self.size_bytes = 0
 
-    def keep(self, record: Record, response: Response) -> None:
-        """Keep a response; the oldest make room for it."""
+    def keep(self, record: Record, task_id: str, body: ResponseBody) -> None:
+        """Keep what was read of a response to this task; the oldest make room for it."""
         place = record.at[1:]
         self.forget(place)  # it may be read again
         size = self.OBJECT_BYTES + len(record.payload or b"")
         while self._kept and self.size_bytes + size > self.MAX_BYTES:
             self.forget(next(iter(self._kept)))
-        self._kept[place] = (response, size)
+        self._kept[place] = (body, task_id, size)
         self.size_bytes += size
 
     def reserve(self, places: Sequence[Place]) -> list[Place]:
@@ -157,18 +164,18 @@ class ResponseCache:
             self.forget(place)
         return [place for place in places if place not in self._reserved]
 
-    def take(self, place: Place) -> Response | None:
+    def take(self, place: Place) -> ResponseBody | None:
         """Return a reserved response, and forget it; None if it is not here."""
         return self._reserved.pop(place, None)
 
     def forget(self, place: Place) -> None:
         """Forget a response, if it is here."""
         if (kept := self._kept.pop(place, None)) is not None:
-            self.size_bytes -= kept[1]
+            self.size_bytes -= kept[2]
 
     def forget_closed(self, is_open: Callable[[int, str], bool]) -> None:
         """Forget responses to tasks that `is_open` (partition, task_id) denies: another worker has emitted them."""
-        for place in [place for place, (kept, _) in self._kept.items() if not is_open(place[0], kept.task_id)]:
+        for place in [place for place, (_, task_id, _) in self._kept.items() if not is_open(place[0], task_id)]:
             self.forget(place)
 
 

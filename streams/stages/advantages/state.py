@@ -14,14 +14,12 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from schemas.conventions import deadline_ms
-from schemas.events import Coordinates, LeftOut, Response, Reward, Task
+from schemas.events import Coordinates, LeftOut, Task
 from streams.settings.model import Advantages
 from streams.stages.advantages.digests import (
     components_digest,
     digest_of,
     request_digest,
-    response_digest,
-    shared_digest,
 )
 
 # --- references to events ---------------------------------------------------------------------------------------------
@@ -141,34 +139,6 @@ class RewardRef(NamedTuple):
         return digest_of(self.response_id, self.source, value, components_digest(self.score.components))
 
 
-def response_candidate(event: Response, at: Coordinates, timestamp_ms: int) -> ResponseCandidate:
-    """Return what the state keeps of a response."""
-    shared = shared_digest(event)
-    return ResponseCandidate(
-        sampling_id=event.sampling_id,
-        slot=event.slot,
-        adapter_version=event.adapter_version,
-        group_size=event.group_size,
-        policy=event.policy,
-        shared_digest=shared,
-        ref=ResponseRef(
-            response_id=event.response_id,
-            partition=at.partition,
-            offset=at.offset,
-            timestamp_ms=timestamp_ms,
-            failed=event.error is not None,
-            finish_reason=event.finish_reason,
-            content_digest=response_digest(event, shared),
-        ),
-    )
-
-
-def reward_ref(event: Reward, at: Coordinates, timestamp_ms: int) -> RewardRef:
-    """Return what the state keeps of a reward."""
-    score = SourceScore(event.value, event.components, at.partition, at.offset, timestamp_ms)
-    return RewardRef(event.response_id, event.source, score)
-
-
 # --- an open group ----------------------------------------------------------------------------------------------------
 
 
@@ -207,6 +177,14 @@ class OpenGroup(NamedTuple):
     """Content digests of rejected events: the same content at other coordinates is only a repetition."""
     trace: str = ""
     """The task's trace, as in its header; "" without one."""
+
+    def with_samplings(self, samplings: Mapping[str, SamplingState]) -> OpenGroup:
+        """Return it with these samplings; a `_replace`, asked for at every event, costs several times as much."""
+        return OpenGroup(self.task, self.early, samplings, self.scores, *self[4:])
+
+    def with_scores(self, scores: Mapping[str, Mapping[str, SourceScore]]) -> OpenGroup:
+        """Return it with these scores."""
+        return OpenGroup(self.task, self.early, self.samplings, scores, *self[4:])
 
 
 def complete_sampling(group: OpenGroup) -> str | None:
@@ -281,8 +259,9 @@ class GroupMember(NamedTuple):
     """Partition and offset in the responses topic."""
     finish_reason: Any
     reward: float
-    advantage: float
     components: Mapping[str, float]
+    advantage: float = 0.0
+    """Known when all rewards are."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
-"""Payloads to events, many at once: what `schemas.serde.decode` returns for each, in half the time.
+"""Payloads to events or to a few of their values, many at once.
 
-    payloads ──► judge ──► columns ──► events
-                   └─ not sound ──► serde, one by one ──► event | Poison
+    payloads ──► judge ──► columns ──► decode_events: what schemas.serde.decode returns for each, in half the time
+                                  └──► decode_values: what operator.attrgetter returns for each of those events
 
 What was judged sound is not checked again: values go from the columns straight into the slots of the dataclasses.
 """
@@ -9,7 +9,7 @@ What was judged sound is not checked again: values go from the columns straight 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from itertools import pairwise
 from typing import Any
@@ -25,11 +25,42 @@ from streams.tools.arrow.decode import judge
 
 def decode_events(event: type[Event], payloads: Sequence[bytes | None]) -> list[Event | Poison]:
     """Return the event in each payload, or a Poison."""
+    return _in_order(event, payloads, lambda events: _values(Shape(event), events))
+
+
+def decode_values(event: type[Event], payloads: Sequence[bytes | None], names: Sequence[str]) -> list[Any]:
+    """Return for each payload the values of these fields, or a Poison.
+
+    A name is that of a field, a record's (`sampling.seed`), or of the bytes of what is per token (`logprobs.data`).
+    """
+    return _in_order(event, payloads, lambda events: zip(*[_named(event, events, name) for name in names], strict=True))
+
+
+def _in_order(
+    event: type[Event], payloads: Sequence[bytes | None], made_of: Callable[[pa.StructArray], Iterable[Any]]
+) -> list[Any]:
     judged = judge(event, list(payloads))
-    found: dict[int, Event | Poison] = dict(judged.wrong)
+    found: dict[int, Any] = dict(judged.wrong)
     for which, events in judged.found:
-        found.update(zip(which, _values(Shape(event), events), strict=True))
+        if len(which) == len(payloads):
+            return list(made_of(events))  # the usual case: in order already
+        found.update(zip(which, made_of(events), strict=True))
     return [found[place] for place in range(len(payloads))]
+
+
+def _named(event: Any, column: pa.Array, name: str) -> list[Any]:
+    """Return the values of a field, which may be one of a record's own."""
+    outer, _, inner = name.partition(".")
+    shape, column = shapes(event)[outer], column.field(outer)
+    if shape.base in VIEWS and inner:
+        return _per_token(shape, column)
+    return _named(shape.base, column, inner) if inner else _values(shape, column)
+
+
+def _per_token(shape: Shape, column: pa.Array) -> list[bytes]:
+    items, ends = column.values.to_numpy(zero_copy_only=False), column.offsets.to_numpy() * shape.base.BYTES
+    data = items.view("u1").tobytes()
+    return [data[begin:end] for begin, end in pairwise(ends.tolist())]
 
 
 def _values(shape: Shape, column: pa.Array) -> list[Any]:
@@ -42,9 +73,7 @@ def _values(shape: Shape, column: pa.Array) -> list[Any]:
         columns = [_values(inner, column.field(name)) for name, inner in shapes(record).items()]
         return list(map(_maker(record, tuple(shapes(record))), zip(*columns, strict=True)))
     if base in VIEWS:
-        items, ends = column.values.to_numpy(zero_copy_only=False), column.offsets.to_numpy() * base.BYTES
-        make, data = _maker(base, ("data",)), memoryview(items.view("u1"))
-        return [make((data[begin:end].tobytes(),)) for begin, end in pairwise(ends.tolist())]
+        return list(map(_maker(base, ("data",)), zip(_per_token(shape, column), strict=True)))
     if base in (tuple, dict):
         assert shape.item is not None  # noqa: S101 - an array's shape and a map's always have one
         items = _values(shape.item, column.values if base is tuple else column.items)

@@ -17,12 +17,13 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
+from itertools import chain
 from multiprocessing import get_context
 from operator import attrgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from schemas import ids as numbering
-from schemas.events import AdvantagedGroup, Batch, Coordinates, DeadLetter, Event
+from schemas.events import AdvantagedGroup, Batch, Coordinates, DeadLetter
 from schemas.serde import Poison
 from streams.kafka import admin
 from streams.kafka.reader import fetch, read
@@ -31,10 +32,11 @@ from streams.kafka.topics import KEYED_BY_TASK, topics
 from streams.settings.model import Settings
 from streams.stages import batches
 from streams.stages.advantages import stage as advantages
-from streams.stages.advantages.reducer import GroupEvent
+from streams.stages.advantages.group_event import GroupRecord
+from streams.stages.advantages.incoming import FIELDS, Incoming
 from streams.stages.advantages.state import EmitGroup, GroupState
 from streams.tools.arrow.decode import CHUNK_BYTES
-from streams.tools.arrow.events import decode_events
+from streams.tools.arrow.events import decode_events, decode_values
 
 Bounds = Mapping[tuple[str, int], tuple[int, int]]
 """By topic and partition: the first offset, and the one after the last."""
@@ -62,23 +64,27 @@ def join(settings: Settings) -> Iterator[AdvantagedGroup | DeadLetter]:
     """
     bounds = admin.offsets(settings, KEYED_BY_TASK)
     for partition in range(settings.topics.partitions):
-        yield from _join_partition(settings, bounds, partition)
+        for _, made in _join_partition(settings, bounds, partition):
+            yield _event(made)
 
 
 def join_encoded(settings: Settings, *, processes: int | None = None) -> Iterator[Encoded]:
     """Yield what `join` yields, in its order, as records to write; partitions are joined in parallel.
 
     `processes` defaults to one per core. They are started by `spawn`, so a program that calls this must keep its own
-    start behind `if __name__ == "__main__"`. What a partition makes is held until it is its turn. Raises LogError if
-    the log cannot be read.
+    start behind `if __name__ == "__main__"`; with 1 none is started. What a partition makes is held until it is its
+    turn. Raises LogError if the log cannot be read.
     """
     bounds, partitions = admin.offsets(settings, KEYED_BY_TASK), range(settings.topics.partitions)
     wanted = min(processes or os.cpu_count() or 1, len(partitions))
+    join_one = partial(_encode_partition, settings, bounds)
+    if wanted == 1:
+        yield from chain.from_iterable(map(join_one, partitions))
+        return
     with ProcessPoolExecutor(
         wanted, mp_context=get_context("spawn"), initializer=begin, initargs=(numbering.current(),)
     ) as pool:
-        for made in pool.map(partial(_encode_partition, settings, bounds), partitions):
-            yield from made
+        yield from chain.from_iterable(pool.map(join_one, partitions))
 
 
 def begin(ids: numbering.LockIds) -> None:
@@ -91,12 +97,19 @@ def begin(ids: numbering.LockIds) -> None:
 
 
 def _encode_partition(settings: Settings, bounds: Bounds, partition: int) -> list[Encoded]:
-    by_event = {topic.event: topic for topic in topics(settings.topics).values()}
-    made = ((by_event[type(event)], event) for event in _join_partition(settings, bounds, partition))
-    return [Encoded(topic.name, *encoded(event, topic)) for topic, event in made]
+    named = topics(settings.topics)
+    groups, letters = named["groups"], named["dead-letters"]
+    return [
+        Encoded(letters.name, *encoded(made, letters))
+        if isinstance(made, DeadLetter)
+        else Encoded(groups.name, made.key, made.payload)
+        for _, made in _join_partition(settings, bounds, partition)
+    ]
 
 
-def _join_partition(settings: Settings, bounds: Bounds, partition: int) -> Iterator[AdvantagedGroup | DeadLetter]:
+def _join_partition(
+    settings: Settings, bounds: Bounds, partition: int
+) -> Iterator[tuple[Record, GroupRecord | DeadLetter]]:
     names = [topics(settings.topics)[label].name for label in KEYED_BY_TASK]
     streams = [
         read(settings, {(name, partition): first}, {(name, partition): end})
@@ -104,7 +117,7 @@ def _join_partition(settings: Settings, bounds: Bounds, partition: int) -> Itera
         for first, end in [bounds[name, partition]]
     ]
     records = heapq.merge(*streams, key=attrgetter("timestamp_ms"))
-    yield from join_records(settings, records, partitions=settings.topics.partitions)
+    return joined(settings, records, partitions=settings.topics.partitions)
 
 
 def join_records(
@@ -116,7 +129,11 @@ def join_records(
     `partitions`, how many there are, records whose key belongs to another are rejected.
     """
     for _, made in joined(settings, records, look_up=look_up, partitions=partitions):
-        yield made
+        yield _event(made)
+
+
+def _event(made: GroupRecord | DeadLetter) -> AdvantagedGroup | DeadLetter:
+    return made if isinstance(made, DeadLetter) else made.event()
 
 
 def joined(
@@ -126,23 +143,23 @@ def joined(
     look_up: LookUp | None = None,
     note: Note | None = None,
     partitions: int | None = None,
-) -> Iterator[tuple[Record, AdvantagedGroup | DeadLetter]]:
-    """Yield what `join_records` yields, each after the record at which it left.
+) -> Iterator[tuple[Record, GroupRecord | DeadLetter]]:
+    """Yield what `join_records` yields, each after the record at which it left; groups as records.
 
     It keeps what the live stage keeps, however long the log is: open groups, and groups that were not yet evicted.
     """
     stage = advantages.AdvantageStage(settings, partitions=partitions)
     look_up = look_up or partial(fetch, settings)
     states: dict[str, GroupState] = {}
-    for record, event in _decoded(stage, records):
-        if isinstance(event, DeadLetter):
-            yield record, event
+    for record, came in _decoded(stage, records):
+        if isinstance(came, DeadLetter):
+            yield record, came
             continue
-        state, effects = stage.reduce(states.get(event.task_id), event, record)
+        state, effects = stage.reduce(states.get(came.task_id), came, record)
         if state is None:
-            states.pop(event.task_id, None)
+            states.pop(came.task_id, None)
         else:
-            states[event.task_id] = state
+            states[came.task_id] = state
         if effects:
             if note is not None:
                 effects = [note(effect) if isinstance(effect, EmitGroup) else effect for effect in effects]
@@ -152,18 +169,20 @@ def joined(
 
 def _decoded(
     stage: advantages.AdvantageStage, records: Iterable[Record]
-) -> Iterator[tuple[Record, GroupEvent | DeadLetter]]:
-    """Yield each record with what is in it. Many are decoded at once, as columns, which takes half the time."""
+) -> Iterator[tuple[Record, Incoming | DeadLetter]]:
+    """Yield each record with what the join takes from it. Many are decoded at once, as columns."""
     for some in _at_once(records):
         by_topic: dict[str, list[int]] = defaultdict(list)
         for place, record in enumerate(some):
             by_topic[record.at.topic].append(place)
-        found: dict[int, Event | Poison] = {}
+        found: dict[int, Any] = {}
         for topic, places in by_topic.items():
             payloads = [some[place].payload for place in places]
-            found.update(zip(places, decode_events(stage.event_type(topic), payloads), strict=True))
+            kind = stage.event_type(topic)
+            values = decode_values(kind, payloads, FIELDS[kind]) if kind in FIELDS else decode_events(kind, payloads)
+            found.update(zip(places, values, strict=True))
         for place, record in enumerate(some):
-            yield record, stage.placed(record, found.pop(place))
+            yield record, stage.incoming(record, found.pop(place))
 
 
 def _at_once(records: Iterable[Record]) -> Iterator[list[Record]]:

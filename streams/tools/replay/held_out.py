@@ -25,6 +25,7 @@ from streams.kafka.reader import PartitionReader
 from streams.kafka.record import Record, TopicPartition, partition_of
 from streams.kafka.topics import KEYED_BY_TASK, topics
 from streams.settings.model import Settings
+from streams.stages.advantages.group_event import GroupRecord
 from streams.stages.policy import agent as policy
 from streams.stages.scoring import agent as scoring
 from streams.stages.tasks import submit, suites
@@ -200,7 +201,7 @@ def _join(own: Settings, asked: Mapping[str, Task], since_ms: int) -> dict[int, 
     made: list[tuple[Record, AdvantagedGroup]] = []
     for partition in range(own.topics.partitions):
         records = partition_records(own, LogHistory(own), ranges, partition, lambda record: record.key in keys)
-        made += [(at, group) for at, group in driver.joined(own, records) if isinstance(group, AdvantagedGroup)]
+        made += [(at, group.event()) for at, group in driver.joined(own, records) if isinstance(group, GroupRecord)]
     made.sort(key=lambda one: (one[0].timestamp_ms, one[0].at))
     there = _written(own, since_ms)
     name = topics(own.topics)["groups"].name

@@ -25,6 +25,7 @@ from streams.kafka.record import Record
 from streams.kafka.topics import topics
 from streams.scorers import Scorers
 from streams.settings.model import Settings
+from streams.stages.advantages.group_event import GroupRecord
 from streams.stages.batches import BatchWindow, Cutter
 from streams.tools.replay import driver, experiments, recorded_lag
 from streams.tools.replay.regroup import partition_records
@@ -132,7 +133,7 @@ def plan(source: Settings, request: ReplayRequest, history: History | None = Non
                 here, _counted(source, records, seen, 0), look_up=history.fetch, note=trained.note
             )
         )
-        _cut(own, (group for group in made if isinstance(group, AdvantagedGroup)), seen)
+        _cut(own, (group.event() for group in made if isinstance(group, GroupRecord)), seen)
     return _plan(own, request, about.changed, chosen, seen, versions)
 
 

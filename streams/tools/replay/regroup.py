@@ -30,11 +30,11 @@ from operator import attrgetter, itemgetter
 from pathlib import Path
 
 from schemas import ids as numbering
-from schemas.events import AdvantagedGroup, Batch, DeadLetter, SourceRange
+from schemas.events import Batch, DeadLetter, SourceRange
 from schemas.serde import encode
 from streams.kafka.history import History, LogHistory
 from streams.kafka.record import Record, encoded, partition_of
-from streams.kafka.topics import KEYED_BY_TASK, topic_of, topics
+from streams.kafka.topics import KEYED_BY_TASK, topics
 from streams.settings.model import Settings
 from streams.tools.replay import driver
 from streams.tools.replay.recorded_lag import Trained
@@ -51,10 +51,8 @@ BUFFER_BYTES = 1 << 20
 """Of a file that is written: many groups, where Python's own 8 KiB would hold one."""
 _ROW = struct.Struct(">qBiI")
 """Record time, whether it is a dead letter, length of the key (-1: none), length of the payload."""
-MADE: tuple[tuple[str, type[AdvantagedGroup | DeadLetter]], ...] = (
-    ("groups", AdvantagedGroup),
-    ("dead-letters", DeadLetter),
-)
+MADE = ("groups", "dead-letters")
+"""Topics, in the order of the numbers in `_ROW`."""
 
 
 def partition_records(
@@ -95,7 +93,7 @@ def write_groups(replay: Replay, trained: Trained, *, processes: int | None = No
             progress.report("joining", done * of // len(partitions), of)
         written = heapq.merge(*(_rows(Path(kept) / str(partition)) for partition in partitions), key=itemgetter(0))
         for timestamp_ms, letter, key, payload in progress.over("writing groups", written, counts.total()):
-            label = MADE[letter][0]
+            label = MADE[letter]
             writer.write(label, writer.partition_of(label, key), key, payload, timestamp_ms)
     writer.flush()
     return counts
@@ -114,14 +112,14 @@ class _Spool:
         """Write what one partition makes to a file, by time, and count it. Raises Stopped."""
         counts: Counter[str] = Counter()
         latest = 0
-        names = {kind: topic_of(kind, self.settings.topics) for _, kind in MADE}
+        letters = topics(self.settings.topics)["dead-letters"]
         with (self.folder / str(partition)).open("wb", buffering=BUFFER_BYTES) as file:
             records = partition_records(self.settings, LogHistory(self.settings), self.ranges, partition)
             for record, made in driver.joined(self.settings, records, note=self.trained.note):
                 latest = max(latest, record.timestamp_ms)  # a partition keeps its order, whatever its clocks say
                 letter = isinstance(made, DeadLetter)
                 counts["dead_letters" if letter else "groups"] += 1
-                key, payload = encoded(made, names[type(made)])
+                key, payload = encoded(made, letters) if isinstance(made, DeadLetter) else (made.key, made.payload)
                 file.write(_ROW.pack(latest, letter, -1 if key is None else len(key), len(payload)))
                 file.write(key or b"")
                 file.write(payload)

@@ -27,6 +27,7 @@ from schemas.events import AdvantagedGroup, Coordinates, DeadLetter, Event, Resp
 from schemas.serde import encode
 from streams.kafka.record import Record
 from streams.settings.model import Advantages, Settings, Topics
+from streams.stages.advantages.group_event import GroupRecord
 from streams.stages.advantages.rows import GroupRows
 from streams.stages.advantages.stage import AdvantageStage
 from streams.tools.replay import driver
@@ -235,6 +236,10 @@ def by_id(output: AdvantagedGroup | DeadLetter) -> tuple[str, bytes]:
     return name, encode(output)
 
 
+def event_of(made: GroupRecord | DeadLetter) -> AdvantagedGroup | DeadLetter:
+    return made if isinstance(made, DeadLetter) else made.event()
+
+
 # --- the workers ------------------------------------------------------------------------------------------------------
 
 
@@ -292,7 +297,7 @@ class Cluster:
         for number, output in enumerate(worker.stage.outputs(effects, record, fetched)):
             if number == killed_after:
                 raise Killed
-            self.outputs.add(by_id(output))
+            self.outputs.add(by_id(event_of(output)))
         if killed_after is not None:
             raise Killed
         self.positions[name, partition] += 1

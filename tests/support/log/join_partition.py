@@ -13,7 +13,8 @@ from typing import Any
 
 from schemas.events import AdvantagedGroup, Coordinates, Event, GroupControl, Response, Reward, Task
 from streams.settings.model import Advantages
-from streams.stages.advantages.group_event import assemble
+from streams.stages.advantages.group_event import GroupRecord, assemble
+from streams.stages.advantages.incoming import ResponseBody, incoming, values_of
 from streams.stages.advantages.reducer import GroupReducer
 from streams.stages.advantages.rows import dump, load
 from streams.stages.advantages.state import DeadLetterEffect, Effect, EmitGroup, GroupState
@@ -34,7 +35,7 @@ class Log:
         self.reducer = GroupReducer(Advantages(**rule), "responses", "rewards")
         self.state: GroupState = None
         self.ends: dict[str, int] = {}
-        self.responses: dict[tuple[int, int], Response] = {}
+        self.bodies: dict[tuple[int, int], ResponseBody] = {}
         self.closes: list[EmitGroup] = []
         self.rejects: list[DeadLetterEffect] = []
         self.history: dict[str, int] = {}
@@ -46,10 +47,11 @@ class Log:
         return self.read_at(event, offset, event.created_at if at_ms is None else at_ms)
 
     def read_at(self, event: Any, offset: int, at_ms: int) -> Sequence[Effect]:
-        if isinstance(event, Response):
-            self.responses[5, offset] = event
         at = Coordinates(TOPICS[type(event)], 5, offset)
-        self.state, effects = self.reducer.reduce(reloaded(self.state), event, at, at_ms)
+        came = incoming(type(event), values_of(event), at, at_ms)
+        if came.body is not None:
+            self.bodies[5, offset] = came.body
+        self.state, effects = self.reducer.reduce(reloaded(self.state), came, at, at_ms)
         assert reloaded(self.state) == self.state
         self.closes += [effect for effect in effects if isinstance(effect, EmitGroup)]
         self.rejects += [effect for effect in effects if isinstance(effect, DeadLetterEffect)]
@@ -62,7 +64,7 @@ class Log:
     def group(self) -> AdvantagedGroup:
         """Return the one group that left."""
         (close,) = self.closes
-        return assemble(close, self.responses)
+        return GroupRecord(assemble(close, self.bodies), b"").event()
 
     def reasons(self) -> list[tuple[str, str]]:
         """Return what was rejected: its coordinates, and why."""

@@ -95,7 +95,8 @@ class Joined:
         self._states[key], effects = self._stage.reduce(self._states.get(key), event, record)
         at_hand = {one.at: one for one in self._log.records}
         for made in self._stage.outputs(effects, record, at_hand):
-            self._log.write(made, record.timestamp_ms + 1)
+            event = made if isinstance(made, DeadLetter) else made.event()
+            self._log.write(event, record.timestamp_ms + 1)
 
 
 def answers(asked: Task, sampling: str = "first", *, failed: tuple[int, ...] = ()) -> list[Response]:
