@@ -6,7 +6,7 @@ import json
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
@@ -52,6 +52,7 @@ from streams.stages.tasks.suites import generated
 from streams.tools.dead_letters.refusals import Refusals
 from tests.support import factories
 from tests.support.factories import group, member
+from tests.support.processes import until
 
 pytestmark = pytest.mark.kafka
 
@@ -153,13 +154,6 @@ def running(settings: Settings, engine: ScriptedEngine | None = None) -> Iterato
         thread.join(60)
     if raised:
         raise raised[0]
-
-
-def until(holds: Callable[[], bool], what: str, within_s: float = 30) -> None:
-    deadline = time.monotonic() + within_s
-    while not holds():
-        assert time.monotonic() < deadline, f"{what}: not within {within_s} s"
-        time.sleep(0.1)
 
 
 def until_answered(settings: Settings, *names: str) -> dict[str, list[Response]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -18,7 +17,7 @@ from streams.kafka.topics import topics
 from streams.settings.model import Settings
 from tests.support import factories
 from tests.support.factories import member
-from tests.support.processes import command, environment
+from tests.support.processes import command, environment, until
 
 pytestmark = pytest.mark.kafka
 
@@ -62,13 +61,6 @@ def kinds(settings: Settings) -> list[tuple[str, int]]:
     return [(event.kind, event.version) for event in found if not isinstance(event, Poison)]
 
 
-def until(settings: Settings, *expected: tuple[str, int]) -> None:
-    deadline = time.monotonic() + 60
-    while not set(expected) <= set(kinds(settings)):
-        assert time.monotonic() < deadline, f"{kinds(settings)}: expected {expected} within 60 s"
-        time.sleep(0.2)
-
-
 def test_trained_versions_are_promoted_and_suites_evaluated_through_a_kill(settings: Settings) -> None:
     admin.apply_topics(settings)
     adapters = topics(settings.topics)["adapters"].name
@@ -77,13 +69,13 @@ def test_trained_versions_are_promoted_and_suites_evaluated_through_a_kill(setti
         for event in (trained(1), trained(2), group("first"), group("no size", metadata={"suite": "odd"})):
             producer.send(event)
         producer.flush()
-        until(settings, ("promoted", 2))
+        until(lambda: ("promoted", 2) in kinds(settings), "the promotion of version 2")
     with worker(settings), Producer(settings) as producer:
         producer.send(group("first"))  # again: it counts once
         producer.send(group("second", answered=False))
         producer.send(trained(3))
         producer.flush()
-        until(settings, ("promoted", 3), ("evaluated", 1))
+        until(lambda: {("promoted", 3), ("evaluated", 1)} <= set(kinds(settings)), "version 3 promoted, 1 evaluated")
     state = read_state(settings, "p")
     assert (state.primary, state.newest, state.refused) == (3, 3, ())
     metrics = state.versions[1].evaluated["sums"]

@@ -10,7 +10,7 @@ import textwrap
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ from streams.stages.tasks.lines import Reading, check_rows
 from streams.stages.tasks.rows import json_lines
 from streams.stages.tasks.submit import submit
 from tests.support.doubles.judge import judging, says
-from tests.support.processes import command, environment
+from tests.support.processes import command, environment, until
 
 pytestmark = pytest.mark.kafka
 
@@ -142,13 +142,6 @@ def agent(settings: Settings) -> Iterator[threading.Event]:
     assert raised == []
 
 
-def wait_for(condition: Callable[[], bool], limit_s: float = 60.0) -> None:
-    deadline = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.05)
-
-
 def lag(settings: Settings) -> int:
     """How many responses are not committed by the scoring group."""
     ends = {tp: high for tp, (_, high) in admin.offsets(settings, ["responses"]).items()}
@@ -159,7 +152,7 @@ def lag(settings: Settings) -> int:
 
 def score_all(settings: Settings, expected: int) -> list[Reward]:
     with agent(settings):
-        wait_for(lambda: len(rewards(settings)) >= expected)
+        until(lambda: len(rewards(settings)) >= expected, f"{expected} rewards")
     return rewards(settings)
 
 
@@ -248,9 +241,9 @@ def test_a_slow_scorer_does_not_hold_up_the_quick_ones(ready: Settings, tmp_path
     slow, quick = a_task(1, RewardSource(name="slow_scorers:slow", settings=settings)), a_task(1000)
     write(ready, slow, quick, a_response(slow))
     with agent(ready):
-        wait_for((tmp_path / "seen").exists)
+        until((tmp_path / "seen").exists, "a scorer at work")
         write(ready, a_response(quick))
-        wait_for(lambda: len(rewards(ready)) == 2)
+        until(lambda: len(rewards(ready)) == 2, "two rewards")
     assert [reward.task_id for reward in rewards(ready)] in (["t1000", "t1"], ["t1", "t1000"])
     first = min(rewards(ready), key=lambda reward: reward.created_at)
     assert first.task_id == "t1000"
@@ -265,7 +258,7 @@ def test_an_agent_without_a_judge_leaves_judged_responses_to_one_with_a_judge(re
     plain = a_task(3)
     write(ready, judged, mixed, plain, a_response(judged), a_response(mixed), a_response(plain))
     with agent(ready):
-        wait_for(lambda: lag(ready) == 0)
+        until(lambda: lag(ready) == 0, "a commit of everything")
     assert [reward.task_id for reward in rewards(ready)] == ["t3"], "a reward with an error would be final"
     assert [letter.reason for letter in dead_letters(ready)] == ["no_judge"] * 2
     assert all("set scoring.judge_url" in letter.error for letter in dead_letters(ready))
@@ -282,7 +275,7 @@ def test_an_agent_leaves_modules_that_its_settings_do_not_list_to_one_that_lists
     entry_point = a_task(1, RewardSource(name="slow_scorers:slow", settings='{"seen": "/dev/null", "seconds": 0}'))
     write(ready, entry_point, a_response(entry_point))
     with agent(ready.model_copy(update={"scoring": Scoring()})):
-        wait_for(lambda: lag(ready) == 0)
+        until(lambda: lag(ready) == 0, "a commit of everything")
     [letter] = dead_letters(ready)
     assert letter.reason == "module_not_listed" and "add slow_scorers to scoring.modules" in letter.error
     write(ready, a_response(entry_point))  # as `dlq retry` does
@@ -310,7 +303,7 @@ def test_a_response_whose_task_nobody_wrote_waits_and_then_goes_to_dead_letters(
     task, orphan = a_task(1), a_task(2)
     write(ready, a_response(orphan), task, a_response(task))
     with agent(ready):
-        wait_for(lambda: len(dead_letters(ready)) == 1)
+        until(lambda: len(dead_letters(ready)) == 1, "a dead letter")
     [letter] = dead_letters(ready)
     assert letter.reason == "unknown_task" and "task t2 is not in partition" in letter.error
     assert [reward.task_id for reward in rewards(ready)] == ["t1"]
@@ -326,7 +319,7 @@ def test_a_response_that_comes_before_its_task_is_scored_when_the_task_is_there(
     with agent(ready):
         time.sleep(1.5)  # long enough to look for the task and not find it
         write(ready, task)
-        wait_for(lambda: len(rewards(ready)) == 1)
+        until(lambda: len(rewards(ready)) == 1, "a reward")
     assert dead_letters(ready) == []
 
 
@@ -348,7 +341,7 @@ def test_two_agents_share_the_partitions_and_every_response_is_scored(ready: Set
         write(ready, *[a_response(task) for task in tasks[:100]])
         with agent(ready):
             write(ready, *[a_response(task) for task in tasks[100:]])
-            wait_for(lambda: len({reward.task_id for reward in rewards(ready)}) == 200)
+            until(lambda: len({reward.task_id for reward in rewards(ready)}) == 200, "a reward for each of 200 tasks")
     assert lag(ready) == 0
 
 
@@ -361,14 +354,14 @@ def test_an_agent_killed_in_the_middle_loses_no_response(ready: Settings, tmp_pa
     write(ready, *tasks, *[a_response(task) for task in tasks])
     process = subprocess.Popen(command("scoring"), env=environment(ready))
     try:
-        wait_for(lambda: seen.exists() and len(seen.read_text().split()) >= 5)
+        until(lambda: seen.exists() and len(seen.read_text().split()) >= 5, "five responses in a scorer")
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait()
     assert 0 < len(rewards(ready)) < 20
     with agent(ready):
-        wait_for(lambda: len({reward.response_id for reward in rewards(ready)}) == 20)
-        wait_for(lambda: lag(ready) == 0)
+        until(lambda: len({reward.response_id for reward in rewards(ready)}) == 20, "a reward for each of 20 responses")
+        until(lambda: lag(ready) == 0, "a commit of everything")
     ids = {derive_id(a_response(task).response_id, source.name) for task in tasks}
     assert {reward.reward_id for reward in rewards(ready)} == ids
     assert {reward.value for reward in rewards(ready)} == {0.5}
@@ -383,8 +376,8 @@ def test_stopping_finishes_what_runs_and_leaves_the_rest_uncommitted(
     write(ready, slow, quick, a_response(slow), a_response(quick))
     patient = ready.model_copy(update={"scoring": Scoring(modules="slow_scorers", timeout_s=100)})
     with agent(patient):
-        wait_for((tmp_path / "s").exists)
-        wait_for(lambda: len(rewards(ready)) == 1)
+        until((tmp_path / "s").exists, "a scorer at work")
+        until(lambda: len(rewards(ready)) == 1, "a reward")
     assert [reward.task_id for reward in rewards(ready)] == ["t2"]  # and no error was written for the other
     assert lag(ready) == 1
 
