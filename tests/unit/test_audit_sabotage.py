@@ -42,7 +42,7 @@ def whole() -> tuple[Record, ...]:
 
 
 UNREAD = ("experiments", "turns", "trajectories", "agents")
-"""Topics that the audit does not read."""
+"""Topics of which `whole()` has nothing."""
 MISKEYED = next(record.at for record in whole() if record.key == b"another")
 """The one record whose key is another than its event's."""
 

@@ -183,6 +183,34 @@ class AdapterFact(NamedTuple):
     files: int
 
 
+class TurnFact(NamedTuple):
+    """One model call of an agent."""
+
+    at: Coordinates
+    event_id: str
+    content: int
+    policy: str
+    number: int
+    parent_id: str | None
+    prompt_tokens: int
+    sent: int
+    """Tokens of its prompt behind its parent's."""
+    said: int
+    """Tokens of its completion."""
+
+
+class RunFact(NamedTuple):
+    """That a trajectory began or ended."""
+
+    at: Coordinates
+    event_id: str
+    content: int
+    policy: str
+    kind: str
+    turns: int | None
+    of_task: bool
+
+
 class LetterFact(NamedTuple):
     """A dead letter: the record it is about, and a digest of its copy of that record."""
 
@@ -202,7 +230,19 @@ class Unusable(NamedTuple):
     reason: str
 
 
-Fact = TaskFact | ResponseFact | RewardFact | ControlFact | GroupFact | BatchFact | AdapterFact | LetterFact | Unusable
+Fact = (
+    TaskFact
+    | ResponseFact
+    | RewardFact
+    | ControlFact
+    | GroupFact
+    | BatchFact
+    | AdapterFact
+    | TurnFact
+    | RunFact
+    | LetterFact
+    | Unusable
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,8 +21,20 @@ from streams.tools.audit.facts import Reach
 from streams.tools.audit.recount import Ledger
 from streams.tools.audit.report import Report
 
-BACKWARDS = ("dead-letters", "adapters", "batches", "groups", "group-control", "rewards", "responses", "tasks")
-"""Topics, each after those with effects of its records. `experiments` is about other logs, so it is not read."""
+BACKWARDS = (
+    "dead-letters",
+    "adapters",
+    "batches",
+    "groups",
+    "group-control",
+    "rewards",
+    "responses",
+    "trajectories",
+    "turns",
+    "tasks",
+)
+"""Topics, each after those with effects of its records: the end of a trajectory counts its turns. `experiments` and
+`agents` are about other logs and about programs, so they are not read."""
 CLOCK_SKEW_MS = 60_000
 """How far the clocks of those who write the topics may be apart when the log is cut by time."""
 

@@ -27,6 +27,8 @@ from schemas.events import (
     Reward,
     Sampling,
     Task,
+    TrajectoryEvent,
+    Turn,
     derive_id,
 )
 from schemas.serde import Poison
@@ -42,7 +44,9 @@ from streams.tools.audit.facts import (
     MemberFact,
     ResponseFact,
     RewardFact,
+    RunFact,
     TaskFact,
+    TurnFact,
     Unusable,
 )
 
@@ -256,6 +260,32 @@ def _adapter(record: Record, event: AdapterEvent) -> AdapterFact:
     )
 
 
+def _turn(record: Record, turn: Turn) -> TurnFact:
+    return TurnFact(
+        at=record.at,
+        event_id=turn.turn_id,
+        content=_without(turn, "created_at", "traceparent"),
+        policy=turn.policy,
+        number=turn.number,
+        parent_id=turn.parent_id,
+        prompt_tokens=turn.prompt_tokens,
+        sent=len(turn.prompt_token_ids),
+        said=len(turn.completion_token_ids),
+    )
+
+
+def _run(record: Record, event: TrajectoryEvent) -> RunFact:
+    return RunFact(
+        at=record.at,
+        event_id=event.event_id,
+        content=_without(event, "created_at", "traceparent"),
+        policy=event.policy,
+        kind=event.kind,
+        turns=event.turns,
+        of_task=event.sampling_id is not None,
+    )
+
+
 def _letter(record: Record, letter: DeadLetter) -> LetterFact:
     source = Coordinates(letter.source_topic, letter.source_partition, letter.source_offset)
     digests = letter.key_sha256, letter.payload_sha256  # of a record that was too large for its dead letter
@@ -285,5 +315,7 @@ _FACTS: dict[type[Event], Any] = {
     AdvantagedGroup: _group,
     Batch: _batch,
     AdapterEvent: _adapter,
+    Turn: _turn,
+    TrajectoryEvent: _run,
     DeadLetter: _letter,
 }

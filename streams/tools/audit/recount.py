@@ -7,11 +7,12 @@
     answers × reward sources = scores + failed scores
     tasks                    = groups kept + groups dropped
     groups                   = trained + in batches + dropped by reason + in the window of the next batch
+    trajectories             = ended + open, each with all of its turns
 
 None of the stages' code is used: what follows from the events is implemented here a second time (`tasks.py`,
-`groups.py`, `policies.py`, `versions.py`), and a test makes sure that nothing of theirs is imported. Every record that
-could not count must have its dead letter, and every dead letter its record; an offset without a record is a lost
-record, since no topic is compacted or written in transactions.
+`groups.py`, `policies.py`, `versions.py`, `trajectories.py`), and a test makes sure that nothing of theirs is imported.
+Every record that could not count must have its dead letter, and every dead letter its record; an offset without a
+record is a lost record, since no topic is compacted or written in transactions.
 
 Not covered: two records of one partition that changed places, where their order does not matter; and a record that was
 written in place of another to which nothing else in the log refers.
@@ -42,7 +43,9 @@ from streams.tools.audit.facts import (
     Reach,
     ResponseFact,
     RewardFact,
+    RunFact,
     TaskFact,
+    TurnFact,
     Unusable,
 )
 from streams.tools.audit.policies import PolicyLedger, recount_policy
@@ -50,6 +53,7 @@ from streams.tools.audit.records import event_and_key, fact_of, mark_of
 from streams.tools.audit.report import CATEGORIES, Report
 from streams.tools.audit.story import Story, TaskOutcome
 from streams.tools.audit.tasks import JOIN, SCORER, STREAMS, recount_task
+from streams.tools.audit.trajectories import RunStory, recount_run
 from streams.tools.audit.versions import VersionLedger
 
 DECISIONS = "dlq"
@@ -65,6 +69,10 @@ READERS = {
 }
 """By topic: who must write a dead letter about a record that is unreadable. Consumer group, or how its name begins,
 and stage."""
+NO_HORIZON = ("tasks", "adapters", "turns", "trajectories")
+"""Topics whose retention hides nothing of what a group is recounted from."""
+UNLETTERED = {"dead-letters": "a dead letter", "turns": "a turn", "trajectories": "about a trajectory"}
+"""Topics about whose records no stage writes dead letters, and what their records are."""
 RANGE = 20
 """More missing offsets in a row are one finding."""
 
@@ -114,6 +122,7 @@ class Ledger:
         self._marks: dict[TopicPartition, _Marks] = {}
         self._first_ms: dict[TopicPartition, int] = {}
         self._stories: dict[tuple[int, str], Story] = {}
+        self._runs: dict[tuple[int, str], RunStory] = {}
         self._policies: dict[str, PolicyLedger] = {}
         self._letters: dict[Coordinates, list[LetterFact]] = {}
         self._unusable: list[Unusable] = []
@@ -153,6 +162,10 @@ class Ledger:
                 self._policy(event.policy).groups.append(fact)
                 partition = partition_of(event.task_id, self._settings.topics.partitions)
                 self._story(partition, event.task_id).groups.append(fact)
+            case TurnFact() | RunFact():
+                key = (fact.at.partition, event.trajectory_id)
+                run = self._runs.setdefault(key, RunStory(fact.at.partition))
+                (run.turns if isinstance(fact, TurnFact) else run.events).append(fact)  # type: ignore[arg-type]
             case _:
                 self._about_task(fact, event)
 
@@ -191,6 +204,9 @@ class Ledger:
             if policy is not None and story.policy not in (None, policy):
                 continue
             _add(whole, self._task(story, view, horizons[partition], versions))
+        for run in self._runs.values():
+            if policy in (None, run.policy):
+                _add(whole, recount_run(run, view))
         for name, line in self._policies.items():
             if policy in (None, name):
                 _add(whole, recount_policy(line, view))
@@ -215,7 +231,7 @@ class Ledger:
 
     def _horizon_ms(self, reach: Reach, partition: int) -> int:
         """Return the time before which the tasks of a partition were not read completely."""
-        names = {topic.name: topic for topic in self._topics.values() if topic.label not in ("tasks", "adapters")}
+        names = {topic.name: topic for topic in self._topics.values() if topic.label not in NO_HORIZON}
         times = [
             self._first_ms.get((name, number), 0)
             for name, number in reach.retained
@@ -265,8 +281,8 @@ class Ledger:
                 continue
             if is_misplaced and view.lettered(at, JOIN):
                 yield AuditFinding("misplaced", at, reason, accounted=True)
-            if label == "dead-letters":
-                yield AuditFinding("phantom", at, f"{reason}: it is not a dead letter")
+            if label in UNLETTERED:
+                yield AuditFinding("phantom", at, f"{reason}: it is not {UNLETTERED[label]}")
             if label not in READERS:
                 continue
             begins, stage = READERS[label]

@@ -68,6 +68,11 @@ class Report:
                 {"groups": n["groups"] - n["dropped"], "dropped": n["dropped"], "open": n["tasks open"]},
             ),
             (
+                "trajectories",
+                n["trajectories"],
+                {"ended": n["trajectories ended"], "open": n["trajectories open"]},
+            ),
+            (
                 "train groups",
                 n["train groups"],
                 {
@@ -88,7 +93,7 @@ class Report:
         """Return all of it, ready for JSON."""
         n = self.counts
         whole: dict[str, Any] = {name: n[name] for name in ("tasks", "responses", "rewards", "groups")}
-        whole |= {"batches": n["batches"], "adapters": n["adapters"]}
+        whole |= {name: n[name] for name in ("batches", "adapters", "turns", "trajectories")}
         for category in CATEGORIES:
             whole[category] = [
                 {"at": str(found.at), "what": found.what, "accounted": found.accounted} for found in self.of(category)

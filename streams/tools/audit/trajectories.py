@@ -1,0 +1,116 @@
+"""Recount one run of an agent: its turns, and whether they are the ones that its end counts.
+
+    started, turns, ended of one trajectory ──► numbers without gaps, parents before children, ──► findings, open
+                                                as many tokens as each prompt had
+
+Turns are numbered in the order in which they were recorded, so a number that is missing below another is a lost turn.
+`ended` is written when all turns are acknowledged, and says how many there are: one that is missing then is lost, and
+one with a higher number is late, which is no mistake of the log.
+
+Not covered: whether a task's trajectory has its response, and whether its tokens are those of its turns.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from streams.tools.audit.facts import AuditFinding, AuditView, RunFact, TurnFact
+from streams.tools.audit.story import TaskOutcome
+
+F = TypeVar("F", TurnFact, RunFact)
+
+
+@dataclass(slots=True)
+class RunStory:
+    """What the log says about one trajectory."""
+
+    partition: int
+    turns: list[TurnFact] = field(default_factory=list)
+    events: list[RunFact] = field(default_factory=list)
+
+    @property
+    def policy(self) -> str:
+        """Whose it is."""
+        facts: list[TurnFact | RunFact] = [*self.events, *self.turns]
+        return facts[0].policy
+
+
+def recount_run(story: RunStory, view: AuditView) -> TaskOutcome:
+    """Return what is wrong with one trajectory, and whether it is still open."""
+    outcome = TaskOutcome()
+    if any(view.reach.cut(view.names[label], story.partition) for label in ("turns", "trajectories")):
+        outcome.counts["outside"] += 1
+        return outcome
+    turns = list(_first_of_each(story.turns, outcome))
+    events = list(_first_of_each(story.events, outcome))
+    ended = next((event for event in events if event.kind == "ended"), None)
+    started = next((event for event in events if event.kind == "started"), None)
+    outcome.counts.update({"turns": len(turns), "trajectories": 1})
+    outcome.counts["trajectories ended" if ended else "trajectories open"] += 1
+    findings = outcome.findings
+    findings += _numbers(turns, ended)
+    findings += _parents(turns)
+    if started is None and (ended is not None or view.reach.settled):
+        at = turns[0].at if turns else events[0].at
+        findings.append(AuditFinding("lost", at, "the beginning of its trajectory is not in trajectories"))
+    if ended is None and started is not None:
+        if view.reach.settled and started.of_task:
+            findings.append(AuditFinding("lost", started.at, "the end of this trajectory is not in trajectories"))
+        else:
+            outcome.in_flight["trajectories"] += 1
+    return outcome
+
+
+def _first_of_each(facts: list[F], outcome: TaskOutcome) -> Iterator[F]:
+    """Yield the facts without those whose id was there before, which are findings."""
+    known: dict[str, F] = {}
+    for fact in facts:
+        first = known.setdefault(fact.event_id, fact)
+        if first is fact:
+            yield fact
+        elif first.content == fact.content:
+            outcome.findings.append(AuditFinding("repeated", fact.at, f"it repeats {first.at}", accounted=True))
+        else:
+            outcome.findings.append(
+                AuditFinding("contradictory", fact.at, f"it has the id of {first.at}, and is another")
+            )
+
+
+def _numbers(turns: list[TurnFact], ended: RunFact | None) -> Iterator[AuditFinding]:
+    """Find numbers that are missing, that are there twice, and that came after the end."""
+    count = None if ended is None else ended.turns
+    counted = [turn for turn in turns if count is None or turn.number < count]
+    for turn in turns:
+        if count is not None and turn.number >= count:
+            yield AuditFinding("late", turn.at, f"turn {turn.number} of a trajectory that ended with {count}", True)
+    times = Counter(turn.number for turn in counted)
+    for number, turn in sorted({turn.number: turn for turn in counted}.items()):
+        if times[number] > 1:
+            yield AuditFinding("doubled", turn.at, f"its trajectory has {times[number]} turns with number {number}")
+    if count is not None and ended is not None:
+        top, at = count, ended.at
+    elif counted:
+        last = max(counted, key=lambda turn: turn.number)
+        top, at = last.number, last.at
+    else:
+        return
+    for number in range(top):
+        if number not in times:
+            yield AuditFinding("lost", at, f"turn {number} of this trajectory is not in turns")
+
+
+def _parents(turns: list[TurnFact]) -> Iterator[AuditFinding]:
+    """Find turns that continue none before them, and those whose prompt is not what their parents add up to."""
+    lengths: dict[str, int] = {}
+    for turn in turns:
+        before = 0 if turn.parent_id is None else lengths.get(turn.parent_id)
+        if before is None:
+            yield AuditFinding("phantom", turn.at, f"it continues turn {turn.parent_id}, which is not before it")
+            before = turn.prompt_tokens - turn.sent
+        elif before + turn.sent != turn.prompt_tokens:
+            what = f"its prompt had {turn.prompt_tokens} tokens, and the log has {before + turn.sent}"
+            yield AuditFinding("contradictory", turn.at, what)
+        lengths[turn.event_id] = turn.prompt_tokens + turn.said
