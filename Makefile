@@ -104,7 +104,7 @@ release:
 	.venv-release/bin/check-wheel-contents dist/*.whl
 	$(PYTHON) tests/installed.py dist/streamward-$(VERSION)-py3-none-any.whl
 
-# what is generated: schema files, schemas/README.md, docs/cli.md, metrics.md, modules.md; of helm/: README.md, values.schema.json,
+# what is generated: schema files, schemas/README.md, docs/cli.md, metrics.md, modules.md, protocols.md; of helm/: README.md, values.schema.json,
 # files, dashboards, alerts; the version in chart and docker compose
 docs: .venv/ready-test
 	$(BIN)/python -m schemas.generate
@@ -115,6 +115,7 @@ docs: .venv/ready-test
 	$(BIN)/python -m streams.observability.grafana.alerts
 	$(BIN)/python -m tests.versions
 	$(BIN)/python -m tests.modules
+	$(BIN)/python -m tests.protocols
 
 # needs uv; the lock holds names and versions, no addresses
 lock:

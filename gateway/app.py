@@ -122,7 +122,7 @@ def _routes(recorder: AnswersCalls, max_body_bytes: int) -> APIRouter:
         at, asked = time.time(), responses.call(body, caller, await _before(recorder, body.previous_response_id))
         begun, pieces = await _begun(recorder, asked)
         if body.stream:
-            return _stream(responses.events(body, begun, pieces, at), asked, begun)
+            return _stream(responses.events(body, begun, pieces, at), asked, begun, sse.END)
         [done] = await _answers(pieces)
         return JSONResponse(responses.response(body, begun, done, at), headers=_headers(asked, begun))
 
@@ -219,12 +219,16 @@ def _headers(call: ModelCall, begun: Begun) -> dict[str, str]:
     return headers | ({"x-streamward-ignored": ", ".join(call.ignored)} if call.ignored else {})
 
 
-def _stream(events: AsyncIterator[dict[str, Any]], call: ModelCall, begun: Begun) -> StreamingResponse:
-    """Stream events that say their own type."""
+def _stream(
+    events: AsyncIterator[dict[str, Any]], call: ModelCall, begun: Begun, end: bytes = b""
+) -> StreamingResponse:
+    """Stream events that say their own type, and then `end`."""
 
     async def frames() -> AsyncIterator[bytes]:
         async for event in events:
             yield sse.frame(event, event["type"])
+        if end:
+            yield end
 
     return StreamingResponse(frames(), headers=_headers(call, begun) | sse.HEADERS, media_type=sse.MEDIA_TYPE)
 

@@ -9,7 +9,7 @@ MEDIA_TYPE = "text/event-stream"
 HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 """Nothing between server and client keeps a stream, or collects it before it passes it on."""
 END = b"data: [DONE]\n\n"
-"""The last frame of OpenAI's chat and completions."""
+"""The last frame of OpenAI's protocols; that of responses is in the Open Responses specification."""
 
 
 def frame(data: dict[str, Any], event: str | None = None) -> bytes:

@@ -18,7 +18,7 @@ import pytest
 
 from streams.settings.load import dotted
 from streams.settings.model import Settings
-from tests import modules
+from tests import modules, protocols
 from tests.benchmarks.table import BEGIN, END
 
 ROOT = Path(__file__).parents[2]
@@ -92,6 +92,10 @@ def test_every_setting_that_a_page_names_is_one(page: Path) -> None:
 
 def test_the_list_of_modules_is_that_of_today() -> None:
     assert modules.PAGE.read_text(encoding="utf-8") == modules.page(), "run `python -m tests.modules`"
+
+
+def test_the_parameters_of_each_protocol_are_those_of_today() -> None:
+    assert protocols.PAGE.read_text(encoding="utf-8") == protocols.page(), "run `python -m tests.protocols`"
 
 
 def test_the_readme_is_short() -> None:

@@ -1,0 +1,88 @@
+"""docs/protocols.md: what becomes of each parameter of each protocol, from the bodies in gateway/.
+
+python -m tests.protocols           write the page
+python -m tests.protocols --check   exit 1 if the page would change
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args
+
+from gateway.anthropic import CountTokensBody, MessagesBody
+from gateway.body import Body, use
+from gateway.chat import ChatBody
+from gateway.completions import CompletionsBody
+from gateway.responses import ResponsesBody
+
+PAGE = Path(__file__).parents[1] / "docs" / "protocols.md"
+BODIES: dict[str, type[Body]] = {
+    "chat/completions": ChatBody,
+    "completions": CompletionsBody,
+    "responses": ResponsesBody,
+    "messages": MessagesBody,
+    "messages/count_tokens": CountTokensBody,
+}
+BEGIN = """# Protocols: what becomes of each parameter
+
+An agent speaks OpenAI's chat completions, completions or responses, or Anthropic's messages. The paths below follow
+`/v1`, `/agents/AGENT_ID/v1` or `/agents/AGENT_ID/trajectories/TRAJECTORY_ID/v1`; `GET …/models` lists what can be asked
+for, and `/openapi.json` describes it all for programs. Without an agent in the path, the header `X-Agent-ID` names it.
+
+- **used**: it has its usual meaning.
+- **refused**: the request gets status 400 and an error that names it. Accepted values ask for nothing, or for what
+  happens anyway.
+- **ignored**: it changes no answer. The header `x-streamward-ignored` of the answer names it, and so does the turn in
+  the log.
+
+Every other parameter is unknown, and refused by its name. Errors have the format of the protocol: 400 for a parameter,
+404 for an unknown model, version or response, 409 for a contradiction with what is recorded, 413 for too long a body,
+503 for a log or an engine that cannot take the call now. The answer's `model` says which version answered, and the
+headers `x-request-id` and `x-streamward-trajectory` name its turn and its trajectory.
+
+Content is text: images, sound and files are refused. Several text parts of one message are joined by line breaks. The
+role `developer` is `system`. Tool calls are streamed when they are complete; a call that does not parse stays text.
+
+`python -m tests.protocols` writes this page from the classes that requests are read into.
+"""
+
+
+def page() -> str:
+    """Return the page."""
+    parts = [BEGIN]
+    for path, body in BODIES.items():
+        rows = [f"| `{name}` | {what} | {why} |" for name, what, why in parameters(body)]
+        parts.append("\n".join([f"## POST {path}\n", "| parameter | | |", "|---|---|---|", *rows]) + "\n")
+    return "\n".join(parts)
+
+
+def parameters(body: type[Body], where: str = "") -> Iterator[tuple[str, str, str]]:
+    """Yield what becomes of each parameter; of those within another one, only what is refused or ignored."""
+    for name, field in body.model_fields.items():
+        path, (what, why) = f"{where}{name}", use(body, name)
+        if not where or what != "used":
+            yield path, what, why.replace("|", "\\|")
+        inner = list(dict.fromkeys(_bodies(field.annotation)))
+        yield from dict.fromkeys(row for each in inner for row in parameters(each, f"{path}."))
+
+
+def _bodies(annotation: Any) -> Iterator[type[Body]]:
+    """Yield the bodies that a value of this type may hold."""
+    if isinstance(annotation, type) and issubclass(annotation, Body):
+        yield annotation
+    for each in get_args(annotation):
+        yield from _bodies(each)
+
+
+def main() -> int:
+    """Write or check; return the exit code."""
+    if "--check" in sys.argv[1:]:
+        return int(PAGE.read_text(encoding="utf-8") != page())
+    PAGE.write_text(page(), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
