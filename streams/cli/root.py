@@ -8,6 +8,7 @@
                 ├─ tasks                             tasks into the log                   tasks.py
                 ├─ ask  reward                       an answer, and what one thinks of it ask.py
                 ├─ adapters                          versions, and decisions about them   adapters.py, release.py
+                ├─ agents                            what agents did, call by call        agents.py
                 ├─ evaluate                          a version on held-out tasks          evaluate.py
                 ├─ rollout                           the state of a rollout               rollout.py
                 ├─ query                             SQL over the log                     query.py
@@ -36,6 +37,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from streams.cli.agents import agents
 from streams.cli.archive import archive
 from streams.cli.ask import ask, reward
 from streams.cli.audit import audit
@@ -174,6 +176,7 @@ for command in (
     tasks,
     events,
     adapters,
+    agents,
     rollout,
     dlq,
     archive,

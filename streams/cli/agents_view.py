@@ -1,0 +1,240 @@
+"""What agents did, as rows.
+
+    agents, trajectories, turns ──► AgentRun: its events and turns ──► fold ──► rows of runs, of calls, of a live tail
+
+A record that is no event is passed over here: `events tail` and `audit` name it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from schemas.events import AgentEvent, Event, TrajectoryEvent, Turn
+from schemas.serde import Poison
+from streams.kafka.admin import read_topic
+from streams.output import Column, moment
+from streams.settings.model import Settings
+from streams.stages.agents.chains import Chains
+from streams.stages.agents.fold import Trajectory, TrajectoryStep, fold
+
+Row = dict[str, Any]
+SHORT = 8
+"""Characters of an id that tables show."""
+
+
+@dataclass(slots=True)
+class AgentRun:
+    """What the log has of one trajectory."""
+
+    started: TrajectoryEvent | None = None
+    ended: TrajectoryEvent | None = None
+    turns: list[Turn] = field(default_factory=list)
+
+    def take(self, event: TrajectoryEvent | Turn) -> None:
+        """Add what the log says next; the first of each kind counts."""
+        if isinstance(event, Turn):
+            self.turns.append(event)
+        elif event.kind == "started":
+            self.started = self.started or event
+        else:
+            self.ended = self.ended or event
+
+    def folded(self) -> Trajectory:
+        """Return what its turns come to."""
+        return fold(self.turns, self.ended)
+
+    @property
+    def began_ms(self) -> int:
+        """When it began, ms since the epoch."""
+        known = [event.created_at for event in (self.started, self.ended) if event is not None]
+        return min([*known, *(turn.started_at for turn in self.turns)])
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it has ended, and every turn that its end counts is here."""
+        return self.ended is not None and len({turn.number for turn in self.turns}) >= (self.ended.turns or 0)
+
+    def row(self) -> Row:
+        """Return one line about it."""
+        one: Any = self.ended or self.started or self.turns[0]
+        folded = self.folded()
+        return {
+            "trajectory": one.trajectory_id,
+            "agent": one.agent_id,
+            "policy": one.policy,
+            "task": None if one.task_id == one.trajectory_id else one.task_id,
+            "slot": one.slot,
+            "state": self.ended.ending if self.ended is not None else "open",
+            "began": moment(self.began_ms),
+            "versions": sorted({turn.adapter_version for turn in self.turns}),
+            "calls": str(folded),
+            "chains": len(folded.chains),
+            "sampled_tokens": sum(len(turn.completion_token_ids) for turn in self.turns),
+            "reason": "" if self.ended is None else self.ended.reason,
+        }
+
+
+def read_runs(
+    settings: Settings, wanted: Callable[[TrajectoryEvent | Turn], bool] = lambda _: True
+) -> dict[str, AgentRun]:
+    """Return the runs whose records are wanted, by trajectory, the oldest first. Raises as `admin.read_topic`."""
+    runs: dict[str, AgentRun] = {}
+    for label in ("trajectories", "turns"):
+        kind: type[TrajectoryEvent] | type[Turn] = TrajectoryEvent if label == "trajectories" else Turn
+        for record in read_topic(settings, label):
+            event: TrajectoryEvent | Turn | Poison = record.decode(kind)
+            if not isinstance(event, Poison) and wanted(event):
+                runs.setdefault(event.trajectory_id, AgentRun()).take(event)
+    return dict(sorted(runs.items(), key=lambda pair: pair[1].began_ms))
+
+
+def agents(settings: Settings) -> list[Row]:
+    """Return one row for each agent that is registered or has run, by its id."""
+    known: dict[str, AgentEvent] = {}
+    for record in read_topic(settings, "agents"):
+        event = record.decode(AgentEvent)
+        if not isinstance(event, Poison):
+            known[event.agent_id] = event
+    began, ended, calls, last = Counter[str](), Counter[str](), Counter[str](), dict[str, int]()
+    for record in read_topic(settings, "trajectories"):
+        step = record.decode(TrajectoryEvent)
+        if not isinstance(step, Poison):
+            (began if step.kind == "started" else ended)[step.agent_id] += 1
+            last[step.agent_id] = max(last.get(step.agent_id, 0), step.created_at)
+    for record in read_topic(settings, "turns"):
+        turn = record.decode(Turn)
+        if not isinstance(turn, Poison):
+            calls[turn.agent_id] += 1
+            last[turn.agent_id] = max(last.get(turn.agent_id, 0), turn.created_at)
+    return [
+        {
+            "agent": name,
+            "type": known[name].type if name in known else None,
+            "model": known[name].model_id if name in known else None,
+            "state": known[name].kind if name in known else None,
+            "runs": began[name],
+            "open": max(0, began[name] - ended[name]),
+            "calls": calls[name],
+            "last": moment(last[name]) if name in last else None,
+        }
+        for name in sorted(known.keys() | last.keys())
+    ]
+
+
+def step_row(step: TrajectoryStep) -> Row:
+    """Return one line about a call, now that the whole run is known."""
+    fate = step.left_out or ("conversation" if step.chain == 0 else f"branch {(step.chain or 0) - 1}")
+    return _turn_row(step.turn, step.continuity, step.reason) | {"fate": fate}
+
+
+def _turn_row(turn: Turn, continuity: str, reason: str) -> Row:
+    reply = turn.reply.content or ", ".join(f"{call.name}({call.arguments})" for call in turn.reply.tool_calls)
+    return {
+        "trajectory": turn.trajectory_id,
+        "agent": turn.agent_id,
+        "turn": turn.number,
+        "turn_id": turn.turn_id,
+        "time": moment(turn.created_at),
+        "what": continuity,
+        "reason": reason,
+        "version": turn.adapter_version,
+        "protocol": turn.protocol,
+        "prompt_tokens": turn.prompt_tokens,
+        "new_tokens": len(turn.prompt_token_ids),
+        "sampled_tokens": len(turn.completion_token_ids),
+        "finish": turn.finish_reason,
+        "latency_ms": turn.created_at - turn.started_at,
+        "asked": turn.messages[-1].content if turn.messages else "",
+        "answer": turn.error or reply,
+        "malformed": turn.malformed,
+        "delivered": turn.delivered,
+        "ignored": list(turn.ignored),
+    }
+
+
+class LiveRuns:
+    """Rows of a tail: calls as they come, and at the end of a run what it came to."""
+
+    def __init__(self, agent_id: str | None = None) -> None:
+        """`agent_id`: whose; None: everybody's."""
+        self._agent_id = agent_id
+        self._runs: dict[str, tuple[AgentRun, Chains]] = {}
+        """Those that are open."""
+
+    def rows(self, events: Iterable[Event | Poison]) -> Iterator[Row]:
+        """Yield a row for each event of a run that is followed. An end waits for the turns that it counts."""
+        for event in events:
+            if isinstance(event, Turn | TrajectoryEvent) and self._agent_id in (None, event.agent_id):
+                yield from self._rows(event)
+        yield from (_end_row(run, run.ended) for run, _ in self._runs.values() if run.ended is not None)
+
+    def _rows(self, event: Turn | TrajectoryEvent) -> Iterator[Row]:
+        run, chains = self._runs.setdefault(event.trajectory_id, (AgentRun(), Chains()))
+        run.take(event)
+        if isinstance(event, Turn):
+            if len(run.turns) == event.number + 1:
+                node = chains.add(event)
+                yield _turn_row(event, node.continuity, node.broken or node.reason)
+            else:  # the run began before this tail did
+                yield _turn_row(event, event.continuity, event.reason)
+        elif event.kind == "started":
+            yield _event_row(event)
+        if run.ended is not None and (run.is_whole or run.started is None):
+            del self._runs[event.trajectory_id]
+            yield _end_row(run, run.ended)
+
+
+def _event_row(event: TrajectoryEvent) -> Row:
+    return {
+        "trajectory": event.trajectory_id,
+        "agent": event.agent_id,
+        "time": moment(event.created_at),
+        "what": event.ending or event.kind,
+        "reason": event.reason,
+    }
+
+
+def _end_row(run: AgentRun, ended: TrajectoryEvent) -> Row:
+    return _event_row(ended) | {"answer": str(run.folded()) if run.is_whole else f"{ended.turns} calls"}
+
+
+def _short(name: str) -> Callable[[Row], str]:
+    return lambda row: (row[name] or "")[:SHORT]
+
+
+AGENT_COLUMNS = (
+    *(Column(title, title) for title in ("agent", "type", "model", "state")),
+    *(Column(title, title, right=True) for title in ("runs", "open", "calls")),
+    Column("last", "last"),
+)
+RUN_COLUMNS = (
+    Column("trajectory", "trajectory"),
+    Column("task", _short("task")),
+    Column("began", "began"),
+    Column("state", "state"),
+    Column("versions", "versions", right=True),
+    Column("calls", "calls"),
+    Column("reason", "reason", optional=True),
+)
+STEP_COLUMNS = (
+    Column("turn", "turn", right=True),
+    Column("what", "what"),
+    Column("fate", "fate"),
+    Column("version", "version", right=True),
+    *(Column(title, f"{title}_tokens", right=True) for title in ("prompt", "new", "sampled")),
+    Column("finish", "finish"),
+    Column("why", "reason"),
+    Column("answer", "answer", optional=True),
+)
+TAIL_COLUMNS = (
+    Column("time", "time", 24),
+    Column("agent", "agent", 10),
+    Column("trajectory", _short("trajectory"), 10),
+    Column("turn", lambda row: row.get("turn"), 4, right=True),
+    Column("what", "what", 10),
+    Column("sampled", lambda row: row.get("sampled_tokens"), 7, right=True),
+    Column("answer", lambda row: row.get("answer") or row["reason"]),
+)

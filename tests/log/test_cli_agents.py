@@ -1,0 +1,114 @@
+"""`streamward agents`, `events tail turns` and the views of turns, on a real log: what they print."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from schemas.events import AgentEvent, derive_id
+from streams.cli.root import cli
+from streams.kafka import admin
+from streams.kafka.producer import Producer, encoded
+from streams.kafka.times import now_ms
+from streams.kafka.topics import topic_of
+from streams.settings.load import to_env
+from streams.settings.model import Kafka, Settings, Topics
+from tests.support.agent_calls import ADD, Recorded, system, user
+from tests.support.factories import T0, trajectory
+
+pytestmark = pytest.mark.kafka
+FIRST, SECOND = derive_id("s1", 0), derive_id("s1", 1)
+
+
+@pytest.fixture(scope="module")
+def made(kafka_bootstrap: str) -> Settings:
+    """A log with a run that has ended, of two calls and a title, and one that is open."""
+    settings = Settings(
+        kafka=Kafka(bootstrap=kafka_bootstrap), topics=Topics(prefix="cli-agents.", partitions=2, policy_partitions=1)
+    )
+    admin.apply_topics(settings)
+    run, other = Recorded(FIRST), Recorded(SECOND)
+    first = run.call([system("You add."), user("4 + 7 =")], [ADD])
+    run.call([system("Name this conversation."), user("4 + 7 =")])
+    run.call([*run.history(first), user("and 5?")], [ADD])
+    other.call([user("4 + 7 =")], slot=1)
+    registered = AgentEvent(
+        event_id=derive_id("calc", 0), agent_id="calc", created_at=T0, kind="registered", name="calc",
+        type="RL_TRAINED", model_id="default",
+    )  # fmt: skip
+    events = (
+        registered, trajectory("started"), *run.turns, trajectory(turns=3),
+        trajectory("started", trajectory_id=SECOND, slot=1), *other.turns,
+    )  # fmt: skip
+    with Producer(settings) as producer:
+        for number, event in enumerate(events):
+            topic = topic_of(type(event), settings.topics)
+            producer.send_bytes(topic.name, *encoded(event, topic), timestamp_ms=now_ms() + number)
+    return settings
+
+
+def run(settings: Settings, *args: str) -> Result:
+    result = CliRunner().invoke(cli, args, env=to_env(settings))
+    assert result.exit_code == 0, result.output
+    return result
+
+
+def rows(settings: Settings, *args: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in run(settings, *args).stdout.splitlines()]
+
+
+def test_agents_are_listed_with_their_runs_and_calls(made: Settings) -> None:
+    (row,) = rows(made, "agents", "list")
+    assert (row["agent"], row["type"], row["runs"], row["open"], row["calls"]) == ("calc", "RL_TRAINED", 2, 1, 4)
+    assert "calc" in run(made, "agents", "list", "--output", "table").stdout
+
+
+def test_runs_say_what_was_delivered_and_what_was_not(made: Settings) -> None:
+    found = {row["trajectory"]: row for row in rows(made, "agents", "list", "calc")}
+    assert found[FIRST]["calls"] == "2 of 3 calls delivered; 1 auxiliary"
+    assert (found[FIRST]["state"], found[SECOND]["state"]) == ("completed", "open")
+
+
+def test_a_run_is_shown_call_by_call(made: Settings) -> None:
+    found = [(row["turn"], row["what"], row["fate"]) for row in rows(made, "agents", "show", FIRST[:8])]
+    assert found == [
+        (0, "first", "conversation"),
+        (1, "auxiliary", "auxiliary"),
+        (2, "extends", "conversation"),
+    ]
+    table = run(made, "agents", "show", FIRST, "--output", "table").stdout
+    assert "2 of 3 calls delivered; 1 auxiliary" in table and "it continues turn 0" in table
+
+
+def test_a_run_or_an_agent_that_is_unknown_is_not_found_with_those_there_are(made: Settings) -> None:
+    for args, said in ((("list", "nobody"), "there are calc"), (("show", "nothing"), "no run begins with 'nothing'")):
+        result = CliRunner().invoke(cli, ("agents", *args), env=to_env(made))
+        assert result.exit_code == 3 and said in result.stderr
+
+
+def test_a_tail_follows_calls_and_ends_a_run_with_what_it_came_to(made: Settings) -> None:
+    found = [row for row in rows(made, "agents", "tail", "--until-end") if row["trajectory"] == FIRST]
+    assert [row["what"] for row in found] == ["started", "first", "auxiliary", "extends", "completed"]
+    assert found[-1]["answer"] == "2 of 3 calls delivered; 1 auxiliary"
+    assert "completed" in run(made, "agents", "tail", "calc", "--until-end", "--output", "table").stdout
+
+
+def test_events_tail_prints_turns(made: Settings) -> None:
+    table = run(made, "events", "tail", "turns", "--until-end", "--output", "table").stdout
+    assert "extends" in table and "reply 2" in table
+    assert len(rows(made, "events", "tail", "turns", "trajectories", "agents", "--until-end")) == 8
+
+
+def test_turns_can_be_queried(made: Settings) -> None:
+    sql = "SELECT number, continuity, len(completion_token_ids) AS n, reply.content AS said FROM turns "
+    found = rows(made, "query", f"{sql} WHERE trajectory_id = '{FIRST}' ORDER BY number")
+    assert [(row["number"], row["continuity"], row["n"], row["said"]) for row in found] == [
+        (0, "first", 2, "reply 0"),
+        (1, "auxiliary", 2, "reply 1"),
+        (2, "extends", 2, "reply 2"),
+    ]
+    (ended,) = rows(made, "query", "SELECT agent_id, ending, turns FROM trajectories WHERE kind = 'ended'")
+    assert ended == {"agent_id": "calc", "ending": "completed", "turns": 3}
