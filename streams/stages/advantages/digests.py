@@ -35,21 +35,25 @@ def request_digest(*parts: object) -> str:
 
 def response_digest(body: ResponseBody, *texts: str) -> str:
     """Return a digest of a response's content: these texts and its body. Time, latency and trace are not part of it."""
-    said = "\x1f".join((*texts, repr(body.sampling))).encode()
+    drawn = repr(body.sampling) if 0.0 in body.sampling else _repr(body.sampling)
+    said = "\x1f".join((*texts, drawn)).encode()
     content = b"".join((body.completion_token_ids, body.logprobs, body.loss_mask, said))
     return hashlib.sha256(content).hexdigest()[:8]
 
 
+_repr = lru_cache(maxsize=256)(repr)
+"""For what holds no 0.0, which a cache takes for the same key as -0.0."""
+
+
 def components_digest(components: Mapping[str, float]) -> str:
     """Return a digest of a reward's components; "" if there are none."""
-    if not components:
-        return ""
-    return _components_digest(*sorted((name, value + 0.0) for name, value in components.items()))
+    return _components_digest(*components.items()) if components else ""
 
 
 @lru_cache(maxsize=1024)  # most scorers give only a few different scores
 def _components_digest(*components: tuple[str, float]) -> str:
-    return derive_id(*(f"{name!r} {value!r}" for name, value in components))[:8]
+    # + 0.0 turns -0.0 into 0.0, which the cache takes for the same key
+    return derive_id(*(f"{name!r} {value + 0.0!r}" for name, value in sorted(components)))[:8]
 
 
 def shared_digest(body: ResponseBody) -> str:

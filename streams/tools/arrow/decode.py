@@ -23,7 +23,7 @@ import json
 import secrets
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
-from itertools import groupby, islice
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -108,7 +108,11 @@ class DecodedRows(NamedTuple):
 
 def decode(event: type[Event], records: Iterable[Record]) -> Decoded:
     """Return the records as a table, and those that are not an `event`. Never raises for what a record holds."""
-    parts = [decode_rows(event, rows) for rows in _chunks(records)]
+    parts = [
+        decode_rows(event, side_by_side(topic, list(found)))
+        for some in at_once(records)
+        for topic, found in groupby(some, key=_topic)
+    ]
     tables = [part.table for part in parts] or [arrow_schema(event).empty_table()]
     return Decoded(pa.concat_tables(tables), tuple(bad for part in parts for bad in part.bad))
 
@@ -151,11 +155,18 @@ def texts(keys: list[bytes | None]) -> pa.Array:
         return pa.array([None if key is None else key.decode(errors="replace") for key in keys], pa.string())
 
 
-def _chunks(records: Iterable[Record]) -> Iterator[DecodedRows]:
-    coming = iter(records)
-    while some := list(islice(coming, CHUNK_RECORDS)):
-        for topic, found in groupby(some, key=_topic):
-            yield from _light_enough(side_by_side(topic, list(found)))
+def at_once(records: Iterable[Record]) -> Iterator[list[Record]]:
+    """Yield the records, as many at a time as are decoded at once."""
+    some: list[Record] = []
+    size = 0
+    for record in records:
+        some.append(record)
+        size += len(record.payload or b"")
+        if len(some) == CHUNK_RECORDS or size >= CHUNK_BYTES:
+            yield some
+            some, size = [], 0
+    if some:
+        yield some
 
 
 def _topic(record: Record) -> str:
@@ -173,17 +184,6 @@ def side_by_side(topic: str, records: Sequence[Record]) -> DecodedRows:
         [record.payload for record in records],
         [record.headers for record in records],
     )
-
-
-def _light_enough(rows: DecodedRows) -> Iterator[DecodedRows]:
-    """Yield the rows in pieces of at most CHUNK_BYTES, unless one record is larger."""
-    size = sum(map(len, filter(None, rows.payloads)))
-    half = len(rows.payloads) // 2
-    if size <= CHUNK_BYTES or half == 0:
-        yield rows
-        return
-    yield from _light_enough(rows.cut(0, half))
-    yield from _light_enough(rows.cut(half, len(rows.payloads)))
 
 
 # --- what the payloads hold -------------------------------------------------------------------------------------------

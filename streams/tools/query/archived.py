@@ -10,7 +10,6 @@ Size and footer are checked before; damage inside a page is found by DuckDB as i
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from itertools import islice
 from typing import NamedTuple
 
 import duckdb
@@ -81,8 +80,7 @@ def rows(archive: ArchiveReader, topic: Topic, segments: Iterable[Segment]) -> I
     """Yield what the segments hold, to be decoded again."""
     for segment in segments:
         tp = (topic.name, segment.partition)
-        records = archive.read({tp: segment.first}, {tp: segment.next})
-        while some := list(islice(records, decode.CHUNK_RECORDS)):
+        for some in decode.at_once(archive.read({tp: segment.first}, {tp: segment.next})):
             yield decode.side_by_side(topic.name, some)
 
 

@@ -14,8 +14,9 @@ import gc
 import heapq
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
 from functools import partial
 from itertools import chain
 from multiprocessing import get_context
@@ -26,7 +27,7 @@ from schemas import ids as numbering
 from schemas.events import AdvantagedGroup, Batch, Coordinates, DeadLetter
 from schemas.serde import Poison
 from streams.kafka import admin
-from streams.kafka.reader import fetch, read
+from streams.kafka.reader import PartitionReader, fetch
 from streams.kafka.record import Record, dead_letter, encoded
 from streams.kafka.topics import KEYED_BY_TASK, topics
 from streams.settings.model import Settings
@@ -35,7 +36,7 @@ from streams.stages.advantages import stage as advantages
 from streams.stages.advantages.group_event import GroupRecord
 from streams.stages.advantages.incoming import FIELDS, Incoming
 from streams.stages.advantages.state import EmitGroup, GroupState
-from streams.tools.arrow.decode import CHUNK_BYTES
+from streams.tools.arrow.decode import at_once
 from streams.tools.arrow.events import decode_events, decode_values
 
 Bounds = Mapping[tuple[str, int], tuple[int, int]]
@@ -43,10 +44,6 @@ Bounds = Mapping[tuple[str, int], tuple[int, int]]
 LookUp = Callable[[Iterable[Coordinates]], Mapping[Coordinates, Record]]
 Note = Callable[[EmitGroup], EmitGroup]
 """Adds to a group what its own log does not tell; see streams/tools/replay/recorded_lag.py."""
-
-
-AT_ONCE = 4096
-"""Most records that are decoded at once."""
 
 
 class Encoded(NamedTuple):
@@ -62,10 +59,7 @@ def join(settings: Settings) -> Iterator[AdvantagedGroup | DeadLetter]:
 
     Raises LogError if the log cannot be read.
     """
-    bounds = admin.offsets(settings, KEYED_BY_TASK)
-    for partition in range(settings.topics.partitions):
-        for _, made in _join_partition(settings, bounds, partition):
-            yield _event(made)
+    yield from map(_event, _join_partitions(settings, *_whole_log(settings)))
 
 
 def join_encoded(settings: Settings, *, processes: int | None = None) -> Iterator[Encoded]:
@@ -75,12 +69,12 @@ def join_encoded(settings: Settings, *, processes: int | None = None) -> Iterato
     start behind `if __name__ == "__main__"`; with 1 none is started. What a partition makes is held until it is its
     turn. Raises LogError if the log cannot be read.
     """
-    bounds, partitions = admin.offsets(settings, KEYED_BY_TASK), range(settings.topics.partitions)
+    bounds, partitions = _whole_log(settings)
     wanted = min(processes or os.cpu_count() or 1, len(partitions))
-    join_one = partial(_encode_partition, settings, bounds)
     if wanted == 1:
-        yield from chain.from_iterable(map(join_one, partitions))
+        yield from _encoded(settings, _join_partitions(settings, bounds, partitions))
         return
+    join_one = partial(_encode_partition, settings, bounds)
     with ProcessPoolExecutor(
         wanted, mp_context=get_context("spawn"), initializer=begin, initargs=(numbering.current(),)
     ) as pool:
@@ -97,27 +91,40 @@ def begin(ids: numbering.LockIds) -> None:
 
 
 def _encode_partition(settings: Settings, bounds: Bounds, partition: int) -> list[Encoded]:
+    return list(_encoded(settings, _join_partitions(settings, bounds, [partition])))
+
+
+def _encoded(settings: Settings, results: Iterable[GroupRecord | DeadLetter]) -> Iterator[Encoded]:
     named = topics(settings.topics)
     groups, letters = named["groups"], named["dead-letters"]
-    return [
-        Encoded(letters.name, *encoded(made, letters))
-        if isinstance(made, DeadLetter)
-        else Encoded(groups.name, made.key, made.payload)
-        for _, made in _join_partition(settings, bounds, partition)
-    ]
+    for made in results:
+        if isinstance(made, DeadLetter):
+            yield Encoded(letters.name, *encoded(made, letters))
+        else:
+            yield Encoded(groups.name, made.key, made.payload)
 
 
-def _join_partition(
-    settings: Settings, bounds: Bounds, partition: int
-) -> Iterator[tuple[Record, GroupRecord | DeadLetter]]:
+def _whole_log(settings: Settings) -> tuple[Bounds, Sequence[int]]:
+    return admin.offsets(settings, KEYED_BY_TASK), range(settings.topics.partitions)
+
+
+def _join_partitions(
+    settings: Settings, bounds: Bounds, partitions: Iterable[int]
+) -> Iterator[GroupRecord | DeadLetter]:
+    """Yield what the join makes of one partition after the other. They are read by the same clients: a new one costs.
+
+    At the end of a partition a client asks for more in vain, and only after that for the next partition's records.
+    """
     names = [topics(settings.topics)[label].name for label in KEYED_BY_TASK]
-    streams = [
-        read(settings, {(name, partition): first}, {(name, partition): end})
-        for name in names
-        for first, end in [bounds[name, partition]]
-    ]
-    records = heapq.merge(*streams, key=attrgetter("timestamp_ms"))
-    return joined(settings, records, partitions=settings.topics.partitions)
+    with ExitStack() as stack:
+        readers = {name: stack.enter_context(PartitionReader(settings, {}, fetch_wait_ms=5)) for name in names}
+        for partition in partitions:
+            for name, reader in readers.items():
+                (first, end), tp = bounds[name, partition], (name, partition)
+                reader.assign({tp: first}, {tp: end})
+            streams = [chain.from_iterable(reader.batches(None)) for reader in readers.values()]
+            records = heapq.merge(*streams, key=attrgetter("timestamp_ms"))
+            yield from (made for _, made in joined(settings, records, partitions=settings.topics.partitions))
 
 
 def join_records(
@@ -171,7 +178,7 @@ def _decoded(
     stage: advantages.AdvantageStage, records: Iterable[Record]
 ) -> Iterator[tuple[Record, Incoming | DeadLetter]]:
     """Yield each record with what the join takes from it. Many are decoded at once, as columns."""
-    for some in _at_once(records):
+    for some in at_once(records):
         by_topic: dict[str, list[int]] = defaultdict(list)
         for place, record in enumerate(some):
             by_topic[record.at.topic].append(place)
@@ -183,20 +190,6 @@ def _decoded(
             found.update(zip(places, values, strict=True))
         for place, record in enumerate(some):
             yield record, stage.incoming(record, found.pop(place))
-
-
-def _at_once(records: Iterable[Record]) -> Iterator[list[Record]]:
-    """Yield the records, as many at a time as AT_ONCE and CHUNK_BYTES let."""
-    some: list[Record] = []
-    size = 0
-    for record in records:
-        some.append(record)
-        size += len(record.payload or b"")
-        if len(some) == AT_ONCE or size >= CHUNK_BYTES:
-            yield some
-            some, size = [], 0
-    if some:
-        yield some
 
 
 def cut(settings: Settings, records: Iterable[Record]) -> Iterator[Batch | DeadLetter]:
