@@ -1,6 +1,6 @@
 """Topics, partitions and offsets of the cluster; and creating the topics that are missing.
 
-    settings ──► apply_topics ──► the nine topics, in the shape of streams/kafka/topics.py
+    settings ──► apply_topics ──► the topics, in the shape of streams/kafka/topics.py
              ──► describe, offsets, configs, check_topics ──► what exists now
              ──► read_topic ──► every record between a topic's offsets
 

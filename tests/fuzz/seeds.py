@@ -162,7 +162,7 @@ def seeds() -> Iterator[tuple[str, str, bytes]]:
     said = '{"score": 7, "reason": "short and right"}'
     yield "judge", "reply", json.dumps({"choices": [{"message": {"content": said}}]}).encode()
     yield "judge", "wordy", json.dumps({"choices": [{"message": {"content": f"Well, {{x}} then: {said}."}}]}).encode()
-    schema = next((ROOT / "schemas" / "avro" / "Task").iterdir()).read_text()
+    schema = (ROOT / "schemas" / "avro" / "Task" / "1.avsc").read_text()
     yield "registry", "schema", schema.encode()
     yield "registry", "look-up", json.dumps({"schema": schema}).encode()
     state = {
