@@ -112,3 +112,16 @@ def test_turns_can_be_queried(made: Settings) -> None:
     ]
     (ended,) = rows(made, "query", "SELECT agent_id, ending, turns FROM trajectories WHERE kind = 'ended'")
     assert ended == {"agent_id": "calc", "ending": "completed", "turns": 3}
+
+
+def test_runs_are_a_table_of_their_own(made: Settings) -> None:
+    found = rows(
+        made,
+        "query",
+        "SELECT ending, calls, failed, versions, prompt_tokens, sampled_tokens, last_reply FROM runs "
+        "ORDER BY ending NULLS LAST",
+    )
+    assert [list(row.values()) for row in found] == [
+        ["completed", 3, 0, [0], 15, 6, "reply 2"],
+        [None, 1, 0, [0], 3, 2, "reply 0"],
+    ]

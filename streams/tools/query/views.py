@@ -3,6 +3,7 @@
     topic `group-control` ──► view group_control       groups + responses ──► group_responses
     the columns of tools/arrow                         adapters + batches + groups ──► lineage
                                                        adapters, folded          ──► rollout
+                                                       trajectories + turns      ──► runs
 
 A view has a leading topic: `--since`, `--key` and the like choose records of that one, and a join looks up the others
 in the whole log (schema `whole`), so that a narrow window never loses the other half of a row. Records that were
@@ -159,6 +160,29 @@ FROM fold AS f JOIN told AS t USING (policy, n) SEMI JOIN adapters USING (_parti
 """
 """What streams/adapters/serving.py does with events, in SQL: a property test folds random histories with both."""
 
+RUNS = """
+WITH began AS (
+    FROM trajectories WHERE kind = 'started' QUALIFY row_number() OVER (PARTITION BY trajectory_id ORDER BY _offset) = 1
+), ended AS (
+    FROM whole.trajectories WHERE kind = 'ended'
+    QUALIFY row_number() OVER (PARTITION BY trajectory_id ORDER BY _offset) = 1
+), once AS (
+    FROM whole.turns QUALIFY row_number() OVER (PARTITION BY turn_id ORDER BY _partition, _offset) = 1
+), called AS (
+    SELECT trajectory_id, count(*) AS calls, count(*) FILTER (error IS NOT NULL) AS failed,
+        count(*) FILTER (malformed IS NOT NULL) AS malformed, list_sort(list(DISTINCT adapter_version)) AS versions,
+        sum(len(prompt_token_ids)) AS prompt_tokens, sum(len(completion_token_ids)) AS sampled_tokens,
+        last(reply.content ORDER BY number) AS last_reply
+    FROM once GROUP BY trajectory_id
+)
+SELECT b.agent_id, b.policy, b.purpose, b.task_id, b.trajectory_id, b.sampling_id, b.slot,
+    b.created_at AS began_at, e.created_at AS ended_at, e.ending, e.reason,
+    coalesce(c.calls, 0) AS calls, coalesce(c.failed, 0) AS failed, coalesce(c.malformed, 0) AS malformed,
+    coalesce(c.versions, []) AS versions, coalesce(c.prompt_tokens, 0) AS prompt_tokens,
+    coalesce(c.sampled_tokens, 0) AS sampled_tokens, c.last_reply, b._partition, b._offset, b._timestamp
+FROM began AS b LEFT JOIN ended AS e USING (trajectory_id) LEFT JOIN called AS c USING (trajectory_id)
+"""
+
 JOINS = (
     SqlView(
         "group_responses", "groups", "one row per response in a group, with its reward", GROUP_RESPONSES, ("responses",)
@@ -171,6 +195,7 @@ JOINS = (
         ("batches", "groups"),
     ),
     SqlView("rollout", "adapters", "one row per AdapterEvent, with who answers after it", KNOWN + ROLLOUT),
+    SqlView("runs", "trajectories", "one row per trajectory of an agent: its calls, tokens and end", RUNS, ("turns",)),
 )
 
 
