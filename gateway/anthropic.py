@@ -27,6 +27,7 @@ from gateway.body import (
     Stream,
     ToolSchema,
     TopP,
+    Whole,
     compact,
     ignored,
     joined,
@@ -139,7 +140,7 @@ class CountTokensBody(Body):
 class MessagesBody(CountTokensBody):
     """A message that is wanted."""
 
-    max_tokens: int = Field(ge=1, description="most tokens of the answer")
+    max_tokens: Whole = Field(ge=1, description="most tokens of the answer")
     stream: Stream = None
     stop_sequences: list[Annotated[str, Field(min_length=1)]] = Field([], description="texts that end the answer")
     temperature: float | None = Field(None, ge=0, le=1, description="default: 1; 0 is greedy")

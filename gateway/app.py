@@ -25,7 +25,7 @@ from starlette.exceptions import HTTPException
 
 from gateway import anthropic, chat, completions, errors, responses, sse
 from gateway.body import Caller, Read, digest, read
-from gateway.openapi import describe, requested
+from gateway.openapi import ANSWERS, describe, requested
 from schemas.events import Message
 from streams.stages.agents.calls import Begun, CallError, Done, ModelCall, Piece
 
@@ -87,6 +87,7 @@ def create_app(recorder: AnswersCalls, *, version: str, max_body_bytes: int) -> 
     async def no_such_path(request: Request, exc: HTTPException) -> Response:
         answer = errors.response(CallError("not_found", f"{request.method} {request.url.path}: {exc.detail}"), "")
         answer.status_code = exc.status_code
+        answer.headers.update(exc.headers or {})  # Allow, of a method that a path does not have
         return answer
 
     describe(app, BODIES)
@@ -145,7 +146,7 @@ def _routes(recorder: AnswersCalls, max_body_bytes: int) -> APIRouter:
     async def models(request: Request) -> Response:
         return JSONResponse(_listed(request, recorder.models()))
 
-    @router.get("/models/{name}")
+    @router.get("/models/{name}", responses={404: ANSWERS[404]})
     async def one_model(request: Request, name: str) -> Response:
         found = [model for model in recorder.models() if model.name == name]
         if not found:

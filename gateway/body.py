@@ -94,6 +94,14 @@ class StreamOptions(Body):
     include_obfuscation: Annotated[bool | None, Ignored("nothing is added to chunks")] = None
 
 
+def _whole(value: object) -> object:
+    """Return a number without a fraction as a whole one: 16.0 is an integer in JSON Schema, and for some clients."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Whole = Annotated[int, BeforeValidator(_whole)]
+
+
 def _texts(value: object) -> object:
     return [value] if isinstance(value, str) else value
 
@@ -103,11 +111,11 @@ Stop = Annotated[
     BeforeValidator(_texts, json_schema_input_type=str | list[str] | None),
     Field(max_length=4, description="texts that end an answer; at most 4"),
 ]
-Seed = Annotated[int | None, Field(ge=-(2**63), lt=2**63, description="the same seed gives the same answer")]
-Choices = Annotated[int | None, Field(ge=1, le=128, description="how many answers")]
+Seed = Annotated[Whole | None, Field(ge=-(2**63), lt=2**63, description="the same seed gives the same answer")]
+Choices = Annotated[Whole | None, Field(ge=1, le=128, description="how many answers")]
 Temperature = Annotated[float | None, Field(ge=0, le=2, description="default: 1; 0 is greedy")]
 TopP = Annotated[float | None, Field(gt=0, le=1, description="default: 1")]
-MaxTokens = Annotated[int | None, Field(ge=1, description=f"most tokens of an answer; default: {MAX_TOKENS}")]
+MaxTokens = Annotated[Whole | None, Field(ge=1, description=f"most tokens of an answer; default: {MAX_TOKENS}")]
 Model = Annotated[str, Field(description="`POLICY`, or `POLICY@7` for one version")]
 Stream = Annotated[bool | None, Field(description="server-sent events")]
 

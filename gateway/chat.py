@@ -34,6 +34,7 @@ from gateway.body import (
     Temperature,
     ToolSchema,
     TopP,
+    Whole,
     compact,
     ignored,
     joined,
@@ -141,7 +142,7 @@ class ChatBody(Body):
     seed: Seed = None
     stop: Stop = None
     logprobs: bool | None = Field(None, description="logprobs of the sampled tokens")
-    top_logprobs: int | None = Field(None, ge=0, le=20, description="alternatives to each token")
+    top_logprobs: Whole | None = Field(None, ge=0, le=20, description="alternatives to each token")
     stream: Stream = None
     stream_options: StreamOptions | None = Field(None, description="`include_usage`")
     user: Annotated[str | None, Ignored(ADDRESS)] = None

@@ -28,6 +28,7 @@ from gateway.body import (
     StreamOptions,
     Temperature,
     TopP,
+    Whole,
     ignored,
 )
 from schemas.events import Sampling
@@ -35,7 +36,7 @@ from streams.stages.agents.calls import Begun, Delta, Done, ModelCall, Piece, To
 
 MAX_TOKENS = 16
 """Most tokens of an answer to a request that names no limit, as this protocol has it."""
-TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+TokenId = Annotated[Whole, Field(ge=0, lt=2**31)]
 
 
 def _one_prompt(value: object) -> object:
@@ -51,13 +52,13 @@ class CompletionsBody(Body):
         Annotated[str, Field(min_length=1)] | Annotated[list[TokenId], Field(min_length=1)],
         BeforeValidator(_one_prompt),
     ] = Field(description="text, or token ids; one prompt in a request")
-    max_tokens: int | None = Field(None, ge=1, description=f"most tokens of an answer; default: {MAX_TOKENS}")
+    max_tokens: Whole | None = Field(None, ge=1, description=f"most tokens of an answer; default: {MAX_TOKENS}")
     n: Choices = None
     temperature: Temperature = None
     top_p: TopP = None
     seed: Seed = None
     stop: Stop = None
-    logprobs: int | None = Field(None, ge=0, le=5, description="logprobs of the sampled tokens, and alternatives")
+    logprobs: Whole | None = Field(None, ge=0, le=5, description="logprobs of the sampled tokens, and alternatives")
     stream: Stream = None
     stream_options: StreamOptions | None = Field(None, description="`include_usage`")
     user: Annotated[str | None, Ignored(ADDRESS)] = None

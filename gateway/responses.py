@@ -32,6 +32,7 @@ from gateway.body import (
     Temperature,
     ToolSchema,
     TopP,
+    Whole,
     compact,
     ignored,
     joined,
@@ -153,7 +154,7 @@ class ResponsesBody(Body):
     include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = Field(
         None, description="logprobs of the sampled tokens; a policy without reasoning has none to include"
     )
-    top_logprobs: int | None = Field(None, ge=0, le=20, description="alternatives to each token")
+    top_logprobs: Whole | None = Field(None, ge=0, le=20, description="alternatives to each token")
     stream_options: EventOptions | None = Field(None, description="has nothing that changes an answer")
     metadata: Annotated[dict[str, str] | None, Ignored(ADDRESS)] = None
     store: Annotated[bool | None, Ignored("every answer is in the log before it is complete")] = None

@@ -163,6 +163,14 @@ def test_a_value_that_asks_for_nothing_is_no_reason_to_refuse() -> None:
     assert ignored(read(CompletionsBody, json.dumps(neutral).encode())) == ()
 
 
+def test_a_whole_number_may_be_written_with_a_point() -> None:
+    numbers = completions(prompt=[104.0, 105], max_tokens=16.0, n=2.0, seed=3.0)
+    body = read(CompletionsBody, json.dumps(numbers).encode())
+    assert (body.prompt, body.max_tokens, body.n, body.seed) == ([104, 105], 16, 2, 3)
+    assert refusal(CompletionsBody, completions(max_tokens=16.5)).parameter == "max_tokens"
+    assert refusal(CompletionsBody, completions(n=True)).parameter == "n"
+
+
 def test_what_is_ignored_is_named_once_wherever_it_is() -> None:
     marked = {"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}
     body = message(messages=[{"role": "user", "content": [marked, marked]}], metadata={"user_id": "u"}, system="s")
