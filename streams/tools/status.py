@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 
 from schemas.events import AdapterEvent, AdvantagedGroup, Batch, DeadLetter, Event, Task
 from schemas.serde import Poison
+from streams.adapters.router import VersionRouter
 from streams.adapters.versions import AdapterState
 from streams.kafka import admin, offsets, times
 from streams.kafka.reader import read
@@ -30,7 +31,6 @@ from streams.kafka.topics import topics
 from streams.settings.model import Settings
 from streams.stages.policy.admission import Admission
 from streams.stages.policy.held_back import waits_for
-from streams.stages.policy.versions import VersionRouter
 from streams.stages.scoring.breaker import PAUSED_REASON, paused_scorer
 
 WINDOW_S = 3600

@@ -10,11 +10,11 @@ import pytest
 
 from schemas.events import AdapterKind
 from streams.adapters import store
+from streams.adapters.router import VersionRouter
 from streams.engines.scripted import ScriptedEngine
 from streams.errors import EventError
 from streams.settings.model import Adapters, Settings
 from streams.stages.policy.adapter_cache import KEPT, AdapterCache
-from streams.stages.policy.versions import VersionRouter
 from tests.support.factories import adapter_event, trained
 
 

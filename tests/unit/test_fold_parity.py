@@ -21,9 +21,9 @@ from hypothesis import given, settings, strategies as st
 
 from schemas.events import AdapterEvent, AdapterKind, Coordinates, derive_id
 from streams.adapters import versions as adapters
+from streams.adapters.router import VersionRouter
 from streams.adapters.serving import DECISIONS, TRANSITIONS, Serving, refusal, step
 from streams.kafka.record import Record
-from streams.stages.policy.versions import VersionRouter
 from streams.stages.rollouts import stage as rollouts
 from streams.stages.rollouts.state import RolloutState
 from streams.tools.audit.records import fact_of

@@ -22,6 +22,7 @@ from schemas.events import (
     derive_id,
     problems,
 )
+from streams.adapters.router import VersionRouter, route
 from streams.adapters.serving import Serving, answers
 from streams.engines.protocol import Completion, SamplingRequest
 from streams.settings.model import Batches
@@ -30,7 +31,6 @@ from streams.stages.policy.admission import Admission
 from streams.stages.policy.held_back import HeldBack
 from streams.stages.policy.responses import ServedVersion, response
 from streams.stages.policy.sampling import SamplingBatch, WaitingTask, all_failed, choose, malformed
-from streams.stages.policy.versions import VersionRouter, route
 from tests.support import factories
 from tests.support.factories import member
 from tests.support.thoroughness import examples

@@ -17,7 +17,8 @@ import shutil
 import time
 from pathlib import Path
 
-from streams.adapters import signing, store
+from streams.adapters.local import fetch_version
+from streams.adapters.router import BASE, VersionRouter
 from streams.engines.protocol import Engine
 from streams.errors import EventError
 from streams.files import Scratch
@@ -26,7 +27,6 @@ from streams.kafka.retry import BrokerOutage
 from streams.kafka.tracked import TrackedConsumer
 from streams.settings.model import Settings
 from streams.stages.policy.state import PolicyState
-from streams.stages.policy.versions import BASE, VersionRouter
 
 KEPT = 4
 """Folders kept of the versions served last, besides those of primary and candidate."""
@@ -70,15 +70,10 @@ class AdapterCache:
         kept = self._folders.get(version)
         if kept is not None and kept.is_dir():
             return kept
+        has_weights = self._engine.name != "scripted"
+        base_digest = self._engine.base_digest if has_weights else None
         adapter = self._router.adapters.versions[version]
-        if adapter.uri is None:
-            raise EventError(
-                f"version {version} was trained without a uri, so there is nothing to load", reason="bad_adapter"
-            )
-        if self._engine.name != "scripted":  # which has no weights that an adapter could fit
-            store.check_base(adapter.uri, adapter.base_digest, self._engine.base_digest)
-        signed = signing.expected(self._settings.adapters, self._settings.policy.name, version)
-        return store.fetch(self._settings.adapters.store, adapter.uri, adapter.files, self._root / str(version), signed)
+        return fetch_version(self._settings, adapter, base_digest, self._root / str(version))
 
     def _tidy(self) -> None:
         needed = {self._router.primary, self._router.candidate, *list(self._folders)[-KEPT:]}

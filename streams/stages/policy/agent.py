@@ -28,6 +28,7 @@ from typing import Self
 
 from schemas.events import derive_id
 from streams.adapters import signing
+from streams.adapters.router import route
 from streams.engines.protocol import Completion, Engine, SamplingRequest
 from streams.kafka import times
 from streams.kafka.client import POLL_S
@@ -46,7 +47,6 @@ from streams.stages.policy.queue import TaskQueue
 from streams.stages.policy.responses import ResponseWriter, ServedVersion
 from streams.stages.policy.sampling import Sampler, SamplingBatch, WaitingTask, all_failed, choose
 from streams.stages.policy.state import PolicyState, give_up_ms
-from streams.stages.policy.versions import route
 
 STAGE = "policy"
 HELD_POLL_S = 0.05

@@ -11,9 +11,9 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 
+from streams.adapters.router import VersionRouter, route
 from streams.stages.policy.admission import Admission
 from streams.stages.policy.sampling import WaitingTask
-from streams.stages.policy.versions import VersionRouter, route
 
 SAY_EVERY_S = 60.0
 

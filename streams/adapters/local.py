@@ -1,0 +1,27 @@
+"""Get the adapter of a version onto this machine, verified.
+
+a version of the log ──► trained on this base? ──► signed by whom it must be? ──► every file as recorded ──► folder
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from streams.adapters import signing, store
+from streams.adapters.versions import Version
+from streams.errors import EventError
+from streams.settings.model import Settings
+
+
+def fetch_version(settings: Settings, version: Version, base_digest: str | None, folder: Path) -> Path:
+    """Return `folder` with the version's files. `base_digest`: of the model that will run it; None: it has no weights.
+
+    Raises EventError if the version cannot be used; with reason store_unreachable it may be able to later.
+    """
+    if version.uri is None:
+        what = f"version {version.version} was trained without a uri, so there is nothing to load"
+        raise EventError(what, reason="bad_adapter")
+    if base_digest is not None:
+        store.check_base(version.uri, version.base_digest, base_digest)
+    signed = signing.expected(settings.adapters, settings.policy.name, version.version)
+    return store.fetch(settings.adapters.store, version.uri, version.files, folder, signed)
