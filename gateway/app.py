@@ -17,7 +17,7 @@ import re
 import time
 from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
@@ -27,7 +27,7 @@ from gateway import anthropic, chat, completions, errors, responses, sse
 from gateway.body import Caller, Read, digest, read
 from gateway.openapi import ANSWERS, describe, requested
 from schemas.events import Message
-from streams.stages.agents.calls import Begun, CallError, Done, ModelCall, Piece
+from streams.stages.agents.calls import Begun, CallError, Done, ModelCall, Piece, ServedModel
 
 PREFIXES = ("/v1", "/agents/{agent_id}/v1", "/agents/{agent_id}/trajectories/{trajectory_id}/v1")
 BODIES = (
@@ -40,16 +40,6 @@ BODIES = (
 DEFAULT_AGENT = "default"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
 """What an agent or a trajectory may be called: it is in keys of the log, in paths and in file names."""
-
-
-class ServedModel(NamedTuple):
-    """A name that a call may ask for."""
-
-    name: str
-    version: int
-    created_at: int
-    """Milliseconds since the epoch."""
-    status: str
 
 
 class AnswersCalls(Protocol):

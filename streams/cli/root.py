@@ -7,6 +7,7 @@
                 ├─ offsets                           positions of the consumer groups     offsets.py
                 ├─ tasks                             tasks into the log                   tasks.py
                 ├─ ask  reward                       an answer, and what one thinks of it ask.py
+                ├─ serve  chat                       the policy for agents, recorded      serve.py
                 ├─ adapters                          versions, and decisions about them   adapters.py, release.py
                 ├─ agents                            what agents did, call by call        agents.py
                 ├─ evaluate                          a version on held-out tasks          evaluate.py
@@ -65,6 +66,7 @@ from streams.cli.runtime import (
 )
 from streams.cli.schemas import schemas
 from streams.cli.scoring import rescore, scoring_try
+from streams.cli.serve import chat, serve
 from streams.cli.status import status
 from streams.cli.tasks import tasks
 from streams.cli.topics import topics
@@ -169,6 +171,8 @@ for command in (
     up,
     ask,
     reward,
+    serve,
+    chat,
     evaluate,
     export,
     topics,

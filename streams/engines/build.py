@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 
-from streams.engines.protocol import Engine
+from streams.engines.protocol import Engine, Rendering, TokenEngine
+from streams.errors import SettingsError
 from streams.settings.model import Settings
 
 
@@ -23,6 +24,19 @@ def build(settings: Settings) -> Engine:
     from streams.engines.transformers_engine import TransformersEngine
 
     return TransformersEngine(load_base(settings.model), settings.policy.threads)
+
+
+def build_tokens(settings: Settings) -> tuple[TokenEngine, Rendering]:
+    """Return the token engine that `settings.policy` asks for, and what turns messages into its tokens.
+
+    Raises SettingsError if it cannot start.
+    """
+    if settings.policy.engine == "scripted":
+        from streams.engines.scripted_rendering import ScriptedRendering
+        from streams.engines.scripted_tokens import ScriptedTokenEngine
+
+        return ScriptedTokenEngine(settings.policy.script), ScriptedRendering()
+    raise SettingsError(f"policy.engine={settings.policy.engine} cannot answer agents; use policy.engine=scripted")
 
 
 def import_libraries(settings: Settings) -> None:

@@ -23,7 +23,7 @@ AGES = (0.1, 0.5, 2.0, 10.0, 60.0, 300.0, 1800.0, 7200.0, 86400.0)
 VERSIONS = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0)
 """… of versions behind."""
 
-Process = Literal["streams", "policy", "scoring", "train", "audit", "archive"]
+Process = Literal["streams", "policy", "scoring", "train", "audit", "archive", "serve"]
 LOOP: tuple[Process, ...] = ("streams", "policy", "scoring", "train")
 """The processes of the loop, by the name of their command."""
 SERVED: tuple[Process, ...] = (*LOOP, "archive")

@@ -441,6 +441,36 @@ class Schemas(Section):
         return self
 
 
+class Serve(Section):
+    """The server that answers agents, and records what they ask."""
+
+    host: str = Field("127.0.0.1", description="where to listen: 127.0.0.1, ::1 or localhost")
+    port: int = Field(8790, ge=0, le=65535, description="0: any free one, which is printed")
+    idle_s: float = Field(1800.0, gt=0, description="a trajectory without a call for this long has ended, seconds")
+    longest_s: float = Field(
+        86400.0,
+        gt=0,
+        description="a trajectory ends when it is this old, seconds; a server that starts reads the log this far back",
+    )
+    max_calls: int = Field(256, ge=1, description="most calls at once; another is refused with status 503")
+    max_body_mb: float = Field(16.0, gt=0, description="largest body of a request, megabytes; another gets status 413")
+    acknowledge_s: float = Field(
+        15.0,
+        gt=0,
+        description="an answer that the broker has not acknowledged after this long gets status 503, seconds",
+    )
+
+    @field_validator("host")
+    @classmethod
+    def _is_this_machine(cls, host: str) -> str:
+        if host not in ("127.0.0.1", "::1", "localhost"):
+            raise ValueError(
+                f"host {host!r} is reached from other machines, and there are no keys: whoever reaches it may call. "
+                "Use 127.0.0.1, and from elsewhere an ssh tunnel or a proxy that checks who calls"
+            )
+        return host
+
+
 class Metrics(Section):
     """What each process of the loop serves over HTTP: /metrics, /healthz, /readyz."""
 
@@ -504,6 +534,7 @@ class Settings(Section):
     adapters: Adapters = Adapters()
     archive: Archive = Archive()
     schemas: Schemas = Schemas()
+    serve: Serve = Serve()
     metrics: Metrics = Metrics()
     logging: Logging = Logging()
     tracing: Tracing = Tracing()

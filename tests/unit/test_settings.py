@@ -275,6 +275,7 @@ def test_a_bad_value_inside_a_mapping_names_its_file(file: Path) -> None:
         ),
         (["scoring.judge_model=m"], "no effect without judge_url; set it, up to /v1"),
         (["scoring.judge_url=http://j/v1"], "name the model the judge should ask for"),
+        (["serve.host=0.0.0.0"], "there are no keys: whoever reaches it may call. Use 127.0.0.1"),
         (["policy.engine=vllm"], "name the servers, e.g. http://127.0.0.1:8000"),
         (["policy.servers=http://a:1"], "set engine=vllm, or leave it out"),
         (["policy.max_concurrent=1"], "set engine=vllm, or leave it out"),
@@ -423,6 +424,7 @@ def test_a_child_loads_the_same_settings(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 OTHER: dict[str, Any] = {
+    "serve.host": "localhost",
     "kafka.security_protocol": "SSL",
     "kafka.client": {"debug": "broker"},
     "advantages.ddof": 0,

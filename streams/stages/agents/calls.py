@@ -10,7 +10,7 @@ recorder knows what lies between. One call has one `Begun`, any number of `Delta
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from schemas.events import Message, Sampling, Tool
 from streams.errors import StreamwardError
@@ -128,3 +128,13 @@ class Done:
 
 
 Piece = Begun | Delta | Done
+
+
+class ServedModel(NamedTuple):
+    """A name that a call may ask for."""
+
+    name: str
+    version: int
+    created_at: int
+    """Milliseconds since the epoch."""
+    status: str

@@ -126,7 +126,7 @@ class Chains:
         """Return what a call with this whole history is. `prompt`: the tokens, where no messages were sent."""
         if prompt is not None:
             return self._place_tokens(prompt)
-        found, offered = _digests(messages), tools_digest(tools)
+        found, offered = prefixes(messages), tools_digest(tools)
         for count in range(len(messages), 0, -1):
             parent = _newest(self._ends.get((offered, found[count]), ()))
             if parent is not None:
@@ -176,7 +176,7 @@ class Chains:
 
     def _new_root(self, turn: Turn) -> PlacedTurn:
         if turn.messages:
-            found = _Prefixes(_digests(turn.messages), _system_messages(turn.messages))
+            found = _Prefixes(prefixes(turn.messages), _system_messages(turn.messages))
             kind = Kind(found.every[found.system], tools_digest(turn.tools))
         else:
             found, kind = _of_tokens(turn.prompt_token_ids), _TOKENS
@@ -189,7 +189,7 @@ class Chains:
             kind=kind,
             prompt_end=found.every[-1],
             end=end,
-            body_end=_next(_digests(turn.messages[found.system :])[-1], turn.reply),
+            body_end=_next(prefixes(turn.messages[found.system :])[-1], turn.reply),
             length=len(turn.prompt_token_ids) + len(turn.completion_token_ids),
             broken=_broken(turn, None),
             rewrites=rewrites,
@@ -245,7 +245,7 @@ class Chains:
             return "first", "the first call of its trajectory", None
         shared = max(count for count, digest in enumerate(found.every) if count == 0 or digest in self._prefixes)
         like = self._prefixes.get(found.every[shared]) if shared else None
-        body = _digests(messages[found.system :])
+        body = prefixes(messages[found.system :])
         repeats = next((self._bodies[digest] for digest in reversed(body) if digest in self._bodies), None)
         if like is not None and like.kind == kind and like.parent is None:
             if like.prompt_end == found.every[-1]:
@@ -273,7 +273,7 @@ class Chains:
         return f"message {shared} of {count} is in no history before"
 
 
-def _digests(messages: Sequence[Message]) -> list[bytes]:
+def prefixes(messages: Sequence[Message]) -> list[bytes]:
     """Return the digests of the first 0, 1, … messages."""
     found = [b""]
     for message in messages:

@@ -1,0 +1,101 @@
+"""Serve the policy to agents on this machine until it is asked to stop.
+
+engine, log ──► recorder ──► app ──► uvicorn on serve.host, serve.port
+stop ──► no new connection ──► calls in progress end and are recorded ──► the end
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import threading
+from collections.abc import Iterator
+from importlib.metadata import version
+
+import uvicorn
+
+from gateway.app import create_app
+from streams.adapters import signing
+from streams.engines.build import build_tokens
+from streams.errors import SettingsError
+from streams.kafka.registry import client as schema_registry
+from streams.observability import metrics
+from streams.settings.model import Serve, Settings
+from streams.stages.agents.recorder import Recorder
+from streams.stages.agents.service import opened
+
+LOOK_S = 0.1
+"""How soon a request to stop is noticed."""
+SWEEP_S = 1.0
+"""How often trajectories are looked at that may have ended."""
+GRACE_S = 20
+"""How long answers in progress may take once the server should stop, seconds; then their clients are cut off."""
+START_S = 3600.0
+"""How long an engine may take to start before it counts as stuck: it may have a model to download."""
+
+log = logging.getLogger("streamward.agents")
+
+
+class QuietServer(uvicorn.Server):
+    """uvicorn without signal handlers of its own: the command's have been set."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals alone."""
+        yield
+
+
+def run(settings: Settings, *, stop: threading.Event) -> None:
+    """Answer agents until `stop` is set; answers in progress are finished and recorded.
+
+    Raises SettingsError if address or engine cannot be used, LogError if the broker refuses or is unreachable too long.
+    """
+    signing.check_verify_key(settings.adapters)
+    with (
+        metrics.served(settings, "serve", waits_for=("kafka", "engine")) as meter,
+        contextlib.closing(_bound(settings.serve)) as listening,
+    ):
+        meter.begin("building the engine", within_s=START_S)
+        engine, rendering = build_tokens(settings)
+        meter.ready("engine")
+        try:
+            schema_registry.wait(settings, meter, stop)
+            with opened(settings, engine, rendering, stop, meter) as recorder:
+                asyncio.run(_serve(settings, recorder, listening, stop))
+        finally:
+            engine.close()
+
+
+async def _serve(settings: Settings, recorder: Recorder, listening: socket.socket, stop: threading.Event) -> None:
+    most = int(settings.serve.max_body_mb * 1_000_000)
+    app = create_app(recorder, version=version("streamward"), max_body_bytes=most)
+    config = uvicorn.Config(
+        app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=GRACE_S, server_header=False
+    )
+    server = QuietServer(config)
+    host, port = listening.getsockname()[:2]
+    where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    log.info("%s (%s) answers at http://%s/v1", settings.policy.name, settings.policy.engine, where)
+    serving = asyncio.create_task(server.serve(sockets=[listening]))
+    rounds = 0
+    while not stop.is_set() and not serving.done():
+        await asyncio.sleep(LOOK_S)
+        rounds += 1
+        if rounds % round(SWEEP_S / LOOK_S) == 0:
+            recorder.end_idle()
+    server.should_exit = True
+    await serving
+    await recorder.close()
+
+
+def _bound(rule: Serve) -> socket.socket:
+    """Return a socket that listens. Raises SettingsError."""
+    family = socket.AF_INET6 if ":" in rule.host else socket.AF_INET
+    try:
+        return socket.create_server((rule.host, rule.port), family=family)
+    except OSError as exc:
+        raise SettingsError(
+            f"serve.host {rule.host}, serve.port {rule.port}: {exc}. Name another port, or 0 for any free one"
+        ) from exc

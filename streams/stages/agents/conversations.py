@@ -1,0 +1,141 @@
+"""The trajectories that may still be continued, as the log has them.
+
+    trajectories, turns ──► take ──► Conversations ──► the one a call continues; the turns of a call that came before
+
+The server takes in what it writes, once it is acknowledged, and at its start what was written before: it knows nothing
+that the log does not. Not thread-safe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from schemas.events import Message, Purpose, TrajectoryEvent, Turn
+from schemas.tokens import TokenIds
+from streams.stages.agents.calls import CallError, ModelCall
+from streams.stages.agents.chains import Chains, Placement, prefixes, tools_digest
+
+
+@dataclass(slots=True, eq=False)
+class Conversation:
+    """One trajectory."""
+
+    trajectory_id: str
+    task_id: str
+    agent_id: str
+    begun_at: int
+    """Milliseconds since the epoch, as `last_at`."""
+    last_at: int
+    purpose: Purpose = "serve"
+    sampling_id: str | None = None
+    slot: int | None = None
+    group_size: int | None = None
+    adapter_version: int | None = None
+    """Pin: the version that answers all of it."""
+    chains: Chains = field(default_factory=Chains)
+    number: int = 0
+    """Of the next turn."""
+    started: bool = False
+    """Whether its beginning was written."""
+    ended: bool = False
+    open_calls: int = 0
+
+
+class Conversations:
+    """Every trajectory that is remembered."""
+
+    def __init__(self) -> None:
+        self.by_id: dict[str, Conversation] = {}
+        self._of_turn: dict[str, Conversation] = {}
+        self._ends: dict[tuple[str, bytes, bytes], Conversation] = {}
+        """By agent, tools, and the digest of a history with its last answer."""
+        self._answered: dict[tuple[str, str], dict[int, Turn]] = {}
+        """The turns of the newest call of an agent with this request digest, by choice."""
+
+    # --- taking in ----------------------------------------------------------------------------------------------------
+
+    def take(self, event: Turn | TrajectoryEvent) -> None:
+        """Take in what is in the log, in its order."""
+        if isinstance(event, Turn):
+            self._turn(event)
+            return
+        known = self.by_id.setdefault(
+            event.trajectory_id,
+            Conversation(event.trajectory_id, event.task_id, event.agent_id, event.created_at, event.created_at),
+        )
+        known.purpose, known.sampling_id, known.slot = event.purpose, event.sampling_id, event.slot
+        known.group_size, known.adapter_version = event.group_size, event.adapter_version
+        known.started = True
+        known.ended = known.ended or event.kind == "ended"
+
+    def _turn(self, turn: Turn) -> None:
+        known = self.by_id.get(turn.trajectory_id)
+        if known is None:
+            at = turn.started_at
+            known = Conversation(turn.trajectory_id, turn.task_id, turn.agent_id, at, at)
+            known.sampling_id, known.slot, known.started = turn.sampling_id, turn.slot, True
+            self.by_id[turn.trajectory_id] = known
+        known.number = max(known.number, turn.number + 1)
+        known.last_at = max(known.last_at, turn.created_at)
+        node = known.chains.add(turn)
+        self._of_turn[turn.turn_id] = known
+        if node.broken is None and turn.error is None:
+            self._ends[turn.agent_id, node.kind.tools, node.end] = known
+        request = turn.agent_id, turn.request_digest
+        before = self._answered.get(request, {})
+        if before and next(iter(before.values())).started_at != turn.started_at:
+            before = {}
+        self._answered[request] = {**before, turn.choice: turn}
+
+    def forget(self, known: Conversation) -> None:
+        """Remember a trajectory no longer."""
+        self.by_id.pop(known.trajectory_id, None)
+        turns = known.chains.turns
+        self._of_turn = {turn_id: of for turn_id, of in self._of_turn.items() if of is not known}
+        self._ends = {end: of for end, of in self._ends.items() if of is not known}
+        self._answered = {key: found for key, found in self._answered.items() if found[min(found)].turn_id not in turns}
+
+    # --- asking -------------------------------------------------------------------------------------------------------
+
+    def continued_by(self, call: ModelCall) -> Conversation | None:
+        """Return the trajectory that a call belongs to, or None for a new one. Raises CallError (conflict)."""
+        if call.trajectory_id is not None:
+            known = self.by_id.get(call.trajectory_id)
+            if known is not None and known.agent_id != call.agent_id:
+                what = f"trajectory {call.trajectory_id} is of agent {known.agent_id}, not of {call.agent_id}"
+                raise CallError("conflict", f"{what}; use another trajectory")
+            return known
+        offered = tools_digest(call.tools)
+        for digest in reversed(prefixes(call.messages)[1:]):
+            known = self._ends.get((call.agent_id, offered, digest))
+            if known is not None and not known.ended:
+                return known
+        return None
+
+    def answered(self, call: ModelCall) -> Mapping[int, Turn] | None:
+        """Return the turns of the newest call with this body, by choice, if all were recorded and delivered."""
+        turns = self._answered.get((call.agent_id, call.request_digest), {})
+        if len(turns) < call.count or any(turn.error or not turn.delivered for turn in turns.values()):
+            return None
+        first = turns[0]
+        if call.trajectory_id not in (None, first.trajectory_id) or first.retry_key not in (None, call.retry_key):
+            return None
+        return turns
+
+    def messages(self, turn_id: str) -> tuple[Message, ...] | None:
+        """Return the messages up to a turn, its answer included."""
+        known = self._of_turn.get(turn_id)
+        return None if known is None else known.chains.messages(turn_id)
+
+    def idle(self, since_ms: int, begun_ms: int) -> Iterator[Conversation]:
+        """Yield those without a call since `since_ms`, or that began before `begun_ms`; none with an open call."""
+        for known in list(self.by_id.values()):
+            if known.open_calls == 0 and (known.last_at < since_ms or known.begun_at < begun_ms):
+                yield known
+
+
+def place(known: Conversation | None, call: ModelCall, prompt: TokenIds | None) -> Placement:
+    """Return what a call is to the turns of its trajectory."""
+    chains = Chains() if known is None else known.chains
+    return chains.place(call.messages, call.tools, prompt)

@@ -1,0 +1,379 @@
+"""Answer the calls of agents with the version in force, and record each before its answer ends.
+
+    ModelCall ──► the turn it continues ──► recorded tokens + rendering of the new messages ──► engine, a row a choice
+                                                                                                   │
+    Done ◄── the broker has acknowledged the turn ◄── Turn ◄── text, tool calls ◄── tokens ◄───────┘ ──► Delta
+
+What the log has is never rendered or tokenized again: the prompt of a call begins with the tokens of the turn that its
+history ends with. A call whose body was answered before, sent again as a retry, gets the same answer, or shares the one
+in progress. If every reader of an answer leaves, its rows are cancelled, and the turn is recorded as not delivered.
+
+An answer that cannot be recorded within serve.acknowledge_s is not given: the call fails, and its retry finds the turn
+if it reached the log after all. One server belongs to one agent at a time: two on the same log would give the same
+number to turns of the same trajectory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import uuid
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
+
+from schemas.events import Message, TrajectoryEvent, Turn, derive_id
+from schemas.serde import EncodeError
+from schemas.tokens import TokenIds
+from streams.engines.protocol import Rendering, TokenEngine
+from streams.engines.token_stream import Generation, TokenStream
+from streams.errors import EventError, LogError, RefusedError
+from streams.kafka import times
+from streams.settings.model import Serve
+from streams.stages.agents.answer_text import AnswerText
+from streams.stages.agents.calls import (
+    Begun,
+    CallError,
+    CallErrorKind,
+    Delta,
+    Done,
+    ModelCall,
+    Piece,
+    ServedModel,
+    Token,
+)
+from streams.stages.agents.calls_in_progress import CallInProgress
+from streams.stages.agents.chains import Placement
+from streams.stages.agents.conversations import Conversation, Conversations, place
+from streams.stages.agents.served_versions import ServedVersions
+from streams.stages.agents.turn_events import PreparedCall, ended, started, turn_of
+from streams.stages.agents.turn_writer import TurnWriter
+
+log = logging.getLogger("streamward.agents")
+
+
+class Recorder:
+    """Answers calls. All of it runs in one event loop."""
+
+    def __init__(
+        self,
+        rule: Serve,
+        engine: TokenEngine,
+        rendering: Rendering,
+        versions: ServedVersions,
+        writer: TurnWriter,
+        conversations: Conversations,
+    ) -> None:
+        self._rule, self._engine, self._rendering = rule, engine, rendering
+        self._versions, self._writer, self._conversations = versions, writer, conversations
+        self._in_progress: dict[tuple[str, str | None, str], CallInProgress] = {}
+        """Calls by agent, trajectory in the path, and digest of the body."""
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._nonce, self._begun = uuid.uuid4().hex, itertools.count()
+
+    # --- what protocols ask -------------------------------------------------------------------------------------------
+
+    async def answer(self, call: ModelCall) -> AsyncIterator[Piece]:
+        """Answer, `Begun` first. Raises CallError, before the first piece if the call cannot begin."""
+        if call.retry_key is not None and (turns := self._conversations.answered(call)) is not None:
+            for piece in self._again(call, turns):
+                yield piece
+            return
+        key = call.agent_id, call.trajectory_id, call.request_digest
+        shared = self._in_progress.get(key) if call.retry_key is not None else None
+        if shared is None or shared.abandoned:
+            shared = self._begin(call, key)
+        pieces = shared.pieces()
+        try:
+            async for piece in pieces:
+                yield piece
+        finally:
+            await pieces.aclose()  # now, not when it is collected: who has left must be known at once
+
+    async def count_tokens(self, call: ModelCall) -> int:
+        """Return how many tokens the call's prompt has. Raises CallError."""
+        prepared = self._prompt(call, self._conversations.continued_by(call))
+        return len(prepared[1]) + len(prepared[2])
+
+    async def conversation(self, turn_id: str) -> tuple[Message, ...] | None:
+        """Return the messages up to a recorded turn, its answer included; None if there is no such turn."""
+        return self._conversations.messages(turn_id)
+
+    def models(self) -> list[ServedModel]:
+        """Return what can be asked for, the policy itself first."""
+        router, policy = self._versions.router, self._versions.policy
+        known = router.adapters.versions
+        each = [
+            ServedModel(f"{policy}@{number}", number, known[number].created_at, status)
+            for number, status in sorted(router.statuses.items())
+            if status != "retired"
+        ]
+        primary = router.primary
+        return [ServedModel(policy, primary, known[primary].created_at, "primary"), *each]
+
+    async def close(self) -> None:
+        """Return once no call is in progress any more."""
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
+    def end_idle(self) -> None:
+        """Write the end of trajectories that had no call for serve.idle_s, and forget those that are too old."""
+        now = times.now_ms()
+        since, oldest = now - int(self._rule.idle_s * 1000), now - int(self._rule.longest_s * 1000)
+        for known in self._conversations.idle(since, oldest):
+            if known.started and not known.ended and known.sampling_id is None:
+                known.ended = True
+                old = known.begun_at < oldest
+                reason = f"it began {self._rule.longest_s:g} s ago" if old else f"no call for {self._rule.idle_s:g} s"
+                self._writer.write(ended(known, self._versions.policy, reason, now))
+            if known.begun_at < oldest:
+                self._conversations.forget(known)
+
+    # --- one call -----------------------------------------------------------------------------------------------------
+
+    def _begin(self, call: ModelCall, key: tuple[str, str | None, str]) -> CallInProgress:
+        if len(self._tasks) >= self._rule.max_calls:
+            raise CallError("busy", f"{len(self._tasks)} calls are in progress (serve.max_calls); try again")
+        if (waits_s := self._writer.waits_s) > self._rule.acknowledge_s:
+            raise CallError("busy", f"the broker has acknowledged nothing for {waits_s:.0f} s; try again")
+        streams: list[TokenStream] = []
+
+        def abandon() -> None:
+            for stream in streams:
+                stream.cancel()
+
+        progress = self._in_progress[key] = CallInProgress(abandon)
+        task = asyncio.create_task(self._run(call, progress, streams))
+        self._tasks.add(task)
+
+        def over(ended: asyncio.Task[None]) -> None:
+            self._tasks.discard(ended)
+            if self._in_progress.get(key) is progress:
+                del self._in_progress[key]
+
+        task.add_done_callback(over)
+        return progress
+
+    async def _run(self, call: ModelCall, progress: CallInProgress, streams: list[TokenStream]) -> None:
+        """Answer `call` into `progress`, whatever happens."""
+        conversation: Conversation | None = None
+        try:
+            prepared = await self._prepare(call)
+            conversation = prepared.conversation
+            streams += self._submit(prepared)
+            if progress.abandoned:
+                for stream in streams:
+                    stream.cancel()
+            progress.publish(self._begun_piece(prepared))
+            each = [self._choose(prepared, stream, progress) for stream in streams]
+            for failed in await asyncio.gather(*each, return_exceptions=True):
+                if isinstance(failed, BaseException):
+                    raise failed
+            progress.finish()
+        except CallError as exc:
+            progress.finish(exc)
+        except Exception as exc:  # a template, a tokenizer, a model: whatever is inside them
+            log.exception("a call of agent %s failed", call.agent_id)
+            progress.finish(CallError("internal", f"{type(exc).__name__}: {exc}"))
+        finally:
+            if conversation is not None:
+                conversation.open_calls -= 1
+
+    async def _prepare(self, call: ModelCall) -> PreparedCall:
+        """Find version, place and prompt of a call. Raises CallError."""
+        if call.logprobs:
+            what = "alternatives to the sampled tokens are not kept; ask for logprobs alone"
+            raise CallError("unsupported", what, "top_logprobs" if call.protocol == "chat" else "logprobs")
+        known, started_at = self._conversations.continued_by(call), times.now_ms()
+        conversation = self._opened(call, started_at) if known is None else known
+        pin = conversation.adapter_version
+        version = self._versions.version_for(call.model, conversation.task_id, pin)
+        if not self._versions.is_ready(version):
+            try:
+                await asyncio.to_thread(self._versions.load, version)
+            except EventError as exc:
+                kind: CallErrorKind = "busy" if exc.reason == "store_unreachable" else "invalid"
+                raise CallError(kind, str(exc), "model") from exc
+        placement, before, new = self._prompt(call, conversation)
+        beginning = conversation.trajectory_id, call.request_digest, self._nonce, next(self._begun)
+        turn_ids = tuple(derive_id(*beginning, choice) for choice in range(call.count))
+        conversation.open_calls += 1
+        policy = self._versions.policy
+        return PreparedCall(call, conversation, placement, before, new, policy, version, turn_ids, started_at)
+
+    def _opened(self, call: ModelCall, now: int) -> Conversation:
+        """Return a new trajectory for a call; it is remembered once its first turn is recorded."""
+        name = call.trajectory_id or derive_id("trajectory", call.agent_id, self._nonce, next(self._begun))
+        conversation = Conversation(name, name, call.agent_id, now, now)
+        if call.trajectory_id is not None:
+            self._conversations.by_id[name] = conversation  # a call beside this one is of the same
+        return conversation
+
+    def _prompt(self, call: ModelCall, known: Conversation | None) -> tuple[Placement, TokenIds, tuple[int, ...]]:
+        """Return a call's place, the recorded tokens it begins with, and those behind them. Raises CallError."""
+        render = self._rendering
+        try:
+            if call.prompt is not None:
+                tokens = render.plain(call.prompt) if isinstance(call.prompt, str) else call.prompt
+                placed = place(known, call, TokenIds.of(tokens))
+                return placed, TokenIds.of(tokens[: placed.new_from]), tuple(tokens[placed.new_from :])
+            placed = place(known, call, None)
+            if placed.parent is None or known is None:
+                return placed, TokenIds(), render.first(call.messages, call.tools)
+            before = known.chains.tokens(placed.parent.turn_id)
+            finished = bool(before) and before[-1] in self._engine.ends
+            history = call.messages[: len(call.messages) - len(placed.new)]
+            behind = render.extend(before, finished, history, placed.new, call.tools)
+            if not isinstance(behind, str):
+                return placed, before, behind
+            placed = Placement("rewrites", behind, None, call.messages)
+            return placed, TokenIds(), render.first(call.messages, call.tools)
+        except (EventError, ValueError) as exc:
+            where = "prompt" if call.prompt is not None else "messages"
+            raise CallError("invalid", str(exc), where) from exc
+
+    def _submit(self, prepared: PreparedCall) -> list[TokenStream]:
+        sampling, prompt = prepared.call.sampling, prepared.prompt
+        key = prepared.turn_ids[0] if sampling.seed is None else str(sampling.seed)
+        streams: list[TokenStream] = []
+        try:
+            for slot in range(prepared.call.count):
+                asked = Generation(
+                    prompt_token_ids=prompt, sampling=sampling, draw_key=key, slot=slot, version=prepared.version
+                )
+                streams.append(self._engine.submit(asked))
+        except EventError as exc:
+            raise CallError("invalid", str(exc), "messages" if prepared.call.messages else "prompt") from exc
+        except RefusedError as exc:
+            raise CallError("busy", f"{exc}; try again") from exc
+        return streams
+
+    def _begun_piece(self, prepared: PreparedCall) -> Begun:
+        version, engine = prepared.version, self._engine
+        return Begun(
+            turn_id=prepared.turn_ids[0],
+            trajectory_id=prepared.conversation.trajectory_id,
+            model=f"{self._versions.policy}@{version}",
+            version=version,
+            fingerprint=_fingerprint(engine.base_digest, version),
+            prompt_tokens=len(prepared.prompt),
+            cached_tokens=len(prepared.known),
+        )
+
+    # --- one choice ---------------------------------------------------------------------------------------------------
+
+    async def _choose(self, prepared: PreparedCall, stream: TokenStream, progress: CallInProgress) -> None:
+        """Pass on one answer as it is sampled, and record it. Raises CallError."""
+        call, choice = prepared.call, stream.generation.slot
+        markers = self._rendering.markers if self._calls_are_read(call) else ()
+        shown, unsent, tokens = AnswerText(self._rendering.text, call.sampling.stop, markers), list[Token](), []
+        async for token, logprob in stream:
+            spoken = self._token(token, logprob)
+            tokens.append(spoken)
+            unsent.append(spoken)
+            if text := shown.push(token):
+                progress.publish(Delta(choice=choice, text=text, tokens=tuple(unsent)))
+                unsent.clear()
+        turn = self._turn(prepared, stream, delivered=not progress.abandoned)
+        await self._record(prepared.conversation, turn)
+        if stream.ending == "error":
+            raise CallError("internal", f"the engine failed: {stream.error}")
+        if text := shown.rest(turn.reply.content):
+            progress.publish(Delta(choice=choice, text=text, tokens=tuple(unsent)))
+        progress.publish(_done(turn, tuple(tokens), stream.stop))
+
+    def _turn(self, prepared: PreparedCall, stream: TokenStream, *, delivered: bool) -> Turn:
+        drawn = tuple(token for token, _ in stream.drawn)
+        reply, malformed = self._reply(prepared.call, drawn, stream.stop)
+        turn = turn_of(prepared, stream, reply, self._engine, self._rendering)
+        return replace(turn, malformed=malformed, delivered=delivered)
+
+    def _reply(self, call: ModelCall, drawn: tuple[int, ...], stop: str | None) -> tuple[Message, str | None]:
+        """Return the answer as the client gets it, and why a tool call in it cannot be read."""
+        if not self._calls_are_read(call):
+            reply, malformed = Message(role="assistant", content=self._rendering.text(drawn)), None
+        else:
+            reply, malformed = self._rendering.parse(drawn, call.tools)
+        if stop is not None and not reply.tool_calls:
+            reply = replace(reply, content=reply.content.partition(stop)[0])
+        return reply, malformed
+
+    def _calls_are_read(self, call: ModelCall) -> bool:
+        return bool(call.tools) and call.tool_choice == "auto"
+
+    async def _record(self, conversation: Conversation, turn: Turn) -> None:
+        """Return once `turn` is in the log. Raises CallError if it is not within serve.acknowledge_s."""
+        began: TrajectoryEvent | None = None
+        if not conversation.started:
+            began = started(conversation, turn)
+        turn = replace(turn, number=conversation.number)
+        try:
+            if began is not None:
+                self._writer.write(began)
+                conversation.started = True
+            written = asyncio.wrap_future(self._writer.write(turn))
+        except (EventError, EncodeError) as exc:
+            raise CallError("too_large", f"the turn cannot be recorded: {exc}") from exc
+        conversation.number += 1
+        self._conversations.by_id.setdefault(conversation.trajectory_id, conversation)
+
+        def taken(done: asyncio.Future[None]) -> None:
+            if not done.cancelled() and done.exception() is None:
+                self._conversations.take(turn)
+
+        written.add_done_callback(taken)
+        try:
+            await asyncio.wait_for(asyncio.shield(written), self._rule.acknowledge_s)
+        except (TimeoutError, LogError) as exc:
+            what = f"the answer was not recorded within {self._rule.acknowledge_s:g} s (serve.acknowledge_s)"
+            raise CallError("busy", f"{what}: the broker does not answer; try again") from exc
+
+    # --- an answer that was given before ------------------------------------------------------------------------------
+
+    def _again(self, call: ModelCall, turns: Mapping[int, Turn]) -> list[Piece]:
+        """Return the pieces of an answer from its turns."""
+        first = turns[0]
+        version, before = first.adapter_version, first.prompt_tokens - len(first.prompt_token_ids)
+        begun = Begun(
+            turn_id=first.turn_id,
+            trajectory_id=first.trajectory_id,
+            model=f"{first.policy}@{version}",
+            version=version,
+            fingerprint=_fingerprint(first.base_digest, version),
+            prompt_tokens=first.prompt_tokens,
+            cached_tokens=before,
+        )
+        pieces: list[Piece] = [begun]
+        for choice, turn in sorted(turns.items()):
+            drawn = zip(turn.completion_token_ids, turn.logprobs, strict=True)
+            tokens = tuple(self._token(token, logprob) for token, logprob in drawn)
+            if turn.reply.content:
+                pieces.append(Delta(choice=choice, text=turn.reply.content, tokens=tokens))
+            pieces.append(_done(turn, tokens, _stop_text(turn, self._rendering)))
+        return pieces
+
+    def _token(self, token: int, logprob: float) -> Token:
+        data = self._rendering.token_bytes(token)
+        return Token(token, data.decode(errors="replace"), data, logprob)
+
+
+def _done(turn: Turn, tokens: tuple[Token, ...], stop: str | None) -> Done:
+    reason = turn.finish_reason
+    return Done(
+        choice=turn.choice,
+        message=turn.reply,
+        finish_reason=reason if reason in ("length", "tool_calls") else "stop",
+        tokens=tokens,
+        stop=stop,
+        turn_id=turn.turn_id,
+    )
+
+
+def _stop_text(turn: Turn, rendering: Rendering) -> str | None:
+    """Return the stop text that ended a recorded answer, if its tokens show one."""
+    behind = rendering.text(turn.completion_token_ids)[len(turn.reply.content) :]
+    return next((text for text in turn.sampling.stop if text and behind.startswith(text)), None)
+
+
+def _fingerprint(base_digest: str, version: int) -> str:
+    return f"fp_{base_digest[:10]}_{version}"

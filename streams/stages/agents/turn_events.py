@@ -1,0 +1,121 @@
+"""What the recorder writes: a trajectory's beginning and end, and the turn of each answer."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from schemas.events import Message, TrajectoryEvent, Turn, derive_id
+from schemas.tokens import Logprobs, TokenIds
+from streams.engines.protocol import Rendering, TokenEngine
+from streams.engines.token_stream import TokenStream
+from streams.kafka import times
+from streams.stages.agents.calls import ModelCall
+from streams.stages.agents.chains import Placement
+from streams.stages.agents.conversations import Conversation
+
+
+class PreparedCall(NamedTuple):
+    """A call that has a version and a prompt."""
+
+    call: ModelCall
+    conversation: Conversation
+    placement: Placement
+    known: TokenIds
+    """The tokens of the turn it continues."""
+    new: tuple[int, ...]
+    """Behind those."""
+    policy: str
+    version: int
+    turn_ids: tuple[str, ...]
+    """One for each choice."""
+    started_at: int
+
+    @property
+    def prompt(self) -> tuple[int, ...]:
+        """The tokens that the engine gets."""
+        return (*self.known, *self.new)
+
+
+def turn_of(
+    prepared: PreparedCall, stream: TokenStream, reply: Message, engine: TokenEngine, rendering: Rendering
+) -> Turn:
+    """Return the record of an answer; its number comes when it is written."""
+    call, conversation, choice = prepared.call, prepared.conversation, stream.generation.slot
+    parent = prepared.placement.parent
+    ending = "tool_calls" if reply.tool_calls and stream.ending == "stop" else stream.ending
+    return Turn(
+        turn_id=prepared.turn_ids[choice],
+        trajectory_id=conversation.trajectory_id,
+        task_id=conversation.task_id,
+        created_at=times.now_ms(),
+        agent_id=call.agent_id,
+        policy=prepared.policy,
+        adapter_version=prepared.version,
+        number=0,
+        parent_id=None if parent is None else parent.turn_id,
+        continuity=prepared.placement.continuity,
+        reason=prepared.placement.reason,
+        sampling_id=conversation.sampling_id,
+        slot=conversation.slot,
+        protocol=call.protocol,
+        request_digest=call.request_digest,
+        retry_key=call.retry_key,
+        choice=choice,
+        choices=call.count,
+        started_at=prepared.started_at,
+        engine=engine.name,
+        base_digest=engine.base_digest,
+        tokenizer_digest=rendering.tokenizer_digest,
+        template_digest=rendering.template_digest,
+        finish_reason=ending or "error",
+        error=stream.error if stream.ending == "error" else None,
+        prompt_tokens=len(prepared.prompt),
+        reply=reply,
+        sampling=call.sampling,
+        prompt_token_ids=TokenIds.of(prepared.new),
+        completion_token_ids=TokenIds.of(token for token, _ in stream.drawn),
+        logprobs=Logprobs.of(logprob for _, logprob in stream.drawn),
+        messages=prepared.placement.new,
+        tools=call.tools if parent is None else (),
+        ignored=call.ignored,
+    )
+
+
+def started(known: Conversation, first: Turn) -> TrajectoryEvent:
+    """Return the beginning of a trajectory whose first turn is `first`."""
+    return TrajectoryEvent(
+        event_id=derive_id(known.trajectory_id, "started"),
+        trajectory_id=known.trajectory_id,
+        task_id=known.task_id,
+        created_at=first.started_at,
+        kind="started",
+        agent_id=known.agent_id,
+        policy=first.policy,
+        purpose=known.purpose,
+        sampling_id=known.sampling_id,
+        slot=known.slot,
+        group_size=known.group_size,
+        adapter_version=known.adapter_version,
+        reason="its first call",
+    )
+
+
+def ended(known: Conversation, policy: str, reason: str, now: int) -> TrajectoryEvent:
+    """Return the end of a trajectory."""
+    return TrajectoryEvent(
+        event_id=derive_id(known.trajectory_id, "ended"),
+        trajectory_id=known.trajectory_id,
+        task_id=known.task_id,
+        created_at=now,
+        kind="ended",
+        agent_id=known.agent_id,
+        policy=policy,
+        purpose=known.purpose,
+        sampling_id=known.sampling_id,
+        slot=known.slot,
+        group_size=known.group_size,
+        adapter_version=known.adapter_version,
+        ending="completed",
+        turns=known.number,
+        reason=reason,
+    )

@@ -1,0 +1,93 @@
+"""Write events from an event loop, each with a future that is done once the broker has acknowledged it.
+
+    coroutines ──► write(event) ──► queue ──► one thread: send all that wait, flush ──► futures
+
+What waits is sent together, so a hundred calls at once cost one round trip. While the broker is unreachable everything
+waits; after kafka.outage_s the thread ends, and says so to whoever runs the server.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+
+from schemas.events import Coordinates, TrajectoryEvent, Turn
+from streams.errors import LogError, StreamwardError
+from streams.kafka.producer import Producer
+from streams.kafka.record import encoded
+from streams.kafka.retry import BrokerOutage
+from streams.kafka.topics import topics
+from streams.observability.metrics import Meter
+from streams.settings.model import Settings
+
+STAGE = "agents"
+log = logging.getLogger("streamward.agents")
+
+
+class TurnWriter:
+    """A producer and its thread. Use as a context manager."""
+
+    def __init__(
+        self, settings: Settings, stop: threading.Event, meter: Meter, failed: Callable[[StreamwardError], None]
+    ) -> None:
+        """`failed` is called from the thread when it ends because the log takes nothing more."""
+        self._settings, self._stop, self._meter, self._failed = settings, stop, meter, failed
+        self._topics = {topic.event: topic for topic in topics(settings.topics).values()}
+        self._queue: queue.SimpleQueue[tuple[str, bytes | None, bytes, Future[None]] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="writes-turns")
+        self._waits_since: float | None = None
+
+    def __enter__(self) -> TurnWriter:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._queue.put(None)
+        self._thread.join()
+
+    @property
+    def waits_s(self) -> float:
+        """How long the oldest event has waited for the broker, seconds; 0 if none waits."""
+        since = self._waits_since
+        return 0.0 if since is None else time.monotonic() - since
+
+    def write(self, event: Turn | TrajectoryEvent) -> Future[None]:
+        """Queue an event, behind those before it. Raises EncodeError, and EventError if it is too large."""
+        topic = self._topics[type(event)]
+        written: Future[None] = Future()
+        self._queue.put((topic.name, *encoded(event, topic), written))
+        return written
+
+    def _run(self) -> None:
+        outage = BrokerOutage(self._settings.kafka, self._stop, self._meter)
+        producer = Producer(self._settings, linger_ms=0, outage=outage, stage=STAGE)
+        waiting: list[tuple[str, bytes | None, bytes, Future[None]]] = []
+        try:
+            with producer:
+                while (first := self._queue.get()) is not None:
+                    self._waits_since = time.monotonic()
+                    waiting, ends = [first], False
+                    while not self._queue.empty() and not ends:
+                        more = self._queue.get()
+                        ends = more is None
+                        waiting += [] if more is None else [more]
+                    for name, key, payload, written in waiting:
+                        producer.send_bytes(name, key, payload, on_ack=partial(_acknowledged, written))
+                    producer.flush()
+                    self._waits_since = None
+                    if ends:
+                        return
+        except LogError as exc:
+            for _, _, _, written in waiting:
+                if not written.done():
+                    written.set_exception(exc)
+            self._failed(exc)
+
+
+def _acknowledged(written: Future[None], _: Coordinates) -> None:
+    written.set_result(None)

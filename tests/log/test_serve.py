@@ -1,0 +1,261 @@
+"""`streamward serve` as its users meet it: the official client, a real log, and kill -9."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import signal
+import socket
+import subprocess
+import threading
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from openai import APIConnectionError, APIError, AsyncOpenAI, BadRequestError, NotFoundError, OpenAI
+
+from schemas.events import TrajectoryEvent, Turn
+from schemas.tokens import TokenIds
+from streams.kafka import admin
+from streams.settings.model import Kafka, Policy, Serve, Settings, Topics
+from streams.stages.agents.fold import of_each
+from tests.support.processes import command, environment, read, said, until
+
+pytestmark = pytest.mark.kafka
+
+CALL = '<tool_call>{"name": "weather", "arguments": {"city": "Ulm"}}</tool_call>'
+SCRIPT = {
+    "context_tokens": 1_000_000,
+    "replies": [
+        {"when": "weather in Ulm", "reply": "Let me look. " + CALL},
+        {"when": "sunny", "reply": "Wear a hat."},
+        {"when": "at length", "reply": "x" * 100_000},
+        {"when": "ä and ü", "reply": "ä, ü and 🎈"},
+    ],
+}
+WEATHER = {
+    "type": "function",
+    "function": {"name": "weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}},
+}
+
+
+class Server:
+    """`streamward serve` of a log of its own, started again where it was."""
+
+    def __init__(self, settings: Settings, folder: Path) -> None:
+        self.settings, self.folder = settings, folder
+        self.url = f"http://127.0.0.1:{settings.serve.port}"
+        self.start()
+
+    def start(self) -> None:
+        with (self.folder / "serve.log").open("a") as log:
+            self.process = subprocess.Popen(command("serve"), env=environment(self.settings), stderr=log)
+        until(self._answers, "the server answers", folder=self.folder)
+
+    def _answers(self) -> bool:
+        assert self.process.poll() is None, said(self.folder)
+        with contextlib.suppress(httpx.TransportError):
+            return httpx.get(self.url + "/healthz").status_code == 200
+        return False
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def client(self, agent: str, **options: Any) -> OpenAI:
+        return OpenAI(base_url=f"{self.url}/agents/{agent}/v1", api_key="none", **{"max_retries": 0, **options})
+
+    def post(self, body: bytes) -> tuple[int, Any]:
+        answer = httpx.post(self.url + "/v1/chat/completions", content=body)
+        return answer.status_code, answer.json()
+
+    def turns(self, agent: str) -> list[Turn]:
+        return [turn for _, turn in read(self.settings, Turn) if turn.agent_id == agent]
+
+
+@pytest.fixture(scope="module")
+def server(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    settings = Settings(
+        kafka=Kafka(bootstrap=kafka_bootstrap),
+        topics=Topics(prefix=f"test-{uuid.uuid4().hex[:12]}.", partitions=2, policy_partitions=2),
+        policy=Policy(name="sums", engine="scripted", script=json.dumps(SCRIPT)),
+        serve=Serve(port=port, max_body_mb=1),
+    )
+    admin.apply_topics(settings)
+    server = Server(settings, tmp_path_factory.mktemp("serve"))
+    yield server
+    server.process.send_signal(signal.SIGTERM)
+    assert server.process.wait(60) == 0, said(server.folder)
+
+
+def user(text: str) -> Any:
+    return {"role": "user", "content": text}
+
+
+def test_a_conversation_is_recorded_token_by_token_and_each_prompt_begins_with_the_one_before(server: Server) -> None:
+    client, messages = server.client("walker"), [user("4 + 7 = 11")]
+    for question in ("and twice that?", "thank you"):
+        answer = client.chat.completions.create(model="sums", messages=messages, logprobs=True)
+        assert answer.model == "sums@0"
+        messages += [answer.choices[0].message.model_dump(include={"role", "content"}), user(question)]
+    last = client.chat.completions.create(model="sums@0", messages=messages)
+
+    turns = server.turns("walker")
+    assert [turn.continuity for turn in turns] == ["first", "extends", "extends"]
+    assert [turn.number for turn in turns] == [0, 1, 2]
+    assert turns[2].turn_id == last.id.removeprefix("chatcmpl-")
+    assert turns[2].reply.content == last.choices[0].message.content == "thank you"
+    assert [len(turn.messages) for turn in turns] == [1, 1, 1]
+    known = sum(len(turn.prompt_token_ids) + len(turn.completion_token_ids) for turn in turns[:2])
+    assert last.usage is not None and last.usage.prompt_tokens == known + len(turns[2].prompt_token_ids)
+    assert last.usage.prompt_tokens_details is not None and last.usage.prompt_tokens_details.cached_tokens == known
+    [trajectory] = of_each(turns).values()
+    assert str(trajectory) == "3 of 3 calls delivered"
+
+
+def test_a_stream_gives_the_text_and_logprobs_of_the_whole_answer(server: Server) -> None:
+    client = server.client("reader")
+    whole = client.chat.completions.create(model="sums", messages=[user("ä and ü")], logprobs=True, seed=7)
+    chunks = list(
+        client.chat.completions.create(model="sums", messages=[user("ä and ü")], logprobs=True, seed=7, stream=True)
+    )
+    said = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+    assert said == whole.choices[0].message.content == "ä, ü and 🎈"
+    assert whole.choices[0].logprobs is not None
+    streamed = [
+        token for chunk in chunks if chunk.choices[0].logprobs for token in chunk.choices[0].logprobs.content or ()
+    ]
+    assert streamed == whole.choices[0].logprobs.content
+    first, second = server.turns("reader")
+    assert (first.completion_token_ids, first.logprobs) == (second.completion_token_ids, second.logprobs)
+    assert [round(token.logprob, 5) for token in streamed] == [round(one, 5) for one in first.logprobs]
+
+
+def test_calls_at_once_are_answered_side_by_side(server: Server) -> None:
+    async def ask() -> list[str | None]:
+        async with AsyncOpenAI(base_url=f"{server.url}/agents/crowd/v1", api_key="none") as client:
+            asked = [client.chat.completions.create(model="sums", messages=[user(f"word {n}")], n=2) for n in range(8)]
+            return [choice.message.content for answer in await asyncio.gather(*asked) for choice in answer.choices]
+
+    assert asyncio.run(ask()) == [f"word {n}" for n in range(8) for _ in range(2)]
+    turns = server.turns("crowd")
+    assert sorted((turn.reply.content, turn.choice) for turn in turns) == [
+        (f"word {n}", c) for n in range(8) for c in (0, 1)
+    ]
+    assert len({turn.turn_id for turn in turns}) == 16
+
+
+def test_a_tool_call_comes_whole_and_its_result_continues_the_turn(server: Server) -> None:
+    client, messages = server.client("tourist"), [user("What is the weather in Ulm?")]
+    asked: dict[str, Any] = {"model": "sums", "tools": [WEATHER]}
+    chunks = list(client.chat.completions.create(messages=messages, stream=True, **asked))
+    said = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+    [call] = [call for chunk in chunks for call in chunk.choices[0].delta.tool_calls or ()]
+    assert (said, chunks[-1].choices[0].finish_reason) == ("Let me look.", "tool_calls")
+    assert call.function is not None and json.loads(call.function.arguments or "") == {"city": "Ulm"}
+    messages += [
+        {
+            "role": "assistant",
+            "content": said,
+            "tool_calls": [
+                {"id": "other", "type": "function", "function": {"name": "weather", "arguments": '{"city":"Ulm"}'}}
+            ],
+        },
+        {"role": "tool", "tool_call_id": "other", "content": "sunny"},
+    ]
+    assert client.chat.completions.create(messages=messages, **asked).choices[0].message.content == "Wear a hat."
+    first, second = server.turns("tourist")
+    assert (second.parent_id, second.continuity) == (first.turn_id, "extends")
+
+
+def test_what_cannot_be_answered_says_why_in_the_format_of_the_api(server: Server) -> None:
+    client = server.client("fool")
+    with pytest.raises(BadRequestError, match="colour"):
+        client.chat.completions.create(model="sums", messages=[user("hi")], extra_body={"colour": "blue"})
+    with pytest.raises(NotFoundError, match="this server has sums"):
+        client.chat.completions.create(model="gpt-5", messages=[user("hi")])
+    with pytest.raises(NotFoundError, match="its newest is 0"):
+        client.chat.completions.create(model="sums@7", messages=[user("hi")])
+    assert server.post(b"{")[0] == 400
+    status, body = server.post(b" " * 1_100_000)
+    assert (status, body["error"]["code"]) == (413, "too_large") and "serve.max_body_mb" in body["error"]["message"]
+    assert [model.id for model in client.models.list()] == ["sums", "sums@0"]
+    assert client.models.retrieve("sums@0").id == "sums@0"
+    assert server.turns("fool") == []
+
+
+def test_a_retry_gets_the_same_answer_and_no_second_turn(server: Server) -> None:
+    client = server.client("twice")
+    ask = client.chat.completions.create
+    first = ask(model="sums", messages=[user("once")])
+    again = ask(model="sums", messages=[user("once")], extra_headers={"x-stainless-retry-count": "1"})
+    assert (again.id, again.choices[0].message.content) == (first.id, "once")
+    assert len(server.turns("twice")) == 1
+    assert ask(model="sums", messages=[user("once")]).id != first.id
+
+
+def test_an_answer_whose_client_hangs_up_is_recorded_and_not_delivered(server: Server) -> None:
+    with server.client("shy").chat.completions.create(
+        model="sums", messages=[user("at length")], max_tokens=200_000, stream=True
+    ) as stream:
+        next(iter(stream))
+    until(lambda: len(server.turns("shy")) == 1, "the turn is in the log", folder=server.folder)
+    [turn] = server.turns("shy")
+    assert (turn.delivered, turn.finish_reason) == (False, "cancelled")
+    assert 0 < len(turn.completion_token_ids) < 100_000
+
+
+def test_after_kill_9_every_finished_answer_is_in_the_log_and_conversations_continue(server: Server) -> None:
+    client, told = server.client("survivor"), []
+    before = client.chat.completions.create(model="sums", messages=[user("remember me")])
+    enough = threading.Event()
+
+    def chat(name: int) -> None:
+        for n in range(10_000):
+            with contextlib.suppress(APIError):
+                chunks = list(
+                    client.chat.completions.create(model="sums", messages=[user(f"{name} says {n}")], stream=True)
+                )
+                if chunks[-1].choices[0].finish_reason is None:
+                    return
+                told.append(chunks[-1].id)
+                if len(told) > 40:
+                    enough.set()
+                continue
+            return
+
+    threads = [threading.Thread(target=chat, args=(name,)) for name in range(4)]
+    for thread in threads:
+        thread.start()
+    assert enough.wait(60), said(server.folder)
+    server.kill()
+    for thread in threads:
+        thread.join()
+    with pytest.raises(APIConnectionError):
+        client.chat.completions.create(model="sums", messages=[user("anybody there?")])
+
+    server.start()
+    recorded = {f"chatcmpl-{turn.turn_id}" for turn in server.turns("survivor")}
+    assert set(told) - recorded == set()
+    again = client.chat.completions.create(
+        model="sums", messages=[user("remember me")], extra_headers={"x-stainless-retry-count": "1"}
+    )
+    assert again.id == before.id
+    messages = [user("remember me"), {"role": "assistant", "content": "remember me"}, user("still?")]
+    after = client.chat.completions.create(model="sums", messages=messages)
+    turns = {f"chatcmpl-{turn.turn_id}": turn for turn in server.turns("survivor")}
+    parent = turns[before.id]
+    assert turns[after.id].parent_id == parent.turn_id and turns[after.id].trajectory_id == parent.trajectory_id
+    whole = bytes(
+        token for part in (parent.prompt_token_ids, parent.completion_token_ids) for token in part if token < 256
+    )
+    assert whole == b"user: remember me\nassistant: remember me"
+    assert turns[after.id].prompt_token_ids == TokenIds.of(b"\nuser: still?\nassistant: ")
+    begun = {event.trajectory_id for _, event in read(server.settings, TrajectoryEvent) if event.kind == "started"}
+    assert {turn.trajectory_id for turn in turns.values()} - begun == set()
