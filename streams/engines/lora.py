@@ -11,7 +11,7 @@ rank patterns) are refused.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -51,6 +51,10 @@ class LoraPair(NamedTuple):
 
     a: Tensor  # [in, r]
     b: Tensor  # [r, out], scaled
+
+
+Span = tuple[slice, Mapping[str, LoraPair]]
+"""Neighbouring tokens of a pass, and what is added to the modules for them, by name."""
 
 
 def read_lora(folder: Path, model: nn.Module) -> dict[str, LoraPair]:
@@ -120,10 +124,45 @@ class Lora:
             hook.remove()
 
 
+class PackedLora:
+    """Several adapters side by side in a packed pass: each changes the tokens of its own rows."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._head = model.get_output_embeddings()
+        self._hooks: dict[str, Any] = {}
+        self._spans: Sequence[Span] = ()
+        self._wanted: Sequence[Span] = ()
+
+    def use(self, tokens: Sequence[Span], wanted: Sequence[Span]) -> None:
+        """Apply these from now on: which tokens of the pass, and which of those whose logits are wanted."""
+        self._spans, self._wanted = tokens, wanted
+        named = {name for _, pairs in tokens for name in pairs}
+        for name in [name for name in self._hooks if name not in named]:
+            self._hooks.pop(name).remove()
+        for name in named - self._hooks.keys():
+            module = self._model.get_submodule(name)
+            self._hooks[name] = module.register_forward_hook(self._adding(name))
+
+    def _adding(self, name: str) -> Any:
+        def hook(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+            for span, pairs in self._wanted if module is self._head else self._spans:
+                if name in pairs:
+                    _add(pairs[name], inputs[0][0, span], output[0, span])
+            return output
+
+        return hook
+
+
 def _adding(pair: LoraPair) -> Any:
     def hook(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
-        low = inputs[0].reshape(-1, pair.a.shape[0]) @ pair.a
-        output.view(-1, pair.b.shape[1]).addmm_(low, pair.b)
+        _add(pair, inputs[0], output)
         return output
 
     return hook
+
+
+def _add(pair: LoraPair, inputs: Tensor, output: Tensor) -> None:
+    """Add, in place, what the adapter makes of `inputs`."""
+    low = inputs.reshape(-1, pair.a.shape[0]) @ pair.a
+    output.view(-1, pair.b.shape[1]).addmm_(low, pair.b)

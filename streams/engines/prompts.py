@@ -72,11 +72,19 @@ class Prompts:
 
     def cut(self, tokens: Sequence[int], stop: Sequence[str]) -> str | None:
         """Return the text before the first stop text in it, None if there is none."""
+        found = self.stopped_by(tokens, stop)
+        return None if found is None else found[0]
+
+    def stopped_by(self, tokens: Sequence[int], stop: Sequence[str]) -> tuple[str, str] | None:
+        """Return the text before the first stop text in it, and that stop text; None if there is none."""
         if not stop:
             return None
         text = self.text(tokens)
-        places = [place for place in map(text.find, filter(None, stop)) if place >= 0]
-        return text[: min(places)] if places else None
+        places = [(place, each) for each in stop if each and (place := text.find(each)) >= 0]
+        if not places:
+            return None
+        place, found = min(places)
+        return text[:place], found
 
 
 def _as_template_wants(message: Message) -> dict[str, Any]:

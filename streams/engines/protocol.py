@@ -185,6 +185,16 @@ def check_generation(generation: Generation, engine: TokenEngine, versions: Coll
         raise EventError(what, reason="bad_sampling")
 
 
+def check_folder(version: int, adapter: Path | None) -> None:
+    """Raise EventError (bad_adapter) unless this can be the folder of this version."""
+    if (adapter is None) != (version == 0) or (adapter and not adapter.is_dir()):
+        raise EventError(
+            f"adapter version {version}: its folder is {adapter}; expected none for version 0, else one that exists"
+            "; check the uri of the adapter event",
+            reason="bad_adapter",
+        )
+
+
 def failed(slot: int, error: str) -> Completion:
     """Return the completion of a slot that failed for good."""
     return Completion(

@@ -29,8 +29,8 @@ from pydantic import Field, ValidationError
 
 from schemas import json_text
 from schemas.events import Sampling, Task
-from streams.engines.protocol import Completion, SamplingRequest, failed, uniform
-from streams.errors import EventError, SettingsError
+from streams.engines.protocol import Completion, SamplingRequest, check_folder, failed, uniform
+from streams.errors import SettingsError
 from streams.settings.model import Section
 
 END_OF_TURN = 256
@@ -150,16 +150,6 @@ class ScriptedEngine:
             prompt_token_ids=tuple(prompt),
             completion_token_ids=tokens,
             logprobs=tuple(logprob(request.draw_key, slot, step) for step in range(len(tokens))),
-        )
-
-
-def check_folder(version: int, adapter: Path | None) -> None:
-    """Raise EventError (bad_adapter) unless this can be the folder of this version."""
-    if (adapter is None) != (version == 0) or (adapter and not adapter.is_dir()):
-        raise EventError(
-            f"adapter version {version}: its folder is {adapter}; expected none for version 0, else one that exists"
-            "; check the uri of the adapter event",
-            reason="bad_adapter",
         )
 
 

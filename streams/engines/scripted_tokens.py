@@ -15,13 +15,12 @@ from pathlib import Path
 from typing import Literal
 
 from streams.engines.decoding_loop import DecodingLoop
-from streams.engines.protocol import EngineCounts, check_generation, uniform
+from streams.engines.protocol import EngineCounts, check_folder, check_generation, uniform
 from streams.engines.scripted import (
     END_OF_TURN,
     FAILS,
     Script,
     ScriptedEngine,
-    check_folder,
     logprob,
     read_script,
     spell,

@@ -9,15 +9,15 @@ template) is run once per adapter version, and an adapter is applied beside the 
 stay in memory, so that two that take turns are swapped without reading files. What a slot draws depends on its key,
 slot and step (token_draw.py), not on its neighbours.
 
-Requests do not join a running round: the policy agent hands over the next round when this one is done. All tensors are
-on one device.
+Requests do not join a running round: the policy agent hands over the next round when this one is done (continuous.py
+admits them at any step). All tensors are on one device.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +25,14 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
-from schemas.events import FinishReason, Sampling
 from streams.engines.base_model import Base
+from streams.engines.decoding_row import DecodingRow, draw_next
+from streams.engines.key_values import CacheShape
 from streams.engines.lora import Lora, LoraPair, read_lora
 from streams.engines.prompts import Prompts
-from streams.engines.protocol import Completion, SamplingRequest, failed, uniform
+from streams.engines.protocol import Completion, SamplingRequest, check_folder, failed
+from streams.engines.self_check import check_decoding
 from streams.engines.shared_prefix import ATTENTION, FanOut
-from streams.engines.token_draw import draw
-from streams.errors import EventError, SettingsError
 
 CACHE_BYTES = 1 << 30
 """Most bytes of keys and values that rows decoded together may need; further requests are decoded after them."""
@@ -46,27 +46,6 @@ KEPT = 3
 """Versions whose factors and cached beginning of prompts stay in memory: primary, candidate, and a pinned one."""
 COMPACT_SHARE = 8
 """Finished rows are removed once they are at least 1 / this of the rows in the step."""
-AGREEMENT = 1e-3
-"""Nats by which the two ways of running may differ in float32, checked when the engine starts."""
-AGREEMENT_HALF = 0.5
-"""The same in bfloat16, which has three digits."""
-
-
-@dataclass(slots=True)
-class DecodingRow:
-    """One slot while it is being decoded."""
-
-    request: int
-    slot: int
-    prompt: tuple[int, ...]
-    sampling: Sampling
-    key: str
-    room: int  # tokens it may draw
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    finish: FinishReason | None = None
-    text: str | None = None  # set when a stop text cut it
-    error: str | None = None
 
 
 @dataclass(slots=True)
@@ -105,12 +84,7 @@ class TransformersEngine:
 
     def serve(self, version: int, adapter: Path | None) -> None:
         """Serve `version` from now on. Raises EventError (bad_adapter) and keeps the old one if it cannot be used."""
-        if (adapter is None) != (version == 0):
-            raise EventError(
-                f"adapter version {version} with folder {adapter}: version 0 is the base model and has no folder, "
-                "any other has one; check the uri of the adapter event",
-                reason="bad_adapter",
-            )
+        check_folder(version, adapter)
         kept = self._kept.get(version)
         if kept is None or kept.folder != adapter:
             kept = Kept(adapter, read_lora(adapter, self._model) if adapter else {})
@@ -153,10 +127,7 @@ class TransformersEngine:
 
     def _rounds(self, rows: Sequence[DecodingRow]) -> Iterator[list[DecodingRow]]:
         """Yield rows that fit together, none empty."""
-        config = self._model.config.get_text_config()
-        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-        width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        token_bytes = 2 * config.num_hidden_layers * heads * width * self._model.dtype.itemsize
+        token_bytes = CacheShape.of(self._model).token_bytes
         together: list[DecodingRow] = []
         cached = prefill = 0
         for row in rows:
@@ -218,10 +189,10 @@ class TransformersEngine:
         counts = torch.tensor([end - start for start, end in zip(first, ends, strict=True)], device=self._model.device)
         task_of_row = torch.arange(len(first), device=counts.device).repeat_interleave(counts)
         logits, cache, mask = self._begin([rows[index].prompt for index in first])
-        live, step = list(rows), 0
+        live = list(rows)
         positions = torch.tensor([len(row.prompt) for row in rows], device=counts.device)
         fanout = FanOut(cache, mask, task_of_row)
-        tokens = self._draw(live, logits[task_of_row].float(), step)
+        tokens = draw_next(live, logits[task_of_row].float(), self._prompts)
         while True:
             stay = [index for index, row in enumerate(live) if row.finish is None]
             if not stay:
@@ -230,8 +201,7 @@ class TransformersEngine:
                 kept = torch.tensor(stay, device=counts.device)
                 fanout.keep(kept)
                 live, tokens, positions = [live[index] for index in stay], tokens[kept], positions[kept]
-            step += 1
-            tokens = self._draw(live, self._step(fanout, tokens, positions).float(), step)
+            tokens = draw_next(live, self._step(fanout, tokens, positions).float(), self._prompts)
             positions = positions + 1
 
     def _step(self, fanout: FanOut, tokens: Tensor, positions: Tensor) -> Tensor:
@@ -245,31 +215,6 @@ class TransformersEngine:
             fanout=fanout,
         ).logits[:, -1]
         return logits
-
-    def _draw(self, rows: Sequence[DecodingRow], logits: Tensor, step: int) -> Tensor:
-        """Draw a token for every row, append it to those that are not done, and return all tokens [rows]."""
-        numbers = [uniform(row.key, row.slot, step) for row in rows]
-        samplings = [row.sampling for row in rows]
-        tokens, logprobs = draw(logits, [s.temperature for s in samplings], [s.top_p for s in samplings], numbers)
-        drawn = zip(rows, tokens.tolist(), logprobs.tolist(), logprobs.isfinite().tolist(), strict=True)
-        for row, token, logprob, finite in drawn:
-            if row.finish is not None:
-                continue
-            if not finite:
-                row.finish, row.error = "error", "the model gave logits that are not finite; roll the adapter back"
-                continue
-            row.tokens.append(token)
-            row.logprobs.append(logprob)
-            if token in self._prompts.ends or self._cut(row):
-                row.finish = "stop"
-            elif len(row.tokens) == row.room:
-                row.finish = "length"
-        return tokens
-
-    def _cut(self, row: DecodingRow) -> bool:
-        """Cut the row's text at the first stop text in it, if any."""
-        row.text = self._prompts.cut(row.tokens, row.sampling.stop)
-        return row.text is not None
 
     def _completion(self, row: DecodingRow) -> Completion:
         if row.error or row.finish is None:
@@ -288,35 +233,20 @@ class TransformersEngine:
 
     def _check_itself(self) -> None:
         """Refuse a model for which shared-prefix decoding gives other logits than its plain forward."""
-        size = self._model.get_input_embeddings().num_embeddings
-        prompts = [tuple(token % size for token in (*range(3, 14), *tail)) for tail in ((17, 18, 19), (17,))]
-        drawn = torch.tensor([[21, 22, 23], [24, 25, 26], [27, 28, 29]], device=self._model.device) % size
-        task_of_row = torch.tensor([0, 0, 1], device=self._model.device)
+
+        def decode(prompts: list[tuple[int, ...]], answers: Tensor, task_of_row: Tensor) -> Tensor:
+            self._model.config._attn_implementation = ATTENTION
+            logits, cache, mask = self._begin(prompts)
+            fanout, ours = FanOut(cache, mask, task_of_row), [logits[task_of_row]]
+            positions = torch.tensor([len(prompts[task]) for task in task_of_row.tolist()], device=answers.device)
+            for step in range(answers.shape[1]):
+                ours.append(self._step(fanout, answers[:, step], positions + step))
+            return torch.stack(ours, dim=1)
+
         try:
-            with torch.inference_mode():
-                plain = torch.stack(
-                    [
-                        self._model(input_ids=torch.cat((drawn.new_tensor(prompts[task]), row))[None]).logits[0, -4:]
-                        for task, row in zip(task_of_row.tolist(), drawn, strict=True)
-                    ]
-                )
-                self._model.config._attn_implementation = ATTENTION
-                logits, cache, mask = self._begin(prompts)
-                fanout, ours = FanOut(cache, mask, task_of_row), [logits[task_of_row]]
-                positions = torch.tensor([len(prompts[task]) for task in task_of_row.tolist()], device=drawn.device)
-                for step in range(3):
-                    ours.append(self._step(fanout, drawn[:, step], positions + step))
-                apart = (plain.log_softmax(-1) - torch.stack(ours, dim=1).log_softmax(-1)).abs().max().item()
-        except (TypeError, AttributeError, IndexError, RuntimeError) as exc:  # an architecture of another shape
-            raise SettingsError(f"model.base: the transformers engine cannot run this architecture: {exc}") from exc
+            check_decoding(self._model, decode)
         finally:
             self._now.shared, self._last_prompt = None, ()
-        allowed = AGREEMENT if self._model.dtype == torch.float32 else AGREEMENT_HALF
-        if not apart <= allowed:
-            raise SettingsError(
-                f"model.base: with this architecture fanned-out decoding differs by {apart:.2g} nats from plain, and "
-                f"at most {allowed} is expected; use a model with plain softmax attention, e.g. a Llama or a Qwen2"
-            )
 
 
 def _common(prompts: Sequence[tuple[int, ...]]) -> tuple[int, ...]:

@@ -21,6 +21,7 @@ NAMES = (
     "replay",
     "overhead",
     "sampling",
+    "conversations",
     "trainer",
     "offline",
     "memory",
