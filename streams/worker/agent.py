@@ -68,6 +68,9 @@ def agent_of_many(
 ) -> Any:
     """Register `handle` for the records of `topic`, as many at once as have come, and return the faust agent.
 
+    A rebalance may begin while `handle` waits for something. The rows that it writes then are not kept, so it must not
+    read a row after that: `stale` tells. Its events are delivered again.
+
     No exception leaves the agent, since Faust takes a failed event for done: whatever `handle` raises ends the worker,
     and its events are delivered again after the restart.
 

@@ -30,6 +30,7 @@ from streams.stages.advantages.state import Effect, EmitGroup, GroupState, OpenG
 from streams.stages.advantages.timers import DeadlineTimers
 from streams.worker.agent import agent_of_many
 from streams.worker.app import App, Outlet, owned_partitions, record_of, table
+from streams.worker.table import stale
 
 
 class _Decided(NamedTuple):
@@ -72,6 +73,8 @@ class LiveAdvantages:
     async def _on_partition(self, partition: int, events: Sequence[Any]) -> None:
         """Reduce events of one partition number; what they give is acknowledged before any row is written."""
         async with self._locks[partition]:
+            # rows that were written while a rebalance began are not kept, so nothing may be decided without them
+            events = [event for event in events if not stale(self._app, event)]
             changed: dict[str, tuple[Any, GroupState]] = {}
             decided: list[_Decided] = []
             poison: list[DeadLetter] = []

@@ -23,6 +23,7 @@ from streams.errors import EventError, StreamwardError
 from streams.kafka.topics import Topic
 from streams.settings.load import load
 from streams.worker import agent, app as apps
+from streams.worker.table import stale
 
 ANSWERS = 4
 PARTITIONS = 4
@@ -79,6 +80,8 @@ def build(conf: load.Settings) -> apps.App:
         nonlocal most
         most = max(most, len(events))
         for event in events:
+            if stale(app, event):  # the row of one before it was not kept, for that one waited
+                return
             try:
                 await take(event)
             except EventError as exc:
