@@ -51,11 +51,7 @@ def closed_group(group: OpenGroup, task: TaskInfo, sampling_id: str | None, clos
             for sampling in group.samplings.values()
             for ref in sampling.slots.values()
         },
-        scores={
-            _score_id(response_id, source): _digest(score)
-            for response_id, scores in group.scores.items()
-            for source, score in scores.items()
-        },
+        scores={score.reward_id: _digest(score) for scores in group.scores.values() for score in scores.values()},
         rejected=group.rejected,
     )
 
@@ -94,11 +90,11 @@ def reward_after(
     group: ClosedGroup, task_id: str, reward: RewardRef, at: Coordinates, effects: list[Effect]
 ) -> ClosedGroup:
     """Return the closed group after a reward; anything but a repetition, or a score of a failed slot, is rejected."""
-    own = _score_id(reward.response_id, reward.source)
+    own = reward.score.reward_id
     score, before = _digest(reward.score), group.scores.get(own)
     if before is not None and (before.value, before.components_digest) == (score.value, score.components_digest):
         return group
-    known = None if before is None else SourceScore(before.value, {}, at.partition, before.offset, 0)
+    known = None if before is None else SourceScore(before.value, {}, own, at.partition, before.offset, 0)
     if (rejection := reward_rejection(group.task, known, reward, at.topic)) is not None:
         return reject(group, reward.content_digest(), DeadLetterEffect(at, *rejection), effects)
     if short_id(reward.response_id) not in group.failed:
@@ -108,10 +104,6 @@ def reward_after(
         why = already_left(task_id) if in_group else unknown_response(task_id, reward.response_id)
         effects.append(DeadLetterEffect(at, *why))
     return group._replace(scores={**group.scores, own: score})
-
-
-def _score_id(response_id: str, source: str) -> str:
-    return short_id(derive_id(response_id, source))  # a reward may name any text as its response
 
 
 def _digest(score: SourceScore) -> ScoreDigest:

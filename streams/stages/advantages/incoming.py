@@ -14,7 +14,7 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from schemas.events import Coordinates, Event, GroupControl, Response, Reward, Sampling, Task
-from streams.stages.advantages.digests import response_digest, shared_digest
+from streams.stages.advantages.digests import response_digest, shared_digest, short_id
 from streams.stages.advantages.state import ResponseCandidate, ResponseRef, RewardRef, SourceScore
 
 GroupEvent = Task | ResponseCandidate | RewardRef | GroupControl
@@ -44,7 +44,7 @@ FIELDS: dict[type[Event], tuple[str, ...]] = {
         *("prompt_token_ids.data", "completion_token_ids.data", "logprobs.data", "loss_mask.data"),
         *(f"sampling.{name}" for name in SAMPLING_FIELDS),
     ),
-    Reward: ("task_id", "response_id", "source", "value", "components"),
+    Reward: ("task_id", "reward_id", "response_id", "source", "value", "components"),
 }
 """The fields that the join looks at, as `operator.attrgetter` takes them; of any other event, all."""
 
@@ -74,8 +74,8 @@ def incoming(kind: type[Event], values: Any, at: Coordinates, timestamp_ms: int)
     if kind is Response:
         return _response(values, at, timestamp_ms)
     if kind is Reward:
-        task_id, response_id, source, value, components = values
-        score = SourceScore(value, components, at.partition, at.offset, timestamp_ms)
+        task_id, reward_id, response_id, source, value, components = values
+        score = SourceScore(value, components, short_id(reward_id), at.partition, at.offset, timestamp_ms)
         return Incoming(task_id, RewardRef(response_id, source, score))
     return Incoming(values.task_id, values)
 

@@ -24,7 +24,7 @@ from streams.stages.advantages.state import (
 )
 from streams.worker.table_rows import pack, unpack
 
-ROW_VERSION = 4
+ROW_VERSION = 5
 CLOSED_FIELDS = tuple(name for name in ClosedGroup._fields if name != "rejected")
 """In the order in which a row holds them."""
 

@@ -91,6 +91,8 @@ class SourceScore(NamedTuple):
 
     value: float | None
     components: Mapping[str, float]
+    reward_id: str
+    """Short (digests.short_id)."""
     partition: int
     offset: int
     timestamp_ms: int
