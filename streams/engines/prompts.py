@@ -55,7 +55,7 @@ class Prompts:
         """Return the conversation as tokens, up to where the answer begins. Raises what the chat template raises."""
         return tuple(
             self._tokenizer.apply_chat_template(
-                [_as_template_wants(message) for message in messages],
+                [as_template_wants(message) for message in messages],
                 add_generation_prompt=True,
                 return_dict=True,
             )["input_ids"]
@@ -87,7 +87,7 @@ class Prompts:
         return text[:place], found
 
 
-def _as_template_wants(message: Message) -> dict[str, Any]:
+def as_template_wants(message: Message) -> dict[str, Any]:
     """Return the message as chat templates expect it, without absent fields."""
     wanted: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.name is not None:

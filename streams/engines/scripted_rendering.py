@@ -10,11 +10,9 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from hashlib import sha256
 
-from schemas import json_text
-from schemas.events import Message, Tool, ToolCall, derive_id
+from schemas.events import Message, Tool
 from streams.engines.scripted import END_OF_TURN, ScriptedEngine
-
-BEGIN, END = "<tool_call>", "</tool_call>"
+from streams.engines.tool_calls import BEGIN, END, read_calls
 
 
 class ScriptedRendering:
@@ -42,23 +40,7 @@ class ScriptedRendering:
 
     def parse(self, token_ids: Sequence[int], tools: Sequence[Tool]) -> tuple[Message, str | None]:
         """Return the answer, and why a tool call in it cannot be read."""
-        text = self.text(token_ids)
-        if not tools or BEGIN not in text:
-            return Message(role="assistant", content=text), None
-        said, *parts = text.split(BEGIN)
-        calls: list[ToolCall] = []
-        for part in parts:
-            inside, closed, _ = part.partition(END)
-            try:
-                value = json_text.parse(inside)
-                if not closed or not isinstance(value["name"], str) or not isinstance(value["arguments"], dict):
-                    raise ValueError(f"expected {BEGIN} with a name and arguments, and {END}")
-            except (ValueError, KeyError, TypeError) as exc:
-                return Message(role="assistant", content=text), f"tool call {inside[:80]!r}: {exc!r}"
-            arguments = json.dumps(value["arguments"], ensure_ascii=False)
-            call_id = f"call_{derive_id(text, len(calls))[:8]}"
-            calls.append(ToolCall(id=call_id, name=value["name"], arguments=arguments))
-        return Message(role="assistant", content=said.rstrip(), tool_calls=tuple(calls)), None
+        return read_calls(self.text(token_ids))
 
     def plain(self, text: str) -> tuple[int, ...]:
         """Return the tokens of `text` alone."""
