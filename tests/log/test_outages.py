@@ -6,6 +6,7 @@ import logging
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -13,19 +14,22 @@ import time
 import uuid
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
+from openai import APIConnectionError, InternalServerError, OpenAI
 
-from schemas.events import Message, Response, Reward, RewardSource, Task
+from gateway import server as serve
+from schemas.events import Message, Response, Reward, RewardSource, Task, Turn
 from streams.errors import LogError
 from streams.kafka import admin, retry as patience_module
 from streams.kafka.node import process as broker
 from streams.kafka.offsets import positions
 from streams.kafka.producer import Producer
 from streams.kafka.retry import BrokerOutage, StoppedWaiting
-from streams.settings.model import Broker, Kafka, Policy as PolicySettings, Settings, Topics
+from streams.settings.model import Broker, Kafka, Policy as PolicySettings, Serve, Settings, Topics
 from streams.stages.policy import agent as policy
 from streams.stages.scoring import agent as scoring
 from tests.support.factories import reward
@@ -195,6 +199,40 @@ stop = threading.Event()
 signal.signal(signal.SIGTERM, lambda *_: stop.set())
 agent.run(load(), stop=stop, engine=Freezes())
 """
+
+
+def test_a_call_that_cannot_be_recorded_gets_503_and_its_retry_the_one_answer(settings: Settings) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        rule = Serve(port=free.getsockname()[1], acknowledge_s=1)
+    settings = settings.model_copy(update={"serve": rule})
+    running, stop = broker.status(settings.broker), threading.Event()
+    assert running is not None
+    server = threading.Thread(target=serve.run, args=(settings,), kwargs={"stop": stop})
+    server.start()
+    client = OpenAI(base_url=f"http://127.0.0.1:{rule.port}/v1", api_key="none", max_retries=0)
+
+    def ask(**options: Any) -> Any:
+        return client.chat.completions.create(model="p", messages=[{"role": "user", "content": "hi"}], **options)
+
+    def answered(**options: Any) -> bool:
+        with suppress(APIConnectionError, InternalServerError):
+            return bool(ask(**options).choices[0].message.content == "hi")
+        return False
+
+    try:
+        until(answered, "the server answers")
+        os.kill(running.pid, signal.SIGSTOP)
+        try:
+            with pytest.raises(InternalServerError, match="not recorded within 1 s"):
+                ask(seed=1)
+        finally:
+            os.kill(running.pid, signal.SIGCONT)
+        until(lambda: answered(seed=1, extra_headers={"x-stainless-retry-count": "1"}), "the retry's answer")
+    finally:
+        stop.set()
+        server.join(60)
+    turns = [r.decode(Turn) for r in admin.read_topic(settings, "turns")]
+    assert [turn.sampling.seed for turn in turns if isinstance(turn, Turn)].count(1) == 1
 
 
 def test_an_agent_frozen_beyond_its_session_writes_a_second_sampling_and_commits_nothing_of_it(

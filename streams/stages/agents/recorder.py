@@ -68,6 +68,8 @@ class Recorder:
         self._versions, self._writer, self._conversations = versions, writer, conversations
         self._in_progress: dict[tuple[str, str | None, str], CallInProgress] = {}
         """Calls by agent, trajectory in the path, and digest of the body."""
+        self._unwritten: dict[tuple[str, str], set[asyncio.Future[None]]] = {}
+        """What the broker has not acknowledged, by agent and digest of the body."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._nonce, self._begun = uuid.uuid4().hex, itertools.count()
 
@@ -75,12 +77,14 @@ class Recorder:
 
     async def answer(self, call: ModelCall) -> AsyncIterator[Piece]:
         """Answer, `Begun` first. Raises CallError, before the first piece if the call cannot begin."""
-        if call.retry_key is not None and (turns := self._conversations.answered(call)) is not None:
-            for piece in self._again(call, turns):
-                yield piece
-            return
         key = call.agent_id, call.trajectory_id, call.request_digest
         shared = self._in_progress.get(key) if call.retry_key is not None else None
+        if call.retry_key is not None and shared is None:
+            await self._written(call)
+            if (turns := self._conversations.answered(call)) is not None:
+                for piece in self._again(call, turns):
+                    yield piece
+                return
         if shared is None or shared.abandoned:
             shared = self._begin(call, key)
         pieces = shared.pieces()
@@ -317,7 +321,14 @@ class Recorder:
         conversation.number += 1
         self._conversations.by_id.setdefault(conversation.trajectory_id, conversation)
 
+        request = turn.agent_id, turn.request_digest
+        unwritten = self._unwritten.setdefault(request, set())
+        unwritten.add(written)
+
         def taken(done: asyncio.Future[None]) -> None:
+            unwritten.discard(done)
+            if not unwritten and self._unwritten.get(request) is unwritten:
+                del self._unwritten[request]
             if not done.cancelled() and done.exception() is None:
                 self._conversations.take(turn)
 
@@ -325,8 +336,19 @@ class Recorder:
         try:
             await asyncio.wait_for(asyncio.shield(written), self._rule.acknowledge_s)
         except (TimeoutError, LogError) as exc:
-            what = f"the answer was not recorded within {self._rule.acknowledge_s:g} s (serve.acknowledge_s)"
-            raise CallError("busy", f"{what}: the broker does not answer; try again") from exc
+            raise self._not_recorded() from exc
+
+    async def _written(self, call: ModelCall) -> None:
+        """Return once no turn of an earlier try is on its way to the log. Raises CallError."""
+        unwritten = self._unwritten.get((call.agent_id, call.request_digest), set())
+        if unwritten:
+            _, waiting = await asyncio.wait(unwritten, timeout=self._rule.acknowledge_s)
+            if waiting:
+                raise self._not_recorded()
+
+    def _not_recorded(self) -> CallError:
+        what = f"the answer was not recorded within {self._rule.acknowledge_s:g} s (serve.acknowledge_s)"
+        return CallError("busy", f"{what}: the broker does not answer; try again")
 
     # --- an answer that was given before ------------------------------------------------------------------------------
 
