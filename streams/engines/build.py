@@ -36,7 +36,16 @@ def build_tokens(settings: Settings) -> tuple[TokenEngine, Rendering]:
         from streams.engines.scripted_tokens import ScriptedTokenEngine
 
         return ScriptedTokenEngine(settings.policy.script), ScriptedRendering()
-    raise SettingsError(f"policy.engine={settings.policy.engine} cannot answer agents; use policy.engine=scripted")
+    import_libraries(settings)
+    if settings.policy.engine == "vllm":
+        raise SettingsError("policy.engine=vllm cannot answer agents; use policy.engine=transformers")
+    from streams.engines.base_model import load_base
+    from streams.engines.continuous import ContinuousEngine
+    from streams.engines.rendering import ChatRendering
+
+    base = load_base(settings.model)
+    engine = ContinuousEngine(base, settings.policy.threads)
+    return engine, ChatRendering(base.tokenizer, base.tokenizer_digest)
 
 
 def import_libraries(settings: Settings) -> None:

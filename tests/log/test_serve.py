@@ -18,11 +18,17 @@ import httpx
 import pytest
 from openai import APIConnectionError, APIError, AsyncOpenAI, BadRequestError, NotFoundError, OpenAI
 
-from schemas.events import TrajectoryEvent, Turn
+from schemas.events import Message, Sampling, TrajectoryEvent, Turn
 from schemas.tokens import TokenIds
+from streams.engines.build import build_tokens
+from streams.engines.token_stream import Generation, TokenStream
 from streams.kafka import admin
+from streams.observability.metrics import OFF
 from streams.settings.model import Kafka, Policy, Serve, Settings, Topics
+from streams.stages.agents.calls import Delta, Done, ModelCall
 from streams.stages.agents.fold import of_each
+from streams.stages.agents.recorder import Recorder
+from streams.stages.agents.service import opened
 from tests.support.processes import command, environment, read, said, until
 
 pytestmark = pytest.mark.kafka
@@ -259,3 +265,47 @@ def test_after_kill_9_every_finished_answer_is_in_the_log_and_conversations_cont
     assert turns[after.id].prompt_token_ids == TokenIds.of(b"\nuser: still?\nassistant: ")
     begun = {event.trajectory_id for _, event in read(server.settings, TrajectoryEvent) if event.kind == "started"}
     assert {turn.trajectory_id for turn in turns.values()} - begun == set()
+
+
+@pytest.mark.model
+def test_what_smollm2_drew_is_what_is_recorded_and_each_prompt_begins_with_it(made: Settings) -> None:
+    engine, rendering = build_tokens(made)
+    drawn: list[TokenStream] = []
+    submit = engine.submit
+
+    def watched(generation: Generation) -> TokenStream:
+        drawn.append(submit(generation))
+        return drawn[-1]
+
+    engine.submit = watched  # type: ignore[method-assign]
+    stop = threading.Event()
+
+    async def converse(recorder: Recorder) -> None:
+        messages: list[Message] = []
+        for n, question in enumerate(["What is 3 + 4?", "Why?", "Say it in French: ä, 🎈."]):
+            messages.append(Message(role="user", content=question))
+            call = ModelCall(
+                agent_id="a",
+                model="default",
+                protocol="chat",
+                messages=tuple(messages),
+                sampling=Sampling(max_tokens=4 if n == 1 else 24, temperature=0.9),
+                request_digest=str(n),
+            )
+            pieces = [piece async for piece in recorder.answer(call)]
+            [done] = [piece for piece in pieces if isinstance(piece, Done)]
+            assert "".join(piece.text for piece in pieces if isinstance(piece, Delta)) == done.message.content
+            messages.append(done.message)
+
+    try:
+        with opened(made, engine, rendering, stop, OFF) as recorder:
+            asyncio.run(converse(recorder))
+    finally:
+        engine.close()
+    turns = [turn for _, turn in read(made, Turn)]
+    known: tuple[int, ...] = ()
+    for turn, stream in zip(turns, drawn, strict=True):
+        assert stream.generation.prompt_token_ids == (*known, *turn.prompt_token_ids)
+        assert [*zip(turn.completion_token_ids, turn.logprobs, strict=True)] == stream.drawn
+        known = (*stream.generation.prompt_token_ids, *turn.completion_token_ids)
+    assert [turn.continuity for turn in turns] == ["first", "extends", "extends"]

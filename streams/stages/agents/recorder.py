@@ -36,7 +36,6 @@ from streams.stages.agents.calls import (
     CallError,
     CallErrorKind,
     Delta,
-    Done,
     ModelCall,
     Piece,
     ServedModel,
@@ -46,7 +45,7 @@ from streams.stages.agents.calls_in_progress import CallInProgress
 from streams.stages.agents.chains import Placement
 from streams.stages.agents.conversations import Conversation, Conversations, place
 from streams.stages.agents.served_versions import ServedVersions
-from streams.stages.agents.turn_events import PreparedCall, ended, started, turn_of
+from streams.stages.agents.turn_events import PreparedCall, done_of, ended, fingerprint, started, stop_text, turn_of
 from streams.stages.agents.turn_writer import TurnWriter
 
 log = logging.getLogger("streamward.agents")
@@ -259,7 +258,7 @@ class Recorder:
             trajectory_id=prepared.conversation.trajectory_id,
             model=f"{self._versions.policy}@{version}",
             version=version,
-            fingerprint=_fingerprint(engine.base_digest, version),
+            fingerprint=fingerprint(engine.base_digest, version),
             prompt_tokens=len(prepared.prompt),
             cached_tokens=len(prepared.known),
         )
@@ -284,7 +283,7 @@ class Recorder:
             raise CallError("internal", f"the engine failed: {stream.error}")
         if text := shown.rest(turn.reply.content):
             progress.publish(Delta(choice=choice, text=text, tokens=tuple(unsent)))
-        progress.publish(_done(turn, tuple(tokens), stream.stop))
+        progress.publish(done_of(turn, tuple(tokens), stream.stop))
 
     def _turn(self, prepared: PreparedCall, stream: TokenStream, *, delivered: bool) -> Turn:
         drawn = tuple(token for token, _ in stream.drawn)
@@ -361,7 +360,7 @@ class Recorder:
             trajectory_id=first.trajectory_id,
             model=f"{first.policy}@{version}",
             version=version,
-            fingerprint=_fingerprint(first.base_digest, version),
+            fingerprint=fingerprint(first.base_digest, version),
             prompt_tokens=first.prompt_tokens,
             cached_tokens=before,
         )
@@ -371,31 +370,9 @@ class Recorder:
             tokens = tuple(self._token(token, logprob) for token, logprob in drawn)
             if turn.reply.content:
                 pieces.append(Delta(choice=choice, text=turn.reply.content, tokens=tokens))
-            pieces.append(_done(turn, tokens, _stop_text(turn, self._rendering)))
+            pieces.append(done_of(turn, tokens, stop_text(turn, self._rendering)))
         return pieces
 
     def _token(self, token: int, logprob: float) -> Token:
         data = self._rendering.token_bytes(token)
         return Token(token, data.decode(errors="replace"), data, logprob)
-
-
-def _done(turn: Turn, tokens: tuple[Token, ...], stop: str | None) -> Done:
-    reason = turn.finish_reason
-    return Done(
-        choice=turn.choice,
-        message=turn.reply,
-        finish_reason=reason if reason in ("length", "tool_calls") else "stop",
-        tokens=tokens,
-        stop=stop,
-        turn_id=turn.turn_id,
-    )
-
-
-def _stop_text(turn: Turn, rendering: Rendering) -> str | None:
-    """Return the stop text that ended a recorded answer, if its tokens show one."""
-    behind = rendering.text(turn.completion_token_ids)[len(turn.reply.content) :]
-    return next((text for text in turn.sampling.stop if text and behind.startswith(text)), None)
-
-
-def _fingerprint(base_digest: str, version: int) -> str:
-    return f"fp_{base_digest[:10]}_{version}"

@@ -9,7 +9,7 @@ from schemas.tokens import Logprobs, TokenIds
 from streams.engines.protocol import Rendering, TokenEngine
 from streams.engines.token_stream import TokenStream
 from streams.kafka import times
-from streams.stages.agents.calls import ModelCall
+from streams.stages.agents.calls import Done, ModelCall, Token
 from streams.stages.agents.chains import Placement
 from streams.stages.agents.conversations import Conversation
 
@@ -79,6 +79,30 @@ def turn_of(
         tools=call.tools if parent is None else (),
         ignored=call.ignored,
     )
+
+
+def done_of(turn: Turn, tokens: tuple[Token, ...], stop: str | None) -> Done:
+    """Return the piece that says an answer is complete."""
+    reason = turn.finish_reason
+    return Done(
+        choice=turn.choice,
+        message=turn.reply,
+        finish_reason=reason if reason in ("length", "tool_calls") else "stop",
+        tokens=tokens,
+        stop=stop,
+        turn_id=turn.turn_id,
+    )
+
+
+def stop_text(turn: Turn, rendering: Rendering) -> str | None:
+    """Return the stop text that ended a recorded answer, if its tokens show one."""
+    behind = rendering.text(turn.completion_token_ids)[len(turn.reply.content) :]
+    return next((text for text in turn.sampling.stop if text and behind.startswith(text)), None)
+
+
+def fingerprint(base_digest: str, version: int) -> str:
+    """Return what changes when the same seed may give another answer."""
+    return f"fp_{base_digest[:10]}_{version}"
 
 
 def started(known: Conversation, first: Turn) -> TrajectoryEvent:
