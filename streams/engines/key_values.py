@@ -1,6 +1,6 @@
 """Keys and values of single rows, and those that are kept for the next turn of a conversation.
 
-a row is done ──► kept, by version and tokens ──► the next prompt that begins with them goes on in the same memory
+a row is done ──► kept, by version and tokens ──► the next prompt that begins with them continues in the same memory
                       │ the longest unused leaves     └ one that shares only a beginning gets a copy of that
                       ▼ when the bound is reached
 """

@@ -1,7 +1,7 @@
 """Decide what each step of continuous decoding runs, and keep its keys and values within their bound.
 
     waiting ──► running ──► done ──► kept
-       ▲           │ the youngest, when memory runs out; it goes on later with what it has drawn
+       ▲           │ the youngest, when memory runs out; it resumes later with what it has drawn
        └───────────┘
 
 A step is one pass over the next token of every row that decodes, and pieces of the prompts of those that do not yet.
@@ -185,7 +185,7 @@ class PackedDecoder:
         if isinstance(source, KeptPrefix):
             if shared == len(source.tokens):
                 self._kept.remove(source)
-                row.cache = source.cache  # it goes on in the same memory
+                row.cache = source.cache  # it continues in the same memory
             else:
                 self._kept.touch(source)
                 row.cache = source.cache.beginning(shared)

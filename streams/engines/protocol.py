@@ -169,7 +169,7 @@ def check_generation(generation: Generation, engine: TokenEngine, versions: Coll
     """Raise EventError if this engine, with these versions loaded, can never answer."""
     prompt, sampling = generation.prompt_token_ids, generation.sampling
     if generation.version not in versions:
-        loaded = ", ".join(map(str, sorted(versions)))
+        loaded = ", ".join(map(str, sorted(tuple(versions))))  # which another thread may change
         what = f"adapter version {generation.version} is not loaded, only {loaded}; load it, or ask one of these"
         raise EventError(what, reason="unknown_version")
     if not prompt or not all(0 <= token < engine.vocabulary_size for token in (min(prompt), max(prompt))):
