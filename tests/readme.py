@@ -13,7 +13,7 @@ after the README's jobs and before its last block, which stops everything. Pages
 their own.
 
 Not covered: what `make` does. Its targets take minutes and have tests of their own; here they only have to exist and to
-call what they are said to (`MAKES`). The broker takes a free port and the judge is a double, so that tests can run
+call what they are said to (`MAKES`). Broker and server take free ports and the judge is a double, so that tests can run
 beside each other.
 """
 
@@ -46,7 +46,7 @@ from streams.settings.model import Broker
 ROOT = Path(__file__).parents[1]
 FIRST = "README.md"
 CONTINUED = ("docs/promises.md", "docs/replay.md", "docs/archive.md", "docs/tasks.md", "docs/scorers.md")
-ALONE = ("docs/release.md", "docs/kafka.md")
+ALONE = ("docs/release.md", "docs/kafka.md", "docs/agents.md")
 STOP = "kill $(jobs -p)"
 """The command with which the README's last block begins."""
 COLUMNS = 120
@@ -61,7 +61,9 @@ MAKES = {
     "make setup-gym": "--editable '.[gym]'",
 }
 """What a target must call."""
-OURS = ("streamward.toml", "release.toml")
+SERVED = "8790"
+"""The port of `streamward serve` on the pages."""
+OURS = ("streamward.toml", "release.toml", "agents.toml")
 """Settings files of the node that the README starts."""
 LOOP = r"""
 exec < /dev/null
@@ -129,7 +131,7 @@ def walk() -> list[Step]:
 
 def run(folder: Path) -> Iterator[Ran]:
     """Walk all pages in `folder`, which is empty, and yield what each step did."""
-    port = _free_port()
+    port, served = _free_port(), str(_free_port())
     places: dict[Path, Callable[[str], tuple[int, str]]] = {}
     with ExitStack() as stack:
         judge = stack.enter_context(_judge())
@@ -140,6 +142,7 @@ def run(folder: Path) -> Iterator[Ran]:
                 place.mkdir(exist_ok=True)
                 (place / ".venv").symlink_to(sys.prefix)
                 places[place] = stack.enter_context(_bash(place))
+            step = step._replace(command=step.command.replace(SERVED, served))
             yield _run_step(step, place, places[place], port, judge)
 
 

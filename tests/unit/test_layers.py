@@ -148,3 +148,15 @@ def test_only_trainer_and_engines_know_torch() -> None:
         if name.split(".")[0] in TORCH
     ]
     assert wrong == []
+
+
+def test_only_the_gateway_knows_fastapi_and_only_the_command_imports_the_gateway() -> None:
+    http = ("fastapi", "starlette", "uvicorn")
+    wrong = [
+        f"{module} -> {name}"
+        for module in modules()
+        if not inside(module, "gateway")
+        for name, _ in imports(module)
+        if name.split(".")[0] in http or (inside(name, "gateway") and module != "streams.cli.serve")
+    ]
+    assert wrong == []
