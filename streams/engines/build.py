@@ -45,7 +45,7 @@ def build_tokens(settings: Settings) -> tuple[TokenEngine, Rendering]:
 
     base = load_base(settings.model)
     engine = ContinuousEngine(base, settings.policy.threads)
-    return engine, ChatRendering(base.tokenizer, base.tokenizer_digest)
+    return engine, ChatRendering(base.tokenizer, engine.ends, base.tokenizer_digest)
 
 
 def import_libraries(settings: Settings) -> None:

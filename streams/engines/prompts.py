@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from schemas import json_text
 from schemas.events import Message
+from streams.engines.chat_template import ChatTemplate
 from streams.engines.protocol import SamplingRequest
 from streams.errors import SettingsError
 
@@ -21,7 +21,7 @@ class Prompts:
         """Read the end-of-turn tokens and the context length. Raises SettingsError without a chat template."""
         if not tokenizer.chat_template:
             raise SettingsError("model.base: its tokenizer has no chat template; set it to an instruct or chat model")
-        self._tokenizer = tokenizer
+        self._tokenizer, self._template = tokenizer, ChatTemplate(tokenizer)
         windows = (getattr(model.config, "sliding_window", None), model.config.max_position_embeddings)
         self.context_tokens = min(window for window in windows if window)
         self._longest_token = max(map(len, tokenizer.get_vocab()))
@@ -53,17 +53,11 @@ class Prompts:
 
     def templated(self, messages: Sequence[Message]) -> tuple[int, ...]:
         """Return the conversation as tokens, up to where the answer begins. Raises what the chat template raises."""
-        return tuple(
-            self._tokenizer.apply_chat_template(
-                [as_template_wants(message) for message in messages],
-                add_generation_prompt=True,
-                return_dict=True,
-            )["input_ids"]
-        )
+        return self._template.tokens(self._template.render(messages))
 
     def plain(self, text: str) -> tuple[int, ...]:
         """Return the tokens of `text` alone."""
-        return tuple(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+        return self._template.tokens(text)
 
     def text(self, tokens: Sequence[int]) -> str:
         """Return the text of a completion, without the end-of-turn token."""
@@ -85,22 +79,3 @@ class Prompts:
             return None
         place, found = min(places)
         return text[:place], found
-
-
-def as_template_wants(message: Message) -> dict[str, Any]:
-    """Return the message as chat templates expect it, without absent fields."""
-    wanted: dict[str, Any] = {"role": message.role, "content": message.content}
-    if message.name is not None:
-        wanted["name"] = message.name
-    if message.tool_call_id is not None:
-        wanted["tool_call_id"] = message.tool_call_id
-    if message.tool_calls:
-        wanted["tool_calls"] = [
-            {
-                "id": call.id,
-                "type": "function",
-                "function": {"name": call.name, "arguments": json_text.parse(call.arguments)},
-            }
-            for call in message.tool_calls
-        ]
-    return wanted

@@ -1,44 +1,72 @@
-"""Conversations as a chat model reads them: the whole of one once, and then only what is new.
+"""Conversations to tokens and back, by the model's own chat template, without touching what was sampled.
 
-    messages ──► chat template ──► tokens                                          the first call
-    known tokens + (template of all - template of what is known) ──► tokens        every other one
+    recorded prompt and answer, verbatim ──┬──► the next prompt
+    render the conversation with the new   │
+    messages ──► what comes behind the ────┘
+    answer ──► tokens
 
-What was sampled is never tokenized again. The text of a known conversation must be the beginning of the text of the
-longer one; where a template changes the past (drops reasoning, renders the last turn otherwise), `extend` says so.
+An answer is never tokenized again: decoding and encoding sampled tokens may give others. So the next prompt is what the
+log has, and behind it what the template writes behind the answer: its end of turn, the new messages, and the beginning
+of the next answer. Where the answer ends in the template's text is found by a mark put in its place.
 
-Not covered: tools of a template that has no place for them are refused; calls are read in one format (tool_calls.py).
+A template may write earlier turns differently once there are new ones: without their reasoning, with another system
+prompt or date, with a text twice. Then the recorded tokens are not what the template would have the model see, and
+`extend` returns the reason in place of tokens. An end-of-turn token that was sampled stays, whichever of them the
+template writes there.
+
+Tokens are made for the new messages only. The text is rendered whole, since a template is a program over all messages.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import cache
+import json
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 from hashlib import sha256
+from itertools import count
 from typing import Any
 
-from schemas import json_text
-from schemas.events import Message, Tool
-from streams.engines.prompts import as_template_wants
+from schemas.events import Message, Tool, ToolCall
+from streams.engines.chat_template import ChatTemplate
 from streams.engines.tool_calls import BEGIN, read_calls
-from streams.errors import EventError
+from streams.errors import EventError, SettingsError
 
-SENTINEL = "8b1f0c2e"
-"""Content of a message whose place in the rendered text is looked for."""
+RULE = 1
+"""Part of the template's digest; raise it when `extend` gives other tokens."""
 
 
 class ChatRendering:
-    """A `Rendering` by the chat template of a tokenizer. Not thread-safe."""
+    """A `Rendering` by a chat template."""
 
-    markers: tuple[str, ...] = (BEGIN,)
-
-    def __init__(self, tokenizer: Any, tokenizer_digest: str) -> None:
-        self._tokenizer, self.tokenizer_digest = tokenizer, tokenizer_digest
-        self.template_digest = sha256(tokenizer.chat_template.encode()).hexdigest()
-        self._bytes = _byte_alphabet() if _is_byte_level(tokenizer) else {}
+    def __init__(self, tokenizer: Any, ends: Collection[int], tokenizer_digest: str) -> None:
+        """`ends` are the model's end-of-turn tokens. Raises SettingsError for a tokenizer that cannot be used."""
+        if not tokenizer.chat_template or not tokenizer.is_fast:
+            raise SettingsError(
+                "model.base: expected a chat template and a tokenizer.json, and one of them is missing; "
+                "set it to an instruct or chat model that has both"
+            )
+        self.tokenizer_digest = tokenizer_digest
+        core = tokenizer.backend_tokenizer.to_str()
+        special = {name: str(token) for name, token in tokenizer.special_tokens_map.items()}
+        rules = json.dumps([RULE, tokenizer.chat_template, special, core], sort_keys=True)
+        self.template_digest = sha256(rules.encode()).hexdigest()
+        self._tokenizer, self._template = tokenizer, ChatTemplate(tokenizer)
+        self._ends = {token: str(tokenizer.convert_ids_to_tokens(token)) for token in sorted(ends)}
+        added = tokenizer.added_tokens_decoder
+        self._added = frozenset(added)
+        self._silent = frozenset((*self._ends, *(token for token, kind in added.items() if kind.special)))
+        self._bytes = _byte_alphabet() if '"ByteLevel"' in json.dumps(json.loads(core)["decoder"]) else {}
+        self.markers: tuple[str, ...] = (BEGIN,) if self._writes_calls() else ()
 
     def first(self, messages: Sequence[Message], tools: Sequence[Tool]) -> tuple[int, ...]:
         """Return a conversation up to where the answer begins. Raises EventError if the template refuses it."""
-        return self.plain(self._text(messages, tools, begin_answer=True))
+        if not self.markers and (tools or any(message.tool_calls for message in messages)):
+            raise EventError(
+                "the model's chat template does not write tools and calls as <tool_call>{JSON}</tool_call>, the format "
+                "that is read here; leave out the tools, or serve a model that has it",
+                reason="tools_unsupported",
+            )
+        return self._template.tokens(self._render(messages, tools))
 
     def extend(
         self,
@@ -48,93 +76,134 @@ class ChatRendering:
         new: Sequence[Message],
         tools: Sequence[Tool],
     ) -> tuple[int, ...] | str:
-        """Return what comes behind `known`, or why the template does not leave that as it is."""
-        closed = self._text(before, tools)
-        longer = self._text((*before, *new), tools, begin_answer=True)
-        if not longer.startswith(closed):
-            return "the chat template changes what is already in the history"
-        closing = self._closing(before, tools)
-        if finished:
-            end = self._tokenizer.decode([known[-1]], skip_special_tokens=False)
-            if not closing.startswith(end):
-                return f"the model ended its turn with {end!r}, the chat template does with {closing!r}"
-            closing = closing[len(end) :]
-        return self.plain(closing + longer[len(closed) :])
+        """Return what comes behind `known`, or why the template does not leave that as it is.
+
+        `before` is the conversation of `known`; its last message is the answer, which `finished` says is complete.
+        """
+        try:
+            behind = self._behind_answer(before, new, tools)
+            close = self._close(before[:-1], tools)
+        except EventError as exc:
+            return str(exc)
+        end = known[-1] if finished else next(iter(self._ends), None)
+        tokens = self._template.tokens(behind)
+        if end is not None and (not tokens or tokens[0] not in self._added):  # as it would be behind the end of a turn
+            tokens = self._template.tokens(self._ends[end] + behind)[1:]
+        written = str(self._tokenizer.convert_ids_to_tokens(tokens[0])) if tokens else ""
+        ends_twice = tokens and tokens[0] in self._added and (tokens[0] == end or close.startswith(written))
+        return tokens[1:] if finished and ends_twice else tokens
 
     def parse(self, token_ids: Sequence[int], tools: Sequence[Tool]) -> tuple[Message, str | None]:
-        """Return the answer in these tokens, and why a tool call in it cannot be read, if one cannot."""
-        return read_calls(self.text(token_ids))
+        """Return the answer in these tokens, and why a tool call in it cannot be read, if one cannot.
+
+        Of a call's arguments it is only checked that they are a JSON object: the agent that offers a tool judges them.
+        """
+        text = self.text(token_ids)
+        return read_calls(text) if tools and self.markers else (Message(role="assistant", content=text), None)
 
     def plain(self, text: str) -> tuple[int, ...]:
-        """Return the tokens of `text` alone; names of special tokens in it are those tokens."""
-        return tuple(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+        """Return the tokens of `text` alone."""
+        return self._template.tokens(text)
 
     def text(self, token_ids: Sequence[int]) -> str:
-        """Return the text of tokens, without special ones."""
-        return str(
-            self._tokenizer.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        )
+        """Return the text of tokens, without those that stand for no text."""
+        spoken = [token for token in token_ids if token not in self._silent]
+        return str(self._tokenizer.decode(spoken, skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
     def token_bytes(self, token: int) -> bytes:
-        """Return what a token adds to the text."""
-        if token in self._tokenizer.all_special_ids:
+        """Return what a token adds to the text; of a token that is part of a character, its bytes."""
+        if token in self._silent:
             return b""
-        spelled = self._tokenizer.convert_ids_to_tokens(token) or ""
-        if self._bytes and all(letter in self._bytes for letter in spelled):
-            return bytes(self._bytes[letter] for letter in spelled)
-        return self.text([token]).encode()
+        name = str(self._tokenizer.convert_ids_to_tokens(token))
+        if self._bytes:
+            known = [self._bytes.get(character) for character in name]
+            return name.encode() if None in known else bytes(byte for byte in known if byte is not None)
+        if len(name) == 6 and name.startswith("<0x") and name.endswith(">"):
+            return bytes.fromhex(name[3:5])
+        return name.replace("▁", " ").encode()
 
-    def _closing(self, before: Sequence[Message], tools: Sequence[Tool]) -> str:
-        """Return the text that the template puts behind an answer."""
-        answer = Message(role="assistant", content=SENTINEL)
-        return self._text((*before[:-1], answer), tools).rpartition(SENTINEL)[2]
+    # --- what the template writes -------------------------------------------------------------------------------------
 
-    def _text(self, messages: Sequence[Message], tools: Sequence[Tool], *, begin_answer: bool = False) -> str:
-        said = [as_template_wants(message) for message in messages]
-        offered = [_as_function(tool) for tool in tools]
-        text = self._rendered(said, offered, begin_answer)
-        if offered and text == self._rendered(said, [], begin_answer):
-            raise EventError(
-                "the chat template of model.base has no place for tools, so the model would not see them; leave tools "
-                "out and describe them in a message, or use a model whose template has them",
-                reason="bad_tools",
-            )
-        return text
-
-    def _rendered(self, said: list[dict[str, Any]], offered: list[dict[str, Any]], begin_answer: bool) -> str:
+    def _render(self, messages: Sequence[Message], tools: Sequence[Tool], *, answer: bool = True) -> str:
+        """Return a conversation as text. Raises EventError."""
         try:
-            return str(
-                self._tokenizer.apply_chat_template(
-                    said, tools=offered or None, add_generation_prompt=begin_answer, tokenize=False
-                )
-            )
+            return self._template.render(messages, tools, answer=answer)
         except Exception as exc:  # a template is a program, and a client chooses what it runs on
-            raise EventError(f"the chat template refuses the messages: {exc}; check roles and order") from exc
+            what = f"the chat template refuses the messages: {exc}; check their roles, order and tool calls"
+            raise EventError(what, reason="template_refuses") from exc
+
+    def _behind_answer(self, before: Sequence[Message], new: Sequence[Message], tools: Sequence[Tool]) -> str:
+        """Return the text behind the last message of `before`. Raises EventError if what is before it changes."""
+        earlier, answer = before[:-1], before[-1]
+        opened, whole = self._render(earlier, tools), self._render((*before, *new), tools)
+        same = next((n for n, (a, b) in enumerate(zip(opened, whole, strict=False)) if a != b), len(opened))
+        _check(whole.startswith(opened), f"it writes {whole[same : same + 20]!r} for {opened[same : same + 20]!r}")
+        text_mark, call_mark = _unused(whole)
+        marked = replace(answer, content=text_mark if answer.content.strip() or not answer.tool_calls else "")
+        if answer.tool_calls:
+            *calls, last = answer.tool_calls
+            marked = replace(marked, tool_calls=(*calls, replace(last, arguments=f'{{"a": "{call_mark}"}}')))
+        text = self._render((*earlier, marked, *new), tools)
+        times = text.count(text_mark)
+        _check(times == bool(marked.content), f"it writes the text of an answer {times} times")
+        _check(not answer.tool_calls or call_mark in text, "it leaves out a tool call")
+        behind = text.rpartition(call_mark if answer.tool_calls else text_mark)[2]
+        if answer.tool_calls:
+            behind = self._behind_call(behind, self._close(earlier, tools))
+        room = len(whole) - len(opened) - len(behind)
+        _check(room >= 0 and whole.endswith(behind), "it writes new messages by what the answer says")
+        shown = "".join(whole[len(opened) : len(opened) + room].split())
+        _check("".join(answer.content.split()) in shown, "it leaves out a part of the answer")
+        return behind
+
+    def _behind_call(self, text: str, close: str) -> str:
+        """Return `text` from where a turn ends that ends with a tool call. Raises EventError."""
+        places = [text.find(end) for end in (close, *self._ends.values()) if end.strip() and end in text]
+        _check(bool(places), "it does not show where a tool call ends")
+        return text[min(places) :]
+
+    def _close(self, earlier: Sequence[Message], tools: Sequence[Tool]) -> str:
+        """Return what the template writes behind the text of the last answer. Raises EventError."""
+        mark, _ = _unused(self._render(earlier, tools))
+        text = self._render((*earlier, Message(role="assistant", content=mark)), tools, answer=False)
+        return text.rpartition(mark)[2]
+
+    def _writes_calls(self) -> bool:
+        """Return whether the template shows tools, and writes a call so that `read_calls` reads the same one."""
+        asked, tool = Message(role="user", content="x"), Tool(name="probe_name")
+        call = ToolCall(id="abcdefghi", name=tool.name, arguments='{"probe_key": "probe value"}')
+        answer = Message(role="assistant", content="", tool_calls=(call,))
+        try:
+            opened = self._render((asked,), (tool,))
+            text = self._render((asked, answer), (tool,), answer=False).removeprefix(opened)
+        except EventError:
+            return False
+        for end in self._ends.values():
+            text = text.partition(end)[0]
+        read, malformed = read_calls(text)
+        same = [(one.name, json.loads(one.arguments)) for one in read.tool_calls] == [
+            (call.name, json.loads(call.arguments))
+        ]
+        return tool.name in opened and malformed is None and same
 
 
-def _as_function(tool: Tool) -> dict[str, Any]:
-    try:
-        parameters = json_text.parse(tool.parameters)
-    except ValueError as exc:
-        raise EventError(f"tool {tool.name}: its parameters are not JSON: {exc}") from exc
-    return {
-        "type": "function",
-        "function": {"name": tool.name, "description": tool.description, "parameters": parameters},
-    }
+def _check(holds: bool, otherwise: str) -> None:
+    if not holds:
+        raise EventError(f"the chat template changes history: {otherwise}", reason="template_changes_history")
 
 
-def _is_byte_level(tokenizer: Any) -> bool:
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    return type(getattr(backend, "decoder", None)).__name__ == "ByteLevel"
+def _unused(text: str) -> tuple[str, str]:
+    """Return two words, neither in `text` nor in the other."""
+
+    def words() -> Iterator[str]:
+        return (word for word in (f"mark{number}x" for number in count()) if word not in text)
+
+    found = words()
+    return next(found), next(found)
 
 
-@cache
 def _byte_alphabet() -> dict[str, int]:
-    """Return which byte each letter of a byte-level vocabulary stands for (GPT-2's table).
-
-    >>> _byte_alphabet()["Ġ"] == ord(" ")
-    True
-    """
-    plain = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in plain]
-    return {chr(byte): byte for byte in plain} | {chr(256 + n): byte for n, byte in enumerate(others)}
+    """Return the byte of each character by which byte-level tokenizers write bytes, as GPT-2 does."""
+    printed = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printed]
+    return {chr(byte): byte for byte in printed} | {chr(256 + n): byte for n, byte in enumerate(others)}

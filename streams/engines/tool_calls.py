@@ -48,9 +48,9 @@ def read_calls(text: str) -> ReadAnswer:
 def _call(text: str) -> tuple[str, dict[str, object]]:
     """Return name and arguments. Raises ValueError."""
     value = json_text.parse(text)
-    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
-        raise ValueError("expected an object with a name")
-    arguments = value.get("arguments", {})
+    if not isinstance(value, dict) or set(value) != {"name", "arguments"} or not isinstance(value["name"], str):
+        raise ValueError("expected an object with name and arguments, and nothing else")
+    arguments = value["arguments"]
     if not isinstance(arguments, dict):
         raise ValueError("expected an object as arguments")
     return value["name"], arguments

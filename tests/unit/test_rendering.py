@@ -1,74 +1,156 @@
-"""The new part of a prompt is the difference that the chat template makes; what is known stays as it was."""
+"""Tokens in, tokens out: what was sampled is in the next prompt as it was sampled, or there is a reason."""
 
 from __future__ import annotations
 
+import json
+import random
 from typing import Any
 
 import pytest
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
-from schemas.events import Message, Tool
+from schemas.events import Message, Tool, ToolCall
+from streams.engines.base_model import digest_of_tokenizer, load_tokenizer
 from streams.engines.rendering import ChatRendering
 from streams.engines.tool_calls import read_calls
 from streams.errors import EventError
+from tests.support.models import chat
+from tests.support.thoroughness import FULL
 
-CHATML = (
-    "{% if tools %}<|im_start|>system\n{% for tool in tools %}{{ tool | tojson }}{% endfor %}<|im_end|>\n{% endif %}"
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+WEATHER = Tool(name="weather", description="of a city", parameters='{"type": "object"}')
+ASKS = (Message(role="user", content="Weather in Zürich?"),)
+MORE = (Message(role="user", content="And 東京?"),)
+CALL = ToolCall(id="abcdefghi", name="weather", arguments='{"city": "Zürich"}')
+FOUND = (Message(role="tool", content="sunny", tool_call_id="abcdefghi"),)
+
+
+def said(text: str, *calls: ToolCall) -> Message:
+    return Message(role="assistant", content=text, tool_calls=calls)
+
+
+def extended(render: ChatRendering, answer: Message, new: tuple[Message, ...], *, sampled: str = "x" + chat.END) -> str:
+    """The text behind an answer, or the reason why there is none."""
+    tools = (WEATHER,) if answer.tool_calls else ()
+    known = (*render.first(ASKS, tools), *render.plain(sampled))
+    behind = render.extend(known, sampled.endswith("|>"), (*ASKS, answer), new, tools)
+    return behind if isinstance(behind, str) else render._tokenizer.decode(list(behind))
+
+
+def test_behind_an_answer_come_the_rest_of_its_turn_and_the_new_messages() -> None:
+    behind = "\n<|im_start|>user\nAnd 東京?<|im_end|>\n<|im_start|>assistant\n"
+    assert extended(chat.rendering(chat.KEEPS), said("Sunny."), MORE) == behind
+
+
+def test_answer_without_an_end_gets_the_template_s() -> None:
+    behind = extended(chat.rendering(chat.KEEPS), said("Sun"), MORE, sampled="Sun")
+    assert behind.startswith("<|im_end|>\n<|im_start|>user\n")
+
+
+@pytest.mark.parametrize("end", [chat.END, chat.OTHER_END])
+@pytest.mark.parametrize("template", [chat.KEEPS, chat.OTHER_END_IN_HISTORY])
+def test_end_that_was_sampled_stays_alone_whichever_the_template_writes(template: str, end: str) -> None:
+    assert extended(chat.rendering(template), said("x"), MORE, sampled="x" + end).startswith("\n<|im_start|>user\n")
+
+
+def test_behind_a_tool_call_comes_its_result() -> None:
+    behind = "\n<|im_start|>tool\nsunny<|im_end|>\n<|im_start|>assistant\n"
+    assert extended(chat.rendering(chat.KEEPS), said("", CALL), FOUND) == behind
+    assert extended(chat.rendering(chat.KEEPS), said("Let me see.", CALL, CALL), FOUND) == behind
+
+
+@pytest.mark.parametrize(
+    ("template", "answer", "new", "reason"),
+    [
+        (chat.STRIPS_REASONING, said("<think>warm</think>Sunny."), MORE, "leaves out a part of the answer"),
+        (chat.COUNTS_IN_SYSTEM, said("Sunny."), MORE, "it writes '3"),
+        (chat.WRITES_TWICE, said("Let me see.", CALL), FOUND, "the text of an answer 2 times"),
+        (chat.DROPS_TEXT, said("Let me see.", CALL), FOUND, "the text of an answer 0 times"),
+        (chat.THINKS_FIRST, said("warm</think>Sunny."), MORE, "for '<think>"),
+    ],
 )
-FORGETFUL = CHATML.replace("{{ m.content }}", "{{ m.content if loop.last else m.content.split('</think>')[-1] }}")
-USER, OTHER = Message(role="user", content="4 + 7 ="), Message(role="user", content="and twice that?")
+def test_template_that_changes_history_is_a_reason(
+    template: str, answer: Message, new: tuple[Message, ...], reason: str
+) -> None:
+    got = extended(chat.rendering(template), answer, new)
+    assert got.startswith("the chat template changes history") and reason in got, got
 
 
-def tokenizer(template: str) -> Any:
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    core = Tokenizer(models.BPE({letter: n for n, letter in enumerate(letters)}, []))
-    core.pre_tokenizer, core.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    made = PreTrainedTokenizerFast(tokenizer_object=core, eos_token=AddedToken("<|im_end|>"), bos_token="<|im_start|>")
-    made.chat_template = template
-    return made
+def test_tools_that_the_template_does_not_write_are_refused() -> None:
+    with pytest.raises(EventError, match="does not write tools"):
+        chat.rendering(chat.NO_TOOLS).first(ASKS, (WEATHER,))
+    assert chat.rendering(chat.KEEPS).markers == ("<tool_call>",)
 
 
-def rendering(template: str = CHATML) -> ChatRendering:
-    return ChatRendering(tokenizer(template), "digest")
+def test_digest_tells_templates_apart() -> None:
+    digests = [chat.rendering(template).template_digest for template in (chat.KEEPS, chat.KEEPS, chat.NO_TOOLS)]
+    assert digests[0] == digests[1] != digests[2]
 
 
-@pytest.mark.parametrize("finished", [True, False])
-def test_known_tokens_and_the_new_ones_are_the_whole_conversation(finished: bool) -> None:
-    render, reply = rendering(), Message(role="assistant", content="11")
-    known = (*render.first([USER], ()), *render.plain("11<|im_end|>" if finished else "11"))
-    new = render.extend(known, finished, [USER, reply], [OTHER], ())
-    assert not isinstance(new, str)
-    assert (*known, *new) == render.first([USER, reply, OTHER], ())
+def test_bytes_of_tokens_are_those_of_the_text() -> None:
+    render = chat.rendering(chat.KEEPS)
+    tokens = render.plain("Zürich 東京 … <|im_end|>")
+    assert b"".join(map(render.token_bytes, tokens)).decode() == render.text(tokens) == "Zürich 東京 … "
 
 
-def test_a_template_that_changes_the_past_is_a_reason_and_no_guess() -> None:
-    render, reply = rendering(FORGETFUL), Message(role="assistant", content="<think>hm</think>11")
-    known = (*render.first([USER], ()), *render.plain(reply.content + "<|im_end|>"))
-    assert render.extend(known, True, [USER, reply], [OTHER], ()) == (
-        "the chat template changes what is already in the history"
-    )
+def converse(render: ChatRendering, vocabulary: range, tools: tuple[Tool, ...]) -> None:
+    """Hold conversations whose answers are random tokens; most decode to a text that encodes otherwise."""
+    draw, ends = random.Random(7), sorted(render._ends)
+    goal, sampled, reencoded = (50_000 if FULL else 4_000), 0, 0
+    while sampled < goal:
+        messages: tuple[Message, ...] = ASKS
+        tokens = render.first(messages, tools)
+        owned: list[tuple[int, tuple[int, ...]]] = []
+        for _ in range(draw.randint(2, 6)):
+            drawn = tuple(draw.choice(vocabulary) for _ in range(draw.randint(1, 60)))
+            finished = draw.random() < 0.8
+            drawn += (draw.choice(ends),) if finished else ()
+            owned.append((len(tokens), drawn))
+            answer, malformed = render.parse(drawn, tools)
+            assert malformed is None
+            reencoded += render.plain(answer.content) != drawn[: len(drawn) - finished]
+            messages, known = (*messages, answer), (*tokens, *drawn)
+            behind = render.extend(known, finished, messages, MORE, tools)
+            assert isinstance(behind, tuple), behind
+            messages, tokens = (*messages, *MORE), (*known, *behind)
+        for place, drawn in owned:
+            assert tokens[place : place + len(drawn)] == drawn
+            sampled += len(drawn)
+    assert reencoded
 
 
-def test_a_turn_that_ended_otherwise_than_the_template_ends_it_is_a_reason() -> None:
-    render, reply = rendering(), Message(role="assistant", content="11")
-    known = (*render.first([USER], ()), *render.plain("11<|im_start|>"))
-    assert "ended its turn with '<|im_start|>'" in str(render.extend(known, True, [USER, reply], [OTHER], ()))
+@pytest.mark.parametrize("template", [chat.KEEPS, chat.OTHER_END_IN_HISTORY])
+def test_every_sampled_token_is_in_the_last_prompt_as_it_was_sampled(template: str) -> None:
+    converse(chat.rendering(template), range(3, 600), (WEATHER,))
 
 
-def test_tools_that_the_template_would_not_show_are_refused() -> None:
-    tool = Tool(name="add", parameters='{"type": "object"}')
-    assert "add" in rendering().text(rendering().first([USER], [tool]))
-    blind = rendering(CHATML.replace("{% if tools %}", "{% if false %}"))
-    with pytest.raises(EventError, match="no place for tools"):
-        blind.first([USER], [tool])
+@pytest.mark.model
+def test_smollm2_gets_its_own_tokens_again_and_the_prompts_that_transformers_makes() -> None:
+    tokenizer: Any = load_tokenizer("smollm2-135m-instruct")
+    render = ChatRendering(tokenizer, (tokenizer.eos_token_id,), digest_of_tokenizer(tokenizer))
+    asked = [{"role": "user", "content": ASKS[0].content}]
+    whole = tokenizer.apply_chat_template(asked, add_generation_prompt=True, return_dict=True)["input_ids"]
+    assert render.first(ASKS, ()) == tuple(whole)
+    converse(render, range(17, len(tokenizer)), ())
 
 
-def test_the_bytes_of_tokens_are_those_of_the_text() -> None:
-    render = rendering()
-    assert b"".join(map(render.token_bytes, render.plain("ä 🎈<|im_end|>"))) == "ä 🎈".encode()
+def test_what_comes_behind_does_not_depend_on_the_length_of_history() -> None:
+    render, tokenized = chat.rendering(chat.KEEPS), []
+    encode = render._template.tokens
+    render._template.tokens = lambda text: tokenized.append(len(text)) or encode(text)  # type: ignore[method-assign, func-returns-value]
+    for turns in (1, 50):
+        history = (*ASKS, said("Sunny.")) * turns
+        render.extend((1,), True, history, MORE, ())
+    assert tokenized[0] == tokenized[1]
+
+
+def test_call_as_the_template_writes_it_is_read_and_a_broken_one_is_text() -> None:
+    render = chat.rendering(chat.KEEPS)
+    call = '<tool_call>\n{"name": "weather", "arguments": {"city": "Zürich"}}\n</tool_call>'
+    read, malformed = render.parse(render.plain(call + chat.END), (WEATHER,))
+    assert malformed is None and json.loads(read.tool_calls[0].arguments) == {"city": "Zürich"}
+    broken, why = render.parse(render.plain(call[:-20]), (WEATHER,))
+    assert why and not broken.tool_calls and broken.content == call[:-20]
+    plain, why = render.parse(render.plain(call), ())
+    assert why is None and plain.content == call
 
 
 @pytest.mark.parametrize(
@@ -76,8 +158,10 @@ def test_the_bytes_of_tokens_are_those_of_the_text() -> None:
     [
         ("<tool_call>{</tool_call>", "tool call 1"),
         ('<tool_call>{"name": "a", "arguments": 1}</tool_call>', "expected an object as arguments"),
-        ('<tool_call>{"name": "a"}', "</tool_call> is missing"),
-        ('<tool_call>{"name": "a"}</tool_call> and', "behind calls"),
+        ('<tool_call>{"name": "a"}</tool_call>', "name and arguments"),
+        ('<tool_call>{"name": "a", "arguments": {}, "id": "7"}</tool_call>', "and nothing else"),
+        ('<tool_call>{"name": "a", "arguments": {}}', "</tool_call> is missing"),
+        ('<tool_call>{"name": "a", "arguments": {}}</tool_call> and', "behind calls"),
     ],
 )
 def test_a_call_that_cannot_be_read_stays_text_and_says_why(text: str, why: str) -> None:
