@@ -23,8 +23,11 @@ class ReadAnswer(NamedTuple):
     malformed: str | None
 
 
-def read_calls(text: str) -> ReadAnswer:
-    """Return the answer in `text`: what stands before the first call, and the calls. Nothing is repaired."""
+def read_calls(text: str, turn_id: str) -> ReadAnswer:
+    """Return the answer in `text`: what stands before the first call, and the calls. Nothing is repaired.
+
+    The ids of calls are made of `turn_id`: a call that is made again in a later turn has another.
+    """
     said, *parts = text.split(BEGIN)
     calls: list[ToolCall] = []
     for part in parts:
@@ -39,7 +42,7 @@ def read_calls(text: str) -> ReadAnswer:
         if why is not None:
             what = f"tool call {len(calls) + 1}, {inside[:SHOWN]!r}: {why}"
             return ReadAnswer(Message(role="assistant", content=text), what)
-        call_id = f"call_{derive_id(text, len(calls))[:8]}"
+        call_id = f"call_{derive_id(turn_id, len(calls))}"
         calls.append(ToolCall(id=call_id, name=name, arguments=json.dumps(arguments, ensure_ascii=False)))
     content = said.rstrip() if calls else text
     return ReadAnswer(Message(role="assistant", content=content, tool_calls=tuple(calls)), None)

@@ -104,7 +104,7 @@ def converse(render: ChatRendering, vocabulary: range, tools: tuple[Tool, ...]) 
             finished = draw.random() < 0.8
             drawn += (draw.choice(ends),) if finished else ()
             owned.append((len(tokens), drawn))
-            answer, malformed = render.parse(drawn, tools)
+            answer, malformed = render.parse(drawn, tools, "turn")
             assert malformed is None
             reencoded += render.plain(answer.content) != drawn[: len(drawn) - finished]
             messages, known = (*messages, answer), (*tokens, *drawn)
@@ -145,11 +145,11 @@ def test_what_comes_behind_does_not_depend_on_the_length_of_history() -> None:
 def test_call_as_the_template_writes_it_is_read_and_a_broken_one_is_text() -> None:
     render = chat.rendering(chat.KEEPS)
     call = '<tool_call>\n{"name": "weather", "arguments": {"city": "Zürich"}}\n</tool_call>'
-    read, malformed = render.parse(render.plain(call + chat.END), (WEATHER,))
+    read, malformed = render.parse(render.plain(call + chat.END), (WEATHER,), "turn")
     assert malformed is None and json.loads(read.tool_calls[0].arguments) == {"city": "Zürich"}
-    broken, why = render.parse(render.plain(call[:-20]), (WEATHER,))
+    broken, why = render.parse(render.plain(call[:-20]), (WEATHER,), "turn")
     assert why and not broken.tool_calls and broken.content == call[:-20]
-    plain, why = render.parse(render.plain(call), ())
+    plain, why = render.parse(render.plain(call), (), "turn")
     assert why is None and plain.content == call
 
 
@@ -165,13 +165,19 @@ def test_call_as_the_template_writes_it_is_read_and_a_broken_one_is_text() -> No
     ],
 )
 def test_a_call_that_cannot_be_read_stays_text_and_says_why(text: str, why: str) -> None:
-    reply, malformed = read_calls(text)
+    reply, malformed = read_calls(text, "turn")
     assert (reply.content, reply.tool_calls) == (text, ())
     assert malformed is not None and why in malformed
 
 
 def test_several_calls_are_read_in_order() -> None:
     one = '<tool_call>{"name": "%s", "arguments": {"n": %d}}</tool_call>'
-    reply, malformed = read_calls("Both. " + one % ("a", 1) + "\n" + one % ("b", 2))
+    reply, malformed = read_calls("Both. " + one % ("a", 1) + "\n" + one % ("b", 2), "turn")
     assert (reply.content, malformed) == ("Both.", None)
     assert [(call.name, call.arguments) for call in reply.tool_calls] == [("a", '{"n": 1}'), ("b", '{"n": 2}')]
+
+
+def test_same_call_in_a_later_turn_has_another_id() -> None:
+    text = '<tool_call>{"name": "a", "arguments": {}}</tool_call>' * 2
+    ids = [call.id for turn in ("first", "second") for call in read_calls(text, turn).reply.tool_calls]
+    assert len(set(ids)) == 4

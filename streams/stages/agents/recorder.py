@@ -287,16 +287,17 @@ class Recorder:
 
     def _turn(self, prepared: PreparedCall, stream: TokenStream, *, delivered: bool) -> Turn:
         drawn = tuple(token for token, _ in stream.drawn)
-        reply, malformed = self._reply(prepared.call, drawn, stream.stop)
+        reply, malformed = self._reply(prepared, drawn, stream)
         turn = turn_of(prepared, stream, reply, self._engine, self._rendering)
         return replace(turn, malformed=malformed, delivered=delivered)
 
-    def _reply(self, call: ModelCall, drawn: tuple[int, ...], stop: str | None) -> tuple[Message, str | None]:
+    def _reply(self, prepared: PreparedCall, drawn: tuple[int, ...], stream: TokenStream) -> tuple[Message, str | None]:
         """Return the answer as the client gets it, and why a tool call in it cannot be read."""
+        call, stop = prepared.call, stream.stop
         if not self._calls_are_read(call):
             reply, malformed = Message(role="assistant", content=self._rendering.text(drawn)), None
         else:
-            reply, malformed = self._rendering.parse(drawn, call.tools)
+            reply, malformed = self._rendering.parse(drawn, call.tools, prepared.turn_ids[stream.generation.slot])
         if stop is not None and not reply.tool_calls:
             reply = replace(reply, content=reply.content.partition(stop)[0])
         return reply, malformed
