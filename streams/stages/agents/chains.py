@@ -74,6 +74,8 @@ class PlacedTurn:
     """Tokens of prompt and completion."""
     broken: str | None
     """Why its tokens cannot be relied on."""
+    of_root: PlacedTurn | None = None
+    """The first call of its chain, unless it is that."""
     rewrites: PlacedTurn | None = None
     """Of a root: the newest turn whose reply it repeats."""
     continuity: Continuity = "first"
@@ -83,10 +85,7 @@ class PlacedTurn:
     @property
     def root(self) -> PlacedTurn:
         """The first call of its chain."""
-        node = self
-        while node.parent is not None:
-            node = node.parent
-        return node
+        return self if self.of_root is None else self.of_root
 
     @property
     def continues_well(self) -> bool:
@@ -117,6 +116,10 @@ class Chains:
         self._bodies: dict[bytes, PlacedTurn] = {}
         """The newest turn whose history ends so, without its system messages."""
         self._roots: list[PlacedTurn] = []
+        self._main: Kind | None = None
+        """The kind of the conversation itself: that of the first root with tools, or of the first root."""
+        self._roles: dict[PlacedTurn, Role] = {}
+        """Of roots, as long as `_main` is what it is."""
 
     # --- asking ---------------------------------------------------------------------------------------------------
 
@@ -138,12 +141,16 @@ class Chains:
 
     def role(self, node: PlacedTurn) -> Role:
         """Return whose call a turn is, as far as the turns up to now say."""
-        main, root = self._main(), node.root
-        while root.kind != main and root.rewrites is not None:
-            root = root.rewrites.root
-        if root.kind == main:
-            return "conversation"
-        return "sub_agent" if root.kind.tools else "auxiliary"
+        walked = [node.root]
+        while (root := walked[-1]) not in self._roles:
+            if root.kind != self._main and root.rewrites is not None:
+                walked.append(root.rewrites.root)
+                continue
+            other: Role = "sub_agent" if root.kind.tools else "auxiliary"
+            self._roles[root] = "conversation" if root.kind == self._main else other
+        role = self._roles[root]
+        self._roles.update(dict.fromkeys(walked, role))
+        return role
 
     def tokens(self, turn_id: str) -> TokenIds:
         """Return all tokens of a turn, its whole prompt and its completion, as they were recorded."""
@@ -198,6 +205,9 @@ class Chains:
         )
         if node.broken is None and turn.error is None:
             self._roots.append(node)
+            if self._main is None or (kind.tools and not self._main.tools):
+                self._main = kind
+                self._roles.clear()
             for digest in (*found.every[1:], end):
                 self._prefixes.setdefault(digest, node)
         return node
@@ -231,17 +241,11 @@ class Chains:
             return Placement(continuity, reason, None, ())
         return Placement(*_continued(found, (), [found.end]), found.turn, (), found.length)
 
-    def _main(self) -> Kind | None:
-        """Return the kind of the conversation itself."""
-        with_tools = (root.kind for root in self._roots if root.kind.tools)
-        return next(with_tools, self._roots[0].kind if self._roots else None)
-
     def _of_root(
         self, kind: Kind, found: _Prefixes, messages: Sequence[Message]
     ) -> tuple[Continuity, str, PlacedTurn | None]:
         """Return what a call without a parent is, why, and the newest turn whose reply it repeats."""
-        main = self._main()
-        if main is None:
+        if self._main is None:
             return "first", "the first call of its trajectory", None
         shared = max(count for count, digest in enumerate(found.every) if count == 0 or digest in self._prefixes)
         like = self._prefixes.get(found.every[shared]) if shared else None
@@ -252,10 +256,10 @@ class Chains:
                 return "forks", f"its prompt is that of turn {like.turn.number}", like
             if like.prompt_end == found.every[shared] and messages[shared].role == "assistant":
                 return "forks", f"the reply of turn {like.turn.number} was changed", like
-        if kind == main or repeats is not None:
+        if kind == self._main or repeats is not None:
             return "rewrites", self._what_changed(kind, found, shared, len(messages)), repeats
         if kind.tools:
-            if not any(root.kind.tools for root in self._roots):
+            if not self._main.tools:
                 return "first", "the first call with tools", None
             return "first", "another system prompt or other tools: the chain of a sub-agent", None
         return "auxiliary", "another system prompt, and no tools", None
@@ -352,6 +356,7 @@ def _new_child(turn: Turn, place: int, parent: PlacedTurn) -> PlacedTurn:
         turn=turn,
         place=place,
         parent=parent,
+        of_root=parent.root,
         kind=parent.kind,
         prompt_end=digests[-1],
         end=_next(digests[-1], turn.reply),
