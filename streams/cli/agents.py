@@ -91,9 +91,9 @@ def agents_show(call: AppContext, trajectory_id: str, output: Output) -> None:
 def agents_tail(
     call: AppContext, agent_id: str | None, count: int | None, begin: str | None, until_end: bool, output: Output
 ) -> None:
-    """Print calls as they are recorded, of every agent or of one AGENT, until Ctrl-C.
+    """Print calls as they are recorded, of all agents or one AGENT.
 
-    When a run ends, its line says how many of its calls are delivered and what was left out.
+    It ends at Ctrl-C. When a run ends, its line says how many of its calls are delivered and what was left out.
     """
     from itertools import islice
 

@@ -214,8 +214,9 @@ def test_added_partitions_are_refused_with_the_reason_before_anything_more_is_sa
     assert len(read(settings, "tasks")) == 2
 
 
-def test_tasks_of_another_policy_are_passed_over(settings: Settings) -> None:
-    write(settings, task("theirs", policy="q"), task("ours"))  # of one partition, so the second is read after the first
+@pytest.mark.parametrize("whose", [{"policy": "q"}, {"agent": "calc"}])
+def test_tasks_of_another_policy_or_of_an_agent_are_passed_over(settings: Settings, whose: dict[str, str]) -> None:
+    write(settings, task("theirs", **whose), task("ours"))  # of one partition, so the second is read after the first
     with running(settings):
         until_answered(settings, "ours")
     assert answers(settings).keys() == {"ours"}

@@ -12,7 +12,7 @@ import pytest
 from datasets import Dataset, DatasetDict
 from hypothesis import given, strategies as st
 
-from schemas.events import Message, RewardSource, Sampling, Task, ToolCall
+from schemas.events import Message, RewardSource, Sampling, Task, Tool, ToolCall
 from streams.errors import EventError, NotFoundError, SettingsError, StreamwardError
 from streams.settings.model import Topics
 from streams.stages.tasks.lines import (
@@ -23,6 +23,7 @@ from streams.stages.tasks.lines import (
     RewardSourceLine,
     SamplingLine,
     TaskLine,
+    ToolLine,
     by_kind,
     check_rows,
     epochs,
@@ -81,6 +82,10 @@ def test_every_field_of_a_task_can_be_given() -> None:
         "adapter_version": 3,
         "sampling": {"temperature": 0, "top_p": 0.5, "max_tokens": 4, "seed": 1, "stop": ["x"]},
         "verifier": {"answer": 11},
+        "agent": "calc",
+        "max_turns": 4,
+        "thread": "th",
+        "tools": [{"name": "add", "description": "Add.", "parameters": {"type": "object"}}],
         "reward_sources": [
             {"name": "numeric", "weight": 0.5, "settings": {"tolerance": 1}},
             {"name": "length", "settings": '{"limit": 5}'},
@@ -107,6 +112,10 @@ def test_every_field_of_a_task_can_be_given() -> None:
         adapter_version=3,
         sampling=Sampling(temperature=0, top_p=0.5, max_tokens=4, seed=1, stop=("x",)),
         verifier='{"answer": 11}',
+        agent="calc",
+        max_turns=4,
+        thread="th",
+        tools=(Tool(name="add", description="Add.", parameters='{"type": "object"}'),),
         reward_sources=(
             RewardSource(name="numeric", weight=0.5, settings='{"tolerance": 1}'),
             RewardSource(name="length", settings='{"limit": 5}'),
@@ -121,15 +130,15 @@ def test_every_field_of_a_task_can_be_given() -> None:
 
 
 def test_a_line_knows_every_field_that_its_event_has() -> None:
-    pairs = [(TaskLine, Task), (MessageLine, Message), (SamplingLine, Sampling), (RewardSourceLine, RewardSource)]
+    pairs = [(TaskLine, Task), (MessageLine, Message), (ToolLine, Tool), (SamplingLine, Sampling)]
+    pairs.append((RewardSourceLine, RewardSource))
     for line, event in pairs:
         fields = {field.name: field for field in dataclasses.fields(event)}
         assert set(line.model_fields) - {"prompt", "system", "answer"} == set(fields)
     for line, event in pairs[2:]:
-        plain = event(**({"name": "x"} if event is RewardSource else {}))
-        assert {name: getattr(plain, name) for name in line.model_fields} == dict(
-            line.model_validate({"name": "x"} if event is RewardSource else {})
-        )
+        least = {} if event is Sampling else {"name": "x"}
+        plain = event(**least)
+        assert {name: getattr(plain, name) for name in line.model_fields} == dict(line.model_validate(least))
 
 
 def test_a_serve_task_needs_no_scorer() -> None:

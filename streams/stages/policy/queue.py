@@ -1,8 +1,8 @@
 """The tasks that wait for an answer.
 
-    tasks ──► another policy's? answered already? ──► waiting ──► answered
-                                   │                     └──► dropped: its deadline has passed, or its group is out
-                                   └──► set aside: a train task, of which many wait; read again when there is room
+    tasks ──► another's? answered already? ──► waiting ──► answered
+                            │                     └──► dropped: its deadline has passed, or its group is out
+                            └──► set aside: a train task, of which many wait; read again when there is room
 
 A task that is delivered again while it waits, or after it was answered, is skipped: by this agent, or by one before it
 (its answers are in the log then). So are answers that nobody could use. A `serve` task is never dropped: somebody may
@@ -144,7 +144,7 @@ class TaskQueue:
         task = record.decode_placed(Task, self._settings.topics.partitions)
         if isinstance(task, serde.Poison):
             self._consumer.skip(taken, task)
-        elif task.policy != self._settings.policy.name or self._is_repeated(task, record.at.partition):
+        elif not self._is_ours(task) or self._is_repeated(task, record.at.partition):
             self._consumer.done(taken)
         elif task.purpose == "train" and not again and (self._aside or self._train >= self._most_train):
             self._aside.append(replace(taken, record=record._replace(payload=None, headers=())))
@@ -155,6 +155,10 @@ class TaskQueue:
             self._taken[record.at] = taken
             self._ids.add(task.task_id)
             self._waiting[record.at] = WaitingTask(task, record.at, until_ms, next(self._arrivals), trace)
+
+    def _is_ours(self, task: Task) -> bool:
+        """Whether the policy itself answers this task, and not an agent by calling it."""
+        return task.policy == self._settings.policy.name and task.agent is None
 
     def _is_repeated(self, task: Task, partition: int) -> bool:
         """Whether this task waits already, or has its answer: one id is one task, in one partition."""

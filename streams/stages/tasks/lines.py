@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from pydantic_core import from_json
 
 from schemas import serde
-from schemas.events import Message, Purpose, RewardSource, Sampling, Task, ToolCall, derive_id
+from schemas.events import Message, Purpose, RewardSource, Sampling, Task, Tool, ToolCall, derive_id
 from streams.scorers import source_problems
 from streams.scorers.verdict import nearest
 from streams.settings.model import Topics
@@ -70,6 +70,14 @@ class MessageLine(_LineModel):
     tool_calls: tuple[ToolCallLine, ...] = ()
 
 
+class ToolLine(_LineModel):
+    """A function that an agent may call; `parameters`, a JSON schema, as an object or as its text."""
+
+    name: str
+    description: str = ""
+    parameters: str | dict[str, Any] = "{}"
+
+
 class SamplingLine(_LineModel):
     """How tokens are drawn."""
 
@@ -114,6 +122,10 @@ class TaskLine(_LineModel):
     adapter_version: int | None = None
     sampling: SamplingLine = SamplingLine()
     verifier: str | dict[str, Any] | None = None
+    agent: str | None = Field(None, min_length=1)
+    max_turns: int | None = None
+    thread: str | None = None
+    tools: tuple[ToolLine, ...] = ()
     reward_sources: tuple[RewardSourceLine, ...] | None = None
     messages: tuple[MessageLine, ...] | None = None
 
@@ -327,6 +339,12 @@ def _task(given: dict[str, Any], place: str, reading: Reading) -> Task:
         adapter_version=line.adapter_version,
         sampling=Sampling(**line.sampling.model_dump()),
         verifier=_verifier(line),
+        agent=line.agent,
+        max_turns=line.max_turns,
+        thread=line.thread,
+        tools=tuple(
+            Tool(name=tool.name, description=tool.description, parameters=_json(tool.parameters)) for tool in line.tools
+        ),
         reward_sources=_sources(line),
         messages=_messages(line),
     )
@@ -373,7 +391,8 @@ def _digest(task: Task) -> bytes:
     """Return what a task says, its line number and time of submission left out."""
     plain = (task.policy, task.purpose, task.scenario, task.tenant, task.group_size, task.deadline_at)
     asked = (task.adapter_version, task.sampling, task.verifier, task.reward_sources, task.messages)
-    return hashlib.sha256(repr((plain, asked)).encode()).digest()
+    by_agent = (task.agent, task.max_turns, task.thread, task.tools)
+    return hashlib.sha256(repr((plain, asked, by_agent)).encode()).digest()
 
 
 _MODELS: dict[str, type[BaseModel]] = {
@@ -381,6 +400,7 @@ _MODELS: dict[str, type[BaseModel]] = {
     "sampling": SamplingLine,
     "messages": MessageLine,
     "tool_calls": ToolCallLine,
+    "tools": ToolLine,
     "reward_sources": RewardSourceLine,
 }
 _BRANCHES = {"str", "int", "float", "dict[str,any]", "tuple[union[str,int,float],...]"}
