@@ -8,7 +8,7 @@ ENGINE ?=
 BENCH ?=
 VERSION := $(shell sed -n 's/^version = "\([^"]*\)".*/\1/p' pyproject.toml)
 
-.PHONY: demo test test-full pytest test-deploy check lint types bench chaos soak fuzz setup setup-test setup-gym setup-vllm setup-deploy images release docs lock clean
+.PHONY: demo test test-full pytest test-deploy test-strangers check lint types bench chaos soak fuzz setup setup-test setup-gym setup-vllm setup-deploy images release docs lock clean
 
 demo: .venv/ready
 	@$(BIN)/streamward demo $(if $(ENGINE),--engine $(ENGINE)) $(ARGS)
@@ -103,6 +103,19 @@ release:
 	.venv-release/bin/python -m twine check --strict dist/*
 	.venv-release/bin/check-wheel-contents dist/*.whl
 	$(PYTHON) tests/installed.py dist/streamward-$(VERSION)-py3-none-any.whl
+
+# suites that others wrote, against the server for agents; npm and pip fetch them once. ARGS=--write records what they find
+OPENAI = $(shell sed -n 's/^openai==//p' requirements.lock)
+test-strangers: .venv/ready-test .venv-strangers/ready
+	$(BIN)/python -m tests.strangers $(ARGS)
+
+.venv-strangers/ready: requirements.lock
+	@test -x .venv-strangers/bin/python || $(PYTHON) -m venv .venv-strangers
+	.venv-strangers/bin/python -m pip --disable-pip-version-check install --quiet 'openai[aiohttp]==$(OPENAI)' 'pytest==9.*' 'pytest-asyncio==1.*' schemathesis==4.32.5
+	.venv-strangers/bin/python -m pip --disable-pip-version-check download --quiet --no-deps --no-binary :all: --dest .venv-strangers openai==$(OPENAI)
+	tar -xzf .venv-strangers/openai-$(OPENAI).tar.gz -C .venv-strangers
+	npm install --silent --no-audit --no-fund --prefix .venv-strangers/node llmprobe@0.6.12
+	@touch $@
 
 # what is generated: schema files, schemas/README.md, docs/cli.md, metrics.md, modules.md, protocols.md; of helm/: README.md, values.schema.json,
 # files, dashboards, alerts; the version in chart and docker compose

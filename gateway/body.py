@@ -107,9 +107,9 @@ def _texts(value: object) -> object:
 
 
 Stop = Annotated[
-    list[Annotated[str, Field(min_length=1)]] | None,
+    Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=4)] | None,
     BeforeValidator(_texts, json_schema_input_type=str | list[str] | None),
-    Field(max_length=4, description="texts that end an answer; at most 4"),
+    Field(description="texts that end an answer; at most 4"),
 ]
 Seed = Annotated[Whole | None, Field(ge=-(2**63), lt=2**63, description="the same seed gives the same answer")]
 Choices = Annotated[Whole | None, Field(ge=1, le=128, description="how many answers")]

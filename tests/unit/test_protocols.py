@@ -163,6 +163,20 @@ def test_a_value_that_asks_for_nothing_is_no_reason_to_refuse() -> None:
     assert ignored(read(CompletionsBody, json.dumps(neutral).encode())) == ()
 
 
+@pytest.mark.parametrize(
+    ("body", "least"),
+    [
+        (ChatBody, chat()),
+        (CompletionsBody, completions()),
+        (ResponsesBody, responses()),
+        (MessagesBody, message()),
+    ],
+)
+def test_null_is_the_default_wherever_it_may_be_sent(body: type[Body], least: dict[str, Any]) -> None:
+    empty = {name: None for name, field in body.model_fields.items() if field.default is None}
+    assert read(body, json.dumps({**empty, **least}).encode()) == read(body, json.dumps(least).encode())
+
+
 def test_a_whole_number_may_be_written_with_a_point() -> None:
     numbers = completions(prompt=[104.0, 105], max_tokens=16.0, n=2.0, seed=3.0)
     body = read(CompletionsBody, json.dumps(numbers).encode())

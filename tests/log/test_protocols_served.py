@@ -1,0 +1,265 @@
+"""Agents over real connections: official clients, every protocol, one server on the scripted engine, one log."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import anthropic
+import httpx
+import openai
+import pytest
+from openai.types.chat import ChatCompletionMessageParam, ChatCompletionToolParam
+from openai.types.responses import FunctionToolParam, ResponseInputParam
+
+from schemas.events import Turn
+from streams.settings.model import Settings
+from tests.strangers import exchanges
+from tests.support.agent_server import serving, settings_of, turns
+
+pytestmark = pytest.mark.kafka
+
+SYSTEM, QUESTION, THANKS = "Use the tool.", "What is 47 * 83?", "Thank you."
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}, "required": ["a", "b"]}
+WHAT = "Multiply two numbers."
+
+
+class Served(NamedTuple):
+    """A server, and the log that it writes."""
+
+    settings: Settings
+    url: str
+
+    def base(self, agent: str) -> str:
+        return f"{self.url}/agents/{agent}"
+
+
+@pytest.fixture(scope="module")
+def server(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    settings = settings_of(kafka_bootstrap, tmp_path_factory.mktemp("serve"), max_body_mb=1)
+    with serving(settings) as url:
+        yield Served(settings, url)
+
+
+def multiplied(arguments: str) -> str:
+    given = json.loads(arguments)
+    return str(given["a"] * given["b"])
+
+
+def by_chat(base: str) -> str:
+    """Ask, call the tool, and say thanks; return the last answer."""
+    tool: ChatCompletionToolParam = {
+        "type": "function",
+        "function": {"name": "calc", "description": WHAT, "parameters": SCHEMA},
+    }
+    said: list[ChatCompletionMessageParam] = [
+        {"role": "system", "content": SYSTEM},
+        {"role": "user", "content": QUESTION},
+    ]
+    with openai.OpenAI(base_url=f"{base}/v1", api_key="none", max_retries=0) as client:
+        for thanks in (False, False, True):
+            if thanks:
+                said.append({"role": "user", "content": THANKS})
+            with client.chat.completions.stream(model="sums", messages=said, tools=[tool], temperature=0) as stream:
+                for _ in stream:
+                    pass
+                answer = stream.get_final_completion().choices[0].message
+            calls = answer.tool_calls or []
+            said.append(
+                {
+                    "role": "assistant",
+                    "content": answer.content,
+                    **(
+                        {
+                            "tool_calls": [
+                                {
+                                    "id": call.id,
+                                    "type": "function",
+                                    "function": {"name": call.function.name, "arguments": call.function.arguments},
+                                }
+                                for call in calls
+                            ]
+                        }
+                        if calls
+                        else {}
+                    ),
+                }
+            )
+            for call in calls:
+                result = multiplied(call.function.arguments)
+                said.append({"role": "tool", "tool_call_id": call.id, "content": result})
+    return answer.content or ""
+
+
+def by_responses(base: str) -> str:
+    return _responses(base, remembered=False)
+
+
+def by_previous_response(base: str) -> str:
+    return _responses(base, remembered=True)
+
+
+def _responses(base: str, *, remembered: bool) -> str:
+    tool: FunctionToolParam = {
+        "type": "function",
+        "name": "calc",
+        "description": WHAT,
+        "parameters": SCHEMA,
+        "strict": False,
+    }
+    items: ResponseInputParam = [{"role": "user", "content": QUESTION}]
+    before: str | None = None
+    with openai.OpenAI(base_url=f"{base}/v1", api_key="none", max_retries=0) as client:
+        for thanks in (False, False, True):
+            if thanks:
+                items.append({"role": "user", "content": THANKS})
+            answer = client.responses.create(
+                model="sums",
+                instructions=SYSTEM,
+                input=items,
+                tools=[tool],
+                temperature=0,
+                previous_response_id=before,
+            )
+            before = answer.id if remembered else None
+            items = [] if remembered else [*items, *(item.to_dict() for item in answer.output)]  # type: ignore[list-item]
+            for item in answer.output:
+                if item.type == "function_call":
+                    result = multiplied(item.arguments)
+                    items.append({"type": "function_call_output", "call_id": item.call_id, "output": result})
+    return answer.output_text
+
+
+def by_messages(base: str) -> str:
+    tool: Any = {"name": "calc", "description": WHAT, "input_schema": SCHEMA}
+    said: list[Any] = [{"role": "user", "content": QUESTION}]
+    with anthropic.Anthropic(base_url=base, api_key="none", max_retries=0) as client:
+        for thanks in (False, False, True):
+            if thanks:
+                said.append({"role": "user", "content": THANKS})
+            with client.messages.stream(
+                model="sums", max_tokens=1024, system=SYSTEM, messages=said, tools=[tool]
+            ) as stream:
+                answer = stream.get_final_message()
+            said.append({"role": "assistant", "content": answer.content})
+            results = [
+                {
+                    "type": "tool_result",
+                    "tool_use_id": block.id,
+                    "content": multiplied(json.dumps(block.input)),
+                }
+                for block in answer.content
+                if block.type == "tool_use"
+            ]
+            if results:
+                said.append({"role": "user", "content": results})
+    [block] = answer.content
+    assert block.type == "text"
+    return block.text
+
+
+def tree(found: list[Turn]) -> list[tuple[Any, ...]]:
+    """Return what the tokens of a run are, and how they hang together."""
+    places = {turn.turn_id: place for place, turn in enumerate(found)}
+    return [
+        (
+            turn.continuity,
+            None if turn.parent_id is None else places[turn.parent_id],
+            tuple(turn.prompt_token_ids),
+            tuple(turn.completion_token_ids),
+            turn.finish_reason,
+        )
+        for turn in found
+    ]
+
+
+def test_the_same_agent_leaves_the_same_tokens_in_every_protocol(server: Served) -> None:
+    agents = {"chat": by_chat, "responses": by_responses, "previous": by_previous_response, "messages": by_messages}
+    said = {name: run(server.base(name)) for name, run in agents.items()}
+    trees = {name: tree(turns(server.settings, name)) for name in agents}
+
+    assert set(said.values()) == {"You are welcome."}
+    assert [(turn[0], turn[1], turn[4]) for turn in trees["chat"]] == [
+        ("first", None, "tool_calls"),
+        ("extends", 0, "stop"),
+        ("extends", 1, "stop"),
+    ]
+    for name in agents:
+        assert trees[name] == trees["chat"], name
+
+
+def post(server: Served, path: str, body: dict[str, Any] | bytes) -> httpx.Response:
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return httpx.post(f"{server.url}/v1/{path}", content=content, headers={"content-type": "application/json"})
+
+
+def asked(path: str, text: str = "hi", **parameters: Any) -> dict[str, Any]:
+    said = {"responses": {"input": text}, "completions": {"prompt": text}}.get(
+        path, {"messages": [{"role": "user", "content": text}]}
+    )
+    return {"model": "sums", **({"max_tokens": 64} if path == "messages" else {}), **said, **parameters}
+
+
+PATHS = ("chat/completions", "completions", "responses", "messages", "messages/count_tokens")
+BAD: dict[str, tuple[int, Callable[[str], dict[str, Any] | bytes]]] = {
+    "no JSON": (400, lambda path: b"{"),
+    "10 MB": (413, lambda path: asked(path, "x" * 10_000_000)),
+    "an unknown model": (404, lambda path: asked(path, model="stranger")),
+    "an unknown version": (404, lambda path: asked(path, model="sums@77")),
+    "no version": (404, lambda path: asked(path, model="sums@latest")),
+    "an unknown parameter": (400, lambda path: asked(path, colour="blue")),
+    "a longer prompt than the context": (400, lambda path: asked(path, "x" * 9000)),
+}
+
+
+WRONG_BODIES = ("no JSON", "10 MB", "an unknown parameter")
+COUNTS = "messages/count_tokens"
+"""It needs no model, and no room for a prompt."""
+CASES = [(path, bad) for path in PATHS for bad in BAD if path != COUNTS or bad in WRONG_BODIES]
+
+
+@pytest.mark.parametrize(("path", "bad"), CASES)
+def test_bad_input_gets_an_error_in_the_words_of_the_protocol(server: Served, path: str, bad: str) -> None:
+    status, body = BAD[bad]
+    answer = post(server, path, body(path))
+    error = answer.json()["error"]
+    assert answer.status_code == status and error["message"]
+    if path.startswith("messages"):
+        assert answer.json()["type"] == "error"
+        assert error["type"] in ("invalid_request_error", "request_too_large", "not_found_error")
+    else:
+        assert error.keys() == {"message", "type", "param", "code"}
+
+
+def test_a_tool_call_that_does_not_parse_stays_text_and_the_turn_says_so(server: Served) -> None:
+    tool = {"name": "calc", "input_schema": SCHEMA}
+    body = asked("messages", "Break it.", tools=[tool])
+    answer = httpx.post(f"{server.base('breaks')}/v1/messages", json=body).json()
+    assert (answer["stop_reason"], [block["type"] for block in answer["content"]]) == ("end_turn", ["text"])
+    [turn] = turns(server.settings, "breaks")
+    assert turn.malformed is not None and turn.reply.tool_calls == ()
+
+
+def test_what_was_ignored_is_in_the_answer_and_in_the_log(server: Served) -> None:
+    body = asked("chat/completions", user="me", store=True)
+    answer = httpx.post(f"{server.base('ignored')}/v1/chat/completions", json=body)
+    [turn] = turns(server.settings, "ignored")
+    assert answer.headers["x-streamward-ignored"] == "store, user"
+    assert tuple(turn.ignored) == ("store", "user")
+    assert answer.headers["x-request-id"] == turn.turn_id
+    assert answer.json()["model"] == "sums@0"
+
+
+def test_what_suites_of_others_asked_gets_answers_of_the_same_shape(server: Served) -> None:
+    """Recorded by `make test-strangers`, which says what those suites make of the answers."""
+    other = []
+    with httpx.Client(timeout=60) as client:
+        for each in exchanges.recorded():
+            headers = {"content-type": "application/json", **each["headers"]}
+            url = f"{server.url}{each['path']}"
+            answer = client.request(each["method"], url, content=each["body"].encode(), headers=headers)
+            shape = exchanges.shape_of(answer.headers.get("content-type", ""), answer.text)
+            if (answer.status_code, shape) != (each["status"], each["shape"]):
+                other.append((each["method"], each["path"], each["body"][:200], answer.status_code, answer.text[:300]))
+    assert other == []

@@ -1,0 +1,150 @@
+"""Run the suites that others wrote against the server, and compare what they find with what they found before.
+
+    python -m tests.strangers            exit 1 if a suite finds something else
+    python -m tests.strangers --write    write what it finds, and the exchanges that `make test` repeats
+
+`make test-strangers` installs what it needs into .venv-strangers. The server is that of `streamward serve` on the
+scripted engine with a Kafka node of its own. Between it and the first two suites is a proxy (proxy.py).
+
+What a suite finds is in findings.json: for llmprobe its scores and each check that did not pass, for openai-python's
+own tests how many passed and what the others were told, for schemathesis each check that failed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+from streams.kafka.node import process as broker
+from tests.strangers import exchanges
+from tests.strangers.proxy import Exchange, between, mended
+from tests.support.agent_server import serving, settings_of
+
+ROOT = Path(__file__).parents[2]
+HOME = ROOT / ".venv-strangers"
+FINDINGS = Path(__file__).parent / "findings.json"
+MODEL = "sums"
+CHECKS = ",".join(
+    (
+        "not_a_server_error",
+        "status_code_conformance",
+        "content_type_conformance",
+        "response_schema_conformance",
+        "negative_data_rejection",
+        "unsupported_method",
+    )
+)
+"""Of schemathesis. Not that valid data is accepted: JSON Schema cannot say that a text has to be JSON (`arguments`)."""
+
+Finding = dict[str, Any]
+
+
+def llmprobe(url: str, folder: Path) -> Finding:
+    """Run llmprobe: coverage by tier, MUST assertions, and what did not pass."""
+    report = folder / "llmprobe.json"
+    program = HOME / "node" / "node_modules" / "llmprobe" / "bin" / "dist" / "llmprobe.mjs"
+    options = [
+        "--model",
+        MODEL,
+        "-k",
+        "none",
+        "--no-bench",
+        "--no-save",
+        "--reasoning",
+        "default",
+        "--save",
+        str(report),
+    ]
+    _run(["node", str(program), f"{url}/v1", *options], folder)
+    found = json.loads(report.read_text())
+    tiers = found["coverage"]["byTier"]
+    return {
+        "coverage": {tier["tier"]: f"{tier['supported']} of {tier['total']}" for tier in tiers},
+        "must": f"{found['conformance']['passed']} of {found['conformance']['total']}",
+        "failed": {
+            each["id"]: [failure["message"] for failure in each["failures"] if failure["severity"] == "MUST"]
+            for each in found["conformance"]["results"]
+            if each["outcome"] == "fail"
+        },
+        "not supported": sorted(
+            each["id"] for each in found["conformance"]["results"] if each["outcome"] == "unsupported"
+        ),
+    }
+
+
+def openai_python(url: str, folder: Path) -> Finding:
+    """Run openai-python's own tests of chat, completions, responses and models."""
+    source = HOME / f"openai-{version('openai')}"
+    names = ("chat/test_completions", "test_completions", "test_responses", "test_models")
+    files = [f"tests/api_resources/{name}.py" for name in names]
+    loops = ["-o", "asyncio_mode=auto", "-o", "asyncio_default_fixture_loop_scope=session"]
+    report = folder / "openai.xml"
+    plain = ["-c", os.devnull, "--rootdir", str(source), "-p", "no:cacheprovider", "-q", "--junitxml", str(report)]
+    environment = {"TEST_API_BASE_URL": f"{url}/v1", "PYTHONPATH": str(source)}
+    _run([str(HOME / "bin" / "python"), "-m", "pytest", *plain, *loops, *files], source, environment)
+    told: Counter[str] = Counter()
+    for case in ElementTree.parse(report).iter("testcase"):  # noqa: S314 - of our own run
+        failure = case.find("failure")
+        if failure is None and case.find("error") is not None:
+            failure = case.find("error")
+        told["passed" if failure is None else (failure.get("message") or "").partition("\n")[0]] += 1
+    return dict(sorted(told.items()))
+
+
+def schemathesis(url: str, folder: Path) -> Finding:
+    """Let schemathesis make requests of /openapi.json, valid and invalid ones."""
+    report = folder / "schemathesis.xml"
+    options = ["--seed", "1", "--max-examples", "20", "--phases", "coverage,fuzzing", "--generation-deterministic"]
+    program = str(HOME / "bin" / "schemathesis")
+    reported = ["--report", "junit", "--report-junit-path", str(report)]
+    _run([program, "run", f"{url}/openapi.json", "--url", url, "--checks", CHECKS, *options, *reported], folder)
+    failed: Finding = {}
+    for case in ElementTree.parse(report).iter("testcase"):  # noqa: S314 - of our own run
+        messages = [(each.get("message") or "").strip() for each in case.findall("failure") + case.findall("error")]
+        if messages:
+            failed[case.get("name") or ""] = messages
+    return failed
+
+
+def _run(command: list[str], folder: Path, environment: dict[str, str] | None = None) -> None:
+    """Run a suite; its exit code only says that it found something."""
+    env = {**os.environ, "HOME": str(folder), **(environment or {})}
+    ended = subprocess.run(command, cwd=folder, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    print((ended.stdout + ended.stderr)[-1500:], flush=True)
+
+
+def main() -> int:
+    """Return the exit code."""
+    found: dict[str, Finding] = {}
+    said: list[Exchange] = []
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        with broker.embedded(folder / "kafka") as node, serving(settings_of(node.bootstrap, folder)) as server:
+            with between(server) as (url, spoken):
+                found["llmprobe"] = llmprobe(url, folder)
+                said += spoken
+            with between(server, mended(MODEL)) as (url, spoken):
+                found["openai-python"] = openai_python(url, folder)
+                said += spoken
+            found["schemathesis"] = schemathesis(server, folder)  # its requests are odd, and need no repetition
+    text = json.dumps(found, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+    if "--write" in sys.argv[1:]:
+        FINDINGS.write_text(text, encoding="utf-8")
+        exchanges.write(exchanges.compact(said))
+        return 0
+    before = json.loads(FINDINGS.read_text(encoding="utf-8"))
+    for name in found:
+        print(f"{name}: {'as before' if found[name] == before[name] else f'before {before[name]}, now {found[name]}'}")
+    return int(found != before)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,78 @@
+"""The server of agents for tests: the one of `streamward serve`, in a thread, on the scripted engine.
+
+settings ──► topics, server ──► its address, while the block runs
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import urllib.request
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from gateway import server
+from schemas.events import Turn
+from streams.kafka import admin
+from streams.settings.model import Adapters, Kafka, Policy, Serve, Settings, Topics
+from tests.support.processes import read, until
+
+CALCULATOR = {
+    "replies": [
+        {
+            "when": "What is 47 * 83?",
+            "reply": '<tool_call>{"name": "calc", "arguments": {"b": 83, "a": 47}}</tool_call>',
+        },
+        {"when": "tool: 3901", "reply": "It is 3901."},
+        {"when": "Thank you.", "reply": "You are welcome."},
+        {"when": "Break it.", "reply": '<tool_call>{"name": "calc", "arguments": {"a": 47'},
+    ]
+}
+"""A conversation of three turns, in which the model calls a tool."""
+
+
+def settings_of(bootstrap: str, folder: Path, script: dict[str, Any] = CALCULATOR, **serve: Any) -> Settings:
+    """Return settings of a server on a free port, with topics of its own."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    return Settings(
+        kafka=Kafka(bootstrap=bootstrap),
+        topics=Topics(prefix=f"test-{uuid.uuid4().hex[:12]}.", partitions=2, policy_partitions=1),
+        adapters=Adapters(store=str(folder / "adapters")),
+        policy=Policy(name="sums", engine="scripted", script=json.dumps(script)),
+        serve=Serve(port=port, **serve),
+    )
+
+
+@contextmanager
+def serving(settings: Settings) -> Iterator[str]:
+    """Yield the address of a server that runs while the block does."""
+    admin.apply_topics(settings)
+    stop, url = threading.Event(), f"http://127.0.0.1:{settings.serve.port}"
+    thread = threading.Thread(target=server.run, args=(settings,), kwargs={"stop": stop}, name="serve")
+    thread.start()
+
+    def answers() -> bool:
+        try:
+            with urllib.request.urlopen(f"{url}/healthz", timeout=5):  # noqa: S310 - always http://
+                return True
+        except OSError:
+            assert thread.is_alive(), "the server ended"
+            return False
+
+    try:
+        until(answers, "the server to answer")
+        yield url
+    finally:
+        stop.set()
+        thread.join()
+
+
+def turns(settings: Settings, agent: str) -> list[Turn]:
+    """Return what an agent's calls left in the log, in the order of its trajectories."""
+    found = [turn for _, turn in read(settings, Turn) if turn.agent_id == agent]
+    return sorted(found, key=lambda turn: (turn.trajectory_id, turn.number))
