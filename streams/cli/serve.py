@@ -46,9 +46,10 @@ def serve(call: AppContext, /) -> None:
 )
 @pass_call
 def chat(call: AppContext, /, system: str | None, model: str | None, max_tokens: int, temperature: float) -> None:
-    """Talk to the policy that `streamward serve` answers for, line by line.
+    """Talk to the policy that `streamward serve` answers for.
 
-    An empty line is skipped; the end of the input (Ctrl-D) ends the conversation. It is recorded as agent `chat`.
+    It reads lines. An empty one is skipped; the end of the input (Ctrl-D) ends the conversation, which is recorded as
+    that of agent `chat`.
     """
     rule = call.settings.serve
     host = f"[{rule.host}]" if ":" in rule.host else rule.host
