@@ -36,13 +36,13 @@ class ChatTemplate:
 
 
 def _as_function(tool: Tool) -> dict[str, Any]:
-    """Return the tool as chat templates expect it."""
+    """Return the tool as chat templates expect it. Raises ValueError if its parameters are no JSON."""
     function = {"name": tool.name, "description": tool.description, "parameters": json_text.parse(tool.parameters)}
     return {"type": "function", "function": function}
 
 
 def _as_template_wants(message: Message) -> dict[str, Any]:
-    """Return the message as chat templates expect it, without absent fields."""
+    """Return the message as chat templates expect it, without absent fields. Raises ValueError as `_as_function`."""
     wanted: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.name is not None:
         wanted["name"] = message.name
