@@ -76,9 +76,14 @@ class TurnWriter:
                         more = self._queue.get()
                         ends = more is None
                         waiting += [] if more is None else [more]
-                    for name, key, payload, written in waiting:
-                        producer.send_bytes(name, key, payload, on_ack=partial(_acknowledged, written))
-                    producer.flush()
+                    # no turn is in the log before the beginning of its trajectory, whenever this process is killed
+                    for part in (
+                        [one for one in waiting if one[0] != self._topics[Turn].name],
+                        [one for one in waiting if one[0] == self._topics[Turn].name],
+                    ):
+                        for name, key, payload, written in part:
+                            producer.send_bytes(name, key, payload, on_ack=partial(_acknowledged, written))
+                        producer.flush()
                     self._waits_since = None
                     if ends:
                         return
