@@ -40,6 +40,7 @@ class Conversation:
     """Whether its beginning was written."""
     ended: bool = False
     open_calls: int = 0
+    """Calls in progress, and turns that the broker has not acknowledged yet."""
 
 
 class Conversations:
@@ -91,10 +92,14 @@ class Conversations:
     def forget(self, known: Conversation) -> None:
         """Remember a trajectory no longer."""
         self.by_id.pop(known.trajectory_id, None)
-        turns = known.chains.turns
-        self._of_turn = {turn_id: of for turn_id, of in self._of_turn.items() if of is not known}
-        self._ends = {end: of for end, of in self._ends.items() if of is not known}
-        self._answered = {key: found for key, found in self._answered.items() if found[min(found)].turn_id not in turns}
+        for turn_id, placed in known.chains.turns.items():
+            self._of_turn.pop(turn_id, None)
+            end = known.agent_id, placed.kind.tools, placed.end
+            if self._ends.get(end) is known:
+                del self._ends[end]
+            request = known.agent_id, placed.turn.request_digest
+            if any(turn.turn_id == turn_id for turn in self._answered.get(request, {}).values()):
+                del self._answered[request]
 
     # --- asking -------------------------------------------------------------------------------------------------------
 

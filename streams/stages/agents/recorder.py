@@ -319,6 +319,7 @@ class Recorder:
         except (EventError, EncodeError) as exc:
             raise CallError("too_large", f"the turn cannot be recorded: {exc}") from exc
         conversation.number += 1
+        conversation.open_calls += 1
         self._conversations.by_id.setdefault(conversation.trajectory_id, conversation)
 
         request = turn.agent_id, turn.request_digest
@@ -326,6 +327,7 @@ class Recorder:
         unwritten.add(written)
 
         def taken(done: asyncio.Future[None]) -> None:
+            conversation.open_calls -= 1
             unwritten.discard(done)
             if not unwritten and self._unwritten.get(request) is unwritten:
                 del self._unwritten[request]
