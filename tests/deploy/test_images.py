@@ -60,6 +60,7 @@ def test_what_the_small_image_installs_is_locked_and_a_requirement_of_ours() -> 
 
 SMALL = [
     "streams.cli.root",
+    "gateway.server",
     "streams.worker.run",
     "streams.stages.scoring.agent",
     "streams.stages.advantages.live",
