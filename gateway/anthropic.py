@@ -16,6 +16,7 @@ from pydantic import BeforeValidator, Field
 
 from gateway.body import (
     ADDRESS,
+    MOST_TOKENS,
     NOT_FORCED,
     SCHEMA_NOT_FORCED,
     SEVERAL_CALLS,
@@ -24,6 +25,7 @@ from gateway.body import (
     Ignored,
     Model,
     Refused,
+    StopText,
     Stream,
     ToolSchema,
     TopP,
@@ -140,9 +142,9 @@ class CountTokensBody(Body):
 class MessagesBody(CountTokensBody):
     """A message that is wanted."""
 
-    max_tokens: Whole = Field(ge=1, description="most tokens of the answer")
+    max_tokens: Whole = Field(ge=1, le=MOST_TOKENS, description="most tokens of the answer")
     stream: Stream = None
-    stop_sequences: list[Annotated[str, Field(min_length=1)]] = Field([], description="texts that end the answer")
+    stop_sequences: list[StopText] = Field([], max_length=64, description="texts that end the answer; at most 64")
     temperature: float | None = Field(None, ge=0, le=1, description="default: 1; 0 is greedy")
     top_p: TopP = None
     top_k: Literal[1] | None = Field(None, description="1 alone, which is greedy")

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
@@ -106,8 +107,11 @@ def _texts(value: object) -> object:
     return [value] if isinstance(value, str) else value
 
 
+StopText = Annotated[str, Field(min_length=1, max_length=1000)]
+MOST_TOKENS = 2**31 - 1
+"""More do not fit the event, nor any model's context."""
 Stop = Annotated[
-    Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=4)] | None,
+    Annotated[list[StopText], Field(max_length=4)] | None,
     BeforeValidator(_texts, json_schema_input_type=str | list[str] | None),
     Field(description="texts that end an answer; at most 4"),
 ]
@@ -115,18 +119,24 @@ Seed = Annotated[Whole | None, Field(ge=-(2**63), lt=2**63, description="the sam
 Choices = Annotated[Whole | None, Field(ge=1, le=128, description="how many answers")]
 Temperature = Annotated[float | None, Field(ge=0, le=2, description="default: 1; 0 is greedy")]
 TopP = Annotated[float | None, Field(gt=0, le=1, description="default: 1")]
-MaxTokens = Annotated[Whole | None, Field(ge=1, description=f"most tokens of an answer; default: {MAX_TOKENS}")]
+MaxTokens = Annotated[
+    Whole | None, Field(ge=1, le=MOST_TOKENS, description=f"most tokens of an answer; default: {MAX_TOKENS}")
+]
 Model = Annotated[str, Field(description="`POLICY`, or `POLICY@7` for one version")]
 Stream = Annotated[bool | None, Field(description="server-sent events")]
 
 Read = TypeVar("Read", bound=Body)
+HALF_A_PAIR = re.compile(rb"\\u[dD][89abAB]|\\u[dD][c-fC-F]")
+"""How the half of a surrogate pair is written in JSON; whole pairs are written so, too."""
 
 
 def read(model: type[Read], raw: bytes) -> Read:
     """Return the body. Raises CallError that names the first parameter that is wrong."""
     try:
         value = json_text.parse(raw)
-    except ValueError as exc:
+        if HALF_A_PAIR.search(raw):  # JSON lets it in, and no UTF-8 can hold it: the log's text is UTF-8
+            json.dumps(value, ensure_ascii=False).encode()
+    except (ValueError, RecursionError) as exc:
         raise CallError("invalid", f"the body is not JSON: {exc}") from exc
     try:
         return model.model_validate(value)

@@ -15,6 +15,7 @@ from pydantic import BeforeValidator, Field
 
 from gateway.body import (
     ADDRESS,
+    MOST_TOKENS,
     OWN_LOGPROBS,
     Body,
     Caller,
@@ -52,7 +53,9 @@ class CompletionsBody(Body):
         Annotated[str, Field(min_length=1)] | Annotated[list[TokenId], Field(min_length=1)],
         BeforeValidator(_one_prompt),
     ] = Field(description="text, or token ids; one prompt in a request")
-    max_tokens: Whole | None = Field(None, ge=1, description=f"most tokens of an answer; default: {MAX_TOKENS}")
+    max_tokens: Whole | None = Field(
+        None, ge=1, le=MOST_TOKENS, description=f"most tokens of an answer; default: {MAX_TOKENS}"
+    )
     n: Choices = None
     temperature: Temperature = None
     top_p: TopP = None

@@ -49,8 +49,12 @@ def read_calls(text: str, turn_id: str) -> ReadAnswer:
 
 
 def _call(text: str) -> tuple[str, dict[str, object]]:
-    """Return name and arguments. Raises ValueError."""
+    """Return name and arguments. Raises ValueError, also for what the log and its readers cannot hold."""
     value = json_text.parse(text)
+    try:
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+    except (ValueError, RecursionError) as exc:
+        raise ValueError(f"expected JSON without NaN, infinity and halves of surrogate pairs ({exc})") from exc
     if not isinstance(value, dict) or set(value) != {"name", "arguments"} or not isinstance(value["name"], str):
         raise ValueError("expected an object with name and arguments, and nothing else")
     arguments = value["arguments"]

@@ -143,6 +143,12 @@ def refusal(body: type[Body], value: object) -> CallError:
         (CompletionsBody, completions(logit_bias={"1": 5}), "unsupported", "logit_bias"),
         (CompletionsBody, completions(temperature=float("nan")), "invalid", "temperature"),
         (CompletionsBody, [], "invalid", None),
+        (ChatBody, chat(model="\ud800"), "invalid", None),
+        (ChatBody, chat(max_tokens=1e300), "invalid", "max_tokens"),
+        (CompletionsBody, completions(max_tokens=2**31), "invalid", "max_tokens"),
+        (MessagesBody, message(max_tokens=2**31), "invalid", "max_tokens"),
+        (MessagesBody, message(stop_sequences=["a"] * 65), "invalid", "stop_sequences"),
+        (MessagesBody, message(stop_sequences=["a" * 1001]), "invalid", "stop_sequences[0]"),
     ],
 )
 def test_what_is_wrong_is_refused_by_its_name(
@@ -156,6 +162,11 @@ def test_what_is_wrong_is_refused_by_its_name(
 def test_a_body_that_is_no_json_is_refused(raw: bytes) -> None:
     with pytest.raises(CallError, match="not JSON"):
         read(MessagesBody, raw)
+
+
+def test_a_whole_surrogate_pair_is_a_character() -> None:
+    raw = json.dumps(chat(messages=[{"role": "user", "content": "\U0001f600"}])).encode()
+    assert b"\\ud83d" in raw and read(ChatBody, raw).model == "sums"
 
 
 def test_a_value_that_asks_for_nothing_is_no_reason_to_refuse() -> None:
