@@ -13,15 +13,17 @@ Not covered: keys. Whoever reaches the port may call, so it belongs on the loopb
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from gateway import anthropic, chat, completions, errors, responses, sse
 from gateway.body import Caller, Read, digest, read
@@ -45,7 +47,7 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
 class AnswersCalls(Protocol):
     """What the protocols are translated for: the recorder of the agents' stage."""
 
-    def answer(self, call: ModelCall) -> AsyncIterator[Piece]:
+    def answer(self, call: ModelCall) -> AsyncGenerator[Piece, None]:
         """Answer, `Begun` first. Raises CallError, before the first piece if the call cannot begin."""
 
     async def count_tokens(self, call: ModelCall) -> int:
@@ -73,6 +75,10 @@ def create_app(recorder: AnswersCalls, *, version: str, max_body_bytes: int) -> 
     async def refused(request: Request, problem: CallError) -> Response:
         return errors.response(problem, request.url.path)
 
+    @app.exception_handler(ClientDisconnect)
+    async def hung_up(request: Request, exc: ClientDisconnect) -> Response:
+        return Response(status_code=499)  # nobody reads it
+
     @app.exception_handler(HTTPException)
     async def no_such_path(request: Request, exc: HTTPException) -> Response:
         answer = errors.response(CallError("not_found", f"{request.method} {request.url.path}: {exc.detail}"), "")
@@ -94,7 +100,7 @@ def _routes(recorder: AnswersCalls, max_body_bytes: int) -> APIRouter:
         begun, pieces = await _begun(recorder, asked)
         if body.stream:
             return _openai_stream(chat.chunks(body, begun, pieces, at), asked, begun)
-        whole = chat.completion(begun, await _answers(pieces), at, with_logprobs=bool(body.logprobs))
+        whole = chat.completion(begun, await _answers(request, pieces), at, with_logprobs=bool(body.logprobs))
         return JSONResponse(whole, headers=_headers(asked, begun))
 
     @router.post("/completions", **requested(completions.CompletionsBody))
@@ -104,7 +110,7 @@ def _routes(recorder: AnswersCalls, max_body_bytes: int) -> APIRouter:
         begun, pieces = await _begun(recorder, asked)
         if body.stream:
             return _openai_stream(completions.chunks(body, begun, pieces, at), asked, begun)
-        whole = completions.completion(body, begun, await _answers(pieces), at)
+        whole = completions.completion(body, begun, await _answers(request, pieces), at)
         return JSONResponse(whole, headers=_headers(asked, begun))
 
     @router.post("/responses", **requested(responses.ResponsesBody))
@@ -114,7 +120,7 @@ def _routes(recorder: AnswersCalls, max_body_bytes: int) -> APIRouter:
         begun, pieces = await _begun(recorder, asked)
         if body.stream:
             return _stream(responses.events(body, begun, pieces, at), asked, begun, sse.END)
-        [done] = await _answers(pieces)
+        [done] = await _answers(request, pieces)
         return JSONResponse(responses.response(body, begun, done, at), headers=_headers(asked, begun))
 
     @router.post("/messages", **requested(anthropic.MessagesBody))
@@ -124,7 +130,7 @@ def _routes(recorder: AnswersCalls, max_body_bytes: int) -> APIRouter:
         begun, pieces = await _begun(recorder, asked)
         if body.stream:
             return _stream(anthropic.events(begun, pieces), asked, begun)
-        [done] = await _answers(pieces)
+        [done] = await _answers(request, pieces)
         return JSONResponse(anthropic.message(begun, done), headers=_headers(asked, begun))
 
     @router.post("/messages/count_tokens", **requested(anthropic.CountTokensBody))
@@ -186,7 +192,7 @@ async def _before(recorder: AnswersCalls, response_id: str | None) -> tuple[Mess
     return found
 
 
-async def _begun(recorder: AnswersCalls, call: ModelCall) -> tuple[Begun, AsyncIterator[Piece]]:
+async def _begun(recorder: AnswersCalls, call: ModelCall) -> tuple[Begun, AsyncGenerator[Piece, None]]:
     """Return the call's beginning, and what is still to come. Raises CallError if it cannot begin."""
     pieces = recorder.answer(call)
     first = await anext(pieces)
@@ -195,8 +201,27 @@ async def _begun(recorder: AnswersCalls, call: ModelCall) -> tuple[Begun, AsyncI
     return first, pieces
 
 
-async def _answers(pieces: AsyncIterator[Piece]) -> list[Done]:
-    return [piece async for piece in pieces if isinstance(piece, Done)]
+async def _answers(request: Request, pieces: AsyncGenerator[Piece, None]) -> list[Done]:
+    """Return the whole answer. Raises CallError, and ClientDisconnect as soon as the client hangs up."""
+
+    async def gather() -> list[Done]:
+        return [piece async for piece in pieces if isinstance(piece, Done)]
+
+    async def hangs_up() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    gathered, left = asyncio.create_task(gather()), asyncio.create_task(hangs_up())
+    try:
+        await asyncio.wait((gathered, left), return_when=asyncio.FIRST_COMPLETED)
+        if not gathered.done():
+            raise ClientDisconnect
+        return await gathered
+    finally:
+        gathered.cancel()
+        left.cancel()
+        await asyncio.wait((gathered, left))
+        await pieces.aclose()
 
 
 def _headers(call: ModelCall, begun: Begun) -> dict[str, str]:

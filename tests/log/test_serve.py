@@ -16,7 +16,7 @@ from typing import Any
 
 import httpx
 import pytest
-from openai import APIConnectionError, APIError, AsyncOpenAI, BadRequestError, NotFoundError, OpenAI
+from openai import APIConnectionError, APIError, APITimeoutError, AsyncOpenAI, BadRequestError, NotFoundError, OpenAI
 
 from schemas.events import Message, Sampling, TrajectoryEvent, Turn
 from schemas.tokens import TokenIds
@@ -199,20 +199,44 @@ def test_what_cannot_be_answered_says_why_in_the_format_of_the_api(server: Serve
 def test_a_retry_gets_the_same_answer_and_no_second_turn(server: Server) -> None:
     client = server.client("twice")
     ask = client.chat.completions.create
-    first = ask(model="sums", messages=[user("once")])
-    again = ask(model="sums", messages=[user("once")], extra_headers={"x-stainless-retry-count": "1"})
+    first = ask(model="sums", messages=[user("once")], extra_headers={"Idempotency-Key": "k1"})
+    again = ask(model="sums", messages=[user("once")], extra_headers={"Idempotency-Key": "k1"})
     assert (again.id, again.choices[0].message.content) == (first.id, "once")
     assert len(server.turns("twice")) == 1
-    assert ask(model="sums", messages=[user("once")]).id != first.id
+    others: list[dict[str, str]] = [{"Idempotency-Key": "k2"}, {}, {"x-stainless-retry-count": "1"}]
+    assert len({first.id, *(ask(model="sums", messages=[user("once")], extra_headers=each).id for each in others)}) == 4
 
 
-def test_an_answer_whose_client_hangs_up_is_recorded_and_not_delivered(server: Server) -> None:
-    with server.client("shy").chat.completions.create(
-        model="sums", messages=[user("at length")], max_tokens=200_000, stream=True
-    ) as stream:
-        next(iter(stream))
-    until(lambda: len(server.turns("shy")) == 1, "the turn is in the log", folder=server.folder)
-    [turn] = server.turns("shy")
+def test_calls_at_once_with_the_same_body_share_an_answer_only_under_the_same_key(server: Server) -> None:
+    with contextlib.ExitStack() as stack:
+
+        def begun(key: str) -> str:
+            chunks = server.client("twins").chat.completions.create(
+                model="sums",
+                messages=[user("at length")],
+                max_tokens=2_000,
+                stream=True,
+                extra_headers={"Idempotency-Key": key},
+            )
+            return next(iter(stack.enter_context(chunks))).id
+
+        first, second, again = begun("k1"), begun("k2"), begun("k1")
+        assert first == again != second
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_an_answer_whose_client_hangs_up_is_recorded_and_not_delivered(server: Server, stream: bool) -> None:
+    agent = f"shy-{stream}"
+    ask = server.client(agent).chat.completions.create
+    asked: dict[str, Any] = {"model": "sums", "messages": [user("at length")], "max_tokens": 200_000}
+    if stream:
+        with ask(**asked, stream=True) as chunks:
+            next(iter(chunks))
+    else:
+        with pytest.raises(APITimeoutError):
+            ask(**asked, timeout=0.5)
+    until(lambda: len(server.turns(agent)) == 1, "the turn is in the log", folder=server.folder)
+    [turn] = server.turns(agent)
     assert (turn.delivered, turn.finish_reason) == (False, "cancelled")
     assert 0 < len(turn.completion_token_ids) < 100_000
 

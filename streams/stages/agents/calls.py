@@ -62,7 +62,7 @@ class ModelCall:
     request_digest: str
     """SHA-256 of the body in canonical form: sorted keys, no spaces."""
     retry_key: str | None = None
-    """What the client sends again with each try of the same call."""
+    """What the client sends again with each try of the same call; `request_digest` in a retry without a key."""
     ignored: tuple[str, ...] = ()
     """Parameters that were sent and change no answer."""
 

@@ -16,6 +16,9 @@ from schemas.tokens import TokenIds
 from streams.stages.agents.calls import CallError, ModelCall
 from streams.stages.agents.chains import Chains, Placement, prefixes, tools_digest
 
+RETRIED_MS = 600_000
+"""How old an answer may be that a retry without a key gets: clients wait ten minutes for one unless told otherwise."""
+
 
 @dataclass(slots=True, eq=False)
 class Conversation:
@@ -51,8 +54,8 @@ class Conversations:
         self._of_turn: dict[str, Conversation] = {}
         self._ends: dict[tuple[str, bytes, bytes], Conversation] = {}
         """By agent, tools, and the digest of a history with its last answer."""
-        self._answered: dict[tuple[str, str], dict[int, Turn]] = {}
-        """The turns of the newest call of an agent with this request digest, by choice."""
+        self._answered: dict[tuple[str, str, str], dict[int, Turn]] = {}
+        """The turns of the newest call that a retry may be of, by `request_of` and choice."""
 
     # --- taking in ----------------------------------------------------------------------------------------------------
 
@@ -83,11 +86,17 @@ class Conversations:
         self._of_turn[turn.turn_id] = known
         if node.broken is None and turn.error is None:
             self._ends[turn.agent_id, node.kind.tools, node.end] = known
-        request = turn.agent_id, turn.request_digest
+        request = request_of(turn)
         before = self._answered.get(request, {})
         if before and next(iter(before.values())).started_at != turn.started_at:
             before = {}
         self._answered[request] = {**before, turn.choice: turn}
+
+    def given(self, call: ModelCall, turn_id: str) -> None:
+        """Take in that an answer was read to its end: without a key of its client, no later call is a retry of it."""
+        turns = self._answered.get(request_of(call), {})
+        if not _has_key(call) and any(turn.turn_id == turn_id for turn in turns.values()):
+            del self._answered[request_of(call)]
 
     def forget(self, known: Conversation) -> None:
         """Remember a trajectory no longer."""
@@ -97,7 +106,7 @@ class Conversations:
             end = known.agent_id, placed.kind.tools, placed.end
             if self._ends.get(end) is known:
                 del self._ends[end]
-            request = known.agent_id, placed.turn.request_digest
+            request = request_of(placed.turn)
             if any(turn.turn_id == turn_id for turn in self._answered.get(request, {}).values()):
                 del self._answered[request]
 
@@ -118,15 +127,15 @@ class Conversations:
                 return known
         return None
 
-    def answered(self, call: ModelCall) -> Mapping[int, Turn] | None:
-        """Return the turns of the newest call with this body, by choice, if all were recorded and delivered."""
-        turns = self._answered.get((call.agent_id, call.request_digest), {})
+    def answered(self, call: ModelCall, now_ms: int) -> Mapping[int, Turn] | None:
+        """Return the turns of the call that this one is a retry of, by choice, if all were recorded and delivered."""
+        turns = self._answered.get(request_of(call), {})
         if len(turns) < call.count or any(turn.error or not turn.delivered for turn in turns.values()):
             return None
         first = turns[0]
-        if call.trajectory_id not in (None, first.trajectory_id) or first.retry_key not in (None, call.retry_key):
+        if call.trajectory_id not in (None, first.trajectory_id):
             return None
-        return turns
+        return turns if _has_key(call) or first.created_at >= now_ms - RETRIED_MS else None
 
     def messages(self, turn_id: str) -> tuple[Message, ...] | None:
         """Return the messages up to a turn, its answer included."""
@@ -138,6 +147,15 @@ class Conversations:
         for known in list(self.by_id.values()):
             if known.open_calls == 0 and (known.last_at < since_ms or known.begun_at < begun_ms):
                 yield known
+
+
+def request_of(tried: ModelCall | Turn) -> tuple[str, str, str]:
+    """Return what every try of a call has in common: agent, digest of the body, and its key, else the digest again."""
+    return tried.agent_id, tried.request_digest, tried.retry_key or tried.request_digest
+
+
+def _has_key(call: ModelCall) -> bool:
+    return call.retry_key not in (None, call.request_digest)
 
 
 def place(known: Conversation | None, call: ModelCall, prompt: TokenIds | None) -> Placement:

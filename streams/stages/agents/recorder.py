@@ -19,7 +19,7 @@ import asyncio
 import itertools
 import logging
 import uuid
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import replace
 
 from schemas.events import Message, TrajectoryEvent, Turn, derive_id
@@ -36,6 +36,7 @@ from streams.stages.agents.calls import (
     CallError,
     CallErrorKind,
     Delta,
+    Done,
     ModelCall,
     Piece,
     ServedModel,
@@ -43,7 +44,7 @@ from streams.stages.agents.calls import (
 )
 from streams.stages.agents.calls_in_progress import CallInProgress
 from streams.stages.agents.chains import Placement
-from streams.stages.agents.conversations import Conversation, Conversations, place
+from streams.stages.agents.conversations import Conversation, Conversations, place, request_of
 from streams.stages.agents.served_versions import ServedVersions
 from streams.stages.agents.turn_events import PreparedCall, done_of, ended, fingerprint, started, stop_text, turn_of
 from streams.stages.agents.turn_writer import TurnWriter
@@ -65,31 +66,34 @@ class Recorder:
     ) -> None:
         self._rule, self._engine, self._rendering = rule, engine, rendering
         self._versions, self._writer, self._conversations = versions, writer, conversations
-        self._in_progress: dict[tuple[str, str | None, str], CallInProgress] = {}
-        """Calls by agent, trajectory in the path, and digest of the body."""
-        self._unwritten: dict[tuple[str, str], set[asyncio.Future[None]]] = {}
-        """What the broker has not acknowledged, by agent and digest of the body."""
+        self._in_progress: dict[tuple[str | None, tuple[str, str, str]], CallInProgress] = {}
+        """Calls by trajectory in the path, and `request_of`."""
+        self._unwritten: dict[tuple[str, str, str], set[asyncio.Future[None]]] = {}
+        """What the broker has not acknowledged, by `request_of`."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._nonce, self._begun = uuid.uuid4().hex, itertools.count()
 
     # --- what protocols ask -------------------------------------------------------------------------------------------
 
-    async def answer(self, call: ModelCall) -> AsyncIterator[Piece]:
+    async def answer(self, call: ModelCall) -> AsyncGenerator[Piece, None]:
         """Answer, `Begun` first. Raises CallError, before the first piece if the call cannot begin."""
-        key = call.agent_id, call.trajectory_id, call.request_digest
+        key = call.trajectory_id, request_of(call)
         shared = self._in_progress.get(key) if call.retry_key is not None else None
+        turns: Mapping[int, Turn] | None = None
         if call.retry_key is not None and shared is None:
             await self._written(call)
-            if (turns := self._conversations.answered(call)) is not None:
-                for piece in self._again(call, turns):
-                    yield piece
-                return
-        if shared is None or shared.abandoned:
-            shared = self._begin(call, key)
-        pieces = shared.pieces()
+            turns = self._conversations.answered(call, times.now_ms())
+        if turns is not None:
+            pieces = self._again(turns)
+        else:
+            if shared is None or shared.abandoned:
+                shared = self._begin(call, key)
+            pieces = shared.pieces()
         try:
             async for piece in pieces:
                 yield piece
+            if isinstance(piece, Done):
+                self._conversations.given(call, piece.turn_id)
         finally:
             await pieces.aclose()  # now, not when it is collected: who has left must be known at once
 
@@ -134,7 +138,7 @@ class Recorder:
 
     # --- one call -----------------------------------------------------------------------------------------------------
 
-    def _begin(self, call: ModelCall, key: tuple[str, str | None, str]) -> CallInProgress:
+    def _begin(self, call: ModelCall, key: tuple[str | None, tuple[str, str, str]]) -> CallInProgress:
         if len(self._tasks) >= self._rule.max_calls:
             raise CallError("busy", f"{len(self._tasks)} calls are in progress (serve.max_calls); try again")
         if (waits_s := self._writer.waits_s) > self._rule.acknowledge_s:
@@ -322,7 +326,7 @@ class Recorder:
         conversation.open_calls += 1
         self._conversations.by_id.setdefault(conversation.trajectory_id, conversation)
 
-        request = turn.agent_id, turn.request_digest
+        request = request_of(turn)
         unwritten = self._unwritten.setdefault(request, set())
         unwritten.add(written)
 
@@ -342,7 +346,7 @@ class Recorder:
 
     async def _written(self, call: ModelCall) -> None:
         """Return once no turn of an earlier try is on its way to the log. Raises CallError."""
-        unwritten = self._unwritten.get((call.agent_id, call.request_digest), set())
+        unwritten = self._unwritten.get(request_of(call), set())
         if unwritten:
             _, waiting = await asyncio.wait(unwritten, timeout=self._rule.acknowledge_s)
             if waiting:
@@ -354,11 +358,11 @@ class Recorder:
 
     # --- an answer that was given before ------------------------------------------------------------------------------
 
-    def _again(self, call: ModelCall, turns: Mapping[int, Turn]) -> list[Piece]:
-        """Return the pieces of an answer from its turns."""
+    async def _again(self, turns: Mapping[int, Turn]) -> AsyncGenerator[Piece, None]:
+        """Yield the pieces of an answer from its turns."""
         first = turns[0]
         version, before = first.adapter_version, first.prompt_tokens - len(first.prompt_token_ids)
-        begun = Begun(
+        yield Begun(
             turn_id=first.turn_id,
             trajectory_id=first.trajectory_id,
             model=f"{first.policy}@{version}",
@@ -367,14 +371,12 @@ class Recorder:
             prompt_tokens=first.prompt_tokens,
             cached_tokens=before,
         )
-        pieces: list[Piece] = [begun]
         for choice, turn in sorted(turns.items()):
             drawn = zip(turn.completion_token_ids, turn.logprobs, strict=True)
             tokens = tuple(self._token(token, logprob) for token, logprob in drawn)
             if turn.reply.content:
-                pieces.append(Delta(choice=choice, text=turn.reply.content, tokens=tokens))
-            pieces.append(done_of(turn, tokens, stop_text(turn, self._rendering)))
-        return pieces
+                yield Delta(choice=choice, text=turn.reply.content, tokens=tokens)
+            yield done_of(turn, tokens, stop_text(turn, self._rendering))
 
     def _token(self, token: int, logprob: float) -> Token:
         data = self._rendering.token_bytes(token)
