@@ -110,7 +110,7 @@ def run(command: Sequence[str], processes: int) -> int:
     for number, code in enumerate(codes):
         if code is not None and (code < 0 or (number and code)):
             log.error("rank %d of %d ended with %s; all end with it", number, processes, _named(code))
-    return _code_of_all(codes, asked.is_set())
+    return _code_of_all(codes, asked=bool(asked))
 
 
 def _code_of_all(codes: Sequence[int | None], asked: bool) -> int:
@@ -149,15 +149,15 @@ def _started(command: Sequence[str], processes: int, folder: Path) -> Iterator[l
 
 
 @contextmanager
-def _forwarded(first: subprocess.Popen[bytes]) -> Iterator[threading.Event]:
+def _forwarded(first: subprocess.Popen[bytes]) -> Iterator[list[int]]:
     """Forward SIGTERM and Ctrl-C to rank 0 as SIGTERM; a second Ctrl-C ends this process, and with it all ranks.
 
-    Yields an event that the first of them sets.
+    Yields the signals that came.
     """
-    asked = threading.Event()
+    asked: list[int] = []
 
     def ask(number: int, _: object) -> None:
-        asked.set()
+        asked.append(number)
         if number == signal.SIGINT:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
         with suppress(OSError):

@@ -302,15 +302,18 @@ def until_stopped() -> Iterator[Event]:
     import logging
 
     from streams.observability import logging as program_log
+    from streams.worker.signals import set_in_handler
 
-    stop = Event()
+    stop, asked = Event(), False
     before = {sign: signal.getsignal(sign) for sign in (signal.SIGTERM, signal.SIGINT)}
 
     def ask(number: int, _: object) -> None:
+        nonlocal asked
         if number == signal.SIGINT:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
-        if not stop.is_set():
-            stop.set()
+        if not asked:
+            asked = True
+            set_in_handler(stop)
             hint = "; Ctrl-C again kills" if number == signal.SIGINT else ""
             line = f"stopping, in-flight work is finished first{hint}"
             if program_log.is_json():

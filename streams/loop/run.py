@@ -43,6 +43,7 @@ from streams.loop.report import Display
 from streams.loop.settings_file import leave_settings
 from streams.settings.load import save
 from streams.settings.model import Settings
+from streams.worker.signals import set_in_handler
 
 EVALUATE_EVERY = 2
 WAITING_BATCHES = 2
@@ -312,7 +313,7 @@ def _interruptible(stopping: threading.Event) -> Iterator[None]:
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def stop(number: int, _: object) -> None:
-        stopping.set()
+        set_in_handler(stopping)
         signal.signal(number, before[signal.Signals(number)])
 
     for number in before:

@@ -181,7 +181,8 @@ def test_agents_that_are_told_to_stop_while_the_broker_is_away_end_with_0(settin
 
 
 FREEZES_ITSELF = """
-import os, signal, threading
+import os, signal
+from streams.cli.runtime import until_stopped
 from streams.settings.load import load
 from streams.stages.policy import agent
 from streams.engines.scripted import ScriptedEngine
@@ -195,9 +196,8 @@ class Freezes(ScriptedEngine):
             os.kill(os.getpid(), signal.SIGSTOP)
         return answers
 
-stop = threading.Event()
-signal.signal(signal.SIGTERM, lambda *_: stop.set())
-agent.run(load(), stop=stop, engine=Freezes())
+with until_stopped() as stop:
+    agent.run(load(), stop=stop, engine=Freezes())
 """
 
 

@@ -14,6 +14,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import click
@@ -369,34 +370,52 @@ print("drained", flush=True)
 """
 
 
-def waiting(seconds: float) -> subprocess.Popen[str]:
-    child = subprocess.Popen(
-        [sys.executable, "-c", WAITING, str(seconds)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    assert child.stdout is not None
-    assert child.stdout.readline() == "ready\n"
-    return child
+@contextmanager
+def waiting(seconds: float) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-c", WAITING, str(seconds)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "ready\n"
+        try:
+            yield child
+        finally:
+            child.kill()
 
 
 @pytest.mark.parametrize("signs", [[signal.SIGTERM], [signal.SIGINT], [signal.SIGINT, signal.SIGTERM, signal.SIGTERM]])
 def test_a_signal_lets_the_process_drain_and_end_with_0(signs: list[signal.Signals]) -> None:
-    child = waiting(0.5)
-    for sign in signs:
-        child.send_signal(sign)
-        time.sleep(0.05)  # equal signals that wait together are one
-    out, err = child.communicate(timeout=30)
+    with waiting(0.5) as child:
+        for sign in signs:
+            child.send_signal(sign)
+            time.sleep(0.05)  # equal signals that wait together are one
+        out, err = child.communicate(timeout=30)
     assert (out, child.returncode) == ("drained\n", 0)
     assert err.count("stopping") == 1
 
 
 def test_a_second_ctrl_c_kills() -> None:
-    child = waiting(30)
-    child.send_signal(signal.SIGINT)
-    assert child.stderr is not None
-    assert "Ctrl-C again kills" in child.stderr.readline()
-    child.send_signal(signal.SIGINT)
-    child.communicate(timeout=30)
+    with waiting(30) as child:
+        child.send_signal(signal.SIGINT)
+        assert child.stderr is not None
+        assert "Ctrl-C again kills" in child.stderr.readline()
+        child.send_signal(signal.SIGINT)
+        child.communicate(timeout=30)
     assert child.returncode == -signal.SIGINT
+
+
+SIGNALLED_IN_WAIT = """\
+import os, signal
+from streams.cli.runtime import until_stopped
+with until_stopped() as stop:
+    with stop._cond:  # where stop.wait() is for some instructions
+        os.kill(os.getpid(), signal.SIGTERM)
+    stop.wait()
+"""
+
+
+def test_a_signal_in_the_middle_of_a_wait_stops_the_process_too() -> None:
+    child = subprocess.run([sys.executable, "-c", SIGNALLED_IN_WAIT], capture_output=True, text=True, timeout=30)
+    assert (child.returncode, child.stderr.count("stopping")) == (0, 1)
 
 
 # --- settings ---------------------------------------------------------------------------------------------------------
