@@ -20,10 +20,10 @@ from streams.observability.logging import StderrLog
 from streams.settings.model import Adapters, Archive, Broker, Kafka, Settings, Topics, Trainer
 from tests.schedule import pytest_collection_modifyitems as pytest_collection_modifyitems
 from tests.skips import pytest_terminal_summary as pytest_terminal_summary
-from tests.support.thoroughness import examples
+from tests.support.thoroughness import FULL, examples
 
 hypothesis.settings.register_profile(  # without a deadline: a busy machine is no failure
-    "streamward", deadline=None, max_examples=examples(100)
+    "streamward", deadline=None, max_examples=examples(100), derandomize=not FULL, database=None
 )
 hypothesis.settings.load_profile("streamward")
 

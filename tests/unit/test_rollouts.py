@@ -146,7 +146,9 @@ def test_the_stage_and_the_agents_agree_on_the_primary_after_any_events(events: 
 @given(some_events, st.data())
 def test_delivering_any_events_again_changes_nothing(events: list[AdapterEvent], data: st.DataObject) -> None:
     log = Log().append(*events).settle()
-    again = data.draw(st.lists(st.sampled_from(log.events), max_size=10)) if log.events else []
+    strays = state_after(log.events).strays  # a version out of turn is none, and may come again in its turn
+    known = [one for one in log.events if one.kind != "trained" or one.version not in strays]
+    again = data.draw(st.lists(st.sampled_from(known), max_size=10)) if known else []
     before = log.rollout
     log.append(*again).settle()
     assert replace(log.rollout, pending=None) == replace(before, pending=None)
