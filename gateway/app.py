@@ -4,6 +4,7 @@
          …/v1/completions       ├─► Body ──► ModelCall ──► pieces┤
          …/v1/responses         │            recorder            └──► server-sent events, as it is sampled
          …/v1/messages         ─┘
+         …/v1/feedback ──► feedback.py ──► a reward
 
 Who calls is in the path (`/agents/AGENT_ID/v1`, `/agents/AGENT_ID/trajectories/TRAJECTORY_ID/v1`) or in the header
 X-Agent-ID; without either it is the agent `default`. Nothing is kept here: what the recorder knows is in the log.
@@ -25,7 +26,7 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from gateway import anthropic, chat, completions, errors, responses, sse
+from gateway import anthropic, chat, completions, errors, feedback, responses, sse
 from gateway.body import Caller, Read, digest, read
 from gateway.openapi import ANSWERS, describe, requested
 from schemas.events import Message
@@ -38,13 +39,14 @@ BODIES = (
     responses.ResponsesBody,
     anthropic.MessagesBody,
     anthropic.CountTokensBody,
+    feedback.FeedbackBody,
 )
 DEFAULT_AGENT = "default"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
 """What an agent or a trajectory may be called: it is in keys of the log, in paths and in file names."""
 
 
-class AnswersCalls(Protocol):
+class AnswersCalls(feedback.FindsAnswers, Protocol):
     """What the protocols are translated for: the recorder of the agents' stage."""
 
     def answer(self, call: ModelCall) -> AsyncGenerator[Piece, None]:
@@ -60,10 +62,13 @@ class AnswersCalls(Protocol):
         """Return what can be asked for, the policy itself first."""
 
 
-def create_app(recorder: AnswersCalls, *, version: str, max_body_bytes: int) -> FastAPI:
+def create_app(
+    recorder: AnswersCalls, give_feedback: feedback.WritesFeedback, *, version: str, max_body_bytes: int
+) -> FastAPI:
     """Return the application; a request with a longer body is refused."""
     app = FastAPI(title="Streamward", version=version, docs_url=None, redoc_url=None)
     router = _routes(recorder, max_body_bytes)
+    _add_feedback(router, feedback.FeedbackBox(recorder, give_feedback), max_body_bytes)
     for prefix in PREFIXES:
         app.include_router(router, prefix=prefix, include_in_schema=prefix == PREFIXES[0])
 
@@ -150,6 +155,13 @@ def _routes(recorder: AnswersCalls, max_body_bytes: int) -> APIRouter:
         return JSONResponse(_listed(request, found)["data"][0])
 
     return router
+
+
+def _add_feedback(router: APIRouter, box: feedback.FeedbackBox, max_body_bytes: int) -> None:
+    @router.post("/feedback", **requested(feedback.FeedbackBody))
+    async def give(request: Request) -> Response:
+        body, caller = await _received(request, feedback.FeedbackBody, max_body_bytes)
+        return JSONResponse(await box.take(body, caller.agent_id))
 
 
 async def _received(request: Request, model: type[Read], most: int) -> tuple[Read, Caller]:

@@ -12,6 +12,7 @@ import logging
 import socket
 import threading
 from collections.abc import Iterator
+from functools import partial
 from importlib.metadata import version
 
 import uvicorn
@@ -25,6 +26,7 @@ from streams.observability import metrics
 from streams.settings.model import Serve, Settings
 from streams.stages.agents.recorder import Recorder
 from streams.stages.agents.service import opened
+from streams.tools.asking import give_feedback
 
 LOOK_S = 0.1
 """How soon a request to stop is noticed."""
@@ -70,7 +72,8 @@ def run(settings: Settings, *, stop: threading.Event) -> None:
 
 async def _serve(settings: Settings, recorder: Recorder, listening: socket.socket, stop: threading.Event) -> None:
     most = int(settings.serve.max_body_mb * 1_000_000)
-    app = create_app(recorder, version=version("streamward"), max_body_bytes=most)
+    feedback = partial(give_feedback, settings)
+    app = create_app(recorder, feedback, version=version("streamward"), max_body_bytes=most)
     config = uvicorn.Config(
         app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=GRACE_S, server_header=False
     )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from schemas.events import AdvantagedGroup, Task
+from typing import NamedTuple
+
+from schemas.events import AdvantagedGroup, Reward, Task, derive_id
 
 POLICY_LAG = "policy_lag"
 """Metadata of a group sampled by adapters of another run: how many versions its sampler was behind the newest one when
@@ -10,10 +12,42 @@ the group was complete. Version numbers of that run mean nothing in this one."""
 
 FEEDBACK = "feedback/"
 """How the source of a reward begins that is somebody's opinion of an answer. No task asks for it, so no group waits for
-it or counts it; it is in the log for whoever queries or exports it."""
+it or counts it; it is in the log for whoever queries or exports it. Its `response_id` is what the opinion is about: a
+response, a trajectory (the same id, where the trajectory is that of a task), or one turn."""
+FEEDBACK_VERSION = "feedback/1"
+"""The `scorer_version` of such a reward."""
 
 UNSCORED = ("response_failed", "score_failed", "unanswered", "unscored")
 """Reasons to leave out a slot that has no score; any other reason is that of a whole dropped group."""
+
+
+class RatedAnswer(NamedTuple):
+    """What somebody has an opinion of: a response, a trajectory, or a turn."""
+
+    answer_id: str
+    task_id: str
+    policy: str
+    slot: int
+    """0 where no task was submitted."""
+    created_at: int
+    """Milliseconds since the epoch: no opinion of it is older."""
+
+
+def feedback(answer: RatedAnswer, value: float, *, source: str, reason: str | None, now_ms: int) -> Reward:
+    """Return the reward that an opinion is. Each source has one opinion of an answer."""
+    name = FEEDBACK + source
+    return Reward(
+        reward_id=derive_id(answer.answer_id, name),
+        response_id=answer.answer_id,
+        task_id=answer.task_id,
+        created_at=now_ms,
+        policy=answer.policy,
+        slot=answer.slot,
+        source=name,
+        value=value,
+        scorer_version=FEEDBACK_VERSION,
+        rationale=reason,
+    )
 
 
 def has_scores(group: AdvantagedGroup) -> bool:

@@ -15,6 +15,7 @@ from gateway.anthropic import CountTokensBody, MessagesBody
 from gateway.body import Body, use
 from gateway.chat import ChatBody
 from gateway.completions import CompletionsBody
+from gateway.feedback import FeedbackBody
 from gateway.responses import ResponsesBody
 
 PAGE = Path(__file__).parents[1] / "docs" / "protocols.md"
@@ -24,10 +25,12 @@ BODIES: dict[str, type[Body]] = {
     "responses": ResponsesBody,
     "messages": MessagesBody,
     "messages/count_tokens": CountTokensBody,
+    "feedback": FeedbackBody,
 }
 BEGIN = """# Protocols: what becomes of each parameter
 
-An agent speaks OpenAI's chat completions, completions or responses, or Anthropic's messages. The paths below follow
+An agent speaks OpenAI's chat completions, completions or responses, or Anthropic's messages; `feedback` is Streamward's
+own, and its errors have OpenAI's format. The paths follow
 `/v1`, `/agents/AGENT_ID/v1` or `/agents/AGENT_ID/trajectories/TRAJECTORY_ID/v1`; `GET …/models` lists what can be asked
 for, and `/openapi.json` describes it all for programs. Without an agent in the path, the header `X-Agent-ID` names it.
 

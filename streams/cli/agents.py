@@ -54,7 +54,8 @@ def agents_show(call: AppContext, trajectory_id: str, output: Output) -> None:
     """Print one run, call by call.
 
     TRAJECTORY is its id or the beginning of it. Of a call: what it is to those before it and why, the chain in which
-    its tokens are trained on or why they are not, and its tokens: of the whole prompt, new in it, and sampled.
+    its tokens are trained on or why they are not, what somebody thinks of its answer, and its tokens: of the whole
+    prompt, new in it, and sampled.
     """
     from streams import output as show
     from streams.cli import agents_view
@@ -67,9 +68,12 @@ def agents_show(call: AppContext, trajectory_id: str, output: Output) -> None:
         some = ", ".join(sorted(runs)[:4])
         raise RefusedError(f"{len(runs)} runs begin with {trajectory_id!r}, e.g. {some}; give more of the id")
     (run,) = runs.values()
-    rows = [agents_view.step_row(step) for step in run.folded().steps]
+    row = run.row()
+    feedback = agents_view.read_feedback(call.settings, row["task"] or row["trajectory"])
+    rows = [agents_view.step_row(step, feedback) for step in run.folded().steps]
     if output == "table":
-        show.record({name: value for name, value in run.row().items() if value not in (None, "")}, "table")
+        row["feedback"] = ", ".join(agents_view.opinion(reward) for reward in feedback.get(row["trajectory"], ()))
+        show.record({name: value for name, value in row.items() if value not in (None, "")}, "table")
         print()
     show.rows(rows, agents_view.STEP_COLUMNS, output)
 

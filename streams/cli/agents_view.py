@@ -1,6 +1,7 @@
 """What agents did, as rows.
 
     agents, trajectories, turns ──► AgentRun: its events and turns ──► fold ──► rows of runs, of calls, of a live tail
+    rewards ──► feedback on a run and on its answers ──────────────────────────┘
 
 A record that is no event is passed over here: `events tail` and `audit` name it.
 """
@@ -12,9 +13,11 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from schemas.events import AgentEvent, Event, TrajectoryEvent, Turn
+from schemas.conventions import FEEDBACK
+from schemas.events import AgentEvent, Event, Reward, TrajectoryEvent, Turn
 from schemas.serde import Poison
 from streams.kafka.admin import read_topic
+from streams.kafka.record import partition_of
 from streams.output import Column, moment
 from streams.settings.model import Settings
 from streams.stages.agents.chains import Chains
@@ -23,6 +26,7 @@ from streams.stages.agents.fold import Trajectory, TrajectoryStep, fold
 Row = dict[str, Any]
 SHORT = 8
 """Characters of an id that tables show."""
+HUNG_UP = "its client hung up before the answer was complete"
 
 
 @dataclass(slots=True)
@@ -91,6 +95,23 @@ def read_runs(
     return dict(sorted(runs.items(), key=lambda pair: pair[1].began_ms))
 
 
+def read_feedback(settings: Settings, task_id: str) -> dict[str, list[Reward]]:
+    """Return what somebody thinks of a run, or of its answers, by the id of each. Raises as `admin.read_topic`."""
+    found: dict[str, dict[str, Reward]] = {}
+    partition = partition_of(task_id, settings.topics.partitions)
+    for record in read_topic(settings, "rewards", partition=partition):
+        reward = record.decode(Reward) if record.key == task_id.encode() else None
+        if isinstance(reward, Reward) and reward.source.startswith(FEEDBACK):
+            found.setdefault(reward.response_id, {}).setdefault(reward.reward_id, reward)
+    return {name: list(opinions.values()) for name, opinions in found.items()}
+
+
+def opinion(reward: Reward) -> str:
+    """Return e.g. `1 (too long) from ada`."""
+    reason = f" ({reward.rationale})" if reward.rationale else ""
+    return f"{reward.value:g}{reason} from {reward.source.removeprefix(FEEDBACK)}"
+
+
 def agents(settings: Settings) -> list[Row]:
     """Return one row for each agent that is registered or has run, by its id."""
     known: dict[str, AgentEvent] = {}
@@ -124,10 +145,12 @@ def agents(settings: Settings) -> list[Row]:
     ]
 
 
-def step_row(step: TrajectoryStep) -> Row:
-    """Return one line about a call, now that the whole run is known."""
+def step_row(step: TrajectoryStep, feedback: dict[str, list[Reward]]) -> Row:
+    """Return one line about a call, now that the whole run is known, and what somebody thinks of its answer."""
     fate = step.left_out or ("conversation" if step.chain == 0 else f"branch {(step.chain or 0) - 1}")
-    return _turn_row(step.turn, step.continuity, step.reason) | {"fate": fate}
+    said = [opinion(reward) for reward in feedback.get(step.turn.turn_id, ())]
+    reason = HUNG_UP if step.left_out == "undelivered" else step.reason
+    return _turn_row(step.turn, step.continuity, reason) | {"fate": fate, "feedback": said}
 
 
 def _turn_row(turn: Turn, continuity: str, reason: str) -> Row:
@@ -227,6 +250,7 @@ STEP_COLUMNS = (
     *(Column(title, f"{title}_tokens", right=True) for title in ("prompt", "new", "sampled")),
     Column("finish", "finish"),
     Column("why", "reason"),
+    Column("feedback", "feedback"),
     Column("answer", "answer", optional=True),
 )
 TAIL_COLUMNS = (

@@ -59,7 +59,7 @@ def ask(
 def reward(
     call: AppContext, response_id: str, value: float, source: str | None, reason: str | None, output: Output
 ) -> None:
-    """Record what somebody thinks of a response.
+    """Record what somebody thinks of a response, or of an agent's turn or trajectory.
 
     It becomes a reward from source feedback/NAME, for queries and exports. No group counts it: GRPO learns from what
     the scorers of a task say about all its responses.
@@ -67,5 +67,7 @@ def reward(
     from streams import output as show
     from streams.tools import asking
 
-    at = asking.give_feedback(call.settings_to_write, response_id, value, source=source or user_name(), reason=reason)
+    settings = call.settings_to_write
+    answer = asking.find_answer(settings, response_id)
+    at = asking.give_feedback(settings, answer, value, source=source or user_name(), reason=reason)
     show.record({"reward": value, "response": response_id, "at": str(at)}, output)

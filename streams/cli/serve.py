@@ -10,9 +10,11 @@ from typing import Any
 
 import click
 
-from streams.cli.runtime import AppContext, importing, pass_call, until_stopped
+from streams.cli.runtime import AppContext, importing, pass_call, until_stopped, user_name
 from streams.errors import ServerError, StreamwardError
 
+OPINIONS = {"/good": 1.0, "/bad": 0.0}
+"""What a line of `chat` may say of the answer before it."""
 ANSWER_S = 600.0
 """How long `chat` waits for the next piece of an answer."""
 
@@ -49,14 +51,15 @@ def chat(call: AppContext, /, system: str | None, model: str | None, max_tokens:
     """Talk to the policy that `streamward serve` answers for.
 
     It reads lines. An empty one is skipped; the end of the input (Ctrl-D) ends the conversation, which is recorded as
-    that of agent `chat`.
+    that of agent `chat`. A line `/good` or `/bad`, with or without a reason behind it, says so of the last answer: it
+    becomes a reward of 1 or 0.
     """
     rule = call.settings.serve
     host = f"[{rule.host}]" if ":" in rule.host else rule.host
-    url = f"http://{host}:{rule.port}/agents/chat/v1/chat/completions"
+    url = f"http://{host}:{rule.port}/agents/chat/v1"
     messages = [] if system is None else [{"role": "system", "content": system}]
     body = {"model": model or call.settings.policy.name, "max_tokens": max_tokens, "temperature": temperature}
-    stdin = click.get_text_stream("stdin")
+    stdin, last = click.get_text_stream("stdin"), ""
     while True:
         if stdin.isatty():
             click.echo("> ", nl=False, err=True)
@@ -65,37 +68,68 @@ def chat(call: AppContext, /, system: str | None, model: str | None, max_tokens:
             return
         if not line.strip():
             continue
+        word, _, reason = line.strip().partition(" ")
+        if word in OPINIONS:
+            _give_feedback(url, last, OPINIONS[word], reason.strip())
+            continue
         messages.append({"role": "user", "content": line.strip()})
         answer = ""
-        for text in _answer(url, {**body, "messages": messages, "stream": True}):
+        for answer_id, text in _answer(url, {**body, "messages": messages, "stream": True}):
             click.echo(text, nl=False)
-            answer += text
+            answer, last = answer + text, answer_id
         click.echo()
         messages.append({"role": "assistant", "content": answer})
 
 
-def _answer(url: str, body: dict[str, Any]) -> Iterator[str]:
-    """Yield the text of an answer as it comes. Raises ServerError."""
+def _answer(url: str, body: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the id of an answer and its text as it comes. Raises ServerError."""
     from schemas import json_text
 
+    for line in _posted(f"{url}/chat/completions", body):
+        data = line.removeprefix("data: ").strip()
+        if not data or data == "[DONE]":
+            continue
+        try:
+            chunk = json_text.parse(data)
+            if "error" in chunk:
+                raise ServerError(chunk["error"]["message"])
+            texts = [choice["delta"].get("content") or "" for choice in chunk["choices"]]
+            answer_id = chunk["id"]
+        except (ValueError, KeyError, TypeError, AttributeError) as exc:
+            raise _no_answer(url, exc) from exc
+        yield from ((answer_id, text) for text in texts)
+
+
+def _give_feedback(url: str, answer_id: str, value: float, reason: str) -> None:
+    """Record what the user thinks of the last answer, or say why not."""
+    if not answer_id:
+        click.echo("There is no answer yet that it could be about.", err=True)
+        return
+    body = {"id": answer_id, "value": value, "reason": reason or None, "source": user_name()}
+    try:
+        list(_posted(f"{url}/feedback", body))
+        click.echo(f"Recorded as a reward of {value:g}.", err=True)
+    except ServerError as exc:
+        click.echo(str(exc), err=True)
+
+
+def _posted(url: str, body: dict[str, Any]) -> Iterator[str]:
+    """Yield the lines of the server's answer as they come. Raises ServerError."""
     request = urllib.request.Request(  # noqa: S310 - always http://, of a host on this machine
         url, json.dumps(body).encode(), {"Content-Type": "application/json"}
     )
     try:
         with urllib.request.urlopen(request, timeout=ANSWER_S) as answer:  # noqa: S310
             for line in answer:
-                data = line.decode().removeprefix("data: ").strip()
-                if not data or data == "[DONE]":
-                    continue
-                chunk = json_text.parse(data)
-                if "error" in chunk:
-                    raise ServerError(chunk["error"]["message"])
-                for choice in chunk["choices"]:
-                    yield choice["delta"].get("content") or ""
+                yield line.decode()
     except urllib.error.HTTPError as exc:
         raise ServerError(_said(exc)) from exc
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as exc:
-        raise StreamwardError(f"{url} gives no answer: {exc}. Is `streamward serve` running?") from exc
+    except (OSError, ValueError) as exc:
+        raise _no_answer(url, exc) from exc
+
+
+def _no_answer(url: str, exc: Exception) -> StreamwardError:
+    return StreamwardError(f"{url} gives no answer: {exc}. Is `streamward serve` running?")
 
 
 def _said(exc: urllib.error.HTTPError) -> str:

@@ -1,7 +1,7 @@
 """Ask the version in force one question, and record what somebody thinks of an answer.
 
     question ──► a `serve` task ──► (a policy agent) ──► its response
-    response id, value ──► the response in the log ──► a reward from source `feedback/NAME`, in the same partition
+    its id, value ──► the response, turn or trajectory in the log ──► a reward from source `feedback/NAME`
 
 Both are ordinary records, so they can be queried, traced and audited. Feedback enters no group: one answer has no
 siblings to be better than (schemas/conventions.py).
@@ -12,10 +12,21 @@ from __future__ import annotations
 import time
 import uuid
 
-from schemas.conventions import FEEDBACK
-from schemas.events import Coordinates, Message, Response, Reward, Sampling, Task, derive_id
+from schemas.conventions import RatedAnswer, feedback
+from schemas.events import (
+    Coordinates,
+    Message,
+    Response,
+    Reward,
+    Sampling,
+    Task,
+    TrajectoryEvent,
+    Turn,
+    derive_id,
+)
+from schemas.serde import Poison
 from streams.errors import EventError, NotFoundError, RefusedError, StreamwardError
-from streams.kafka.admin import offsets
+from streams.kafka.admin import offsets, offsets_at, read_topic
 from streams.kafka.producer import Producer
 from streams.kafka.reader import PartitionReader, read
 from streams.kafka.record import partition_of
@@ -25,7 +36,10 @@ from streams.settings.model import Settings
 from streams.stages.tasks.submit import submit
 
 SCENARIO = "ask"
-SCORER_VERSION = "feedback/1"
+ID_PREFIXES = ("chatcmpl-", "cmpl-", "resp_", "msg_")
+"""What the protocols of agents write before the id of a turn."""
+CLOCKS_MS = 3_600_000
+"""How much earlier than its answer an opinion may seem to be: clocks of two machines differ."""
 
 
 def question(settings: Settings, text: str, *, system: str | None, sampling: Sampling, wait_s: float) -> Task:
@@ -69,37 +83,25 @@ def ask(settings: Settings, task: Task, *, wait_s: float) -> Response:
 
 
 def give_feedback(
-    settings: Settings, response_id: str, value: float, *, source: str, reason: str | None
+    settings: Settings, answer: RatedAnswer, value: float, *, source: str, reason: str | None
 ) -> Coordinates:
-    """Record somebody's opinion of a response, and return where it is. The same opinion again is not written again.
+    """Record somebody's opinion of an answer, and return where it is. The same opinion again is not written again.
 
-    Raises NotFoundError if there is no such response, RefusedError if the source said otherwise about it before.
+    Raises RefusedError if the source said otherwise about it before, LogError if the broker does not answer.
     """
-    response = find_response(settings, response_id)
-    name = FEEDBACK + source
-    opinion = Reward(
-        reward_id=derive_id(response_id, name),
-        response_id=response_id,
-        task_id=response.task_id,
-        created_at=now_ms(),
-        policy=response.policy,
-        slot=response.slot,
-        source=name,
-        value=value,
-        scorer_version=SCORER_VERSION,
-        rationale=reason,
-    )
+    opinion = feedback(answer, value, source=source, reason=reason, now_ms=now_ms())
     topic = topics(settings.topics)["rewards"]
-    tp = (topic.name, partition_of(response.task_id, topic.partitions))
+    tp = (topic.name, partition_of(answer.task_id, topic.partitions))
     low, high = offsets(settings, ["rewards"])[tp]
-    for record in read(settings, {tp: low}, {tp: high}):
-        known = record.decode(Reward) if record.key == response.task_id.encode() else None
+    since = offsets_at(settings, ["rewards"], max(0, answer.created_at - CLOCKS_MS))[tp]
+    for record in read(settings, {tp: max(low, since) if since >= 0 else high}, {tp: high}):
+        known = record.decode(Reward) if record.key == answer.task_id.encode() else None
         if isinstance(known, Reward) and known.reward_id == opinion.reward_id:
             if (known.value, known.rationale) == (value, reason):
                 return record.at
             raise RefusedError(
-                f"{record.at}: {source} gave response {response_id} {known.value:g} before, and the log keeps it; "
-                "record a second opinion under another --source"
+                f"{record.at}: {source} gave {answer.answer_id} {known.value:g} before, and the log keeps it; record a "
+                "second opinion under another source"
             )
     written: list[Coordinates] = []
     with Producer(settings) as producer:
@@ -107,17 +109,45 @@ def give_feedback(
     return written[0]
 
 
-def find_response(settings: Settings, response_id: str) -> Response:
-    """Return a response by its id, which does not say where it is: the topic is read. Raises NotFoundError."""
-    bounds = offsets(settings, ["responses"])
-    starts, ends = {tp: low for tp, (low, _) in bounds.items()}, {tp: high for tp, (_, high) in bounds.items()}
-    for record in read(settings, starts, ends):
-        if response_id.encode() not in (record.payload or b""):  # much quicker than decoding each
-            continue
-        response = record.decode(Response)
-        if isinstance(response, Response) and response.response_id == response_id:
-            return response
+def bare_id(name: str) -> str:
+    """Return the id of a response, turn or trajectory, which the protocols of agents write with a prefix.
+
+    >>> bare_id("chatcmpl-2f1c"), bare_id("2f1c")
+    ('2f1c', '2f1c')
+    """
+    for prefix in ID_PREFIXES:
+        name = name.removeprefix(prefix)
+    return name
+
+
+def find_answer(settings: Settings, name: str) -> RatedAnswer:
+    """Return a response, a turn or a trajectory by its id, which does not say where it is: the topics are read.
+
+    Raises NotFoundError if there is none.
+    """
+    wanted = bare_id(name)
+    kinds: dict[str, type[Response | Turn | TrajectoryEvent]] = {
+        "responses": Response,
+        "turns": Turn,
+        "trajectories": TrajectoryEvent,
+    }
+    for label, kind in kinds.items():
+        for record in read_topic(settings, label):
+            if wanted.encode() not in (record.payload or b""):  # much quicker than decoding each
+                continue
+            event = record.decode(kind)
+            if not isinstance(event, Poison) and _id_of(event) == wanted:
+                return RatedAnswer(wanted, event.task_id, event.policy, event.slot or 0, event.created_at)
     raise NotFoundError(
-        f"no response {response_id} in {topics(settings.topics)['responses'].name}; `streamward events tail responses "
-        "--from -20 --until-end --output jsonl` shows the newest with their ids"
+        f"no response {wanted} in {topics(settings.topics)['responses'].name}, and no turn or trajectory of that id; "
+        "`streamward events tail responses turns --from -20 --until-end --output jsonl` shows the newest with their ids"
     )
+
+
+def _id_of(event: Response | Turn | TrajectoryEvent) -> str:
+    match event:
+        case Response():
+            return event.response_id
+        case Turn():
+            return event.turn_id
+    return event.trajectory_id

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from schemas.events import AgentEvent, derive_id
+from schemas.conventions import RatedAnswer, feedback
+from schemas.events import AgentEvent, Reward, derive_id
 from streams.cli.root import cli
 from streams.kafka import admin
 from streams.kafka.producer import Producer, encoded
@@ -21,6 +22,10 @@ from tests.support.factories import T0, trajectory
 
 pytestmark = pytest.mark.kafka
 FIRST, SECOND = derive_id("s1", 0), derive_id("s1", 1)
+
+
+def said(about: str, value: float, **how: Any) -> Reward:
+    return feedback(RatedAnswer(about, trajectory().task_id, "default", 0, T0), value, now_ms=T0, **how)
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +47,7 @@ def made(kafka_bootstrap: str) -> Settings:
     events = (
         registered, trajectory("started"), *run.turns, trajectory(turns=3),
         trajectory("started", trajectory_id=SECOND, slot=1), *other.turns,
+        said(first.turn_id, 0.5, source="ada", reason="slow"), said(FIRST, 1, source="bob", reason=None),
     )  # fmt: skip
     with Producer(settings) as producer:
         for number, event in enumerate(events):
@@ -81,6 +87,14 @@ def test_a_run_is_shown_call_by_call(made: Settings) -> None:
     ]
     table = run(made, "agents", "show", FIRST, "--output", "table").stdout
     assert "2 of 3 calls delivered; 1 auxiliary" in table and "it continues turn 0" in table
+
+
+def test_feedback_is_shown_with_the_answer_or_run_that_it_is_about(made: Settings) -> None:
+    found = rows(made, "agents", "show", FIRST)
+    assert [row["feedback"] for row in found] == [["0.5 (slow) from ada"], [], []]
+    assert "1 from bob" in run(made, "agents", "show", FIRST, "--output", "table").stdout
+    answers = rows(made, "query", "SELECT trajectory_id, feedback FROM runs ORDER BY feedback NULLS LAST")
+    assert [tuple(row.values()) for row in answers] == [(FIRST, 0.75), (SECOND, None)]
 
 
 def test_a_run_or_an_agent_that_is_unknown_is_not_found_with_those_there_are(made: Settings) -> None:

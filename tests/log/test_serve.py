@@ -16,14 +16,17 @@ from typing import Any
 
 import httpx
 import pytest
+from click.testing import CliRunner
 from openai import APIConnectionError, APIError, APITimeoutError, AsyncOpenAI, BadRequestError, NotFoundError, OpenAI
 
-from schemas.events import Message, Sampling, TrajectoryEvent, Turn
+from schemas.events import Message, Reward, Sampling, TrajectoryEvent, Turn
 from schemas.tokens import TokenIds
+from streams.cli.root import cli
 from streams.engines.build import build_tokens
 from streams.engines.token_stream import Generation, TokenStream
 from streams.kafka import admin
 from streams.observability.metrics import OFF
+from streams.settings.load import to_env
 from streams.settings.model import Kafka, Policy, Serve, Settings, Topics
 from streams.stages.agents.calls import Delta, Done, ModelCall
 from streams.stages.agents.fold import of_each
@@ -194,6 +197,47 @@ def test_what_cannot_be_answered_says_why_in_the_format_of_the_api(server: Serve
     assert [model.id for model in client.models.list()] == ["sums", "sums@0"]
     assert client.models.retrieve("sums@0").id == "sums@0"
     assert server.turns("fool") == []
+
+
+def test_feedback_on_an_answer_becomes_one_reward_however_often_it_is_sent(server: Server) -> None:
+    client = server.client("rated")
+    asked = client.chat.completions.create(model="sums", messages=[user("how was it?")], n=2)
+
+    def give(**body: Any) -> tuple[int, Any]:
+        answer = httpx.post(f"{server.url}/agents/rated/v1/feedback", json={"id": asked.id, "value": 1, **body})
+        return answer.status_code, answer.json()
+
+    status, told = give(reason="short")
+    assert (status, told["source"], told["value"]) == (200, "feedback/rated", 1)
+    assert give(reason="short") == (200, told)
+    assert give(source="ada", value=0.25, choice=1)[0] == 200
+    status, refused = give(value=0)
+    assert (status, refused["error"]["param"]) == (409, "value") and "another source" in refused["error"]["message"]
+    assert give(id="chatcmpl-nothing")[0] == give(choice=2)[0] == 404
+    assert [give(**bad)[0] for bad in ({"value": "good"}, {"value": None}, {"value": 1e13}, {"stars": 5})] == [400] * 4
+    first, second = sorted(server.turns("rated"), key=lambda turn: turn.choice)
+    assert give(id=first.trajectory_id, value=0.5)[0] == 200
+    kept = [one for _, one in read(server.settings, Reward) if one.task_id == first.task_id]
+    assert [(one.response_id, one.source, one.value, one.rationale) for one in kept] == [
+        (first.turn_id, "feedback/rated", 1, "short"),
+        (second.turn_id, "feedback/ada", 0.25, None),
+        (first.trajectory_id, "feedback/rated", 0.5, None),
+    ]
+    events = [event for _, event in read(server.settings, TrajectoryEvent) if event.agent_id == "rated"]
+    assert [event.kind for event in events] == ["started"]
+
+
+def test_who_chats_can_say_what_the_answer_was_worth(server: Server) -> None:
+    said = "/good\nhello\n/bad\nhello again\n/good well put\n"
+    result = CliRunner().invoke(cli, ["chat"], input=said, env=to_env(server.settings))
+    assert (result.exit_code, result.stdout) == (0, "hello\nhello again\n")
+    assert "no answer yet" in result.stderr
+    answers = {turn.turn_id: turn.reply.content for turn in server.turns("chat")}
+    kept = [one for _, one in read(server.settings, Reward) if one.response_id in answers]
+    assert [(answers[one.response_id], one.value, one.rationale) for one in kept] == [
+        ("hello", 0, None),
+        ("hello again", 1, "well put"),
+    ]
 
 
 def test_a_retry_gets_the_same_answer_and_no_second_turn(server: Server) -> None:

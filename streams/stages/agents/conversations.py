@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from schemas.conventions import RatedAnswer
 from schemas.events import Message, Purpose, TrajectoryEvent, Turn
 from schemas.tokens import TokenIds
 from streams.stages.agents.calls import CallError, ModelCall
@@ -141,6 +142,22 @@ class Conversations:
         """Return the messages up to a turn, its answer included."""
         known = self._of_turn.get(turn_id)
         return None if known is None else known.chains.messages(turn_id)
+
+    def rated(self, answer_id: str, choice: int | None, policy: str) -> RatedAnswer | None:
+        """Return the turn of this id, or of another choice of its call, or the trajectory of this id; None if none."""
+        known = self._of_turn.get(answer_id)
+        if known is None:
+            whole = self.by_id.get(answer_id)
+            if whole is None or not whole.started:
+                return None
+            return RatedAnswer(answer_id, whole.task_id, policy, whole.slot or 0, whole.begun_at)
+        turn = known.chains.turns[answer_id].turn
+        for other in known.chains.turns.values():
+            same = request_of(other.turn) == request_of(turn) and other.turn.started_at == turn.started_at
+            if same and other.turn.choice == (turn.choice if choice is None else choice):
+                found = other.turn
+                return RatedAnswer(found.turn_id, found.task_id, policy, found.slot or 0, found.created_at)
+        return None
 
     def idle(self, since_ms: int, begun_ms: int) -> Iterator[Conversation]:
         """Yield those without a call since `since_ms`, or that began before `begun_ms`; none with an open call."""

@@ -22,6 +22,7 @@ import uuid
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import replace
 
+from schemas.conventions import RatedAnswer
 from schemas.events import Message, TrajectoryEvent, Turn, derive_id
 from schemas.serde import EncodeError
 from schemas.tokens import TokenIds
@@ -105,6 +106,10 @@ class Recorder:
     async def conversation(self, turn_id: str) -> tuple[Message, ...] | None:
         """Return the messages up to a recorded turn, its answer included; None if there is no such turn."""
         return self._conversations.messages(turn_id)
+
+    async def rated(self, answer_id: str, choice: int | None) -> RatedAnswer | None:
+        """Return the turn of this id, or of another choice of its call, or the trajectory of this id; None if none."""
+        return self._conversations.rated(answer_id, choice, self._versions.policy)
 
     def models(self) -> list[ServedModel]:
         """Return what can be asked for, the policy itself first."""

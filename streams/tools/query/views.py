@@ -174,13 +174,21 @@ WITH began AS (
         sum(len(prompt_token_ids)) AS prompt_tokens, sum(len(completion_token_ids)) AS sampled_tokens,
         last(reply.content ORDER BY number) AS last_reply
     FROM once GROUP BY trajectory_id
+), opinions AS (
+    FROM whole.rewards WHERE starts_with(source, 'feedback/')
+    QUALIFY row_number() OVER (PARTITION BY reward_id ORDER BY _partition, _offset) = 1
+), rated AS (
+    SELECT trajectory_id, avg(value) AS feedback
+    FROM opinions JOIN (SELECT turn_id AS response_id, trajectory_id FROM once
+        UNION ALL SELECT trajectory_id, trajectory_id FROM began) USING (response_id) GROUP BY trajectory_id
 )
 SELECT b.agent_id, b.policy, b.purpose, b.task_id, b.trajectory_id, b.sampling_id, b.slot,
     b.created_at AS began_at, e.created_at AS ended_at, e.ending, e.reason,
     coalesce(c.calls, 0) AS calls, coalesce(c.failed, 0) AS failed, coalesce(c.malformed, 0) AS malformed,
     coalesce(c.versions, []) AS versions, coalesce(c.prompt_tokens, 0) AS prompt_tokens,
-    coalesce(c.sampled_tokens, 0) AS sampled_tokens, c.last_reply, b._partition, b._offset, b._timestamp
+    coalesce(c.sampled_tokens, 0) AS sampled_tokens, c.last_reply, r.feedback, b._partition, b._offset, b._timestamp
 FROM began AS b LEFT JOIN ended AS e USING (trajectory_id) LEFT JOIN called AS c USING (trajectory_id)
+LEFT JOIN rated AS r USING (trajectory_id)
 """
 
 JOINS = (
@@ -195,7 +203,13 @@ JOINS = (
         ("batches", "groups"),
     ),
     SqlView("rollout", "adapters", "one row per AdapterEvent, with who answers after it", KNOWN + ROLLOUT),
-    SqlView("runs", "trajectories", "one row per trajectory of an agent: its calls, tokens and end", RUNS, ("turns",)),
+    SqlView(
+        "runs",
+        "trajectories",
+        "one row per trajectory of an agent: its calls, tokens and end",
+        RUNS,
+        ("turns", "rewards"),
+    ),
 )
 
 
