@@ -254,12 +254,15 @@ def _explained(exc: ValidationError, value: object) -> CallError:
 
 def _path(location: tuple[int | str, ...], value: Any) -> str:
     """Return where an error is, without the names of alternatives that pydantic adds to the keys."""
-    path, last = "", len(location) - 1
+    path = ""
     for n, step in enumerate(location):
+        behind = location[n + 1 :]
         if isinstance(step, int):
-            path += f"[{step}]"
+            path += f"[{step}]" if isinstance(value, list) else ""  # a single text is read as a list of one
             value = value[step] if isinstance(value, list) and step < len(value) else None
-        elif isinstance(value, dict) and (n == last or isinstance(value.get(step), dict | list)):
+        elif isinstance(value, dict) and (
+            not behind or isinstance(value.get(step), dict | list) or (isinstance(behind[0], int) and step in value)
+        ):
             path = f"{path}.{step}".lstrip(".")
             value = value.get(step)
     return path
