@@ -152,8 +152,10 @@ class Rendering(Protocol):
         `before` is the conversation of `known`; its last message is the answer, which `finished` says is complete.
         """
 
-    def parse(self, token_ids: Sequence[int], tools: Sequence[Tool], turn_id: str) -> tuple[Message, str | None]:
-        """Return the answer in these tokens, and why a tool call in it cannot be read, if one cannot."""
+    def parse(
+        self, token_ids: Sequence[int], tools: Sequence[Tool], turn_id: str, stop: str | None = None
+    ) -> tuple[Message, str | None]:
+        """Return the answer in these tokens, before `stop`, and why a tool call in it cannot be read, if one cannot."""
 
     def plain(self, text: str) -> tuple[int, ...]:
         """Return the tokens of `text` alone."""

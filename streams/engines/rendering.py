@@ -93,12 +93,14 @@ class ChatRendering:
         ends_twice = tokens and tokens[0] in self._added and (tokens[0] == end or close.startswith(written))
         return tokens[1:] if finished and ends_twice else tokens
 
-    def parse(self, token_ids: Sequence[int], tools: Sequence[Tool], turn_id: str) -> tuple[Message, str | None]:
-        """Return the answer in these tokens, and why a tool call in it cannot be read, if one cannot.
+    def parse(
+        self, token_ids: Sequence[int], tools: Sequence[Tool], turn_id: str, stop: str | None = None
+    ) -> tuple[Message, str | None]:
+        """Return the answer in these tokens, before `stop`, and why a tool call in it cannot be read, if one cannot.
 
         Of a call's arguments it is only checked that they are a JSON object: the agent that offers a tool judges them.
         """
-        text = self.text(token_ids)
+        text = self.text(token_ids).partition(stop)[0] if stop else self.text(token_ids)
         return read_calls(text, turn_id) if tools and self.markers else (Message(role="assistant", content=text), None)
 
     def plain(self, text: str) -> tuple[int, ...]:

@@ -38,9 +38,12 @@ class ScriptedRendering:
         """Return the tokens behind an answer; `finished`: it has its END_OF_TURN."""
         return (*(() if finished else (END_OF_TURN,)), *self.plain("\n" + _lines(new)))
 
-    def parse(self, token_ids: Sequence[int], tools: Sequence[Tool], turn_id: str) -> tuple[Message, str | None]:
-        """Return the answer, and why a tool call in it cannot be read."""
-        return read_calls(self.text(token_ids), turn_id)
+    def parse(
+        self, token_ids: Sequence[int], tools: Sequence[Tool], turn_id: str, stop: str | None = None
+    ) -> tuple[Message, str | None]:
+        """Return the answer before `stop`, and why a tool call in it cannot be read."""
+        text = self.text(token_ids).partition(stop)[0] if stop else self.text(token_ids)
+        return read_calls(text, turn_id) if tools else (Message(role="assistant", content=text), None)
 
     def plain(self, text: str) -> tuple[int, ...]:
         """Return the tokens of `text` alone."""

@@ -97,6 +97,10 @@ class ScriptedDecoder:
             stream.finish("error", error=why)
             return
         tokens, ending, stop = spell(reply(self.script, asked), asked.sampling)
+        if stop is not None:  # a model has drawn it before anybody can see that it did
+            tokens = (*tokens[:-1], *stop.encode())
+            if len(tokens) > asked.sampling.max_tokens:
+                tokens, ending, stop = tokens[: asked.sampling.max_tokens], "length", None
         room = self.script.context_tokens - len(asked.prompt_token_ids)
         if len(tokens) > room:
             tokens, ending, stop = tokens[:room], "length", None

@@ -29,6 +29,10 @@ CALCULATOR = {
         },
         {"when": "tool: 3901", "reply": "It is 3901."},
         {"when": "Thank you.", "reply": "You are welcome."},
+        {
+            "when": "Look once.",
+            "reply": '<tool_call>{"name": "calc", "arguments": {"b": 2, "a": 1}}</tool_call>\nResult: 2',
+        },
         {"when": "Break it.", "reply": '<tool_call>{"name": "calc", "arguments": {"a": 47'},
     ]
 }

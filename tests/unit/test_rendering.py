@@ -149,6 +149,8 @@ def test_call_as_the_template_writes_it_is_read_and_a_broken_one_is_text() -> No
     assert malformed is None and json.loads(read.tool_calls[0].arguments) == {"city": "Zürich"}
     broken, why = render.parse(render.plain(call[:-20]), (WEATHER,), "turn")
     assert why and not broken.tool_calls and broken.content == call[:-20]
+    stopped = render.plain(call + "\nObservation: sunny")
+    assert render.parse(stopped, (WEATHER,), "turn", "\nObservation:") == (read, None)
     plain, why = render.parse(render.plain(call), (), "turn")
     assert why is None and plain.content == call
 

@@ -63,7 +63,9 @@ def test_a_limit_and_a_stop_text_end_an_answer(start: Start) -> None:
     short = engine.submit(asked(sampling=Sampling(max_tokens=2)))
     assert (said(short), short.ending) == ("he", "length")
     stopped = engine.submit(asked(sampling=Sampling(stop=("zz", "lo", "ll"))))
-    assert (said(stopped), stopped.ending, stopped.stop) == ("he", "stop", "ll")
+    assert (said(stopped), stopped.ending, stopped.stop) == ("hell", "stop", "ll")
+    cut = engine.submit(asked(sampling=Sampling(stop=("ll",), max_tokens=3)))
+    assert (said(cut), cut.ending, cut.stop) == ("hel", "length", None)
     close = start(context_tokens=16).submit(asked())
     assert (said(close), close.ending) == ("hell", "length")
 

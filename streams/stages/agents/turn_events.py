@@ -89,7 +89,7 @@ def done_of(turn: Turn, tokens: tuple[Token, ...], stop: str | None) -> Done:
         message=turn.reply,
         finish_reason=reason if reason in ("length", "tool_calls") else "stop",
         tokens=tokens,
-        stop=stop,
+        stop=stop if reason == "stop" else None,  # a call is what it ended with, whatever came behind that
         turn_id=turn.turn_id,
     )
 
