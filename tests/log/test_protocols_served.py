@@ -241,6 +241,20 @@ def test_a_tool_call_that_does_not_parse_stays_text_and_the_turn_says_so(server:
     assert turn.malformed is not None and turn.reply.tool_calls == ()
 
 
+def test_a_call_with_a_stop_text_right_behind_it_is_a_call_and_its_retry_says_the_same(server: Served) -> None:
+    body = asked("messages", "Look once.", tools=[{"name": "calc", "input_schema": SCHEMA}], stop_sequences=["Result:"])
+    body["max_tokens"] = 200
+    first, again = (
+        httpx.post(f"{server.base('looks')}/v1/messages", json=body, headers={"Idempotency-Key": "1"}) for _ in range(2)
+    )
+    [block] = first.json()["content"]
+    assert (first.json()["stop_reason"], first.json()["stop_sequence"]) == ("tool_use", None)
+    assert block["input"] == {"a": 1, "b": 2}
+    assert again.json() == first.json()
+    [turn] = turns(server.settings, "looks")
+    assert bytes(turn.completion_token_ids).decode().endswith("</tool_call>\nResult:")
+
+
 def test_what_was_ignored_is_in_the_answer_and_in_the_log(server: Served) -> None:
     body = asked("chat/completions", user="me", store=True)
     answer = httpx.post(f"{server.base('ignored')}/v1/chat/completions", json=body)

@@ -254,18 +254,19 @@ def test_a_retry_gets_the_same_answer_and_no_second_turn(server: Server) -> None
 def test_calls_at_once_with_the_same_body_share_an_answer_only_under_the_same_key(server: Server) -> None:
     with contextlib.ExitStack() as stack:
 
-        def begun(key: str) -> str:
+        def begun(**headers: str) -> str:
             chunks = server.client("twins").chat.completions.create(
                 model="sums",
                 messages=[user("at length")],
                 max_tokens=2_000,
                 stream=True,
-                extra_headers={"Idempotency-Key": key},
+                extra_headers={name.replace("_", "-"): value for name, value in headers.items()},
             )
             return next(iter(stack.enter_context(chunks))).id
 
-        first, second, again = begun("k1"), begun("k2"), begun("k1")
+        first, second, again = begun(Idempotency_Key="k1"), begun(Idempotency_Key="k2"), begun(Idempotency_Key="k1")
         assert first == again != second
+        assert begun() != begun(x_stainless_retry_count="1"), "a retry that may be of another client's call"
 
 
 @pytest.mark.parametrize("stream", [True, False])

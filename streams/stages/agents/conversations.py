@@ -96,7 +96,7 @@ class Conversations:
     def given(self, call: ModelCall, turn_id: str) -> None:
         """Take in that an answer was read to its end: without a key of its client, no later call is a retry of it."""
         turns = self._answered.get(request_of(call), {})
-        if not _has_key(call) and any(turn.turn_id == turn_id for turn in turns.values()):
+        if not has_key(call) and any(turn.turn_id == turn_id for turn in turns.values()):
             del self._answered[request_of(call)]
 
     def forget(self, known: Conversation) -> None:
@@ -136,7 +136,7 @@ class Conversations:
         first = turns[0]
         if call.trajectory_id not in (None, first.trajectory_id):
             return None
-        return turns if _has_key(call) or first.created_at >= now_ms - RETRIED_MS else None
+        return turns if has_key(call) or first.created_at >= now_ms - RETRIED_MS else None
 
     def messages(self, turn_id: str) -> tuple[Message, ...] | None:
         """Return the messages up to a turn, its answer included."""
@@ -171,7 +171,8 @@ def request_of(tried: ModelCall | Turn) -> tuple[str, str, str]:
     return tried.agent_id, tried.request_digest, tried.retry_key or tried.request_digest
 
 
-def _has_key(call: ModelCall) -> bool:
+def has_key(call: ModelCall) -> bool:
+    """Return whether the client itself says which calls are tries of the same one."""
     return call.retry_key not in (None, call.request_digest)
 
 

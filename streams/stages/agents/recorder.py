@@ -6,7 +6,8 @@
 
 What the log has is never rendered or tokenized again: the prompt of a call begins with the tokens of the turn that its
 history ends with. A call whose body was answered before, sent again as a retry, gets the same answer, or shares the one
-in progress. If every reader of an answer leaves, its rows are cancelled, and the turn is recorded as not delivered.
+in progress if it has a key of its client. If every reader of an answer leaves, its rows are cancelled, and the turn is
+recorded as not delivered.
 
 An answer that cannot be recorded within serve.acknowledge_s is not given: the call fails, and its retry finds the turn
 if it reached the log after all. One server belongs to one agent at a time: two on the same log would give the same
@@ -19,11 +20,12 @@ import asyncio
 import itertools
 import logging
 import uuid
+from collections import Counter
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import replace
 
 from schemas.conventions import RatedAnswer
-from schemas.events import Message, TrajectoryEvent, Turn, derive_id
+from schemas.events import Message, Turn, derive_id
 from schemas.serde import EncodeError
 from schemas.tokens import TokenIds
 from streams.engines.protocol import Rendering, TokenEngine
@@ -45,7 +47,7 @@ from streams.stages.agents.calls import (
 )
 from streams.stages.agents.calls_in_progress import CallInProgress
 from streams.stages.agents.chains import Placement
-from streams.stages.agents.conversations import Conversation, Conversations, place, request_of
+from streams.stages.agents.conversations import Conversation, Conversations, has_key, place, request_of
 from streams.stages.agents.served_versions import ServedVersions
 from streams.stages.agents.turn_events import PreparedCall, done_of, ended, fingerprint, started, stop_text, turn_of
 from streams.stages.agents.turn_writer import TurnWriter
@@ -68,7 +70,9 @@ class Recorder:
         self._rule, self._engine, self._rendering = rule, engine, rendering
         self._versions, self._writer, self._conversations = versions, writer, conversations
         self._in_progress: dict[tuple[str | None, tuple[str, str, str]], CallInProgress] = {}
-        """Calls by trajectory in the path, and `request_of`."""
+        """Calls with a key of their client, by trajectory in the path, and `request_of`."""
+        self._readers: Counter[tuple[str, str, str]] = Counter()
+        """How many read an answer now, by `request_of`."""
         self._unwritten: dict[tuple[str, str, str], set[asyncio.Future[None]]] = {}
         """What the broker has not acknowledged, by `request_of`."""
         self._tasks: set[asyncio.Task[None]] = set()
@@ -78,10 +82,11 @@ class Recorder:
 
     async def answer(self, call: ModelCall) -> AsyncGenerator[Piece, None]:
         """Answer, `Begun` first. Raises CallError, before the first piece if the call cannot begin."""
-        key = call.trajectory_id, request_of(call)
-        shared = self._in_progress.get(key) if call.retry_key is not None else None
+        request, keyed = request_of(call), has_key(call)
+        key = call.trajectory_id, request
+        shared = self._in_progress.get(key) if keyed else None
         turns: Mapping[int, Turn] | None = None
-        if call.retry_key is not None and shared is None:
+        if call.retry_key is not None and shared is None and (keyed or not self._readers[request]):
             await self._written(call)
             turns = self._conversations.answered(call, times.now_ms())
         if turns is not None:
@@ -90,12 +95,14 @@ class Recorder:
             if shared is None or shared.abandoned:
                 shared = self._begin(call, key)
             pieces = shared.pieces()
+        self._readers[request] += 1
         try:
             async for piece in pieces:
                 yield piece
             if isinstance(piece, Done):
                 self._conversations.given(call, piece.turn_id)
         finally:
+            self._readers -= Counter((request,))  # which drops those at 0
             await pieces.aclose()  # now, not when it is collected: who has left must be known at once
 
     async def count_tokens(self, call: ModelCall) -> int:
@@ -154,7 +161,9 @@ class Recorder:
             for stream in streams:
                 stream.cancel()
 
-        progress = self._in_progress[key] = CallInProgress(abandon)
+        progress = CallInProgress(abandon)
+        if has_key(call):
+            self._in_progress[key] = progress
         task = asyncio.create_task(self._run(call, progress, streams))
         self._tasks.add(task)
 
@@ -302,31 +311,22 @@ class Recorder:
 
     def _reply(self, prepared: PreparedCall, drawn: tuple[int, ...], stream: TokenStream) -> tuple[Message, str | None]:
         """Return the answer as the client gets it, and why a tool call in it cannot be read."""
-        call, stop = prepared.call, stream.stop
-        if not self._calls_are_read(call):
-            reply, malformed = Message(role="assistant", content=self._rendering.text(drawn)), None
-        else:
-            reply, malformed = self._rendering.parse(drawn, call.tools, prepared.turn_ids[stream.generation.slot])
-        if stop is not None and not reply.tool_calls:
-            reply = replace(reply, content=reply.content.partition(stop)[0])
-        return reply, malformed
+        call = prepared.call
+        tools = call.tools if self._calls_are_read(call) else ()
+        return self._rendering.parse(drawn, tools, prepared.turn_ids[stream.generation.slot], stream.stop)
 
     def _calls_are_read(self, call: ModelCall) -> bool:
         return bool(call.tools) and call.tool_choice == "auto"
 
     async def _record(self, conversation: Conversation, turn: Turn) -> None:
         """Return once `turn` is in the log. Raises CallError if it is not within serve.acknowledge_s."""
-        began: TrajectoryEvent | None = None
-        if not conversation.started:
-            began = started(conversation, turn)
+        began = () if conversation.started else (started(conversation, turn),)
         turn = replace(turn, number=conversation.number)
         try:
-            if began is not None:
-                self._writer.write(began)
-                conversation.started = True
-            written = asyncio.wrap_future(self._writer.write(turn))
+            written = asyncio.wrap_future(self._writer.write(*began, turn))
         except (EventError, EncodeError) as exc:
             raise CallError("too_large", f"the turn cannot be recorded: {exc}") from exc
+        conversation.started = True
         conversation.number += 1
         conversation.open_calls += 1
         self._conversations.by_id.setdefault(conversation.trajectory_id, conversation)

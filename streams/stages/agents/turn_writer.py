@@ -56,11 +56,15 @@ class TurnWriter:
         since = self._waits_since
         return 0.0 if since is None else time.monotonic() - since
 
-    def write(self, event: Turn | TrajectoryEvent) -> Future[None]:
-        """Queue an event, behind those before it. Raises EncodeError, and EventError if it is too large."""
-        topic = self._topics[type(event)]
-        written: Future[None] = Future()
-        self._queue.put((topic.name, *encoded(event, topic), written))
+    def write(self, *events: Turn | TrajectoryEvent) -> Future[None]:
+        """Queue events, behind those before them, and return when the last of them is written.
+
+        Raises EncodeError, and EventError if one is too large; then none is queued.
+        """
+        named = [(self._topics[type(event)], event) for event in events]
+        for name, key, payload in [(topic.name, *encoded(event, topic)) for topic, event in named]:
+            written: Future[None] = Future()
+            self._queue.put((name, key, payload, written))
         return written
 
     def _run(self) -> None:
