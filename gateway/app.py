@@ -27,7 +27,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from gateway import anthropic, chat, completions, errors, feedback, responses, sse
-from gateway.body import Caller, Read, digest, read
+from gateway.body import Caller, Read, digest, read, sent
 from gateway.openapi import ANSWERS, describe, requested
 from schemas.events import Message
 from streams.stages.agents.calls import Begun, CallError, Done, ModelCall, Piece, ServedModel
@@ -106,7 +106,7 @@ def _routes(recorder: AnswersCalls, max_body_bytes: int) -> APIRouter:
         if body.stream:
             return _openai_stream(chat.chunks(body, begun, pieces, at), asked, begun)
         whole = chat.completion(begun, await _answers(request, pieces), at, with_logprobs=bool(body.logprobs))
-        return JSONResponse(whole, headers=_headers(asked, begun))
+        return JSONResponse(whole, headers=_headers(begun))
 
     @router.post("/completions", **requested(completions.CompletionsBody))
     async def text_completions(request: Request) -> Response:
@@ -116,7 +116,7 @@ def _routes(recorder: AnswersCalls, max_body_bytes: int) -> APIRouter:
         if body.stream:
             return _openai_stream(completions.chunks(body, begun, pieces, at), asked, begun)
         whole = completions.completion(body, begun, await _answers(request, pieces), at)
-        return JSONResponse(whole, headers=_headers(asked, begun))
+        return JSONResponse(whole, headers=_headers(begun))
 
     @router.post("/responses", **requested(responses.ResponsesBody))
     async def one_response(request: Request) -> Response:
@@ -126,7 +126,7 @@ def _routes(recorder: AnswersCalls, max_body_bytes: int) -> APIRouter:
         if body.stream:
             return _stream(responses.events(body, begun, pieces, at), asked, begun, sse.END)
         [done] = await _answers(request, pieces)
-        return JSONResponse(responses.response(body, begun, done, at), headers=_headers(asked, begun))
+        return JSONResponse(responses.response(body, begun, done, at), headers=_headers(begun))
 
     @router.post("/messages", **requested(anthropic.MessagesBody))
     async def one_message(request: Request) -> Response:
@@ -136,7 +136,7 @@ def _routes(recorder: AnswersCalls, max_body_bytes: int) -> APIRouter:
         if body.stream:
             return _stream(anthropic.events(begun, pieces), asked, begun)
         [done] = await _answers(request, pieces)
-        return JSONResponse(anthropic.message(begun, done), headers=_headers(asked, begun))
+        return JSONResponse(anthropic.message(begun, done), headers=_headers(begun))
 
     @router.post("/messages/count_tokens", **requested(anthropic.CountTokensBody))
     async def count_tokens(request: Request) -> Response:
@@ -166,13 +166,8 @@ def _add_feedback(router: APIRouter, box: feedback.FeedbackBox, max_body_bytes: 
 
 async def _received(request: Request, model: type[Read], most: int) -> tuple[Read, Caller]:
     """Return the body and who sent it. Raises CallError."""
-    raw = bytearray()
-    async for part in request.stream():
-        raw += part
-        if len(raw) > most:
-            raise CallError("too_large", f"the body is longer than {most} bytes (serve.max_body_mb); send less")
-    body = read(model, bytes(raw))
-    return body, _caller(request, digest(bytes(raw)))
+    raw = await sent(request, most)
+    return read(model, raw), _caller(request, digest(raw))
 
 
 def _caller(request: Request, digest: str) -> Caller:
@@ -236,7 +231,7 @@ async def _answers(request: Request, pieces: AsyncGenerator[Piece, None]) -> lis
         await pieces.aclose()
 
 
-def _headers(call: ModelCall, begun: Begun) -> dict[str, str]:
+def _headers(begun: Begun) -> dict[str, str]:
     """Return what an answer says beside its body: the turn, its trajectory, and the parameters that were ignored."""
     headers = {
         "x-request-id": begun.turn_id,
@@ -244,7 +239,7 @@ def _headers(call: ModelCall, begun: Begun) -> dict[str, str]:
         "x-streamward-trajectory": begun.trajectory_id,
         "x-streamward-model": begun.model,
     }
-    return headers | ({"x-streamward-ignored": ", ".join(call.ignored)} if call.ignored else {})
+    return headers | ({"x-streamward-ignored": ", ".join(begun.ignored)} if begun.ignored else {})
 
 
 def _stream(
@@ -258,7 +253,7 @@ def _stream(
         if end:
             yield end
 
-    return StreamingResponse(frames(), headers=_headers(call, begun) | sse.HEADERS, media_type=sse.MEDIA_TYPE)
+    return StreamingResponse(frames(), headers=_headers(begun) | sse.HEADERS, media_type=sse.MEDIA_TYPE)
 
 
 def _openai_stream(chunks: AsyncIterator[dict[str, Any]], call: ModelCall, begun: Begun) -> StreamingResponse:
@@ -273,7 +268,7 @@ def _openai_stream(chunks: AsyncIterator[dict[str, Any]], call: ModelCall, begun
         else:
             yield sse.END
 
-    return StreamingResponse(frames(), headers=_headers(call, begun) | sse.HEADERS, media_type=sse.MEDIA_TYPE)
+    return StreamingResponse(frames(), headers=_headers(begun) | sse.HEADERS, media_type=sse.MEDIA_TYPE)
 
 
 def _listed(request: Request, models: Sequence[ServedModel]) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from pydantic import (
 )
 from pydantic.annotated_handlers import GetCoreSchemaHandler
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+from starlette.requests import Request
 
 from schemas import json_text
 from streams.stages.agents.calls import CallError, Token
@@ -128,6 +129,16 @@ Stream = Annotated[bool | None, Field(description="server-sent events")]
 Read = TypeVar("Read", bound=Body)
 HALF_A_PAIR = re.compile(rb"\\u[dD][89abAB]|\\u[dD][c-fC-F]")
 """How the half of a surrogate pair is written in JSON; whole pairs are written so, too."""
+
+
+async def sent(request: Request, most: int) -> bytes:
+    """Return the body of a request. Raises CallError if it is longer than `most` bytes."""
+    raw = bytearray()
+    async for part in request.stream():
+        raw += part
+        if len(raw) > most:
+            raise CallError("too_large", f"the body is longer than {most} bytes (serve.max_body_mb); send less")
+    return bytes(raw)
 
 
 def read(model: type[Read], raw: bytes) -> Read:

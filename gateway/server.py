@@ -17,6 +17,7 @@ from importlib.metadata import version
 
 import uvicorn
 
+from gateway import runs
 from gateway.app import create_app
 from streams.adapters import signing
 from streams.engines.build import build_tokens
@@ -74,6 +75,7 @@ async def _serve(settings: Settings, recorder: Recorder, listening: socket.socke
     most = int(settings.serve.max_body_mb * 1_000_000)
     feedback = partial(give_feedback, settings)
     app = create_app(recorder, feedback, version=version("streamward"), max_body_bytes=most)
+    app.include_router(runs.routes(recorder.runs, max_body_bytes=most), include_in_schema=False)
     config = uvicorn.Config(
         app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=GRACE_S, server_header=False
     )
@@ -87,7 +89,7 @@ async def _serve(settings: Settings, recorder: Recorder, listening: socket.socke
         await asyncio.sleep(LOOK_S)
         rounds += 1
         if rounds % round(SWEEP_S / LOOK_S) == 0:
-            recorder.end_idle()
+            recorder.runs.end_idle()
     server.should_exit = True
     await serving
     await recorder.close()

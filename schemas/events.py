@@ -493,6 +493,8 @@ class TrajectoryEvent:
     adapter_version: Annotated[Int | None, "pin: the version that answers the whole attempt"] = None
     ending: Annotated[Ending | None, "set exactly when it ended"] = None
     turns: Annotated[Int | None, "ended: how many turns were recorded; one with a higher number is late"] = None
+    max_turns: Annotated[Int | None, "most calls; null: the agent decides"] = None
+    sampling: Annotated[Sampling | None, "how every call is answered, whatever it asks; null: as it asks"] = None
     reason: str
 
 

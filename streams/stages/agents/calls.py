@@ -96,6 +96,8 @@ class Begun:
     prompt_tokens: int
     cached_tokens: int = 0
     """How many of them the log already has, from the turn before."""
+    ignored: tuple[str, ...] = ()
+    """Parameters that were sent and change no answer, and those that the task of its run decides otherwise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,6 +36,12 @@ class CallInProgress:
         self.done, self._error = True, error
         self._tell()
 
+    def cancel(self) -> None:
+        """End the answer where it is: its run is over, whoever still reads."""
+        if not self.done and not self.abandoned:
+            self.abandoned = True
+            self._abandon()
+
     async def pieces(self) -> AsyncGenerator[Piece, None]:
         """Yield every piece, from the first. Raises CallError."""
         self._readers += 1
@@ -53,9 +59,8 @@ class CallInProgress:
                 raise self._error
         finally:
             self._readers -= 1
-            if self._readers == 0 and not self.done and not self.abandoned:
-                self.abandoned = True
-                self._abandon()
+            if self._readers == 0:
+                self.cancel()
 
     def _tell(self) -> None:
         news, self._news = self._news, asyncio.Event()

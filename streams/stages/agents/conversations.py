@@ -15,6 +15,7 @@ from schemas.conventions import RatedAnswer
 from schemas.events import Message, Purpose, TrajectoryEvent, Turn
 from schemas.tokens import TokenIds
 from streams.stages.agents.calls import CallError, ModelCall
+from streams.stages.agents.calls_in_progress import CallInProgress
 from streams.stages.agents.chains import Chains, Placement, prefixes, tools_digest
 
 RETRIED_MS = 600_000
@@ -43,8 +44,33 @@ class Conversation:
     started: bool = False
     """Whether its beginning was written."""
     ended: bool = False
+    began: TrajectoryEvent | None = None
+    """The beginning of a task's run, which says how its calls are answered."""
+    end: TrajectoryEvent | None = None
+    """The end of a task's run, of which its response is made."""
+    responded: bool = False
+    """Whether this server has written that response."""
+    ending: bool = False
+    """Whether it is about to end: no call begins any more."""
+    called: set[str] = field(default_factory=set)
+    """The first turn of each call."""
+    in_progress: set[CallInProgress] = field(default_factory=set)
     open_calls: int = 0
     """Calls in progress, and turns that the broker has not acknowledged yet."""
+
+    def check_open(self) -> None:
+        """Raise CallError if no further call may begin."""
+        if self.ending:
+            raise CallError("conflict", "its run is ending, and no call of it is answered any more")
+        most = None if self.began is None else self.began.max_turns
+        if most is not None and len(self.called) >= most:
+            what = f"this run has made {len(self.called)} calls, and its task allows {most} (max_turns)"
+            raise CallError("invalid", f"{what}; end it with what there is")
+
+    @property
+    def turns(self) -> Iterator[Turn]:
+        """Every turn that is acknowledged, in the order of the log."""
+        return (placed.turn for placed in self.chains.turns.values())
 
 
 class Conversations:
@@ -73,6 +99,11 @@ class Conversations:
         known.group_size, known.adapter_version = event.group_size, event.adapter_version
         known.started = True
         known.ended = known.ended or event.kind == "ended"
+        if event.sampling_id is not None:
+            if event.kind == "started":
+                known.began = known.began or event
+            else:
+                known.end = known.end or event
 
     def _turn(self, turn: Turn) -> None:
         known = self.by_id.get(turn.trajectory_id)
@@ -82,6 +113,8 @@ class Conversations:
             known.sampling_id, known.slot, known.started = turn.sampling_id, turn.slot, True
             self.by_id[turn.trajectory_id] = known
         known.number = max(known.number, turn.number + 1)
+        if turn.choice == 0:
+            known.called.add(turn.turn_id)
         known.last_at = max(known.last_at, turn.created_at)
         node = known.chains.add(turn)
         self._of_turn[turn.turn_id] = known

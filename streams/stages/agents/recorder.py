@@ -49,7 +49,16 @@ from streams.stages.agents.calls_in_progress import CallInProgress
 from streams.stages.agents.chains import Placement
 from streams.stages.agents.conversations import Conversation, Conversations, has_key, place, request_of
 from streams.stages.agents.served_versions import ServedVersions
-from streams.stages.agents.turn_events import PreparedCall, done_of, ended, fingerprint, started, stop_text, turn_of
+from streams.stages.agents.task_runs import TaskRuns
+from streams.stages.agents.turn_events import (
+    PreparedCall,
+    answered_as,
+    done_of,
+    fingerprint,
+    started,
+    stop_text,
+    turn_of,
+)
 from streams.stages.agents.turn_writer import TurnWriter
 
 log = logging.getLogger("streamward.agents")
@@ -77,6 +86,7 @@ class Recorder:
         """What the broker has not acknowledged, by `request_of`."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._nonce, self._begun = uuid.uuid4().hex, itertools.count()
+        self.runs = TaskRuns(rule, versions, writer, conversations)
 
     # --- what protocols ask -------------------------------------------------------------------------------------------
 
@@ -135,19 +145,6 @@ class Recorder:
         while self._tasks:
             await asyncio.wait(self._tasks)
 
-    def end_idle(self) -> None:
-        """Write the end of trajectories that had no call for serve.idle_s, and forget those that are too old."""
-        now = times.now_ms()
-        since, oldest = now - int(self._rule.idle_s * 1000), now - int(self._rule.longest_s * 1000)
-        for known in self._conversations.idle(since, oldest):
-            if known.started and not known.ended and known.sampling_id is None:
-                known.ended = True
-                old = known.begun_at < oldest
-                reason = f"it began {self._rule.longest_s:g} s ago" if old else f"no call for {self._rule.idle_s:g} s"
-                self._writer.write(ended(known, self._versions.policy, reason, now))
-            if known.begun_at < oldest:
-                self._conversations.forget(known)
-
     # --- one call -----------------------------------------------------------------------------------------------------
 
     def _begin(self, call: ModelCall, key: tuple[str | None, tuple[str, str, str]]) -> CallInProgress:
@@ -181,6 +178,7 @@ class Recorder:
         try:
             prepared = await self._prepare(call)
             conversation = prepared.conversation
+            conversation.in_progress.add(progress)
             streams += self._submit(prepared)
             if progress.abandoned:
                 for stream in streams:
@@ -199,6 +197,9 @@ class Recorder:
         finally:
             if conversation is not None:
                 conversation.open_calls -= 1
+                conversation.in_progress.discard(progress)
+                if not streams:  # it was refused: nothing of it will be in the log
+                    conversation.called.discard(prepared.turn_ids[0])
 
     async def _prepare(self, call: ModelCall) -> PreparedCall:
         """Find version, place and prompt of a call. Raises CallError."""
@@ -215,10 +216,13 @@ class Recorder:
             except EventError as exc:
                 kind: CallErrorKind = "busy" if exc.reason == "store_unreachable" else "invalid"
                 raise CallError(kind, str(exc), "model") from exc
+        conversation.check_open()
+        call = answered_as(call, conversation.began)
         placement, before, new = self._prompt(call, conversation)
         beginning = conversation.trajectory_id, call.request_digest, self._nonce, next(self._begun)
         turn_ids = tuple(derive_id(*beginning, choice) for choice in range(call.count))
         conversation.open_calls += 1
+        conversation.called.add(turn_ids[0])
         policy = self._versions.policy
         return PreparedCall(call, conversation, placement, before, new, policy, version, turn_ids, started_at)
 
@@ -254,8 +258,10 @@ class Recorder:
             raise CallError("invalid", str(exc), where) from exc
 
     def _submit(self, prepared: PreparedCall) -> list[TokenStream]:
-        sampling, prompt = prepared.call.sampling, prepared.prompt
+        sampling, prompt, known = prepared.call.sampling, prepared.prompt, prepared.conversation
         key = prepared.turn_ids[0] if sampling.seed is None else str(sampling.seed)
+        if sampling.seed is not None and known.began is not None:  # the seed of the task, and so of all its runs
+            key = f"{key}/{known.slot}/{len(known.called)}"
         streams: list[TokenStream] = []
         try:
             for slot in range(prepared.call.count):
@@ -279,6 +285,7 @@ class Recorder:
             fingerprint=fingerprint(engine.base_digest, version),
             prompt_tokens=len(prepared.prompt),
             cached_tokens=len(prepared.known),
+            ignored=prepared.call.ignored,
         )
 
     # --- one choice ---------------------------------------------------------------------------------------------------
@@ -375,6 +382,7 @@ class Recorder:
             fingerprint=fingerprint(first.base_digest, version),
             prompt_tokens=first.prompt_tokens,
             cached_tokens=before,
+            ignored=first.ignored,
         )
         for choice, turn in sorted(turns.items()):
             drawn = zip(turn.completion_token_ids, turn.logprobs, strict=True)

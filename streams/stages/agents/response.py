@@ -26,8 +26,8 @@ def missing(trajectory: Trajectory, ended: TrajectoryEvent) -> list[int]:
     return [number for number in range(ended.turns or 0) if number not in known]
 
 
-def response_of(trajectory: Trajectory, ended: TrajectoryEvent) -> Response:
-    """Return the response to a task that this run is.
+def response_of(trajectory: Trajectory, ended: TrajectoryEvent, unusable: str | None = None) -> Response:
+    """Return the response to a task that this run is; a failed one if it is `unusable`, for which that is the reason.
 
     Raises ValueError if the run is no task's, has not ended, or turns of it are missing: whoever folds has to read on.
     """
@@ -38,7 +38,7 @@ def response_of(trajectory: Trajectory, ended: TrajectoryEvent) -> Response:
             f"trajectory {ended.trajectory_id} has {ended.turns} turns, and {lost[0]} is not among those given "
             f"({len(lost)} are missing). Read its partition of `turns` to the end first"
         )
-    error = _error(trajectory, ended)
+    error = _error(trajectory, ended) if unusable is None else unusable
     chains = trajectory.chains if error is None else ()
     turns = [turn for chain in trajectory.chains for turn in chain.turns] or [step.turn for step in trajectory.steps]
     first = turns[0] if turns else None
@@ -51,7 +51,7 @@ def response_of(trajectory: Trajectory, ended: TrajectoryEvent) -> Response:
         task_id=ended.task_id,
         created_at=ended.created_at,
         traceparent=ended.traceparent,
-        metadata=ended.metadata,
+        metadata={**ended.metadata, "purpose": ended.purpose},
         policy=ended.policy,
         slot=ended.slot,
         group_size=ended.group_size,
@@ -65,7 +65,7 @@ def response_of(trajectory: Trajectory, ended: TrajectoryEvent) -> Response:
         completion_tokens=sum(LossMask(part[2]).trained for part in parts),
         latency_ms=float(max(0, ended.created_at - min((turn.started_at for turn in turns), default=ended.created_at))),
         text=chains[0].turns[-1].reply.content if chains else "",
-        sampling=Sampling() if first is None else first.sampling,
+        sampling=ended.sampling or Sampling() if first is None else first.sampling,
         agent_id=ended.agent_id,
         steps=trajectory.delivered,
         prompt_token_ids=TokenIds(prompt),

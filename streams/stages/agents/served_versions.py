@@ -75,7 +75,11 @@ class ServedVersions:
         if policy != self.policy:
             raise CallError("not_found", f"there is no model {name}; this server has {self.policy}", "model")
         if at:
-            pin = int(number) if number.isdecimal() and len(number) < 10 else -1
+            asked = int(number) if number.isdecimal() and len(number) < 10 else -1
+            if pin not in (None, asked):
+                what = f"version {pin} answers all runs of this task; ask for {policy}, not for {name}"
+                raise CallError("invalid", what, "model")
+            pin = asked
         if pin is None:
             return serving.answers(self.router.serving, key)
         if pin not in self.router.statuses:

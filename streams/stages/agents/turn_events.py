@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
-from schemas.events import Message, TrajectoryEvent, Turn, derive_id
+from schemas.events import Ending, Message, TrajectoryEvent, Turn, derive_id
 from schemas.tokens import Logprobs, TokenIds
 from streams.engines.protocol import Rendering, TokenEngine
 from streams.engines.token_stream import TokenStream
@@ -81,6 +82,20 @@ def turn_of(
     )
 
 
+def answered_as(call: ModelCall, began: TrajectoryEvent | None) -> ModelCall:
+    """Return a call as it is answered in its run: a task says how its tokens are drawn, whatever the client asks.
+
+    Texts that end an answer are the client's as well, since it may not be able to read a longer one.
+    """
+    if began is None or began.sampling is None:
+        return call
+    asked, drawn = call.sampling, began.sampling
+    names = ("temperature", "top_p", "max_tokens", "seed")
+    ignored = [name for name in names if getattr(asked, name) != getattr(drawn, name)]
+    stop = tuple(dict.fromkeys((*drawn.stop, *asked.stop)))
+    return replace(call, sampling=replace(drawn, stop=stop), ignored=tuple(dict.fromkeys((*call.ignored, *ignored))))
+
+
 def done_of(turn: Turn, tokens: tuple[Token, ...], stop: str | None) -> Done:
     """Return the piece that says an answer is complete."""
     reason = turn.finish_reason
@@ -124,13 +139,16 @@ def started(known: Conversation, first: Turn) -> TrajectoryEvent:
     )
 
 
-def ended(known: Conversation, policy: str, reason: str, now: int) -> TrajectoryEvent:
-    """Return the end of a trajectory."""
+def ended(known: Conversation, policy: str, ending: Ending, reason: str, now: int) -> TrajectoryEvent:
+    """Return the end of a trajectory; of a task's run, with all that its response needs."""
+    began = known.began
     return TrajectoryEvent(
         event_id=derive_id(known.trajectory_id, "ended"),
         trajectory_id=known.trajectory_id,
         task_id=known.task_id,
         created_at=now,
+        traceparent=None if began is None else began.traceparent,
+        metadata={} if began is None else began.metadata,
         kind="ended",
         agent_id=known.agent_id,
         policy=policy,
@@ -139,7 +157,9 @@ def ended(known: Conversation, policy: str, reason: str, now: int) -> Trajectory
         slot=known.slot,
         group_size=known.group_size,
         adapter_version=known.adapter_version,
-        ending="completed",
+        ending=ending,
         turns=known.number,
+        max_turns=None if began is None else began.max_turns,
+        sampling=None if began is None else began.sampling,
         reason=reason,
     )

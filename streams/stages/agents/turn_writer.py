@@ -16,7 +16,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 
-from schemas.events import Coordinates, TrajectoryEvent, Turn
+from schemas.events import Coordinates, Response, TrajectoryEvent, Turn
 from streams.errors import LogError, StreamwardError
 from streams.kafka.producer import Producer
 from streams.kafka.record import encoded
@@ -56,7 +56,7 @@ class TurnWriter:
         since = self._waits_since
         return 0.0 if since is None else time.monotonic() - since
 
-    def write(self, *events: Turn | TrajectoryEvent) -> Future[None]:
+    def write(self, *events: Turn | TrajectoryEvent | Response) -> Future[None]:
         """Queue events, behind those before them, and return when the last of them is written.
 
         Raises EncodeError, and EventError if one is too large; then none is queued.

@@ -1,0 +1,85 @@
+"""Begin and end the runs of agents on tasks, for whoever starts their processes (`streamward agents run`).
+
+    POST /agents/AGENT_ID/trajectories/TRAJECTORY_ID/begin ──► started, acknowledged ──┐
+                                                 …/end ──► ended, response, both too ──┴─► what is known of the run
+
+Both may be sent again until there is an answer. Between them the process calls /agents/…/TRAJECTORY_ID/v1.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse
+from pydantic import Field
+
+from gateway.body import Body, read, sent
+from schemas.events import Ending, Purpose, Sampling
+from streams.stages.agents.conversations import Conversation
+from streams.stages.agents.task_runs import RunOrder, TaskRuns
+
+
+class SamplingBody(Body):
+    """How the tokens of a task are drawn."""
+
+    temperature: float
+    top_p: float
+    max_tokens: int
+    seed: int | None = None
+    stop: list[str] = Field([])
+
+
+class BeginBody(Body):
+    """A slot of an attempt at a task."""
+
+    task_id: str
+    sampling_id: str
+    slot: int
+    group_size: int
+    policy: str
+    purpose: Purpose
+    sampling: SamplingBody
+    adapter_version: int | None = None
+    max_turns: int | None = None
+    metadata: dict[str, str] = Field({})
+    traceparent: str | None = None
+
+
+class EndBody(Body):
+    """How a run ended."""
+
+    ending: Ending
+    reason: Annotated[str, Field(max_length=1000)]
+
+
+def routes(runs: TaskRuns, *, max_body_bytes: int) -> APIRouter:
+    """Return the routes; a request with a longer body is refused."""
+    router = APIRouter(prefix="/agents/{agent_id}/trajectories/{trajectory_id}")
+
+    @router.post("/begin")
+    async def begin(request: Request, agent_id: str, trajectory_id: str) -> JSONResponse:
+        body = read(BeginBody, await sent(request, max_body_bytes))
+        drawn = {**body.sampling.model_dump(), "stop": tuple(body.sampling.stop)}
+        asked = {**body.model_dump(), "sampling": Sampling(**drawn)}
+        return _known(await runs.begin(RunOrder(agent_id=agent_id, trajectory_id=trajectory_id, **asked)))
+
+    @router.post("/end")
+    async def end(request: Request, agent_id: str, trajectory_id: str) -> JSONResponse:
+        body = read(EndBody, await sent(request, max_body_bytes))
+        return _known(await runs.end(agent_id, trajectory_id, body.ending, body.reason))
+
+    return router
+
+
+def _known(run: Conversation) -> JSONResponse:
+    began, end = run.began, run.end
+    return JSONResponse(
+        {
+            "trajectory_id": run.trajectory_id,
+            "adapter_version": run.adapter_version,
+            "metadata": {} if began is None else began.metadata,
+            "ending": None if end is None else end.ending,
+            "turns": None if end is None else end.turns,
+        }
+    )

@@ -1,0 +1,212 @@
+"""The beginning and the end of runs: `started`, `ended`, and the response that a task's run comes to.
+
+    begin ──► started, with the version of its group ──► calls … ──► end ──► no call is open ──► ended ──► response
+
+Only the server knows which calls are open and how many turns there are, so it writes all of them, for whoever runs the
+agents. Both requests may be repeated: what was done before is not done again. An end is recorded first and folded into
+the response then, so after kill -9 between the two, the next server makes the same bytes of it.
+
+A run that is no task's begins with its first call, and ends when none came for serve.idle_s. One that nobody ends ends
+after serve.longest_s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable
+from dataclasses import dataclass
+
+from schemas.events import Ending, Purpose, Sampling, TrajectoryEvent, derive_id
+from schemas.serde import EncodeError
+from streams.errors import EventError, LogError
+from streams.kafka import times
+from streams.settings.model import Serve
+from streams.stages.agents.calls import CallError
+from streams.stages.agents.conversations import Conversation, Conversations
+from streams.stages.agents.fold import fold
+from streams.stages.agents.response import response_of
+from streams.stages.agents.served_versions import ServedVersions
+from streams.stages.agents.turn_events import ended
+from streams.stages.agents.turn_writer import TurnWriter
+
+LOOK_S = 0.02
+"""How often a run that ends is looked at, while a call of it is open."""
+
+log = logging.getLogger("streamward.agents")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOrder:
+    """What a run is asked to be: one slot of an attempt at a task."""
+
+    agent_id: str
+    trajectory_id: str
+    task_id: str
+    sampling_id: str
+    slot: int
+    group_size: int
+    policy: str
+    purpose: Purpose
+    sampling: Sampling
+    adapter_version: int | None
+    """The version that its task is pinned to."""
+    max_turns: int | None
+    metadata: dict[str, str]
+    traceparent: str | None
+
+    def began(self, version: int, now: int) -> TrajectoryEvent:
+        """Return its beginning. Somebody may still read the answer to a `serve` task, so its agent decides how."""
+        return TrajectoryEvent(
+            event_id=derive_id(self.trajectory_id, "started"),
+            trajectory_id=self.trajectory_id,
+            task_id=self.task_id,
+            created_at=now,
+            traceparent=self.traceparent,
+            metadata=self.metadata,
+            kind="started",
+            agent_id=self.agent_id,
+            policy=self.policy,
+            purpose=self.purpose,
+            sampling_id=self.sampling_id,
+            slot=self.slot,
+            group_size=self.group_size,
+            adapter_version=version,
+            max_turns=self.max_turns,
+            sampling=None if self.purpose == "serve" else self.sampling,
+            reason=f"slot {self.slot} of its task",
+        )
+
+
+class TaskRuns:
+    """Begins and ends runs. All of it in one event loop."""
+
+    def __init__(self, rule: Serve, versions: ServedVersions, writer: TurnWriter, conversations: Conversations) -> None:
+        self._rule, self._versions, self._writer, self._conversations = rule, versions, writer, conversations
+        self._beginning: dict[str, asyncio.Future[None]] = {}
+        """Beginnings that the broker has not acknowledged, by trajectory."""
+        self._ending: dict[str, asyncio.Task[None]] = {}
+
+    async def begin(self, order: RunOrder) -> Conversation:
+        """Return the run once its beginning is in the log, which may have been long ago. Raises CallError."""
+        if order.policy != self._versions.policy:
+            what = f"the task is for policy {order.policy}, and this server has {self._versions.policy}"
+            raise CallError("conflict", f"{what}; start one for that policy")
+        name = order.trajectory_id
+        if (known := self._conversations.by_id.get(name)) is None:
+            known = self._begun(order)
+        elif known.began is None or (known.agent_id, known.task_id) != (order.agent_id, order.task_id):
+            what = f"trajectory {name} is there already, of agent {known.agent_id} and task {known.task_id}"
+            raise CallError("conflict", f"{what}; a run of a task has the id of its slot's response")
+        if (written := self._beginning.get(name)) is not None:
+            await self._acknowledged(written, "beginning")
+        return known
+
+    async def end(self, agent_id: str, trajectory_id: str, ending: Ending, reason: str) -> Conversation:
+        """Return the run once its end and its response are in the log; the first end counts. Raises CallError.
+
+        Calls in progress are cancelled; those of a run that completed have serve.acknowledge_s to end.
+        """
+        known = self._conversations.by_id.get(trajectory_id)
+        if known is None or known.began is None or known.agent_id != agent_id:
+            raise CallError("not_found", f"agent {agent_id} began no run {trajectory_id}; begin it first")
+        await self._acknowledged(self._ended(known, ending, reason), "end")
+        return known
+
+    def end_idle(self) -> None:
+        """End runs without a call for serve.idle_s, those of tasks after serve.longest_s; forget what is that old."""
+        now = times.now_ms()
+        since, oldest = now - int(self._rule.idle_s * 1000), now - int(self._rule.longest_s * 1000)
+        for known in self._conversations.idle(since, oldest):
+            old = known.begun_at < oldest
+            reason = f"it began {self._rule.longest_s:g} s ago" if old else f"no call for {self._rule.idle_s:g} s"
+            if known.sampling_id is not None and not known.responded:
+                if old and known.began is not None:
+                    self._ended(known, "timeout", reason)
+                continue
+            if known.started and not known.ended:
+                known.ended = True
+                self._writer.write(ended(known, self._versions.policy, "completed", reason, now))
+            if old:
+                self._conversations.forget(known)
+
+    def _begun(self, order: RunOrder) -> Conversation:
+        """Write the beginning of a run. Raises CallError."""
+        name = order.trajectory_id
+        event = order.began(self._version(order), times.now_ms())
+        try:
+            written = asyncio.wrap_future(self._writer.write(event))
+        except (EventError, EncodeError) as exc:
+            raise CallError("invalid", f"the run cannot be recorded: {exc}") from exc
+        self._beginning[name] = written
+        written.add_done_callback(lambda _: self._beginning.pop(name))
+        self._conversations.take(event)
+        return self._conversations.by_id[name]
+
+    def _version(self, order: RunOrder) -> int:
+        """Return the version that answers an attempt: its task's, else what its first run was given."""
+        if order.adapter_version is not None:
+            return order.adapter_version
+        names = (derive_id(order.sampling_id, slot) for slot in range(order.group_size))
+        siblings = (self._conversations.by_id.get(name) for name in names)
+        pins = (one.adapter_version for one in siblings if one is not None and one.sampling_id == order.sampling_id)
+        pinned = next((version for version in pins if version is not None), None)
+        return self._versions.version_for(order.policy, order.task_id, None) if pinned is None else pinned
+
+    def _ended(self, known: Conversation, ending: Ending, reason: str) -> asyncio.Task[None]:
+        """Begin to end a run, unless it is ending already."""
+        name = known.trajectory_id
+
+        def over(task: asyncio.Task[None]) -> None:
+            del self._ending[name]
+            if not task.cancelled() and (problem := task.exception()) is not None:
+                log.error("run %s is not ended: %s", name, problem)
+
+        if name not in self._ending:
+            self._ending[name] = asyncio.create_task(self._end(known, ending, reason))
+            self._ending[name].add_done_callback(over)
+        return self._ending[name]
+
+    async def _end(self, known: Conversation, ending: Ending, reason: str) -> None:
+        if known.responded:
+            return
+        written: list[Awaitable[None]] = []
+        if known.end is None:
+            known.ending = True
+            await self._no_call_is_open(known, self._rule.acknowledge_s if ending == "completed" else 0)
+            event = ended(known, self._versions.policy, ending, reason, times.now_ms())
+            written.append(asyncio.wrap_future(self._writer.write(event)))
+            self._conversations.take(event)
+            known.ending = False
+        written.append(self._response(known))
+        await asyncio.gather(*written)
+        known.responded = True
+
+    async def _no_call_is_open(self, known: Conversation, within_s: float) -> None:
+        """Return once every turn of a run is acknowledged; what is still answered after `within_s` is cancelled."""
+        limit = time.monotonic() + within_s
+        while known.open_calls:
+            if time.monotonic() >= limit:
+                for call in known.in_progress:
+                    call.cancel()
+            await asyncio.sleep(LOOK_S)
+
+    def _response(self, known: Conversation) -> asyncio.Future[None]:
+        """Write the response of a run that has ended; one that no record can hold becomes a failed one."""
+        if known.end is None:
+            raise ValueError(f"run {known.trajectory_id} has not ended")
+        trajectory = fold(known.turns, known.end)
+        try:
+            return asyncio.wrap_future(self._writer.write(response_of(trajectory, known.end)))
+        except (EventError, EncodeError) as exc:
+            failed = response_of(trajectory, known.end, f"too_large: {exc}")
+            return asyncio.wrap_future(self._writer.write(failed))
+
+    async def _acknowledged(self, written: asyncio.Future[None], what: str) -> None:
+        """Return once something is in the log. Raises CallError if that takes too long."""
+        within_s = 2 * self._rule.acknowledge_s  # half of it is for calls that are still answered
+        try:
+            await asyncio.wait_for(asyncio.shield(written), within_s)
+        except (TimeoutError, LogError) as exc:
+            raise CallError("busy", f"the {what} of the run is not recorded after {within_s:g} s; try again") from exc

@@ -1,0 +1,170 @@
+"""Runs of agents on tasks: how they begin and end, what limits their calls, and what they come to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from openai import BadRequestError, OpenAI
+
+from schemas.events import Response, Sampling, TrajectoryEvent, derive_id
+from streams.settings.model import Settings
+from tests.support.agent_server import serving, settings_of, turns
+from tests.support.processes import read
+
+pytestmark = pytest.mark.kafka
+SCRIPT = {
+    "context_tokens": 1_000_000,
+    "replies": [{"when": "at length", "reply": "x" * 100_000}, {"when": "first", "reply": "one"}],
+}
+
+
+@pytest.fixture(scope="module")
+def settings(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> Settings:
+    return settings_of(kafka_bootstrap, tmp_path_factory.mktemp("runs"), SCRIPT, acknowledge_s=60)
+
+
+@pytest.fixture(scope="module")
+def url(settings: Settings) -> Iterator[str]:
+    with serving(settings) as url:
+        yield url
+
+
+class Run:
+    """One slot of an attempt at a task, as its manager has it."""
+
+    def __init__(self, url: str, sampling_id: str, slot: int = 0) -> None:
+        self.sampling_id, self.slot = sampling_id, slot
+        self.trajectory_id = derive_id(sampling_id, slot)
+        self.url = f"{url}/agents/adder/trajectories/{self.trajectory_id}"
+
+    def begin(self, **changes: Any) -> httpx.Response:
+        sampling = {"temperature": 0.5, "top_p": 1.0, "max_tokens": 7, "stop": ["END"]}
+        body = {
+            "task_id": f"task-{self.sampling_id}", "sampling_id": self.sampling_id, "slot": self.slot, "group_size": 2,
+            "policy": "sums", "purpose": "train", "sampling": sampling, "metadata": {"manager": "m1"},
+        }  # fmt: skip
+        return httpx.post(f"{self.url}/begin", json=body | changes, timeout=60)
+
+    def end(self, ending: str = "completed", reason: str = "exit code 0") -> httpx.Response:
+        return httpx.post(f"{self.url}/end", json={"ending": ending, "reason": reason}, timeout=60)
+
+    @property
+    def client(self) -> OpenAI:
+        return OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0)
+
+    def ask(self, text: str, **asked: Any) -> Any:
+        message: Any = {"role": "user", "content": text}
+        return self.client.chat.completions.create(model="sums", messages=[message], **asked)
+
+
+def events(settings: Settings, run: Run, kind: type[Any]) -> list[Any]:
+    of = "response_id" if kind is Response else "trajectory_id"
+    return [event for _, event in read(settings, kind) if getattr(event, of) == run.trajectory_id]
+
+
+def test_a_run_becomes_a_response_and_both_requests_may_be_sent_again(settings: Settings, url: str) -> None:
+    run = Run(url, "whole")
+    begun = [run.begin().json() for _ in range(2)]
+    assert begun[0] == begun[1]
+    assert (begun[0]["ending"], begun[0]["adapter_version"], begun[0]["metadata"]) == (None, 0, {"manager": "m1"})
+    run.ask("first")
+    for ending in ("completed", "failed"):  # the first counts
+        assert run.end(ending).json() | {"metadata": 0} == begun[0] | {"ending": "completed", "turns": 1, "metadata": 0}
+    [response], [turn] = events(settings, run, Response), turns_of(settings, run)
+    assert (response.error, response.text, response.steps, response.agent_id) == (None, "one", 1, "adder")
+    assert (response.sampling_id, response.slot, response.metadata["purpose"]) == ("whole", 0, "train")
+    assert response.prompt_token_ids == turn.prompt_token_ids
+    assert response.completion_token_ids == turn.completion_token_ids
+    assert [event.kind for event in events(settings, run, TrajectoryEvent)] == ["started", "ended"]
+    run.ask("a call after the end")
+    assert [turn.number for turn in turns_of(settings, run)] == [0, 1]
+    assert run.begin().json()["ending"] == "completed"
+
+
+def turns_of(settings: Settings, run: Run) -> list[Any]:
+    return [turn for turn in turns(settings, "adder") if turn.trajectory_id == run.trajectory_id]
+
+
+def test_how_tokens_are_drawn_is_the_tasks_decision_and_the_turn_says_so(settings: Settings, url: str) -> None:
+    run = Run(url, "drawn")
+    run.begin()
+    asked: dict[str, Any] = {"temperature": 0.0, "max_tokens": 7, "seed": 3, "stop": ["STOP"]}
+    message: Any = {"role": "user", "content": "first"}
+    raw = run.client.chat.completions.with_raw_response.create(model="sums", messages=[message], **asked)
+    assert raw.headers["x-streamward-ignored"] == "temperature, seed"
+    [turn] = turns_of(settings, run)
+    assert turn.sampling == Sampling(temperature=0.5, max_tokens=7, stop=("END", "STOP"))
+    assert turn.ignored == ("temperature", "seed")
+    run.end()
+
+
+def test_the_runs_of_a_sampling_have_one_version_and_no_client_gets_another(settings: Settings, url: str) -> None:
+    run, sibling = Run(url, "pinned"), Run(url, "pinned", 1)
+    assert run.begin(adapter_version=5).json()["adapter_version"] == 5
+    assert sibling.begin().json()["adapter_version"] == 5
+    with pytest.raises(BadRequestError, match="version 5 answers all runs of this task"):
+        message: Any = {"role": "user", "content": "hi"}
+        run.client.chat.completions.create(model="sums@0", messages=[message])
+    run.end("failed", "no such version")
+    [response] = events(settings, run, Response)
+    assert (response.adapter_version, response.error) == (5, "failed: no such version")
+
+
+def test_a_call_too_many_is_refused_and_the_run_ends_with_what_there_is(settings: Settings, url: str) -> None:
+    run = Run(url, "short")
+    run.begin(max_turns=2)
+    for text in ("first", "second"):
+        run.ask(text)
+    with pytest.raises(BadRequestError, match=r"made 2 calls, and its task allows 2 \(max_turns\)"):
+        run.ask("third")
+    assert run.end().json()["turns"] == 2
+    [response] = events(settings, run, Response)
+    assert (response.error, response.steps) == (None, 2)
+
+
+def test_an_end_cancels_what_is_still_answered_and_counts_it(settings: Settings, url: str) -> None:
+    run = Run(url, "killed")
+    run.begin(purpose="eval", sampling={"temperature": 1.0, "top_p": 1.0, "max_tokens": 200_000})
+    asked = {"model": "sums", "stream": True, "messages": [{"role": "user", "content": "at length"}]}
+    with httpx.stream("POST", f"{run.url}/v1/chat/completions", json=asked, timeout=60) as answer:
+        next(answer.iter_raw())
+        assert run.end("timeout", "it took over 1 s").json()["turns"] == 1
+    [turn], [response] = turns_of(settings, run), events(settings, run, Response)
+    assert turn.finish_reason == "cancelled" and 0 < len(turn.completion_token_ids) < 100_000
+    assert response.error == "timeout: it took over 1 s" and not response.completion_token_ids
+
+
+def test_what_is_no_run_of_a_task_is_not_begun_or_ended(settings: Settings, url: str) -> None:
+    assert Run(url, "nobody").end().status_code == 404
+    assert Run(url, "policy").begin(policy="other").status_code == 409
+    assert Run(url, "slot").begin(slot=1).status_code == 400  # its trajectory's id is that of slot 0
+    stray = Run(url, "stray")
+    stray.ask("hi")
+    assert "is there already" in stray.begin().json()["error"]["message"]
+
+
+def test_a_server_that_is_started_again_knows_its_runs_and_makes_the_same_response(
+    kafka_bootstrap: str, tmp_path: Path
+) -> None:
+    settings = settings_of(kafka_bootstrap, tmp_path, SCRIPT)
+    with serving(settings) as url:
+        ended, opened = Run(url, "ended"), Run(url, "open")
+        for run in (ended, opened):
+            run.begin(max_turns=1)
+            run.ask("first")
+        ended.end()
+    with serving(settings) as url:
+        assert opened.begin(metadata={"manager": "m2"}).json()["metadata"] == {"manager": "m1"}
+        with pytest.raises(BadRequestError, match="max_turns"):
+            opened.ask("second")
+        opened.end("failed", "its manager is gone")
+        ended.end("failed", "its manager is gone")
+    first, again = events(settings, ended, Response)
+    assert first == again and first.error is None
+    [response] = events(settings, opened, Response)
+    assert response.error == "failed: its manager is gone"
+    assert [event.kind for event in events(settings, opened, TrajectoryEvent)] == ["started", "ended"]
