@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from schemas.events import Task
+from streams.admission.held_back import room
 from streams.kafka import times
 from streams.settings.model import Settings
-from streams.stages.policy.held_back import room
 from streams.tools.status import LoopStatus, PolicyStatus, look
 
 STEPS = 10

@@ -24,13 +24,13 @@ from schemas.events import AdapterEvent, AdvantagedGroup, Batch, DeadLetter, Eve
 from schemas.serde import Poison
 from streams.adapters.router import VersionRouter
 from streams.adapters.versions import AdapterState
+from streams.admission.admission import Admission
+from streams.admission.held_back import waits_for
 from streams.kafka import admin, offsets, times
 from streams.kafka.reader import read
 from streams.kafka.record import Record, TopicPartition, partition_of
 from streams.kafka.topics import topics
 from streams.settings.model import Settings
-from streams.stages.policy.admission import Admission
-from streams.stages.policy.held_back import waits_for
 from streams.stages.scoring.breaker import PAUSED_REASON, paused_scorer
 
 WINDOW_S = 3600

@@ -13,13 +13,13 @@ import pytest
 from schemas.events import AdapterEvent, AdapterKind, DeadLetter, Response, derive_id
 from streams.adapters.serving import Serving, answers as answers_to
 from streams.adapters.versions import read_state
+from streams.admission.state import PAUSE_S
 from streams.engines.protocol import Completion, SamplingRequest
 from streams.engines.scripted import ScriptedEngine
 from streams.errors import EventError
 from streams.kafka import admin
 from streams.kafka.topics import topics
 from streams.settings.model import Settings
-from streams.stages.policy.state import PAUSE_S
 from streams.tools.audit import recount
 from streams.tools.audit.facts import AuditFinding, Reach
 from tests.log.test_policy import (

@@ -24,13 +24,14 @@ from schemas.events import (
 )
 from streams.adapters.router import VersionRouter, route
 from streams.adapters.serving import Serving, answers
+from streams.admission.admission import Admission
+from streams.admission.choose import SamplingBatch, WaitingTask, choose
+from streams.admission.held_back import HeldBack
 from streams.engines.protocol import Completion, SamplingRequest
 from streams.settings.model import Batches
 from streams.stages.batches import BatchWindow, Cutter
-from streams.stages.policy.admission import Admission
-from streams.stages.policy.held_back import HeldBack
 from streams.stages.policy.responses import ServedVersion, response
-from streams.stages.policy.sampling import SamplingBatch, WaitingTask, all_failed, choose, malformed
+from streams.stages.policy.sampling import all_failed, malformed
 from tests.support import factories
 from tests.support.factories import member
 from tests.support.thoroughness import examples

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from streams.adapters.local import fetch_version
 from streams.adapters.router import BASE, VersionRouter
+from streams.admission.state import PolicyState
 from streams.engines.protocol import Engine
 from streams.errors import EventError
 from streams.files import Scratch
@@ -26,7 +27,6 @@ from streams.kafka.reader import fetch
 from streams.kafka.retry import BrokerOutage
 from streams.kafka.tracked import TrackedConsumer
 from streams.settings.model import Settings
-from streams.stages.policy.state import PolicyState
 
 KEPT = 4
 """Folders kept of the versions served last, besides those of primary and candidate."""

@@ -8,7 +8,7 @@ version. Its responses are written one after the other and acknowledged before t
 committed contiguously. If an agent dies in between, the task is sampled again under another sampling_id, and the
 advantages stage takes the first complete sampling. While the broker is unreachable the agent waits.
 
-`eval` and `serve` tasks never wait for the trainer, `train` tasks do (streams/stages/policy/admission.py); every minute
+`eval` and `serve` tasks never wait for the trainer, `train` tasks do (streams/admission/admission.py); every minute
 that they wait, the agent says for what.
 
 A round has one version, which the oldest waiting task decides, so during a canary both versions get their turn. The log
@@ -29,6 +29,10 @@ from typing import Self
 from schemas.events import derive_id
 from streams.adapters import signing
 from streams.adapters.router import route
+from streams.admission.choose import SamplingBatch, WaitingTask, choose
+from streams.admission.held_back import HeldBack, room
+from streams.admission.queue import TaskQueue
+from streams.admission.state import PolicyState, give_up_ms
 from streams.engines.protocol import Completion, Engine, SamplingRequest
 from streams.kafka import times
 from streams.kafka.client import POLL_S
@@ -42,11 +46,8 @@ from streams.observability.tracing import tracer as tracing
 from streams.observability.tracing.tracer import OFF as NO_TRACER, Tracer
 from streams.settings.model import Settings
 from streams.stages.policy.adapter_cache import VersionLoader
-from streams.stages.policy.held_back import HeldBack, room
-from streams.stages.policy.queue import TaskQueue
 from streams.stages.policy.responses import ResponseWriter, ServedVersion
-from streams.stages.policy.sampling import Sampler, SamplingBatch, WaitingTask, all_failed, choose
-from streams.stages.policy.state import PolicyState, give_up_ms
+from streams.stages.policy.sampling import Sampler, all_failed
 
 STAGE = "policy"
 HELD_POLL_S = 0.05
@@ -112,7 +113,7 @@ class PolicyAgent:
             outage,
             max_open=settings.policy.max_waiting,
         )
-        self._queue = TaskQueue(settings, self._consumer, self._state, outage, meter, tracer)
+        self._queue = TaskQueue(settings, self._consumer, self._state, outage, tracer)
         self._loader = VersionLoader(settings, engine, self._state, self._consumer, outage)
         self._sampler = Sampler(engine, settings.policy, meter)
         self._responses = ResponseWriter(settings.topics, self._producer, meter, tracer)

@@ -1,6 +1,6 @@
-"""Which tasks are answered together, and how the engine is asked.
+"""How the engine is asked.
 
-    waiting tasks ──► choose: one version, urgent first ──► SamplingBatch (a round) ──► Sampler ──► completions
+    SamplingBatch (a round) ──► Sampler ──► engine ──► completions, checked
 
 An engine's answer is checked before it is used: it must come within policy.round_timeout_s, from the version that was
 asked, with every slot of every task. If the engine fails on a round, each task is tried alone; a task it fails on alone
@@ -17,83 +17,15 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 
-from schemas.events import Coordinates, Task
 from streams.engines.protocol import Completion, Engine, SamplingRequest, failed
 from streams.errors import EXIT_RESTART, StreamwardError
 from streams.observability import catalog
 from streams.observability.metrics import Meter
-from streams.observability.tracing.context import Context
 from streams.settings.model import Policy
 
 log = logging.getLogger("streamward.policy")
-
-
-@dataclass(frozen=True, slots=True)
-class WaitingTask:
-    """A task that was read and is not answered yet."""
-
-    task: Task
-    at: Coordinates
-    deadline_ms: int | None
-    """Answers recorded later do not count, ms since the epoch; None: no limit."""
-    arrival: int = 0
-    """Its place in the order in which this agent read tasks of all partitions."""
-    trace: Context | None = None
-
-    @property
-    def urgent(self) -> bool:
-        """Whether it is answered as soon as possible, without regard to the trainer."""
-        return self.task.purpose != "train"
-
-
-@dataclass(frozen=True, slots=True)
-class SamplingBatch:
-    """Tasks that are answered together, by one version."""
-
-    version: int
-    tasks: tuple[WaitingTask, ...]
-
-
-def choose(
-    waiting: Iterable[WaitingTask],
-    *,
-    version_for: Callable[[Task], int | None],
-    room: Callable[[int], int],
-    most: int,
-) -> SamplingBatch | None:
-    """Return the next round of at most `most` tasks, or None if nothing may start.
-
-    The first task that may start decides version and length: the tasks of a round share both, since a round takes as
-    long as its longest answer. `eval` and `serve` go before `train`, each in order of arrival, so every version and
-    length gets its turn. `version_for` gives a task's version; while that is None the task waits. At most
-    `room(version)` train tasks start.
-    """
-    first: tuple[int, int] | None = None
-    chosen: list[WaitingTask] = []
-    places: dict[int, int] = {}
-    for candidate in sorted(waiting, key=lambda one: (not one.urgent, one.arrival)):
-        length = candidate.task.sampling.max_tokens
-        if first is not None and length != first[1]:
-            continue
-        version = version_for(candidate.task)
-        if version is None or (first is not None and version != first[0]):
-            continue
-        if not candidate.urgent:
-            left = places[version] if version in places else room(version)
-            places[version] = left - 1
-            if left < 1:
-                continue
-        first = (version, length)
-        chosen.append(candidate)
-        if len(chosen) == most:
-            break
-    return None if first is None else SamplingBatch(first[0], tuple(chosen))
-
-
-# --- asking the engine ------------------------------------------------------------------------------------------------
 
 
 class Sampler:

@@ -10,6 +10,8 @@ still read the answer.
 
 Train tasks may be held back for days, so only half of `policy.max_waiting` are held in memory; of the others just the
 coordinates, so that what stands behind them is read and answered. While `policy.max_waiting` wait nothing is read.
+
+An agent whose runs take long takes a task that it begins (`begin`): that one is not dropped any more.
 """
 
 from __future__ import annotations
@@ -24,17 +26,16 @@ from itertools import count
 from schemas import serde
 from schemas.conventions import deadline_ms
 from schemas.events import Coordinates, Task
+from streams.admission.admission import RecentTasks
+from streams.admission.choose import WaitingTask
+from streams.admission.state import PolicyState, answered
 from streams.kafka import times
 from streams.kafka.reader import fetch
 from streams.kafka.retry import BrokerOutage
 from streams.kafka.tracked import TakenRecord, TrackedConsumer
 from streams.observability import catalog
-from streams.observability.metrics import Meter
-from streams.observability.tracing.tracer import Tracer
+from streams.observability.tracing.tracer import OFF as NO_TRACER, Tracer
 from streams.settings.model import Settings
-from streams.stages.policy.admission import RecentTasks
-from streams.stages.policy.sampling import WaitingTask
-from streams.stages.policy.state import PolicyState, answered
 
 SWEEP_S = 1.0
 """How often all waiting tasks are checked for a passed deadline."""
@@ -51,14 +52,17 @@ class TaskQueue:
         consumer: TrackedConsumer,
         state: PolicyState,
         outage: BrokerOutage,
-        meter: Meter,
-        tracer: Tracer,
+        tracer: Tracer = NO_TRACER,
+        *,
+        agent: str | None = None,
     ) -> None:
+        """Take the tasks that name `agent`; None: those that the policy answers without one."""
         self._settings, self._consumer, self._state, self._outage = settings, consumer, state, outage
-        self._meter, self._tracer = meter, tracer
+        self._meter, self._tracer, self._agent = outage.meter, tracer, agent
         self._arrivals = count()
         self._waiting: dict[Coordinates, WaitingTask] = {}
         self._taken: dict[Coordinates, TakenRecord] = {}
+        self._begun: set[Coordinates] = set()
         self._ids: set[str] = set()  # of those that wait
         self._answered: dict[int, RecentTasks] = {}  # by partition
         self._aside: deque[TakenRecord] = deque()  # train tasks, without their payload
@@ -71,12 +75,20 @@ class TaskQueue:
     @property
     def waiting(self) -> list[WaitingTask]:
         """Those that may be answered now, in no order."""
-        return list(self._waiting.values())
+        return [one for at, one in self._waiting.items() if at not in self._begun]
 
     @property
     def set_aside(self) -> int:
         """How many train tasks wait beside those."""
         return len(self._aside)
+
+    def __contains__(self, one: WaitingTask) -> bool:
+        """Whether a task is ours and has no answer yet; not once its partition was lost."""
+        return self._waiting.get(one.at) is one
+
+    def begin(self, one: WaitingTask) -> None:
+        """Take a task that is answered from now on."""
+        self._begun.add(one.at)
 
     def read(self, wait_s: float) -> None:
         """Take in new tasks, waiting at most `wait_s` for the first; let go of partitions that were lost."""
@@ -157,8 +169,7 @@ class TaskQueue:
             self._waiting[record.at] = WaitingTask(task, record.at, until_ms, next(self._arrivals), trace)
 
     def _is_ours(self, task: Task) -> bool:
-        """Whether the policy itself answers this task, and not an agent by calling it."""
-        return task.policy == self._settings.policy.name and task.agent is None
+        return task.policy == self._settings.policy.name and task.agent == self._agent
 
     def _is_repeated(self, task: Task, partition: int) -> bool:
         """Whether this task waits already, or has its answer: one id is one task, in one partition."""
@@ -170,6 +181,7 @@ class TaskQueue:
 
     def _forget(self, at: Coordinates) -> None:
         one = self._waiting.pop(at)
+        self._begun.discard(at)
         self._train -= not one.urgent
         self._ids.discard(one.task.task_id)
         del self._taken[at]

@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable, Iterable
 
 from streams.adapters.router import VersionRouter, route
-from streams.stages.policy.admission import Admission
-from streams.stages.policy.sampling import WaitingTask
+from streams.admission.admission import Admission
+from streams.admission.choose import WaitingTask
 
 SAY_EVERY_S = 60.0
 

@@ -19,6 +19,7 @@ from typing import TypeVar
 from schemas.events import AdapterEvent, AdvantagedGroup, Batch, Coordinates, Event, Response
 from schemas.serde import Poison
 from streams.adapters.router import VersionRouter
+from streams.admission.admission import Admission
 from streams.kafka.admin import offsets, offsets_at
 from streams.kafka.client import POLL_S
 from streams.kafka.reader import PartitionReader, read
@@ -26,7 +27,6 @@ from streams.kafka.record import Record, TopicPartition, partition_of
 from streams.kafka.retry import BrokerOutage
 from streams.kafka.topics import topics
 from streams.settings.model import Settings
-from streams.stages.policy.admission import Admission
 
 log = logging.getLogger("streamward.policy")
 
