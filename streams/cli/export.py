@@ -1,16 +1,25 @@
-"""The command that writes data sets for other trainers: export FOLDER."""
+"""The command that writes data sets for other trainers: export FOLDER.
+
+groups, responses, tasks ──────────────────► SQL ──────────────► sft, preference, prompts, openai formats
+groups, trajectories and what they are about ► FinishedReader ─► conversations, interactions
+"""
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
+from threading import Event
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from streams.cli.runtime import AppContext, output_option, pass_call, source_option
+from streams.cli.runtime import AppContext, output_option, pass_call, source_option, until_stopped
 
 if TYPE_CHECKING:
     from streams.output import Output
+    from streams.tools.archive.history import Source
+    from streams.tools.query.examples import ExportOptions
+    from streams.tools.query.export import Counts
 
 
 @click.command()
@@ -18,17 +27,17 @@ if TYPE_CHECKING:
 @click.option("--policy", default=None, metavar="NAME", help="Whose responses. Default: policy.name.")
 @click.option(
     "--format",
-    type=click.Choice(["sft", "preference", "prompts", "openai", "openai-preference"]),
+    type=click.Choice(["sft", "preference", "prompts", "openai", "openai-preference", "conversations", "interactions"]),
     default="sft",
     show_default=True,
-    help="sft: the best response of each group; preference: best and worst; prompts: every response with its reward.",
+    help="sft: the best response of each group; preference: best and worst; prompts: every response with its reward; "
+    "conversations: responses and agents' runs whole, with tools; interactions: one line a question and its answer.",
 )
 @click.option(
     "--purpose",
     type=click.Choice(["train", "serve", "eval"]),
-    default="train",
-    show_default=True,
-    help="The purpose of the tasks.",
+    default=None,
+    help="The purpose of the tasks.  [default: train; conversations, interactions: any]",
 )
 @click.option("--min-reward", type=float, default=None, metavar="R", help="Only responses with at least this reward.")
 @click.option("--all", "all_responses", is_flag=True, help="Every response that is good enough, not only the best.")
@@ -40,6 +49,7 @@ if TYPE_CHECKING:
 )
 @click.option("--since", metavar="TIME", help="Only groups from this time on: ISO 8601 (UTC), or an age (2h, 7d).")
 @click.option("--until", metavar="TIME", help="Only groups before this time.")
+@click.option("--follow", is_flag=True, help="Interactions: append what comes, until Ctrl-C.")
 @source_option
 @click.option("--skip-bad", is_flag=True, help="Exit code 0 although records could not be read or are gone.")
 @output_option
@@ -53,6 +63,7 @@ def export(
     policy: str | None,
     since: str | None,
     until: str | None,
+    follow: bool,
     source: Any,
     skip_bad: bool,
     output: Output,
@@ -63,36 +74,91 @@ def export(
     Hugging Face's `load_dataset(FOLDER)` reads it; the openai formats are those of OpenAI's fine-tuning. The same
     records under the same options give the same bytes, and manifest.json names the records. No task is in both splits.
     Exit code 1 means that records could not be read and are left out.
+
+    Interactions are appended to FOLDER/agent_interactions.jsonl, each once: killed and repeated, it loses and doubles
+    nothing. A response is written when its group is in the log, and an agent's run when it has ended.
     """
     from streams import output as show
+    from streams.errors import SettingsError
     from streams.kafka.times import parse_time
-    from streams.tools.query import examples, export as sets
+    from streams.tools.query import examples
+
+    finished = chosen["format"] in ("conversations", "interactions")
+    chosen["purpose"] = chosen["purpose"] or (None if finished else "train")
+    options = examples.ExportOptions(policy=policy or call.settings.policy.name, **chosen)
+    examples.check(options)
+    if options.format != "interactions" and follow:
+        raise SettingsError(f"--follow appends lines, and --format {options.format} is a data set; use interactions")
+    since_ms = None if since is None else parse_time(since, "--since")
+    until_ms = None if until is None else parse_time(until, "--until")
+    if finished:
+        done, missing = _finished(call, folder, options, source=source, times=(since_ms, until_ms), follow=follow)
+    else:
+        done, missing = _of_groups(call, folder, options, source=source, times=(since_ms, until_ms))
+    for text in missing:
+        click.echo(text, err=True)
+    show.record(done, output)
+    ctx.exit(1 if missing and not skip_bad else 0)
+
+
+Times = tuple[int | None, int | None]
+"""Since when and until when, ms since the epoch."""
+
+
+def _of_groups(
+    call: AppContext, folder: Path, options: ExportOptions, *, source: Source, times: Times
+) -> tuple[dict[str, Any], list[str]]:
+    """Write a data set of groups. Return what was done, and a sentence for each kind of record that is missing."""
+    from streams.tools.query import export as sets
     from streams.tools.query.prompt import left_out
     from streams.tools.query.session import Session
     from streams.tools.query.source import Scope
 
-    options = examples.ExportOptions(policy=policy or call.settings.policy.name, **chosen)
-    examples.check(options)
     sets.check_folder(folder)
-    scope = Scope(
-        None if since is None else parse_time(since, "--since"), None if until is None else parse_time(until, "--until")
-    )
-    with Session(call.settings, source=source, scope=scope) as session:
+    with Session(call.settings, source=source, scope=Scope(*times)) as session:
         labels, read = set(sets.LABELS), sets.sources(call.settings)
         session.check(labels)
         rows = (row for batch in session.run(sets.statement(options)).batches for row in batch.to_pylist())
         counts = sets.write(rows, options, folder, ranges=[row for row in session.ranges if row["topic"] in read])
-        missing = left_out(session, labels)
-    for text in missing:
-        click.echo(text, err=True)
-    show.record(
-        {
-            "folder": str(folder),
-            "groups": counts.groups,
-            "responses": counts.responses,
-            "examples": counts.examples,
-            "left_out": dict(sorted(counts.left_out.items())),
-        },
-        output,
-    )
-    ctx.exit(1 if missing and not skip_bad else 0)
+        return _done(folder, counts), left_out(session, labels)
+
+
+def _finished(
+    call: AppContext, folder: Path, options: ExportOptions, *, source: Source, times: Times, follow: bool
+) -> tuple[dict[str, Any], list[str]]:
+    """Write conversations or interactions, as `_of_groups` does."""
+    from streams.errors import SettingsError
+    from streams.kafka.history import LogHistory
+    from streams.kafka.retry import BrokerOutage
+    from streams.tools.archive import history
+    from streams.tools.query import conversation_examples, export as sets, interactions
+    from streams.tools.query.finished import FinishedReader, FinishedSelection
+
+    if follow and source == "archive":
+        raise SettingsError("--follow reads what comes, and --source archive what was archived; leave one of them out")
+    wanted = FinishedSelection(policy=options.policy, purpose=options.purpose, since_ms=times[0], until_ms=times[1])
+    reader = FinishedReader(call.settings, history.of(call.settings, source), wanted)
+    if options.format == "conversations":
+        sets.check_folder(folder)
+        counts = sets.Counts()
+        made = conversation_examples.examples(reader.round(), options, counts)
+        sets.write_examples(made, options, folder, counts, ranges=reader.ranges)
+        done = _done(folder, counts)
+    else:
+        with until_stopped() if follow else nullcontext(Event()) as stop:
+            call.working = follow
+            live = LogHistory(call.settings, BrokerOutage(call.settings.kafka, stop)) if follow else None
+            added = interactions.write(reader, folder / interactions.FILE, live, stop=stop)
+        done = {"file": str(folder / interactions.FILE), "lines": added}
+    gone = f"{reader.unusable} records could not be read and are left out"
+    return done, [gone] if reader.unusable else []
+
+
+def _done(folder: Path, counts: Counts) -> dict[str, Any]:
+    return {
+        "folder": str(folder),
+        "groups": counts.groups,
+        "responses": counts.responses,
+        "examples": counts.examples,
+        "left_out": dict(sorted(counts.left_out.items())),
+    }

@@ -13,6 +13,7 @@ from typing import Protocol
 from schemas.events import Coordinates
 from streams.kafka import admin, reader
 from streams.kafka.record import Record, TopicPartition
+from streams.kafka.retry import BrokerOutage
 from streams.settings.model import Settings
 
 
@@ -35,17 +36,21 @@ class History(Protocol):
 class LogHistory:
     """What the broker holds."""
 
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
+    def __init__(self, settings: Settings, outage: BrokerOutage | None = None) -> None:
+        """`outage`: wait for an unreachable broker as long as it does."""
+        self._settings, self._outage = settings, outage
 
     def bounds(self, labels: Iterable[str]) -> dict[TopicPartition, tuple[int, int]]:
         """Return (first offset, offset after the last) per partition of these topics, given by label."""
-        return admin.offsets(self._settings, list(labels))
+        asked = list(labels)
+        if self._outage is None:
+            return admin.offsets(self._settings, asked)
+        return self._outage.ask(lambda: admin.offsets(self._settings, asked), "to where topics end")
 
     def read(self, starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]) -> Iterator[Record]:
         """Yield every record from `starts` to below `ends`. Raises LogError as `reader.read` does."""
-        return reader.read(self._settings, starts, ends)
+        return reader.read(self._settings, starts, ends, outage=self._outage)
 
     def fetch(self, wanted: Iterable[Coordinates]) -> dict[Coordinates, Record]:
         """Return the records at these coordinates. Raises LogError, naming those that are gone."""
-        return reader.fetch(self._settings, wanted)
+        return reader.fetch(self._settings, wanted, outage=self._outage)

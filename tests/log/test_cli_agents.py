@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,9 +18,10 @@ from streams.kafka.producer import Producer, encoded
 from streams.kafka.times import now_ms
 from streams.kafka.topics import topic_of
 from streams.settings.load import to_env
-from streams.settings.model import Kafka, Settings, Topics
+from streams.settings.model import Archive, Kafka, Settings, Topics
 from tests.support.agent_calls import ADD, Recorded, system, user
 from tests.support.factories import T0, trajectory
+from tests.support.processes import command, environment, until
 
 pytestmark = pytest.mark.kafka
 FIRST, SECOND = derive_id("s1", 0), derive_id("s1", 1)
@@ -108,6 +111,54 @@ def test_a_tail_follows_calls_and_ends_a_run_with_what_it_came_to(made: Settings
     assert [row["what"] for row in found] == ["started", "first", "auxiliary", "extends", "completed"]
     assert found[-1]["answer"] == "2 of 3 calls delivered; 1 auxiliary"
     assert "completed" in run(made, "agents", "tail", "calc", "--until-end", "--output", "table").stdout
+
+
+def lines_of(file: Path) -> list[bytes]:
+    return file.read_bytes().split(b"\n")[:-1] if file.exists() else []
+
+
+def test_interactions_are_followed_and_a_follower_killed_in_a_line_is_completed(
+    kafka_bootstrap: str, tmp_path: Path
+) -> None:
+    settings = Settings(
+        kafka=Kafka(bootstrap=kafka_bootstrap),
+        topics=Topics(prefix="interactions.", partitions=2, policy_partitions=1),
+        archive=Archive(store=str(tmp_path / "archive")),
+    )
+    admin.apply_topics(settings)
+
+    def write(name: str) -> None:
+        alone: dict[str, Any] = {"sampling_id": None, "slot": None}
+        run = Recorded(name)
+        run.call([user(f"Who is {name}?")], task_id=name, **alone)
+        alone |= {"trajectory_id": name, "task_id": name, "group_size": None, "purpose": "serve"}
+        with Producer(settings) as producer:
+            for event in (trajectory("started", **alone), *run.turns, trajectory(**alone)):
+                producer.send(event)
+
+    file = tmp_path / "logs" / "agent_interactions.jsonl"
+    write("ada")
+    asked = ("export", str(file.parent), "--format", "interactions")
+    with subprocess.Popen(command(*asked, "--follow"), env=environment(settings)) as follower:
+        until(lambda: len(lines_of(file)) == 1, "the line of a run that has ended")
+        write("bob")
+        until(lambda: len(lines_of(file)) == 2, "the line of a run that ends while it is followed")
+        follower.kill()
+    file.write_bytes(file.read_bytes()[:-20])
+    write("eve")
+    assert rows(settings, *asked) == [{"file": str(file), "lines": 2}]
+    assert rows(settings, *asked) == [{"file": str(file), "lines": 0}]
+    assert [json.loads(line)["input"] for line in lines_of(file)] == ["Who is ada?", "Who is bob?", "Who is eve?"]
+
+    run(settings, "archive", "sync")
+    for source in ("log", "archive"):
+        whole = tmp_path / f"from {source}"
+        (told,) = rows(settings, "export", str(whole), "--format", "conversations", "--test", "0", "--source", source)
+        assert (told["responses"], told["examples"]) == (3, 3)
+    logged, archived = ((tmp_path / f"from {source}" / "train.jsonl").read_bytes() for source in ("log", "archive"))
+    assert logged == archived
+    first = json.loads(logged.splitlines()[0])
+    assert [message["role"] for message in first["messages"]] == ["user", "assistant"] and first["tools"] == []
 
 
 def test_events_tail_prints_turns(made: Settings) -> None:

@@ -1,6 +1,7 @@
 """Turn the rows of a group into training examples, one function per format.
 
     rows of one group ──► sft, preference, prompts, openai, openai-preference ──► examples, or why there are none
+    conversations, interactions: conversation_examples.py, interactions.py
 
 Each function is pure, so the same rows always give the same examples.
 """
@@ -11,9 +12,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from schemas.events import Purpose
 from streams.errors import SettingsError
 
 Format = Literal["sft", "preference", "prompts", "openai", "openai-preference"]
+"""Of groups. The other formats are conversations and interactions, which are of finished answers (finished.py)."""
 Row = Mapping[str, Any]
 Example = dict[str, Any]
 
@@ -36,8 +39,9 @@ class ExportOptions:
     """What to write."""
 
     policy: str
-    format: Format = "sft"
-    purpose: str = "train"
+    format: Format | Literal["conversations", "interactions"] = "sft"
+    purpose: Purpose | None = "train"
+    """None: any, which only conversations and interactions can be of."""
     min_reward: float | None = None
     """sft and openai: a response needs at least this reward."""
     margin: float = 0.0
@@ -56,15 +60,25 @@ def check(options: ExportOptions) -> None:
     if not 0 <= options.test_share < 1:
         raise SettingsError(f"--test {options.test_share:g}: expected a share from 0 to below 1")
     single = options.format in ("sft", "openai")
-    if not single and (options.min_reward is not None or options.all_responses):
+    if not single and options.all_responses:
         raise SettingsError(
-            f"--min-reward and --all choose single responses, which --format {options.format} does not; leave them "
-            "out, or use --format sft"
+            f"--all takes every response of a group, and not the best one, which --format {options.format} does not "
+            "choose; leave it out, or use --format sft"
+        )
+    if not single and options.format != "conversations" and options.min_reward is not None:
+        raise SettingsError(
+            f"--min-reward chooses single responses, which --format {options.format} does not; leave it out, or use "
+            "--format sft or conversations"
         )
     if not options.format.endswith("preference") and options.margin:
         raise SettingsError("--margin compares the best response with the worst: it needs --format preference")
     if options.format.startswith("openai") and options.files == "parquet":
         raise SettingsError(f"--format {options.format} is JSON lines by definition; leave --files parquet out")
+    if options.format in ("conversations", "interactions") and options.files == "parquet":
+        raise SettingsError(
+            f"--format {options.format} is JSON lines, since the arguments of every tool have a shape of their own; "
+            "leave --files parquet out"
+        )
 
 
 def _single(group: list[Row], options: ExportOptions) -> list[Example] | str:
@@ -135,7 +149,7 @@ def _prompts(group: list[Row], options: ExportOptions) -> list[Example] | str:
     ]
 
 
-FORMATS: dict[Format, Callable[[list[Row], ExportOptions], list[Example] | str]] = {
+FORMATS: dict[str, Callable[[list[Row], ExportOptions], list[Example] | str]] = {
     "sft": _single,
     "preference": _preference,
     "prompts": _prompts,

@@ -20,7 +20,7 @@ import contextlib
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from itertools import groupby
 from pathlib import Path
@@ -84,12 +84,12 @@ class Counts:
     responses: int = 0
     examples: int = 0
     left_out: Counter[str] = field(default_factory=Counter)
-    """Groups that gave no example, by reason."""
+    """Groups that gave no example, by reason; of conversations, responses and runs."""
 
 
 def statement(options: ExportOptions) -> str:
     """Return the SQL, over the views of streams/tools/query/session.py, whose rows `write` takes."""
-    return ROWS.format(policy=literal(options.policy), purpose=literal(options.purpose))
+    return ROWS.format(policy=literal(options.policy), purpose=literal(options.purpose or "train"))
 
 
 def sources(settings: Settings) -> set[str]:
@@ -111,13 +111,27 @@ def write(rows: Iterable[Row], options: ExportOptions, folder: Path, *, ranges: 
 
     Raises RefusedError if the folder is not empty, NotFoundError if there is not one example.
     """
+    counts = Counts()
+    write_examples(_examples(rows, options, counts), options, folder, counts, ranges=lambda: ranges)
+    return counts
+
+
+def write_examples(
+    made: Iterable[tuple[Example, str]],
+    options: ExportOptions,
+    folder: Path,
+    counts: Counts,
+    *,
+    ranges: Callable[[], Iterable[Mapping[str, Any]]],
+) -> None:
+    """Write examples, each with the id of its task, as `write` does. `counts` is counted while they are made, and what
+    `ranges` returns is known then."""
     check(options)
     check_folder(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    counts = Counts()
     halves = {split: folder / f".{split}.half" for split in (("train", "test") if options.test_share else ("train",))}
     try:
-        examples = _write_examples(rows, options, halves, counts)
+        examples = _write_lines(made, options, halves)
         if not counts.examples:
             raise NotFoundError(_nothing(options, counts))
         files = []
@@ -132,18 +146,17 @@ def write(rows: Iterable[Row], options: ExportOptions, folder: Path, *, ranges: 
     finally:
         for left in folder.glob(".*.half"):
             left.unlink()
-    (folder / MANIFEST).write_text(_manifest(options, counts, files, ranges))
-    return counts
+    (folder / MANIFEST).write_text(_manifest(options, counts, files, ranges()))
 
 
-def _write_examples(
-    rows: Iterable[Row], options: ExportOptions, halves: Mapping[str, Path], counts: Counts
+def _write_lines(
+    made: Iterable[tuple[Example, str]], options: ExportOptions, halves: Mapping[str, Path]
 ) -> Counter[str]:
     """Write each example as a line to the file of its split; return how many are in each."""
     written: Counter[str] = Counter()
     with contextlib.ExitStack() as stack:
         files = {split: stack.enter_context(half.open("w", encoding="utf-8")) for split, half in halves.items()}
-        for example, task_id in _examples(rows, options, counts):
+        for example, task_id in made:
             split = split_of(task_id, options)
             files[split].write(json.dumps(example, ensure_ascii=False) + "\n")
             written[split] += 1
@@ -178,13 +191,19 @@ def split_of(task_id: str, options: ExportOptions) -> str:
 
 
 def _nothing(options: ExportOptions, counts: Counts) -> str:
-    if not counts.groups:
+    if options.format == "conversations" and not counts.responses:
+        return (
+            f"policy {options.policy} has no finished conversations in this range: a response is finished when its "
+            "group is in the log, and an agent's run when it has ended (`streamward agents list AGENT`)"
+        )
+    if not counts.groups and not counts.responses:
         return (
             f"policy {options.policy} has no {options.purpose} groups with responses in this range; see what is there "
             "with `streamward query groups`"
         )
     reasons = ", ".join(f"{number} {reason}" for reason, number in counts.left_out.most_common())
-    return f"{counts.groups} groups were read and none gives an example ({reasons}); ask for less"
+    what = f"{counts.groups} groups" if counts.groups else f"{counts.responses} conversations"
+    return f"{what} were read and none gives an example ({reasons}); ask for less"
 
 
 def _manifest(options: ExportOptions, counts: Counts, files: list[File], ranges: Iterable[Mapping[str, Any]]) -> str:
