@@ -32,6 +32,7 @@ from schemas.events import (
 from schemas.serde import encode
 from streams.adapters import store
 from streams.adapters.versions import read_state
+from streams.admission import held_back
 from streams.admission.state import PolicyState
 from streams.cli.root import cli
 from streams.engines.protocol import Completion, SamplingRequest
@@ -46,7 +47,7 @@ from streams.kafka.retry import BrokerOutage, StoppedReading
 from streams.kafka.topics import topic_of, topics
 from streams.settings.load import to_env
 from streams.settings.model import Batches, Policy as PolicySettings, Settings
-from streams.stages.policy import agent as policy, held_back
+from streams.stages.policy import agent as policy
 from streams.stages.tasks.submit import submit
 from streams.stages.tasks.suites import generated
 from streams.tools.dead_letters.refusals import Refusals
