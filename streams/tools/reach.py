@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from schemas.events import Task
-from streams.admission.held_back import room
+from streams.adapters.admission.held_back import room
 from streams.kafka import times
 from streams.settings.model import Settings
 from streams.tools.status import LoopStatus, PolicyStatus, look

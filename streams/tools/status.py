@@ -22,10 +22,10 @@ from dataclasses import dataclass, field
 
 from schemas.events import AdapterEvent, AdvantagedGroup, Batch, DeadLetter, Event, Task
 from schemas.serde import Poison
+from streams.adapters.admission.admission import Admission
+from streams.adapters.admission.held_back import waits_for
 from streams.adapters.router import VersionRouter
 from streams.adapters.versions import AdapterState
-from streams.admission.admission import Admission
-from streams.admission.held_back import waits_for
 from streams.kafka import admin, offsets, times
 from streams.kafka.reader import read
 from streams.kafka.record import Record, TopicPartition, partition_of

@@ -31,9 +31,9 @@ from schemas.events import (
 )
 from schemas.serde import encode
 from streams.adapters import store
+from streams.adapters.admission import held_back
+from streams.adapters.admission.state import PolicyState
 from streams.adapters.versions import read_state
-from streams.admission import held_back
-from streams.admission.state import PolicyState
 from streams.cli.root import cli
 from streams.engines.protocol import Completion, SamplingRequest
 from streams.engines.scripted import ScriptedEngine

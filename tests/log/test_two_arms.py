@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from schemas.events import AdapterEvent, AdapterKind, DeadLetter, Response, derive_id
+from streams.adapters.admission.state import PAUSE_S
 from streams.adapters.serving import Serving, answers as answers_to
 from streams.adapters.versions import read_state
-from streams.admission.state import PAUSE_S
 from streams.engines.protocol import Completion, SamplingRequest
 from streams.engines.scripted import ScriptedEngine
 from streams.errors import EventError

@@ -22,11 +22,11 @@ from schemas.events import (
     derive_id,
     problems,
 )
+from streams.adapters.admission.admission import Admission
+from streams.adapters.admission.choose import SamplingBatch, WaitingTask, choose
+from streams.adapters.admission.held_back import HeldBack
 from streams.adapters.router import VersionRouter, route
 from streams.adapters.serving import Serving, answers
-from streams.admission.admission import Admission
-from streams.admission.choose import SamplingBatch, WaitingTask, choose
-from streams.admission.held_back import HeldBack
 from streams.engines.protocol import Completion, SamplingRequest
 from streams.settings.model import Batches
 from streams.stages.batches import BatchWindow, Cutter

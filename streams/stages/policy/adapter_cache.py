@@ -17,9 +17,9 @@ import shutil
 import time
 from pathlib import Path
 
+from streams.adapters.admission.state import PolicyState
 from streams.adapters.local import fetch_version
 from streams.adapters.router import BASE, VersionRouter
-from streams.admission.state import PolicyState
 from streams.engines.protocol import Engine
 from streams.errors import EventError
 from streams.files import Scratch

@@ -8,8 +8,8 @@ version. Its responses are written one after the other and acknowledged before t
 committed contiguously. If an agent dies in between, the task is sampled again under another sampling_id, and the
 advantages stage takes the first complete sampling. While the broker is unreachable the agent waits.
 
-`eval` and `serve` tasks never wait for the trainer, `train` tasks do (streams/admission/admission.py); every minute
-that they wait, the agent says for what.
+`eval` and `serve` tasks never wait for the trainer, `train` tasks do (streams/adapters/admission/admission.py); every
+minute that they wait, the agent says for what.
 
 A round has one version, which the oldest waiting task decides, so during a canary both versions get their turn. The log
 is followed before each round, after loading a version, and after every longer pause, so that no round starts on a
@@ -28,11 +28,11 @@ from typing import Self
 
 from schemas.events import derive_id
 from streams.adapters import signing
+from streams.adapters.admission.choose import SamplingBatch, WaitingTask, choose
+from streams.adapters.admission.held_back import HeldBack, room
+from streams.adapters.admission.queue import TaskQueue
+from streams.adapters.admission.state import PolicyState, give_up_ms
 from streams.adapters.router import route
-from streams.admission.choose import SamplingBatch, WaitingTask, choose
-from streams.admission.held_back import HeldBack, room
-from streams.admission.queue import TaskQueue
-from streams.admission.state import PolicyState, give_up_ms
 from streams.engines.protocol import Completion, Engine, SamplingRequest
 from streams.kafka import times
 from streams.kafka.client import POLL_S

@@ -18,8 +18,8 @@ from typing import TypeVar
 
 from schemas.events import AdapterEvent, AdvantagedGroup, Batch, Coordinates, Event, Response
 from schemas.serde import Poison
+from streams.adapters.admission.admission import Admission
 from streams.adapters.router import VersionRouter
-from streams.admission.admission import Admission
 from streams.kafka.admin import offsets, offsets_at
 from streams.kafka.client import POLL_S
 from streams.kafka.reader import PartitionReader, read

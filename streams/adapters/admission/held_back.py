@@ -11,9 +11,9 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 
+from streams.adapters.admission.admission import Admission
+from streams.adapters.admission.choose import WaitingTask
 from streams.adapters.router import VersionRouter, route
-from streams.admission.admission import Admission
-from streams.admission.choose import WaitingTask
 
 SAY_EVERY_S = 60.0
 

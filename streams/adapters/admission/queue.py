@@ -26,9 +26,9 @@ from itertools import count
 from schemas import serde
 from schemas.conventions import deadline_ms
 from schemas.events import Coordinates, Task
-from streams.admission.admission import RecentTasks
-from streams.admission.choose import WaitingTask
-from streams.admission.state import PolicyState, answered
+from streams.adapters.admission.admission import RecentTasks
+from streams.adapters.admission.choose import WaitingTask
+from streams.adapters.admission.state import PolicyState, answered
 from streams.kafka import times
 from streams.kafka.reader import fetch
 from streams.kafka.retry import BrokerOutage
