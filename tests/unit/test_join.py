@@ -10,6 +10,7 @@ import pytest
 from schemas.events import AdvantagedGroup, RewardSource
 from schemas.serde import decode, encode
 from schemas.tokens import TokenIds
+from streams.stages.advantages import digests
 from streams.stages.advantages.state import OpenGroup
 from tests.support.factories import T0, control, response, reward, task
 from tests.support.log.join_partition import Log, answers, left_out, scores
@@ -219,6 +220,16 @@ def test_slots_that_do_not_share_what_their_group_says_once_are_contradictory(ch
     log = Log()
     log.read_all([task(), response(slot=0, error="oom"), response(slot=1), response(slot=2, **changes)])
     assert log.reasons() == [("responses@2", "contradictory")]
+
+
+@pytest.mark.parametrize("name", ["temperature", "top_p"])
+def test_a_zero_is_shared_whatever_its_sign_also_after_a_restart(name: str) -> None:
+    log = Log()
+    log.read(task())
+    for slot, zero in enumerate((0.0, -0.0)):
+        digests._shared_digest.cache_clear()
+        log.read(response(slot=slot, sampling=dataclasses.replace(response().sampling, **{name: zero})))
+    assert log.rejects == []
 
 
 def test_each_slot_may_have_its_own_seed() -> None:

@@ -1,4 +1,4 @@
-"""What the stage in the worker decides while a rebalance takes its partitions away."""
+"""What the stage in the worker decides while a rebalance takes its partitions away, and after it."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ from typing import Any
 
 import pytest
 
-from schemas.events import AdvantagedGroup, Event
+from schemas.events import AdvantagedGroup, Event, GroupControl
 from schemas.serde import encode
 from streams.kafka.topics import topics
 from streams.settings.model import Settings
+from streams.stages.advantages import live
 from streams.stages.advantages.live import LiveAdvantages
+from streams.stages.advantages.rows import dump
 from streams.worker import app as apps
 from streams.worker.table import stale
 from tests.support.factories import T0, control, response, reward, task
+from tests.support.log.join_partition import Log
 
 PARTITION = 1
 """Where the key "t" belongs, of eight."""
@@ -77,3 +80,26 @@ def test_nothing_is_decided_without_the_rows_that_a_rebalance_has_kept_from_bein
     asyncio.run(run())
     groups = [one for one in written if isinstance(one, AdvantagedGroup)]
     assert [len(group.responses) for group in groups] == [2]
+
+
+def test_a_group_that_another_worker_opened_between_two_ticks_expires(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its partition went to another worker and came back within a second: the timer sees the same partitions."""
+    app = apps.build_app(Settings(), worker_name="test")
+    stage, opened = LiveAdvantages(app), Log()
+    opened.read(task(task_id="t", deadline_at=T0))
+    rows, written, clock = Rows(app), list[Event](), [T0]
+
+    async def emit(event: Event) -> None:
+        written.append(event)
+
+    monkeypatch.setattr(stage, "_table", rows)
+    monkeypatch.setattr(stage._outlet, "emit", emit)
+    monkeypatch.setattr(live, "owned_partitions", lambda *_: {PARTITION})
+    monkeypatch.setattr(live, "now_ms", lambda: clock[0])
+    asyncio.run(stage._on_timer())
+    rows[b"t"] = dump(opened.state)  # recovered from the changelog
+    app.consumer_generation_id += 2
+    asyncio.run(stage._on_timer())
+    clock[0] += 3_600_000
+    asyncio.run(stage._on_timer())
+    assert [(one.task_id, one.kind) for one in written if isinstance(one, GroupControl)] == [("t", "expire")]

@@ -62,8 +62,8 @@ def shared_digest(body: ResponseBody) -> str:
     Seeds may differ from slot to slot.
     """
     temperature, top_p, *_ = body.sampling
-    # + 0.0 turns -0.0 into 0.0, which the cache takes for the same key
-    return _shared_digest(body.base_digest, body.tokenizer_digest, (temperature + 0.0, top_p), body.prompt_token_ids)
+    drawn = (temperature + 0.0, top_p + 0.0)  # -0.0 becomes 0.0, which the cache takes for the same key
+    return _shared_digest(body.base_digest, body.tokenizer_digest, drawn, body.prompt_token_ids)
 
 
 @lru_cache(maxsize=256)  # the slots of a sampling come one after another, each with the whole prompt

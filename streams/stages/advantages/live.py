@@ -129,13 +129,14 @@ class LiveAdvantages:
 
     async def _on_timer(self) -> None:
         app, owned = self._app, owned_partitions(self._app, topics(self._app.settings.topics)["tasks"].name)
-        if self._generation != app.consumer_generation_id and not app.rebalancing:
+        moved = self._generation != app.consumer_generation_id and not app.rebalancing
+        if moved:
             self._generation = app.consumer_generation_id
             self._rows.forget_replaced(self._table)
             self._stage.cache.forget_closed(
                 lambda partition, task_id: partition in owned and isinstance(self._state(task_id), OpenGroup)
             )
-        if self._timers.owned != owned:
+        if moved or self._timers.owned != owned:  # a partition may have been another worker's since the last tick
             self._timers.rebuild(owned, ((key.decode(), load(row)) for key, row in self._table.items()), now_ms())
         for control in self._timers.due(now_ms()):
             await self._outlet.emit(control)
