@@ -29,9 +29,12 @@ def adapters() -> None:
 
 @adapters.command("list")
 @policy_option
+@click.option(
+    "--registry", type=click.Path(path_type=Path), metavar="FILE", help="Write adapter_registry.json as well, whole."
+)
 @output_option
 @pass_call
-def adapters_list(call: AppContext, policy: str | None, output: Output) -> None:
+def adapters_list(call: AppContext, policy: str | None, registry: Path | None, output: Output) -> None:
     """Print every version, its status and held-out scores.
 
     And which ones an agent has refused to load. Status `refused` is of a number that somebody claimed out of turn:
@@ -58,6 +61,10 @@ def adapters_list(call: AppContext, policy: str | None, output: Output) -> None:
     ]
     rows = [row_of(state, number) | {"refused": refused.get(number)} for number in sorted(state.versions)]
     rows += [_stray(state, number) for number in sorted(state.strays)]
+    if registry is not None:
+        from streams.cli import adapter_registry
+
+        adapter_registry.write(registry, adapter_registry.registry(state, call.settings.model.base))
     show.rows(rows, columns, output)
 
 

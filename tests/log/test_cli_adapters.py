@@ -391,7 +391,9 @@ def test_list_shows_digest_age_and_the_share_of_a_canary(made: Settings, tmp_pat
     metrics = {"exact": 0.5, "mean_reward": 0.75, "n": 4.0}
     write(made, published(made, tmp_path, 1), event(1, "canary_started", expected_version=0, share=0.25))
     write(made, event(1, "evaluated", suite="mine@1", metrics=metrics))
-    base, one = rows(run(made, "list"))
+    registry = tmp_path / "adapter_registry.json"
+    base, one = rows(run(made, "list", "--registry", str(registry)))
+    assert json.loads(registry.read_text())["adapters"]["default@1"]["status"] == one["status"]
     assert (base["sha256"], one["status"], one["share"]) == (None, "canary", 0.25)
     table = run(made, "list", "--output", "table").stdout
     assert "canary 25%" in table and "mine@1 0.500, reward 0.750 (n 4)" in table
