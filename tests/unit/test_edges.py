@@ -67,6 +67,8 @@ WITHOUT_TRY = {
     "streams/kafka/retry.py::_aside result": "it is the call's own result or error",
     "streams/loop/processes.py::_end_leftovers json.loads": OWN,
     "streams/scorers/gym.py::_verifier json.loads": OWN,
+    "streams/stages/agents/entry_point.py::main json.loads": OWN,
+    "streams/stages/agents/supervisor.py::main json.loads": OWN,
     "streams/stages/scoring/agent.py::_collect result": IN_THREAD,
     "streams/stages/tasks/generators.py::_kept json.loads": OWN,
     "streams/stages/tasks/suites.py::_lines yaml.scan": TRANSLATED,

@@ -1,0 +1,42 @@
+"""Call a function of somebody's package with the task on stdin: `python -m streams.stages.agents.entry_point pkg:fn`.
+
+`fn(prompt)` or `fn(prompt, task)`, sync or async. What it returns is printed, for people; what counts is what it asked
+the server meanwhile. Whatever it raises ends the process with 1, its traceback on stderr.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import inspect
+import json
+import sys
+
+
+def main(name: str) -> None:
+    """Call the function of that name. Raises whatever it raises."""
+    task = json.loads(sys.stdin.buffer.readline())
+    module, _, path = name.partition(":")
+    function = importlib.import_module(module)
+    for part in path.split("."):
+        function = getattr(function, part)
+    returned = function(*(task["prompt"], task)[: _takes(function)])  # type: ignore[operator]
+    if inspect.isawaitable(returned):
+        returned = asyncio.run(_awaited(returned))
+    if returned is not None:
+        print(returned)
+
+
+async def _awaited(returned: object) -> object:
+    return await returned  # type: ignore[misc]
+
+
+def _takes(function: object) -> int:
+    """Return how many arguments by position it takes, 1 or 2."""
+    kinds = [one.kind for one in inspect.signature(function).parameters.values()]  # type: ignore[arg-type]
+    by_position = kinds.count(inspect.Parameter.POSITIONAL_ONLY) + kinds.count(inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return 2 if by_position > 1 or inspect.Parameter.VAR_POSITIONAL in kinds else 1
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

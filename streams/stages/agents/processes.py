@@ -1,0 +1,220 @@
+"""Run an agent's program over one task, in a process of its own, and leave nothing of it behind.
+
+    AgentProcess, RunContext ──► folder/  task.json  stdout  stderr ──► supervisor.py ──► the program ──► ProcessEnd
+
+The program runs in the folder of its run, and finds there whatever it writes. Words of its command that name files
+where the manager was started are made absolute, and Python finds that folder's modules: `python my_agent.py` is what it
+is in a terminal. Its task is in task.json, which is its stdin, too; the last message of the user is in
+STREAMWARD_PROMPT, unless it is longer than a variable may be. What its answer is checked against is in neither.
+
+Exit code 0 is a completed run. Whatever else happens to the program is the end of its run and of nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import shlex
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, NamedTuple, cast
+
+import psutil
+
+from schemas.events import Ending, Task
+from streams.errors import SettingsError
+from streams.output import json_line
+from streams.stages.agents import supervisor
+
+LOOK_S = 0.1
+TASK = "task.json"
+MAX_VARIABLE = 100_000
+"""Bytes of a variable: Linux takes 128 KiB (execve(2), MAX_ARG_STRLEN)."""
+TOLD = ("task_id", "policy", "purpose", "scenario", "messages", "tools", "max_turns", "thread", "metadata")
+"""Fields of its task that an agent is told."""
+NO_KEY = "none"
+"""What clients send as their key if the environment has none: they refuse to begin without one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentProcess:
+    """A program that works on tasks, and what one run of it may take."""
+
+    command: tuple[str, ...]
+    """The program and its arguments, e.g. of `from_text`."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Set for it, beside what this process has."""
+    time_limit_s: float = 600.0
+    grace_s: float = 2.0
+    """How long it may take to end once it was asked to (SIGTERM), seconds; then it is killed."""
+    output_bytes: int = 10_000_000
+    """How much is kept of each of stdout and stderr."""
+    folder_bytes: int = 1_000_000_000
+    """How much its folder may hold."""
+
+    @classmethod
+    def from_text(cls, command: str, **limits: float) -> AgentProcess:
+        """Return that of a command line, split as a shell would. Raises SettingsError."""
+        try:
+            words = shlex.split(command)
+        except ValueError as exc:
+            raise SettingsError(f"the command {command!r} is no command line: {exc}") from None
+        return cls(command=_found(words), **limits)  # type: ignore[arg-type]
+
+    @classmethod
+    def from_entry_point(cls, name: str, **limits: float) -> AgentProcess:
+        """Return that of a function `package.module:function`, called with the prompt. Raises SettingsError."""
+        module, colon, function = name.partition(":")
+        if not (module and colon and function):
+            raise SettingsError(f"the entry point {name!r} is no package.module:function")
+        command = (sys.executable, "-m", "streams.stages.agents.entry_point", name)
+        return cls(command=command, **limits)  # type: ignore[arg-type]
+
+
+class RunContext(NamedTuple):
+    """One run: which task it is about, and where."""
+
+    agent_id: str
+    trajectory_id: str
+    task: Task
+    base_url: str
+    """That of the server for this run, without /v1."""
+    folder: Path
+    """Its own; it is made. What a run before it left there stays."""
+
+
+class ProcessEnd(NamedTuple):
+    """How a run's program ended."""
+
+    ending: Ending
+    reason: str
+    exit_code: int | None
+    """Negative: the signal that killed it. None: it never ran, or nobody knows."""
+
+
+def run_process(process: AgentProcess, run: RunContext, stop: threading.Event) -> ProcessEnd:
+    """Run the program to its end, which `stop` and the time limit hasten. Nothing of it runs any more then.
+
+    Raises OSError if the folder cannot be written.
+    """
+    run.folder.mkdir(parents=True, exist_ok=True)
+    (run.folder / TASK).write_text(json_line(told(run.task)) + "\n", encoding="utf-8")
+    order = {
+        "command": process.command,
+        "env": _environment(process, run),
+        "folder": str(run.folder),
+        "time_limit_s": process.time_limit_s,
+        "grace_s": process.grace_s,
+        "output_bytes": process.output_bytes,
+        "folder_bytes": process.folder_bytes,
+    }
+    supervised = subprocess.Popen(
+        [sys.executable, "-I", "-S", supervisor.__file__],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,  # the terminal's Ctrl-C is for the manager
+    )
+    try:
+        said = _ended(supervised, json.dumps(order).encode() + b"\n", stop)
+    finally:
+        for pipe in (supervised.stdin, supervised.stdout):
+            if pipe is not None:
+                with suppress(BrokenPipeError):
+                    pipe.close()
+        supervised.wait()
+    try:
+        end = json.loads(said)
+        return ProcessEnd(cast(Ending, end["ending"]), end["reason"], end["exit_code"])
+    except ValueError:  # it was killed itself
+        _kill_run(run.trajectory_id)
+        return ProcessEnd("failed", f"what watched over it ended with {supervised.returncode}", None)
+
+
+def told(task: Task) -> dict[str, object]:
+    """Return what an agent is told of its task: neither the right answer nor who rewards it."""
+    return {name: getattr(task, name) for name in TOLD} | {"prompt": prompt_of(task)}
+
+
+def prompt_of(task: Task) -> str:
+    """Return the last message of the user."""
+    return next((message.content for message in reversed(task.messages) if message.role == "user"), "")
+
+
+def _found(words: list[str]) -> tuple[str, ...]:
+    """Return the words of a command with the files they name made absolute. Raises SettingsError."""
+    if not words:
+        raise SettingsError('the command is empty; give one, e.g. --command "python my_agent.py"')
+    program = shutil.which(words[0])
+    if program is None:
+        raise SettingsError(f"there is no program {words[0]!r} that can be run here; give its path, or see PATH")
+    here = (os.path.abspath(word) if os.path.exists(word) else word for word in words[1:])
+    return (os.path.abspath(program), *here)
+
+
+def _environment(process: AgentProcess, run: RunContext) -> dict[str, str]:
+    """Return the program's environment: the server for clients of either kind, and which run it is."""
+    prompt = prompt_of(run.task)
+    fits = len(prompt.encode()) <= MAX_VARIABLE and "\0" not in prompt
+    mine = dict(os.environ)
+    keys = {name: mine.get(name, NO_KEY) for name in ("OPENAI_API_KEY", "ANTHROPIC_API_KEY")}
+    python_path = os.pathsep.join(part for part in (os.getcwd(), mine.get("PYTHONPATH", "")) if part)
+    return {
+        **mine,
+        **keys,
+        "PYTHONPATH": python_path,
+        **process.env,
+        "OPENAI_BASE_URL": f"{run.base_url}/v1",
+        "ANTHROPIC_BASE_URL": run.base_url,
+        "STREAMWARD_AGENT_ID": run.agent_id,
+        "STREAMWARD_TRAJECTORY_ID": run.trajectory_id,
+        "STREAMWARD_TASK_ID": run.task.task_id,
+        "STREAMWARD_TASK_FILE": str(run.folder.absolute() / TASK),
+        **({"STREAMWARD_PROMPT": prompt} if fits else {}),
+    }
+
+
+def _ended(supervised: subprocess.Popen[bytes], order: bytes, stop: threading.Event) -> bytes:
+    """Return what the supervisor says at the end. Once `stop` is set its stdin is closed: it ends the program."""
+    orders, answers = cast(IO[bytes], supervised.stdin), cast(IO[bytes], supervised.stdout)
+    said = b""
+    with suppress(BrokenPipeError):
+        orders.write(order)
+        orders.flush()
+    with selectors.DefaultSelector() as ready:
+        ready.register(answers, selectors.EVENT_READ)
+        while True:
+            if stop.is_set() and not orders.closed:
+                with suppress(BrokenPipeError):
+                    orders.close()
+            if ready.select(LOOK_S):
+                part = os.read(answers.fileno(), 1 << 16)
+                if not part:
+                    return said
+                said += part
+
+
+def _kill_run(trajectory_id: str) -> None:
+    """Kill what carries the mark of this run, for when its supervisor was killed."""
+    until = time.monotonic() + 5
+    while time.monotonic() < until and (left := list(filter(_marked(trajectory_id), psutil.process_iter()))):
+        for process in left:
+            with suppress(psutil.Error):
+                process.kill()
+        psutil.wait_procs(left, timeout=1)
+
+
+def _marked(trajectory_id: str) -> Callable[[psutil.Process], bool]:
+    def is_of_run(process: psutil.Process) -> bool:
+        with suppress(psutil.Error, OSError):
+            return bool(process.environ().get("STREAMWARD_TRAJECTORY_ID") == trajectory_id)
+        return False
+
+    return is_of_run
