@@ -450,7 +450,13 @@ class Serve(Section):
     longest_s: float = Field(
         86400.0,
         gt=0,
-        description="a trajectory ends when it is this old, seconds; a server that starts reads the log this far back",
+        description="a trajectory ends when it is this old, seconds, and no call continues it",
+    )
+    remembered_mb: float = Field(
+        1000.0,
+        gt=0,
+        description="most memory for recorded turns, megabytes; beyond it the trajectory that was unused for longest "
+        "ends, and no call continues it",
     )
     max_calls: int = Field(256, ge=1, description="most calls at once; another is refused with status 503")
     max_body_mb: float = Field(16.0, gt=0, description="largest body of a request, megabytes; another gets status 413")

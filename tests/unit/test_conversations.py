@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
-from schemas.events import Sampling
-from streams.stages.agents.calls import ModelCall
-from streams.stages.agents.conversations import RETRIED_MS, Conversations
+import tracemalloc
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from schemas.events import Sampling, Turn
+from schemas.serde import decode, encode
+from streams.stages.agents.calls import CallError, ModelCall
+from streams.stages.agents.conversations import RETRIED_MS, Conversations, held_bytes
+from tests.support.agent_calls import Recorded, user
 from tests.support.factories import T0, trajectory, turn
 
 
@@ -18,9 +26,12 @@ def test_a_trajectory_that_is_forgotten_leaves_nothing_behind_and_takes_nothing_
     kept.take(trajectory("started", trajectory_id="r2", task_id="r2"))
     kept.take(turn(0, trajectory_id="r2", task_id="r2", request_digest="r2" * 32))
     assert vars(remembered).keys() == vars(kept).keys()
-    assert {name: set(value) for name, value in vars(remembered).items()} == {
-        name: set(value) for name, value in vars(kept).items()
-    }
+    remembered._gone.clear()  # but for its name
+
+    def held(all_of: Conversations) -> dict[str, object]:
+        return {name: [*value] if isinstance(value, dict) else value for name, value in vars(all_of).items()}
+
+    assert held(remembered) == held(kept)
 
 
 def test_a_trajectory_is_not_idle_while_a_turn_of_it_is_not_acknowledged() -> None:
@@ -67,3 +78,86 @@ def test_a_key_of_the_client_finds_the_answer_under_that_key_alone() -> None:
         assert remembered.answered(asked(key), later) == {0: one}
     assert remembered.answered(asked("k3"), whole.created_at) is None
     assert remembered.answered(asked("d" * 64), whole.created_at) == {0: whole}
+
+
+def run_of(remembered: Conversations, name: str, *, turns: int = 1, **changes: Any) -> None:
+    """Take in a run of no task, and so many turns of it."""
+    remembered.take(trajectory("started", trajectory_id=name, task_id=name, sampling_id=None, **changes))
+    for number in range(turns):
+        remembered.take(
+            turn(number, trajectory_id=name, task_id=name, sampling_id=None, request_digest=f"{name} {number}")
+        )
+
+
+def named(trajectory_id: str) -> ModelCall:
+    return replace(asked(None), trajectory_id=trajectory_id)
+
+
+def test_what_is_remembered_stays_within_its_bound_and_what_leaves_is_refused_until_its_end_and_after() -> None:
+    remembered = Conversations(most_bytes=5 * held_bytes(turn(0)))
+    for name in ("r1", "r2"):
+        run_of(remembered, name, turns=2)
+    remembered.by_id["r2"].ended = True
+    remembered.take(turn(2, trajectory_id="r1", task_id="r1", sampling_id=None))
+    run_of(remembered, "r3")
+    assert remembered.nbytes <= 5 * held_bytes(turn(0)) and remembered.evicted == 1
+    assert [*remembered.by_id] == ["r1", "r3"], "r2 was used before r1, and had ended"
+    run_of(remembered, "r4", turns=2)
+    closed = remembered.by_id["r1"]
+    assert (closed.closed is not None, closed.number, closed.ended) == (True, 3, False)
+    assert [*remembered.idle(0, 0)] == [closed], "it is to end"
+    for name in ("r1", "r2"):
+        with pytest.raises(CallError, match=rf"trajectory {name} .* remembered no longer") as refused:
+            remembered.continued_by(named(name))
+        assert refused.value.kind == "conflict"
+    assert remembered.continued_by(named("r3")) is remembered.by_id["r3"]
+    remembered.forget(closed)
+    with pytest.raises(CallError, match="remembered no longer"):
+        remembered.continued_by(named("r1"))
+    remembered.take(turn(3, trajectory_id="r1", task_id="r1", sampling_id=None))
+    assert "r1" not in remembered.by_id
+
+
+def test_the_longest_unused_does_not_leave_while_it_is_needed() -> None:
+    remembered = Conversations(most_bytes=3 * held_bytes(turn(0)))
+    run_of(remembered, "called")
+    remembered.by_id["called"].open_calls = 1
+    remembered.take(trajectory("started", trajectory_id="of a task", task_id="t1"))
+    remembered.take(turn(0, trajectory_id="of a task", task_id="t1"))
+    for name in ("r1", "r2"):
+        run_of(remembered, name)
+    assert {name for name, known in remembered.by_id.items() if known.closed is not None} == {"r1"}
+
+
+def test_a_trajectory_that_began_long_ago_is_known_by_its_name_and_ends_if_it_has_no_end() -> None:
+    remembered = Conversations()
+    for name in ("open", "over"):
+        remembered.restore(trajectory("started", trajectory_id=name, task_id=name, sampling_id=None), "default", T0 + 1)
+    remembered.restore(trajectory("ended", trajectory_id="over", task_id="over", sampling_id=None), "default", T0 + 1)
+    remembered.restore(trajectory("started", trajectory_id="other", policy="other"), "default", T0 + 1)
+    remembered.take(turn(6, trajectory_id="open", task_id="open", sampling_id=None))
+    [known] = remembered.idle(T0, T0)
+    assert (known.trajectory_id, known.number, known.nbytes) == ("open", 7, 0)
+    assert known.closed is not None and "serve.longest_s" in known.closed
+    for name in ("open", "over", "other"):
+        with pytest.raises(CallError, match="remembered no longer"):
+            remembered.continued_by(named(name))
+
+
+def test_what_a_turn_is_said_to_take_is_what_it_takes() -> None:
+    said, runs = "What is 47 * 83? " * 60, []
+    for number in range(30):
+        run, history = Recorded(f"run {number}"), [user(said)]
+        for place in range(4):
+            last = run.call(history, agent_id="calc", request_digest=f"{number} {place}" * 8)
+            history = [*run.history(last), user(f"{place} {said}")]
+        runs += [encode(one) for one in run.turns]
+    remembered = Conversations()
+    tracemalloc.start()
+    for payload in runs:
+        event = decode(payload, Turn)
+        assert isinstance(event, Turn)
+        remembered.take(event)
+    taken, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert 0.8 < remembered.nbytes / taken < 1.25

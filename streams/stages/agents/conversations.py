@@ -3,11 +3,14 @@
     trajectories, turns ──► take ──► Conversations ──► the one a call continues; the turns of a call that came before
 
 The server takes in what it writes, once it is acknowledged, and at its start what was written before: it knows nothing
-that the log does not. Not thread-safe.
+that the log does not. Turns are remembered up to a number of bytes. Beyond it the trajectory that got none for the
+longest time is left without its turns: nothing continues it any more, and a call that names it is refused, also once
+all that is left of it is its name. Not thread-safe.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -20,6 +23,10 @@ from streams.stages.agents.chains import Chains, Placement, prefixes, tools_dige
 
 RETRIED_MS = 600_000
 """How old an answer may be that a retry without a key gets: clients wait ten minutes for one unless told otherwise."""
+TURN_BYTES = 3072
+"""What a turn takes besides its texts and tokens: ids, digests, and its places in the indexes."""
+MESSAGE_BYTES = 512
+"""The same of each of its messages."""
 
 
 @dataclass(slots=True, eq=False)
@@ -57,6 +64,10 @@ class Conversation:
     in_progress: set[CallInProgress] = field(default_factory=set)
     open_calls: int = 0
     """Calls in progress, and turns that the broker has not acknowledged yet."""
+    nbytes: int = 0
+    """What its turns take in memory."""
+    closed: str | None = None
+    """Why its turns are remembered no longer."""
 
     def check_open(self) -> None:
         """Raise CallError if no further call may begin."""
@@ -76,8 +87,13 @@ class Conversation:
 class Conversations:
     """Every trajectory that is remembered."""
 
-    def __init__(self) -> None:
+    def __init__(self, most_bytes: int = sys.maxsize) -> None:
         self.by_id: dict[str, Conversation] = {}
+        """In the order of their newest turns."""
+        self.nbytes, self.evicted = 0, 0
+        self._most_bytes = most_bytes
+        self._gone: set[str] = set()
+        """Names of trajectories in the log of which nothing else is remembered."""
         self._of_turn: dict[str, Conversation] = {}
         self._ends: dict[tuple[str, bytes, bytes], Conversation] = {}
         """By agent, tools, and the digest of a history with its last answer."""
@@ -90,6 +106,8 @@ class Conversations:
         """Take in what is in the log, in its order."""
         if isinstance(event, Turn):
             self._turn(event)
+            return
+        if event.trajectory_id in self._gone:
             return
         known = self.by_id.setdefault(
             event.trajectory_id,
@@ -105,17 +123,38 @@ class Conversations:
             else:
                 known.end = known.end or event
 
+    def restore(self, event: TrajectoryEvent, policy: str, oldest_ms: int) -> None:
+        """Take in what the log had before the server began, as far as it matters of what began before `oldest_ms`."""
+        if event.policy != policy:
+            self._gone.add(event.trajectory_id)
+            return
+        self.take(event)
+        known = self.by_id.get(event.trajectory_id)
+        if known is None or known.begun_at >= oldest_ms:
+            return
+        if known.sampling_id is None:
+            self.close(known, "it began longer than serve.longest_s ago")
+        elif known.ended and event.created_at < oldest_ms:
+            self.forget(known)
+
     def _turn(self, turn: Turn) -> None:
-        known = self.by_id.get(turn.trajectory_id)
+        if turn.trajectory_id in self._gone:
+            return
+        known = self.by_id.pop(turn.trajectory_id, None)
         if known is None:
             at = turn.started_at
             known = Conversation(turn.trajectory_id, turn.task_id, turn.agent_id, at, at)
             known.sampling_id, known.slot, known.started = turn.sampling_id, turn.slot, True
-            self.by_id[turn.trajectory_id] = known
+        self.by_id[turn.trajectory_id] = known
         known.number = max(known.number, turn.number + 1)
         if turn.choice == 0:
             known.called.add(turn.turn_id)
         known.last_at = max(known.last_at, turn.created_at)
+        if known.closed is not None or turn.turn_id in known.chains.turns:
+            return
+        held = held_bytes(turn)
+        known.nbytes += held
+        self.nbytes += held
         node = known.chains.add(turn)
         self._of_turn[turn.turn_id] = known
         if node.broken is None and turn.error is None:
@@ -125,16 +164,20 @@ class Conversations:
         if before and next(iter(before.values())).started_at != turn.started_at:
             before = {}
         self._answered[request] = {**before, turn.choice: turn}
+        self._make_room(known)
 
-    def given(self, call: ModelCall, turn_id: str) -> None:
-        """Take in that an answer was read to its end: without a key of its client, no later call is a retry of it."""
-        turns = self._answered.get(request_of(call), {})
-        if not has_key(call) and any(turn.turn_id == turn_id for turn in turns.values()):
-            del self._answered[request_of(call)]
+    def _make_room(self, newest: Conversation) -> None:
+        """Close the longest unused until what is remembered is within its bound; `newest` stays."""
+        while self.nbytes > self._most_bytes:
+            leaves = next((known for known in self.by_id.values() if known.nbytes and _may_close(known)), newest)
+            if leaves is newest:
+                return
+            self.evicted += 1
+            self.close(leaves, "it was not used for the longest time when memory was full (serve.remembered_mb)")
 
-    def forget(self, known: Conversation) -> None:
-        """Remember a trajectory no longer."""
-        self.by_id.pop(known.trajectory_id, None)
+    def close(self, known: Conversation, why: str) -> None:
+        """Remember the turns of a trajectory no longer: no call continues it. One that has ended is forgotten."""
+        known.closed = why
         for turn_id, placed in known.chains.turns.items():
             self._of_turn.pop(turn_id, None)
             end = known.agent_id, placed.kind.tools, placed.end
@@ -143,6 +186,24 @@ class Conversations:
             request = request_of(placed.turn)
             if any(turn.turn_id == turn_id for turn in self._answered.get(request, {}).values()):
                 del self._answered[request]
+        self.nbytes -= known.nbytes
+        known.chains, known.nbytes = Chains(), 0
+        if known.ended:
+            self.forget(known)
+
+    def given(self, call: ModelCall, turn_id: str) -> None:
+        """Take in that an answer was read to its end: without a key of its client, no later call is a retry of it."""
+        turns = self._answered.get(request_of(call), {})
+        if not has_key(call) and any(turn.turn_id == turn_id for turn in turns.values()):
+            del self._answered[request_of(call)]
+
+    def forget(self, known: Conversation) -> None:
+        """Remember no more than the name of a trajectory, if the log has it."""
+        if self.by_id.pop(known.trajectory_id, None) is None:
+            return
+        if known.started:
+            self._gone.add(known.trajectory_id)
+        self.close(known, "it has ended")
 
     # --- asking -------------------------------------------------------------------------------------------------------
 
@@ -152,6 +213,10 @@ class Conversations:
             known = self.by_id.get(call.trajectory_id)
             if known is not None and known.agent_id != call.agent_id:
                 what = f"trajectory {call.trajectory_id} is of agent {known.agent_id}, not of {call.agent_id}"
+                raise CallError("conflict", f"{what}; use another trajectory")
+            if call.trajectory_id in self._gone or (known is not None and known.closed is not None):
+                why = "it has ended" if known is None else known.closed
+                what = f"trajectory {call.trajectory_id} is in the log, and is remembered no longer: {why}"
                 raise CallError("conflict", f"{what}; use another trajectory")
             return known
         offered = tools_digest(call.tools)
@@ -193,9 +258,13 @@ class Conversations:
         return None
 
     def idle(self, since_ms: int, begun_ms: int) -> Iterator[Conversation]:
-        """Yield those without a call since `since_ms`, or that began before `begun_ms`; none with an open call."""
+        """Yield those that are to end: without a call since `since_ms`, begun before `begun_ms`, or closed.
+
+        None of them has an open call.
+        """
         for known in list(self.by_id.values()):
-            if known.open_calls == 0 and (known.last_at < since_ms or known.begun_at < begun_ms):
+            old = known.last_at < since_ms or known.begun_at < begun_ms
+            if known.open_calls == 0 and (old or known.closed is not None):
                 yield known
 
 
@@ -207,6 +276,21 @@ def request_of(tried: ModelCall | Turn) -> tuple[str, str, str]:
 def has_key(call: ModelCall) -> bool:
     """Return whether the client itself says which calls are tries of the same one."""
     return call.retry_key not in (None, call.request_digest)
+
+
+def held_bytes(turn: Turn) -> int:
+    """Return about how much memory a turn takes while it is remembered."""
+    texts = [message.content for message in (*turn.messages, turn.reply)]
+    texts += [call.arguments for message in (*turn.messages, turn.reply) for call in message.tool_calls]
+    texts += [text for tool in turn.tools for text in (tool.description, tool.parameters)]
+    tokens = (turn.prompt_token_ids, turn.completion_token_ids, turn.logprobs)
+    parts = len(turn.messages) * MESSAGE_BYTES + sum(len(column.data) for column in tokens)
+    return TURN_BYTES + parts + sum(map(sys.getsizeof, texts))
+
+
+def _may_close(known: Conversation) -> bool:
+    """Return whether nobody needs its turns: a call in progress, or the response to a task."""
+    return known.open_calls == 0 and (known.sampling_id is None or known.ended)
 
 
 def place(known: Conversation | None, call: ModelCall, prompt: TokenIds | None) -> Placement:

@@ -1,7 +1,7 @@
 """The recorder with all that it needs, from a log and an engine.
 
-trajectories, turns of the last serve.longest_s ──► Conversations ─┐
-adapters ──► ServedVersions, in a thread ──────────────────────────┴──► Recorder ──► TurnWriter, in a thread
+trajectories, and turns of the last serve.longest_s ──► Conversations ─┐
+adapters ──► ServedVersions, in a thread ──────────────────────────────┴──► Recorder ──► TurnWriter, in a thread
 """
 
 from __future__ import annotations
@@ -9,15 +9,16 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
-from schemas.events import TrajectoryEvent, Turn
+from schemas.events import Event, TrajectoryEvent, Turn
 from schemas.serde import Poison
 from streams.engines.protocol import Rendering, TokenEngine
 from streams.errors import StreamwardError
 from streams.kafka import times
 from streams.kafka.admin import offsets, offsets_at
 from streams.kafka.reader import read
+from streams.kafka.record import TopicPartition
 from streams.kafka.retry import BrokerOutage, StoppedWaiting
 from streams.kafka.topics import topics
 from streams.observability.metrics import Meter
@@ -67,21 +68,36 @@ def opened(
 
 
 def remembered(settings: Settings, outage: BrokerOutage, now_ms: int) -> Conversations:
-    """Return the trajectories of this policy with events in the last serve.longest_s. Raises as `opened`."""
-    labels, named = ("trajectories", "turns"), topics(settings.topics)
-    kinds = {named[label].name: named[label].event for label in labels}
-    ends = {tp: end for tp, (_, end) in outage.ask(lambda: offsets(settings, labels), "to where topics end").items()}
-    since_ms = max(0, now_ms - int(settings.serve.longest_s * 1000))
-    found = outage.ask(lambda: offsets_at(settings, labels, since_ms), "to where a time is")
-    starts = {tp: found[tp] if found[tp] >= 0 else end for tp, end in ends.items()}
-    conversations, count = Conversations(), 0
-    for record in read(settings, starts, ends, outage=outage):
-        event = record.decode(kinds[record.at.topic])
-        if isinstance(event, Poison):
-            log.warning("skipped: %s", event.error, extra=record.log_extra)
-        elif isinstance(event, Turn | TrajectoryEvent) and event.policy == settings.policy.name:
+    """Return the trajectories of this policy that may be continued, or have no end yet. Raises as `opened`.
+
+    Of one that is older than serve.longest_s only the name is remembered, and until it is ended how many turns it has.
+    """
+    bounds = outage.ask(lambda: offsets(settings, ("trajectories", "turns")), "to where topics end")
+    ends = {tp: end for tp, (_, end) in bounds.items()}
+    oldest_ms = now_ms - int(settings.serve.longest_s * 1000)
+    conversations = Conversations(int(settings.serve.remembered_mb * 1_000_000))
+
+    def events(label: str, starts: Mapping[TopicPartition, int]) -> Iterator[Event]:
+        topic = topics(settings.topics)[label]
+        within = {tp: (start, ends[tp]) for tp, start in starts.items() if tp[0] == topic.name}
+        firsts, lasts = ({tp: bound[side] for tp, bound in within.items()} for side in (0, 1))
+        for record in read(settings, firsts, lasts, outage=outage):
+            event = record.decode(topic.event)
+            if isinstance(event, Poison):
+                log.warning("skipped: %s", event.error, extra=record.log_extra)
+            else:
+                yield event
+
+    for event in events("trajectories", {tp: first for tp, (first, _) in bounds.items()}):
+        if isinstance(event, TrajectoryEvent):
+            conversations.restore(event, settings.policy.name, oldest_ms)
+    since_ms = min([oldest_ms, *(known.begun_at for known in conversations.by_id.values())])
+    found = outage.ask(lambda: offsets_at(settings, ("turns",), max(0, since_ms)), "to where a time is")
+    count = 0
+    for event in events("turns", {tp: at if at >= 0 else ends[tp] for tp, at in found.items()}):
+        if isinstance(event, Turn) and event.policy == settings.policy.name:
             conversations.take(event)
-            count += isinstance(event, Turn)
+            count += 1
     if count:
         log.info("%d turns of %d trajectories are remembered", count, len(conversations.by_id))
     return conversations
