@@ -135,6 +135,8 @@ class Rendering(Protocol):
     tokenizer_digest: str
     markers: tuple[str, ...]
     """Texts that a tool call may begin with."""
+    longest_token: int
+    """Most characters that one token stands for."""
 
     def first(self, messages: Sequence[Message], tools: Sequence[Tool]) -> tuple[int, ...]:
         """Return a conversation up to where the answer begins. Raises EventError if the template refuses it."""

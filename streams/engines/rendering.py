@@ -51,6 +51,7 @@ class ChatRendering:
         rules = json.dumps([RULE, tokenizer.chat_template, special, core], sort_keys=True)
         self.template_digest = sha256(rules.encode()).hexdigest()
         self._tokenizer, self._template = tokenizer, ChatTemplate(tokenizer)
+        self.longest_token = max(map(len, tokenizer.get_vocab()))
         self._ends = {token: str(tokenizer.convert_ids_to_tokens(token)) for token in sorted(ends)}
         added = tokenizer.added_tokens_decoder
         self._added = frozenset(added)

@@ -21,6 +21,7 @@ class ScriptedRendering:
     template_digest = sha256(b"role: content, a line each").hexdigest()
     tokenizer_digest = ScriptedEngine.tokenizer_digest
     markers: tuple[str, ...] = (BEGIN,)
+    longest_token = 1
 
     def first(self, messages: Sequence[Message], tools: Sequence[Tool]) -> tuple[int, ...]:
         """Return the tokens of a conversation, up to where the answer begins."""

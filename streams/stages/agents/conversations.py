@@ -207,6 +207,14 @@ class Conversations:
 
     # --- asking -------------------------------------------------------------------------------------------------------
 
+    def check_remembered(self, trajectory_id: str) -> None:
+        """Raise CallError (conflict) for a trajectory that is in the log, and whose turns are not known here."""
+        known = self.by_id.get(trajectory_id)
+        why = "it has ended" if trajectory_id in self._gone else None if known is None else known.closed
+        if why is not None:
+            what = f"trajectory {trajectory_id} is in the log, and is remembered no longer: {why}"
+            raise CallError("conflict", f"{what}; use another trajectory")
+
     def continued_by(self, call: ModelCall) -> Conversation | None:
         """Return the trajectory that a call belongs to, or None for a new one. Raises CallError (conflict)."""
         if call.trajectory_id is not None:
@@ -214,10 +222,7 @@ class Conversations:
             if known is not None and known.agent_id != call.agent_id:
                 what = f"trajectory {call.trajectory_id} is of agent {known.agent_id}, not of {call.agent_id}"
                 raise CallError("conflict", f"{what}; use another trajectory")
-            if call.trajectory_id in self._gone or (known is not None and known.closed is not None):
-                why = "it has ended" if known is None else known.closed
-                what = f"trajectory {call.trajectory_id} is in the log, and is remembered no longer: {why}"
-                raise CallError("conflict", f"{what}; use another trajectory")
+            self.check_remembered(call.trajectory_id)
             return known
         offered = tools_digest(call.tools)
         for digest in reversed(prefixes(call.messages)[1:]):
@@ -290,7 +295,7 @@ def held_bytes(turn: Turn) -> int:
 
 def _may_close(known: Conversation) -> bool:
     """Return whether nobody needs its turns: a call in progress, or the response to a task."""
-    return known.open_calls == 0 and (known.sampling_id is None or known.ended)
+    return known.open_calls == 0 and (known.sampling_id is None or known.responded)
 
 
 def place(known: Conversation | None, call: ModelCall, prompt: TokenIds | None) -> Placement:

@@ -27,13 +27,13 @@ from dataclasses import replace
 from schemas.conventions import RatedAnswer
 from schemas.events import Message, Turn, derive_id
 from schemas.serde import EncodeError
-from schemas.tokens import TokenIds
 from streams.engines.protocol import Rendering, TokenEngine
 from streams.engines.token_stream import Generation, TokenStream
 from streams.errors import EventError, LogError, RefusedError
 from streams.kafka import times
 from streams.settings.model import Serve
 from streams.stages.agents.answer_text import AnswerText
+from streams.stages.agents.call_prompts import CallPrompts
 from streams.stages.agents.calls import (
     Begun,
     CallError,
@@ -46,8 +46,7 @@ from streams.stages.agents.calls import (
     Token,
 )
 from streams.stages.agents.calls_in_progress import CallInProgress
-from streams.stages.agents.chains import Placement
-from streams.stages.agents.conversations import Conversation, Conversations, has_key, place, request_of
+from streams.stages.agents.conversations import Conversation, Conversations, has_key, request_of
 from streams.stages.agents.served_versions import ServedVersions
 from streams.stages.agents.task_runs import TaskRuns
 from streams.stages.agents.turn_events import (
@@ -85,6 +84,7 @@ class Recorder:
         self._unwritten: dict[tuple[str, str, str], set[asyncio.Future[None]]] = {}
         """What the broker has not acknowledged, by `request_of`."""
         self._tasks: set[asyncio.Task[None]] = set()
+        self._prompts = CallPrompts(engine, rendering)
         self._nonce, self._begun = uuid.uuid4().hex, itertools.count()
         self.runs = TaskRuns(rule, versions, writer, conversations)
 
@@ -117,8 +117,8 @@ class Recorder:
 
     async def count_tokens(self, call: ModelCall) -> int:
         """Return how many tokens the call's prompt has. Raises CallError."""
-        prepared = self._prompt(call, self._conversations.continued_by(call))
-        return len(prepared[1]) + len(prepared[2])
+        prompt = await self._prompts.of(call, self._conversations.continued_by(call))
+        return len(prompt.known) + len(prompt.new)
 
     async def conversation(self, turn_id: str) -> tuple[Message, ...] | None:
         """Return the messages up to a recorded turn, its answer included; None if there is no such turn."""
@@ -144,6 +144,7 @@ class Recorder:
         """Return once no call is in progress any more."""
         while self._tasks:
             await asyncio.wait(self._tasks)
+        self._prompts.close()
 
     # --- one call -----------------------------------------------------------------------------------------------------
 
@@ -179,7 +180,7 @@ class Recorder:
             prepared = await self._prepare(call)
             conversation = prepared.conversation
             conversation.in_progress.add(progress)
-            streams += self._submit(prepared)
+            streams += await self._submit(prepared)
             if progress.abandoned:
                 for stream in streams:
                     stream.cancel()
@@ -208,23 +209,31 @@ class Recorder:
             raise CallError("unsupported", what, "top_logprobs" if call.protocol == "chat" else "logprobs")
         known, started_at = self._conversations.continued_by(call), times.now_ms()
         conversation = self._opened(call, started_at) if known is None else known
-        pin = conversation.adapter_version
-        version = self._versions.version_for(call.model, conversation.task_id, pin)
-        if not self._versions.is_ready(version):
-            try:
-                await asyncio.to_thread(self._versions.load, version)
-            except EventError as exc:
-                kind: CallErrorKind = "busy" if exc.reason == "store_unreachable" else "invalid"
-                raise CallError(kind, str(exc), "model") from exc
-        conversation.check_open()
         call = answered_as(call, conversation.began)
-        placement, before, new = self._prompt(call, conversation)
         beginning = conversation.trajectory_id, call.request_digest, self._nonce, next(self._begun)
         turn_ids = tuple(derive_id(*beginning, choice) for choice in range(call.count))
-        conversation.open_calls += 1
+        conversation.open_calls += 1  # from here on nobody ends or forgets it
+        try:
+            version = self._versions.version_for(call.model, conversation.task_id, conversation.adapter_version)
+            await self._load(version)
+            prompt = await self._prompts.of(call, conversation)
+            conversation.check_open()
+        except BaseException:
+            conversation.open_calls -= 1
+            raise
         conversation.called.add(turn_ids[0])
         policy = self._versions.policy
-        return PreparedCall(call, conversation, placement, before, new, policy, version, turn_ids, started_at)
+        return PreparedCall(call, conversation, *prompt, policy, version, turn_ids, started_at)
+
+    async def _load(self, version: int) -> None:
+        """Return once the engine has a version. Raises CallError."""
+        if self._versions.use(version):
+            return
+        try:
+            await asyncio.to_thread(self._versions.load, version)
+        except EventError as exc:
+            kind: CallErrorKind = "busy" if exc.reason == "store_unreachable" else "invalid"
+            raise CallError(kind, str(exc), "model") from exc
 
     def _opened(self, call: ModelCall, now: int) -> Conversation:
         """Return a new trajectory for a call; it is remembered once its first turn is recorded."""
@@ -234,30 +243,22 @@ class Recorder:
             self._conversations.by_id[name] = conversation  # a call beside this one is of the same
         return conversation
 
-    def _prompt(self, call: ModelCall, known: Conversation | None) -> tuple[Placement, TokenIds, tuple[int, ...]]:
-        """Return a call's place, the recorded tokens it begins with, and those behind them. Raises CallError."""
-        render = self._rendering
-        try:
-            if call.prompt is not None:
-                tokens = render.plain(call.prompt) if isinstance(call.prompt, str) else call.prompt
-                placed = place(known, call, TokenIds.of(tokens))
-                return placed, TokenIds.of(tokens[: placed.new_from]), tuple(tokens[placed.new_from :])
-            placed = place(known, call, None)
-            if placed.parent is None or known is None:
-                return placed, TokenIds(), render.first(call.messages, call.tools)
-            before = known.chains.tokens(placed.parent.turn_id)
-            finished = bool(before) and before[-1] in self._engine.ends
-            history = call.messages[: len(call.messages) - len(placed.new)]
-            behind = render.extend(before, finished, history, placed.new, call.tools)
-            if not isinstance(behind, str):
-                return placed, before, behind
-            placed = Placement("rewrites", behind, None, call.messages)
-            return placed, TokenIds(), render.first(call.messages, call.tools)
-        except (EventError, ValueError) as exc:
-            where = "prompt" if call.prompt is not None else "messages"
-            raise CallError("invalid", str(exc), where) from exc
+    async def _submit(self, prepared: PreparedCall) -> list[TokenStream]:
+        """Have the engine begin, and load the version again if it was unloaded meanwhile. Raises CallError."""
+        for again in (True, False):
+            try:
+                return self._begin_choices(prepared)
+            except EventError as exc:
+                if exc.reason != "unknown_version" or not again:
+                    where = "messages" if prepared.call.messages else "prompt"
+                    raise CallError("invalid", str(exc), where) from exc
+            except RefusedError as exc:
+                raise CallError("busy", f"{exc}; try again") from exc
+            await self._load(prepared.version)
+        raise AssertionError("not reached")
 
-    def _submit(self, prepared: PreparedCall) -> list[TokenStream]:
+    def _begin_choices(self, prepared: PreparedCall) -> list[TokenStream]:
+        """Begin every choice, or none. Raises EventError, RefusedError."""
         sampling, prompt, known = prepared.call.sampling, prepared.prompt, prepared.conversation
         key = prepared.turn_ids[0] if sampling.seed is None else str(sampling.seed)
         if sampling.seed is not None and known.began is not None:  # the seed of the task, and so of all its runs
@@ -269,10 +270,10 @@ class Recorder:
                     prompt_token_ids=prompt, sampling=sampling, draw_key=key, slot=slot, version=prepared.version
                 )
                 streams.append(self._engine.submit(asked))
-        except EventError as exc:
-            raise CallError("invalid", str(exc), "messages" if prepared.call.messages else "prompt") from exc
-        except RefusedError as exc:
-            raise CallError("busy", f"{exc}; try again") from exc
+        except (EventError, RefusedError):
+            for stream in streams:
+                stream.cancel()
+            raise
         return streams
 
     def _begun_piece(self, prepared: PreparedCall) -> Begun:

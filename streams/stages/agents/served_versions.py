@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import shutil
 import threading
+from itertools import count
 
 from schemas.events import AdapterEvent
 from schemas.serde import Poison
@@ -43,8 +44,9 @@ class ServedVersions:
         self.router = VersionRouter(self.policy)
         self._scratch = Scratch("served")
         self._lock = threading.Lock()
-        self._loaded: list[int] = [BASE]
-        """In the order in which they were last asked for."""
+        self._loaded = {BASE}
+        self._used, self._uses = dict[int, int](), count()
+        """When each version was last asked for, as a number of uses."""
         tp = topics(settings.topics)["adapters"].name, partition_of(self.policy, settings.topics.policy_partitions)
         first, end = offsets(settings, ["adapters"])[tp]
         for record in read(settings, {tp: first}, {tp: end}, outage=outage):
@@ -92,15 +94,14 @@ class ServedVersions:
     def load(self, version: int) -> None:
         """Return once the engine has `version` ready. Raises EventError."""
         with self._lock:
-            if version in self._loaded:
-                self._loaded.remove(version)
-            else:
+            if version not in self._loaded:
                 self._fetch(version)
-            self._loaded.append(version)
+                self._loaded.add(version)
             self._tidy()
 
-    def is_ready(self, version: int) -> bool:
-        """Return whether the engine has `version`."""
+    def use(self, version: int) -> bool:
+        """Return whether the engine has `version`, which is asked for now: those that are not for long are unloaded."""
+        self._used[version] = next(self._uses)
         return version in self._loaded
 
     def _fetch(self, version: int) -> None:
@@ -110,15 +111,15 @@ class ServedVersions:
         log.info("version %d is loaded", version)
 
     def _tidy(self) -> None:
-        needed = {BASE, self.router.primary, self.router.candidate, *self._loaded[-KEPT:]}
-        for version in [version for version in self._loaded if version not in needed]:
+        others = self._loaded - {BASE, self.router.primary, self.router.candidate}
+        for version in sorted(others, key=lambda version: self._used.get(version, -1))[:-KEPT]:
             self._loaded.remove(version)
             self._engine.unload(version)
             shutil.rmtree(self._scratch.folder / str(version), ignore_errors=True)
 
     def _load_what_answers(self) -> None:
         for version in (self.router.candidate, self.router.primary):
-            if version is None or self.is_ready(version):
+            if version is None or version in self._loaded:
                 continue
             try:
                 self.load(version)

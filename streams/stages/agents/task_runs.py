@@ -94,6 +94,7 @@ class TaskRuns:
             what = f"the task is for policy {order.policy}, and this server has {self._versions.policy}"
             raise CallError("conflict", f"{what}; start one for that policy")
         name = order.trajectory_id
+        self._conversations.check_remembered(name)
         if (known := self._conversations.by_id.get(name)) is None:
             known = self._begun(order)
         elif known.began is None or (known.agent_id, known.task_id) != (order.agent_id, order.task_id):
@@ -121,6 +122,7 @@ class TaskRuns:
         for known in self._conversations.idle(since, oldest):
             old = known.begun_at < oldest
             reason = f"it began {self._rule.longest_s:g} s ago" if old else f"no call for {self._rule.idle_s:g} s"
+            reason = known.closed or reason
             if known.sampling_id is not None and not known.responded:
                 if old and known.began is not None:
                     self._ended(known, "timeout", reason)
@@ -128,7 +130,7 @@ class TaskRuns:
             if known.started and not known.ended:
                 known.ended = True
                 self._writer.write(ended(known, self._versions.policy, "completed", reason, now))
-            if old:
+            if old or known.closed is not None:
                 self._conversations.forget(known)
 
     def _begun(self, order: RunOrder) -> Conversation:
