@@ -133,7 +133,7 @@ def run_process(process: AgentProcess, run: RunContext, stop: threading.Event) -
     try:
         end = json.loads(said)
         return ProcessEnd(cast(Ending, end["ending"]), end["reason"], end["exit_code"])
-    except ValueError:  # it was killed itself
+    except (ValueError, RecursionError):  # it was killed itself
         _kill_run(run.trajectory_id)
         return ProcessEnd("failed", f"what watched over it ended with {supervised.returncode}", None)
 
