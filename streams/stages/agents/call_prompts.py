@@ -20,8 +20,8 @@ from schemas.tokens import TokenIds
 from streams.engines.protocol import Rendering, TokenEngine
 from streams.errors import EventError
 from streams.stages.agents.calls import CallError, ModelCall
-from streams.stages.agents.chains import Placement
-from streams.stages.agents.conversations import Conversation, place
+from streams.stages.agents.chains import Chains, Placement
+from streams.stages.agents.conversations import Conversation
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -62,11 +62,11 @@ class CallPrompts:
     async def _plain(self, prompt: str | tuple[int, ...], call: ModelCall, known: Conversation | None) -> CallPrompt:
         ids = await self._aside(self._rendering.plain, prompt) if isinstance(prompt, str) else prompt
         tokens = TokenIds.of(ids)
-        placed = place(known, call, tokens)
+        placed = self._placed(call, known, tokens)
         return CallPrompt(placed, tokens[: placed.new_from], tuple(ids[placed.new_from :]))
 
     async def _templated(self, call: ModelCall, known: Conversation | None) -> CallPrompt:
-        render, placed = self._rendering, place(known, call, None)
+        render, placed = self._rendering, self._placed(call, known, None)
         if placed.parent is not None and known is not None:
             before = known.chains.tokens(placed.parent.turn_id)
             finished = bool(before) and before[-1] in self._engine.ends
@@ -76,6 +76,16 @@ class CallPrompts:
                 return CallPrompt(placed, before, behind)
             placed = Placement("rewrites", behind, None, call.messages)
         return CallPrompt(placed, TokenIds(), await self._aside(render.first, call.messages, call.tools))
+
+    def _placed(self, call: ModelCall, known: Conversation | None, prompt: TokenIds | None) -> Placement:
+        """Return what a call is to the turns of its trajectory. It continues none that was rendered otherwise."""
+        chains = Chains() if known is None else known.chains
+        placed = chains.place(call.messages, call.tools, prompt)
+        for name in ("tokenizer_digest", "template_digest"):
+            if placed.parent is not None and getattr(placed.parent, name) != getattr(self._rendering, name):
+                reason = f"the server's {name} is not that of turn {placed.parent.number}"
+                return Placement("rewrites", reason, None, call.messages)
+        return placed
 
     def _check_length(self, call: ModelCall, where: str) -> None:
         """Refuse what is too long even for the longest tokens. Raises CallError."""

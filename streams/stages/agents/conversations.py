@@ -16,10 +16,9 @@ from dataclasses import dataclass, field
 
 from schemas.conventions import RatedAnswer
 from schemas.events import Message, Purpose, TrajectoryEvent, Turn
-from schemas.tokens import TokenIds
 from streams.stages.agents.calls import CallError, ModelCall
 from streams.stages.agents.calls_in_progress import CallInProgress
-from streams.stages.agents.chains import Chains, Placement, prefixes, tools_digest
+from streams.stages.agents.chains import Chains, prefixes, tools_digest
 
 RETRIED_MS = 600_000
 """How old an answer may be that a retry without a key gets: clients wait ten minutes for one unless told otherwise."""
@@ -296,9 +295,3 @@ def held_bytes(turn: Turn) -> int:
 def _may_close(known: Conversation) -> bool:
     """Return whether nobody needs its turns: a call in progress, or the response to a task."""
     return known.open_calls == 0 and (known.sampling_id is None or known.responded)
-
-
-def place(known: Conversation | None, call: ModelCall, prompt: TokenIds | None) -> Placement:
-    """Return what a call is to the turns of its trajectory."""
-    chains = Chains() if known is None else known.chains
-    return chains.place(call.messages, call.tools, prompt)

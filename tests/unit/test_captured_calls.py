@@ -1,0 +1,347 @@
+"""What agents do to a server that records them, and what the log has then: each test is one way in which it goes wrong.
+
+The server is the real one with a log in memory, and the model says what the test has it say.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import AbstractContextManager
+from typing import Any
+
+import pytest
+
+from schemas.events import Message, Sampling
+from streams.engines.rendering import ChatRendering
+from streams.stages.agents.calls import Delta, Done, ModelCall, Piece
+from streams.stages.agents.fold import fold
+from tests.support.models import chat
+from tests.support.server_in_memory import LogInMemory, ServerInMemory, serving
+
+RENDER = chat.rendering(chat.KEEPS)
+(END,) = RENDER.plain(chat.END)
+WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Ulm"}}\n</tool_call>'
+
+
+def served(
+    render: ChatRendering = RENDER, log: LogInMemory | None = None, **changes: Any
+) -> AbstractContextManager[ServerInMemory]:
+    return serving(render, frozenset((END,)), log, **changes)
+
+
+def user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+def asked(*messages: dict[str, Any], **parameters: Any) -> dict[str, Any]:
+    return {"model": "sums", "messages": list(messages), **parameters}
+
+
+def says(server: ServerInMemory, text: str, *, end: bool = True) -> tuple[int, ...]:
+    """Have the model answer with the characters of a text, each a token of its own, as no tokenizer would have them."""
+    tokens = tuple(token for character in text for token in RENDER.plain(character))
+    tokens += (END,) if end else ()
+    server.engine.says(tokens, "stop" if end else "length")
+    return tokens
+
+
+def ask(server: ServerInMemory, *messages: dict[str, Any], **parameters: Any) -> dict[str, Any]:
+    """Return the message that a call is answered with."""
+    answer = server.post("chat/completions", asked(*messages, **parameters))
+    assert answer.status_code == 200, answer.text
+    return dict(answer.json()["choices"][0]["message"])
+
+
+def prompt(server: ServerInMemory, number: int) -> tuple[int, ...]:
+    """Return the prompt of a call as the model got it."""
+    return server.engine.streams[number].generation.prompt_token_ids
+
+
+# --- tokens -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_next_prompt_has_what_was_sampled_though_a_tokenizer_writes_it_otherwise() -> None:
+    with served() as server:
+        drawn = says(server, "aaaa the weather")
+        reply = ask(server, user("hi"))
+        assert RENDER.plain(reply["content"]) != drawn[:-1]
+        says(server, "fine")
+        ask(server, user("hi"), reply, user("and?"))
+        first, second = server.turns
+    assert tuple(first.completion_token_ids) == drawn
+    assert prompt(server, 1)[: len(prompt(server, 0)) + len(drawn)] == (*prompt(server, 0), *drawn)
+    assert (second.continuity, second.parent_id) == ("extends", first.turn_id)
+
+
+def test_what_is_in_the_log_are_the_tokens_and_logprobs_of_the_engine() -> None:
+    with served() as server:
+        drawn = says(server, "bbbb")
+        ask(server, user("hi"))
+        [turn] = server.turns
+    assert tuple(turn.completion_token_ids) == drawn
+    assert list(turn.logprobs) == [logprob for _, logprob in server.engine.streams[0].drawn]
+
+
+@pytest.mark.parametrize(
+    ("template", "answer", "reason"),
+    [
+        (chat.STRIPS_REASONING, "<think>warm</think>Sunny.", "leaves out a part of the answer"),
+        (chat.COUNTS_IN_SYSTEM, "Sunny.", "it writes '3"),
+        (chat.WRITES_TWICE, "See. " + CALL, "the text of an answer 2 times"),
+        (chat.DROPS_TEXT, "See. " + CALL, "the text of an answer 0 times"),
+        (chat.THINKS_FIRST, "warm</think>Sunny.", "for '<think>"),
+    ],
+)
+def test_a_template_that_changes_history_begins_a_chain_and_what_was_sampled_before_keeps_its_own(
+    template: str, answer: str, reason: str
+) -> None:
+    render = chat.rendering(template)
+    with served(render) as server:
+        tools = {"tools": [WEATHER]} if CALL in answer else {}
+        drawn = says(server, answer)
+        reply = ask(server, user("hi"), **tools)
+        behind = [
+            {"role": "tool", "tool_call_id": call["id"], "content": "sunny"} for call in reply.get("tool_calls", ())
+        ]
+        says(server, "fine")
+        ask(server, user("hi"), reply, *(behind or [user("and?")]), **tools)
+        first, second = server.turns
+    assert (second.continuity, second.parent_id) == ("rewrites", None)
+    assert second.reason.startswith("the chat template changes history") and reason in second.reason
+    assert prompt(server, 1) == tuple(second.prompt_token_ids) == render.first(second.messages, second.tools)
+    assert tuple(first.completion_token_ids) == drawn
+    assert [step.chain for step in fold(server.turns).steps] == [1, 0]
+
+
+def test_a_server_with_another_template_or_tokenizer_does_not_continue_tokens_of_the_one_before() -> None:
+    with served() as server:
+        says(server, "fine")
+        reply = ask(server, user("hi"))
+    other = chat.rendering(chat.COUNTS_IN_SYSTEM)
+    with served(other, server.log) as after:
+        says(after, "fine")
+        ask(after, user("hi"), reply, user("and?"))
+        first, second = after.turns
+    assert (second.continuity, second.reason) == ("rewrites", "the server's template_digest is not that of turn 0")
+    assert second.trajectory_id == first.trajectory_id
+    assert prompt(after, 0) == other.first(second.messages, ())
+    assert fold(after.turns).delivered == 2
+
+
+def test_an_answer_that_was_cut_off_is_ended_before_the_conversation_continues() -> None:
+    with served() as server:
+        cut = says(server, "I was about", end=False)
+        reply = ask(server, user("hi"))
+        says(server, "to say")
+        ask(server, user("hi"), reply, user("continue"))
+        first, second = server.turns
+    assert (first.finish_reason, second.continuity) == ("length", "extends")
+    assert prompt(server, 1)[: len(prompt(server, 0)) + len(cut) + 1] == (*prompt(server, 0), *cut, END)
+
+
+# --- tool calls -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", [CALL[:-12], CALL.replace("}}", "}"), "<tool_call>" + "[" * 1_100 + "</tool_call>"])
+def test_a_call_that_cannot_be_read_is_text_with_the_tokens_that_were_sampled(text: str) -> None:
+    with served() as server:
+        drawn = says(server, text)
+        reply = ask(server, user("hi"), tools=[WEATHER])
+        says(server, "fine")
+        ask(server, user("hi"), reply, user("and?"), tools=[WEATHER])
+        first, second = server.turns
+    assert (reply["content"], reply.get("tool_calls")) == (text, None)
+    assert first.malformed is not None and tuple(first.completion_token_ids) == drawn
+    assert second.continuity == "extends"
+
+
+def test_a_streamed_call_has_the_logprob_of_every_token() -> None:
+    with served() as server:
+        says(server, "See. " + CALL)
+        body = asked(user("hi"), tools=[WEATHER], stream=True, logprobs=True)
+        lines = server.post("chat/completions", body).text.split("\n\n")
+        [turn] = server.turns
+    chunks = [json.loads(line.removeprefix("data: "))["choices"][0] for line in lines if line.startswith("data: {")]
+    told = [token["logprob"] for chunk in chunks if chunk["logprobs"] for token in chunk["logprobs"]["content"]]
+    assert told == list(turn.logprobs)
+    [call] = [call for chunk in chunks for call in chunk["delta"].get("tool_calls", ())]
+    assert call["id"] == turn.reply.tool_calls[0].id
+
+
+# --- streams, and clients that leave ----------------------------------------------------------------------------------
+
+
+def call_of(server: ServerInMemory, *messages: Message) -> ModelCall:
+    return ModelCall(
+        agent_id="calc",
+        model="sums",
+        protocol="chat",
+        messages=messages,
+        sampling=Sampling(max_tokens=100),
+        request_digest=f"{len(messages):064}",
+    )
+
+
+async def until_begun(server: ServerInMemory) -> None:
+    while not server.engine.streams:
+        await asyncio.sleep(0)
+
+
+def test_a_stream_gives_text_before_the_answer_is_complete() -> None:
+    with served() as server:
+
+        async def read() -> list[Piece]:
+            got: list[Piece] = []
+
+            async def gather() -> None:
+                async for piece in reading:
+                    got.append(piece)
+
+            reading = server.recorder.answer(call_of(server, Message(role="user", content="hi")))
+            reader = asyncio.create_task(gather())
+            await until_begun(server)
+            for token in RENDER.plain("fine"):
+                server.engine.streams[0].push(token, -0.5)
+            for _ in range(50):
+                await asyncio.sleep(0)
+            early = list(got)
+            server.engine.streams[0].finish("stop")
+            await reader
+            return early
+
+        early = server.run(read())
+    assert "".join(piece.text for piece in early if isinstance(piece, Delta)) == "fine"
+    assert not any(isinstance(piece, Done) for piece in early)
+
+
+def test_what_a_client_left_is_recorded_as_not_delivered_and_its_row_ends() -> None:
+    with served() as server:
+
+        async def leave() -> None:
+            reading = server.recorder.answer(call_of(server, Message(role="user", content="hi")))
+            await anext(reading)
+            server.engine.streams[0].push(END, -0.5)
+            await reading.aclose()
+            assert server.engine.streams[0].cancelled
+            server.engine.streams[0].finish("cancelled")
+            while not server.turns:
+                await asyncio.sleep(0)
+
+        server.run(leave())
+        says(server, "fine")
+        ask(server, user("hi"))
+        first, second = server.turns
+    assert (first.delivered, first.finish_reason, tuple(first.completion_token_ids)) == (False, "cancelled", (END,))
+    assert second.delivered
+
+
+def test_a_call_that_is_sent_again_under_its_key_is_one_turn() -> None:
+    with served() as server:
+        says(server, "fine")
+        answers = [server.post("chat/completions", asked(user("hi")), idempotency_key="k1") for _ in range(2)]
+        says(server, "other")
+        later = server.post("chat/completions", asked(user("hi")), idempotency_key="k2")
+    assert answers[0].json() | {"created": 0} == answers[1].json() | {"created": 0}
+    assert later.json()["id"] != answers[0].json()["id"]
+    assert [turn.reply.content for turn in server.turns] == ["fine", "other"]
+
+
+def test_an_answer_that_is_not_recorded_in_time_is_not_given_and_its_retry_gets_it() -> None:
+    with served(acknowledge_s=0.05) as server:
+        server.log.reachable.clear()
+        says(server, "fine")
+        refused = server.post("chat/completions", asked(user("hi")), idempotency_key="k1")
+        server.log.reachable.set()
+        given = server.post("chat/completions", asked(user("hi")), idempotency_key="k1")
+        [turn] = server.turns
+    assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+    assert given.json()["id"] == f"chatcmpl-{turn.turn_id}"
+
+
+# --- bodies -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_conversation_longer_than_a_record_is_recorded_turn_by_turn() -> None:
+    with served(max_record_bytes=30_000) as server:
+        history: list[dict[str, Any]] = []
+        for number in range(6):
+            history.append(user(f"{number} " * 1_000))
+            says(server, "fine")
+            history.append(ask(server, *history))
+        assert [turn.continuity for turn in server.turns] == ["first", *["extends"] * 5]
+        largest = max(len(record.payload or b"") for record in server.log.records)
+    assert largest < 30_000 < sum(len(message["content"]) for message in history) * 4
+
+
+def test_a_body_that_is_too_long_is_refused_by_the_name_of_its_limit() -> None:
+    with served(max_body_mb=0.001) as server:
+        answer = server.post("chat/completions", asked(user("x" * 1_000)))
+    assert answer.status_code == 413 and "serve.max_body_mb" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("chat/completions", asked(user("hi"))),
+        ("completions", {"model": "sums", "prompt": "hi"}),
+        ("responses", {"model": "sums", "input": "hi"}),
+        ("messages", asked(user("hi"), max_tokens=9)),
+    ],
+)
+def test_a_parameter_that_nobody_knows_is_refused_by_its_name_and_nothing_is_sampled(
+    path: str, body: dict[str, Any]
+) -> None:
+    with served() as server:
+        answer = server.post(path, {**body, "colour": "blue"})
+        assert server.engine.streams == [] and server.turns == []
+    assert answer.status_code == 400 and "colour" in answer.json()["error"]["message"]
+
+
+def test_parameters_that_say_how_tokens_are_drawn_reach_the_engine_and_the_log() -> None:
+    drawn = {"temperature": 0.5, "top_p": 0.9, "max_tokens": 7, "seed": 3, "stop": ["stop here"]}
+    with served() as server:
+        for _ in range(2):
+            says(server, "fine")
+        answer = server.post("chat/completions", asked(user("hi"), n=2, **drawn))
+        first, second = server.turns
+    wanted = Sampling(temperature=0.5, top_p=0.9, max_tokens=7, seed=3, stop=("stop here",))
+    assert first.sampling == second.sampling == wanted
+    assert [stream.generation.sampling for stream in server.engine.streams] == [wanted, wanted]
+    assert [(turn.choice, turn.choices) for turn in (first, second)] == [(0, 2), (1, 2)]
+    assert len(answer.json()["choices"]) == 2
+
+
+def test_a_response_continues_the_recorded_conversation_of_the_one_before() -> None:
+    with served() as server:
+        says(server, "fine")
+        first = server.post("responses", {"model": "sums", "input": "hi"}).json()
+        says(server, "sunny")
+        body = {"model": "sums", "input": "and?", "previous_response_id": first["id"]}
+        assert server.post("responses", body).status_code == 200
+        one, two = server.turns
+        lost = server.post("responses", body | {"previous_response_id": "resp_nobody"})
+    assert (two.parent_id, two.continuity) == (one.turn_id, "extends")
+    assert lost.status_code == 404
+
+
+def test_an_anthropic_client_gets_its_own_blocks_counted_and_refused_by_name() -> None:
+    marked = {"type": "text", "text": "hi", "cache_control": {"type": "ephemeral"}}
+    body = asked({"role": "user", "content": [marked]}, system=[marked])
+    thought = {"role": "assistant", "content": [{"type": "thinking", "thinking": "hm", "signature": "s"}]}
+    with served() as server:
+        counted = server.post("messages/count_tokens", body)
+        says(server, "fine")
+        answer = server.post("messages", {**body, "max_tokens": 9}, anthropic_beta="context-1m-2025-08-07")
+        refused = server.post("messages", asked(user("hi"), thought, user("and?"), max_tokens=9))
+        [turn] = server.turns
+    assert counted.json() == {"input_tokens": turn.prompt_tokens}
+    assert answer.headers["x-streamward-ignored"] == "messages.content.cache_control, system.cache_control"
+    assert refused.status_code == 400 and "messages[1].content[0]" in refused.json()["error"]["message"]
+
+
+def test_an_opinion_of_an_answer_that_nobody_recorded_is_refused() -> None:
+    with served() as server:
+        answer = server.post("feedback", {"id": "chatcmpl-nobody", "value": 1})
+    assert answer.status_code == 404 and "there is no answer" in answer.json()["error"]["message"]
