@@ -24,6 +24,7 @@ from streams.engines.build import build_tokens
 from streams.errors import SettingsError
 from streams.kafka.registry import client as schema_registry
 from streams.observability import metrics
+from streams.observability.metrics import Meter
 from streams.settings.model import Serve, Settings
 from streams.stages.agents.recorder import Recorder
 from streams.stages.agents.service import opened
@@ -66,12 +67,15 @@ def run(settings: Settings, *, stop: threading.Event) -> None:
         try:
             schema_registry.wait(settings, meter, stop)
             with opened(settings, engine, rendering, stop, meter) as recorder:
-                asyncio.run(_serve(settings, recorder, listening, stop))
+                meter.begin("answering")
+                asyncio.run(_serve(settings, recorder, listening, stop, meter))
         finally:
             engine.close()
 
 
-async def _serve(settings: Settings, recorder: Recorder, listening: socket.socket, stop: threading.Event) -> None:
+async def _serve(
+    settings: Settings, recorder: Recorder, listening: socket.socket, stop: threading.Event, meter: Meter
+) -> None:
     most = int(settings.serve.max_body_mb * 1_000_000)
     feedback = partial(give_feedback, settings)
     app = create_app(recorder, feedback, version=version("streamward"), max_body_bytes=most)
@@ -90,6 +94,7 @@ async def _serve(settings: Settings, recorder: Recorder, listening: socket.socke
         rounds += 1
         if rounds % round(SWEEP_S / LOOK_S) == 0:
             recorder.runs.end_idle()
+            meter.heartbeat()
     server.should_exit = True
     await serving
     await recorder.close()

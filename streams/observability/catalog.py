@@ -26,8 +26,8 @@ VERSIONS = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0)
 Process = Literal["streams", "policy", "scoring", "train", "audit", "archive", "serve"]
 LOOP: tuple[Process, ...] = ("streams", "policy", "scoring", "train")
 """The processes of the loop, by the name of their command."""
-SERVED: tuple[Process, ...] = (*LOOP, "archive")
-"""Those that serve metrics.port: the loop, and `archive sync --follow`."""
+SERVED: tuple[Process, ...] = (*LOOP, "archive", "serve")
+"""Those that serve metrics.port: the loop, `archive sync --follow`, and the server of agents."""
 
 
 class Metric(NamedTuple):
@@ -306,6 +306,55 @@ RECOUNTED = Metric(
     "streamward_ledger_recount_timestamp_seconds", "gauge", (), "When the last recount ended.", ("audit",)
 )
 
+# --- serve ------------------------------------------------------------------------------------------------------------
+
+SERVE_ROWS = Metric(
+    "streamward_serve_answers_open",
+    "gauge",
+    ("state",),
+    "Answers in the engine: running, or waiting for room among those.",
+    ("serve",),
+)
+SERVE_TOKENS = Metric("streamward_serve_tokens_sampled_total", "counter", (), "Tokens the engine wrote.", ("serve",))
+SERVE_PROMPT_TOKENS = Metric(
+    "streamward_serve_prompt_tokens_total",
+    "counter",
+    ("source",),
+    "Tokens of prompts: run through the model, or reused, as their keys and values were kept.",
+    ("serve",),
+)
+SERVE_CACHED_TOKENS = Metric(
+    "streamward_serve_cached_tokens",
+    "gauge",
+    (),
+    "Tokens whose keys and values are kept for the next turn of a conversation.",
+    ("serve",),
+)
+SERVE_CACHED_BYTES = Metric(
+    "streamward_serve_cached_bytes", "gauge", (), "Memory of those keys and values, bytes.", ("serve",)
+)
+SERVE_TRAJECTORIES = Metric(
+    "streamward_serve_trajectories_remembered",
+    "gauge",
+    (),
+    "Trajectories that are remembered, ended ones included.",
+    ("serve",),
+)
+SERVE_REMEMBERED = Metric(
+    "streamward_serve_remembered_bytes",
+    "gauge",
+    (),
+    "Memory of their turns, bytes; serve.remembered_mb is the bound.",
+    ("serve",),
+)
+SERVE_EVICTED = Metric(
+    "streamward_serve_evicted_total",
+    "counter",
+    (),
+    "Trajectories that were left without their turns because memory was full.",
+    ("serve",),
+)
+
 # --- archive sync --follow --------------------------------------------------------------------------------------------
 
 ARCHIVE_LAG_RECORDS = Metric(
@@ -347,10 +396,11 @@ Each process serves them at `/metrics`, once it has a port (0, the default, serv
 longer than `metrics.stuck_s`; a round may take `policy.round_timeout_s`, and loading a model an hour. An unreachable
 broker is no reason for 503. A stream worker is healthy while its event loop runs: its own watchdog ends it when nothing
 is committed.
-`/readyz` is 200 while every condition holds: `kafka` (reached, and partitions assigned), of a policy agent `engine`
-(loaded, and its last request did not fail), and with `schemas.registry_url` everywhere `schema_registry`
-(its ids are known; [schemas.md](schemas.md)). The 503 says what is missing. `streamward audit --follow` has an address
-of its own (`--listen`) and no `/readyz`; `streamward archive sync --follow` is watched as the loop is.
+`/readyz` is 200 while every condition holds: `kafka` (reached, and partitions assigned), of a policy agent and of the
+server of agents `engine` (loaded, and its last request did not fail), and with `schemas.registry_url` everywhere
+`schema_registry` (its ids are known; [schemas.md](schemas.md)). The 503 says what is missing. `streamward audit
+--follow` has an address of its own (`--listen`) and no `/readyz`; `streamward archive sync --follow` is watched as the
+loop is.
 
 Dashboards, alerts, and what to do: [operations.md](operations.md).
 
@@ -372,7 +422,8 @@ def _sections() -> Iterator[str]:
         ("policy",): "Policy",
         ("scoring",): "Scoring",
     }
-    titles |= {("train",): "Trainer", ("audit",): "The audit", ("archive",): "The archive"}
+    titles |= {("train",): "Trainer", ("audit",): "The audit", ("serve",): "The server of agents"}
+    titles |= {("archive",): "The archive"}
     rest = [metric for metric in every() if metric.processes not in titles]
     for processes, title in titles.items():
         yield f"\n## {title}\n\n{_table([metric for metric in every() if metric.processes == processes])}"

@@ -25,8 +25,26 @@ from tests.support.factories import task
 from tests.support.scrape import get, parse
 
 ROOT = Path(__file__).parents[2]
-UNITS = ("seconds", "records", "tokens", "nats", "ratio", "versions", "version", "info", "total", "timestamp_seconds")
-BARE = ("streamward_ready", "streamward_tasks_waiting", "streamward_responses_open")
+UNITS = (
+    "seconds",
+    "records",
+    "tokens",
+    "bytes",
+    "nats",
+    "ratio",
+    "versions",
+    "version",
+    "info",
+    "total",
+    "timestamp_seconds",
+)
+BARE = (
+    "streamward_ready",
+    "streamward_tasks_waiting",
+    "streamward_responses_open",
+    "streamward_serve_answers_open",
+    "streamward_serve_trajectories_remembered",
+)
 OF_STEP = ("reward_mean", "reward_std", "loss", "gradient_norm")
 """What has no unit: counts of things that the name says, and numbers of the user's own scale."""
 

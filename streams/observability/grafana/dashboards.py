@@ -60,7 +60,8 @@ def _spread(title: str, metric: Metric, *labels: str, window: str = STEP) -> Pan
 
 
 def _counted(title: str, metric: Metric, *labels: str, window: str) -> Panel:
-    return _panel(title, "short", (or_zero(grown(metric, *labels, window=window)), ": ".join(map(_legend, labels))))
+    legend = ": ".join(map(_legend, labels)) or "number"
+    return _panel(title, "short", (or_zero(grown(metric, *labels, window=window)), legend))
 
 
 def _gauge(title: str, unit: str, *metrics: Metric, label: str = "policy", zero: bool = False) -> Panel:
@@ -157,6 +158,24 @@ FIRING = _panel(
     kind="number",
 )
 LEDGER = _panel("Ledger imbalance", "short", (largest(select(catalog.IMBALANCE)), "records"), kind="number")
+AGENTS = (
+    _panel("Answers in the engine", "short", (total(select(catalog.SERVE_ROWS), "state"), "{{state}}")),
+    _panel(
+        "Tokens a second, of agents",
+        "short",
+        (per_second(catalog.SERVE_TOKENS), "sampled"),
+        (per_second(catalog.SERVE_PROMPT_TOKENS, "source"), "of prompts: {{source}}"),
+    ),
+    _panel("Tokens with keys and values kept", "short", (total(select(catalog.SERVE_CACHED_TOKENS)), "tokens")),
+    _panel(
+        "Memory",
+        "bytes",
+        (total(select(catalog.SERVE_CACHED_BYTES)), "keys and values kept"),
+        (total(select(catalog.SERVE_REMEMBERED)), "turns remembered"),
+    ),
+    _panel("Trajectories remembered", "short", (total(select(catalog.SERVE_TRAJECTORIES)), "trajectories")),
+    _counted("Evicted in an hour", catalog.SERVE_EVICTED, window="1h"),
+)
 
 
 def _of_step(title: str, unit: str, *which: str) -> Panel:
@@ -272,6 +291,7 @@ POLICY = Dashboard(
             ),
         ),
         PanelRow("Versions", (VERSIONS, SERVED, TRIAL)),
+        PanelRow("Calls of agents", AGENTS),
     ),
 )
 SCORING = Dashboard(

@@ -26,6 +26,7 @@ from streams.settings.model import Settings
 from streams.stages.agents.conversations import Conversations
 from streams.stages.agents.recorder import Recorder
 from streams.stages.agents.served_versions import ServedVersions
+from streams.stages.agents.server_metrics import ServerMetrics
 from streams.stages.agents.turn_writer import TurnWriter
 
 log = logging.getLogger("streamward.agents")
@@ -55,6 +56,7 @@ def opened(
 
     outage = BrokerOutage(settings.kafka, stop, meter)
     conversations = remembered(settings, outage, times.now_ms())
+    ServerMetrics(meter, engine, conversations)
     with ServedVersions(settings, engine, outage) as versions, TurnWriter(settings, stop, meter, failed) as writer:
         follower = threading.Thread(target=follow, name="follows-adapters")
         follower.start()
