@@ -1,25 +1,119 @@
-"""The commands that show what agents did: agents list, show, tail.
+"""The commands about agents: run, and what they did, list, show, tail.
 
+    tasks ──► run ──► a process a slot, whose calls `streamward serve` answers and records
     trajectories, turns ──► agents_view.py: runs, folded ──► one line a run, or a call
 
-They read the log and change nothing. What a run comes to is the fold of its turns, so it is the same whoever looks.
+What a run comes to is the fold of its turns, so it is the same whoever looks.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from streams.cli.runtime import AppContext, output_option, pass_call
+from streams.cli.runtime import AppContext, output_option, pass_call, until_stopped
+from streams.cli.task_file import TaskFileOptions, read_tasks, task_file_options
+from streams.errors import SettingsError
 
 if TYPE_CHECKING:
+    from schemas.events import Task
     from streams.output import Output
 
 
 @click.group()
 def agents() -> None:
-    """Look at agents and at what they did, call by call."""
+    """Run agents, and look at what they did, call by call."""
+
+
+@agents.command("run")
+@click.argument("agent_id", metavar="AGENT")
+@click.option("--command", default=None, metavar="LINE", help="The program, as a shell's line: `python my_agent.py`.")
+@click.option("--entry-point", default=None, metavar="MODULE:FUNCTION", help="The program: fn(prompt, task).")
+@click.option(
+    "--tasks",
+    "file",
+    type=click.Path(path_type=Path, allow_dash=True),
+    metavar="FILE",
+    help="Submit the tasks in this file first, as `tasks submit` does, for this agent; end when all are done.",
+)
+@click.option("--parallel", type=click.IntRange(min=1), default=4, show_default=True, help="Most runs at once.")
+@click.option(
+    "--time-limit", type=click.FloatRange(min=0, min_open=True), default=600.0, show_default=True, help="Seconds a run."
+)
+@click.option("--server", default=None, metavar="URL", help="Who answers its calls.  [default: serve.host, serve.port]")
+@click.option(
+    "--folder",
+    type=click.Path(path_type=Path),
+    default=Path(".streamward/runs"),
+    show_default=True,
+    help="Each run has a folder in it, with what the program printed.",
+)
+@click.option("--until-done", is_flag=True, help="End when all tasks that are in the log now are done.")
+@task_file_options
+@output_option
+@pass_call
+def agents_run(
+    call: AppContext,
+    agent_id: str,
+    command: str | None,
+    entry_point: str | None,
+    file: Path | None,
+    parallel: int,
+    time_limit: float,
+    server: str | None,
+    folder: Path,
+    until_done: bool,
+    reading: TaskFileOptions,
+    output: Output,
+) -> None:
+    """Answer the tasks that name AGENT by runs of a program.
+
+    Each task is run as often as its group has slots. A run has a folder, an environment and a time limit of its own,
+    and finds the server in OPENAI_BASE_URL and ANTHROPIC_BASE_URL, and its task in STREAMWARD_PROMPT, in task.json and
+    on stdin. It has completed if the program ends with exit code 0. One that fails changes nothing for others.
+
+    `streamward serve` has to run: it answers the calls, and records them. SIGTERM or Ctrl-C ends this command once the
+    runs in progress have ended. Several may run the same agent: each task is run by one of them.
+    """
+    from streams import output as show
+    from streams.kafka import admin
+    from streams.stages.agents import run
+    from streams.stages.agents.processes import AgentProcess
+
+    if command is not None and entry_point is None:
+        process = AgentProcess.from_text(command, time_limit_s=time_limit)
+    elif entry_point is not None and command is None:
+        process = AgentProcess.from_entry_point(entry_point, time_limit_s=time_limit)
+    else:
+        raise SettingsError("name the program that is run: either --command or --entry-point")
+    if file is not None:
+        _submit(call, read_tasks(call.settings, file, reading, agent=agent_id).tasks, agent_id)
+    call.working = True
+    plan = run.AgentPlan(
+        agent_id=agent_id,
+        process=process,
+        server=server or call.settings.serve.url,
+        parallel=parallel,
+        folder=folder.absolute(),
+        until_done=until_done or file is not None,
+    )
+    with until_stopped() as stop:
+        admin.check_topics(call.settings, patient=True)
+        endings = run.run(call.settings_to_write, plan, stop=stop)
+    show.record({ending: endings[ending] for ending in run.ENDINGS if endings[ending]} or {"runs": 0}, output)
+
+
+def _submit(call: AppContext, tasks: list[Task], agent_id: str) -> None:
+    """Submit tasks for this agent. Raises SettingsError if one names another."""
+    from streams.stages.tasks.submit import submit
+
+    for task in tasks:
+        if task.agent != agent_id:
+            raise SettingsError(f"a task names the agent {task.agent}, and {agent_id} is run; leave out such lines")
+    submitted = submit(call.settings_to_write, tasks)
+    click.echo(f"{len(submitted.sent)} sent, {len(submitted.known)} known", err=True)
 
 
 @agents.command("list")

@@ -54,9 +54,7 @@ def chat(call: AppContext, /, system: str | None, model: str | None, max_tokens:
     that of agent `chat`. A line `/good` or `/bad`, with or without a reason behind it, says so of the last answer: it
     becomes a reward of 1 or 0.
     """
-    rule = call.settings.serve
-    host = f"[{rule.host}]" if ":" in rule.host else rule.host
-    url = f"http://{host}:{rule.port}/agents/chat/v1"
+    url = f"{call.settings.serve.url}/agents/chat/v1"
     messages = [] if system is None else [{"role": "system", "content": system}]
     body = {"model": model or call.settings.policy.name, "max_tokens": max_tokens, "temperature": temperature}
     stdin, last = click.get_text_stream("stdin"), ""

@@ -117,9 +117,10 @@ def task_file_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return collected
 
 
-def read_tasks(settings: Settings, file: Path, options: TaskFileOptions) -> Checked:
+def read_tasks(settings: Settings, file: Path, options: TaskFileOptions, *, agent: str | None = None) -> Checked:
     """Return the tasks of a file, `-` for stdin, in every epoch; print what is wrong with it.
 
+    `agent` works on the tasks of lines that name none.
     Raises EventError if a line is bad, unless those are to be skipped, NotFoundError without such a file.
     """
     from streams.kafka.times import now_ms
@@ -128,7 +129,7 @@ def read_tasks(settings: Settings, file: Path, options: TaskFileOptions) -> Chec
     reading = lines.Reading(
         now_ms=now_ms(),
         topic_settings=settings.topics,
-        defaults=options.defaults(settings),
+        defaults=options.defaults(settings) | ({} if agent is None else {"agent": agent}),
         names=options.fields_of_columns(),
     )
     stdin = str(file) == "-"

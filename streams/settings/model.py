@@ -466,6 +466,11 @@ class Serve(Section):
         description="an answer that the broker has not acknowledged after this long gets status 503, seconds",
     )
 
+    @property
+    def url(self) -> str:
+        """Where it answers, without a path."""
+        return f"http://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
+
     @field_validator("host")
     @classmethod
     def _is_this_machine(cls, host: str) -> str:

@@ -69,6 +69,7 @@ WITHOUT_TRY = {
     "streams/scorers/gym.py::_verifier json.loads": OWN,
     "streams/stages/agents/entry_point.py::main json.loads": OWN,
     "streams/stages/agents/supervisor.py::main json.loads": OWN,
+    "streams/stages/agents/run.py::_look result": IN_THREAD,
     "streams/stages/scoring/agent.py::_collect result": IN_THREAD,
     "streams/stages/tasks/generators.py::_kept json.loads": OWN,
     "streams/stages/tasks/suites.py::_lines yaml.scan": TRANSLATED,

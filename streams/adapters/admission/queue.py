@@ -22,6 +22,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import replace
 from itertools import count
+from typing import Literal
 
 from schemas import serde
 from schemas.conventions import deadline_ms
@@ -113,17 +114,22 @@ class TaskQueue:
 
     def drop_overtaken(self, candidates: Iterable[WaitingTask]) -> bool:
         """Drop those whose answers could not count any more; their groups say why. Return whether there were any."""
-        now, before = times.now_ms(), len(self)
+        before = len(self)
         for one in candidates:
-            if one.task.purpose == "serve":
-                continue
-            is_late = one.deadline_ms is not None and one.deadline_ms < now
-            if is_late or self._state.admission.is_out(one.task.task_id):
-                why = "its deadline has passed" if is_late else "its group is out already"
+            if (reason := self.why_overtaken(one)) is not None:
+                why = "its deadline has passed" if reason == "too_late" else "its group is out already"
                 log.info("%s: task %s is not sampled: %s", one.at, one.task.task_id, why)
-                self._meter.add(catalog.DROPS, "policy", "too_late" if is_late else "group_is_out")
+                self._meter.add(catalog.DROPS, "policy", reason)
                 self._done(one)
         return len(self) < before
+
+    def why_overtaken(self, one: WaitingTask) -> Literal["too_late", "group_is_out"] | None:
+        """Return why answers to a task could not count any more, or None if they could."""
+        if one.task.purpose == "serve":
+            return None
+        if one.deadline_ms is not None and one.deadline_ms < times.now_ms():
+            return "too_late"
+        return "group_is_out" if self._state.admission.is_out(one.task.task_id) else None
 
     def answered(self, one: WaitingTask) -> None:
         """Mark a task as answered: its responses were handed to the producer."""

@@ -1,0 +1,266 @@
+"""Answer the tasks that name an agent by runs of that agent's program.
+
+    tasks ──► TaskQueue ──► begun when there is room to train on it ──► a process a slot, N at once ──► commit
+                                begin ──► the server writes `started`      │ its calls: the server writes turns
+                                end   ──► `ended`, response           ◄────┘ its exit code
+
+An attempt has an id that follows from the record of its task, so whoever reads that again after kill -9 means the same
+runs: those that ended stay as they are, those that only began are ended as failed, the others begin. A task is done,
+and its offset committed, when all its runs have ended. How one run ends changes nothing for the others.
+
+The rules by which a train task waits for the trainer are those of the policy stage (streams/adapters/admission).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import uuid
+from collections import Counter, deque
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Self, get_args
+
+from schemas.events import AgentEvent, AgentType, Coordinates, Ending, derive_id
+from schemas.serde import Poison
+from streams.adapters.admission.choose import WaitingTask, choose
+from streams.adapters.admission.held_back import HeldBack, room
+from streams.adapters.admission.queue import TaskQueue
+from streams.adapters.admission.state import PolicyState, give_up_ms
+from streams.adapters.router import route
+from streams.errors import RefusedError, ServerUnavailable
+from streams.kafka import times
+from streams.kafka.admin import offsets, read_topic
+from streams.kafka.client import POLL_S
+from streams.kafka.producer import Producer
+from streams.kafka.record import TopicPartition
+from streams.kafka.registry import client as schema_registry
+from streams.kafka.retry import BrokerOutage, StoppedWaiting
+from streams.kafka.tracked import TrackedConsumer
+from streams.observability.metrics import OFF
+from streams.settings.model import Settings
+from streams.stages.agents.processes import AgentProcess, RunContext, run_process
+from streams.stages.agents.run_server import RunServer
+
+STAGE = "agents"
+BUSY_POLL_S = 0.05
+"""Longest wait for new tasks while runs are in progress, whose ends come beside them."""
+ENDINGS = (*get_args(Ending), "refused", "unfinished")
+"""How runs may end; the last are those that the server does not take, and those that the next process has to end."""
+GONE = "manager_gone: whoever started its process did not see it end"
+
+log = logging.getLogger("streamward.agents")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentPlan:
+    """How the tasks of an agent are run."""
+
+    agent_id: str
+    process: AgentProcess
+    server: str
+    """The address of `streamward serve`."""
+    parallel: int
+    folder: Path
+    """Every run has a folder in it."""
+    until_done: bool = False
+    """End when every task that is in the log at the start is done."""
+
+
+@dataclass(slots=True, eq=False)
+class TaskAttempt:
+    """A task whose runs have begun."""
+
+    waiting: WaitingTask
+    sampling_id: str
+    slots: deque[int]
+    """Those that are not begun yet."""
+    runs: set[Future[str]] = field(default_factory=set)
+    stop: threading.Event = field(default_factory=threading.Event)
+    """Set when nothing of it counts any more."""
+    holds_a_place: bool = False
+    """Whether admission counts it until its group is out."""
+    unfinished: bool = False
+    """Whether the server could not be told of an end: whoever reads the task again does."""
+
+
+def run(settings: Settings, plan: AgentPlan, *, stop: threading.Event) -> Counter[str]:
+    """Answer tasks until `stop` is set, or all are done; return how the runs ended.
+
+    Runs in progress are waited for. Raises LogError if the broker refuses or is unreachable too long, NotFoundError for
+    a topic that is missing.
+    """
+    schema_registry.wait(settings, OFF, stop)
+    with AgentRunner(settings, plan, BrokerOutage(settings.kafka, stop), stop) as runner:
+        try:
+            while runner.running or not (stop.is_set() or (plan.until_done and runner.done())):
+                runner.step()
+        except StoppedWaiting as exc:
+            log.warning("%s", exc)
+    return runner.endings
+
+
+class AgentRunner:
+    """Runs one agent. Use as a context manager, and call `step` from one thread."""
+
+    def __init__(self, settings: Settings, plan: AgentPlan, outage: BrokerOutage, stop: threading.Event) -> None:
+        self._settings, self._plan, self._outage, self._stop = settings, plan, outage, stop
+        self.endings: Counter[str] = Counter()
+        """How many runs have ended how, also those of an earlier process whose task is read again."""
+        self._nonce = uuid.uuid4().hex
+        self._state = PolicyState(settings, outage)
+        self._producer = Producer(settings, outage=outage, stage=STAGE)
+        self._register()
+        self._consumer = TrackedConsumer(
+            settings,
+            f"{STAGE}-{plan.agent_id}",
+            "tasks",
+            self._producer,
+            outage,
+            max_open=settings.policy.max_waiting,
+        )
+        self._queue = TaskQueue(settings, self._consumer, self._state, outage, agent=plan.agent_id)
+        self._held_back = HeldBack(self._state.router, self._state.admission)
+        self._server = RunServer(plan.server, plan.agent_id, stop)
+        self._pool = ThreadPoolExecutor(plan.parallel, thread_name_prefix="runs-agent")
+        self._attempts: dict[Coordinates, TaskAttempt] = {}
+        self._ends = {tp: end for tp, (first, end) in offsets(settings, ["tasks"]).items() if end > first}
+        """Where `tasks` ended at the start."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        for attempt in self._attempts.values():
+            attempt.stop.set()
+        self._pool.shutdown()
+        self._consumer.close()
+        self._state.__exit__()
+        self._producer.__exit__(kind)
+
+    @property
+    def running(self) -> int:
+        """How many runs are in progress."""
+        return sum(len(attempt.runs) for attempt in self._attempts.values())
+
+    def done(self) -> bool:
+        """Whether every task that was in the log at the start is done, here or in another process of this agent."""
+        if self._attempts or self._queue:
+            return False
+        committed: dict[TopicPartition, int] = self._consumer.committed(self._ends)
+        return all(committed[tp] >= end for tp, end in self._ends.items())
+
+    def step(self) -> None:
+        """Read tasks, begin runs for which there is a place, take note of those that ended, commit."""
+        self._state.follow(self._outage)
+        self._queue.read(BUSY_POLL_S if self._attempts or self._queue else POLL_S)
+        self._queue.sweep()
+        for attempt in list(self._attempts.values()):
+            self._look(attempt)
+        while self.running < self._plan.parallel and not self._stop.is_set() and self._begin_one():
+            pass
+        self._held_back.look(self._queue.waiting, others=self._queue.set_aside)
+        self._consumer.commit()
+
+    def _begin_one(self) -> bool:
+        """Begin the next run; return whether there was one."""
+        attempt = next((one for one in self._attempts.values() if one.slots), None) or self._next()
+        if attempt is None:
+            return False
+        slot = attempt.slots.popleft()
+        attempt.runs.add(self._pool.submit(self._run, attempt, slot))
+        return True
+
+    def _next(self) -> TaskAttempt | None:
+        """Begin the next task that may be answered now."""
+        router, admission = self._state.router, self._state.admission
+        version_for, has_room = partial(route, router.serving), partial(room, router, admission)
+        while chosen := choose(self._queue.waiting, version_for=version_for, room=has_room, most=1):
+            if self._queue.drop_overtaken(chosen.tasks):
+                continue
+            (waiting,) = chosen.tasks
+            task = waiting.task
+            sampling_id = derive_id(task.task_id, self._plan.agent_id, *waiting.at)
+            attempt = TaskAttempt(waiting, sampling_id, deque(range(task.group_size)))
+            if not waiting.urgent and not admission.hopeless(chosen.version):
+                attempt.holds_a_place = True
+                admission.start(task.task_id, give_up_ms=None)
+            self._queue.begin(waiting)
+            self._held_back.answered(chosen.tasks)
+            self._attempts[waiting.at] = attempt
+            return attempt
+        return None
+
+    def _look(self, attempt: TaskAttempt) -> None:
+        """Take note of runs that ended; a task is done with its last one."""
+        waiting, ours = attempt.waiting, attempt.waiting in self._queue
+        for ended in [one for one in attempt.runs if one.done()]:
+            attempt.runs.discard(ended)
+            self.endings[ended.result()] += 1
+        if not ours or self._queue.why_overtaken(waiting) is not None:
+            attempt.slots.clear()
+            attempt.stop.set()
+        if attempt.runs or attempt.slots:
+            return
+        del self._attempts[waiting.at]
+        if attempt.holds_a_place:
+            limit = give_up_ms(self._settings, times.now_ms(), waiting.deadline_ms)
+            self._state.admission.start(waiting.task.task_id, give_up_ms=limit)
+        if ours and not attempt.unfinished:
+            self._queue.answered(waiting)
+
+    # --- in a thread of the pool --------------------------------------------------------------------------------------
+
+    def _run(self, attempt: TaskAttempt, slot: int) -> str:
+        """Run the agent once, from its beginning to its end in the log; return how it ended."""
+        task, mine = attempt.waiting.task, {"manager": self._nonce}
+        try:
+            known = self._server.begin(task, attempt.sampling_id, slot, mine)
+            name = known.trajectory_id
+            ending, reason = known.ending, ""
+            if ending is None and known.metadata != mine:
+                ending, reason = "failed", GONE
+            if ending is None:
+                url, folder = f"{self._server.url}/{name}", self._plan.folder / name
+                ending, reason = self._process(RunContext(self._plan.agent_id, name, task, url, folder), attempt.stop)
+            self._server.end(name, ending, reason)  # of one that has ended: if its response is missing, it is made
+            log.info("task %s, slot %d: %s: %s", task.task_id, slot, ending, reason)
+            return ending
+        except RefusedError as exc:
+            log.error("task %s, slot %d: %s", task.task_id, slot, exc)
+            return "refused"
+        except ServerUnavailable as exc:  # this process is stopping; the next one reads the task again
+            log.warning("task %s, slot %d: %s", task.task_id, slot, exc)
+            attempt.unfinished = True
+            return "unfinished"
+
+    def _process(self, context: RunContext, stop: threading.Event) -> tuple[Ending, str]:
+        try:
+            ended = run_process(self._plan.process, context, stop)
+        except OSError as exc:
+            return "failed", f"it was not run: {exc}"
+        return ended.ending, ended.reason
+
+    def _register(self) -> None:
+        """Write what this agent is, unless the log says so already."""
+        agent_id, policy, before = self._plan.agent_id, self._settings.policy.name, list[AgentEvent]()
+        for record in read_topic(self._settings, "agents", outage=self._outage):
+            event = record.decode(AgentEvent)
+            if not isinstance(event, Poison) and event.agent_id == agent_id:
+                before.append(event)
+        kind: AgentType = "RL_TRAINED" if self._state.router.primary else "PROMPT_BASED"
+        if before and (before[-1].kind, before[-1].type, before[-1].model_id) == ("registered", kind, policy):
+            return
+        event = AgentEvent(
+            event_id=derive_id(agent_id, len(before)),
+            agent_id=agent_id,
+            created_at=times.now_ms(),
+            kind="registered",
+            name=agent_id,
+            type=kind,
+            model_id=policy,
+        )
+        self._producer.send(event)
+        self._producer.flush()

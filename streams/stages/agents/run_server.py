@@ -1,0 +1,120 @@
+"""Begin and end runs at the server of agents, asked again while it is unreachable.
+
+    AgentRunner ──► POST …/begin, …/end ──► `streamward serve` ──► KnownRun: what the log has of the run
+
+Both requests may be repeated, so each is until there is an answer; a refusal is one. Once the process should stop, a
+server that is unreachable is waited for a little longer only: a run without an end is ended by the next process that
+reads its task.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import logging
+import threading
+import time
+import urllib.error
+import urllib.request
+from dataclasses import asdict, dataclass
+from typing import Any
+from urllib.parse import quote
+
+from schemas import json_text
+from schemas.events import Ending, Task, derive_id
+from streams.errors import RefusedError, ServerUnavailable
+
+ANSWER_S = 120.0
+"""How long one request may take; the server itself gives up before."""
+PAUSE_S = 0.5
+"""Before a request is made again."""
+STOPPING_S = 30.0
+"""How long an unreachable server is waited for once the process should stop."""
+MAX_REASON = 1000
+"""Characters of the reason for an end."""
+
+log = logging.getLogger("streamward.agents")
+
+
+@dataclass(frozen=True, slots=True)
+class KnownRun:
+    """What the log has of a run."""
+
+    trajectory_id: str
+    adapter_version: int
+    metadata: dict[str, str]
+    """As its beginning has it, whoever sent that."""
+    ending: Ending | None
+    turns: int | None
+
+
+class RunServer:
+    """The server at one address, for the runs of one agent. Any number of threads may ask it."""
+
+    def __init__(self, url: str, agent_id: str, stop: threading.Event) -> None:
+        self.url, self._stop = f"{url.rstrip('/')}/agents/{quote(agent_id, safe='')}/trajectories", stop
+        self._away = False
+
+    def begin(self, task: Task, sampling_id: str, slot: int, metadata: dict[str, str]) -> KnownRun:
+        """Return the run of this slot, begun now or before. Raises as `end`."""
+        asked = {
+            "task_id": task.task_id,
+            "sampling_id": sampling_id,
+            "slot": slot,
+            "group_size": task.group_size,
+            "policy": task.policy,
+            "purpose": task.purpose,
+            "sampling": asdict(task.sampling),
+            "adapter_version": task.adapter_version,
+            "max_turns": task.max_turns,
+            "metadata": metadata,
+            "traceparent": task.traceparent,
+        }
+        return self._ask(derive_id(sampling_id, slot), "begin", asked)
+
+    def end(self, trajectory_id: str, ending: Ending, reason: str) -> KnownRun:
+        """Return the run once it has ended, as this says or as somebody said before.
+
+        Raises RefusedError for what will never be done, ServerUnavailable if the process should stop meanwhile.
+        """
+        return self._ask(trajectory_id, "end", {"ending": ending, "reason": reason[:MAX_REASON]})
+
+    def _ask(self, trajectory_id: str, what: str, asked: dict[str, Any]) -> KnownRun:
+        request = urllib.request.Request(  # noqa: S310 - the address is the user's
+            f"{self.url}/{trajectory_id}/{what}", json.dumps(asked).encode(), {"Content-Type": "application/json"}
+        )
+        limit: float | None = None
+        while True:
+            try:
+                with urllib.request.urlopen(request, timeout=ANSWER_S) as answer:  # noqa: S310
+                    known = KnownRun(**json_text.parse(answer.read()))
+            except urllib.error.HTTPError as exc:
+                said = _said(exc)
+                if exc.code < 500:
+                    raise RefusedError(f"the server does not {what} run {trajectory_id}: {said}") from exc
+            except (OSError, http.client.HTTPException, ValueError, TypeError) as exc:
+                said = str(exc)
+            else:
+                self._answers(True, "")
+                return known
+            self._answers(False, said)
+            if self._stop.is_set():
+                limit = limit or time.monotonic() + STOPPING_S
+                if time.monotonic() >= limit:
+                    raise ServerUnavailable(f"{self.url} did not {what} run {trajectory_id}: {said}", lost=False)
+            time.sleep(PAUSE_S)
+
+    def _answers(self, answers: bool, said: str) -> None:
+        """Say once that the server is unreachable, and that it is back."""
+        if answers and self._away:
+            log.info("%s answers again", self.url)
+        elif not answers and not self._away:
+            log.warning("%s does not answer, and is asked again: %s. Does `streamward serve` run?", self.url, said)
+        self._away = not answers
+
+
+def _said(exc: urllib.error.HTTPError) -> str:
+    try:
+        return str(json_text.parse(exc.read())["error"]["message"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return f"{exc.code} {exc.reason}"
