@@ -155,7 +155,7 @@ class QuickCleaner(World):
 )
 def changelog(world: World, load: Load, draw: random.Random) -> None:
     ways: list[tuple[Callable[[World, str], None], str]] = [
-        (compact, "none of them has lost records"),
+        (compact, "none has lost records"),
         (cut_head, "rebuilt"),
         (shorten, "rebuilt"),
         (remove, "rebuilt"),
