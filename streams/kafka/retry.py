@@ -47,6 +47,7 @@ TRANSIENT = frozenset(
         ck.KafkaError._TIMED_OUT_QUEUE,
         ck.KafkaError._WAIT_COORD,
         ck.KafkaError._WAIT_CACHE,
+        ck.KafkaError._DESTROY_BROKER,  # librdkafka replaces its handle of a node while a request waits for it
         ck.KafkaError._RESOLVE,  # a Pod's name is gone with the Pod
         ck.KafkaError.COORDINATOR_NOT_AVAILABLE,
         ck.KafkaError.NOT_COORDINATOR,
