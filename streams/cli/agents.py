@@ -9,7 +9,7 @@ What a run comes to is the fold of its turns, so it is the same whoever looks.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -18,7 +18,10 @@ from streams.cli.task_file import TaskFileOptions, read_tasks, task_file_options
 from streams.errors import SettingsError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
     from schemas.events import Task
+    from streams.cli.agents_view import AgentRun
     from streams.output import Output
 
 
@@ -142,9 +145,10 @@ def agents_list(call: AppContext, agent_id: str | None, output: Output) -> None:
 
 @agents.command("show")
 @click.argument("trajectory_id", metavar="TRAJECTORY")
+@click.option("--follow", is_flag=True, help="Line by line as it happens, until the run has ended.")
 @output_option
 @pass_call
-def agents_show(call: AppContext, trajectory_id: str, output: Output) -> None:
+def agents_show(call: AppContext, trajectory_id: str, follow: bool, output: Output) -> None:
     """Print one run, call by call.
 
     TRAJECTORY is its id or the beginning of it. Of a call: what it is to those before it and why, the chain in which
@@ -162,12 +166,13 @@ def agents_show(call: AppContext, trajectory_id: str, output: Output) -> None:
         some = ", ".join(sorted(runs)[:4])
         raise RefusedError(f"{len(runs)} runs begin with {trajectory_id!r}, e.g. {some}; give more of the id")
     (run,) = runs.values()
-    row = run.row()
-    feedback = agents_view.read_feedback(call.settings, row["task"] or row["trajectory"])
+    if follow:
+        _follow(call, run, output)
+        return
+    feedback = agents_view.read_feedback(call.settings, run.task_id)
     rows = [agents_view.step_row(step, feedback) for step in run.folded().steps]
     if output == "table":
-        row["feedback"] = ", ".join(agents_view.opinion(reward) for reward in feedback.get(row["trajectory"], ()))
-        show.record({name: value for name, value in row.items() if value not in (None, "")}, "table")
+        show.record(agents_view.summary(run, feedback), "table")
         print()
     show.rows(rows, agents_view.STEP_COLUMNS, output)
 
@@ -201,10 +206,36 @@ def agents_tail(
 
     start = times.parse_begin(begin or ("start" if until_end else "end"))
     shapes = times.named(call.settings, ("turns", "trajectories"))
-    table = show.Lines(agents_view.TAIL_COLUMNS) if output == "table" else None
     seen = times.tail(call.settings, shapes, start, until_end=until_end, each_poll=show.check_reader)
-    live = agents_view.LiveRuns(agent_id)
-    for row in islice(live.rows(one.event for one in seen), count):
+    live = agents_view.LiveRuns(lambda one: agent_id in (None, one.agent_id))
+    _print_live(islice(live.rows(one.event for one in seen), count), output)
+
+
+def _follow(call: AppContext, run: AgentRun, output: Output) -> None:
+    """Print what a run has done and does, until it has ended."""
+    from streams import output as show
+    from streams.cli import agents_view
+    from streams.kafka import times
+
+    def rows() -> Iterator[dict[str, Any]]:
+        begin = times.Begin("time", run.recorded_ms)
+        shapes = times.named(call.settings, ("turns", "trajectories"))
+        seen = times.tail(call.settings, shapes, begin, until_end=False, each_poll=show.check_reader)
+        live = agents_view.LiveRuns(lambda one: one.trajectory_id == run.trajectory_id)
+        for row in live.rows(one.event for one in seen):
+            yield row
+            if row.get("ends"):
+                return
+
+    _print_live(rows(), output)
+
+
+def _print_live(rows: Iterable[dict[str, Any]], output: Output) -> None:
+    from streams import output as show
+    from streams.cli import agents_view
+
+    table = show.Lines(agents_view.TAIL_COLUMNS) if output == "table" else None
+    for row in rows:
         if table is not None:
             table.add(row)
         else:

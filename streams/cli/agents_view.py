@@ -36,6 +36,8 @@ class AgentRun:
     started: TrajectoryEvent | None = None
     ended: TrajectoryEvent | None = None
     turns: list[Turn] = field(default_factory=list)
+    recorded_ms: int = 0
+    """The timestamp of its first record."""
 
     def take(self, event: TrajectoryEvent | Turn) -> None:
         """Add what the log says next; the first of each kind counts."""
@@ -51,6 +53,20 @@ class AgentRun:
         return fold(self.turns, self.ended)
 
     @property
+    def trajectory_id(self) -> str:
+        """Its id."""
+        return self._any.trajectory_id
+
+    @property
+    def task_id(self) -> str:
+        """Of the task; of the trajectory where no task was submitted."""
+        return self._any.task_id
+
+    @property
+    def _any(self) -> TrajectoryEvent | Turn:
+        return self.ended or self.started or self.turns[0]
+
+    @property
     def began_ms(self) -> int:
         """When it began, ms since the epoch."""
         known = [event.created_at for event in (self.started, self.ended) if event is not None]
@@ -63,7 +79,7 @@ class AgentRun:
 
     def row(self) -> Row:
         """Return one line about it."""
-        one: Any = self.ended or self.started or self.turns[0]
+        one = self._any
         folded = self.folded()
         return {
             "trajectory": one.trajectory_id,
@@ -77,6 +93,11 @@ class AgentRun:
             "calls": str(folded),
             "chains": len(folded.chains),
             "sampled_tokens": sum(len(turn.completion_token_ids) for turn in self.turns),
+            "left_out": [
+                {"turn": step.turn.number, "what": step.left_out, "reason": _reason(step)}
+                for step in folded.steps
+                if step.left_out is not None
+            ],
             "reason": "" if self.ended is None else self.ended.reason,
         }
 
@@ -91,7 +112,9 @@ def read_runs(
         for record in read_topic(settings, label):
             event: TrajectoryEvent | Turn | Poison = record.decode(kind)
             if not isinstance(event, Poison) and wanted(event):
-                runs.setdefault(event.trajectory_id, AgentRun()).take(event)
+                run = runs.setdefault(event.trajectory_id, AgentRun(recorded_ms=record.timestamp_ms))
+                run.recorded_ms = min(run.recorded_ms, record.timestamp_ms)
+                run.take(event)
     return dict(sorted(runs.items(), key=lambda pair: pair[1].began_ms))
 
 
@@ -149,8 +172,20 @@ def step_row(step: TrajectoryStep, feedback: dict[str, list[Reward]]) -> Row:
     """Return one line about a call, now that the whole run is known, and what somebody thinks of its answer."""
     fate = step.left_out or ("conversation" if step.chain == 0 else f"branch {(step.chain or 0) - 1}")
     said = [opinion(reward) for reward in feedback.get(step.turn.turn_id, ())]
-    reason = HUNG_UP if step.left_out == "undelivered" else step.reason
-    return _turn_row(step.turn, step.continuity, reason) | {"fate": fate, "feedback": said}
+    return _turn_row(step.turn, step.continuity, _reason(step)) | {"fate": fate, "feedback": said}
+
+
+def _reason(step: TrajectoryStep) -> str:
+    """Return why its tokens are not trained on, else why it is what it is to the calls before it."""
+    return HUNG_UP if step.left_out == "undelivered" else step.reason
+
+
+def summary(run: AgentRun, feedback: dict[str, list[Reward]]) -> Row:
+    """Return what a table says of a whole run above its calls."""
+    row = run.row()
+    row["left_out"] = "\n".join(f"turn {one['turn']}: {one['what']}, {one['reason']}" for one in row["left_out"])
+    row["feedback"] = ", ".join(opinion(reward) for reward in feedback.get(row["trajectory"], ()))
+    return {name: value for name, value in row.items() if value not in (None, "")}
 
 
 def _turn_row(turn: Turn, continuity: str, reason: str) -> Row:
@@ -181,16 +216,16 @@ def _turn_row(turn: Turn, continuity: str, reason: str) -> Row:
 class LiveRuns:
     """Rows of a tail: calls as they come, and at the end of a run what it came to."""
 
-    def __init__(self, agent_id: str | None = None) -> None:
-        """`agent_id`: whose; None: everybody's."""
-        self._agent_id = agent_id
+    def __init__(self, wanted: Callable[[Turn | TrajectoryEvent], bool] = lambda _: True) -> None:
+        """`wanted`: which records."""
+        self._wanted = wanted
         self._runs: dict[str, tuple[AgentRun, Chains]] = {}
         """Those that are open."""
 
     def rows(self, events: Iterable[Event | Poison]) -> Iterator[Row]:
         """Yield a row for each event of a run that is followed. An end waits for the turns that it counts."""
         for event in events:
-            if isinstance(event, Turn | TrajectoryEvent) and self._agent_id in (None, event.agent_id):
+            if isinstance(event, Turn | TrajectoryEvent) and self._wanted(event):
                 yield from self._rows(event)
         yield from (_end_row(run, run.ended) for run, _ in self._runs.values() if run.ended is not None)
 
@@ -217,6 +252,7 @@ def _event_row(event: TrajectoryEvent) -> Row:
         "time": moment(event.created_at),
         "what": event.ending or event.kind,
         "reason": event.reason,
+        "ends": event.kind == "ended",
     }
 
 

@@ -79,6 +79,8 @@ def test_runs_say_what_was_delivered_and_what_was_not(made: Settings) -> None:
     found = {row["trajectory"]: row for row in rows(made, "agents", "list", "calc")}
     assert found[FIRST]["calls"] == "2 of 3 calls delivered; 1 auxiliary"
     assert (found[FIRST]["state"], found[SECOND]["state"]) == ("completed", "open")
+    [left_out] = found[FIRST]["left_out"]
+    assert (left_out["turn"], left_out["what"]) == (1, "auxiliary") and "tools" in left_out["reason"]
 
 
 def test_a_run_is_shown_call_by_call(made: Settings) -> None:
@@ -111,6 +113,8 @@ def test_a_tail_follows_calls_and_ends_a_run_with_what_it_came_to(made: Settings
     assert [row["what"] for row in found] == ["started", "first", "auxiliary", "extends", "completed"]
     assert found[-1]["answer"] == "2 of 3 calls delivered; 1 auxiliary"
     assert "completed" in run(made, "agents", "tail", "calc", "--until-end", "--output", "table").stdout
+    followed = rows(made, "agents", "show", FIRST, "--follow")
+    assert [row["what"] for row in followed] == ["started", "first", "auxiliary", "extends", "completed"]
 
 
 def lines_of(file: Path) -> list[bytes]:
