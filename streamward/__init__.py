@@ -1,8 +1,10 @@
 """What your code imports from Streamward; everything else is an application's own.
 
-    connect       SQL over topics and archive, for a notebook                    streams.tools.query
-    entry_point   marks a function of yours as a scorer                          streams.scorers
-    main          the command line                                               streams.cli
+    AgentManager         agents in the place of a trainer's generate        streams.tools.agent_manager
+    connect              SQL over topics and archive, for a notebook        streams.tools.query
+    ConversationTracker  what an agent and the policy said to each other    streams.tools.agent_manager
+    entry_point          marks a function of yours as a scorer              streams.scorers
+    main                 the command line                                   streams.cli
 
 Each is loaded when it is first used, so `import streamward` costs nothing.
 """
@@ -15,11 +17,18 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from streams.cli import main
     from streams.scorers import entry_point
+    from streams.tools.agent_manager import AgentManager, ConversationTracker
     from streams.tools.query import connect
 
-__all__ = ["connect", "entry_point", "main"]
+__all__ = ["AgentManager", "ConversationTracker", "connect", "entry_point", "main"]
 
-HOMES = {"connect": "streams.tools.query", "entry_point": "streams.scorers", "main": "streams.cli"}
+HOMES = {
+    "AgentManager": "streams.tools.agent_manager",
+    "ConversationTracker": "streams.tools.agent_manager",
+    "connect": "streams.tools.query",
+    "entry_point": "streams.scorers",
+    "main": "streams.cli",
+}
 
 
 def __getattr__(name: str) -> object:

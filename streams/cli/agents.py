@@ -8,6 +8,7 @@ What a run comes to is the fold of its turns, so it is the same whoever looks.
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -83,7 +84,7 @@ def agents_run(
     from streams import output as show
     from streams.kafka import admin
     from streams.stages.agents import run
-    from streams.stages.agents.processes import AgentProcess
+    from streams.stages.agents.processes import AgentProcess, run_process
 
     if command is not None and entry_point is None:
         process = AgentProcess.from_text(command, time_limit_s=time_limit)
@@ -96,7 +97,7 @@ def agents_run(
     call.working = True
     plan = run.AgentPlan(
         agent_id=agent_id,
-        process=process,
+        work=partial(run_process, process),
         server=server or call.settings.serve.url,
         parallel=parallel,
         folder=folder.absolute(),

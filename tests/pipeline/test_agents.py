@@ -9,15 +9,19 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from openai import OpenAI
 
 from schemas.events import AdvantagedGroup, AgentEvent, Batch, Response, Reward, Task, TrajectoryEvent
 from streams.cli.root import cli
+from streams.errors import EventError, SettingsError
 from streams.settings.load import to_env
 from streams.settings.model import Batches, Settings
 from streams.stages.scoring import agent as scoring
+from streamward import AgentManager, ConversationTracker
 from tests.support.agent_server import serving, settings_of, turns
 from tests.support.processes import command, environment, read, running, said, until
 
@@ -156,3 +160,53 @@ def test_after_kill_9_of_the_manager_each_run_ends_once_and_none_that_ended_runs
     kinds = Counter((event.trajectory_id, event.kind) for _, event in read(settings, TrajectoryEvent))
     assert len(kinds) == 8 and set(kinds.values()) == {1}
     assert [task.agent for _, task in read(settings, Task)] == ["adder"]
+
+
+class Adder(AgentManager):
+    """An agent that is a function of this process: two turns, or none for what is no sum."""
+
+    def _process_one(self, agent_id: str, prompt: dict[str, Any]) -> None:
+        messages = list(prompt["messages"])
+        client = OpenAI(base_url=f"{self.base_url(agent_id)}/v1", api_key="none")
+        for more in (None, "and that plus 1?"):
+            if more is not None:
+                messages.append({"role": "user", "content": more})
+            if "+" not in prompt["prompt"]:
+                raise ValueError("that is no sum")
+            answer = client.chat.completions.create(model="sums", messages=messages)
+            messages.append({"role": "assistant", "content": answer.choices[0].message.content})
+
+
+def test_prompts_come_back_as_conversations_with_the_tokens_of_the_log(
+    settings: Settings, agent: list[str], tmp_path: Path
+) -> None:
+    with serving(settings):
+        by_function = Adder("adder", settings=settings, folder=tmp_path / "runs")
+        found = by_function.deploy(["1 + 1 =", [{"role": "user", "content": "what?"}], "2 + 2 ="], group_size=2)
+        by_command = AgentManager("other", command=agent[0], settings=settings, folder=tmp_path / "runs")
+        [completion] = by_command.deploy(["3 + 3 ="])
+    assert [one.error for one in found] == [None, None, *["failed: ValueError: that is no sum"] * 2, None, None]
+    assert [one.slot for one in found] == [0, 1] * 3
+    assert [message["content"] for message in found[0].messages[::2]] == ["1 + 1 =", "and that plus 1?"]
+    assert found[0].messages[-1] == {"role": "assistant", "content": found[0].text}
+    assert ConversationTracker(settings).get_completion_history(found[0].trajectory_id) == list(found[0].messages)
+    recorded = {response.response_id: response for _, response in read(settings, Response)}
+    for one in (*found, completion):
+        response = recorded[one.trajectory_id]
+        assert one.completion_ids == tuple(response.completion_token_ids)
+        assert one.completion_mask == tuple(response.loss_mask)
+        assert len(one.completion_ids) == len(one.logprobs) == len(one.completion_mask)
+        assert bool(one.prompt_ids) == (one.error is None)
+    said = [turn for turn in turns(settings, "adder") if turn.trajectory_id == found[0].trajectory_id]
+    sampled = [token for turn in said for token in turn.completion_token_ids]
+    marked = zip(found[0].completion_ids, found[0].completion_mask, strict=True)
+    assert [token for token, mine in marked if mine] == sampled
+    assert completion.error is None
+
+
+def test_a_manager_without_an_agent_or_with_an_odd_prompt_says_so(settings: Settings) -> None:
+    for given, why in (({}, "name the agent"), ({"command": "a", "entry_point": "b"}, "either a command or an entry")):
+        with pytest.raises(SettingsError, match=why):
+            AgentManager("adder", settings=settings, **given)  # type: ignore[arg-type]
+    with pytest.raises(EventError, match="has `role` and `content`"):
+        Adder("adder", settings=settings).deploy([[{"role": "user"}]])

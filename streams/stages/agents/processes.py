@@ -25,7 +25,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, NamedTuple, cast
+from typing import IO, Any, NamedTuple, cast
 
 import psutil
 
@@ -33,13 +33,14 @@ from schemas.events import Ending, Task
 from streams.errors import SettingsError
 from streams.output import json_line
 from streams.stages.agents import supervisor
+from streams.stages.agents.chat_format import message_of, tool_of
 
 LOOK_S = 0.1
 TASK = "task.json"
 MAX_VARIABLE = 100_000
 """Bytes of a variable: Linux takes 128 KiB (execve(2), MAX_ARG_STRLEN)."""
-TOLD = ("task_id", "policy", "purpose", "scenario", "messages", "tools", "max_turns", "thread", "metadata")
-"""Fields of its task that an agent is told."""
+TOLD = ("task_id", "policy", "purpose", "scenario", "max_turns", "thread", "metadata")
+"""Fields of its task that an agent is told, beside what it is asked and the tools it has."""
 NO_KEY = "none"
 """What clients send as their key if the environment has none: they refuse to begin without one."""
 
@@ -138,9 +139,14 @@ def run_process(process: AgentProcess, run: RunContext, stop: threading.Event) -
         return ProcessEnd("failed", f"what watched over it ended with {supervised.returncode}", None)
 
 
-def told(task: Task) -> dict[str, object]:
-    """Return what an agent is told of its task: neither the right answer nor who rewards it."""
-    return {name: getattr(task, name) for name in TOLD} | {"prompt": prompt_of(task)}
+def told(task: Task) -> dict[str, Any]:
+    """Return what an agent is told of its task, as chat clients send it; not the right answer, nor who rewards it."""
+    return {
+        "prompt": prompt_of(task),
+        "messages": [message_of(message) for message in task.messages],
+        "tools": [tool_of(tool) for tool in task.tools],
+        **{name: getattr(task, name) for name in TOLD},
+    }
 
 
 def prompt_of(task: Task) -> str:

@@ -17,6 +17,7 @@ import logging
 import threading
 import uuid
 from collections import Counter, deque
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -41,7 +42,7 @@ from streams.kafka.retry import BrokerOutage, StoppedWaiting
 from streams.kafka.tracked import TrackedConsumer
 from streams.observability.metrics import OFF
 from streams.settings.model import Settings
-from streams.stages.agents.processes import AgentProcess, RunContext, run_process
+from streams.stages.agents.processes import ProcessEnd, RunContext
 from streams.stages.agents.run_server import RunServer
 
 STAGE = "agents"
@@ -59,7 +60,8 @@ class AgentPlan:
     """How the tasks of an agent are run."""
 
     agent_id: str
-    process: AgentProcess
+    work: Callable[[RunContext, threading.Event], ProcessEnd]
+    """Runs the agent once: `run_process` with a program, or another way. May raise OSError."""
     server: str
     """The address of `streamward serve`."""
     parallel: int
@@ -224,7 +226,7 @@ class AgentRunner:
                 ending, reason = "failed", GONE
             if ending is None:
                 url, folder = f"{self._server.url}/{name}", self._plan.folder / name
-                ending, reason = self._process(RunContext(self._plan.agent_id, name, task, url, folder), attempt.stop)
+                ending, reason = self._work(RunContext(self._plan.agent_id, name, task, url, folder), attempt.stop)
             self._server.end(name, ending, reason)  # of one that has ended: if its response is missing, it is made
             log.info("task %s, slot %d: %s: %s", task.task_id, slot, ending, reason)
             return ending
@@ -236,9 +238,9 @@ class AgentRunner:
             attempt.unfinished = True
             return "unfinished"
 
-    def _process(self, context: RunContext, stop: threading.Event) -> tuple[Ending, str]:
+    def _work(self, context: RunContext, stop: threading.Event) -> tuple[Ending, str]:
         try:
-            ended = run_process(self._plan.process, context, stop)
+            ended = self._plan.work(context, stop)
         except OSError as exc:
             return "failed", f"it was not run: {exc}"
         return ended.ending, ended.reason

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from schemas import json_text
 from schemas.events import Message, Tool
+from streams.stages.agents.chat_format import message_of, tool_of
 from streams.tools.query.examples import Example, ExportOptions
 from streams.tools.query.export import Counts
 from streams.tools.query.finished import Finished
@@ -59,8 +59,8 @@ def _example(
 ) -> Example:
     about = [one.answer_id, *(step.turn.turn_id for step in (one.run.steps if one.run is not None else ()))]
     return {
-        "messages": [message_of(message) for message in messages],
-        "tools": [_tool(tool) for tool in tools],
+        "messages": [message_of(message, for_template=True) for message in messages],
+        "tools": [tool_of(tool) for tool in tools],
         "reward": one.reward,
         "feedback": one.opinion(*about),
         "task_id": one.task_id,
@@ -71,35 +71,3 @@ def _example(
         "adapter_version": version,
         "at": str(one.at),
     }
-
-
-def message_of(message: Message) -> Example:
-    """Return a message as chat templates take it; what is not set is left out.
-
-    >>> message_of(Message(role="user", content="hi"))
-    {'role': 'user', 'content': 'hi'}
-    """
-    said: Example = {"role": message.role, "content": message.content}
-    if message.name is not None:
-        said["name"] = message.name
-    if message.tool_call_id is not None:
-        said["tool_call_id"] = message.tool_call_id
-    if message.tool_calls:
-        said["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": _json(call.arguments)}}
-            for call in message.tool_calls
-        ]
-    return said
-
-
-def _tool(tool: Tool) -> Example:
-    function = {"name": tool.name, "description": tool.description, "parameters": _json(tool.parameters)}
-    return {"type": "function", "function": function}
-
-
-def _json(text: str) -> object:
-    """Return the value of a text that is JSON, else the text."""
-    try:
-        return json_text.parse(text)
-    except ValueError:
-        return text

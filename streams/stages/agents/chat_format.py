@@ -1,0 +1,45 @@
+"""Messages and tools as plain values: as chat clients send them, or as chat templates take them.
+
+The two differ in one thing: the arguments of a call are JSON text for a client, and an object for a template.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from schemas import json_text
+from schemas.events import Message, Tool
+
+
+def message_of(message: Message, *, for_template: bool = False) -> dict[str, Any]:
+    """Return a message; what is not set is left out.
+
+    >>> message_of(Message(role="user", content="hi"))
+    {'role': 'user', 'content': 'hi'}
+    """
+    said: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.name is not None:
+        said["name"] = message.name
+    if message.tool_call_id is not None:
+        said["tool_call_id"] = message.tool_call_id
+    if message.tool_calls:
+        calls = ((call, _json(call.arguments) if for_template else call.arguments) for call in message.tool_calls)
+        said["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
+            for call, arguments in calls
+        ]
+    return said
+
+
+def tool_of(tool: Tool) -> dict[str, Any]:
+    """Return a tool that may be called."""
+    function = {"name": tool.name, "description": tool.description, "parameters": _json(tool.parameters)}
+    return {"type": "function", "function": function}
+
+
+def _json(text: str) -> object:
+    """Return the value of a text that is JSON, else the text."""
+    try:
+        return json_text.parse(text)
+    except ValueError:
+        return text

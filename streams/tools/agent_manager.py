@@ -1,0 +1,236 @@
+"""Agents in the place of a trainer's `generate`: prompts in, completed conversations with their tokens out.
+
+    deploy(prompts) ──► tasks ──► runs of the program (stages/agents/run.py) ──► responses, turns ──► AgentCompletion
+
+The prompts become tasks in the log like any other, answered by runs of the agent: recorded, audited, kept. What comes
+back is read from the log: the tokens that were sampled, never the text tokenized again.
+"""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from schemas.events import Message, Response, Sampling, Task, Turn, derive_id
+from schemas.serde import Poison
+from streams.errors import EventError, SettingsError
+from streams.kafka.admin import apply_topics, offsets, read_topic
+from streams.kafka.reader import read
+from streams.kafka.record import Record
+from streams.kafka.times import now_ms
+from streams.kafka.topics import topics
+from streams.settings.load import load
+from streams.settings.model import Settings
+from streams.stages.agents.chat_format import message_of
+from streams.stages.agents.fold import fold
+from streams.stages.agents.processes import AgentProcess, ProcessEnd, RunContext, run_process, told
+from streams.stages.agents.run import AgentPlan, run
+from streams.stages.tasks.submit import submit
+
+Prompt = str | Sequence[Mapping[str, Any]]
+"""What the user says, or a whole conversation: messages with `role` and `content`."""
+LOST = "lost: it has no response in the log"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentCompletion:
+    """One run of the agent over one prompt. The lists of one entry a token have the length of `completion_ids`."""
+
+    trajectory_id: str
+    task_id: str
+    slot: int
+    """0-based: which of the runs over this prompt."""
+    error: str | None = None
+    """Why there is nothing to learn from it; what is per token is then empty."""
+    text: str = ""
+    """The last answer of the conversation."""
+    messages: tuple[dict[str, Any], ...] = ()
+    """The whole conversation, with tool calls and results, as chat templates take it."""
+    adapter_version: int = -1
+    prompt_ids: tuple[int, ...] = ()
+    completion_ids: tuple[int, ...] = ()
+    """What the policy wrote, and what it was sent in between."""
+    logprobs: tuple[float, ...] = ()
+    """Nats, under the distribution sampled from; 0 where the policy did not write the token."""
+    completion_mask: tuple[int, ...] = ()
+    """1 where the policy wrote the token."""
+
+
+class ConversationTracker:
+    """Reads from the log what agents and the policy said to each other."""
+
+    def __init__(self, settings: Settings | None = None) -> None:
+        self._settings = settings or load()
+
+    def get_completion_history(self, trajectory_id: str) -> list[dict[str, Any]]:
+        """Return the conversation of a run, its last answer included; empty if nothing was asked in it.
+
+        All of `turns` is read. Raises LogError if the broker does not answer.
+        """
+        name = trajectory_id.encode()
+        records = (one for one in read_topic(self._settings, "turns") if name in (one.payload or b""))
+        return list(conversations(_turns(records)).get(trajectory_id, ()))
+
+
+class AgentManager:
+    """Runs one agent over prompts. `streamward serve` has to run: it answers the agent's calls, and records them.
+
+    The agent is a `command`, an `entry_point` (`package.module:function`, in a process of its own), or a subclass with
+    a `_process_one` of its own, which runs in a thread of this process.
+    """
+
+    def __init__(
+        self,
+        agent_id: str = "agent",
+        *,
+        command: str | None = None,
+        entry_point: str | None = None,
+        settings: Settings | None = None,
+        folder: Path | str = ".streamward/runs",
+        **limits: float,
+    ) -> None:
+        """Raises SettingsError if the program cannot be run. `limits` are those of AgentProcess: time_limit_s, ..."""
+        if command is not None and entry_point is not None:
+            raise SettingsError("an agent is either a command or an entry point")
+        self.agent_id, self.settings = agent_id, settings or load()
+        self._folder = Path(folder).absolute()
+        self._process: AgentProcess | None = None
+        if command is not None:
+            self._process = AgentProcess.from_text(command, **limits)
+        elif entry_point is not None:
+            self._process = AgentProcess.from_entry_point(entry_point, **limits)
+        elif type(self)._process_one is AgentManager._process_one:
+            raise SettingsError("name the agent: command=, entry_point=, or a subclass with its own _process_one")
+
+    def deploy(
+        self,
+        prompts: Iterable[Prompt],
+        *,
+        group_size: int = 1,
+        parallel: int = 4,
+        sampling: Sampling | None = None,
+        stop: threading.Event | None = None,
+    ) -> list[AgentCompletion]:
+        """Run the agent `group_size` times over each prompt; return how each went, prompt by prompt, slot by slot.
+
+        A run that fails has an `error` and changes nothing for the others. Tasks of this agent that wait in the log are
+        answered, too. Raises LogError if the broker does not answer, EventError for a prompt that no task can hold.
+        """
+        tasks = [self._task(prompt, group_size, sampling or Sampling()) for prompt in prompts]
+        apply_topics(self.settings)
+        starts = {tp: end for tp, (_, end) in offsets(self.settings, ["responses", "turns"]).items()}
+        submit(self.settings, tasks)
+        work = self._in_thread if self._process is None else partial(run_process, self._process)
+        plan = AgentPlan(
+            agent_id=self.agent_id,
+            work=work,
+            server=self.settings.serve.url,
+            parallel=parallel,
+            folder=self._folder,
+            until_done=True,
+        )
+        run(self.settings, plan, stop=stop or threading.Event())
+        return self._completions(tasks, starts)
+
+    def base_url(self, agent_id: str) -> str:
+        """Return where `_process_one` finds the server for this run: OpenAI's clients want `/v1` behind it."""
+        return f"{self.settings.serve.url}/agents/{self.agent_id}/trajectories/{agent_id}"
+
+    def _process_one(self, agent_id: str, prompt: dict[str, Any]) -> None:
+        """Run the agent once, for subclasses that are no program.
+
+        `agent_id` names the run, see `base_url`; `prompt` is what a program finds in task.json: `prompt`, the last
+        message of the user, `messages`, and more. It has completed when it returns, and failed if it raises. A thread
+        cannot be ended from outside, so its time limit is its own concern.
+        """
+        raise NotImplementedError
+
+    def _in_thread(self, context: RunContext, _: threading.Event) -> ProcessEnd:
+        try:
+            self._process_one(context.trajectory_id, told(context.task))
+        except Exception as exc:  # whatever somebody's agent raises
+            return ProcessEnd("failed", f"{type(exc).__name__}: {exc}", None)
+        return ProcessEnd("completed", "it returned", None)
+
+    def _task(self, prompt: Prompt, group_size: int, sampling: Sampling) -> Task:
+        given = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+        return Task(
+            task_id=derive_id(self.agent_id, uuid.uuid4()),  # deployed again, it is another one
+            created_at=now_ms(),
+            policy=self.settings.policy.name,
+            purpose="serve",
+            scenario="deployed",
+            group_size=group_size,
+            sampling=sampling,
+            agent=self.agent_id,
+            messages=tuple(map(_message, given)),
+        )
+
+    def _completions(self, tasks: Sequence[Task], starts: Mapping[tuple[str, int], int]) -> list[AgentCompletion]:
+        named, wanted = topics(self.settings.topics), {task.task_id.encode() for task in tasks}
+        ends = {tp: end for tp, (_, end) in offsets(self.settings, ["responses", "turns"]).items()}
+        records = [one for one in read(self.settings, starts, ends) if one.key in wanted]
+        responses: dict[tuple[str, int], Response] = {}
+        for record in records:
+            if record.at.topic == named["responses"].name:
+                response = record.decode(Response)
+                if not isinstance(response, Poison):
+                    responses.setdefault((response.task_id, response.slot), response)
+        said = conversations(_turns(one for one in records if one.at.topic == named["turns"].name))
+        slots = [(task.task_id, slot) for task in tasks for slot in range(task.group_size)]
+        return [_completion(*one, responses.get(one), said) for one in slots]
+
+
+def _message(given: Mapping[str, Any]) -> Message:
+    try:
+        return Message(role=given["role"], content=given["content"])
+    except (KeyError, TypeError) as exc:
+        raise EventError(f"a message of a prompt has `role` and `content`; this one is {given!r:.200}") from exc
+
+
+def conversations(turns: Iterable[Turn]) -> dict[str, tuple[dict[str, Any], ...]]:
+    """Return the conversation of each run, which is the first of its chains of calls."""
+    by_run: defaultdict[str, list[Turn]] = defaultdict(list)
+    for turn in turns:
+        by_run[turn.trajectory_id].append(turn)
+    folded = {name: fold(of_run, None).chains for name, of_run in by_run.items()}
+    return {
+        name: tuple(
+            message_of(one, for_template=True) for turn in chains[0].turns for one in (*turn.messages, turn.reply)
+        )
+        for name, chains in folded.items()
+        if chains
+    }
+
+
+def _turns(records: Iterable[Record]) -> Iterator[Turn]:
+    for record in records:
+        turn = record.decode(Turn)
+        if not isinstance(turn, Poison):
+            yield turn
+
+
+def _completion(
+    task_id: str, slot: int, response: Response | None, said: Mapping[str, tuple[dict[str, Any], ...]]
+) -> AgentCompletion:
+    if response is None:
+        return AgentCompletion(trajectory_id="", task_id=task_id, slot=slot, error=LOST)
+    return AgentCompletion(
+        trajectory_id=response.response_id,
+        task_id=task_id,
+        slot=slot,
+        error=response.error,
+        text=response.text,
+        messages=said.get(response.response_id, ()),
+        adapter_version=response.adapter_version,
+        prompt_ids=tuple(response.prompt_token_ids),
+        completion_ids=tuple(response.completion_token_ids),
+        logprobs=tuple(response.logprobs),
+        completion_mask=tuple(response.loss_mask),
+    )
