@@ -117,7 +117,7 @@ test-strangers: .venv/ready-test .venv-strangers/ready
 	npm install --silent --no-audit --no-fund --prefix .venv-strangers/node llmprobe@0.6.12
 	@touch $@
 
-# what is generated: schema files, schemas/README.md, docs/cli.md, metrics.md, modules.md, protocols.md; of helm/: README.md, values.schema.json,
+# what is generated: schema files, schemas/README.md, docs/cli.md, known-failures.md, metrics.md, modules.md, protocols.md; of helm/: README.md, values.schema.json,
 # files, dashboards, alerts; the version in chart and docker compose
 docs: .venv/ready-test
 	$(BIN)/python -m schemas.generate
@@ -129,6 +129,7 @@ docs: .venv/ready-test
 	$(BIN)/python -m tests.versions
 	$(BIN)/python -m tests.modules
 	$(BIN)/python -m tests.protocols
+	$(BIN)/python -m tests.known_failures
 
 # needs uv; the lock holds names and versions, no addresses
 lock:

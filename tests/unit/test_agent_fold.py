@@ -19,7 +19,8 @@ from streams.stages.agents.chains import Chains
 from streams.stages.agents.fold import Trajectory, TrajectoryStep, fold, of_each
 from streams.stages.agents.response import response_of
 from tests.support.agent_calls import ADD, Recorded, assistant, system, user
-from tests.support.factories import changed, trajectory, turn
+from tests.support.factories import changed, reward, task, trajectory, turn
+from tests.support.log.join_partition import Log
 from tests.support.thoroughness import examples
 
 ASKED = [system("You add."), user("4 + 7 =")]
@@ -388,6 +389,22 @@ def test_what_could_only_be_guessed_at_has_an_error_and_no_tokens(
     made = of_run(run, **end)
     encode(made)
     assert (made.error, len(made.completion_token_ids), made.adapter_version) == (error, 0, 0)
+
+
+def test_a_run_of_several_chains_is_one_response_which_its_group_counts_once() -> None:
+    log = Log()
+    log.read(task(group_size=2))
+    for slot, subs in enumerate((3, 0)):
+        run = Recorded(derive_id("s1", slot))
+        run.call(ASKED, [ADD])
+        for number in range(subs):
+            run.call([system("You search."), user(f"find {number}")], [ADD])
+        made = of_run(run, slot=slot, group_size=2, trajectory_id=run.trajectory_id)
+        assert len(made.branches) == subs
+        log.read_all([made, reward(made, value=float(slot))])
+    group = log.group()
+    assert (len(group.responses), group.reward_mean) == (2, 0.5)
+    assert [member.loss_mask.trained for member in group.responses] == [2, 2]
 
 
 def test_a_run_without_a_call_has_the_version_that_its_attempt_is_pinned_to() -> None:

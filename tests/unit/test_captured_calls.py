@@ -10,6 +10,7 @@ import json
 from contextlib import AbstractContextManager
 from typing import Any
 
+import httpx
 import pytest
 
 from schemas.events import Message, Sampling
@@ -17,6 +18,7 @@ from streams.engines.rendering import ChatRendering
 from streams.stages.agents.calls import Delta, Done, ModelCall, Piece
 from streams.stages.agents.fold import fold
 from tests.support.models import chat
+from tests.support.processes import until
 from tests.support.server_in_memory import LogInMemory, ServerInMemory, serving
 
 RENDER = chat.rendering(chat.KEEPS)
@@ -93,6 +95,7 @@ def test_what_is_in_the_log_are_the_tokens_and_logprobs_of_the_engine() -> None:
         (chat.DROPS_TEXT, "See. " + CALL, "the text of an answer 0 times"),
         (chat.THINKS_FIRST, "warm</think>Sunny.", "for '<think>"),
     ],
+    ids=["reasoning left out", "system prompt changes", "text twice", "text left out", "generation prompt changes"],
 )
 def test_a_template_that_changes_history_begins_a_chain_and_what_was_sampled_before_keeps_its_own(
     template: str, answer: str, reason: str
@@ -144,7 +147,11 @@ def test_an_answer_that_was_cut_off_is_ended_before_the_conversation_continues()
 # --- tool calls -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("text", [CALL[:-12], CALL.replace("}}", "}"), "<tool_call>" + "[" * 1_100 + "</tool_call>"])
+@pytest.mark.parametrize(
+    "text",
+    [CALL[:-12], CALL.replace("}}", "}"), "<tool_call>" + "[" * 1_100 + "</tool_call>"],
+    ids=["not closed", "not JSON", "nested too deeply"],
+)
 def test_a_call_that_cannot_be_read_is_text_with_the_tokens_that_were_sampled(text: str) -> None:
     with served() as server:
         drawn = says(server, text)
@@ -239,24 +246,29 @@ def test_what_a_client_left_is_recorded_as_not_delivered_and_its_row_ends() -> N
 
 def test_a_call_that_is_sent_again_under_its_key_is_one_turn() -> None:
     with served() as server:
-        says(server, "fine")
+        for text in ("fine", "other"):
+            says(server, text)
         answers = [server.post("chat/completions", asked(user("hi")), idempotency_key="k1") for _ in range(2)]
-        says(server, "other")
+        assert answers[0].json() | {"created": 0} == answers[1].json() | {"created": 0}
         later = server.post("chat/completions", asked(user("hi")), idempotency_key="k2")
-    assert answers[0].json() | {"created": 0} == answers[1].json() | {"created": 0}
     assert later.json()["id"] != answers[0].json()["id"]
     assert [turn.reply.content for turn in server.turns] == ["fine", "other"]
 
 
 def test_an_answer_that_is_not_recorded_in_time_is_not_given_and_its_retry_gets_it() -> None:
     with served(acknowledge_s=0.05) as server:
+
+        def tried() -> httpx.Response:
+            return server.post("chat/completions", asked(user("hi")), idempotency_key="k1")
+
         server.log.reachable.clear()
         says(server, "fine")
-        refused = server.post("chat/completions", asked(user("hi")), idempotency_key="k1")
+        refused = tried()
+        assert (refused.status_code, refused.headers.get("retry-after")) == (503, "1")
         server.log.reachable.set()
-        given = server.post("chat/completions", asked(user("hi")), idempotency_key="k1")
+        until(lambda: tried().status_code == 200, "the answer is recorded")
+        given = tried()
         [turn] = server.turns
-    assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
     assert given.json()["id"] == f"chatcmpl-{turn.turn_id}"
 
 
@@ -294,6 +306,7 @@ def test_a_parameter_that_nobody_knows_is_refused_by_its_name_and_nothing_is_sam
     path: str, body: dict[str, Any]
 ) -> None:
     with served() as server:
+        says(server, "fine")
         answer = server.post(path, {**body, "colour": "blue"})
         assert server.engine.streams == [] and server.turns == []
     assert answer.status_code == 400 and "colour" in answer.json()["error"]["message"]
@@ -321,9 +334,8 @@ def test_a_response_continues_the_recorded_conversation_of_the_one_before() -> N
         body = {"model": "sums", "input": "and?", "previous_response_id": first["id"]}
         assert server.post("responses", body).status_code == 200
         one, two = server.turns
-        lost = server.post("responses", body | {"previous_response_id": "resp_nobody"})
-    assert (two.parent_id, two.continuity) == (one.turn_id, "extends")
-    assert lost.status_code == 404
+        assert (two.parent_id, two.continuity) == (one.turn_id, "extends")
+        assert server.post("responses", body | {"previous_response_id": "resp_nobody"}).status_code == 404
 
 
 def test_an_anthropic_client_gets_its_own_blocks_counted_and_refused_by_name() -> None:

@@ -20,6 +20,7 @@ from streams.settings.load import dotted
 from streams.settings.model import Settings
 from tests import modules, protocols
 from tests.benchmarks.table import BEGIN, END
+from tests.known_failures import __main__ as known_failures
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(page for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("schemas/*.md")])
@@ -96,6 +97,10 @@ def test_the_list_of_modules_is_that_of_today() -> None:
 
 def test_the_parameters_of_each_protocol_are_those_of_today() -> None:
     assert protocols.PAGE.read_text(encoding="utf-8") == protocols.page(), "run `python -m tests.protocols`"
+
+
+def test_the_known_failures_are_those_of_today() -> None:
+    assert known_failures.PAGE.read_text(encoding="utf-8") == known_failures.page(), "run `make docs`"
 
 
 def test_the_readme_is_short() -> None:

@@ -160,3 +160,9 @@ def test_only_the_gateway_knows_fastapi_and_only_the_command_imports_the_gateway
         if name.split(".")[0] in http or (inside(name, "gateway") and module != "streams.cli.serve")
     ]
     assert wrong == []
+
+
+def test_only_the_engines_read_tool_calls() -> None:
+    """Whoever reads an answer a second time may read it otherwise than its agent did."""
+    readers = [module for module in modules() if "streams.engines.tool_calls" in ours(module)]
+    assert readers and all(inside(module, "streams.engines") for module in readers)

@@ -1,0 +1,364 @@
+"""The failures, one row each: what others get wrong, what prevents it here, and which tests hold that.
+
+    Failure(number, others, measure, proofs, naive)   the proofs fail under the naive way (sabotage.py)
+    Failure(number, others, never, ...)               it cannot occur, and why
+
+`elsewhere` are tests against a real log or a real model, or of other parts of the same measure; they are not sabotaged.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+UNIT, LOG = "tests/unit/test_", "tests/log/test_"
+CALLS, FOLD, RENDER = f"{UNIT}captured_calls.py", f"{UNIT}agent_fold.py", f"{UNIT}rendering.py"
+EVENTS, PARAMETERS, JOIN = f"{UNIT}protocol_events.py", f"{UNIT}protocols.py", f"{UNIT}join.py"
+SERVE, SERVED = f"{LOG}serve.py", f"{LOG}protocols_served.py"
+OF_TEMPLATES = f"{CALLS}::test_a_template_that_changes_history_begins_a_chain_and_what_was_sampled_before_keeps_its_own"
+UNREADABLE = f"{CALLS}::test_a_call_that_cannot_be_read_is_text_with_the_tokens_that_were_sampled"
+
+
+@dataclass(frozen=True, kw_only=True)
+class KnownFailure:
+    """One way in which it goes wrong."""
+
+    number: str
+    others: str
+    """What was seen elsewhere."""
+    measure: str = ""
+    """What prevents it here."""
+    proofs: tuple[str, ...] = ()
+    """Tests that fail under `naive`; `[case]` for one case of a test."""
+    naive: str = ""
+    """The function of sabotage.py that takes the measure away."""
+    elsewhere: tuple[str, ...] = ()
+    never: str = ""
+    """Why it cannot occur here."""
+
+
+FAILURES = (
+    KnownFailure(
+        number="F1",
+        others="The text of an answer is tokenized again, and comes out as tokens that were never sampled.",
+        measure="The next prompt begins with the recorded tokens, and only what is new is rendered.",
+        proofs=(f"{CALLS}::test_the_next_prompt_has_what_was_sampled_though_a_tokenizer_writes_it_otherwise",),
+        naive="the_whole_history_is_tokenized_again",
+        elsewhere=(
+            f"{RENDER}::test_every_sampled_token_is_in_the_last_prompt_as_it_was_sampled",
+            f"{SERVE}::test_what_smollm2_drew_is_what_is_recorded_and_each_prompt_begins_with_it",
+        ),
+    ),
+    KnownFailure(
+        number="F2",
+        others="Every turn tokenizes the whole conversation, so a long one costs the square of its length.",
+        measure="Only the text behind the last answer is tokenized, however long the history is.",
+        proofs=(f"{RENDER}::test_what_comes_behind_does_not_depend_on_the_length_of_history",),
+        naive="all_text_is_tokenized_to_find_what_is_new",
+    ),
+    KnownFailure(
+        number="F3",
+        others="The template ends earlier turns with another token than the one that was sampled.",
+        measure="The sampled end of a turn stays, and the template's is not written behind it.",
+        proofs=(f"{RENDER}::test_end_that_was_sampled_stays_alone_whichever_the_template_writes",),
+        naive="the_template_s_end_follows_the_sampled_one",
+    ),
+    KnownFailure(
+        number="F4",
+        others="The template leaves out the reasoning of earlier turns.",
+        measure="What the template writes of earlier turns is checked with every call; where it is not what was "
+        "recorded, the call begins a chain of its own and says why.",
+        proofs=(f"{OF_TEMPLATES}[reasoning left out]",),
+        naive="no_template_is_checked",
+        elsewhere=(f"{RENDER}::test_template_that_changes_history_is_a_reason",),
+    ),
+    KnownFailure(
+        number="F5",
+        others="The template writes the text beside a tool call twice, elsewhere, or not at all.",
+        measure="The same check.",
+        proofs=(f"{OF_TEMPLATES}[text twice]", f"{OF_TEMPLATES}[text left out]"),
+        naive="no_template_is_checked",
+        elsewhere=(f"{RENDER}::test_template_that_changes_history_is_a_reason",),
+    ),
+    KnownFailure(
+        number="F6",
+        others="System prompt, date or the beginning of an answer is another one in each turn: by the template, or "
+        "because the agent writes a nonce there.",
+        measure="The same check for the template. System prompts are compared like any message; a call with another "
+        "one rewrites the history, and its reason says so. Such an agent is recorded exactly, one chain a call.",
+        proofs=(
+            f"{OF_TEMPLATES}[system prompt changes]",
+            f"{OF_TEMPLATES}[generation prompt changes]",
+            f"{FOLD}::test_a_system_prompt_that_changes_with_every_call_rewrites_and_says_so",
+        ),
+        naive="system_messages_are_not_compared",
+    ),
+    KnownFailure(
+        number="F7",
+        others="Template or tokenizer are of another version than at sampling.",
+        measure="Each turn has the digests of both. A server with other ones does not continue it, and the fold leaves "
+        "out a turn that claims to.",
+        proofs=(
+            f"{CALLS}::test_a_server_with_another_template_or_tokenizer_does_not_continue_tokens_of_the_one_before",
+            f"{FOLD}::test_a_turn_whose_tokens_do_not_fit_is_left_out_with_all_behind_it",
+        ),
+        naive="digests_are_not_compared",
+        elsewhere=(f"{RENDER}::test_digest_tells_templates_apart",),
+    ),
+    KnownFailure(
+        number="F8",
+        others="The parser drops a tool call, or repairs it: the text fits, and the tokens do not.",
+        measure="A call that cannot be read stays text, with the reason in the turn. Nothing is repaired, and the "
+        "tokens are those that were sampled either way.",
+        proofs=(f"{UNREADABLE}[not closed]",),
+        naive="calls_are_repaired",
+        elsewhere=(f"{SERVED}::test_a_tool_call_that_does_not_parse_stays_text_and_the_turn_says_so",),
+    ),
+    KnownFailure(
+        number="F9",
+        others="Training reads calls more leniently than serving, and rewards those that never ran.",
+        never="An answer is read once, when it is given, and the turn has what the agent got. Scorers and trainer have "
+        "no parser of their own.",
+        elsewhere=(f"{UNIT}layers.py::test_only_the_engines_read_tool_calls",),
+    ),
+    KnownFailure(
+        number="F10",
+        others="Arguments that are no JSON end the run with a crash.",
+        measure="Any text is an answer; one that looks like a call and is none is text. Arguments that a client sends "
+        "back have to be a JSON object, or the call gets status 400.",
+        proofs=(f"{UNREADABLE}[not JSON]", f"{UNREADABLE}[nested too deeply]"),
+        naive="calls_are_taken_for_json",
+        elsewhere=(f"{PARAMETERS}::test_what_is_wrong_is_refused_by_its_name",),
+    ),
+    KnownFailure(
+        number="F11",
+        others="A client or proxy gives tool calls other ids, or writes their JSON otherwise, and the history fits no "
+        "turn any more.",
+        measure="Ids are not compared, and arguments are compared as JSON.",
+        proofs=(f"{FOLD}::test_ids_of_tool_calls_that_a_client_replaced_and_json_that_it_wrote_anew_do_not_matter",),
+        naive="replies_are_compared_as_they_are_written",
+        elsewhere=(f"{SERVE}::test_a_tool_call_comes_whole_and_its_result_continues_the_turn",),
+    ),
+    KnownFailure(
+        number="F12",
+        others="A streamed answer with tool calls has no logprobs, or not all.",
+        measure="Tokens whose text is held back come with the end of the answer, each with its logprob.",
+        proofs=(f"{CALLS}::test_a_streamed_call_has_the_logprob_of_every_token",),
+        naive="logprobs_of_calls_are_not_streamed",
+        elsewhere=(f"{SERVE}::test_a_stream_gives_the_text_and_logprobs_of_the_whole_answer",),
+    ),
+    KnownFailure(
+        number="F13",
+        others="Something between engine and recorder drops the token ids, which are then made of the text.",
+        measure="Who samples records: ids and logprobs come from the engine, and no client carries them.",
+        proofs=(f"{CALLS}::test_what_is_in_the_log_are_the_tokens_and_logprobs_of_the_engine",),
+        naive="tokens_are_made_of_the_answer_s_text",
+    ),
+    KnownFailure(
+        number="F14",
+        others="Of several calls in a streamed answer, ids and names are lost or run together.",
+        measure="A call is streamed whole, under its own number.",
+        proofs=(f"{EVENTS}::test_chat_streams_and_adds_up[text and two calls]",),
+        naive="calls_are_streamed_without_their_number",
+        elsewhere=(
+            f"{EVENTS}::test_a_message_streams_in_order_and_adds_up",
+            f"{EVENTS}::test_the_events_of_a_response_with_a_call_are_the_official_ones",
+        ),
+    ),
+    KnownFailure(
+        number="F15",
+        others="A stream is made of the complete answer, so clients wait and time out.",
+        measure="Text is sent as it is sampled.",
+        proofs=(f"{CALLS}::test_a_stream_gives_text_before_the_answer_is_complete",),
+        naive="text_is_sent_when_the_answer_is_complete",
+    ),
+    KnownFailure(
+        number="F16",
+        others="A client hangs up, and its turn is lost, or counts as one that was read.",
+        measure="Its row ends, what was sampled is recorded, and the turn is marked as not delivered. It bears loss "
+        "only if a later call continues it.",
+        proofs=(f"{CALLS}::test_what_a_client_left_is_recorded_as_not_delivered_and_its_row_ends",),
+        naive="every_answer_counts_as_delivered",
+        elsewhere=(
+            f"{SERVE}::test_an_answer_whose_client_hangs_up_is_recorded_and_not_delivered",
+            f"{FOLD}::test_an_answer_that_nobody_got_is_left_out_and_its_second_try_extends",
+        ),
+    ),
+    KnownFailure(
+        number="F17",
+        others="The retry of a call that was finished makes a second branch.",
+        measure="Under the same key the answer comes from the log. A client's own retry without a key gets the one "
+        "that nobody has read.",
+        proofs=(f"{CALLS}::test_a_call_that_is_sent_again_under_its_key_is_one_turn",),
+        naive="no_call_is_a_retry",
+        elsewhere=(
+            f"{SERVE}::test_a_retry_gets_the_same_answer_and_no_second_turn",
+            f"{UNIT}conversations.py::test_a_retry_without_a_key_gets_a_recent_answer_that_nobody_has_read_to_its_end",
+        ),
+    ),
+    KnownFailure(
+        number="F18",
+        others="The agent edits an answer (strips, repairs, shortens it) and continues from that.",
+        measure="The call forks from the turn before, with the reason; the sampled answer keeps its own branch.",
+        proofs=(f"{FOLD}::test_a_reply_that_the_agent_trimmed_forks_and_the_sampled_one_is_trained_on_once",),
+        naive="what_an_agent_made_of_a_reply_does_not_matter",
+        elsewhere=(f"{FOLD}::test_other_arguments_are_another_reply",),
+    ),
+    KnownFailure(
+        number="F19",
+        others="Of several answers to one call an earlier one is continued, and the recorder follows the newest.",
+        measure="A call continues the turn whose answer it repeats, wherever that is in the tree.",
+        proofs=(f"{FOLD}::test_of_several_answers_to_one_call_the_one_that_is_continued_is_the_conversation",),
+        naive="a_call_continues_the_newest_turn",
+        elsewhere=(f"{FOLD}::test_every_sampled_token_has_one_owner_or_a_reason",),
+    ),
+    KnownFailure(
+        number="F20",
+        others="Sub-agents that work at the same time are run together into one conversation.",
+        measure="The same; each is a chain of its own.",
+        proofs=(f"{FOLD}::test_sub_agents_that_work_at_the_same_time_are_chains_of_their_own",),
+        naive="a_call_continues_the_newest_turn",
+    ),
+    KnownFailure(
+        number="F21",
+        others="Calls for a title or a summary are trained on as if they were the task.",
+        measure="A first call with another system prompt and without tools is auxiliary, with all that continues it.",
+        proofs=(
+            f"{FOLD}::test_a_title_is_auxiliary_whether_it_is_asked_for_before_the_first_call_or_after",
+            f"{FOLD}::test_every_call_of_an_auxiliary_chain_is_auxiliary",
+        ),
+        naive="every_call_is_the_conversation_s",
+    ),
+    KnownFailure(
+        number="F22",
+        others="A history that the agent compacted is another run, or the end of this one.",
+        measure="It is a new chain of the same run, and the conversation continues there.",
+        proofs=(f"{FOLD}::test_a_compacted_history_is_rewritten_and_goes_on_as_the_conversation",),
+        naive="the_first_chain_is_the_conversation",
+    ),
+    KnownFailure(
+        number="F23",
+        others="A run becomes several samples, and counts as often in baseline and loss.",
+        never="A run has one response, whose id is that of its slot, and a group has one reward for each slot. Other "
+        "chains are branches of that response, and every sampled token is owned by one of them.",
+        elsewhere=(
+            f"{FOLD}::test_a_run_of_several_chains_is_one_response_which_its_group_counts_once",
+            f"{FOLD}::test_every_sampled_token_bears_loss_once_in_the_response_and_no_other_does",
+        ),
+    ),
+    KnownFailure(
+        number="F24",
+        others="A run that did not finish has no tokens to learn from, and still moves the baseline.",
+        measure="Its response has an error, and a failed slot is in no mean.",
+        proofs=(f"{JOIN}::test_a_failed_slot_is_left_out_of_the_baseline_and_listed",),
+        naive="what_failed_counts_as_zero",
+        elsewhere=(f"{FOLD}::test_what_could_only_be_guessed_at_has_an_error_and_no_tokens",),
+    ),
+    KnownFailure(
+        number="F25",
+        others="The weights change in the middle of a run, or of an answer.",
+        measure="An answer is sampled by one version from its first token to its last, and the turn names it. A task's "
+        "runs are pinned to one; a run with several has an error.",
+        proofs=(f"{FOLD}::test_what_could_only_be_guessed_at_has_an_error_and_no_tokens",),
+        naive="versions_are_not_compared",
+        elsewhere=(
+            f"{LOG}agent_runs.py::test_the_runs_of_a_sampling_have_one_version_and_no_client_gets_another",
+            f"{UNIT}continuous.py::test_versions_side_by_side_each_answer_as_if_alone",
+        ),
+    ),
+    KnownFailure(
+        number="F26",
+        others="An answer that was cut off by its length is continued as if it had ended.",
+        measure="The end that it lacks is written before the new messages, and is not among the sampled tokens.",
+        proofs=(
+            f"{CALLS}::test_an_answer_that_was_cut_off_is_ended_before_the_conversation_continues",
+            f"{RENDER}::test_answer_without_an_end_gets_the_template_s",
+        ),
+        naive="every_answer_counts_as_ended",
+        elsewhere=(f"{FOLD}::test_a_turn_that_was_cut_off_by_its_length_is_continued",),
+    ),
+    KnownFailure(
+        number="F27",
+        others="Responses: `previous_response_id` leads nowhere, or one response is several generations.",
+        measure="A response is one turn and has its id, by which the recorded conversation continues. Tools that the "
+        "server would run are refused.",
+        proofs=(f"{CALLS}::test_a_response_continues_the_recorded_conversation_of_the_one_before",),
+        naive="responses_are_not_continued",
+        elsewhere=(f"{SERVED}::test_the_same_agent_leaves_the_same_tokens_in_every_protocol",),
+    ),
+    KnownFailure(
+        number="F28",
+        others="Anthropic's messages: tool results in another order, cache marks, counted tokens, unknown fields.",
+        measure="A conversation becomes the same messages in every protocol; `cache_control` is named as ignored; "
+        "thinking blocks and unknown fields are refused by name; tokens are counted by the same rendering.",
+        proofs=(f"{PARAMETERS}::test_the_same_conversation_is_the_same_messages_in_every_protocol",),
+        naive="results_stand_where_their_message_does",
+        elsewhere=(
+            f"{CALLS}::test_an_anthropic_client_gets_its_own_blocks_counted_and_refused_by_name",
+            f"{PARAMETERS}::test_every_parameter_of_the_official_client_is_in_the_table",
+        ),
+    ),
+    KnownFailure(
+        number="F29",
+        others="A client behaves otherwise when its base URL is not that of its vendor.",
+        never="No server can see or prevent it, and nothing recorded is wrong by it: the agent is trained on the "
+        "requests that it really sends to this address, and served behind the same one.",
+    ),
+    KnownFailure(
+        number="F30",
+        others="Client, proxy and server time out at different moments, and a late answer belongs to nothing.",
+        measure="An answer that is not recorded within `serve.acknowledge_s` is not given, and its retry finds it. A "
+        "turn that comes after the end of its run is late by name.",
+        proofs=(
+            f"{CALLS}::test_an_answer_that_is_not_recorded_in_time_is_not_given_and_its_retry_gets_it",
+            f"{FOLD}::test_a_late_turn_a_number_given_twice_and_a_failed_call_are_left_out_by_name",
+        ),
+        naive="answers_do_not_wait_for_the_log",
+        elsewhere=(f"{LOG}outages.py::test_a_call_that_cannot_be_recorded_gets_503_and_its_retry_the_one_answer",),
+    ),
+    KnownFailure(
+        number="F31",
+        others="Long bodies are refused by a limit that nobody can change.",
+        measure="A turn holds only what is new, so a conversation may be longer than a record. The limit of a body is "
+        "`serve.max_body_mb`, which the error names.",
+        proofs=(f"{CALLS}::test_a_conversation_longer_than_a_record_is_recorded_turn_by_turn",),
+        naive="a_turn_holds_the_whole_request",
+        elsewhere=(f"{CALLS}::test_a_body_that_is_too_long_is_refused_by_the_name_of_its_limit",),
+    ),
+    KnownFailure(
+        number="F32",
+        others="Parameters that the server does not know are dropped silently.",
+        measure="They are refused by name; the few that change no answer are named in the answer and in the turn.",
+        proofs=(f"{CALLS}::test_a_parameter_that_nobody_knows_is_refused_by_its_name_and_nothing_is_sampled",),
+        naive="what_is_unknown_is_dropped",
+        elsewhere=(
+            f"{CALLS}::test_parameters_that_say_how_tokens_are_drawn_reach_the_engine_and_the_log",
+            f"{PARAMETERS}::test_every_parameter_says_what_becomes_of_it",
+        ),
+    ),
+    KnownFailure(
+        number="F33",
+        others="Logprobs are those before temperature and top_p, and the trainer takes them for those after, or the "
+        "other way round.",
+        measure="They are always of the distribution that was drawn from, the turn has temperature and top_p, and no "
+        "parameter is accepted that would shift them otherwise.",
+        proofs=(f"{UNIT}engines.py::test_top_p_draws_only_from_the_nucleus_and_reports_its_renormalised_logprob",),
+        naive="logprobs_are_those_of_the_model_before_sampling",
+        elsewhere=(f"{UNIT}collate.py::test_micro_batches_keep_order_and_never_mix_temperatures",),
+    ),
+    KnownFailure(
+        number="F34",
+        others="A reward comes twice, after its group has left, or for a run that nobody recorded.",
+        measure="The same reward again changes nothing; another value is contradictory, and the first counts. What is "
+        "late or of an unknown response is a dead letter; feedback on an unknown answer gets status 404.",
+        proofs=(
+            f"{JOIN}::test_a_reward_delivered_twice_counts_once",
+            f"{JOIN}::test_another_value_under_the_same_reward_id_is_contradictory_and_the_first_wins",
+        ),
+        naive="rewards_are_added_up",
+        elsewhere=(
+            f"{UNIT}join_order.py::test_what_is_read_after_the_group_left_is_judged_as_before",
+            f"{CALLS}::test_an_opinion_of_an_answer_that_nobody_recorded_is_refused",
+            f"{SERVE}::test_feedback_on_an_answer_becomes_one_reward_however_often_it_is_sent",
+        ),
+    ),
+)
