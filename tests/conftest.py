@@ -1,7 +1,8 @@
 """What all tests share: one real Kafka node for the run, and settings that keep each test's topics its own.
 
 The node starts with the first test that asks for it, and ends with the run; also if the run is killed (`embedded` sees
-to that). Tests never clean up topics: their prefix is theirs alone.
+to that). Each test's prefix is its own. Its topics go with the test, and those of a file with the file: every command
+asks the node for the list of all topics, so what is left behind makes each later test slower.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import tempfile
 import uuid
 from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import hypothesis
 import pytest
@@ -21,6 +23,9 @@ from streams.settings.model import Adapters, Archive, Broker, Kafka, Settings, T
 from tests.schedule import pytest_collection_modifyitems as pytest_collection_modifyitems
 from tests.skips import pytest_terminal_summary as pytest_terminal_summary
 from tests.support.thoroughness import FULL, examples
+
+if TYPE_CHECKING:
+    from tests.support.log.shared_node import SharedNode
 
 hypothesis.settings.register_profile(  # without a deadline: a busy machine is no failure
     "streamward", deadline=None, max_examples=examples(100), derandomize=not FULL, database=None
@@ -48,30 +53,48 @@ def temporary(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="session")
-def kafka_bootstrap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """host:port of an Apache Kafka node, one for all tests."""
-    from streams.kafka.node import process as broker
+UNHURRIED = {
+    "broker.heartbeat.interval.ms": "2000",
+    "broker.session.timeout.ms": "9000",
+    "metadata.max.idle.interval.ms": "5000",
+}
+"""A node that nobody kills need not notice within seconds that it is gone. Idle, it takes half as much of a core."""
 
-    with broker.embedded(tmp_path_factory.mktemp("kafka")) as running:
-        yield running.bootstrap
+
+@pytest.fixture(scope="session")
+def shared_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedNode]:
+    """An Apache Kafka node, one for all tests."""
+    from streams.kafka.node import process as broker
+    from tests.support.log.shared_node import SharedNode
+
+    with broker.embedded(tmp_path_factory.mktemp("kafka"), properties=UNHURRIED) as running:
+        yield SharedNode(running.bootstrap)
+
+
+@pytest.fixture(scope="module")
+def kafka_bootstrap(shared_node: SharedNode) -> Iterator[str]:
+    """host:port of the node that all tests share. All topics that a file has made go with it."""
+    yield shared_node.bootstrap
+    shared_node.delete_topics("")
 
 
 @pytest.fixture
-def settings(kafka_bootstrap: str, tmp_path: Path) -> Settings:
+def settings(kafka_bootstrap: str, shared_node: SharedNode, tmp_path: Path) -> Iterator[Settings]:
     """Settings for the shared node: topics with a prefix of this test's own, everything else under its folder.
 
     They have fewer partitions than the defaults. Thousands of them cost the node a third of its time, and every look at
     a topic begins with a list of all.
     """
-    return Settings(
+    prefix = f"test-{uuid.uuid4().hex[:12]}."
+    yield Settings(
         kafka=Kafka(bootstrap=kafka_bootstrap),
-        topics=Topics(prefix=f"test-{uuid.uuid4().hex[:12]}.", partitions=4, policy_partitions=2),
+        topics=Topics(prefix=prefix, partitions=4, policy_partitions=2),
         trainer=Trainer(checkpoints=tmp_path / "checkpoints"),
         adapters=Adapters(store=str(tmp_path / "adapters")),
         archive=Archive(store=str(tmp_path / "archive")),
         broker=Broker(data_dir=tmp_path / "kafka"),
     )
+    shared_node.delete_topics(prefix)
 
 
 @pytest.fixture

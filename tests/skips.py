@@ -23,6 +23,7 @@ def needs(what: str, run: str = AT_DEPLOY) -> str:
 HELM = needs("helm")
 CLUSTER = needs("a Kubernetes cluster, helm and kubectl")
 ASKED_FOR = needs("minutes, so it is asked for", "make test-deploy")
+IN_FULL = needs("more time than `make test` has", "make test-full")
 GYM = needs("reasoning-gym", "make setup-gym")
 SIGNING = needs("model-signing", "make setup-test")
 

@@ -26,6 +26,8 @@ from tests.chaos.clocks import SETTLED_S, set_clock, wrong_clock
 from tests.chaos.disks import NotShown, fill, free, read_only, small_disk, writable
 from tests.chaos.nodes import NODES, Cluster
 from tests.chaos.proxy import Proxy, proxied_node
+from tests.skips import IN_FULL
+from tests.support.thoroughness import FULL
 
 pytestmark = pytest.mark.kafka
 TOPIC = "chaos-tools"
@@ -217,6 +219,7 @@ def test_clients_that_come_through_the_proxy_find_no_way_around_it(tmp_path: Pat
 # --- three nodes ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.skipif(not FULL, reason=IN_FULL)
 def test_what_three_nodes_acknowledged_survives_the_kill_of_leader_and_controller(tmp_path: Path) -> None:
     with Cluster(tmp_path) as cluster:
         create(cluster.bootstrap, replicas=3)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from schemas.events import Message, RewardSource, Sampling, Task
 from streams.adapters.store import fetch, publish
@@ -16,6 +16,8 @@ from streams.engines.base_model import KNOWN, Base, gguf_file, load_base
 from streams.engines.protocol import SamplingRequest
 from streams.engines.transformers_engine import TransformersEngine
 from streams.settings.model import Model
+from tests.skips import IN_FULL
+from tests.support.thoroughness import FULL
 
 pytestmark = pytest.mark.model
 
@@ -55,15 +57,16 @@ def requests() -> list[SamplingRequest]:
     ]
 
 
-def lora_that_matters(base: Base, folder: Path) -> Path:
-    """Write an adapter as the trainer does, its B factors random, on a copy of the base."""
+def lora_that_matters(plain: PreTrainedModel, folder: Path) -> Path:
+    """Write an adapter as the trainer does, its B factors random, and leave the model as it was."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        model = get_peft_model(load_base(Model()).model, LoraConfig(r=8, lora_alpha=16, target_modules="all-linear"))
+        model = get_peft_model(plain, LoraConfig(r=8, lora_alpha=16, target_modules="all-linear"))
         for name, parameter in model.named_parameters():
             if "lora_B" in name:
                 torch.nn.init.normal_(parameter, std=0.01)
     model.save_pretrained(folder)
+    model.unload()
     return folder
 
 
@@ -71,14 +74,15 @@ def test_engine_and_trainer_agree_on_every_logprob_of_a_served_adapter(
     base: Base, engine: TransformersEngine, tmp_path: Path
 ) -> None:
     of_base = engine.sample(requests())
+    plain = load_base(Model()).model
     store = str(tmp_path / "store")
-    uri, files = publish(lora_that_matters(base, tmp_path / "trained"), store, "default", 1)
+    uri, files = publish(lora_that_matters(plain, tmp_path / "trained"), store, "default", 1)
     folder = fetch(store, uri, files, tmp_path / "fetched")
     engine.serve(1, folder)
     answers = engine.sample(requests())
     texts = [[completion.text for completion in slots] for slots in answers]
     assert texts != [[completion.text for completion in slots] for slots in of_base], "the adapter was meant to matter"
-    trainer = PeftModel.from_pretrained(load_base(Model()).model, folder).eval()
+    trainer = PeftModel.from_pretrained(plain, folder).eval()
     worst = 0.0
     for request, slots in zip(requests(), answers, strict=True):
         for completion in slots:
@@ -109,6 +113,7 @@ def test_the_tokenizer_gives_back_every_text_and_takes_digits_one_by_one(base: B
     assert all(piece in "0123456789" for piece in pieces if any(c in "0123456789" for c in piece))
 
 
+@pytest.mark.skipif(not FULL, reason=IN_FULL)
 @pytest.mark.filterwarnings("ignore")  # the peer's own loader has opinions
 def test_the_converted_weights_are_those_of_the_shipped_file(base: Base) -> None:
     (name,) = KNOWN
