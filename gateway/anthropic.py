@@ -16,10 +16,8 @@ from pydantic import BeforeValidator, Field
 
 from gateway.body import (
     ADDRESS,
+    FOLLOWS_CHOICE,
     MOST_TOKENS,
-    NOT_FORCED,
-    SCHEMA_NOT_FORCED,
-    SEVERAL_CALLS,
     Body,
     Caller,
     Ignored,
@@ -34,10 +32,12 @@ from gateway.body import (
     ignored,
     joined,
 )
+from gateway.forms import MessagesSchemaFormat, ToolsChoice, forced
 from schemas import json_text
 from schemas.events import Message, Sampling, Tool, ToolCall
 from streams.stages.agents.calls import Begun, CallError, Delta, Done, ModelCall, Piece
 
+PARAMETERS = "output_config.format", "tool_choice", "tool_choice.disable_parallel_tool_use"
 CACHES = "prefixes are cached without being marked"
 
 
@@ -108,7 +108,7 @@ class CustomTool(Body):
     description: str = ""
     input_schema: ToolSchema
     cache_control: Annotated[Any, Ignored(CACHES)] = None
-    strict: Annotated[bool | None, Ignored(SCHEMA_NOT_FORCED)] = None
+    strict: Annotated[bool | None, Ignored(FOLLOWS_CHOICE)] = None
     eager_input_streaming: Annotated[bool | None, Ignored("a call is sent when it is complete")] = None
     input_examples: Annotated[Any, Refused("templates of chat models have no place for them", [])] = None
     defer_loading: Annotated[Any, Refused("every tool is in the prompt", False)] = None
@@ -118,9 +118,17 @@ class CustomTool(Body):
 class ToolChoice(Body):
     """Whether tools may be called."""
 
-    type: Annotated[str, Refused(NOT_FORCED, "auto", "none")]
-    name: Annotated[str | None, Refused(NOT_FORCED)] = None
-    disable_parallel_tool_use: Annotated[Any, Refused(SEVERAL_CALLS, False)] = None
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class OutputConfig(Body):
+    """What the text is."""
+
+    format: MessagesSchemaFormat | None = None
+    effort: Annotated[Any, Refused("the policy has no effort of its own")] = None
+    task_budget: Annotated[Any, Refused("say it in words; max_tokens is the limit")] = None
 
 
 class CountTokensBody(Body):
@@ -132,9 +140,9 @@ class CountTokensBody(Body):
     )
     system: Texts = Field([], description="text, or text blocks")
     tools: list[CustomTool] = Field([], description="tools that the client runs")
-    tool_choice: ToolChoice | None = Field(None, description="`auto` or `none`")
+    tool_choice: ToolChoice | None = Field(None, description="`auto`, `any`, `tool` or `none`")
     cache_control: Annotated[Any, Ignored(CACHES)] = None
-    output_config: Annotated[Any, Refused("effort and output formats are not forced on the model", {})] = None
+    output_config: OutputConfig | None = Field(None, description="`format`: JSON of a schema, which bears no loss")
     thinking: Annotated[Any, Refused("the policy has no thinking of its own", {"type": "disabled"})] = None
     speed: Annotated[Any, Refused("there is one speed", "standard")] = None
 
@@ -192,6 +200,18 @@ def _tools(body: CountTokensBody) -> tuple[Tool, ...]:
     )
 
 
+def _choice(said: ToolChoice | None) -> ToolsChoice:
+    """Return whether tools are called. Raises CallError for a choice of a tool without its name, or the reverse."""
+    if said is None:
+        return ToolsChoice()
+    if (said.type == "tool") != (said.name is not None):
+        raise CallError("invalid", "tool_choice.name belongs to the type tool, and that needs it", "tool_choice.name")
+    several = said.disable_parallel_tool_use is not True
+    if said.type in ("any", "tool"):
+        return ToolsChoice("required", said.name, several)
+    return ToolsChoice("none" if said.type == "none" else "auto", None, several)
+
+
 def _sampling(body: MessagesBody) -> Sampling:
     """Return how tokens are drawn."""
     return Sampling(
@@ -204,13 +224,15 @@ def _sampling(body: MessagesBody) -> Sampling:
 
 def call(body: CountTokensBody, caller: Caller) -> ModelCall:
     """Return the request in no protocol's words; one that only counts has nothing to sample."""
+    tools, choice = _tools(body), _choice(body.tool_choice)
     return ModelCall(
         **caller._asdict(),
+        **forced(tools, choice, body.output_config.format if body.output_config else None, PARAMETERS)._asdict(),
         protocol="messages",
         model=body.model,
         messages=_messages(body),
-        tools=_tools(body),
-        tool_choice="none" if body.tool_choice is not None and body.tool_choice.type == "none" else "auto",
+        tools=tools,
+        tool_choice="none" if choice.kind == "none" else "auto",
         sampling=_sampling(body) if isinstance(body, MessagesBody) else Sampling(),
         ignored=ignored(body),
     )

@@ -29,6 +29,7 @@ from starlette.requests import ClientDisconnect
 from gateway import anthropic, chat, completions, errors, feedback, responses, sse
 from gateway.body import Caller, Read, digest, read, sent
 from gateway.openapi import ANSWERS, describe, requested
+from gateway.responses_body import ResponsesBody
 from schemas.events import Message
 from streams.stages.agents.calls import Begun, CallError, Done, ModelCall, Piece, ServedModel
 
@@ -36,7 +37,7 @@ PREFIXES = ("/v1", "/agents/{agent_id}/v1", "/agents/{agent_id}/trajectories/{tr
 BODIES = (
     chat.ChatBody,
     completions.CompletionsBody,
-    responses.ResponsesBody,
+    ResponsesBody,
     anthropic.MessagesBody,
     anthropic.CountTokensBody,
     feedback.FeedbackBody,
@@ -118,9 +119,9 @@ def _routes(recorder: AnswersCalls, max_body_bytes: int) -> APIRouter:
         whole = completions.completion(body, begun, await _answers(request, pieces), at)
         return JSONResponse(whole, headers=_headers(begun))
 
-    @router.post("/responses", **requested(responses.ResponsesBody))
+    @router.post("/responses", **requested(ResponsesBody))
     async def one_response(request: Request) -> Response:
-        body, caller = await _received(request, responses.ResponsesBody, max_body_bytes)
+        body, caller = await _received(request, ResponsesBody, max_body_bytes)
         at, asked = time.time(), responses.call(body, caller, await _before(recorder, body.previous_response_id))
         begun, pieces = await _begun(recorder, asked)
         if body.stream:

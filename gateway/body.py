@@ -41,10 +41,8 @@ MAX_TOKENS = 1024
 # what several protocols say of the same parameter
 ADDRESS = "the log knows the agent by its address"
 NO_CACHE_KEYS = "prefixes are cached without keys"
-NOT_FORCED = "no call is forced on the model"
 OWN_LOGPROBS = "logprobs would not be the policy's own"
-SCHEMA_NOT_FORCED = "a call's arguments are recorded as sampled, not forced to the schema"
-SEVERAL_CALLS = "a turn may hold several calls"
+FOLLOWS_CHOICE = "arguments follow the schema where a call is forced; elsewhere they are what was sampled"
 TEXT_ALONE = "the model reads and writes text alone"
 
 
@@ -276,4 +274,6 @@ def _path(location: tuple[int | str, ...], value: Any) -> str:
         ):
             path = f"{path}.{step}".lstrip(".")
             value = value.get(step)
+        elif isinstance(value, dict) and step in value and len(behind) == 1 and behind[0] not in value:
+            return f"{path}.{step}".lstrip(".")  # a word, and the alternative that it is none of
     return path

@@ -12,12 +12,10 @@ from pydantic import BeforeValidator, Field
 
 from gateway.body import (
     ADDRESS,
+    FOLLOWS_CHOICE,
     MAX_TOKENS,
     NO_CACHE_KEYS,
-    NOT_FORCED,
     OWN_LOGPROBS,
-    SCHEMA_NOT_FORCED,
-    SEVERAL_CALLS,
     TEXT_ALONE,
     Arguments,
     Body,
@@ -40,9 +38,22 @@ from gateway.body import (
     joined,
     logprobs,
 )
+from gateway.forms import (
+    CHOICES,
+    FORMAT,
+    PARALLEL,
+    ChatFunctionChoice,
+    ChatSchemaFormat,
+    ChatToolChoice,
+    JsonObjectFormat,
+    TextFormat,
+    ToolsChoice,
+    forced,
+)
 from schemas.events import Message, Sampling, Tool, ToolCall
 from streams.stages.agents.calls import Begun, Delta, Done, ModelCall, Piece, Token
 
+PARAMETERS = "response_format", "tool_choice", "parallel_tool_calls"
 OLD_CALLS = "use tools; functions are what they were before"
 
 
@@ -115,7 +126,7 @@ class FunctionDefinition(Body):
     name: str = Field(min_length=1)
     description: str | None = None
     parameters: ToolSchema | None = None
-    strict: Annotated[bool | None, Ignored(SCHEMA_NOT_FORCED)] = None
+    strict: Annotated[bool | None, Ignored(FOLLOWS_CHOICE)] = None
 
 
 class ChatTool(Body):
@@ -133,7 +144,7 @@ class ChatBody(Body):
         min_length=1, description="the whole conversation; text, tool calls and their results"
     )
     tools: list[ChatTool] | None = Field(None, description="functions that the client runs")
-    tool_choice: Annotated[Any, Refused(NOT_FORCED, "auto", "none")] = None
+    tool_choice: ChatToolChoice | None = Field(None, description=CHOICES)
     max_completion_tokens: MaxTokens = None
     max_tokens: MaxTokens = None
     n: Choices = None
@@ -153,8 +164,10 @@ class ChatBody(Body):
     prompt_cache_key: Annotated[str | None, Ignored(NO_CACHE_KEYS)] = None
     prompt_cache_retention: Annotated[Any, Ignored(NO_CACHE_KEYS)] = None
     prompt_cache_options: Annotated[Any, Ignored(NO_CACHE_KEYS)] = None
-    parallel_tool_calls: Annotated[Any, Refused(SEVERAL_CALLS, True)] = None
-    response_format: Annotated[Any, Refused("the format is not forced on the model", {"type": "text"})] = None
+    parallel_tool_calls: bool | None = Field(None, description=PARALLEL)
+    response_format: Annotated[
+        TextFormat | JsonObjectFormat | ChatSchemaFormat | None, Field(discriminator="type", description=FORMAT)
+    ] = None
     reasoning_effort: Annotated[Any, Refused("the policy has no reasoning of its own", "none")] = None
     verbosity: Annotated[Any, Refused("ask for it in words")] = None
     frequency_penalty: Annotated[Any, Refused(OWN_LOGPROBS, 0)] = None
@@ -171,13 +184,17 @@ class ChatBody(Body):
 
 def call(body: ChatBody, caller: Caller) -> ModelCall:
     """Return the request in no protocol's words."""
+    tools = tuple(_tool(n, tool.function) for n, tool in enumerate(body.tools or ()))
+    name = body.tool_choice.function.name if isinstance(body.tool_choice, ChatFunctionChoice) else None
+    choice = ToolsChoice.of(body.tool_choice, name, body.parallel_tool_calls)
     return ModelCall(
         **caller._asdict(),
+        **forced(tools, choice, body.response_format, PARAMETERS)._asdict(),
         protocol="chat",
         model=body.model,
         messages=tuple(_message(turn) for turn in body.messages),
-        tools=tuple(_tool(n, tool.function) for n, tool in enumerate(body.tools or ())),
-        tool_choice="none" if body.tool_choice == "none" else "auto",
+        tools=tools,
+        tool_choice="none" if choice.kind == "none" else "auto",
         sampling=Sampling(
             temperature=1.0 if body.temperature is None else body.temperature,
             top_p=1.0 if body.top_p is None else body.top_p,

@@ -9,185 +9,31 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from itertools import count
-from typing import Annotated, Any, Literal
+from typing import Any
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag
-
-from gateway.body import (
-    ADDRESS,
-    MAX_TOKENS,
-    NO_CACHE_KEYS,
-    NOT_FORCED,
-    SCHEMA_NOT_FORCED,
-    SEVERAL_CALLS,
-    TEXT_ALONE,
-    Arguments,
-    Body,
-    Caller,
-    Ignored,
-    MaxTokens,
-    Model,
-    Refused,
-    Stream,
-    Temperature,
-    ToolSchema,
-    TopP,
-    Whole,
-    compact,
-    ignored,
-    joined,
-    logprobs,
-)
+from gateway.body import MAX_TOKENS, Body, Caller, compact, ignored, joined, logprobs
+from gateway.forms import FunctionChoice, ToolsChoice, forced
+from gateway.responses_body import FunctionCallOutputItem, MessageItem, ResponsesBody
 from schemas.events import Message, Sampling, Tool, ToolCall
 from streams.stages.agents.calls import Begun, CallError, Delta, Done, ModelCall, Piece, Token
 
+PARAMETERS = "text.format", "tool_choice", "parallel_tool_calls"
 TOOL_FIELDS = {"type", "name", "description", "parameters"}
-OURS = "ids and states of items are made by the server"
-
-
-def _parts(value: object) -> object:
-    return [{"type": "input_text", "text": value}] if isinstance(value, str) else value
-
-
-class InputText(Body):
-    """Text of the client."""
-
-    type: Literal["input_text"]
-    text: str
-    prompt_cache_breakpoint: Annotated[Any, Ignored(NO_CACHE_KEYS)] = None
-
-
-class OutputText(Body):
-    """Text that the model wrote."""
-
-    type: Literal["output_text"]
-    text: str
-    annotations: Annotated[Any, Refused(TEXT_ALONE, [])] = None
-    logprobs: Annotated[Any, Ignored("the log has them")] = None
-
-
-Part = Annotated[InputText | OutputText, Field(discriminator="type")]
-Parts = Annotated[list[Part], BeforeValidator(_parts, json_schema_input_type=str | list[Part])]
-
-
-class MessageItem(Body):
-    """A message."""
-
-    type: Literal["message"] | None = None
-    role: Literal["user", "assistant", "system", "developer"]
-    content: Parts
-    id: Annotated[str | None, Ignored(OURS)] = None
-    status: Annotated[str | None, Ignored(OURS)] = None
-    phase: Annotated[str | None, Ignored("templates of chat models have no place for it")] = None
-
-
-class FunctionCallItem(Body):
-    """A call that the model made."""
-
-    type: Literal["function_call"]
-    call_id: str
-    name: str
-    arguments: Arguments
-    id: Annotated[str | None, Ignored(OURS)] = None
-    status: Annotated[str | None, Ignored(OURS)] = None
-
-
-class FunctionCallOutputItem(Body):
-    """What a call gave."""
-
-    type: Literal["function_call_output"]
-    call_id: str
-    output: Parts
-    id: Annotated[str | None, Ignored(OURS)] = None
-    status: Annotated[str | None, Ignored(OURS)] = None
-
-
-def _kind(item: Any) -> str:
-    kind = item.get("type") if isinstance(item, dict) else getattr(item, "type", None)
-    return kind if isinstance(kind, str) else "message"
-
-
-Item = Annotated[
-    Annotated[MessageItem, Tag("message")]
-    | Annotated[FunctionCallItem, Tag("function_call")]
-    | Annotated[FunctionCallOutputItem, Tag("function_call_output")],
-    Discriminator(_kind),
-]
-
-
-def _items(value: object) -> object:
-    return [{"role": "user", "content": value}] if isinstance(value, str) else value
-
-
-class FunctionTool(Body):
-    """A tool that the client runs."""
-
-    type: Literal["function"]
-    name: str = Field(min_length=1)
-    description: str | None = None
-    parameters: ToolSchema | None = None
-    strict: Annotated[bool | None, Ignored(SCHEMA_NOT_FORCED)] = None
-    defer_loading: Annotated[Any, Refused("every tool is in the prompt", False)] = None
-
-
-class EventOptions(Body):
-    """How events are sent."""
-
-    include_obfuscation: Annotated[bool | None, Ignored("nothing is added to events")] = None
-
-
-class ResponsesBody(Body):
-    """A response that is wanted."""
-
-    model: Model
-    input: Annotated[list[Item], BeforeValidator(_items, json_schema_input_type=str | list[Item])] = Field(
-        min_length=1, description="text, or messages, `function_call` and `function_call_output` items"
-    )
-    instructions: str | None = Field(None, description="the system message, before all others")
-    previous_response_id: str | None = Field(None, description="continues the recorded conversation of that response")
-    tools: list[FunctionTool] | None = Field(None, description="tools that the client runs")
-    tool_choice: Annotated[Any, Refused(NOT_FORCED, "auto", "none")] = None
-    max_output_tokens: MaxTokens = None
-    temperature: Temperature = None
-    top_p: TopP = None
-    stream: Stream = None
-    include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = Field(
-        None, description="logprobs of the sampled tokens; a policy without reasoning has none to include"
-    )
-    top_logprobs: Whole | None = Field(None, ge=0, le=20, description="alternatives to each token")
-    stream_options: EventOptions | None = Field(None, description="has nothing that changes an answer")
-    metadata: Annotated[dict[str, str] | None, Ignored(ADDRESS)] = None
-    store: Annotated[bool | None, Ignored("every answer is in the log before it is complete")] = None
-    user: Annotated[str | None, Ignored(ADDRESS)] = None
-    safety_identifier: Annotated[str | None, Ignored(ADDRESS)] = None
-    prompt_cache_key: Annotated[str | None, Ignored(NO_CACHE_KEYS)] = None
-    prompt_cache_retention: Annotated[Any, Ignored(NO_CACHE_KEYS)] = None
-    prompt_cache_options: Annotated[Any, Ignored(NO_CACHE_KEYS)] = None
-    service_tier: Annotated[Any, Ignored("there is one tier")] = None
-    max_tool_calls: Annotated[int | None, Ignored("it limits tools of the server, and there are none")] = None
-    parallel_tool_calls: Annotated[Any, Refused(SEVERAL_CALLS, True)] = None
-    text: Annotated[Any, Refused("the format is not forced on the model", {}, {"format": {"type": "text"}})] = None
-    reasoning: Annotated[Any, Refused("the policy has no reasoning of its own", {}, {"effort": "none"})] = None
-    truncation: Annotated[Any, Refused("a conversation that does not fit is refused, never cut", "disabled")] = None
-    background: Annotated[Any, Refused("an answer belongs to its connection", False)] = None
-    background_options: Annotated[Any, Refused("an answer belongs to its connection")] = None
-    conversation: Annotated[Any, Refused("use previous_response_id, or send the conversation")] = None
-    context_management: Annotated[Any, Refused("the client decides what a conversation holds", [])] = None
-    prompt: Annotated[Any, Refused("the server keeps no templates of prompts")] = None
-    moderation: Annotated[Any, Refused("nothing is moderated")] = None
-    image: Annotated[Any, Refused(TEXT_ALONE)] = None
-    access_programs: Annotated[Any, Refused("there are none")] = None
 
 
 def call(body: ResponsesBody, caller: Caller, before: Sequence[Message] = ()) -> ModelCall:
     """Return the request in no protocol's words; `before`: the conversation of `previous_response_id`."""
+    tools = _tools(body)
+    name = body.tool_choice.name if isinstance(body.tool_choice, FunctionChoice) else None
+    choice = ToolsChoice.of(body.tool_choice, name, body.parallel_tool_calls)
     return ModelCall(
         **caller._asdict(),
+        **forced(tools, choice, body.text.format if body.text else None, PARAMETERS)._asdict(),
         protocol="responses",
         model=body.model,
         messages=_messages(body, before),
-        tools=_tools(body),
-        tool_choice="none" if body.tool_choice == "none" else "auto",
+        tools=tools,
+        tool_choice="none" if choice.kind == "none" else "auto",
         sampling=_sampling(body),
         logprobs=(body.top_logprobs or 0) if _with_logprobs(body) else None,
         ignored=ignored(body),
@@ -256,7 +102,7 @@ def response(body: ResponsesBody, begun: Begun, done: Done | None, at: float) ->
         "max_output_tokens": body.max_output_tokens,
         "max_tool_calls": None,
         "metadata": body.metadata or {},
-        "parallel_tool_calls": True,
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
         "presence_penalty": 0.0,
         "previous_response_id": body.previous_response_id,
         "prompt_cache_key": body.prompt_cache_key,
@@ -265,7 +111,7 @@ def response(body: ResponsesBody, begun: Begun, done: Done | None, at: float) ->
         "service_tier": "default",
         "store": True,
         "temperature": _sampling(body).temperature,
-        "text": {"format": {"type": "text"}},
+        "text": {"format": _format(body)},
         "tool_choice": body.tool_choice.model_dump()
         if isinstance(body.tool_choice, Body)
         else body.tool_choice or "auto",
@@ -275,6 +121,11 @@ def response(body: ResponsesBody, begun: Begun, done: Done | None, at: float) ->
         "truncation": "disabled",
         "user": body.user,
     }
+
+
+def _format(body: ResponsesBody) -> dict[str, Any]:
+    wanted = None if body.text is None else body.text.format
+    return {"type": "text"} if wanted is None else wanted.model_dump(by_alias=True)
 
 
 async def events(

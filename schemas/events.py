@@ -461,13 +461,14 @@ class Turn:
     malformed: Annotated[str | None, "why a tool call in the completion cannot be read; the reply has it as text"] = (
         None
     )
+    constraint: Annotated[str | None, "JSON: the form that was forced on the answer, which then bears no loss"] = None
     delivered: Annotated[bool, "false: the client had hung up before the answer was complete"] = True
     prompt_tokens: Annotated[Int, "of the whole prompt"]
     reply: Annotated[Message, "the answer as the client got it"]
     sampling: Annotated[Sampling, "as used"]
     prompt_token_ids: Annotated[TokenIds, "behind the parent's prompt and completion"] = TokenIds()
     completion_token_ids: TokenIds = TokenIds()
-    logprobs: Annotated[Logprobs, "nats, one per completion token, under the distribution sampled from"] = Logprobs()
+    logprobs: Annotated[Logprobs, "nats, one per completion token, under the policy, constrained or not"] = Logprobs()
     messages: Annotated[tuple[Message, ...], "behind the parent's messages and its reply"] = ()
     tools: Annotated[tuple[Tool, ...], "without a parent: what may be called; a parent's hold for its children"] = ()
     ignored: Annotated[tuple[str, ...], "parameters of the request that had no effect"] = ()

@@ -12,3 +12,14 @@ def parse(text: str | bytes) -> Any:
         return json.loads(text)
     except RecursionError as exc:
         raise ValueError("it is nested too deeply") from exc
+
+
+def parse_first(text: str, at: int) -> tuple[Any, int]:
+    """Return the value that begins at `at`, behind spaces, and where it ends. Raises ValueError as `parse`."""
+    try:
+        return _DECODER.raw_decode(text, len(text) - len(text[at:].lstrip(" \t\n\r")))
+    except RecursionError as exc:
+        raise ValueError("it is nested too deeply") from exc
+
+
+_DECODER = json.JSONDecoder()

@@ -16,7 +16,7 @@ from gateway.body import Body, use
 from gateway.chat import ChatBody
 from gateway.completions import CompletionsBody
 from gateway.feedback import FeedbackBody
-from gateway.responses import ResponsesBody
+from gateway.responses_body import ResponsesBody
 
 PAGE = Path(__file__).parents[1] / "docs" / "protocols.md"
 BODIES: dict[str, type[Body]] = {
@@ -47,6 +47,7 @@ headers `x-request-id` and `x-streamward-trajectory` name its turn and its traje
 
 Content is text: images, sound and files are refused. Several text parts of one message are joined by line breaks. The
 role `developer` is `system`. Tool calls are streamed when they are complete; a call that does not parse stays text.
+An answer whose form is forced bears no loss ([agents](agents.md#answers-of-a-forced-form)).
 
 `python -m tests.protocols` writes this page from the classes that requests are read into.
 """

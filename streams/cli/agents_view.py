@@ -171,6 +171,7 @@ def agents(settings: Settings) -> list[Row]:
 def step_row(step: TrajectoryStep, feedback: dict[str, list[Reward]]) -> Row:
     """Return one line about a call, now that the whole run is known, and what somebody thinks of its answer."""
     fate = step.left_out or ("conversation" if step.chain == 0 else f"branch {(step.chain or 0) - 1}")
+    fate += ", no loss" if step.constrained else ""
     said = [opinion(reward) for reward in feedback.get(step.turn.turn_id, ())]
     return _turn_row(step.turn, step.continuity, _reason(step)) | {"fate": fate, "feedback": said}
 
@@ -208,6 +209,7 @@ def _turn_row(turn: Turn, continuity: str, reason: str) -> Row:
         "asked": turn.messages[-1].content if turn.messages else "",
         "answer": turn.error or reply,
         "malformed": turn.malformed,
+        "constraint": turn.constraint,
         "delivered": turn.delivered,
         "ignored": list(turn.ignored),
     }

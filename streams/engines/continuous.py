@@ -25,6 +25,7 @@ from typing import Any
 import torch
 
 from streams.engines.base_model import Base
+from streams.engines.constraint import Constraint, ConstraintCompiler
 from streams.engines.decoding_loop import DecodingLoop
 from streams.engines.lora import read_lora
 from streams.engines.packed_decoder import LoadedVersion, PackedDecoder
@@ -58,6 +59,7 @@ class ContinuousEngine:
         self._decoder = PackedDecoder(self._model, prompts, self._versions, cache_bytes)
         check_decoding(self._model, self._decoder.check)
         self._loop = DecodingLoop(self._decoder)
+        self._constraints = ConstraintCompiler(lambda: self._vocabulary(base.tokenizer))
 
     def load(self, version: int, adapter: Path | None) -> None:
         """Make `version` ready from its verified local folder; see `TokenEngine.load`."""
@@ -71,6 +73,10 @@ class ContinuousEngine:
         """Take no more generations for `version`, unless it is the base; see `TokenEngine.unload`."""
         if version and (loaded := self._versions.pop(version, None)):
             self._loop.post(lambda: self._decoder.forget(loaded))
+
+    def constrain(self, grammar: str) -> Constraint:
+        """Compile what an answer may be; see `TokenEngine.constrain`."""
+        return self._constraints.compile(grammar)
 
     def submit(self, generation: Generation) -> TokenStream:
         """Begin to answer; see `TokenEngine.submit`."""
@@ -86,3 +92,8 @@ class ContinuousEngine:
         self._loop.close()
         self._decoder.close()
         self._model.config._attn_implementation = self._plain_attention
+
+    def _vocabulary(self, tokenizer: Any) -> Any:
+        from llguidance.hf import from_tokenizer
+
+        return from_tokenizer(tokenizer, n_vocab=self.vocabulary_size, eos_token=sorted(self.ends))

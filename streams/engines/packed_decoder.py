@@ -96,6 +96,7 @@ class PackedDecoder:
         prompt = asked.prompt_token_ids
         room = min(asked.sampling.max_tokens, self._prompts.context_tokens - len(prompt))
         row = DecodingRow(0, asked.slot, prompt, asked.sampling, asked.draw_key, room)
+        row.allowed = None if asked.constraint is None else asked.constraint.begin()
         self._waiting.append(PackedRow(stream, row, loaded, KeyValues(self._shape), as_tokens(prompt)))
 
     def drop(self, stream: TokenStream) -> None:

@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import Protocol
 
 from schemas.events import FinishReason, Message, Sampling, Task, Tool
+from streams.engines.answer_form import AnswerForm
+from streams.engines.constraint import Constraint
 from streams.engines.token_stream import Generation, TokenStream
 from streams.errors import EventError
 from streams.observability.tracing.context import Context
@@ -115,6 +117,9 @@ class TokenEngine(Protocol):
     def unload(self, version: int) -> None:
         """Take no more generations for `version`; those that were taken up finish."""
 
+    def constrain(self, grammar: str) -> Constraint:
+        """Compile what a generation may be forced to be. Raises EventError (bad_constraint)."""
+
     def submit(self, generation: Generation) -> TokenStream:
         """Begin to answer. Raises EventError if it can never be answered, RefusedError if the engine is closed.
 
@@ -158,6 +163,9 @@ class Rendering(Protocol):
         self, token_ids: Sequence[int], tools: Sequence[Tool], turn_id: str, stop: str | None = None
     ) -> tuple[Message, str | None]:
         """Return the answer in these tokens, before `stop`, and why a tool call in it cannot be read, if one cannot."""
+
+    def grammar(self, form: AnswerForm, tools: Sequence[Tool]) -> str:
+        """Return the grammar of an answer of this form, for `TokenEngine.constrain`."""
 
     def plain(self, text: str) -> tuple[int, ...]:
         """Return the tokens of `text` alone."""

@@ -27,8 +27,9 @@ from itertools import count
 from typing import Any
 
 from schemas.events import Message, Tool, ToolCall
+from streams.engines.answer_form import AnswerForm, grammar_of
 from streams.engines.chat_template import ChatTemplate
-from streams.engines.tool_calls import BEGIN, read_calls
+from streams.engines.tool_calls import FORMATS, ToolCallFormat
 from streams.errors import EventError, SettingsError
 
 RULE = 1
@@ -52,19 +53,24 @@ class ChatRendering:
         self.template_digest = sha256(rules.encode()).hexdigest()
         self._tokenizer, self._template = tokenizer, ChatTemplate(tokenizer)
         self.longest_token = max(map(len, tokenizer.get_vocab()))
+        self._calls: ToolCallFormat | None = None
         self._ends = {token: str(tokenizer.convert_ids_to_tokens(token)) for token in sorted(ends)}
+        self._calls = next((each for each in FORMATS if self._writes(each)), None)
+        self.markers: tuple[str, ...] = () if self._calls is None else self._calls.markers
         added = tokenizer.added_tokens_decoder
+        marker = None if self._calls is None else self._calls.special
+        self._special = next((token for token, kind in added.items() if kind.content == marker), None)
         self._added = frozenset(added)
-        self._silent = frozenset((*self._ends, *(token for token, kind in added.items() if kind.special)))
+        silent = {*self._ends, *(token for token, kind in added.items() if kind.special)}
+        self._silent = frozenset(silent - {self._special})
         self._bytes = _byte_alphabet() if '"ByteLevel"' in json.dumps(json.loads(core)["decoder"]) else {}
-        self.markers: tuple[str, ...] = (BEGIN,) if self._writes_calls() else ()
 
     def first(self, messages: Sequence[Message], tools: Sequence[Tool]) -> tuple[int, ...]:
         """Return a conversation up to where the answer begins. Raises EventError if the template refuses it."""
-        if not self.markers and (tools or any(message.tool_calls for message in messages)):
+        if self._calls is None and (tools or any(message.tool_calls for message in messages)):
             raise EventError(
-                "the model's chat template does not write tools and calls as <tool_call>{JSON}</tool_call>, the format "
-                "that is read here; leave out the tools, or serve a model that has it",
+                "the model's chat template writes tools and calls in none of the formats that are read here (those of "
+                "Hermes and Qwen, Llama 3.1, and Mistral); leave out the tools, or serve a model that has one of them",
                 reason="tools_unsupported",
             )
         return self._template.tokens(self._render(messages, tools))
@@ -102,7 +108,13 @@ class ChatRendering:
         Of a call's arguments it is only checked that they are a JSON object: the agent that offers a tool judges them.
         """
         text = self.text(token_ids).partition(stop)[0] if stop else self.text(token_ids)
-        return read_calls(text, turn_id) if tools and self.markers else (Message(role="assistant", content=text), None)
+        if not tools or self._calls is None:
+            return Message(role="assistant", content=text), None
+        return self._calls.read(text, turn_id)
+
+    def grammar(self, form: AnswerForm, tools: Sequence[Tool]) -> str:
+        """Return the grammar of an answer of this form."""
+        return grammar_of(form, tools, self._calls, self._special)
 
     def plain(self, text: str) -> tuple[int, ...]:
         """Return the tokens of `text` alone."""
@@ -111,7 +123,7 @@ class ChatRendering:
     def text(self, token_ids: Sequence[int]) -> str:
         """Return the text of tokens, without those that stand for no text."""
         spoken = [token for token in token_ids if token not in self._silent]
-        return str(self._tokenizer.decode(spoken, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+        return str(self._tokenizer.decode(spoken, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     def token_bytes(self, token: int) -> bytes:
         """Return what a token adds to the text; of a token that is part of a character, its bytes."""
@@ -130,7 +142,7 @@ class ChatRendering:
     def _render(self, messages: Sequence[Message], tools: Sequence[Tool], *, answer: bool = True) -> str:
         """Return a conversation as text. Raises EventError."""
         try:
-            return self._template.render(messages, tools, answer=answer)
+            return self._template.render([self._as_written(each) for each in messages], tools, answer=answer)
         except Exception as exc:  # a template is a program, and a client chooses what it runs on
             what = f"the chat template refuses the messages: {exc}; check their roles, order and tool calls"
             raise EventError(what, reason="template_refuses") from exc
@@ -171,8 +183,19 @@ class ChatRendering:
         text = self._render((*earlier, Message(role="assistant", content=mark)), tools, answer=False)
         return text.rpartition(mark)[2]
 
-    def _writes_calls(self) -> bool:
-        """Return whether the template shows tools, and writes a call so that `read_calls` reads the same one."""
+    def _as_written(self, message: Message) -> Message:
+        """Return the message with its ids as the template takes them."""
+        if self._calls is None or not (message.tool_calls or message.tool_call_id):
+            return message
+        known, made = message.tool_call_id, message.tool_calls
+        return replace(
+            message,
+            tool_call_id=None if known is None else self._calls.template_id(known),
+            tool_calls=tuple(replace(call, id=self._calls.template_id(call.id)) for call in made),
+        )
+
+    def _writes(self, calls: ToolCallFormat) -> bool:
+        """Return whether the template shows tools, and writes a call so that `calls` reads the same one."""
         asked, tool = Message(role="user", content="x"), Tool(name="probe_name")
         call = ToolCall(id="abcdefghi", name=tool.name, arguments='{"probe_key": "probe value"}')
         answer = Message(role="assistant", content="", tool_calls=(call,))
@@ -183,7 +206,7 @@ class ChatRendering:
             return False
         for end in self._ends.values():
             text = text.partition(end)[0]
-        read, malformed = read_calls(text, "")
+        read, malformed = calls.read(text, "")
         same = [(one.name, json.loads(one.arguments)) for one in read.tool_calls] == [
             (call.name, json.loads(call.arguments))
         ]

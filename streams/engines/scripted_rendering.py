@@ -11,8 +11,11 @@ from dataclasses import asdict
 from hashlib import sha256
 
 from schemas.events import Message, Tool
+from streams.engines.answer_form import AnswerForm, grammar_of
 from streams.engines.scripted import END_OF_TURN, ScriptedEngine
-from streams.engines.tool_calls import BEGIN, END, read_calls
+from streams.engines.tool_calls import HermesCalls
+
+CALLS = HermesCalls()
 
 
 class ScriptedRendering:
@@ -20,7 +23,7 @@ class ScriptedRendering:
 
     template_digest = sha256(b"role: content, a line each").hexdigest()
     tokenizer_digest = ScriptedEngine.tokenizer_digest
-    markers: tuple[str, ...] = (BEGIN,)
+    markers: tuple[str, ...] = CALLS.markers
     longest_token = 1
 
     def first(self, messages: Sequence[Message], tools: Sequence[Tool]) -> tuple[int, ...]:
@@ -44,7 +47,11 @@ class ScriptedRendering:
     ) -> tuple[Message, str | None]:
         """Return the answer before `stop`, and why a tool call in it cannot be read."""
         text = self.text(token_ids).partition(stop)[0] if stop else self.text(token_ids)
-        return read_calls(text, turn_id) if tools else (Message(role="assistant", content=text), None)
+        return CALLS.read(text, turn_id) if tools else (Message(role="assistant", content=text), None)
+
+    def grammar(self, form: AnswerForm, tools: Sequence[Tool]) -> str:
+        """Return the grammar of an answer of this form."""
+        return grammar_of(form, tools, CALLS, None)
 
     def plain(self, text: str) -> tuple[int, ...]:
         """Return the tokens of `text` alone."""
@@ -63,7 +70,7 @@ def _lines(messages: Sequence[Message]) -> str:
     lines = []
     for message in messages:
         calls = "".join(
-            f'{BEGIN}{{"name": {json.dumps(call.name)}, "arguments": {call.arguments}}}{END}'
+            f'{CALLS.begin}{{"name": {json.dumps(call.name)}, "arguments": {call.arguments}}}{CALLS.end}'
             for call in message.tool_calls
         )
         lines.append(f"{message.role}: {message.content}{calls}\n")

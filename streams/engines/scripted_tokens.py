@@ -3,6 +3,7 @@
     prompt tokens = bytes ──► the script's replies, else an echo ──► bytes, END_OF_TURN ──► streams, by turns
 
 The same thread, admission and cancelling as with a model, so what is measured or tested here is everything around one.
+A constraint holds here, too: the script's reply as far as it is allowed, and then what ends the answer soonest.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+from streams.engines.constraint import AllowedTokens, Constraint, ConstraintCompiler
 from streams.engines.decoding_loop import DecodingLoop
 from streams.engines.protocol import EngineCounts, check_folder, check_generation, uniform
 from streams.engines.scripted import (
@@ -26,6 +28,7 @@ from streams.engines.scripted import (
     spell,
 )
 from streams.engines.token_stream import Generation, TokenStream
+from streams.errors import EventError
 
 LONGEST_NAP_S = 0.001
 """While every row waits for its latency: new rows and cancelled ones are looked at so often."""
@@ -57,6 +60,7 @@ class ScriptedTokenEngine:
         self._versions = {0}
         self._decoder = ScriptedDecoder(self.script)
         self._loop = DecodingLoop(self._decoder)
+        self._constraints = ConstraintCompiler(_vocabulary)
 
     def load(self, version: int, adapter: Path | None) -> None:
         """Pretend to load `version`; see `TokenEngine.load`."""
@@ -66,6 +70,10 @@ class ScriptedTokenEngine:
     def unload(self, version: int) -> None:
         """Refuse `version` from now on, unless it is the base."""
         self._versions -= {version} - {0}
+
+    def constrain(self, grammar: str) -> Constraint:
+        """Compile what an answer may be; see `TokenEngine.constrain`."""
+        return self._constraints.compile(grammar)
 
     def submit(self, generation: Generation) -> TokenStream:
         """Begin to answer; see `TokenEngine.submit`."""
@@ -96,7 +104,14 @@ class ScriptedDecoder:
             why = f"slot {asked.slot} fails because policy.script has fail_rate {self.script.fail_rate}"
             stream.finish("error", error=why)
             return
-        tokens, ending, stop = spell(reply(self.script, asked), asked.sampling)
+        said = reply(self.script, asked)
+        if asked.constraint is not None:
+            try:
+                said = constrained(said, asked.constraint.begin(), asked.sampling.max_tokens)
+            except EventError as exc:
+                stream.finish("error", error=str(exc))
+                return
+        tokens, ending, stop = spell(said, asked.sampling)
         if stop is not None:  # a model has drawn it before anybody can see that it did
             tokens = (*tokens[:-1], *stop.encode())
             if len(tokens) > asked.sampling.max_tokens:
@@ -151,3 +166,43 @@ def reply(script: Script, asked: Generation) -> str:
         echo = spoken[-1].partition(": ")[2] or spoken[-1] if spoken else ""
         said = "" if script.answers == "nothing" else echo
     return said + " " * script.padding
+
+
+def constrained(said: str, allowed: AllowedTokens, most: int) -> str:
+    """Return as much of `said` as is allowed, and then the shortest end there is; at most `most` tokens of it."""
+    given, tokens = iter(said.encode()), list[int]()
+    while len(tokens) < most:
+        mask = allowed.mask()
+        token = next(given, None)
+        if token is None or not mask[token]:
+            given = iter(())
+            token = _soonest(mask)
+        if token == END_OF_TURN:
+            break
+        allowed.take(token)
+        tokens.append(token)
+    return bytes(tokens).decode(errors="replace")
+
+
+def _soonest(mask: bytes) -> int:
+    """Return the token that ends an answer, or a part of its JSON, soonest; or the first that is allowed."""
+    in_text = mask[ord('"')] and mask[ord("a")]
+    order: tuple[int, ...] = (END_OF_TURN, *(b'"' if in_text else b""), *b'}]"0123456789', *range(END_OF_TURN))
+    return next(token for token in order if mask[token])
+
+
+class ScriptedVocabulary:
+    """The scripted engine's vocabulary, as llguidance asks for one."""
+
+    eos_token_id, bos_token_id = END_OF_TURN, None
+    tokens = (*(bytes((byte,)) for byte in range(END_OF_TURN)), b"<end of turn>")
+    special_token_ids = (END_OF_TURN,)
+
+    def __call__(self, text: bytes) -> list[int]:
+        return list(text)
+
+
+def _vocabulary() -> Any:
+    from llguidance import LLTokenizer, TokenizerWrapper
+
+    return LLTokenizer(TokenizerWrapper(ScriptedVocabulary()))

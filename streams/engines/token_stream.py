@@ -16,10 +16,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from schemas.events import Sampling
+from streams.engines.constraint import Constraint
 
 Ending = Literal["stop", "length", "cancelled", "error"]
 Drawn = tuple[int, float]
-"""A token, and its logprob in nats under the distribution it was drawn from."""
+"""A token, and its logprob in nats: the policy's own, also where a constraint left out others (decoding_row.py)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +34,8 @@ class Generation:
     slot: int = 0
     version: int = 0
     """Of the adapter, which must be loaded; 0 is the base model."""
+    constraint: Constraint | None = None
+    """What the answer may be, compiled by the engine that is to give it; None: anything."""
 
 
 class TokenStream:

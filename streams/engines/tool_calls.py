@@ -1,17 +1,26 @@
-"""Tool calls in the text of an answer, as Hermes, Qwen and most small chat models write them.
+"""Tool calls in the text of an answer, in the formats that chat models write.
 
-Let me look. <tool_call>{"name": "weather", "arguments": {"city": "Ulm"}}</tool_call>
+    Hermes, Qwen, SmolLM3   Let me look. <tool_call>{"name": "weather", "arguments": {"city": "Ulm"}}</tool_call>
+    Llama 3.1 to 3.3        {"name": "weather", "parameters": {"city": "Ulm"}}
+    Mistral                 [TOOL_CALLS][{"name": "weather", "arguments": {"city": "Ulm"}, "id": "9dPkq3aZb"}]
+
+Which one a model has, its chat template says (rendering.py). Nothing is repaired: an answer with a call that cannot be
+read is text, with the reason beside it. The ids of calls are made of the turn's id, so a call that is made again in a
+later turn has another.
 """
 
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
+from hashlib import sha256
 from typing import NamedTuple
 
 from schemas import json_text
 from schemas.events import Message, ToolCall, derive_id
 
-BEGIN, END = "<tool_call>", "</tool_call>"
+MOST_CALLS = 16
+"""Most calls in an answer that has to be one of calls: a small model would otherwise make them to its end."""
 SHOWN = 80
 """Most characters of a call that cannot be read in the reason."""
 
@@ -23,41 +32,223 @@ class ReadAnswer(NamedTuple):
     malformed: str | None
 
 
-def read_calls(text: str, turn_id: str) -> ReadAnswer:
-    """Return the answer in `text`: what stands before the first call, and the calls. Nothing is repaired.
+class WrittenCall(NamedTuple):
+    """A call as it stands in an answer."""
 
-    The ids of calls are made of `turn_id`: a call that is made again in a later turn has another.
-    """
-    said, *parts = text.split(BEGIN)
-    calls: list[ToolCall] = []
-    for part in parts:
-        inside, closed, behind = part.partition(END)
+    name: str
+    arguments: dict[str, object]
+    call_id: str | None
+    """What the model wrote, if its format has ids."""
+    end: int
+    """Where the text behind it begins."""
+
+
+class UnreadableCall(ValueError):
+    """A call cannot be read."""
+
+    def __init__(self, number: int, place: int, why: str) -> None:
+        """`number`: counted from 1; `place`: where it begins."""
+        super().__init__(why)
+        self.number, self.place = number, place
+
+
+class ToolCallFormat(ABC):
+    """How one family of models writes calls."""
+
+    markers: tuple[str, ...]
+    """Texts that a call may begin with; while an answer is streamed, what follows one is held back."""
+    special: str | None = None
+    """A token that belongs to the text here, and is left out of it otherwise."""
+    several = True
+    """Whether an answer may hold several calls."""
+
+    def read(self, text: str, turn_id: str) -> ReadAnswer:
+        """Return the answer in `text`: what stands before the first call, and the calls."""
+        begin = self._begin(text)
+        if begin is None:
+            return ReadAnswer(Message(role="assistant", content=text), None)
         try:
-            name, arguments = _call(inside)
-        except ValueError as exc:
-            why: str | None = str(exc)
-        else:
-            why = None if closed else f"{END} is missing"
-            why = why or (f"text between or behind calls: {behind[:SHOWN]!r}" if behind.strip() else None)
-        if why is not None:
-            what = f"tool call {len(calls) + 1}, {inside[:SHOWN]!r}: {why}"
+            written = self._calls(text, begin)
+        except UnreadableCall as exc:
+            what = f"tool call {exc.number}, {text[exc.place :][:SHOWN]!r}: {exc}"
             return ReadAnswer(Message(role="assistant", content=text), what)
-        call_id = f"call_{derive_id(turn_id, len(calls))}"
-        calls.append(ToolCall(id=call_id, name=name, arguments=json.dumps(arguments, ensure_ascii=False)))
-    content = said.rstrip() if calls else text
-    return ReadAnswer(Message(role="assistant", content=content, tool_calls=tuple(calls)), None)
+        calls = tuple(
+            ToolCall(
+                id=call.call_id or self.template_id(f"call_{derive_id(turn_id, number)}"),
+                name=call.name,
+                arguments=json.dumps(call.arguments, ensure_ascii=False),
+            )
+            for number, call in enumerate(written)
+        )
+        return ReadAnswer(Message(role="assistant", content=text[:begin].rstrip(), tool_calls=calls), None)
+
+    def template_id(self, call_id: str) -> str:
+        """Return the id of a call as these models' templates take it."""
+        return call_id
+
+    @abstractmethod
+    def one_call(self, name: str, arguments: str) -> str:
+        """Return what a grammar says of a call; `arguments` is the name of their rule."""
+
+    @abstractmethod
+    def all_calls(self, several: bool, special: int | None) -> str:
+        """Return what a grammar says of an answer of calls, each a `call`; `special`: the id of the token `special`."""
+
+    @abstractmethod
+    def _begin(self, text: str) -> int | None:
+        """Return where the first call begins."""
+
+    @abstractmethod
+    def _calls(self, text: str, at: int) -> list[WrittenCall]:
+        """Return the calls that begin at `at`. Raises UnreadableCall."""
 
 
-def _call(text: str) -> tuple[str, dict[str, object]]:
-    """Return name and arguments. Raises ValueError, also for what the log and its readers cannot hold."""
-    value = json_text.parse(text)
+class HermesCalls(ToolCallFormat):
+    """Each call between two tags, and text before the first."""
+
+    begin, end = "<tool_call>", "</tool_call>"
+    markers = (begin,)
+
+    def one_call(self, name: str, arguments: str) -> str:
+        """Return the tags, and the call on a line between them."""
+        return _rule(f'{self.begin}\n{{"name": {_quoted(name)}, "arguments": ', arguments, f"}}\n{self.end}")
+
+    def all_calls(self, several: bool, special: int | None) -> str:
+        """Return calls below each other."""
+        return f'call ("\\n" call){{0,{MOST_CALLS - 1}}}' if several else "call"
+
+    def _begin(self, text: str) -> int | None:
+        return _place(text, self.begin)
+
+    def _calls(self, text: str, at: int) -> list[WrittenCall]:
+        found: list[WrittenCall] = []
+        while at < len(text):
+            inside = at + len(self.begin)
+            try:
+                call = _read(text, inside, {"name", "arguments"})
+                at = _skip(text, _behind(text, call.end, self.end))
+                if at < len(text) and not text.startswith(self.begin, at):
+                    raise ValueError(f"text between or behind calls: {text[at : at + SHOWN]!r}")
+            except ValueError as exc:
+                raise UnreadableCall(len(found) + 1, inside, str(exc)) from exc
+            found.append(call)
+        return found
+
+
+class LlamaCalls(ToolCallFormat):
+    """One call, which is the whole answer."""
+
+    tag = "<|python_tag|>"
+    markers = (tag, '{"name"')
+    special = tag
+    several = False
+
+    def one_call(self, name: str, arguments: str) -> str:
+        """Return the call; the tag before it, which some models write, is left out."""
+        return _rule(f'{{"name": {_quoted(name)}, "parameters": ', arguments, "}")
+
+    def all_calls(self, several: bool, special: int | None) -> str:
+        """Return the one call: the templates of these models refuse several."""
+        return "call"
+
+    def _begin(self, text: str) -> int | None:
+        start = _skip(text, 0)
+        return start if text.startswith(self.markers, start) else None
+
+    def _calls(self, text: str, at: int) -> list[WrittenCall]:
+        try:
+            begin = at + len(self.tag) if text.startswith(self.tag, at) else at
+            call = _read(text, begin, {"name", "parameters"})
+            if text[call.end :].strip():
+                raise ValueError(f"text behind the call: {text[call.end :][:SHOWN]!r}")
+        except ValueError as exc:
+            raise UnreadableCall(1, at, str(exc)) from exc
+        return [call]
+
+
+class MistralCalls(ToolCallFormat):
+    """A list of calls behind a token of its own, and text before it. Ids have nine letters and digits."""
+
+    begin = "[TOOL_CALLS]"
+    markers = (begin,)
+    special = begin
+
+    def template_id(self, call_id: str) -> str:
+        """Return the id if it can be one here, else one that is made of it."""
+        fits = len(call_id) == 9 and call_id.isascii() and call_id.isalnum()
+        return call_id if fits else sha256(call_id.encode()).hexdigest()[:9]
+
+    def one_call(self, name: str, arguments: str) -> str:
+        """Return the call without an id."""
+        return _rule(f'{{"name": {_quoted(name)}, "arguments": ', arguments, "}")
+
+    def all_calls(self, several: bool, special: int | None) -> str:
+        """Return the token, and a list of calls."""
+        begin = json.dumps(self.begin) if special is None else f"<[{special}]>"
+        others = f'(", " call){{0,{MOST_CALLS - 1}}}' if several else ""
+        return f'{begin} " "? "[" call {others} "]"'
+
+    def _begin(self, text: str) -> int | None:
+        return _place(text, self.begin)
+
+    def _calls(self, text: str, at: int) -> list[WrittenCall]:
+        found: list[WrittenCall] = []
+        at += len(self.begin)
+        while True:
+            try:
+                call = _read(text, _behind(text, at, "," if found else "["), {"name", "arguments"}, ids=True)
+                at = _skip(text, call.end)
+                if not text.startswith(",", at) and (behind := text[_behind(text, at, "]") :].strip()):
+                    raise ValueError(f"text behind the calls: {behind[:SHOWN]!r}")
+            except ValueError as exc:
+                raise UnreadableCall(len(found) + 1, at, str(exc)) from exc
+            found.append(call)
+            if text.startswith("]", at):
+                return found
+
+
+FORMATS: tuple[ToolCallFormat, ...] = (HermesCalls(), LlamaCalls(), MistralCalls())
+
+
+def _read(text: str, at: int, keys: set[str], *, ids: bool = False) -> WrittenCall:
+    """Return the call at `at`. Raises ValueError, also for what the log and its readers cannot hold."""
+    value, end = json_text.parse_first(text, at)
     try:
         json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
     except (ValueError, RecursionError) as exc:
         raise ValueError(f"expected JSON without NaN, infinity and halves of surrogate pairs ({exc})") from exc
-    if not isinstance(value, dict) or set(value) != {"name", "arguments"} or not isinstance(value["name"], str):
-        raise ValueError("expected an object with name and arguments, and nothing else")
-    arguments = value["arguments"]
+    ours = " and ".join(sorted(keys, key=len))
+    has = set(value) - ({"id"} if ids else set()) if isinstance(value, dict) else set()
+    if has != keys or not all(isinstance(value.get(key, ""), str) for key in ("name", "id")):
+        raise ValueError(f"expected an object with {ours}, and nothing else")
+    [arguments] = [value[key] for key in keys - {"name"}]
     if not isinstance(arguments, dict):
         raise ValueError("expected an object as arguments")
-    return value["name"], arguments
+    return WrittenCall(value["name"], arguments, value.get("id"), end)
+
+
+def _rule(head: str, arguments: str, tail: str) -> str:
+    """Return what a grammar says of the rule `arguments` between two texts."""
+    return f"{json.dumps(head)} {arguments} {json.dumps(tail)}"
+
+
+def _quoted(name: str) -> str:
+    return json.dumps(name, ensure_ascii=False)
+
+
+def _behind(text: str, at: int, mark: str) -> int:
+    """Return the place behind a mark, which may follow spaces. Raises ValueError if something else is there."""
+    at = _skip(text, at)
+    if not text.startswith(mark, at):
+        raise ValueError(f"{mark} is missing")
+    return at + len(mark)
+
+
+def _skip(text: str, at: int) -> int:
+    """Return the first place from `at` on that is no space."""
+    return len(text) - len(text[at:].lstrip())
+
+
+def _place(text: str, mark: str) -> int | None:
+    place = text.find(mark)
+    return None if place < 0 else place

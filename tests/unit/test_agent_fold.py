@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from schemas.events import Message, Response, ToolCall, Turn, derive_id
+from schemas.events import Message, Response, Sampling, ToolCall, Turn, derive_id
 from schemas.serde import encode
 from schemas.tokens import TokenIds
 from streams.stages.agents.chains import Chains
@@ -359,6 +359,29 @@ def test_a_conversation_is_a_response_with_the_environments_tokens_masked() -> N
     assert list(made.logprobs) == [-0.5, -0.25, 0.0, 0.0, 0.0, -0.5, -0.25]
     assert (made.text, made.steps, made.agent_id, made.branches) == ("reply 1", 2, "calc", ())
     assert made.response_id == first.trajectory_id
+
+
+def test_an_answer_of_a_forced_form_is_there_for_who_scores_and_bears_no_loss() -> None:
+    run = Recorded()
+    first = run.call(ASKED)
+    forced = '{"schema":{"type":"object"}}'
+    greedy = Sampling(temperature=0.0)
+    run.call([*run.history(first), user("as JSON")], constraint=forced, reply=assistant('{"sum": 11}'), sampling=greedy)
+    made = of_run(run)
+    assert str(fold(run.turns)) == "2 of 2 calls delivered, 1 of them without loss"
+    assert (made.error, made.text, made.steps, made.completion_tokens) == (None, '{"sum": 11}', 2, 2)
+    assert list(made.loss_mask) == [True, True, *[False] * 5]
+    assert list(made.logprobs) == [-0.5, -0.25, *[0.0] * 5]
+    assert made.sampling == first.sampling
+
+
+def test_what_follows_an_answer_of_a_forced_form_bears_loss() -> None:
+    run = Recorded()
+    first = run.call(ASKED, [ADD], constraint='{"tools":["add"],"several":true}')
+    second = run.call([*run.history(first), user("and 5?")], [ADD])
+    made = of_run(run)
+    trained = [token for token, ours in zip(made.completion_token_ids, made.loss_mask, strict=True) if ours]
+    assert trained == list(second.completion_token_ids)
 
 
 def test_the_response_is_the_same_bytes_whoever_writes_it() -> None:

@@ -10,6 +10,7 @@ generated.
 from __future__ import annotations
 
 import ast
+import json
 import re
 from functools import cache
 from pathlib import Path
@@ -101,6 +102,15 @@ def test_the_parameters_of_each_protocol_are_those_of_today() -> None:
 
 def test_the_known_failures_are_those_of_today() -> None:
     assert known_failures.PAGE.read_text(encoding="utf-8") == known_failures.page(), "run `make docs`"
+
+
+def test_what_suites_of_others_find_is_what_the_page_says() -> None:
+    found = json.loads((ROOT / "tests" / "strangers" / "findings.json").read_text(encoding="utf-8"))
+    probe, own = found["llmprobe"], found["openai-python"]
+    page = (ROOT / "docs" / "testing.md").read_text(encoding="utf-8")
+    assert f"core {probe['coverage']['core']}, extended {probe['coverage']['extended']}, MUST {probe['must']}" in page
+    assert f"{own['passed']} of {sum(own.values())} tests pass" in page
+    assert found["schemathesis"] == {}
 
 
 def test_the_readme_is_short() -> None:

@@ -17,9 +17,10 @@ from gateway.anthropic import CountTokensBody, MessagesBody
 from gateway.body import Body, Caller, ignored, read, use
 from gateway.chat import ChatBody
 from gateway.completions import CompletionsBody
-from gateway.responses import ResponsesBody
+from gateway.responses_body import ResponsesBody
 from schemas.events import ToolCall
-from streams.stages.agents.calls import CallError
+from streams.engines.answer_form import AnswerForm
+from streams.stages.agents.calls import CallError, ModelCall
 
 HEADERS = {"betas", "user_profile_id", "workspace_id"}
 """Parameters of Anthropic's client that are headers of the request."""
@@ -106,9 +107,13 @@ def refusal(body: type[Body], value: object) -> CallError:
             "tools[0].input_schema",
         ),
         (ChatBody, chat(colour="blue"), "unknown_parameter", "colour"),
-        (ChatBody, chat(tool_choice="required"), "unsupported", "tool_choice"),
+        (ChatBody, chat(tool_choice="always"), "invalid", "tool_choice"),
+        (ChatBody, chat(tool_choice={"type": "custom", "custom": {"name": "f"}}), "invalid", "tool_choice.type"),
+        (ChatBody, chat(tool_choice={"type": "function", "function": {}}), "invalid", "tool_choice.function.name"),
         (ChatBody, chat(frequency_penalty=0.5), "unsupported", "frequency_penalty"),
-        (ChatBody, chat(response_format={"type": "json_object"}), "unsupported", "response_format"),
+        (ChatBody, chat(response_format={"type": "yaml"}), "invalid", "response_format"),
+        (ResponsesBody, responses(text={"format": {"type": "json_schema"}}), "invalid", "text.format.schema"),
+        (MessagesBody, message(output_config={"effort": "high"}), "unsupported", "output_config.effort"),
         (ChatBody, chat(messages=[{"role": "wizard", "content": "hi"}]), "invalid", "messages[0]"),
         (ChatBody, chat(messages=[]), "invalid", "messages"),
         (
@@ -279,3 +284,77 @@ def test_the_same_conversation_is_the_same_messages_in_every_protocol() -> None:
     assert history == same == third
     assert [turn.role for turn in history] == ["system", "user", "assistant", "tool", "user"]
     assert history[2].tool_calls == (ToolCall(id="c1", name="calc", arguments=arguments),)
+
+
+WEATHER = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+
+
+def asked(protocol: str, choice: str | None = None, *, several: bool = True, schema: Any = None) -> ModelCall:
+    """A call of a protocol with the tools weather and time, unless it is asked for without tools."""
+    names = () if choice == "toolless" else ("weather", "time")
+    forced = {"toolless": None, "required": "any"}.get(choice or "", choice)
+    named = forced is not None and forced not in ("any", "auto", "none")
+    if protocol == "messages":
+        tools = [{"name": name, "input_schema": WEATHER} for name in names]
+        kind = {"type": "tool", "name": forced} if named else {"type": forced or "auto"}
+        body = message(tools=tools, tool_choice=kind | ({} if several else {"disable_parallel_tool_use": True}))
+        body |= {} if schema is None else {"output_config": {"format": {"type": "json_schema", "schema": schema}}}
+        return anthropic.call(read(MessagesBody, json.dumps(body).encode()), CALLER)
+    functions = [{"name": name, "parameters": WEATHER} for name in names]
+    plain = "required" if forced == "any" else forced
+    parallel = {} if several else {"parallel_tool_calls": False}
+    if protocol == "responses":
+        choose: Any = {"type": "function", "name": forced} if named else plain
+        format_ = {"type": "json_schema", "name": "n", "schema": schema}
+        body = responses(tools=[{"type": "function", **each} for each in functions], tool_choice=choose, **parallel)
+        body |= {} if schema is None else {"text": {"format": format_}}
+        return gateway_responses.call(read(ResponsesBody, json.dumps(body).encode()), CALLER)
+    choose = {"type": "function", "function": {"name": forced}} if named else plain
+    format_ = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
+    body = chat(tools=[{"type": "function", "function": each} for each in functions], tool_choice=choose, **parallel)
+    body |= {} if schema is None else {"response_format": format_}
+    return gateway_chat.call(read(ChatBody, json.dumps(body).encode()), CALLER)
+
+
+PROTOCOLS = pytest.mark.parametrize("protocol", ["chat", "responses", "messages"])
+
+
+@PROTOCOLS
+@pytest.mark.parametrize(
+    ("wanted", "form"),
+    [
+        ({}, None),
+        ({"choice": "none"}, None),
+        ({"choice": "required"}, AnswerForm(tools=("weather", "time"))),
+        ({"choice": "time"}, AnswerForm(tools=("time",))),
+        ({"choice": "required", "several": False}, AnswerForm(tools=("weather", "time"), several=False)),
+        ({"schema": WEATHER}, AnswerForm(schema=json.dumps(WEATHER, separators=(",", ":")), tools=("weather", "time"))),
+        ({"schema": {}, "choice": "none"}, AnswerForm(schema="{}")),
+        ({"schema": {}, "choice": "toolless"}, AnswerForm(schema="{}")),
+        ({"schema": {}, "choice": "required"}, AnswerForm(tools=("weather", "time"))),
+    ],
+)
+def test_the_same_form_is_forced_in_every_protocol(protocol: str, wanted: dict[str, Any], form: AnswerForm) -> None:
+    call = asked(protocol, **wanted)
+    assert call.form == form
+    assert call.tool_choice == ("none" if wanted.get("choice") == "none" else "auto")
+
+
+@PROTOCOLS
+def test_a_choice_that_cannot_be_made_is_refused_by_its_name(protocol: str) -> None:
+    for wanted, kind, parameter in (
+        ({"choice": "dance"}, "invalid", "tool_choice"),
+        ({"several": False}, "unsupported", "parallel"),
+    ):
+        with pytest.raises(CallError) as caught:
+            asked(protocol, **wanted)  # type: ignore[arg-type]
+        assert caught.value.kind == kind and parameter in (caught.value.parameter or "")
+
+
+def test_any_json_object_may_be_asked_for() -> None:
+    by_chat = chat(response_format={"type": "json_object"})
+    by_responses = responses(text={"format": {"type": "json_object"}})
+    first = gateway_chat.call(read(ChatBody, json.dumps(by_chat).encode()), CALLER)
+    second = gateway_responses.call(read(ResponsesBody, json.dumps(by_responses).encode()), CALLER)
+    assert first.form == second.form == AnswerForm(schema='{"type":"object"}')
+    assert (first.form_parameter, second.form_parameter) == ("response_format", "text.format")

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import json
 import random
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
+import trl
+from llguidance import LLMatcher
+from llguidance.hf import from_tokenizer
 
 from schemas.events import Message, Tool, ToolCall
+from streams.engines.answer_form import AnswerForm
 from streams.engines.base_model import digest_of_tokenizer, load_tokenizer
 from streams.engines.rendering import ChatRendering
-from streams.engines.tool_calls import read_calls
+from streams.engines.tool_calls import HermesCalls, LlamaCalls, MistralCalls
 from streams.errors import EventError
 from tests.support.models import chat
 from tests.support.thoroughness import FULL
@@ -75,7 +81,7 @@ def test_template_that_changes_history_is_a_reason(
 
 
 def test_tools_that_the_template_does_not_write_are_refused() -> None:
-    with pytest.raises(EventError, match="does not write tools"):
+    with pytest.raises(EventError, match="in none of the formats"):
         chat.rendering(chat.NO_TOOLS).first(ASKS, (WEATHER,))
     assert chat.rendering(chat.KEEPS).markers == ("<tool_call>",)
 
@@ -170,19 +176,125 @@ def test_call_as_the_template_writes_it_is_read_and_a_broken_one_is_text() -> No
     ],
 )
 def test_a_call_that_cannot_be_read_stays_text_and_says_why(text: str, why: str) -> None:
-    reply, malformed = read_calls(text, "turn")
+    reply, malformed = HermesCalls().read(text, "turn")
     assert (reply.content, reply.tool_calls) == (text, ())
     assert malformed is not None and why in malformed
 
 
 def test_several_calls_are_read_in_order() -> None:
     one = '<tool_call>{"name": "%s", "arguments": {"n": %d}}</tool_call>'
-    reply, malformed = read_calls("Both. " + one % ("a", 1) + "\n" + one % ("b", 2), "turn")
+    reply, malformed = HermesCalls().read("Both. " + one % ("a", 1) + "\n" + one % ("b", 2), "turn")
     assert (reply.content, malformed) == ("Both.", None)
     assert [(call.name, call.arguments) for call in reply.tool_calls] == [("a", '{"n": 1}'), ("b", '{"n": 2}')]
 
 
+# --- how other families write calls -----------------------------------------------------------------------------------
+
+REAL = Path(trl.__file__).parent / "chat_templates"
+"""Templates as their makers ship them, in a package that is required anyway."""
+MISTRAL = (
+    "<s>{% for m in messages %}"
+    "{% if m.role == 'user' %}"
+    "{% if tools and not loop.index0 %}[AVAILABLE_TOOLS]{{ tools | tojson }}[/AVAILABLE_TOOLS]{% endif %}"
+    "[INST]{{ m.content }}[/INST]"
+    "{% elif m.tool_calls is defined %}[TOOL_CALLS]["
+    "{% for c in m.tool_calls %}{% if c.id | length != 9 %}{{ raise_exception('ids have 9 characters') }}{% endif %}"
+    '{{ (c.function | tojson)[:-1] }}, "id": "{{ c.id }}"}{{ \', \' if not loop.last }}{% endfor %}]</s>'
+    "{% elif m.role == 'tool' %}{% if m.tool_call_id | length != 9 %}{{ raise_exception('so have these') }}{% endif %}"
+    '[TOOL_RESULTS]{"content": {{ m.content }}, "call_id": "{{ m.tool_call_id }}"}[/TOOL_RESULTS]'
+    "{% else %}{{ m.content }}</s>{% endif %}{% endfor %}"
+)
+"""What Mistral's templates write: calls behind a special token, ids of nine characters, nothing before an answer."""
+FAMILIES = {
+    "llama3_1": ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|python_tag|>"),
+    "llama3_2": ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|python_tag|>"),
+    "qwen2_5": ("<|im_start|>", "<|im_end|>"),
+    "mistral": ("<s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[TOOL_CALLS]", "[TOOL_RESULTS]", "</s>"),
+}
+ENDS = {"llama3_1": "<|eot_id|>", "llama3_2": "<|eot_id|>", "qwen2_5": "<|im_end|>", "mistral": "</s>"}
+WRITTEN = {
+    "llama3_1": '{"name": "weather", "parameters": {"city": "Zürich"}}',
+    "llama3_2": '<|python_tag|>{"name": "weather", "parameters": {"city": "Zürich"}}',
+    "qwen2_5": 'I look.\n<tool_call>\n{"name": "weather", "arguments": {"city": "Zürich"}}\n</tool_call>',
+    "mistral": '[TOOL_CALLS][{"name": "weather", "arguments": {"city": "Zürich"}}]',
+}
+
+
+@cache
+def family(name: str) -> ChatRendering:
+    template = MISTRAL if name == "mistral" else (REAL / f"{name}.jinja").read_text(encoding="utf-8")
+    tokenizer = chat.chat_tokenizer(template)
+    tokenizer.add_special_tokens({"additional_special_tokens": list(FAMILIES[name]), "bos_token": FAMILIES[name][0]})
+    tokenizer.eos_token = ENDS[name]
+    return ChatRendering(tokenizer, (tokenizer.convert_tokens_to_ids(ENDS[name]),), "tokenizer")
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_call_in_a_family_s_own_words_is_read_and_its_result_follows_the_sampled_tokens(name: str) -> None:
+    render, tools = family(name), (WEATHER,)
+    asked = render.first(ASKS, tools)
+    sampled = render.plain(WRITTEN[name] + ENDS[name])
+    reply, malformed = render.parse(sampled, tools, "turn")
+    [call] = reply.tool_calls
+    assert malformed is None and (call.name, json.loads(call.arguments)) == ("weather", {"city": "Zürich"})
+    result = Message(role="tool", content="sunny", tool_call_id=call.id)
+    behind = render.extend((*asked, *sampled), True, (*ASKS, reply), (result,), tools)
+    if name == "qwen2_5":  # its text comes before the call in the answer, and its template writes it so
+        assert "I look." in reply.content
+    assert isinstance(behind, tuple), behind
+    assert "sunny" in render._tokenizer.decode(list(behind)) and ENDS[name] not in render._tokenizer.decode([behind[0]])
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_call_that_is_forced_is_in_the_family_s_own_words(name: str) -> None:
+    render, form = family(name), AnswerForm(tools=("weather",))
+    vocabulary = from_tokenizer(render._tokenizer, eos_token=sorted(render._ends))
+    matcher = LLMatcher(vocabulary, LLMatcher.grammar_from_lark(render.grammar(form, (WEATHER,))), log_level=0)
+    assert matcher.get_error() == ""
+    text = WRITTEN[name].removeprefix("I look.\n").removeprefix("<|python_tag|>")
+    assert matcher.validate_tokens(list(render.plain(text + ENDS[name]))) == len(render.plain(text + ENDS[name]))
+
+
+def test_a_call_of_llama_is_the_whole_answer_and_json_of_another_kind_is_text() -> None:
+    llama = LlamaCalls()
+    call = '{"name": "a", "parameters": {}}'
+    assert llama.read(f"Sure: {call}", "turn") == (said(f"Sure: {call}"), None)
+    assert llama.read('{"sum": 11}', "turn") == (said('{"sum": 11}'), None)
+    for text, why in (
+        (f"{call}; {call}", "text behind the call"),
+        ('{"name": "a", "arguments": {}}', "name and parameters"),
+        ('<|python_tag|>print("x")', "Expecting value"),
+    ):
+        reply, malformed = llama.read(text, "turn")
+        assert reply == said(text) and malformed is not None and why in malformed
+
+
+def test_mistral_s_calls_keep_the_ids_that_the_model_wrote_and_others_are_made_to_fit() -> None:
+    mistral, one = MistralCalls(), '{"name": "%s", "arguments": {}%s}'
+    text = "Both. [TOOL_CALLS] [" + one % ("a", ', "id": "9dPkq3aZb"') + ", " + one % ("b", "") + "]"
+    reply, malformed = mistral.read(text, "turn")
+    first, second = (call.id for call in reply.tool_calls)
+    assert (reply.content, malformed, first) == ("Both.", None, "9dPkq3aZb")
+    assert len(second) == 9 and second == mistral.template_id(second) != mistral.template_id("toolu_01")
+    for text, why in (
+        ("[TOOL_CALLS]", "[ is missing"),
+        ("[TOOL_CALLS][]", "Expecting value"),
+        ("[TOOL_CALLS][" + one % ("a", ""), "] is missing"),
+        ("[TOOL_CALLS][" + one % ("a", "") + "] and", "behind the calls"),
+        ("[TOOL_CALLS][" + one % ("a", ', "id": 7') + "]", "nothing else"),
+    ):
+        reply, malformed = mistral.read(text, "turn")
+        assert reply == said(text) and malformed is not None and why in malformed
+
+
+def test_a_call_may_have_the_marks_of_calls_in_its_arguments() -> None:
+    inside = "</tool_call> [TOOL_CALLS] <tool_call>"
+    text = f'<tool_call>{{"name": "write", "arguments": {{"content": "{inside}"}}}}</tool_call>'
+    [call] = HermesCalls().read(text, "turn").reply.tool_calls
+    assert json.loads(call.arguments) == {"content": inside}
+
+
 def test_same_call_in_a_later_turn_has_another_id() -> None:
     text = '<tool_call>{"name": "a", "arguments": {}}</tool_call>' * 2
-    ids = [call.id for turn in ("first", "second") for call in read_calls(text, turn).reply.tool_calls]
+    ids = [call.id for turn in ("first", "second") for call in HermesCalls().read(text, turn).reply.tool_calls]
     assert len(set(ids)) == 4

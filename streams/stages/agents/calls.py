@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from schemas.events import Message, Sampling, Tool
+from streams.engines.answer_form import AnswerForm
 from streams.errors import StreamwardError
 
 CallErrorKind = Literal[
@@ -54,6 +55,10 @@ class ModelCall:
     tools: tuple[Tool, ...] = ()
     tool_choice: Literal["auto", "none"] = "auto"
     """none: what looks like a tool call is text."""
+    form: AnswerForm | None = None
+    """What the answer is forced to be; None: it is sampled freely."""
+    form_parameter: str | None = None
+    """The parameter that asked for `form`."""
     sampling: Sampling
     count: int = 1
     """How many answers."""

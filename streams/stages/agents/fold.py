@@ -6,7 +6,8 @@
 The conversation is the chain that ends with the last call of its lineage: where a history was rewritten, the new one.
 Any other last call ends a branch. A token that several chains have bears loss in the first of them, and is context in
 the others. What does not bear loss anywhere is left out by name: an auxiliary call, one that failed, an answer that
-nobody got, a late one, one whose tokens do not fit its parent's.
+nobody got, a late one, one whose tokens do not fit its parent's. An answer whose form was forced stays where it is, as
+context for what follows and for whoever scores: its tokens were not drawn from the policy, and bear no loss.
 
 The fold knows nothing but its arguments, so whoever makes it gets the same trajectory.
 """
@@ -34,8 +35,13 @@ class TrajectoryStep:
     """What it is now that the turns before it are known, in the order of the log."""
     reason: str
     chain: int | None = None
-    """Number of the chain in which its tokens bear loss; None: it is left out."""
+    """Number of the chain that has its tokens as its own; None: it is left out."""
     left_out: LeftOutReason | None = None
+
+    @property
+    def constrained(self) -> bool:
+        """Whether its form was forced, so that it bears no loss although it is in a chain."""
+        return self.chain is not None and self.turn.constraint is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,20 +69,22 @@ class Trajectory:
 
     @property
     def delivered(self) -> int:
-        """How many calls bear loss."""
+        """How many calls are in a chain."""
         return sum(step.chain is not None for step in self.steps)
 
     @property
     def versions(self) -> tuple[int, ...]:
-        """Which adapter versions answered the calls that bear loss."""
+        """Which adapter versions answered the calls that are in a chain."""
         return tuple(sorted({step.turn.adapter_version for step in self.steps if step.chain is not None}))
 
     def __str__(self) -> str:
-        """Return e.g. `41 of 43 calls delivered; 2 auxiliary`."""
+        """Return e.g. `41 of 43 calls delivered, 1 of them without loss; 2 auxiliary`."""
         counts = Counter(step.left_out for step in self.steps if step.left_out is not None)
+        forced = sum(step.constrained for step in self.steps)
+        loss = f", {forced} of them without loss" if forced else ""
         told = ", ".join(f"{count} {reason}" for reason, count in sorted(counts.items()))
         calls = "call" if len(self.steps) == 1 else "calls"
-        return f"{self.delivered} of {len(self.steps)} {calls} delivered" + (f"; {told}" if told else "")
+        return f"{self.delivered} of {len(self.steps)} {calls} delivered{loss}" + (f"; {told}" if told else "")
 
 
 def fold(turns: Iterable[Turn], ended: TrajectoryEvent | None = None) -> Trajectory:

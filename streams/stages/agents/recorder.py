@@ -28,10 +28,11 @@ from schemas.conventions import RatedAnswer
 from schemas.events import Message, Turn, derive_id
 from schemas.serde import EncodeError
 from streams.engines.protocol import Rendering, TokenEngine
-from streams.engines.token_stream import Generation, TokenStream
+from streams.engines.token_stream import TokenStream
 from streams.errors import EventError, LogError, RefusedError
 from streams.kafka import times
 from streams.settings.model import Serve
+from streams.stages.agents.answer_constraint import compiled
 from streams.stages.agents.answer_text import AnswerText
 from streams.stages.agents.call_prompts import CallPrompts
 from streams.stages.agents.calls import (
@@ -207,6 +208,7 @@ class Recorder:
         if call.logprobs:
             what = "alternatives to the sampled tokens are not kept; ask for logprobs alone"
             raise CallError("unsupported", what, "top_logprobs" if call.protocol == "chat" else "logprobs")
+        constraint = await compiled(call, self._engine, self._rendering)
         known, started_at = self._conversations.continued_by(call), times.now_ms()
         conversation = self._opened(call, started_at) if known is None else known
         call = answered_as(call, conversation.began)
@@ -223,7 +225,7 @@ class Recorder:
             raise
         conversation.called.add(turn_ids[0])
         policy = self._versions.policy
-        return PreparedCall(call, conversation, *prompt, policy, version, turn_ids, started_at)
+        return PreparedCall(call, conversation, *prompt, policy, version, turn_ids, started_at, constraint)
 
     async def _load(self, version: int) -> None:
         """Return once the engine has a version. Raises CallError."""
@@ -259,17 +261,10 @@ class Recorder:
 
     def _begin_choices(self, prepared: PreparedCall) -> list[TokenStream]:
         """Begin every choice, or none. Raises EventError, RefusedError."""
-        sampling, prompt, known = prepared.call.sampling, prepared.prompt, prepared.conversation
-        key = prepared.turn_ids[0] if sampling.seed is None else str(sampling.seed)
-        if sampling.seed is not None and known.began is not None:  # the seed of the task, and so of all its runs
-            key = f"{key}/{known.slot}/{len(known.called)}"
         streams: list[TokenStream] = []
         try:
             for slot in range(prepared.call.count):
-                asked = Generation(
-                    prompt_token_ids=prompt, sampling=sampling, draw_key=key, slot=slot, version=prepared.version
-                )
-                streams.append(self._engine.submit(asked))
+                streams.append(self._engine.submit(prepared.generation(slot)))
         except (EventError, RefusedError):
             for stream in streams:
                 stream.cancel()
@@ -321,7 +316,10 @@ class Recorder:
         """Return the answer as the client gets it, and why a tool call in it cannot be read."""
         call = prepared.call
         tools = call.tools if self._calls_are_read(call) else ()
-        return self._rendering.parse(drawn, tools, prepared.turn_ids[stream.generation.slot], stream.stop)
+        found = self._rendering.parse(drawn, tools, prepared.turn_ids[stream.generation.slot], stream.stop)
+        if call.form is None or found[0].content.startswith(self._rendering.markers):
+            return found
+        return found[0], None  # text of the schema: what looks like a call is in one of its strings
 
     def _calls_are_read(self, call: ModelCall) -> bool:
         return bool(call.tools) and call.tool_choice == "auto"

@@ -1,6 +1,6 @@
 """From a trajectory that ended to the Response that scorers, join and trainer know.
 
-    Trajectory, ended ──► prompt | answer, tool result, answer, … ──► Response, mask 1 on what the policy wrote
+    Trajectory, ended ──► prompt | answer, tool result, answer, … ──► Response, mask 1 on what the policy wrote freely
                                                  other chains ──► its branches
                       └─► anything in doubt ──► Response with the error, and no tokens
 
@@ -42,6 +42,7 @@ def response_of(trajectory: Trajectory, ended: TrajectoryEvent, unusable: str | 
     chains = trajectory.chains if error is None else ()
     turns = [turn for chain in trajectory.chains for turn in chain.turns] or [step.turn for step in trajectory.steps]
     first = turns[0] if turns else None
+    free = next((turn for turn in turns if turn.constraint is None), first)
     parts = [_parts(chain) for chain in chains]
     prompt, said, logprobs, mask = _conversation(chains[0]) if chains else (b"", b"", b"", b"")
     version = ended.adapter_version if first is None else first.adapter_version
@@ -65,7 +66,7 @@ def response_of(trajectory: Trajectory, ended: TrajectoryEvent, unusable: str | 
         completion_tokens=sum(LossMask(part[2]).trained for part in parts),
         latency_ms=float(max(0, ended.created_at - min((turn.started_at for turn in turns), default=ended.created_at))),
         text=chains[0].turns[-1].reply.content if chains else "",
-        sampling=ended.sampling or Sampling() if first is None else first.sampling,
+        sampling=ended.sampling or Sampling() if free is None else free.sampling,
         agent_id=ended.agent_id,
         steps=trajectory.delivered,
         prompt_token_ids=TokenIds(prompt),
@@ -90,7 +91,7 @@ def _error(trajectory: Trajectory, ended: TrajectoryEvent) -> str | None:
         return f"mixed_versions: it was answered by versions {', '.join(map(str, trajectory.versions))}"
     if len({(turn.base_digest, turn.tokenizer_digest, turn.template_digest) for turn in own}) > 1:
         return "mixed_models: base model, tokenizer or template changed between its calls"
-    if len({(turn.sampling.temperature, turn.sampling.top_p) for turn in own}) > 1:
+    if len({(turn.sampling.temperature, turn.sampling.top_p) for turn in own if turn.constraint is None}) > 1:
         return "mixed_sampling: temperature or top_p changed between its calls"
     return None
 
@@ -117,12 +118,17 @@ def _parts(chain: CallChain) -> Parts:
 
 
 def _of_turn(turn: Turn) -> Parts:
-    """Return the tokens that a turn adds: what it was sent, which the policy did not write, and what it answered."""
+    """Return the tokens that a turn adds: what it was sent, which the policy did not write, and what it answered.
+
+    An answer of a forced form was drawn from what the form left of the policy's distribution. Its logprobs, which are
+    the policy's, are not those of that draw: a gradient along them would teach the policy what the form decided.
+    """
     sent, said = turn.prompt_token_ids, turn.completion_token_ids
+    free = turn.constraint is None
     return (
         sent.data + said.data,
-        bytes(len(sent) * Logprobs.BYTES) + turn.logprobs.data,
-        bytes(len(sent)) + b"\1" * len(said),
+        bytes(len(sent) * Logprobs.BYTES) + (turn.logprobs.data if free else bytes(len(said) * Logprobs.BYTES)),
+        bytes(len(sent)) + (b"\1" if free else b"\0") * len(said),
     )
 
 

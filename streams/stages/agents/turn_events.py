@@ -7,8 +7,9 @@ from typing import NamedTuple
 
 from schemas.events import Ending, Message, TrajectoryEvent, Turn, derive_id
 from schemas.tokens import Logprobs, TokenIds
+from streams.engines.constraint import Constraint
 from streams.engines.protocol import Rendering, TokenEngine
-from streams.engines.token_stream import TokenStream
+from streams.engines.token_stream import Generation, TokenStream
 from streams.kafka import times
 from streams.stages.agents.calls import Done, ModelCall, Token
 from streams.stages.agents.chains import Placement
@@ -30,11 +31,28 @@ class PreparedCall(NamedTuple):
     turn_ids: tuple[str, ...]
     """One for each choice."""
     started_at: int
+    constraint: Constraint | None
+    """What `call.form` is for the engine."""
 
     @property
     def prompt(self) -> tuple[int, ...]:
         """The tokens that the engine gets."""
         return (*self.known, *self.new)
+
+    def generation(self, choice: int) -> Generation:
+        """Return what the engine is asked for a choice."""
+        sampling, known = self.call.sampling, self.conversation
+        key = self.turn_ids[0] if sampling.seed is None else str(sampling.seed)
+        if sampling.seed is not None and known.began is not None:  # the seed of the task, and so of all its runs
+            key = f"{key}/{known.slot}/{len(known.called)}"
+        return Generation(
+            prompt_token_ids=self.prompt,
+            sampling=sampling,
+            draw_key=key,
+            slot=choice,
+            version=self.version,
+            constraint=self.constraint,
+        )
 
 
 def turn_of(
@@ -70,6 +88,7 @@ def turn_of(
         template_digest=rendering.template_digest,
         finish_reason=ending or "error",
         error=stream.error if stream.ending == "error" else None,
+        constraint=None if call.form is None else str(call.form),
         prompt_tokens=len(prepared.prompt),
         reply=reply,
         sampling=call.sampling,

@@ -20,9 +20,9 @@ VOCABULARY = 64
 TEMPLATE = "{% for message in messages %}{{ message['content'] + ' ' }}{% endfor %}"
 
 
-def tiny_model(seed: int = 0) -> LlamaForCausalLM:
+def tiny_model(seed: int = 0, vocabulary: int = VOCABULARY) -> LlamaForCausalLM:
     config = LlamaConfig(
-        vocab_size=VOCABULARY,
+        vocab_size=vocabulary,
         hidden_size=32,
         intermediate_size=48,
         num_hidden_layers=2,
