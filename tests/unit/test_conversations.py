@@ -161,3 +161,18 @@ def test_what_a_turn_is_said_to_take_is_what_it_takes() -> None:
     taken, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert 0.8 < remembered.nbytes / taken < 1.25
+
+
+def test_a_retry_within_a_run_gets_that_runs_answer_though_its_siblings_ask_the_same() -> None:
+    remembered = Conversations()
+    runs = [turn(0, trajectory_id=name, task_id="t1", slot=slot) for slot, name in enumerate(("r1", "r2"))]
+    for one in runs:
+        remembered.take(one)
+    at = runs[0].created_at
+    retries = [
+        replace(asked("d" * 64), trajectory_id=name, request_digest=runs[0].request_digest) for name in ("r1", "r2")
+    ]
+    retries = [replace(one, retry_key=one.request_digest) for one in retries]
+    assert [remembered.answered(one, at) for one in retries] == [{0: one} for one in runs]
+    remembered.given(retries[0], runs[0].turn_id)
+    assert [remembered.answered(one, at) for one in retries] == [None, {0: runs[1]}]

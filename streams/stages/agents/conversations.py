@@ -96,8 +96,12 @@ class Conversations:
         self._of_turn: dict[str, Conversation] = {}
         self._ends: dict[tuple[str, bytes, bytes], Conversation] = {}
         """By agent, tools, and the digest of a history with its last answer."""
-        self._answered: dict[tuple[str, str, str], dict[int, Turn]] = {}
-        """The turns of the newest call that a retry may be of, by `request_of` and choice."""
+        self._answered: dict[tuple[str | None, tuple[str, str, str]], dict[int, Turn]] = {}
+        """The turns of the newest call that a retry may be of, by trajectory, `request_of` and choice.
+
+        Runs of the same task begin with the same body, so a call that names its trajectory is only a retry within it;
+        under None is the newest of any, for those that name none.
+        """
 
     # --- taking in ----------------------------------------------------------------------------------------------------
 
@@ -158,11 +162,11 @@ class Conversations:
         self._of_turn[turn.turn_id] = known
         if node.broken is None and turn.error is None:
             self._ends[turn.agent_id, node.kind.tools, node.end] = known
-        request = request_of(turn)
-        before = self._answered.get(request, {})
-        if before and next(iter(before.values())).started_at != turn.started_at:
-            before = {}
-        self._answered[request] = {**before, turn.choice: turn}
+        for request in _requests(turn):
+            before = self._answered.get(request, {})
+            if before and next(iter(before.values())).started_at != turn.started_at:
+                before = {}
+            self._answered[request] = {**before, turn.choice: turn}
         self._make_room(known)
 
     def _make_room(self, newest: Conversation) -> None:
@@ -182,9 +186,7 @@ class Conversations:
             end = known.agent_id, placed.kind.tools, placed.end
             if self._ends.get(end) is known:
                 del self._ends[end]
-            request = request_of(placed.turn)
-            if any(turn.turn_id == turn_id for turn in self._answered.get(request, {}).values()):
-                del self._answered[request]
+            self._forget_answer(placed.turn)
         self.nbytes -= known.nbytes
         known.chains, known.nbytes = Chains(), 0
         if known.ended:
@@ -192,9 +194,15 @@ class Conversations:
 
     def given(self, call: ModelCall, turn_id: str) -> None:
         """Take in that an answer was read to its end: without a key of its client, no later call is a retry of it."""
-        turns = self._answered.get(request_of(call), {})
-        if not has_key(call) and any(turn.turn_id == turn_id for turn in turns.values()):
-            del self._answered[request_of(call)]
+        known = self._of_turn.get(turn_id)
+        if known is not None and not has_key(call):
+            self._forget_answer(known.chains.turns[turn_id].turn)
+
+    def _forget_answer(self, turn: Turn) -> None:
+        """Let no call be a retry any more of the one with this answer."""
+        for request in _requests(turn):
+            if any(other.turn_id == turn.turn_id for other in self._answered.get(request, {}).values()):
+                del self._answered[request]
 
     def forget(self, known: Conversation) -> None:
         """Remember no more than the name of a trajectory, if the log has it."""
@@ -232,13 +240,10 @@ class Conversations:
 
     def answered(self, call: ModelCall, now_ms: int) -> Mapping[int, Turn] | None:
         """Return the turns of the call that this one is a retry of, by choice, if all were recorded and delivered."""
-        turns = self._answered.get(request_of(call), {})
+        turns = self._answered.get((call.trajectory_id, request_of(call)), {})
         if len(turns) < call.count or any(turn.error or not turn.delivered for turn in turns.values()):
             return None
-        first = turns[0]
-        if call.trajectory_id not in (None, first.trajectory_id):
-            return None
-        return turns if has_key(call) or first.created_at >= now_ms - RETRIED_MS else None
+        return turns if has_key(call) or turns[0].created_at >= now_ms - RETRIED_MS else None
 
     def messages(self, turn_id: str) -> tuple[Message, ...] | None:
         """Return the messages up to a turn, its answer included."""
@@ -275,6 +280,13 @@ class Conversations:
 def request_of(tried: ModelCall | Turn) -> tuple[str, str, str]:
     """Return what every try of a call has in common: agent, digest of the body, and its key, else the digest again."""
     return tried.agent_id, tried.request_digest, tried.retry_key or tried.request_digest
+
+
+def _requests(turn: Turn) -> Iterator[tuple[str | None, tuple[str, str, str]]]:
+    """Yield where an answer is looked for: within its trajectory, and by calls that name none."""
+    request = request_of(turn)
+    yield turn.trajectory_id, request
+    yield None, request
 
 
 def has_key(call: ModelCall) -> bool:

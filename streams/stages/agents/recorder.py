@@ -80,8 +80,8 @@ class Recorder:
         self._versions, self._writer, self._conversations = versions, writer, conversations
         self._in_progress: dict[tuple[str | None, tuple[str, str, str]], CallInProgress] = {}
         """Calls with a key of their client, by trajectory in the path, and `request_of`."""
-        self._readers: Counter[tuple[str, str, str]] = Counter()
-        """How many read an answer now, by `request_of`."""
+        self._readers: Counter[tuple[str | None, tuple[str, str, str]]] = Counter()
+        """How many read an answer now, by the same."""
         self._unwritten: dict[tuple[str, str, str], set[asyncio.Future[None]]] = {}
         """What the broker has not acknowledged, by `request_of`."""
         self._tasks: set[asyncio.Task[None]] = set()
@@ -93,11 +93,10 @@ class Recorder:
 
     async def answer(self, call: ModelCall) -> AsyncGenerator[Piece, None]:
         """Answer, `Begun` first. Raises CallError, before the first piece if the call cannot begin."""
-        request, keyed = request_of(call), has_key(call)
-        key = call.trajectory_id, request
+        key, keyed = (call.trajectory_id, request_of(call)), has_key(call)
         shared = self._in_progress.get(key) if keyed else None
         turns: Mapping[int, Turn] | None = None
-        if call.retry_key is not None and shared is None and (keyed or not self._readers[request]):
+        if call.retry_key is not None and shared is None and (keyed or not self._readers[key]):
             await self._written(call)
             turns = self._conversations.answered(call, times.now_ms())
         if turns is not None:
@@ -106,14 +105,14 @@ class Recorder:
             if shared is None or shared.abandoned:
                 shared = self._begin(call, key)
             pieces = shared.pieces()
-        self._readers[request] += 1
+        self._readers[key] += 1
         try:
             async for piece in pieces:
                 yield piece
             if isinstance(piece, Done):
                 self._conversations.given(call, piece.turn_id)
         finally:
-            self._readers -= Counter((request,))  # which drops those at 0
+            self._readers -= Counter((key,))  # which drops those at 0
             await pieces.aclose()  # now, not when it is collected: who has left must be known at once
 
     async def count_tokens(self, call: ModelCall) -> int:

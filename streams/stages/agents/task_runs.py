@@ -123,11 +123,11 @@ class TaskRuns:
             old = known.begun_at < oldest
             reason = f"it began {self._rule.longest_s:g} s ago" if old else f"no call for {self._rule.idle_s:g} s"
             reason = known.closed or reason
-            if known.sampling_id is not None and not known.responded:
-                if old and known.began is not None:
+            if known.began is not None and known.end is None:
+                if old:
                     self._ended(known, "timeout", reason)
                 continue
-            if known.started and not known.ended:
+            if known.started and not known.ended and known.sampling_id is None:
                 known.ended = True
                 self._writer.write(ended(known, self._versions.policy, "completed", reason, now))
             if old or known.closed is not None:
