@@ -541,7 +541,9 @@ def test_publish_that_failed_ends_the_process(app: App, exits: list[int], caplog
     assert "open-groups-changelog was not published: TimeoutError('no leader')" in caplog.text
 
 
-def test_publish_that_the_client_refuses_ends_the_process(app: App, exits: list[int]) -> None:
+def test_publish_that_the_client_refuses_ends_the_process_and_says_what_is_too_large(
+    app: App, exits: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
     # aiokafka raises at once for a record that is too large; stock Faust's buffer dies of it, and every commit hangs
     async def scene() -> None:
         await ready(app, [0])
@@ -552,6 +554,7 @@ def test_publish_that_the_client_refuses_ends_the_process(app: App, exits: list[
 
     run(scene)
     assert exits == [75]
+    assert "The key b'k' has 2 bytes, and a restart makes the same of it: raise topics.max_record_bytes" in caplog.text
 
 
 async def _refuse(*_: Any, **__: Any) -> None:

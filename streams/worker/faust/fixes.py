@@ -25,7 +25,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import faust
-from aiokafka.errors import IllegalStateError, KafkaError
+from aiokafka.errors import IllegalStateError, KafkaError, MessageSizeTooLargeError
 from faust.assignor.partition_assignor import PartitionAssignor
 from faust.tables.recovery import Recovery
 from faust.transport.consumer import Consumer, ThreadDelegateConsumer
@@ -227,8 +227,8 @@ def put(self: Any, fut: Any) -> None:
         if fut.cancelled():
             return
         topic = fut.message.channel.get_topic_name()
-        if fut.exception() is not None:
-            give_up(f"a record for {topic} was not published: {fut.exception()!r}")
+        if (failure := fut.exception()) is not None:
+            give_up(_not_published(fut.message, failure))
         elif topic in self.app.tables.changelog_topics:
             why = changelogs_of(self.app).acknowledged((topic, fut.result().partition), fut.result().offset)
             if why is not None:
@@ -243,7 +243,19 @@ async def _send_pending(self: Any, fut: Any) -> None:
     try:
         await STOCK[ProducerBuffer, "_send_pending"](self, fut)
     except Exception as exc:  # whatever it is, the record is not in the log
-        give_up(f"a record for {fut.message.channel.get_topic_name()} was not published: {exc!r}")
+        give_up(_not_published(fut.message, exc))
+
+
+def _not_published(message: Any, failure: BaseException) -> str:
+    """Return what to say of a record that is not in the log. One that is too large will be so after a restart, too."""
+    said = f"a record for {message.channel.get_topic_name()} was not published: {failure!r}"
+    if not any(isinstance(each, MessageSizeTooLargeError) for each in (failure, failure.__cause__)):
+        return said
+    size = len(message.key or b"") + len(message.value or b"")
+    return (
+        f"{said}. The key {message.key!r:.100} has {size} bytes, and a restart makes the same of it: raise "
+        "topics.max_record_bytes, and max.message.bytes of that topic"
+    )
 
 
 async def flush(self: Any) -> None:
