@@ -41,6 +41,7 @@ log = logging.getLogger(__name__)
 LAYOUT = 1
 """Version of what a converted folder contains; raise it when the conversion changes."""
 DIGEST_FILE = "base_digest.txt"
+MAGIC = b"GGUF"
 BROKEN = (OSError, ValueError, KeyError, RuntimeError)
 """How a missing or broken file shows in transformers."""
 
@@ -210,6 +211,9 @@ def _convert_apart(gguf: Path, folder: Path) -> None:
 
 def convert(gguf: Path, folder: Path) -> None:
     """Write the model in `gguf` to `folder` as float32 safetensors, with its tokenizer and its digest."""
+    with gguf.open("rb") as file:
+        if file.read(len(MAGIC)) != MAGIC:  # said before libraries are imported for seconds
+            raise SettingsError(f"{gguf}: expected a GGUF file, which begins with {MAGIC!r}; install its package again")
     import torch
     from transformers import AutoModelForCausalLM
 

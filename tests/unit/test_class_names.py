@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import ast
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -15,7 +15,6 @@ def test_a_class_name_occurs_once() -> None:
         for package in ("gateway", "schemas", "streams", "trainer", "streamward")
         for path in (ROOT / package).rglob("*.py")
     ]
-    classes = [
-        node for path in paths for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ClassDef)
-    ]
-    assert [name for name, times in Counter(node.name.lstrip("_") for node in classes).items() if times > 1] == []
+    names = [name for path in paths for name in re.findall(r"^ *class _*(\w+)[(:\[]", path.read_text(), re.MULTILINE)]
+    assert len(names) > 300
+    assert [name for name, times in Counter(names).items() if times > 1] == []

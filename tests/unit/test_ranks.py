@@ -11,8 +11,10 @@ import pytest
 from hypothesis import given, strategies as st
 
 from streams.errors import SettingsError
+from tests.skips import IN_FULL
 from tests.support.models import rank_program
 from tests.support.models.tiny import save_tiny, tiny_group, tiny_model
+from tests.support.thoroughness import FULL
 from trainer import launch
 from trainer.ranks import split
 
@@ -54,6 +56,7 @@ def importable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
 
 
+@pytest.mark.skipif(not FULL, reason=IN_FULL)  # tests/pipeline/test_ranks.py compares the bytes, too
 @pytest.mark.usefixtures("importable", "torch_as_before")
 def test_two_processes_give_the_bytes_that_one_gives_which_computes_both_shares(tmp_path: Path) -> None:
     folders = [tmp_path / name for name in ("one", "two")]
