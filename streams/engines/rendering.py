@@ -67,12 +67,8 @@ class ChatRendering:
 
     def first(self, messages: Sequence[Message], tools: Sequence[Tool]) -> tuple[int, ...]:
         """Return a conversation up to where the answer begins. Raises EventError if the template refuses it."""
-        if self._calls is None and (tools or any(message.tool_calls for message in messages)):
-            raise EventError(
-                "the model's chat template writes tools and calls in none of the formats that are read here (those of "
-                "Hermes and Qwen, Llama 3.1, and Mistral); leave out the tools, or serve a model that has one of them",
-                reason="tools_unsupported",
-            )
+        if tools or any(message.tool_calls for message in messages):
+            self._check_calls()
         return self._template.tokens(self._render(messages, tools))
 
     def extend(
@@ -113,7 +109,9 @@ class ChatRendering:
         return self._calls.read(text, turn_id)
 
     def grammar(self, form: AnswerForm, tools: Sequence[Tool]) -> str:
-        """Return the grammar of an answer of this form."""
+        """Return the grammar of an answer of this form. Raises EventError as `first` does for tools."""
+        if form.tools:
+            self._check_calls()
         return grammar_of(form, tools, self._calls, self._special)
 
     def plain(self, text: str) -> tuple[int, ...]:
@@ -182,6 +180,15 @@ class ChatRendering:
         mark, _ = _unused(self._render(earlier, tools))
         text = self._render((*earlier, Message(role="assistant", content=mark)), tools, answer=False)
         return text.rpartition(mark)[2]
+
+    def _check_calls(self) -> None:
+        """Raise EventError if this model's calls cannot be read."""
+        if self._calls is None:
+            raise EventError(
+                "the model's chat template writes tools and calls in none of the formats that are read here (those of "
+                "Hermes and Qwen, Llama 3.1, and Mistral); leave out the tools, or serve a model that has one of them",
+                reason="tools_unsupported",
+            )
 
     def _as_written(self, message: Message) -> Message:
         """Return the message with its ids as the template takes them."""

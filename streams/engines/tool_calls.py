@@ -59,8 +59,6 @@ class ToolCallFormat(ABC):
     """Texts that a call may begin with; while an answer is streamed, what follows one is held back."""
     special: str | None = None
     """A token that belongs to the text here, and is left out of it otherwise."""
-    several = True
-    """Whether an answer may hold several calls."""
 
     def read(self, text: str, turn_id: str) -> ReadAnswer:
         """Return the answer in `text`: what stands before the first call, and the calls."""
@@ -141,7 +139,6 @@ class LlamaCalls(ToolCallFormat):
     tag = "<|python_tag|>"
     markers = (tag, '{"name"')
     special = tag
-    several = False
 
     def one_call(self, name: str, arguments: str) -> str:
         """Return the call; the tag before it, which some models write, is left out."""

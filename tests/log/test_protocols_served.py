@@ -189,6 +189,35 @@ def test_the_same_agent_leaves_the_same_tokens_in_every_protocol(server: Served)
         assert trees[name] == trees["chat"], name
 
 
+def test_a_form_that_a_client_asks_for_is_forced_in_every_protocol_and_the_turn_has_it(server: Served) -> None:
+    schema = {**SCHEMA, "additionalProperties": False}
+    base, asked_for = server.base("forced"), [{"role": "user", "content": "Whatever."}]
+    named: Any = {"name": "product", "schema": schema}
+    tool: Any = {"name": "calc", "description": WHAT, "input_schema": schema}
+    with openai.OpenAI(base_url=f"{base}/v1", api_key="none", max_retries=0) as client:
+        said: Any = asked_for
+        wanted: Any = {"type": "json_schema", "json_schema": named}
+        by_chat = client.chat.completions.create(model="sums", messages=said, response_format=wanted)
+        text: Any = {"format": {"type": "json_schema", **named}}
+        by_responses = client.responses.create(model="sums", input="Whatever.", text=text)
+        cut = client.chat.completions.create(model="sums", messages=said, response_format=wanted, max_tokens=5)
+        with pytest.raises(openai.BadRequestError, match='"not"') as refused:
+            bad: Any = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"not": {}}}}
+            client.chat.completions.create(model="sums", messages=said, response_format=bad)
+    with anthropic.Anthropic(base_url=base, api_key="none", max_retries=0) as claude:
+        choice: Any = {"type": "tool", "name": "calc"}
+        by_messages = claude.messages.create(
+            model="sums", max_tokens=200, messages=said, tools=[tool], tool_choice=choice
+        )
+    for answer in (by_chat.choices[0].message.content, by_responses.output_text):
+        assert json.loads(answer or "").keys() == {"a", "b"}
+    [block] = by_messages.content
+    assert by_messages.stop_reason == block.type == "tool_use" and set(block.input) == {"a", "b"}
+    assert cut.choices[0].finish_reason == "length" and refused.value.param == "response_format"
+    forms = sorted(" ".join(json.loads(turn.constraint or "{}")) for turn in turns(server.settings, "forced"))
+    assert forms == ["schema", "schema", "schema", "tools several"]
+
+
 def post(server: Served, path: str, body: dict[str, Any] | bytes) -> httpx.Response:
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
     return httpx.post(f"{server.url}/v1/{path}", content=content, headers={"content-type": "application/json"})

@@ -83,6 +83,8 @@ def test_template_that_changes_history_is_a_reason(
 def test_tools_that_the_template_does_not_write_are_refused() -> None:
     with pytest.raises(EventError, match="in none of the formats"):
         chat.rendering(chat.NO_TOOLS).first(ASKS, (WEATHER,))
+    with pytest.raises(EventError, match="in none of the formats"):
+        chat.rendering(chat.NO_TOOLS).grammar(AnswerForm(tools=("weather",)), (WEATHER,))
     assert chat.rendering(chat.KEEPS).markers == ("<tool_call>",)
 
 
