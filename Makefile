@@ -111,10 +111,10 @@ test-strangers: .venv/ready-test .venv-strangers/ready
 
 .venv-strangers/ready: requirements.lock
 	@test -x .venv-strangers/bin/python || $(PYTHON) -m venv .venv-strangers
-	.venv-strangers/bin/python -m pip --disable-pip-version-check install --quiet 'openai[aiohttp]==$(OPENAI)' 'pytest==9.*' 'pytest-asyncio==1.*' schemathesis==4.32.5
+	.venv-strangers/bin/python -m pip --disable-pip-version-check install --quiet 'openai[aiohttp]==$(OPENAI)' 'pytest==9.*' 'pytest-asyncio==1.*' schemathesis==4.32.5 openai-agents==0.24.0 'pydantic-ai-slim[openai]==2.68.0'
 	.venv-strangers/bin/python -m pip --disable-pip-version-check download --quiet --no-deps --no-binary :all: --dest .venv-strangers openai==$(OPENAI)
 	tar -xzf .venv-strangers/openai-$(OPENAI).tar.gz -C .venv-strangers
-	npm install --silent --no-audit --no-fund --prefix .venv-strangers/node llmprobe@0.6.12
+	npm install --silent --no-audit --no-fund --prefix .venv-strangers/node llmprobe@0.6.12 openai@7.57.0
 	@touch $@
 
 # what is generated: schema files, schemas/README.md, docs/cli.md, known-failures.md, metrics.md, modules.md, protocols.md; of helm/: README.md, values.schema.json,

@@ -15,7 +15,7 @@ from openai.types.responses import FunctionToolParam, ResponseInputParam
 
 from schemas.events import Turn
 from streams.settings.model import Settings
-from tests.strangers import exchanges
+from tests.strangers import agents_of_others, exchanges
 from tests.support.agent_server import serving, settings_of, turns
 
 pytestmark = pytest.mark.kafka
@@ -306,3 +306,19 @@ def test_what_suites_of_others_asked_gets_answers_of_the_same_shape(server: Serv
             if (answer.status_code, shape) != (each["status"], each["shape"]):
                 other.append((each["method"], each["path"], each["body"][:200], answer.status_code, answer.text[:300]))
     assert other == []
+
+
+def test_what_agents_of_other_frameworks_asked_leaves_the_same_runs(server: Served) -> None:
+    """Recorded by `make test-strangers`: openai-agents, pydantic-ai with a sub-agent, the Node SDK."""
+    other, today = [], dict[str, str]()
+    with httpx.Client(timeout=60, headers={"content-type": "application/json"}) as client:
+        for each in exchanges.recorded(agents_of_others.FILE):
+            body = agents_of_others.ID.sub(lambda found: today.get(found[0], found[0]), each["body"])
+            answer = client.request(each["method"], server.url + each["path"], content=body.encode())
+            shape = exchanges.shape_of(answer.headers.get("content-type", ""), answer.text)
+            if (answer.status_code, shape) != (each["status"], each["shape"]):
+                other.append((each["path"], body[:200], answer.status_code, answer.text[:300]))
+            today.update(zip(each["ids"], agents_of_others.ids(answer.text), strict=False))
+    assert other == []
+    for name, found in json.loads(agents_of_others.FINDINGS.read_text(encoding="utf-8"))["frameworks"].items():
+        assert agents_of_others.tree(turns(server.settings, name)) == found["turns"], name

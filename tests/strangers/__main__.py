@@ -7,7 +7,8 @@
 scripted engine with a Kafka node of its own. Between it and the first two suites is a proxy (proxy.py).
 
 What a suite finds is in findings.json: for llmprobe its scores and each check that did not pass, for openai-python's
-own tests how many passed and what the others were told, for schemathesis each check that failed.
+own tests how many passed and what the others were told, for schemathesis each check that failed, and for each agent of
+a framework what it said and what its calls are to each other (agents_of_others.py).
 """
 
 from __future__ import annotations
@@ -18,15 +19,17 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
+from contextlib import ExitStack
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 from streams.kafka.node import process as broker
-from tests.strangers import exchanges
+from streams.settings.model import Settings
+from tests.strangers import agents_of_others, exchanges
 from tests.strangers.proxy import Exchange, between, mended
-from tests.support.agent_server import serving, settings_of
+from tests.support.agent_server import serving, settings_of, turns
 
 ROOT = Path(__file__).parents[2]
 HOME = ROOT / ".venv-strangers"
@@ -114,6 +117,15 @@ def schemathesis(url: str, folder: Path) -> Finding:
     return failed
 
 
+def frameworks(settings: Settings, url: str, folder: Path) -> Finding:
+    """Run agents that are written in frameworks of others."""
+    found: Finding = {}
+    for name, command in agents_of_others.programs(HOME).items():
+        said = agents_of_others.said_by(command, url + agents_of_others.path_of(name), MODEL, folder)
+        found[name] = {"said": said, "turns": agents_of_others.tree(turns(settings, name))}
+    return found
+
+
 def _run(command: list[str], folder: Path, environment: dict[str, str] | None = None) -> None:
     """Run a suite; its exit code only says that it found something."""
     env = {**os.environ, "HOME": str(folder), **(environment or {})}
@@ -127,7 +139,11 @@ def main() -> int:
     said: list[Exchange] = []
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        with broker.embedded(folder / "kafka") as node, serving(settings_of(node.bootstrap, folder)) as server:
+        with ExitStack() as stack:
+            settings = settings_of(stack.enter_context(broker.embedded(folder / "kafka")).bootstrap, folder)
+            server = stack.enter_context(serving(settings))
+            with between(server) as (url, of_frameworks):
+                found["frameworks"] = frameworks(settings, url, folder)
             with between(server) as (url, spoken):
                 found["llmprobe"] = llmprobe(url, folder)
                 said += spoken
@@ -139,6 +155,7 @@ def main() -> int:
     if "--write" in sys.argv[1:]:
         FINDINGS.write_text(text, encoding="utf-8")
         exchanges.write(exchanges.compact(said))
+        exchanges.write(agents_of_others.in_order(of_frameworks), agents_of_others.FILE)
         return 0
     before = json.loads(FINDINGS.read_text(encoding="utf-8"))
     for name in found:

@@ -63,15 +63,15 @@ def compact(exchanges: Iterable[Exchange]) -> list[dict[str, Any]]:
     return [found[key] for key in sorted(found)]
 
 
-def write(exchanges: Iterable[dict[str, Any]]) -> None:
+def write(exchanges: Iterable[dict[str, Any]], file: Path = FILE) -> None:
     """Replace the file."""
     text = "".join(json.dumps(each, sort_keys=True) + "\n" for each in exchanges)
-    FILE.write_bytes(lzma.compress(text.encode(), preset=9))
+    file.write_bytes(lzma.compress(text.encode(), preset=9))
 
 
-def recorded() -> list[dict[str, Any]]:
+def recorded(file: Path = FILE) -> list[dict[str, Any]]:
     """Return what the file has."""
-    return [json.loads(line) for line in lzma.decompress(FILE.read_bytes()).splitlines()]
+    return [json.loads(line) for line in lzma.decompress(file.read_bytes()).splitlines()]
 
 
 def _plain(value: Any) -> bool:
