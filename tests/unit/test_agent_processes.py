@@ -64,7 +64,10 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def test_a_program_has_its_task_its_server_and_a_folder_and_not_the_right_answer(tmp_path: Path) -> None:
+def test_a_program_has_its_task_its_server_and_a_folder_and_not_the_right_answer_or_a_password(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STREAMWARD_KAFKA__SASL_PASSWORD", "hunter2")
     code = "import json, os, sys; json.dump([json.load(sys.stdin), dict(os.environ), os.getcwd()], open('seen', 'w'))"
     assert ran(tmp_path / "run", code) == ProcessEnd("completed", "exit code 0", 0)
     seen = (tmp_path / "run" / "seen").read_text()
@@ -73,7 +76,7 @@ def test_a_program_has_its_task_its_server_and_a_folder_and_not_the_right_answer
     assert told["messages"][0]["content"] == "2 + 2?"
     assert env["OPENAI_BASE_URL"] == env["ANTHROPIC_BASE_URL"] + "/v1"
     assert env["OPENAI_BASE_URL"].endswith("/agents/ann/trajectories/run-1/v1")
-    assert '"4"' not in seen
+    assert '"4"' not in seen and "hunter2" not in seen
     assert "verifier" not in seen
 
 

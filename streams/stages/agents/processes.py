@@ -166,10 +166,13 @@ def _found(words: list[str]) -> tuple[str, ...]:
 
 
 def _environment(process: AgentProcess, run: RunContext) -> dict[str, str]:
-    """Return the program's environment: the server for clients of either kind, and which run it is."""
+    """Return the program's environment: the server for clients of either kind, and which run it is.
+
+    The settings of this process are not in it: they may hold passwords of the log.
+    """
     prompt = prompt_of(run.task)
     fits = len(prompt.encode()) <= MAX_VARIABLE and "\0" not in prompt
-    mine = dict(os.environ)
+    mine = {name: value for name, value in os.environ.items() if not name.startswith("STREAMWARD_")}
     keys = {name: mine.get(name, NO_KEY) for name in ("OPENAI_API_KEY", "ANTHROPIC_API_KEY")}
     python_path = os.pathsep.join(part for part in (os.getcwd(), mine.get("PYTHONPATH", "")) if part)
     return {
