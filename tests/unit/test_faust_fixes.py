@@ -14,6 +14,7 @@ from typing import Any
 import faust
 import pytest
 import uvloop
+from aiokafka.client import AIOKafkaClient
 from aiokafka.errors import MessageSizeTooLargeError
 from faust.types import TP
 from faust.types.tuples import FutureMessage, PendingMessage
@@ -21,7 +22,7 @@ from faust.types.tuples import FutureMessage, PendingMessage
 from streams.errors import LogError, SettingsError
 from streams.settings.model import Settings
 from streams.worker.app import App, build_app, table
-from streams.worker.faust import fixes, pinned_sources, watchdog
+from streams.worker.faust import fixes, metadata, pinned_sources, watchdog
 from streams.worker.faust.seek import changelogs_of, delivery_of
 
 SOURCE = TP("tasks", 0)
@@ -726,3 +727,24 @@ def test_the_worker_and_its_consumers_thread_have_loops_of_uvloop_and_nobody_els
     assert not isinstance(others, uvloop.Loop)
     for each in (loop, thread.thread_loop, others):
         each.close()
+
+
+# --- a broker that is away --------------------------------------------------------------------------------------------
+
+
+def test_a_broker_that_is_away_is_asked_for_metadata_after_a_pause(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fetcher that knows no leader asks again at once, and a node that is gone refuses in microseconds."""
+    pauses: list[float] = []
+    sleep = asyncio.sleep
+
+    async def paused(seconds: float) -> None:
+        pauses.append(seconds)
+        await sleep(0)
+
+    async def ask() -> bool:
+        client = AIOKafkaClient(bootstrap_servers="127.0.0.1:1", retry_backoff_ms=250)
+        monkeypatch.setattr(metadata.asyncio, "sleep", paused)
+        return bool(await client._metadata_update(client.cluster, []))
+
+    assert asyncio.run(ask()) is False
+    assert pauses == [0.25]

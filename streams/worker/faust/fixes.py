@@ -9,9 +9,9 @@ commits over records it never delivered, and commits before the publishes of an 
 rebalances that silently loses events. Each section below is one fix: its reason, then the functions that replace
 Faust's. `install` replaces them only if their source is the one that the fix was written for (`pinned_sources.py`).
 
-Headers whose names are not text are read in `header_names.py`.
-Where a partition starts, and what a commit says of the changelogs, is in `seek.py`; what a worker that was stopped
-beyond its session timeout may still write, in `membership.py` and `streams/worker/table.py`.
+Headers whose names are not text are read in `header_names.py`. How often an unreachable broker is asked for metadata
+is in `metadata.py`. Where a partition starts, and what a commit says of the changelogs, is in `seek.py`; what a worker
+that was stopped beyond its session timeout may still write, in `membership.py` and `streams/worker/table.py`.
 
 The fixes assume one consumer per process, at-least-once delivery, no standby replicas and no windowed tables.
 """
@@ -35,7 +35,7 @@ from faust.types import TP
 from mode.services import WaitResults
 
 from streams.errors import LogError
-from streams.worker.faust import header_names
+from streams.worker.faust import header_names, metadata
 from streams.worker.faust.delivery import contiguous
 from streams.worker.faust.membership import REPLACED, membership
 from streams.worker.faust.pinned_sources import STOCK, check_sources
@@ -411,6 +411,7 @@ FIXES: dict[type, tuple[Any, ...]] = {
     AIOKafkaConsumerThread: (_create_worker_consumer, seek_to_committed, _commit),
     PartitionAssignor: (_perform_assignment,),
     **header_names.REPLACED,
+    **metadata.REPLACED,
     **REPLACED,
 }
 

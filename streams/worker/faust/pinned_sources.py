@@ -14,6 +14,7 @@ import importlib.metadata
 import inspect
 from typing import Any
 
+from aiokafka.client import AIOKafkaClient
 from aiokafka.consumer.consumer import AIOKafkaConsumer
 from aiokafka.consumer.fetcher import Fetcher, PartitionRecords
 from aiokafka.consumer.group_coordinator import GroupCoordinator
@@ -62,11 +63,13 @@ READ_AND_CHECKED: dict[tuple[type, str], str] = {
     (GroupCoordinator, "_send_req"): "fa4b12e914ce",
     (GroupCoordinator, "reset_generation"): "537aa37c531b",
     (GroupCoordinator, "_do_commit_offsets"): "c3a3ea5613f3",
+    (AIOKafkaClient, "_metadata_update"): "06dc51ed3e0d",
     (MessageAccumulator, "_append_batch"): "4762abfc42cb",
     (Sender, "_send_produce_req"): "aea01ae4b6c7",
     (PartitionRecords, "_unpack_records"): "b803e6d46480",
     (_DefaultRecordBatchPy, "_read_msg"): "0997ab7a5850",
     # not replaced, but the replacements rely on what these do
+    (AIOKafkaClient, "_md_synchronizer"): "e0421bffa9a7",
     (Consumer, "_wait_next_records"): "6218e1969a63",
     (Consumer, "_drain_messages"): "44a2500309e8",
     (Consumer, "_commit_offsets"): "1a6979904118",
