@@ -54,8 +54,8 @@ def test_a_call_extends_the_turn_whose_messages_and_reply_it_begins_with() -> No
 
 def test_ids_of_tool_calls_that_a_client_replaced_and_json_that_it_wrote_anew_do_not_matter() -> None:
     run = Recorded()
-    first = run.call(ASKED, [ADD], reply=called("add", '{"a":4, "b":7}'))
-    sent = called("add", '{"b": 7, "a": 4}', "toolu_rewritten")
+    first = run.call(ASKED, [ADD], reply=called("add", '{"a":4.0, "b":1e2, "c":0.5}'))
+    sent = called("add", '{"b": 100, "a": 4, "c": 0.50}', "toolu_rewritten")
     result = Message(role="tool", content="11", tool_call_id="toolu_rewritten")
     assert run.call([*ASKED, sent, result], [ADD]).parent_id == first.turn_id
 

@@ -25,7 +25,6 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Literal, NamedTuple
 
-from schemas import json_text
 from schemas.events import Continuity, Message, Tool, Turn
 from schemas.tokens import TokenIds
 
@@ -308,11 +307,17 @@ def _next(before: bytes, message: Message) -> bytes:
 
 
 def _canonical(text: str) -> str:
-    """Return JSON without differences in spaces and in the order of keys; any other text as it is."""
+    """Return JSON as whoever writes it again may have it: spaces, order of keys, 1.0 for 1. Other text as it is."""
     try:
-        return json.dumps(json_text.parse(text), sort_keys=True)
-    except ValueError:
+        return json.dumps(json.loads(text, parse_float=_number), sort_keys=True)
+    except (ValueError, RecursionError):
         return text
+
+
+def _number(text: str) -> float:
+    """Return a whole number for one with nothing behind its point: JavaScript writes 1.0 as 1."""
+    value = float(text)
+    return int(value) if value.is_integer() else value
 
 
 _TOKENS = Kind(b"tokens", b"")
