@@ -21,6 +21,7 @@ from streams.kafka.producer import Producer
 from streams.observability.metrics import OFF
 from streams.settings.model import Settings
 from streams.stages.agents.calls import CallError, Done, ModelCall
+from streams.stages.agents.fold import of_each
 from streams.stages.agents.recorder import Recorder
 from streams.stages.agents.served_versions import KEPT
 from streams.stages.agents.service import opened
@@ -208,3 +209,31 @@ def test_a_version_that_is_used_stays_and_one_that_was_unloaded_meanwhile_is_loa
         run(recorder, talk(recorder))
     [turn] = [turn for _, turn in read(settings, Turn) if turn.reply.content == "late"]
     assert turn.adapter_version == 1
+
+
+def test_a_call_after_the_end_is_answered_and_late_and_a_history_that_parts_is_a_fork(
+    kafka_bootstrap: str, tmp_path: Path
+) -> None:
+    settings = settings_of(kafka_bootstrap, tmp_path, {}, idle_s=0.001)
+    admin.apply_topics(settings)
+    first = (Message(role="user", content="r"), Message(role="assistant", content="r"))
+
+    async def talk(recorder: Recorder) -> None:
+        await answer(recorder, asked("r", trajectory_id="run"))
+        for text in ("a", "b"):
+            history = (*first, Message(role="user", content=text))
+            await answer(recorder, asked("", messages=history, trajectory_id="run"))
+        while not recorder._conversations.by_id["run"].ended:
+            await asyncio.sleep(0.001)
+            recorder.runs.end_idle()
+        await answer(recorder, asked("late", trajectory_id="run"))
+
+    with recording(settings) as recorder:
+        run(recorder, talk(recorder))
+    turns = [turn for _, turn in read(settings, Turn)]
+    assert [turn.continuity for turn in turns[:3]] == ["first", "extends", "forks"]
+    assert [turn.number for turn in turns] == [0, 1, 2, 3]
+    end = ends(settings)["run"]
+    assert end.turns == 3
+    [trajectory] = of_each(turns, [end]).values()
+    assert str(trajectory) == "3 of 4 calls delivered; 1 late"
