@@ -162,11 +162,17 @@ def until_answered(settings: Settings, *names: str) -> dict[str, list[Response]]
     return answers(settings)
 
 
+def patient(settings: Settings) -> BrokerOutage:
+    """Return what asks again where the node says that its coordinator is still loading."""
+    return BrokerOutage(settings.kafka, threading.Event())
+
+
 def committed(settings: Settings) -> int:
     """Return how many tasks are committed, over all partitions."""
     name = topics(settings.topics)["tasks"].name
     consumer = ck.Consumer({**client_config(settings.kafka), "group.id": f"{settings.topics.prefix}policy-p"})
-    found = consumer.committed([ck.TopicPartition(name, p) for p in range(settings.topics.partitions)], timeout=10)
+    asked = [ck.TopicPartition(name, p) for p in range(settings.topics.partitions)]
+    found = patient(settings).ask(lambda: consumer.committed(asked, timeout=10), "for commits")
     consumer.close()
     return sum(max(tp.offset, 0) for tp in found)
 
@@ -177,7 +183,9 @@ def forget_commits(settings: Settings) -> None:
     client = admin.AdminClient(client_config(settings.kafka))
     back = [ck.TopicPartition(name, p, 0) for p in range(settings.topics.partitions)]
     group = ck.ConsumerGroupTopicPartitions(f"{settings.topics.prefix}policy-p", back)
-    client.alter_consumer_group_offsets([group])[group.group_id].result()
+    patient(settings).ask(
+        lambda: client.alter_consumer_group_offsets([group])[group.group_id].result(), "to forget commits"
+    )
 
 
 # --- whole samplings --------------------------------------------------------------------------------------------------
