@@ -22,6 +22,7 @@ NAMES = (
     "overhead",
     "sampling",
     "conversations",
+    "agents",
     "trainer",
     "offline",
     "memory",
