@@ -59,7 +59,7 @@ def ask(
 def reward(
     call: AppContext, response_id: str, value: float, source: str | None, reason: str | None, output: Output
 ) -> None:
-    """Record what somebody thinks of a response, or of an agent's turn or trajectory.
+    """Record what somebody thinks of a response, turn or trajectory.
 
     It becomes a reward from source feedback/NAME, for queries and exports. No group counts it: GRPO learns from what
     the scorers of a task say about all its responses.
