@@ -35,7 +35,7 @@ while not os.path.exists("hidden") or not open("hidden").read(): time.sleep(0.01
 
 
 def context(folder: Path, text: str = "2 + 2?") -> RunContext:
-    asked = task(messages=(Message(role="user", content=text),), verifier='{"answer": "4"}')
+    asked = task(messages=(Message(role="user", content=text),), verifier='{"answer": "four"}')
     return RunContext("ann", "run-1", asked, "http://127.0.0.1:1/agents/ann/trajectories/run-1", folder)
 
 
@@ -76,7 +76,7 @@ def test_a_program_has_its_task_its_server_and_a_folder_and_not_the_right_answer
     assert told["messages"][0]["content"] == "2 + 2?"
     assert env["OPENAI_BASE_URL"] == env["ANTHROPIC_BASE_URL"] + "/v1"
     assert env["OPENAI_BASE_URL"].endswith("/agents/ann/trajectories/run-1/v1")
-    assert '"4"' not in seen and "hunter2" not in seen
+    assert "four" not in seen and "hunter2" not in seen
     assert "verifier" not in seen
 
 

@@ -9,17 +9,24 @@ import pytest
 
 import streamward
 from streams import cli, scorers
-from streams.tools import query
+from streams.tools import agent_manager, query
 
 
 def test_the_package_gives_what_a_users_code_needs() -> None:
     given = (streamward.connect, streamward.entry_point, streamward.main)
     assert given == (query.connect, scorers.entry_point, cli.main)
+    assert (streamward.AgentManager, streamward.ConversationTracker) == (
+        agent_manager.AgentManager,
+        agent_manager.ConversationTracker,
+    )
     assert set(streamward.__all__) <= set(dir(streamward))
 
 
 def test_what_it_does_not_have_is_named_with_what_it_has() -> None:
-    with pytest.raises(AttributeError, match="no 'conect'; it has connect, entry_point, main and __version__"):
+    with pytest.raises(
+        AttributeError,
+        match="no 'conect'; it has AgentManager, ConversationTracker, connect, entry_point, main and __version__",
+    ):
         _ = streamward.conect
 
 
