@@ -214,13 +214,13 @@ def _start(run: LoopRun, config: Path) -> None:
 
 
 def _catch_up(reader: PartitionReader, progress: Progress) -> None:
-    """Fold everything that is in the log by now."""
-    quiet = 0
-    while quiet < 2:
-        records = reader.poll(5000, 0.3)
-        quiet = 0 if records else quiet + 1
+    """Fold everything that is in the log by now. Raises LogError if the broker does not answer."""
+    ends = {tp: end for tp, (_, end) in admin.offsets(progress.settings, LABELS).items()}
+    reader.assign(reader.position, ends)
+    for records in reader.batches(outage=None):
         for record in records:
             progress.fold(record)
+    reader.assign(reader.position)
 
 
 @contextmanager

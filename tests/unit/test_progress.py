@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -19,12 +20,13 @@ from schemas.events import (
 )
 from schemas.serde import encode
 from streams.kafka.record import Record, dead_letter
-from streams.kafka.topics import topic_of
+from streams.kafka.topics import topic_of, topics
+from streams.loop import run
 from streams.loop.progress import Progress, waits
 from streams.settings.model import Batches, Settings
 from streams.stages.scoring.breaker import PAUSED, PAUSED_REASON
 from tests.support import factories
-from tests.support.factories import evaluated, group, promoted, response, reward, task, trained
+from tests.support.factories import T0, evaluated, group, promoted, response, reward, task, trained
 from tests.support.thoroughness import examples
 
 SETTINGS = Settings(batches=Batches(groups=2, max_policy_lag=0))
@@ -288,3 +290,35 @@ TWO_AHEAD = [*asked("a"), *asked("b"), *answered("a"), *answered("b"), *scored("
 )
 def test_each_process_is_said_to_work_or_to_wait(events: list[Event], process: str, says: str) -> None:
     assert dict(waits(folded(*events)))[process] == says
+
+
+class SlowReader:
+    """A partition of two tasks, of a node that takes its time: most polls bring nothing."""
+
+    def __init__(self, name: str) -> None:
+        self.position, self.bound = {(name, 0): 0}, {(name, 0): 0}
+        self.polls = 0
+
+    def assign(self, starts: dict[tuple[str, int], int], ends: dict[tuple[str, int], int] | None = None) -> None:
+        self.position, self.bound = dict(starts), ends or self.bound
+
+    def batches(self, outage: object) -> Iterator[list[Record]]:
+        while self.position != self.bound:
+            yield self.poll()
+
+    def poll(self, *_: object) -> list[Record]:
+        self.polls += 1
+        ((name, partition), offset) = next(iter(self.position.items()))
+        if self.polls % 4 or offset == 2:
+            return []
+        self.position[name, partition] += 1
+        asked = task(task_id=f"t{offset}")
+        return [Record(Coordinates(name, partition, offset), T0, asked.task_id.encode(), encode(asked))]
+
+
+def test_a_run_that_goes_on_knows_all_of_its_log_however_slowly_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = Settings()
+    reader, progress = SlowReader(topics(own.topics)["tasks"].name), Progress(own)
+    monkeypatch.setattr(run.admin, "offsets", lambda *_: {tp: (0, 2) for tp in reader.position})
+    run._catch_up(reader, progress)  # type: ignore[arg-type]
+    assert progress.counts["tasks"] == 2
