@@ -2,7 +2,7 @@
 
 POST …/v1/feedback {id, value, reason} ──► the answer that the recorder knows ──► a reward from feedback/SOURCE
 
-It enters no group and ends no trajectory: a conversation goes on after a remark about it.
+It enters no group and ends no trajectory: a conversation may continue after a remark about it.
 """
 
 from __future__ import annotations

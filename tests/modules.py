@@ -11,6 +11,8 @@ import sys
 from itertools import groupby
 from pathlib import Path
 
+from tests.generated_page import write_or_check
+
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "modules.md"
 PACKAGES = ("streamward", "schemas", "streams", "trainer", "gateway")
@@ -37,13 +39,5 @@ def _first_line(file: Path) -> str:
     return told.partition("\n\n")[0].replace("\n", " ").replace("|", "\\|").replace("`", "")
 
 
-def main() -> int:
-    """Write or check; return the exit code."""
-    if "--check" in sys.argv[1:]:
-        return int(PAGE.read_text(encoding="utf-8") != page())
-    PAGE.write_text(page(), encoding="utf-8")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(write_or_check(PAGE, page()))

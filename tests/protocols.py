@@ -17,6 +17,7 @@ from gateway.chat import ChatBody
 from gateway.completions import CompletionsBody
 from gateway.feedback import FeedbackBody
 from gateway.responses_body import ResponsesBody
+from tests.generated_page import write_or_check
 
 PAGE = Path(__file__).parents[1] / "docs" / "protocols.md"
 BODIES: dict[str, type[Body]] = {
@@ -82,13 +83,5 @@ def _bodies(annotation: Any) -> Iterator[type[Body]]:
         yield from _bodies(each)
 
 
-def main() -> int:
-    """Write or check; return the exit code."""
-    if "--check" in sys.argv[1:]:
-        return int(PAGE.read_text(encoding="utf-8") != page())
-    PAGE.write_text(page(), encoding="utf-8")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(write_or_check(PAGE, page()))

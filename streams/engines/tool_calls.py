@@ -33,7 +33,7 @@ class ReadAnswer(NamedTuple):
 
 
 class WrittenCall(NamedTuple):
-    """A call as it stands in an answer."""
+    """A call, and where in the answer it ends."""
 
     name: str
     arguments: dict[str, object]

@@ -20,7 +20,7 @@ from typing import Any
 from schemas.events import Message, Response, Sampling, Task, Turn, derive_id
 from schemas.serde import Poison
 from streams.errors import EventError, SettingsError
-from streams.kafka.admin import apply_topics, offsets, read_topic
+from streams.kafka.admin import check_topics, offsets, read_topic
 from streams.kafka.reader import read
 from streams.kafka.record import Record
 from streams.kafka.times import now_ms
@@ -31,6 +31,7 @@ from streams.stages.agents.chat_format import message_of
 from streams.stages.agents.fold import fold
 from streams.stages.agents.processes import AgentProcess, ProcessEnd, RunContext, run_process, told
 from streams.stages.agents.run import AgentPlan, run
+from streams.stages.agents.run_server import trajectories_url
 from streams.stages.tasks.submit import submit
 
 Prompt = str | Sequence[Mapping[str, Any]]
@@ -120,10 +121,11 @@ class AgentManager:
         """Run the agent `group_size` times over each prompt; return how each went, prompt by prompt, slot by slot.
 
         A run that fails has an `error` and changes nothing for the others. Tasks of this agent that wait in the log are
-        answered, too. Raises LogError if the broker does not answer, EventError for a prompt that no task can hold.
+        answered, too. Raises LogError if the broker does not answer, NotFoundError for a topic that is missing,
+        EventError for a prompt that no task can hold.
         """
         tasks = [self._task(prompt, group_size, sampling or Sampling()) for prompt in prompts]
-        apply_topics(self.settings)
+        check_topics(self.settings)
         starts = {tp: end for tp, (_, end) in offsets(self.settings, ["responses", "turns"]).items()}
         submit(self.settings, tasks)
         work = self._in_thread if self._process is None else partial(run_process, self._process)
@@ -140,7 +142,7 @@ class AgentManager:
 
     def base_url(self, agent_id: str) -> str:
         """Return where `_process_one` finds the server for this run: OpenAI's clients want `/v1` behind it."""
-        return f"{self.settings.serve.url}/agents/{self.agent_id}/trajectories/{agent_id}"
+        return f"{trajectories_url(self.settings.serve.url, self.agent_id)}/{agent_id}"
 
     def _process_one(self, agent_id: str, prompt: dict[str, Any]) -> None:
         """Run the agent once, for subclasses that are no program.
@@ -199,11 +201,9 @@ def conversations(turns: Iterable[Turn]) -> dict[str, tuple[dict[str, Any], ...]
     by_run: defaultdict[str, list[Turn]] = defaultdict(list)
     for turn in turns:
         by_run[turn.trajectory_id].append(turn)
-    folded = {name: fold(of_run, None).chains for name, of_run in by_run.items()}
+    folded = {name: fold(of_run).chains for name, of_run in by_run.items()}
     return {
-        name: tuple(
-            message_of(one, for_template=True) for turn in chains[0].turns for one in (*turn.messages, turn.reply)
-        )
+        name: tuple(message_of(message, for_template=True) for message in chains[0].messages)
         for name, chains in folded.items()
         if chains
     }

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from tests.generated_page import write_or_check
 from tests.known_failures.rows import FAILURES, KnownFailure
 
 PAGE = Path(__file__).parents[2] / "docs" / "known-failures.md"
@@ -39,13 +40,5 @@ def _held_by(row: KnownFailure) -> str:
     return "; ".join(part for part in ("proven: " * bool(parts[0]) + parts[0], parts[1]) if part)
 
 
-def main() -> int:
-    """Write or check; return the exit code."""
-    if "--check" in sys.argv[1:]:
-        return int(PAGE.read_text(encoding="utf-8") != page())
-    PAGE.write_text(page(), encoding="utf-8")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(write_or_check(PAGE, page()))

@@ -78,6 +78,12 @@ def run(settings: Settings, *arguments: str) -> str:
     return result.stdout
 
 
+def asked_to_run(folder: Path) -> tuple[str, ...]:
+    """Return the command that runs the agent over the tasks in `folder`, without its program."""
+    tasks, runs = str(folder / "tasks.jsonl"), str(folder / "runs")
+    return ("agents", "run", "adder", "--output", "jsonl", "--tasks", tasks, "--folder", runs)
+
+
 @pytest.fixture
 def scorers(settings: Settings) -> Iterator[None]:
     """Scoring, while the test runs."""
@@ -97,19 +103,8 @@ def test_tasks_of_an_agent_become_groups_that_the_trainer_gets(
     with serving(settings):
         request.getfixturevalue("scorers")
         with running(settings, tmp_path, "streams"):
-            asked = (
-                "agents",
-                "run",
-                "adder",
-                "--output",
-                "jsonl",
-                "--tasks",
-                str(tmp_path / "tasks.jsonl"),
-                "--parallel",
-                "8",
-            )
-            folder = ("--folder", str(tmp_path / "runs"))
-            ended = run(settings, *asked, "--command", agent[0], *folder)
+            asked = (*asked_to_run(tmp_path), "--parallel", "8", "--command", agent[0])
+            ended = run(settings, *asked)
             assert json.loads(ended) == {"completed": 7, "failed": 1}
             until(lambda: len(read(settings, Batch)) == 2, "two batches", folder=tmp_path)
             run(settings, "audit")
@@ -123,7 +118,7 @@ def test_tasks_of_an_agent_become_groups_that_the_trainer_gets(
     [registered] = [event for _, event in read(settings, AgentEvent)]
     assert (registered.agent_id, registered.type, registered.model_id) == ("adder", "PROMPT_BASED", "sums")
     assert len(turns(settings, "adder")) == 16
-    again = run(settings, *asked, "--command", agent[0], *folder)
+    again = run(settings, *asked)
     assert json.loads(again) == {"runs": 0}
 
 
@@ -132,17 +127,7 @@ def test_after_kill_9_of_the_manager_each_run_ends_once_and_none_that_ended_runs
 ) -> None:
     (tmp_path / "tasks.jsonl").write_text('{"prompt": "4 + 4 =", "answer": 8, "group_size": 4}\n')
     with serving(settings):
-        asked = (
-            "agents",
-            "run",
-            "adder",
-            "--output",
-            "jsonl",
-            "--tasks",
-            str(tmp_path / "tasks.jsonl"),
-            "--folder",
-            str(tmp_path / "runs"),
-        )
+        asked = asked_to_run(tmp_path)
         with (tmp_path / "agents.log").open("w") as log:
             waiting = [*asked, "--parallel", "2", "--command", f"{agent[0]} wait"]
             manager = subprocess.Popen(command(*waiting), env=environment(settings), stderr=log, stdout=log)

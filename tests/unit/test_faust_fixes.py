@@ -729,10 +729,10 @@ def test_the_worker_and_its_consumers_thread_have_loops_of_uvloop_and_nobody_els
         each.close()
 
 
-# --- a broker that is away --------------------------------------------------------------------------------------------
+# --- an unreachable broker --------------------------------------------------------------------------------------------
 
 
-def test_a_broker_that_is_away_is_asked_for_metadata_after_a_pause(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_broker_is_asked_for_metadata_after_a_pause(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
     """A fetcher that knows no leader asks again at once, and a node that is gone refuses in microseconds."""
     pauses: list[float] = []
     sleep = asyncio.sleep

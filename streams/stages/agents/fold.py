@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from schemas.events import Continuity, TrajectoryEvent, Turn
+from schemas.events import Continuity, Message, TrajectoryEvent, Turn
 from streams.stages.agents.chains import Chains, PlacedTurn, Role
 
 LeftOutReason = Literal["auxiliary", "failed", "undelivered", "late", "conflict", "broken"]
@@ -56,6 +56,11 @@ class CallChain:
     """Number of the chain with which it has its first turns in common."""
     shared: int = 0
     """How many turns those are; they bear no loss here."""
+
+    @property
+    def messages(self) -> list[Message]:
+        """What was said in it, the last answer included."""
+        return [message for turn in self.turns for message in (*turn.messages, turn.reply)]
 
 
 @dataclass(frozen=True, slots=True)

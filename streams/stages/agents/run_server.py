@@ -48,11 +48,16 @@ class KnownRun:
     turns: int | None
 
 
+def trajectories_url(server: str, agent_id: str) -> str:
+    """Return where the server has the runs of an agent, each under its id."""
+    return f"{server.rstrip('/')}/agents/{quote(agent_id, safe='')}/trajectories"
+
+
 class RunServer:
     """The server at one address, for the runs of one agent. Any number of threads may ask it."""
 
     def __init__(self, url: str, agent_id: str, stop: threading.Event) -> None:
-        self.url, self._stop = f"{url.rstrip('/')}/agents/{quote(agent_id, safe='')}/trajectories", stop
+        self.url, self._stop = trajectories_url(url, agent_id), stop
         self._away = False
 
     def begin(self, task: Task, sampling_id: str, slot: int, metadata: dict[str, str]) -> KnownRun:

@@ -44,9 +44,8 @@ def _of(one: Finished) -> Iterator[Example]:
             yield _example(one, (*one.task.messages, said), one.task.tools, 0, one.response.adapter_version, None)
         return
     for number, chain in enumerate(one.run.chains):
-        messages = [message for turn in chain.turns for message in (*turn.messages, turn.reply)]
         first, last = chain.turns[0], chain.turns[-1]
-        yield _example(one, messages, first.tools, number, last.adapter_version, last.agent_id)
+        yield _example(one, chain.messages, first.tools, number, last.adapter_version, last.agent_id)
 
 
 def _example(

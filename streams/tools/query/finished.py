@@ -178,7 +178,7 @@ class FinishedReader:
         for at, group in self._decoded(records, AdvantagedGroup):
             if group.policy == self._wanted.policy and self._wanted.purpose in (None, group.purpose):
                 groups[at] = group
-        # a group that came before is passed over: what it is about is remembered no more
+        # the second copy of a group is skipped: the records it is about were forgotten with the first
         known = {at: self._taken(group.task_id) for at, group in groups.items()}
         name = self._names["responses"].name
         members = {
