@@ -133,10 +133,14 @@ def test_agents_outlive_their_broker_say_so_and_lose_nothing(
     write(settings, *names)
     running = broker.status(settings.broker)
     assert running is not None
+
+    def noticed() -> list[str]:
+        return [record.getMessage() for record in caplog.records if record.name == "streamward.kafka"]
+
     with caplog.at_level(logging.INFO, logger="streamward.kafka"), working(settings):
         until(lambda: len(scored(settings)) >= 2, "the first rewards")
         os.kill(running.pid, signal.SIGKILL if how == "killed" else signal.SIGSTOP)
-        time.sleep(7)
+        until(lambda: any(": waiting" in line for line in noticed()), "somebody to notice")
         if how == "killed":
             broker.start(settings.broker, properties=PROPERTIES)
         else:
@@ -147,7 +151,7 @@ def test_agents_outlive_their_broker_say_so_and_lose_nothing(
     for task_id, found in samplings(settings).items():
         assert set(found.values()) == {2}, f"{task_id}: a sampling is cut"
     assert scored(settings) == {event.response_id for event in read(settings, "responses", Response)}
-    said_so = [record.getMessage() for record in caplog.records if record.name == "streamward.kafka"]
+    said_so = noticed()
     assert re.match(rf"Kafka at {settings.kafka.bootstrap} has not answered for \d+ s .*: waiting, 600 s", said_so[0])
     assert re.match(rf"Kafka at {settings.kafka.bootstrap} answers again, after \d+ s", said_so[-1])
 

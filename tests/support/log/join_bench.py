@@ -176,4 +176,5 @@ def bench(kafka_bootstrap: str, tmp_path: Path) -> Iterator[Bench]:
             process.kill()
         process.wait()
     bench.group.close()
-    bench.admin.delete_topics([name for name in bench.admin.list_topics(timeout=10).topics if bench.prefix in name])
+    if mine := [name for name in bench.admin.list_topics(timeout=10).topics if bench.prefix in name]:
+        bench.admin.delete_topics(mine)
