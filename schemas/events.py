@@ -59,6 +59,8 @@ MAX_GROUP_SIZE = 1024
 """Most responses to one task: a group is held and written as one record."""
 MAX_REWARD = 1e12
 """Largest absolute reward and weight: sums of their squares stay finite, and advantages fit into 32 bits."""
+MAX_TURNS = 1024
+"""Most model calls that a task may allow in an environment."""
 
 Purpose = Literal["train", "serve", "eval"]
 FinishReason = Literal["stop", "length", "error"]
@@ -135,6 +137,27 @@ class RewardSource:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodeStart:
+    """The environment that a task takes place in, and what its episode begins with: the same for the same seed."""
+
+    name: Annotated[str, "a listed environment, or where it comes from: package:name, gymnasium:id, mcp:url, ..."]
+    settings: Annotated[str, "JSON object handed to the environment"] = "{}"
+    seed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observed:
+    """What an environment showed, and what it made of the action before."""
+
+    environment: Annotated[str, "name@version"]
+    seed: Annotated[int, "of the episode"]
+    digest: Annotated[str, "sha256 over what it showed"]
+    tool: Annotated[str | None, "that the action before it called; null: none, or the episode began here"] = None
+    ok: Annotated[bool | None, "whether the environment could use the action; null: the episode began here"] = None
+    reward: Annotated[float | None, "that the environment gave for the action; null: none"] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
     """What an agent is asked, how often, and who judges the answers."""
 
@@ -156,6 +179,7 @@ class Task:
     agent: Annotated[str | None, "id of the agent that works on it; null: the policy answers it directly"] = None
     max_turns: Annotated[Int | None, "most model calls of one attempt; null: the agent decides"] = None
     thread: Annotated[str | None, "the conversation that it continues"] = None
+    environment: Annotated[EpisodeStart | None, "that the agent acts in; null: none is recorded"] = None
     tools: Annotated[tuple[Tool, ...], "what the agent may call"] = ()
     reward_sources: tuple[RewardSource, ...] = ()
     messages: tuple[Message, ...] = ()
@@ -176,6 +200,20 @@ class Branch:
     completion_token_ids: Annotated[TokenIds, "behind the shared ones"] = TokenIds()
     logprobs: Annotated[Logprobs, "nats; 0 where the policy did not write the token"] = Logprobs()
     loss_mask: Annotated[LossMask, "1 where the policy wrote the token and no chain before has it"] = LossMask()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResponseTurn:
+    """One model call of a response: which tokens it wrote, and what the environment made of them."""
+
+    number: Annotated[Int, "of the turn in its trajectory"]
+    chain: Annotated[Int, "where its tokens are: 0 is the response's own completion, n that of the branch n - 1"] = 0
+    start: Annotated[Int, "its first token in that completion"]
+    end: Annotated[Int, "behind its last token"]
+    observation: Annotated[str | None, "digest of what the environment had shown before; null: not recorded"] = None
+    tool: Annotated[str | None, "that it called; null: none"] = None
+    ok: Annotated[bool | None, "whether the environment could use it; null: not recorded"] = None
+    reward: Annotated[float | None, "that the environment gave for it; null: none"] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,11 +242,13 @@ class Response:
     sampling: Annotated[Sampling, "as used"]
     agent_id: Annotated[str | None, "the agent whose trajectory this is; null: the policy answered directly"] = None
     steps: Annotated[Int | None, "an agent's model calls in this response and its branches"] = None
+    success: Annotated[bool | None, "whether its environment says that the goal was reached; null: not recorded"] = None
     prompt_token_ids: TokenIds = TokenIds()
     completion_token_ids: TokenIds = TokenIds()
     logprobs: Annotated[Logprobs, "nats, one per completion token, under the distribution sampled from"] = Logprobs()
     loss_mask: Annotated[LossMask, "1 where the policy wrote the token; one per completion token"] = LossMask()
     branches: Annotated[tuple[Branch, ...], "an agent's other chains of calls, in the order of their last calls"] = ()
+    turns: Annotated[tuple[ResponseTurn, ...], "an agent's model calls in order, each in the chain that owns it"] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,6 +270,7 @@ class Reward:
     latency_ms: float = 0.0
     rationale: str | None = None
     components: Annotated[dict[str, float], "what the value is made of"] = field(default_factory=dict)
+    steps: Annotated[tuple[float, ...], "what each turn of the response is worth, in order; empty: only the whole"] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,6 +284,19 @@ class GroupControl:
     metadata: dict[str, str] = field(default_factory=dict)
     kind: ControlKind
     reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CreditSpan:
+    """The tokens of one turn of a response, and how much better they were than what siblings did."""
+
+    chain: Annotated[Int, "0 is the response's own completion"] = 0
+    start: Annotated[Int, "the first token in that completion"]
+    end: Annotated[Int, "behind the last token"]
+    reward: Annotated[float | None, "weighted sum of what its sources say of this turn; null: they judge the whole"] = (
+        None
+    )
+    advantage: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -263,6 +317,7 @@ class GroupResponse:
     completion_token_ids: TokenIds = TokenIds()
     logprobs: Annotated[Logprobs, "nats"] = Logprobs()
     loss_mask: Annotated[LossMask, "1 where the policy wrote the token"] = LossMask()
+    spans: Annotated[tuple[CreditSpan, ...], "where turns differ; empty: `advantage` is that of every token"] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -300,6 +355,7 @@ class AdvantagedGroup:
     formula_ddof: Int
     reward_mean: float
     reward_std: float
+    credit: Annotated[str, "how a response's advantage is shared among its turns"] = "trajectory"
     sampling: Sampling = field(default_factory=Sampling)
     prompt_token_ids: Annotated[TokenIds, "shared by every response"] = TokenIds()
     responses: Annotated[tuple[GroupResponse, ...], "in slot order"] = ()
@@ -464,6 +520,7 @@ class Turn:
     constraint: Annotated[str | None, "JSON: the form that was forced on the answer, which then bears no loss"] = None
     delivered: Annotated[bool, "false: the client had hung up before the answer was complete"] = True
     prompt_tokens: Annotated[Int, "of the whole prompt"]
+    observed: Annotated[Observed | None, "what its environment showed before it; null: not recorded"] = None
     reply: Annotated[Message, "the answer as the client got it"]
     sampling: Annotated[Sampling, "as used"]
     prompt_token_ids: Annotated[TokenIds, "behind the parent's prompt and completion"] = TokenIds()
@@ -496,6 +553,8 @@ class TrajectoryEvent:
     turns: Annotated[Int | None, "ended: how many turns were recorded; one with a higher number is late"] = None
     max_turns: Annotated[Int | None, "most calls; null: the agent decides"] = None
     sampling: Annotated[Sampling | None, "how every call is answered, whatever it asks; null: as it asks"] = None
+    observed: Annotated[Observed | None, "what its environment showed: started, at first; ended, at last"] = None
+    success: Annotated[bool | None, "ended: whether the environment says that the goal was reached"] = None
     reason: str
 
 
@@ -638,6 +697,10 @@ def _task_problems(task: Task) -> Iterator[str]:
         yield f"sampling.top_p is {task.sampling.top_p}; expected a share above 0 and at most 1"
     if task.max_turns is not None and task.max_turns < 1:
         yield f"max_turns is {task.max_turns}; at least 1 model call must be allowed"
+    if task.environment is not None and not 1 <= (task.max_turns or 0) <= MAX_TURNS:
+        yield f"max_turns is {task.max_turns}; in an environment, expected 1 to {MAX_TURNS}: it need not end by itself"
+    if task.environment is not None and task.agent is None:
+        yield "environment is set and agent is not; name the agent that acts in it"
 
 
 def _response_problems(response: Response) -> Iterator[str]:
@@ -654,6 +717,11 @@ def _response_problems(response: Response) -> Iterator[str]:
             yield f"branch {number - 1}: {uneven}"
         if not 0 <= branch.leaves < number:
             yield f"branch {number - 1} leaves chain {branch.leaves}; expected 0 to {number - 1}: one before it"
+    lengths = [len(response.completion_token_ids), *(len(branch.completion_token_ids) for branch in response.branches)]
+    for turn in response.turns:
+        if not (0 <= turn.chain < len(lengths) and 0 <= turn.start <= turn.end <= lengths[turn.chain]):
+            place = f"tokens {turn.start} to {turn.end} of chain {turn.chain}"
+            yield f"turn {turn.number} has {place}; expected a range within a completion; they have {lengths} tokens"
 
 
 def _uneven(response: Response | GroupResponse | Branch) -> str | None:
@@ -669,6 +737,10 @@ def _group_problems(group: AdvantagedGroup) -> Iterator[str]:
     for response in group.responses:
         if (uneven := _uneven(response)) is not None:
             yield f"slot {response.slot}: {uneven}"
+        tokens = len(response.completion_token_ids)
+        for span in response.spans:
+            if span.chain == 0 and not 0 <= span.start <= span.end <= tokens:
+                yield f"slot {response.slot}: a span has tokens {span.start} to {span.end}; expected 0 to {tokens}"
 
 
 def _reward_problems(reward: Reward) -> Iterator[str]:
@@ -678,6 +750,10 @@ def _reward_problems(reward: Reward) -> Iterator[str]:
         yield f"value is {reward.value}; a reward is a finite number (a failed score has an error and no value)"
     elif reward.value is not None and abs(reward.value) > MAX_REWARD:
         yield f"value is {reward.value}; expected at most {MAX_REWARD:g} in size. Scale the score down"
+    if any(not math.isfinite(step) or abs(step) > MAX_REWARD for step in reward.steps):
+        yield f"steps has a value that is not finite or above {MAX_REWARD:g} in size; scale the scores down"
+    if reward.error is not None and reward.steps:
+        yield f"error is {reward.error!r} and steps has {len(reward.steps)} values; a failed score has none"
     if reward.reward_id != derive_id(reward.response_id, reward.source):
         yield "reward_id is not uuid5(response_id, source); use schemas.events.derive_id"
 

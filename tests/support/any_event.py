@@ -83,14 +83,17 @@ def _obeying(event: Any) -> Any:
                 event,
                 group_size=1 + event.group_size % MAX_GROUP_SIZE,
                 max_turns=None if event.max_turns is None else 1 + event.max_turns % 1000,
+                environment=None if event.max_turns is None or event.agent is None else event.environment,
                 messages=(*event.messages, Message(role="user", content="")),
                 reward_sources=tuple(sources.values()),
             )
         case Response():
             size = 1 + abs(event.group_size) % 64
             slot = event.slot % size
+            event = _even(event)
             return dataclasses.replace(
-                _even(event),
+                event,
+                turns=_within(event.turns, len(event.completion_token_ids)),
                 response_id=derive_id(event.sampling_id, slot),
                 slot=slot,
                 group_size=size,
@@ -100,7 +103,10 @@ def _obeying(event: Any) -> Any:
                     for number, branch in enumerate(event.branches)
                 ),
             )
-        case GroupResponse() | Branch():
+        case GroupResponse():
+            event = _even(event)
+            return dataclasses.replace(event, spans=_within(event.spans, len(event.completion_token_ids)))
+        case Branch():
             return _even(event)
         case Turn():
             count = min(len(event.completion_token_ids), len(event.logprobs))
@@ -124,6 +130,7 @@ def _obeying(event: Any) -> Any:
                 reward_id=derive_id(event.response_id, event.source),
                 value=value,
                 error="failed" if value is None else None,
+                steps=() if value is None else tuple(step % MAX_REWARD for step in event.steps),
             )
         case AdapterEvent():
             version, first, last = 1 + event.version % (2**31 - 1), event.first_batch, event.last_batch
@@ -158,6 +165,15 @@ def _whole_trajectory(event: TrajectoryEvent) -> TrajectoryEvent:
         group_size=group_size,
         ending="failed" if is_end else None,
         turns=3 if is_end else None,
+    )
+
+
+def _within(ranges: tuple[Any, ...], tokens: int) -> tuple[Any, ...]:
+    """Bend ranges of tokens to a completion of that many."""
+    ends = [abs(each.end) % (tokens + 1) for each in ranges]
+    return tuple(
+        dataclasses.replace(each, chain=0, start=abs(each.start) % (end + 1), end=end)
+        for each, end in zip(ranges, ends, strict=True)
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 from hashlib import sha256
 from pathlib import Path
@@ -18,9 +17,16 @@ from schemas.versions import FIRST_ID, SchemaError, SchemaVersions, check
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A copy of the shipped schema files."""
-    shutil.copytree(versions.HERE / "avro", tmp_path / "avro")
-    shutil.copy(versions.HERE / "lock.json", tmp_path)
+    """The newest shipped schema of each event as its version 1."""
+    lock = []
+    for number, event in enumerate(EVENTS, start=FIRST_ID):
+        text = versions.files().newest(event).text
+        path = tmp_path / "avro" / event.__name__ / "1.avsc"
+        path.parent.mkdir(parents=True)
+        path.write_text(text)
+        digest = sha256(text.encode()).hexdigest()
+        lock.append({"id": number, "event": event.__name__, "version": 1, "sha256": digest})
+    (tmp_path / "lock.json").write_text(json.dumps(lock))
     return tmp_path
 
 
@@ -30,7 +36,9 @@ def lock_of(folder: Path) -> list[dict[str, Any]]:
 
 
 NEWEST_ID = FIRST_ID + sum(1 for _ in (versions.HERE / "avro").rglob("*.avsc")) - 1
-"""Ids count the versions of all events."""
+"""Of those shipped: ids count the versions of all events."""
+NEXT_ID = FIRST_ID + len(EVENTS)
+"""The first that is free in `folder`."""
 
 
 def append(folder: Path, event: str, definition: dict[str, Any]) -> SchemaVersions:
@@ -134,12 +142,10 @@ def test_a_field_taken_away_cannot_be_read_by_the_past(folder: Path) -> None:
 def test_bytes_of_another_layout_fail_both_ways_though_avro_takes_them(folder: Path) -> None:
     definition = json.loads(versions.files().newest(Response).text)
     field(definition, "prompt_token_ids")["type"]["layout"] = "little-endian int64, 8 bytes a token"
-    newest = len(versions.files().versions("Response")) + 1
     problems = check(append(folder, "Response", definition))
     assert {problem.partition(". ")[0] for problem in problems} == {
         f"Response: version {one} cannot read version {other}: the bytes are stored otherwise at /prompt_token_ids"
-        for old in range(1, newest)
-        for one, other in ((old, newest), (newest, old))
+        for one, other in ((1, 2), (2, 1))
     }
 
 
@@ -200,7 +206,7 @@ def test_a_drift_is_named_and_nothing_is_written(
     monkeypatch.setattr(sys, "argv", ["schemas.generate", "--check"])
     monkeypatch.setattr(versions, "HERE", folder)
     assert generate.main() == 1
-    assert capsys.readouterr().out == f"avro/Reward/3.avsc: new, id {NEWEST_ID + 2}\nREADME.md: changed\n"
+    assert capsys.readouterr().out == f"avro/Reward/3.avsc: new, id {NEXT_ID + 1}\nREADME.md: changed\n"
     assert sorted(path.read_text() for path in folder.rglob("*.*")) == before
 
 
@@ -212,7 +218,7 @@ def test_a_changed_dataclass_becomes_the_next_version_with_the_next_id(
     monkeypatch.setattr(versions, "HERE", folder)
     assert generate.main() == 0
     newest = SchemaVersions(folder).newest(Reward)
-    assert (newest.id, newest.version, newest.text) == (NEWEST_ID + 2, 3, versions.files().newest(Reward).text)
+    assert (newest.id, newest.version, newest.text) == (NEXT_ID + 1, 3, versions.files().newest(Reward).text)
 
 
 def types_in(node: Any) -> set[str]:

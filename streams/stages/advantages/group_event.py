@@ -97,6 +97,7 @@ def assemble(effect: EmitGroup, bodies: Bodies) -> dict[str, Any]:
         "formula_ddof": rule.ddof,
         "reward_mean": effect.reward_mean,
         "reward_std": effect.reward_std,
+        "credit": "trajectory",
         "sampling": dict(zip(SAMPLING_FIELDS, first.sampling, strict=True)),
         "prompt_token_ids": first.prompt_token_ids,
         "responses": [_member(member, bodies[member.at]) for member in effect.members],
@@ -126,6 +127,7 @@ def _member(member: GroupMember, body: ResponseBody) -> dict[str, Any]:
         "completion_token_ids": body.completion_token_ids,
         "logprobs": body.logprobs,
         "loss_mask": body.loss_mask,
+        "spans": [],
     }
 
 

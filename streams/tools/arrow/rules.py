@@ -23,6 +23,7 @@ from schemas.avro_schema import Shape, shapes
 from schemas.events import (
     MAX_GROUP_SIZE,
     MAX_REWARD,
+    MAX_TURNS,
     NAMESPACE,
     AdapterEvent,
     AdvantagedGroup,
@@ -51,7 +52,8 @@ def hold(event: type[Event], events: pa.StructArray) -> bool:
     if event is Response:
         return _responses_hold(events)
     if event is AdvantagedGroup:
-        return _even(events.field("responses").flatten())
+        members = events.field("responses").flatten()
+        return _even(members) and _within(members, "spans")
     if event is AdapterEvent:
         return _adapters_hold(events)
     if event is Turn:
@@ -118,7 +120,13 @@ def _tasks_hold(tasks: pa.StructArray) -> bool:
         pc.and_(pc.greater(sampling.field("top_p"), 0), pc.less_equal(sampling.field("top_p"), 1)),
         pc.greater_equal(tasks.field("max_turns"), 1),
     )
-    if not all(map(_all, rules)):
+    acting = tasks.filter(tasks.field("environment").is_valid())
+    turns = pc.fill_null(acting.field("max_turns"), 0)
+    in_environments = (
+        pc.and_(pc.greater_equal(turns, 1), pc.less_equal(turns, MAX_TURNS)),
+        acting.field("agent").is_valid(),
+    )
+    if not all(map(_all, (*rules, *in_environments))):
         return False
     several = sources.filter(pc.greater(named, 1)).to_pylist()
     return all(len({source["name"] for source in each}) == len(each) for each in several)
@@ -134,6 +142,7 @@ def _responses_hold(responses: pa.StructArray) -> bool:
     return (
         all(map(_all, rules))
         and _even(responses)
+        and _within(responses, "turns")
         and _derived(responses.field("response_id"), responses.field("sampling_id"), slot.cast(pa.string()))
     )
 
@@ -146,11 +155,25 @@ def _even(responses: pa.StructArray) -> bool:
     return all(_all(pc.equal(tokens, lengths)) for lengths in others)
 
 
+def _within(responses: pa.StructArray, name: str) -> bool:
+    """Return whether each range of tokens is one of its completion; those of other chains are a doubt."""
+    ranges = responses.field(name)
+    each = ranges.flatten()
+    if not len(each):
+        return True
+    tokens = pc.list_value_length(responses.field("completion_token_ids")).take(pc.list_parent_indices(ranges))
+    start, end = each.field("start"), each.field("end")
+    rules = (pc.equal(each.field("chain"), 0), pc.greater_equal(start, 0), pc.less_equal(start, end))
+    return all(map(_all, (*rules, pc.less_equal(end, tokens))))
+
+
 def _rewards_hold(rewards: pa.StructArray) -> bool:
-    value = rewards.field("value")
+    value, steps, scored = rewards.field("value"), rewards.field("steps"), rewards.field("error").is_null()
     rules = (
         pc.xor(value.is_valid(), rewards.field("error").is_valid()),
         pc.less_equal(pc.abs(value), MAX_REWARD),
+        pc.less_equal(pc.abs(steps.flatten()), MAX_REWARD),
+        pc.or_(scored, pc.equal(pc.list_value_length(steps), 0)),
     )
     return all(map(_all, rules)) and _derived(
         rewards.field("reward_id"), rewards.field("response_id"), rewards.field("source")
