@@ -26,7 +26,7 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from gateway import anthropic, chat, completions, errors, feedback, responses, sse
+from gateway import anthropic, chat, completions, errors, feedback, observed, responses, sse
 from gateway.body import Caller, Read, digest, read, sent
 from gateway.openapi import ANSWERS, describe, requested
 from gateway.responses_body import ResponsesBody
@@ -187,6 +187,7 @@ def _caller(request: Request, digest: str) -> Caller:
         trajectory_id=trajectory_id,
         request_digest=digest,
         retry_key=request.headers.get("idempotency-key") or (digest if tried_before else None),
+        observed=observed.of_header(request.headers.get(observed.HEADER)),
     )
 
 

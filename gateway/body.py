@@ -31,6 +31,7 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 from starlette.requests import Request
 
 from schemas import json_text
+from schemas.events import Observed
 from streams.stages.agents.calls import CallError, Token
 
 SHOWN = 80
@@ -53,6 +54,8 @@ class Caller(NamedTuple):
     trajectory_id: str | None
     request_digest: str
     retry_key: str | None
+    observed: Observed | None = None
+    """What its environment showed before the call."""
 
 
 class Body(BaseModel):

@@ -15,8 +15,10 @@ from fastapi.responses import JSONResponse
 from pydantic import Field
 
 from gateway.body import Body, read, sent
-from schemas.events import Ending, Purpose, Sampling
+from gateway.observed import ObservedBody
+from schemas.events import Ending, Observed, Purpose, Sampling
 from streams.stages.agents.conversations import Conversation
+from streams.stages.agents.run_end import RunEnd
 from streams.stages.agents.task_runs import RunOrder, TaskRuns
 
 
@@ -44,6 +46,7 @@ class BeginBody(Body):
     max_turns: int | None = None
     metadata: dict[str, str] = Field({})
     traceparent: str | None = None
+    observed: ObservedBody | None = None
 
 
 class EndBody(Body):
@@ -51,6 +54,8 @@ class EndBody(Body):
 
     ending: Ending
     reason: Annotated[str, Field(max_length=1000)]
+    observed: ObservedBody | None = None
+    success: bool | None = None
 
 
 def routes(runs: TaskRuns, *, max_body_bytes: int) -> APIRouter:
@@ -61,15 +66,20 @@ def routes(runs: TaskRuns, *, max_body_bytes: int) -> APIRouter:
     async def begin(request: Request, agent_id: str, trajectory_id: str) -> JSONResponse:
         body = read(BeginBody, await sent(request, max_body_bytes))
         drawn = {**body.sampling.model_dump(), "stop": tuple(body.sampling.stop)}
-        asked = {**body.model_dump(), "sampling": Sampling(**drawn)}
+        asked = {**body.model_dump(), "sampling": Sampling(**drawn), "observed": _event(body.observed)}
         return _known(await runs.begin(RunOrder(agent_id=agent_id, trajectory_id=trajectory_id, **asked)))
 
     @router.post("/end")
     async def end(request: Request, agent_id: str, trajectory_id: str) -> JSONResponse:
         body = read(EndBody, await sent(request, max_body_bytes))
-        return _known(await runs.end(agent_id, trajectory_id, body.ending, body.reason))
+        end = RunEnd(body.ending, body.reason, observed=_event(body.observed), success=body.success)
+        return _known(await runs.end(agent_id, trajectory_id, end))
 
     return router
+
+
+def _event(body: ObservedBody | None) -> Observed | None:
+    return None if body is None else body.event
 
 
 def _known(run: Conversation) -> JSONResponse:

@@ -97,7 +97,7 @@ def agents_run(
     call.working = True
     plan = run.AgentPlan(
         agent_id=agent_id,
-        work=partial(run_process, process),
+        work=lambda _: run.RunWork(partial(run_process, process)),
         server=server or call.settings.serve.url,
         parallel=parallel,
         folder=folder.absolute(),

@@ -29,8 +29,9 @@ from streams.settings.load import load
 from streams.settings.model import Settings
 from streams.stages.agents.chat_format import message_of
 from streams.stages.agents.fold import fold
-from streams.stages.agents.processes import AgentProcess, ProcessEnd, RunContext, run_process, told
-from streams.stages.agents.run import AgentPlan, run
+from streams.stages.agents.processes import AgentProcess, RunContext, run_process, told
+from streams.stages.agents.run import AgentPlan, RunWork, run
+from streams.stages.agents.run_end import RunEnd
 from streams.stages.agents.run_server import trajectories_url
 from streams.stages.tasks.submit import submit
 
@@ -131,7 +132,7 @@ class AgentManager:
         work = self._in_thread if self._process is None else partial(run_process, self._process)
         plan = AgentPlan(
             agent_id=self.agent_id,
-            work=work,
+            work=lambda _: RunWork(work),
             server=self.settings.serve.url,
             parallel=parallel,
             folder=self._folder,
@@ -153,12 +154,12 @@ class AgentManager:
         """
         raise NotImplementedError
 
-    def _in_thread(self, context: RunContext, _: threading.Event) -> ProcessEnd:
+    def _in_thread(self, context: RunContext, _: threading.Event) -> RunEnd:
         try:
             self._process_one(context.trajectory_id, told(context.task))
         except Exception as exc:  # whatever somebody's agent raises
-            return ProcessEnd("failed", f"{type(exc).__name__}: {exc}", None)
-        return ProcessEnd("completed", "it returned", None)
+            return RunEnd("failed", f"{type(exc).__name__}: {exc}")
+        return RunEnd("completed", "it returned")
 
     def _task(self, prompt: Prompt, group_size: int, sampling: Sampling) -> Task:
         given = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import httpx
 import pytest
 from openai import BadRequestError, OpenAI
 
-from schemas.events import Response, Sampling, TrajectoryEvent, derive_id
+from schemas.events import Observed, Response, Sampling, TrajectoryEvent, derive_id
 from streams.settings.model import Settings
 from tests.support.agent_server import serving, settings_of, turns
 from tests.support.processes import read
@@ -83,6 +84,34 @@ def test_a_run_becomes_a_response_and_both_requests_may_be_sent_again(settings: 
     run.ask("a call after the end")
     assert [turn.number for turn in turns_of(settings, run)] == [0, 1]
     assert run.begin().json()["ending"] == "completed"
+
+
+def test_what_an_environment_shows_is_in_the_turn_and_the_response_says_what_it_made_of_it(
+    settings: Settings, url: str
+) -> None:
+    run, sibling, other = (Run(url, "episode", slot) for slot in range(3))
+    shown = [{"environment": "guess@1", "seed": 7, "digest": digit * 64} for digit in "ab"]
+    assert run.begin(observed=shown[0], group_size=3).json()["ending"] is None
+    for _ in range(2):
+        assert other.begin(observed=shown[1], group_size=3).json()["ending"] == "failed"
+    assert sibling.begin(observed=shown[0], group_size=3).json()["ending"] is None
+    run.ask("first", extra_headers={"X-Streamward-Observed": json.dumps(shown[0])})
+    with pytest.raises(BadRequestError, match="X-Streamward-Observed: digest: "):
+        run.ask("second", extra_headers={"X-Streamward-Observed": json.dumps(shown[0] | {"digest": "short"})})
+    end = {
+        "ending": "completed",
+        "reason": "found",
+        "success": True,
+        "observed": shown[1] | {"ok": True, "reward": 0.5},
+    }
+    assert httpx.post(f"{run.url}/end", json=end, timeout=60).json()["ending"] == "completed"
+    [turn], [response] = turns_of(settings, run), events(settings, run, Response)
+    assert turn.observed == Observed(**shown[0])
+    assert [(one.observation, one.ok, one.reward) for one in response.turns] == [("a" * 64, True, 0.5)]
+    assert (response.success, response.turns[0].end) == (True, len(turn.completion_token_ids))
+    [refused] = events(settings, other, Response)
+    assert refused.error.startswith("failed: siblings_differ: its environment began with guess@1, seed 7, bbbbbbbbbbbb")
+    sibling.end()
 
 
 def turns_of(settings: Settings, run: Run) -> list[Any]:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from schemas.events import Message, Response, Sampling, ToolCall, Turn, derive_id
+from schemas.events import Message, Observed, Response, Sampling, ToolCall, Turn, derive_id
 from schemas.serde import encode
 from schemas.tokens import TokenIds
 from streams.stages.agents.chains import Chains
@@ -382,6 +382,50 @@ def test_what_follows_an_answer_of_a_forced_form_bears_loss() -> None:
     made = of_run(run)
     trained = [token for token, ours in zip(made.completion_token_ids, made.loss_mask, strict=True) if ours]
     assert trained == list(second.completion_token_ids)
+
+
+def shown(number: int, **outcome: Any) -> Observed:
+    """Return what an environment shows before its turn `number`."""
+    return Observed(environment="guess@1", seed=7, digest=f"{number}" * 64, **outcome)
+
+
+def test_each_turn_has_its_tokens_and_what_the_environment_made_of_it() -> None:
+    run = Recorded()
+    first = run.call(ASKED, [ADD], observed=shown(0))
+    run.call([system("You search."), user("find it")], [ADD])  # beside the episode
+    second = run.call(
+        [*run.history(first), user("higher")], [ADD], observed=shown(1, tool="guess", ok=True, reward=0.2)
+    )
+    run.call([*run.history(second), user("what?")], [ADD], observed=shown(2, ok=False), delivered=False)
+    third = run.call([*run.history(second), user("what?")], [ADD], observed=shown(2, ok=False))
+    end = shown(3, tool="guess", ok=True, reward=1.0)
+    made = of_run(run, observed=end, success=True, reason="the number was found")
+    encode(made)
+    assert (made.success, made.metadata["ended"]) == (True, "the number was found")
+    tokens = list(made.completion_token_ids)
+    own = [one for one in made.turns if one.chain == 0]
+    for mine, of_log in zip(own, (first, second, third), strict=True):
+        assert mine.number == of_log.number
+        assert tokens[mine.start : mine.end] == list(of_log.completion_token_ids)
+    assert [(one.observation, one.tool, one.ok, one.reward) for one in own] == [
+        ("0" * 64, "guess", True, 0.2),
+        ("1" * 64, None, False, None),
+        ("2" * 64, "guess", True, 1.0),
+    ]
+    assert [one.observation for one in made.turns] == ["0" * 64, None, "1" * 64, "2" * 64]
+
+
+@settings(max_examples=examples(100), deadline=None)
+@given(runs())
+def test_every_call_that_is_in_a_chain_is_one_turn_of_the_response(run: Recorded) -> None:
+    made = of_run(run)
+    steps = [step for step in fold(run.turns).steps if step.chain is not None]
+    of_log = {step.turn.number: (step.chain, list(step.turn.completion_token_ids)) for step in steps}
+    chains = [list(made.completion_token_ids), *(list(branch.completion_token_ids) for branch in made.branches)]
+    assert {turn.number: (turn.chain, chains[turn.chain][turn.start : turn.end]) for turn in made.turns} == of_log
+    assert [turn.number for turn in made.turns] == sorted(of_log)
+    assert all(turn.observation is turn.tool is turn.ok is turn.reward is None for turn in made.turns)
+    assert (made.success, "ended" in made.metadata) == (None, False)
 
 
 def test_the_response_is_the_same_bytes_whoever_writes_it() -> None:

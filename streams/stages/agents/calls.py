@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from schemas.events import Message, Sampling, Tool
+from schemas.events import Message, Observed, Sampling, Tool
 from streams.engines.answer_form import AnswerForm
 from streams.errors import StreamwardError
 
@@ -68,6 +68,8 @@ class ModelCall:
     """SHA-256 of the body in canonical form: sorted keys, no spaces."""
     retry_key: str | None = None
     """What the client sends again with each try of the same call; `request_digest` in a retry without a key."""
+    observed: Observed | None = None
+    """What its environment showed before it."""
     ignored: tuple[str, ...] = ()
     """Parameters that were sent and change no answer."""
 

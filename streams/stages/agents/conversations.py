@@ -58,6 +58,8 @@ class Conversation:
     """Whether this server has written that response."""
     ending: bool = False
     """Whether it is about to end: no call begins any more."""
+    differs: str | None = None
+    """Why its environment did not begin as that of its siblings."""
     called: set[str] = field(default_factory=set)
     """The first turn of each call."""
     in_progress: set[CallInProgress] = field(default_factory=set)

@@ -1,6 +1,6 @@
 """Run an agent's program over one task, in a process of its own, and leave nothing of it behind.
 
-    AgentProcess, RunContext ──► folder/  task.json  stdout  stderr ──► supervisor.py ──► the program ──► ProcessEnd
+    AgentProcess, RunContext ──► folder/  task.json  stdout  stderr ──► supervisor.py ──► the program ──► RunEnd
 
 The program runs in the folder of its run, and finds there whatever it writes. Words of its command that name files
 where the manager was started are made absolute, and Python finds that folder's modules: `python my_agent.py` is what it
@@ -34,6 +34,7 @@ from streams.errors import SettingsError
 from streams.output import json_line
 from streams.stages.agents import supervisor
 from streams.stages.agents.chat_format import message_of, tool_of
+from streams.stages.agents.run_end import RunEnd
 
 LOOK_S = 0.1
 TASK = "task.json"
@@ -92,16 +93,7 @@ class RunContext(NamedTuple):
     """Its own; it is made. What a run before it left there stays."""
 
 
-class ProcessEnd(NamedTuple):
-    """How a run's program ended."""
-
-    ending: Ending
-    reason: str
-    exit_code: int | None
-    """Negative: the signal that killed it. None: it never ran, or nobody knows."""
-
-
-def run_process(process: AgentProcess, run: RunContext, stop: threading.Event) -> ProcessEnd:
+def run_process(process: AgentProcess, run: RunContext, stop: threading.Event) -> RunEnd:
     """Run the program to its end, which `stop` and the time limit hasten. Nothing of it runs any more then.
 
     Raises OSError if the folder cannot be written.
@@ -133,10 +125,10 @@ def run_process(process: AgentProcess, run: RunContext, stop: threading.Event) -
         supervised.wait()
     try:
         end = json.loads(said)
-        return ProcessEnd(cast(Ending, end["ending"]), end["reason"], end["exit_code"])
+        return RunEnd(cast(Ending, end["ending"]), end["reason"], end["exit_code"])
     except (ValueError, RecursionError):  # it was killed itself
         _kill_run(run.trajectory_id)
-        return ProcessEnd("failed", f"what watched over it ended with {supervised.returncode}", None)
+        return RunEnd("failed", f"what watched over it ended with {supervised.returncode}")
 
 
 def told(task: Task) -> dict[str, Any]:

@@ -2,22 +2,37 @@
 
     Trajectory, ended ──► prompt | answer, tool result, answer, … ──► Response, mask 1 on what the policy wrote freely
                                                  other chains ──► its branches
+                                 what the environment showed ──► its turns: observation before, tool, ok, reward
                       └─► anything in doubt ──► Response with the error, and no tokens
 
 It is made of records alone, times included, so whoever writes it writes the same bytes. What could only be guessed at
 is not trained on: a run that did not complete, calls by several versions, tokens that do not fit.
+
+What an environment made of an action comes with what it showed next: with the next call, or at last with the end.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
-from schemas.events import Branch, FinishReason, Response, Sampling, TrajectoryEvent, Turn, derive_id
+from schemas.events import (
+    Branch,
+    FinishReason,
+    Observed,
+    Response,
+    ResponseTurn,
+    Sampling,
+    TrajectoryEvent,
+    Turn,
+    derive_id,
+)
 from schemas.tokens import Logprobs, LossMask, TokenIds
 from streams.stages.agents.fold import CallChain, Trajectory
 
 UNANSWERED = -1
 """The version of a run that made no call and was not pinned."""
+ENDED = "ended"
+"""Key in the metadata of an environment's response: why it ended, e.g. because it had its max_turns."""
 
 
 def missing(trajectory: Trajectory, ended: TrajectoryEvent) -> list[int]:
@@ -52,7 +67,8 @@ def response_of(trajectory: Trajectory, ended: TrajectoryEvent, unusable: str | 
         task_id=ended.task_id,
         created_at=ended.created_at,
         traceparent=ended.traceparent,
-        metadata={**ended.metadata, "purpose": ended.purpose},
+        metadata={**ended.metadata, "purpose": ended.purpose}
+        | ({} if ended.observed is None else {ENDED: ended.reason}),
         policy=ended.policy,
         slot=ended.slot,
         group_size=ended.group_size,
@@ -69,12 +85,51 @@ def response_of(trajectory: Trajectory, ended: TrajectoryEvent, unusable: str | 
         sampling=ended.sampling or Sampling() if free is None else free.sampling,
         agent_id=ended.agent_id,
         steps=trajectory.delivered,
+        success=ended.success,
         prompt_token_ids=TokenIds(prompt),
         completion_token_ids=TokenIds(said),
         logprobs=Logprobs(logprobs),
         loss_mask=LossMask(mask),
         branches=tuple(_branch(chain) for chain in chains[1:]),
+        turns=_turns(chains, ended.observed),
     )
+
+
+def _turns(chains: Sequence[CallChain], last: Observed | None) -> tuple[ResponseTurn, ...]:
+    """Return the calls in the order of the log, each with its place in the chain that owns it.
+
+    The next call after an action that says what its environment showed says what became of that action.
+    """
+    placed = [one for number, chain in enumerate(chains) for one in _places(number, chain)]
+    placed.sort(key=lambda one: one[0].number)
+    found: list[ResponseTurn] = []
+    after = last
+    for turn, chain, start in reversed(placed):
+        before = turn.observed
+        outcome = None if before is None else after
+        found.append(
+            ResponseTurn(
+                number=turn.number,
+                chain=chain,
+                start=start,
+                end=start + len(turn.completion_token_ids),
+                observation=None if before is None else before.digest,
+                tool=None if outcome is None else outcome.tool,
+                ok=None if outcome is None else outcome.ok,
+                reward=None if outcome is None else outcome.reward,
+            )
+        )
+        after = before or after
+    return tuple(reversed(found))
+
+
+def _places(number: int, chain: CallChain) -> Iterator[tuple[Turn, int, int]]:
+    """Yield each call that a chain owns, the chain's number, and where its answer begins in the chain's completion."""
+    at = 0 if number else -len(chain.turns[0].prompt_token_ids)  # the response's own completion is behind its prompt
+    for turn in chain.turns[chain.shared :]:
+        at += len(turn.prompt_token_ids)
+        yield turn, number, at
+        at += len(turn.completion_token_ids)
 
 
 def _error(trajectory: Trajectory, ended: TrajectoryEvent) -> str | None:

@@ -22,9 +22,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Self, get_args
+from typing import NamedTuple, Self, get_args
 
-from schemas.events import AgentEvent, AgentType, Coordinates, Ending, derive_id
+from schemas.events import AgentEvent, AgentType, Coordinates, Ending, Observed, Task, derive_id
 from schemas.serde import Poison
 from streams.adapters.admission.choose import WaitingTask, choose
 from streams.adapters.admission.held_back import HeldBack, room
@@ -42,7 +42,8 @@ from streams.kafka.retry import BrokerOutage, StoppedWaiting
 from streams.kafka.tracked import TrackedConsumer
 from streams.observability.metrics import OFF
 from streams.settings.model import Settings
-from streams.stages.agents.processes import ProcessEnd, RunContext
+from streams.stages.agents.processes import RunContext
+from streams.stages.agents.run_end import RunEnd
 from streams.stages.agents.run_server import RunServer
 
 STAGE = "agents"
@@ -55,13 +56,22 @@ GONE = "manager_gone: whoever started its process did not see it end"
 log = logging.getLogger("streamward.agents")
 
 
+class RunWork(NamedTuple):
+    """One run of an agent, about to begin."""
+
+    run: Callable[[RunContext, threading.Event], RunEnd]
+    """Runs it to its end: `run_process` with a program, or another way. May raise OSError."""
+    observed: Observed | None = None
+    """What its environment shows at first."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentPlan:
     """How the tasks of an agent are run."""
 
     agent_id: str
-    work: Callable[[RunContext, threading.Event], ProcessEnd]
-    """Runs the agent once: `run_process` with a program, or another way. May raise OSError."""
+    work: Callable[[Task], RunWork]
+    """Returns the next run of a task. It raises nothing: what goes wrong is the end of that run."""
     server: str
     """The address of `streamward serve`."""
     parallel: int
@@ -219,17 +229,19 @@ class AgentRunner:
         """Run the agent once, from its beginning to its end in the log; return how it ended."""
         task, mine = attempt.waiting.task, {"manager": self._nonce}
         try:
-            known = self._server.begin(task, attempt.sampling_id, slot, mine)
+            work = self._plan.work(task)
+            known = self._server.begin(task, attempt.sampling_id, slot, mine, work.observed)
             name = known.trajectory_id
-            ending, reason = known.ending, ""
-            if ending is None and known.metadata != mine:
-                ending, reason = "failed", GONE
-            if ending is None:
+            if known.ending is not None:
+                ended = RunEnd(known.ending, "")
+            elif known.metadata != mine:
+                ended = RunEnd("failed", GONE)
+            else:
                 url, folder = f"{self._server.url}/{name}", self._plan.folder / name
-                ending, reason = self._work(RunContext(self._plan.agent_id, name, task, url, folder), attempt.stop)
-            self._server.end(name, ending, reason)  # of one that has ended: if its response is missing, it is made
-            log.info("task %s, slot %d: %s: %s", task.task_id, slot, ending, reason)
-            return ending
+                ended = self._work(work, RunContext(self._plan.agent_id, name, task, url, folder), attempt.stop)
+            self._server.end(name, ended)  # of one that has ended: if its response is missing, it is made
+            log.info("task %s, slot %d: %s: %s", task.task_id, slot, ended.ending, ended.reason)
+            return ended.ending
         except RefusedError as exc:
             log.error("task %s, slot %d: %s", task.task_id, slot, exc)
             return "refused"
@@ -238,12 +250,11 @@ class AgentRunner:
             attempt.unfinished = True
             return "unfinished"
 
-    def _work(self, context: RunContext, stop: threading.Event) -> tuple[Ending, str]:
+    def _work(self, work: RunWork, context: RunContext, stop: threading.Event) -> RunEnd:
         try:
-            ended = self._plan.work(context, stop)
+            return work.run(context, stop)
         except OSError as exc:
-            return "failed", f"it was not run: {exc}"
-        return ended.ending, ended.reason
+            return RunEnd("failed", f"it was not run: {exc}")
 
     def _register(self) -> None:
         """Write what this agent is, unless the log says so already."""

@@ -21,8 +21,9 @@ from typing import Any
 from urllib.parse import quote
 
 from schemas import json_text
-from schemas.events import Ending, Task, derive_id
+from schemas.events import Ending, Observed, Task, derive_id
 from streams.errors import RefusedError, ServerUnavailable
+from streams.stages.agents.run_end import RunEnd
 
 ANSWER_S = 120.0
 """How long one request may take; the server itself gives up before."""
@@ -60,7 +61,9 @@ class RunServer:
         self.url, self._stop = trajectories_url(url, agent_id), stop
         self._away = False
 
-    def begin(self, task: Task, sampling_id: str, slot: int, metadata: dict[str, str]) -> KnownRun:
+    def begin(
+        self, task: Task, sampling_id: str, slot: int, metadata: dict[str, str], observed: Observed | None = None
+    ) -> KnownRun:
         """Return the run of this slot, begun now or before. Raises as `end`."""
         asked = {
             "task_id": task.task_id,
@@ -74,15 +77,22 @@ class RunServer:
             "max_turns": task.max_turns,
             "metadata": metadata,
             "traceparent": task.traceparent,
+            "observed": None if observed is None else asdict(observed),
         }
         return self._ask(derive_id(sampling_id, slot), "begin", asked)
 
-    def end(self, trajectory_id: str, ending: Ending, reason: str) -> KnownRun:
+    def end(self, trajectory_id: str, end: RunEnd) -> KnownRun:
         """Return the run once it has ended, as this says or as somebody said before.
 
         Raises RefusedError for what will never be done, ServerUnavailable if the process should stop meanwhile.
         """
-        return self._ask(trajectory_id, "end", {"ending": ending, "reason": reason[:MAX_REASON]})
+        asked = {
+            "ending": end.ending,
+            "reason": end.reason[:MAX_REASON],
+            "observed": None if end.observed is None else asdict(end.observed),
+            "success": end.success,
+        }
+        return self._ask(trajectory_id, "end", asked)
 
     def _ask(self, trajectory_id: str, what: str, asked: dict[str, Any]) -> KnownRun:
         request = urllib.request.Request(  # noqa: S310 - the address is the user's

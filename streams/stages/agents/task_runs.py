@@ -15,10 +15,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterator
 from dataclasses import dataclass
 
-from schemas.events import Ending, Purpose, Sampling, TrajectoryEvent, derive_id
+from schemas.events import Observed, Purpose, Sampling, TrajectoryEvent, derive_id
 from schemas.serde import EncodeError
 from streams.errors import EventError, LogError
 from streams.kafka import times
@@ -27,6 +27,7 @@ from streams.stages.agents.calls import CallError
 from streams.stages.agents.conversations import Conversation, Conversations
 from streams.stages.agents.fold import fold
 from streams.stages.agents.response import response_of
+from streams.stages.agents.run_end import RunEnd
 from streams.stages.agents.served_versions import ServedVersions
 from streams.stages.agents.turn_events import ended
 from streams.stages.agents.turn_writer import TurnWriter
@@ -55,6 +56,8 @@ class RunOrder:
     max_turns: int | None
     metadata: dict[str, str]
     traceparent: str | None
+    observed: Observed | None = None
+    """What its environment showed at first."""
 
     def began(self, version: int, now: int) -> TrajectoryEvent:
         """Return its beginning. Somebody may still read the answer to a `serve` task, so its agent decides how."""
@@ -75,6 +78,7 @@ class RunOrder:
             adapter_version=version,
             max_turns=self.max_turns,
             sampling=None if self.purpose == "serve" else self.sampling,
+            observed=self.observed,
             reason=f"slot {self.slot} of its task",
         )
 
@@ -100,11 +104,14 @@ class TaskRuns:
         elif known.began is None or (known.agent_id, known.task_id) != (order.agent_id, order.task_id):
             what = f"trajectory {name} is there already, of agent {known.agent_id} and task {known.task_id}"
             raise CallError("conflict", f"{what}; a run of a task has the id of its slot's response")
+        known.differs = known.differs or self._differs(known)
         if (written := self._beginning.get(name)) is not None:
             await self._acknowledged(written, "beginning")
+        if known.differs is not None and known.end is None:
+            await self._acknowledged(self._ended(known, RunEnd("failed", known.differs)), "end")
         return known
 
-    async def end(self, agent_id: str, trajectory_id: str, ending: Ending, reason: str) -> Conversation:
+    async def end(self, agent_id: str, trajectory_id: str, end: RunEnd) -> Conversation:
         """Return the run once its end and its response are in the log; the first end counts. Raises CallError.
 
         Calls in progress are cancelled; those of a run that completed have serve.acknowledge_s to end.
@@ -112,7 +119,7 @@ class TaskRuns:
         known = self._conversations.by_id.get(trajectory_id)
         if known is None or known.began is None or known.agent_id != agent_id:
             raise CallError("not_found", f"agent {agent_id} began no run {trajectory_id}; begin it first")
-        await self._acknowledged(self._ended(known, ending, reason), "end")
+        await self._acknowledged(self._ended(known, end), "end")
         return known
 
     def end_idle(self) -> None:
@@ -125,11 +132,11 @@ class TaskRuns:
             reason = known.closed or reason
             if known.began is not None and known.end is None:
                 if old:
-                    self._ended(known, "timeout", reason)
+                    self._ended(known, RunEnd("timeout", reason))
                 continue
             if known.started and not known.ended and known.sampling_id is None:
                 known.ended = True
-                self._writer.write(ended(known, self._versions.policy, "completed", reason, now))
+                self._writer.write(ended(known, self._versions.policy, RunEnd("completed", reason), now))
             if old or known.closed is not None:
                 self._conversations.forget(known)
 
@@ -150,13 +157,38 @@ class TaskRuns:
         """Return the version that answers an attempt: its task's, else what its first run was given."""
         if order.adapter_version is not None:
             return order.adapter_version
-        names = (derive_id(order.sampling_id, slot) for slot in range(order.group_size))
-        siblings = (self._conversations.by_id.get(name) for name in names)
-        pins = (one.adapter_version for one in siblings if one is not None and one.sampling_id == order.sampling_id)
+        pins = (one.adapter_version for one in self._siblings(order.sampling_id, order.group_size))
         pinned = next((version for version in pins if version is not None), None)
         return self._versions.version_for(order.policy, order.task_id, None) if pinned is None else pinned
 
-    def _ended(self, known: Conversation, ending: Ending, reason: str) -> asyncio.Task[None]:
+    def _differs(self, known: Conversation) -> str | None:
+        """Return why a run did not begin as its siblings did, in an environment that should show all of them the same.
+
+        They would be compared with each other, and it would be luck which of them was easier.
+        """
+        began = known.began
+        if began is None or began.observed is None or began.sampling_id is None:
+            return None
+        for other in self._siblings(began.sampling_id, began.group_size or 0):
+            if other.differs is not None or (other.end is not None and other.end.ending == "failed"):
+                continue  # it is compared with none of them
+            first = None if other.began is None else other.began.observed
+            if first is not None and first != began.observed:
+                mine, its = (
+                    f"{one.environment}, seed {one.seed}, {one.digest[:12]}" for one in (began.observed, first)
+                )
+                what = f"siblings_differ: its environment began with {mine}, and that of slot {other.slot} with {its}"
+                return f"{what}; an environment shows the same for the same seed"
+        return None
+
+    def _siblings(self, sampling_id: str, group_size: int) -> Iterator[Conversation]:
+        """Yield the runs of an attempt that are remembered, in the order of their slots."""
+        for slot in range(group_size):
+            one = self._conversations.by_id.get(derive_id(sampling_id, slot))
+            if one is not None and one.sampling_id == sampling_id:
+                yield one
+
+    def _ended(self, known: Conversation, end: RunEnd) -> asyncio.Task[None]:
         """Begin to end a run, unless it is ending already."""
         name = known.trajectory_id
 
@@ -166,18 +198,18 @@ class TaskRuns:
                 log.error("run %s is not ended: %s", name, problem)
 
         if name not in self._ending:
-            self._ending[name] = asyncio.create_task(self._end(known, ending, reason))
+            self._ending[name] = asyncio.create_task(self._end(known, end))
             self._ending[name].add_done_callback(over)
         return self._ending[name]
 
-    async def _end(self, known: Conversation, ending: Ending, reason: str) -> None:
+    async def _end(self, known: Conversation, end: RunEnd) -> None:
         if known.responded:
             return
         written: list[Awaitable[None]] = []
         if known.end is None:
             known.ending = True
-            await self._no_call_is_open(known, self._rule.acknowledge_s if ending == "completed" else 0)
-            event = ended(known, self._versions.policy, ending, reason, times.now_ms())
+            await self._no_call_is_open(known, self._rule.acknowledge_s if end.ending == "completed" else 0)
+            event = ended(known, self._versions.policy, end, times.now_ms())
             written.append(asyncio.wrap_future(self._writer.write(event)))
             self._conversations.take(event)
             known.ending = False

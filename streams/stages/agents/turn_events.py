@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
-from schemas.events import Ending, Message, TrajectoryEvent, Turn, derive_id
+from schemas.events import Message, TrajectoryEvent, Turn, derive_id
 from schemas.tokens import Logprobs, TokenIds
 from streams.engines.constraint import Constraint
 from streams.engines.protocol import Rendering, TokenEngine
@@ -14,6 +14,7 @@ from streams.kafka import times
 from streams.stages.agents.calls import Done, ModelCall, Token
 from streams.stages.agents.chains import Placement
 from streams.stages.agents.conversations import Conversation
+from streams.stages.agents.run_end import RunEnd
 
 
 class PreparedCall(NamedTuple):
@@ -90,6 +91,7 @@ def turn_of(
         error=stream.error if stream.ending == "error" else None,
         constraint=None if call.form is None else str(call.form),
         prompt_tokens=len(prepared.prompt),
+        observed=call.observed,
         reply=reply,
         sampling=call.sampling,
         prompt_token_ids=TokenIds.of(prepared.new),
@@ -158,7 +160,7 @@ def started(known: Conversation, first: Turn) -> TrajectoryEvent:
     )
 
 
-def ended(known: Conversation, policy: str, ending: Ending, reason: str, now: int) -> TrajectoryEvent:
+def ended(known: Conversation, policy: str, end: RunEnd, now: int) -> TrajectoryEvent:
     """Return the end of a trajectory; of a task's run, with all that its response needs."""
     began = known.began
     return TrajectoryEvent(
@@ -176,9 +178,11 @@ def ended(known: Conversation, policy: str, ending: Ending, reason: str, now: in
         slot=known.slot,
         group_size=known.group_size,
         adapter_version=known.adapter_version,
-        ending=ending,
+        ending=end.ending,
         turns=known.number,
         max_turns=None if began is None else began.max_turns,
         sampling=None if began is None else began.sampling,
-        reason=reason,
+        observed=end.observed,
+        success=end.success,
+        reason=end.reason,
     )
