@@ -361,6 +361,11 @@ class AdvantagedGroup:
     responses: Annotated[tuple[GroupResponse, ...], "in slot order"] = ()
     left_out: tuple[LeftOut, ...] = ()
 
+    @property
+    def flat(self) -> bool:
+        """Whether every advantage is 0: there is nothing to learn from it."""
+        return not any(one.advantage or any(span.advantage for span in one.spans) for one in self.responses)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LagCount:

@@ -53,7 +53,7 @@ class Micro:
     completion_mask: Tensor  # [B, T] int64, 0 where padded
     loss_mask: Tensor  # [B, T] float32, 1 where the policy wrote the token
     sampled_logps: Tensor  # [B, T] float32, nats, as recorded; 0 where padded
-    advantages: Tensor  # [B] float32
+    advantages: Tensor  # [B, T] float32, a turn's own where the group compares turns
     rewards: Tensor  # [B] float32
     temperature: float
     max_tokens: int
@@ -124,11 +124,22 @@ def collate(groups: Sequence[AdvantagedGroup], *, pad_id: int, device: torch.dev
         completion_mask=tensor(completion_mask),
         loss_mask=tensor(_padded([response.loss_mask for _, response in pairs], width, 0, np.float32)[0]),
         sampled_logps=tensor(_padded([response.logprobs for _, response in pairs], width, 0, np.float32)[0]),
-        advantages=torch.tensor([response.advantage for _, response in pairs], dtype=torch.float32, device=device),
+        advantages=tensor(_advantages([response for _, response in pairs], width)),
         rewards=torch.tensor([response.reward for _, response in pairs], dtype=torch.float32, device=device),
         temperature=groups[0].sampling.temperature,
         max_tokens=max(group.sampling.max_tokens for group in groups),
     )
+
+
+def _advantages(responses: Sequence[GroupResponse], width: int) -> NDArray[np.float32]:
+    """Return the advantage of each token, [B, width]: that of its span, else that of its response."""
+    found = np.empty((len(responses), width), np.float32)
+    for row, response in zip(found, responses, strict=True):
+        row[:] = response.advantage
+        for span in response.spans:
+            if span.chain == 0:
+                row[span.start : span.end] = span.advantage
+    return found
 
 
 def _padded(
@@ -193,6 +204,8 @@ def _response_problems(response: GroupResponse, expected: GroupOrigin) -> Iterat
         yield f"token {bad} is not in the vocabulary of {expected.vocabulary}; check the agent's tokenizer"
     if not math.isfinite(response.advantage) or not math.isfinite(response.reward):
         yield f"reward is {response.reward} and advantage {response.advantage}; both must be finite"
+    if bad_span := next((span for span in response.spans if not math.isfinite(span.advantage)), None):
+        yield f"tokens {bad_span.start} to {bad_span.end} have advantage {bad_span.advantage}; it must be finite"
 
 
 def _outside(tokens: TokenIds, vocabulary: int) -> int | None:

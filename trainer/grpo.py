@@ -162,7 +162,7 @@ class LogGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
     def _differentiate(self, groups: Sequence[AdvantagedGroup], number: int, beat: Callable[[], None]) -> StepSums:
         """Add the gradient of share `number` of the batch `groups` to the parameters'; return the share in numbers."""
         weighed = scaled(groups)
-        moving = weighed if self.beta else [group for group in weighed if any(r.advantage for r in group.responses)]
+        moving = weighed if self.beta else [group for group in weighed if not group.flat]
         self._batch, self._sums = batch, sums = BatchTotals.of(groups), StepSums()
         self._metrics["train"].clear()
         mine = split(moving, self.settings.processes)[number]
@@ -193,7 +193,7 @@ class LogGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             "completion_ids": micro.completion_ids,
             "completion_mask": micro.completion_mask,
             "tool_mask": micro.loss_mask,
-            "advantages": micro.advantages[:, None].expand_as(micro.loss_mask).clone(),
+            "advantages": micro.advantages.clone(),
             "num_items_in_batch": torch.tensor(self._batch.loss_tokens, device=self.model.device),
         }
         if self.settings.importance == "none":

@@ -51,5 +51,5 @@ def step(
     if rewards:
         meter.set(catalog.REWARD_MEAN, statistics.fmean(rewards), policy)
         meter.set(catalog.REWARD_STD, statistics.pstdev(rewards), policy)
-        flat = sum(not any(response.advantage for response in group.responses) for group in groups)
+        flat = sum(group.flat for group in groups)
         meter.set(catalog.FLAT_SHARE, flat / len(groups), policy)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 FORMULAS = ("grpo", "dr_grpo", "rloo", "batch_std")
+CREDIT = ("trajectory", "return_to_go", "gigpo", "turn_outcome")
 OPTIONS = (
     click.argument("name"),
     click.option("--policy", default=None, metavar="NAME", help="Whose tasks. Default: policy.name."),
@@ -38,6 +39,9 @@ OPTIONS = (
     click.option("--where", default=None, metavar="SQL", help="Tasks for which this condition on their columns holds."),
     click.option("--advantage", type=click.Choice(FORMULAS), default=None, help="Another advantages.formula."),
     click.option("--max-policy-lag", type=click.IntRange(min=0), default=None, help="Another batches.max_policy_lag."),
+    click.option("--credit", type=click.Choice(CREDIT), default=None, help="Another advantages.credit."),
+    click.option("--gamma", type=float, default=None, help="Another advantages.gamma."),
+    click.option("--turn-weight", type=float, default=None, help="Another advantages.turn_weight."),
     click.option("--min-group", type=click.IntRange(min=2), default=None, help="Another advantages.min_group."),
     click.option("--groups", type=click.IntRange(min=1), default=None, help="Groups in a batch."),
     click.option(
@@ -172,6 +176,9 @@ def _request(settings: Settings, given: dict[str, Any], source: Source) -> Repla
     )
     changes = {
         "advantages.formula": given["advantage"],
+        "advantages.credit": given["credit"],
+        "advantages.gamma": given["gamma"],
+        "advantages.turn_weight": given["turn_weight"],
         "advantages.min_group": given["min_group"],
         "batches.max_policy_lag": given["max_policy_lag"],
         "batches.groups": given["groups"],

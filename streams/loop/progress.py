@@ -177,7 +177,7 @@ class Progress:
         for response in group.responses:
             total, n = self.rewards_by_version.get(group.adapter_version, (0.0, 0))
             self.rewards_by_version[group.adapter_version] = (total + response.reward, n + 1)
-        flat = not any(response.advantage for response in group.responses)
+        flat = group.flat
         if group.dropped_reason is not None or (flat and self.settings.batches.zero_variance == "drop"):
             self._leave(group.task_id, group.dropped_reason or "zero_variance")
             return

@@ -126,6 +126,15 @@ class Advantages(Section):
     formula: Literal["grpo", "dr_grpo", "rloo", "batch_std"] = "grpo"
     eps: float = Field(1e-4, ge=0, description="added to the standard deviation before dividing")
     ddof: int = Field(1, ge=0, le=1, description="1 divides the variance by n - 1, as TRL does; 0 by n")
+    credit: Literal["trajectory", "return_to_go", "gigpo", "turn_outcome"] = Field(
+        "trajectory",
+        description="what the turns of a response are compared by: trajectory gives each the response's advantage, the "
+        "others look at what each turn earned (docs/credit.md)",
+    )
+    gamma: float = Field(1.0, gt=0, le=1, description="discount of what a turn earns later, for each turn between")
+    turn_weight: float = Field(
+        1.0, ge=0, description="weight of the comparison of turns beside that of responses: gigpo and turn_outcome"
+    )
     partial: Literal["emit", "drop"] = Field(
         "emit", description="what to do with a group that is incomplete at its deadline"
     )
@@ -140,6 +149,21 @@ class Advantages(Section):
     evict_after_s: float = Field(
         3600.0, ge=0, description="how long a closed group is remembered, seconds; 0: for ever"
     )
+
+    @model_validator(mode="after")
+    def _credit_is_served(self) -> Advantages:
+        fields = type(self).model_fields
+        of_rules = {"gamma": ("return_to_go", "gigpo"), "turn_weight": ("gigpo", "turn_outcome")}
+        for name, rules in of_rules.items():
+            if self.credit not in rules and getattr(self, name) != fields[name].default:
+                other = " or ".join(rules)
+                raise ValueError(f"{name} has no effect with credit {self.credit}; set credit={other}, or leave it out")
+        if self.credit != "trajectory" and self.formula == "batch_std":
+            raise ValueError(
+                f"formula batch_std divides by the spread of whole responses, and credit {self.credit} compares turns; "
+                "set formula=rloo or dr_grpo"
+            )
+        return self
 
 
 class Batches(Section):

@@ -109,7 +109,7 @@ class Cutter:
     def _why_dropped(self, window: BatchWindow, group: AdvantagedGroup) -> str | None:
         if group.dropped_reason is not None:
             return group.dropped_reason
-        if self.rule.zero_variance == "drop" and all(response.advantage == 0 for response in group.responses):
+        if self.rule.zero_variance == "drop" and group.flat:
             return "zero_variance"
         lag = self._lag(window, group)
         if lag > self.rule.max_policy_lag:

@@ -52,7 +52,7 @@ def test_prompts_are_padded_left_and_completions_right(group: AdvantagedGroup) -
     assert micro.loss_mask[4].tolist() == [0, 0, 0, 0, 0]
     assert micro.sampled_logps[4].tolist() == [-0.5, 0, 0, 0, 0]
     assert micro.sampled_logps[0].tolist() == list(group.responses[0].logprobs)
-    assert (micro.advantages[4].item(), micro.rewards[4].item()) == (2.0, 0.25)
+    assert (micro.advantages[4, 0].item(), micro.rewards[4].item()) == (2.0, 0.25)
     assert micro.loss_tokens == sum(len(response.loss_mask) for response in group.responses)
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers import MistralConfig, MistralForCausalLM
 
-from schemas.events import AdvantagedGroup
+from schemas.events import AdvantagedGroup, CreditSpan, GroupResponse
 from streams.errors import SettingsError
 from streams.settings.model import Trainer
 from tests.support.factories import changed
@@ -87,6 +87,8 @@ def reference_loss(trainer: LogGRPOTrainer, groups: list[AdvantagedGroup]) -> Te
         logp, sampled = logps(), torch.tensor(response.logprobs)
         mask = torch.tensor(response.loss_mask).float()
         advantage = torch.full_like(mask, response.advantage)
+        for span in response.spans:
+            advantage[span.start : span.end] = span.advantage
         old = sampled
         if settings.importance != "none":
             old = logp.detach()
@@ -190,6 +192,24 @@ def test_tokens_the_policy_did_not_write_carry_no_loss(tmp_path: Path) -> None:
         for response in group.responses
     )
     assert_as_reference(trainer_for(tmp_path, max_grad_norm=0), [replace(group, responses=masked), *batch()])
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_each_turn_may_have_an_advantage_of_its_own(tmp_path: Path, loss: str) -> None:
+    """Also where the responses on the whole were all alike."""
+
+    def with_turns(response: GroupResponse) -> GroupResponse:
+        tokens = len(response.completion_token_ids)
+        cut, better = tokens // 2, 1.0 - response.slot
+        spans = (
+            CreditSpan(start=0, end=cut, advantage=better), CreditSpan(start=cut + 1, end=tokens, advantage=-better)
+        )  # fmt: skip
+        mask = tuple(place != cut for place in range(tokens))  # a token of the environment lies between
+        return changed(response, loss_mask=mask, advantage=0.0, spans=spans)
+
+    groups = [replace(group, responses=tuple(map(with_turns, group.responses))) for group in batch()]
+    assert not any(group.flat for group in groups)
+    assert_as_reference(trainer_for(tmp_path, loss=loss, max_grad_norm=0), groups)
 
 
 def test_a_response_without_tokens_counts_as_a_response_and_teaches_nothing(tmp_path: Path) -> None:

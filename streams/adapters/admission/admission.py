@@ -105,7 +105,7 @@ class Admission:
             return
         doubled = group.group_id in self._seen
         self._seen[group.group_id] = group.adapter_version
-        kept = self._rule.zero_variance == "keep" or any(response.advantage for response in group.responses)
+        kept = self._rule.zero_variance == "keep" or not group.flat
         if not doubled and group.dropped_reason is None and kept and offset > self._settled:
             self._pending[offset] = group.adapter_version
 

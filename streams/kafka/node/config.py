@@ -170,7 +170,7 @@ def server_properties(data_dir: Path, node: Node, sasl_users: Mapping[str, str])
         **{f"{topic}.min.isr": "1" for topic in one[1:]},
         **{f"{topic}.num.partitions": "4" for topic in one},
         "broker.heartbeat.interval.ms": "1000",
-        "broker.session.timeout.ms": "3000",  # after a kill, the node cannot return for this long; the default is 9 s
+        "broker.session.timeout.ms": "6000",  # a stall this long stops the node; so long is it away after a kill
         "metadata.max.idle.interval.ms": "0",  # nobody follows the metadata: no empty records twice a second
         "group.initial.rebalance.delay.ms": "0",
         "group.min.session.timeout.ms": "1000",

@@ -21,7 +21,7 @@ from streams.stages.advantages.checks import (
     superseded,
     unknown_response,
 )
-from streams.stages.advantages.digests import components_digest, short_id
+from streams.stages.advantages.digests import short_id
 from streams.stages.advantages.state import (
     ClosedGroup,
     DeadLetterEffect,
@@ -92,7 +92,7 @@ def reward_after(
     """Return the closed group after a reward; anything but a repetition, or a score of a failed slot, is rejected."""
     own = reward.score.reward_id
     score, before = _digest(reward.score), group.scores.get(own)
-    if before is not None and (before.value, before.components_digest) == (score.value, score.components_digest):
+    if before is not None and (before.value, before.parts_digest) == (score.value, score.parts_digest):
         return group
     known = None if before is None else SourceScore(before.value, {}, own, at.partition, before.offset, 0)
     if (rejection := reward_rejection(group.task, known, reward, at.topic)) is not None:
@@ -107,4 +107,4 @@ def reward_after(
 
 
 def _digest(score: SourceScore) -> ScoreDigest:
-    return ScoreDigest(score.offset, score.value, components_digest(score.components))
+    return ScoreDigest(score.offset, score.value, score.parts_digest())

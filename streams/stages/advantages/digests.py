@@ -1,6 +1,6 @@
 """Digests of what events say: equal for equal content, in any process and any year.
 
-    ResponseBody, components, values ──► a few hex digits, kept in the state in place of the content
+    ResponseBody, parts of a reward, values ──► a few hex digits, kept in the state in place of the content
 
 They tell a repetition from a contradiction once a group keeps no more of an event than its id.
 """
@@ -8,7 +8,7 @@ They tell a repetition from a contradiction once a group keeps no more of an eve
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -45,15 +45,16 @@ _repr = lru_cache(maxsize=256)(repr)
 """For what holds no 0.0, which a cache takes for the same key as -0.0."""
 
 
-def components_digest(components: Mapping[str, float]) -> str:
-    """Return a digest of a reward's components; "" if there are none."""
-    return _components_digest(*components.items()) if components else ""
+def parts_digest(components: Mapping[str, float], steps: Sequence[float]) -> str:
+    """Return a digest of what a reward is made of: its components and its turns' shares; "" if there are none."""
+    return _parts_digest(tuple(components.items()), tuple(steps)) if components or steps else ""
 
 
 @lru_cache(maxsize=1024)  # most scorers give only a few different scores
-def _components_digest(*components: tuple[str, float]) -> str:
+def _parts_digest(components: tuple[tuple[str, float], ...], steps: tuple[float, ...]) -> str:
     # + 0.0 turns -0.0 into 0.0, which the cache takes for the same key
-    return derive_id(*(f"{name!r} {value + 0.0!r}" for name, value in sorted(components)))[:8]
+    named = (f"{name!r} {value + 0.0!r}" for name, value in sorted(components))
+    return derive_id(*named, *(f"{step + 0.0!r}" for step in steps))[:8]
 
 
 def shared_digest(body: ResponseBody) -> str:

@@ -1,30 +1,44 @@
 """Make the record of a group that leaves.
 
-    EmitGroup, the responses it refers to ──► assemble ──► fits its topic? ──► GroupRecord
-                                                └─ no: without responses, metadata, slots ─┘
+    EmitGroup, the responses it refers to ──► credit of turns ──► assemble ──► fits its topic? ──► GroupRecord
+                                                                     └─ no: without responses, metadata, slots ─┘
 
 Every group that leaves is recorded. One that is larger than its topic takes is recorded as dropped (`too_large`): raise
-topics.max_record_bytes, or ask for smaller groups.
+topics.max_record_bytes, or ask for smaller groups. So is one whose turns cannot be compared as `advantages.credit` says
+(`steps_mismatch`, `no_observations`); a replay under another rule makes it anew.
 
 A group is written without an event in between: what it is made of was checked when it was read.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from schemas.convert import raised
-from schemas.events import AdvantagedGroup, LeftOut, Sampling, derive_id
+from schemas.events import AdvantagedGroup, LeftOut, ResponseTurn, Sampling, derive_id
 from schemas.serde import encode_values
+from schemas.tokens import LossMask
 from streams import advantage_formulas
 from streams.kafka.topics import Topic
+from streams.stages.advantages.credit import CREDIT, NEEDS_OBSERVATIONS, Episode
 from streams.stages.advantages.incoming import SAMPLING_FIELDS, ResponseBody
 from streams.stages.advantages.state import EmitGroup, GroupMember, TaskInfo
 
 Bodies = Mapping[tuple[int, int], ResponseBody]
 """By partition and offset."""
+Spans = Mapping[int, list[dict[str, Any]]]
+"""By slot: the values of its CreditSpans."""
+
+
+class CreditError(Exception):
+    """The turns of a group cannot be compared as the rule says."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +65,17 @@ def group_record(effect: EmitGroup, bodies: Bodies, topic: Topic) -> GroupRecord
 
     `bodies` holds what `effect.members` refer to.
     """
-    made = (GroupRecord(values, encode_values(AdvantagedGroup, values)) for values in _forms(effect, bodies))
+    try:
+        spans = _spans(effect, bodies)
+    except CreditError as exc:
+        effect, spans = without_responses(effect, exc.reason), {}
+    made = (GroupRecord(values, encode_values(AdvantagedGroup, values)) for values in _forms(effect, bodies, spans))
     return next((one for one in made if len(one.key) + len(one.payload) <= topic.max_bytes), None)
 
 
-def _forms(effect: EmitGroup, bodies: Bodies) -> Iterator[dict[str, Any]]:
-    yield assemble(effect, bodies)
-    dropped = assemble(without_responses(effect, "too_large"), {})
+def _forms(effect: EmitGroup, bodies: Bodies, spans: Spans) -> Iterator[dict[str, Any]]:
+    yield assemble(effect, bodies, spans)
+    dropped = assemble(without_responses(effect, "too_large"), {}, {})
     yield dropped
     yield {**dropped, "metadata": {}}
     yield {**dropped, "metadata": {}, "left_out": []}
@@ -70,7 +88,45 @@ def without_responses(effect: EmitGroup, reason: str) -> EmitGroup:
     return replace(effect, dropped_reason=reason, members=(), left_out=tuple(left_out))
 
 
-def assemble(effect: EmitGroup, bodies: Bodies) -> dict[str, Any]:
+def _spans(effect: EmitGroup, bodies: Bodies) -> Spans:
+    """Return the credit of each turn; nothing if the rule gives all turns the same. Raises CreditError."""
+    rule = effect.rule
+    if rule.credit == "trajectory" or not effect.members:
+        return {}
+    turns = {member.slot: _turns(bodies[member.at]) for member in effect.members}
+    episodes = [_episode(member, turns[member.slot]) for member in effect.members]
+    if rule.credit in NEEDS_OBSERVATIONS and any(None in episode.observations for episode in episodes):
+        raise CreditError("no_observations")
+    return {
+        member.slot: [
+            {
+                "chain": turn.chain,
+                "start": turn.start,
+                "end": turn.end,
+                "reward": member.steps[number] if member.steps else None,
+                "advantage": advantage,
+            }
+            for number, (turn, advantage) in enumerate(zip(turns[member.slot], advantages, strict=True))
+        ]
+        for member, advantages in zip(effect.members, CREDIT[rule.credit](episodes, rule), strict=True)
+    }
+
+
+def _turns(body: ResponseBody) -> tuple[ResponseTurn, ...]:
+    """Return the turns of a response; what the policy answered directly is one."""
+    return body.turns or (ResponseTurn(number=0, start=0, end=len(body.loss_mask) // LossMask.BYTES),)
+
+
+def _episode(member: GroupMember, turns: tuple[ResponseTurn, ...]) -> Episode:
+    """Return what each turn earned: what is not of a single turn belongs to the last. Raises CreditError."""
+    if member.steps is None or len(member.steps) not in (0, len(turns)):
+        raise CreditError("steps_mismatch")
+    rewards = list(member.steps) or [0.0] * len(turns)
+    rewards[-1] += member.reward - math.fsum(member.steps)
+    return Episode(rewards, [turn.observation for turn in turns])
+
+
+def assemble(effect: EmitGroup, bodies: Bodies, spans: Spans) -> dict[str, Any]:
     """Return the values of the group's record; `bodies` holds what `effect.members` refer to."""
     task, rule = effect.task, effect.rule
     first = bodies[effect.members[0].at] if effect.members else _NOBODY
@@ -97,10 +153,10 @@ def assemble(effect: EmitGroup, bodies: Bodies) -> dict[str, Any]:
         "formula_ddof": rule.ddof,
         "reward_mean": effect.reward_mean,
         "reward_std": effect.reward_std,
-        "credit": "trajectory",
+        "credit": rule.credit,
         "sampling": dict(zip(SAMPLING_FIELDS, first.sampling, strict=True)),
         "prompt_token_ids": first.prompt_token_ids,
-        "responses": [_member(member, bodies[member.at]) for member in effect.members],
+        "responses": [_member(member, bodies[member.at], spans.get(member.slot, [])) for member in effect.members],
         "left_out": [
             {"slot": left.slot, "response_id": left.response_id, "reason": left.reason} for left in effect.left_out
         ],
@@ -112,7 +168,7 @@ _NOBODY = ResponseBody("", "", 0.0, b"", b"", b"", b"", tuple(getattr(_DEFAULT, 
 """What a group without responses copies."""
 
 
-def _member(member: GroupMember, body: ResponseBody) -> dict[str, Any]:
+def _member(member: GroupMember, body: ResponseBody, spans: list[dict[str, Any]]) -> dict[str, Any]:
     components = member.components
     return {
         "slot": member.slot,
@@ -127,7 +183,7 @@ def _member(member: GroupMember, body: ResponseBody) -> dict[str, Any]:
         "completion_token_ids": body.completion_token_ids,
         "logprobs": body.logprobs,
         "loss_mask": body.loss_mask,
-        "spans": [],
+        "spans": spans,
     }
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from schemas.events import Coordinates, Event, GroupControl, Response, Reward, Sampling, Task
+from schemas.events import Coordinates, Event, GroupControl, Response, ResponseTurn, Reward, Sampling, Task
 from streams.stages.advantages.digests import response_digest, shared_digest, short_id
 from streams.stages.advantages.state import ResponseCandidate, ResponseRef, RewardRef, SourceScore
 
@@ -35,16 +35,17 @@ class ResponseBody(NamedTuple):
     loss_mask: bytes
     sampling: tuple[Any, ...]
     """The values of SAMPLING_FIELDS."""
+    turns: tuple[ResponseTurn, ...] = ()
 
 
 FIELDS: dict[type[Event], tuple[str, ...]] = {
     Response: (
         *("task_id", "response_id", "sampling_id", "slot", "adapter_version", "group_size", "policy"),
         *("error", "finish_reason", "text", "engine", "base_digest", "tokenizer_digest", "latency_ms"),
-        *("prompt_token_ids.data", "completion_token_ids.data", "logprobs.data", "loss_mask.data"),
+        *("prompt_token_ids.data", "completion_token_ids.data", "logprobs.data", "loss_mask.data", "turns"),
         *(f"sampling.{name}" for name in SAMPLING_FIELDS),
     ),
-    Reward: ("task_id", "reward_id", "response_id", "source", "value", "components"),
+    Reward: ("task_id", "reward_id", "response_id", "source", "value", "components", "steps"),
 }
 """The fields that the join looks at, as `operator.attrgetter` takes them; of any other event, all."""
 
@@ -74,16 +75,17 @@ def incoming(kind: type[Event], values: Any, at: Coordinates, timestamp_ms: int)
     if kind is Response:
         return _response(values, at, timestamp_ms)
     if kind is Reward:
-        task_id, reward_id, response_id, source, value, components = values
-        score = SourceScore(value, components, short_id(reward_id), at.partition, at.offset, timestamp_ms)
+        task_id, reward_id, response_id, source, value, components, steps = values
+        score = SourceScore(value, components, short_id(reward_id), at.partition, at.offset, timestamp_ms, steps)
         return Incoming(task_id, RewardRef(response_id, source, score))
     return Incoming(values.task_id, values)
 
 
 def _response(values: tuple[Any, ...], at: Coordinates, timestamp_ms: int) -> Incoming:
     task_id, response_id, sampling_id, slot, version, size, policy, *others = values
-    error, finish_reason, text, engine, base, tokenizer, latency_ms, prompt, completion, logprobs, mask, *drawn = others
-    body = ResponseBody(base, tokenizer, latency_ms, prompt, completion, logprobs, mask, tuple(drawn))
+    error, finish_reason, text, engine, base, tokenizer, latency_ms, *others = others
+    prompt, completion, logprobs, mask, turns, *drawn = others
+    body = ResponseBody(base, tokenizer, latency_ms, prompt, completion, logprobs, mask, tuple(drawn), turns)
     shared = "" if error is not None else shared_digest(body)
     content = response_digest(body, text, engine, finish_reason, shared)
     failed = error is not None

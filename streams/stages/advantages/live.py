@@ -162,7 +162,7 @@ def group_trace(tracer: Tracer, effect: Effect, group: AdvantagedGroup) -> Trace
 
 
 def _count(meter: Meter, group: AdvantagedGroup, first_ms: int | None) -> None:
-    flat = not any(response.advantage for response in group.responses)
+    flat = group.flat
     meter.add(catalog.GROUPS, group.policy, group.dropped_reason or ("flat" if flat else "varied"))
     if first_ms:
         meter.observe(catalog.GROUP_SECONDS, max(0, group.created_at - first_ms) / 1000, group.policy)

@@ -24,6 +24,7 @@ dead-lettered; the task itself, delivered once more, begins a second group of th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -158,7 +159,7 @@ class GroupReducer:
     def _enter_reward(self, group: OpenGroup, task: TaskInfo, reward: RewardRef, effects: list[Effect]) -> OpenGroup:
         score, of_response = reward.score, group.scores.get(reward.response_id, {})
         known = of_response.get(reward.source)
-        if known is not None and (known.value, known.components) == (score.value, score.components):
+        if known is not None and known[:2] == score[:2] and known.steps == score.steps:
             return group
         if (rejection := reward_rejection(task, known, reward, self.rewards_topic)) is not None:
             effect = DeadLetterEffect(self._at(reward), *rejection)
@@ -323,7 +324,8 @@ def group_content(group: OpenGroup, task: TaskInfo, sampling: SamplingState | No
             continue
         reward = sum([weight * (scores[name].value or 0.0) for name, weight in task.sources])
         at, components = (ref.partition, ref.offset), _components(task, scores)
-        content.members.append(GroupMember(slot, ref.response_id, at, ref.finish_reason, reward, components))
+        steps = _steps(task, scores)
+        content.members.append(GroupMember(slot, ref.response_id, at, ref.finish_reason, reward, components, steps))
     return content
 
 
@@ -334,6 +336,17 @@ def _why_left_out(task: TaskInfo, failed: bool, scores: Mapping[str, SourceScore
     if len(values) < len(task.sources):
         return "unscored"
     return "score_failed" if None in values else None
+
+
+def _steps(task: TaskInfo, scores: Mapping[str, SourceScore]) -> tuple[float, ...] | None:
+    """Return what the sources say of each turn; () if none does, None if they speak of different numbers of turns."""
+    shares = [(weight, scores[name].steps) for name, weight in task.sources if scores[name].steps]
+    if not shares:
+        return ()
+    turns = len(shares[0][1])
+    if any(len(steps) != turns for _, steps in shares):
+        return None
+    return tuple(math.fsum(weight * steps[turn] for weight, steps in shares) for turn in range(turns))
 
 
 def _components(task: TaskInfo, scores: Mapping[str, SourceScore]) -> dict[str, float]:

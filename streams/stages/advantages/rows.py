@@ -24,7 +24,7 @@ from streams.stages.advantages.state import (
 )
 from streams.worker.table_rows import pack, unpack
 
-ROW_VERSION = 5
+ROW_VERSION = 6
 CLOSED_FIELDS = tuple(name for name in ClosedGroup._fields if name != "rejected")
 """In the order in which a row holds them."""
 
@@ -78,7 +78,7 @@ def _open(data: Mapping[str, Any]) -> OpenGroup:
             for sampling_id, (version, size, shared, slots) in data["samplings"].items()
         },
         scores={
-            response_id: {source: SourceScore(*score) for source, score in scores.items()}
+            response_id: {source: _score(*score) for source, score in scores.items()}
             for response_id, scores in data["scores"].items()
         },
         first_seen_ms=data["first"],
@@ -95,11 +95,15 @@ def _task(*values: Any) -> TaskInfo:
     )
 
 
+def _score(*values: Any) -> SourceScore:
+    return SourceScore._make((*values[:-1], tuple(values[-1])))
+
+
 def _early(*values: Any) -> ResponseCandidate | RewardRef:
     *_, ref = values
     if len(values) == len(ResponseCandidate._fields):
         return ResponseCandidate._make((*values[:-1], ResponseRef(*ref)))
-    return RewardRef._make((*values[:-1], SourceScore(*ref)))
+    return RewardRef._make((*values[:-1], _score(*ref)))
 
 
 class GroupRows:

@@ -17,8 +17,8 @@ from schemas.conventions import deadline_ms
 from schemas.events import Coordinates, LeftOut, Task
 from streams.settings.model import Advantages
 from streams.stages.advantages.digests import (
-    components_digest,
     digest_of,
+    parts_digest,
     request_digest,
 )
 
@@ -96,6 +96,12 @@ class SourceScore(NamedTuple):
     partition: int
     offset: int
     timestamp_ms: int
+    steps: tuple[float, ...] = ()
+    """What each turn of the response is worth; empty: only the whole is judged."""
+
+    def parts_digest(self) -> str:
+        """Return a digest of what the value is made of."""
+        return parts_digest(self.components, self.steps)
 
 
 class ResponseCandidate(NamedTuple):
@@ -138,7 +144,7 @@ class RewardRef(NamedTuple):
     def content_digest(self) -> str:
         """Return a digest of its content."""
         value = None if self.score.value is None else self.score.value + 0.0
-        return digest_of(self.response_id, self.source, value, components_digest(self.score.components))
+        return digest_of(self.response_id, self.source, value, self.score.parts_digest())
 
 
 # --- an open group ----------------------------------------------------------------------------------------------------
@@ -218,7 +224,7 @@ class ScoreDigest(NamedTuple):
 
     offset: int
     value: float | None
-    components_digest: str
+    parts_digest: str
 
 
 class ClosedGroup(NamedTuple):
@@ -262,6 +268,8 @@ class GroupMember(NamedTuple):
     finish_reason: Any
     reward: float
     components: Mapping[str, float]
+    steps: tuple[float, ...] | None = ()
+    """What its sources say of each turn, weighted and added up; None: they speak of different numbers of turns."""
     advantage: float = 0.0
     """Known when all rewards are."""
 

@@ -12,14 +12,16 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from schemas.events import AdvantagedGroup, Coordinates, Event, GroupControl, Response, Reward, Task
-from streams.settings.model import Advantages
-from streams.stages.advantages.group_event import GroupRecord, assemble
+from streams.kafka.topics import topics
+from streams.settings.model import Advantages, Topics
+from streams.stages.advantages.group_event import group_record
 from streams.stages.advantages.incoming import ResponseBody, incoming, values_of
 from streams.stages.advantages.reducer import GroupReducer
 from streams.stages.advantages.rows import dump, load
 from streams.stages.advantages.state import DeadLetterEffect, Effect, EmitGroup, GroupState
 from tests.support.factories import response, reward
 
+GROUPS = topics(Topics())["groups"]
 TOPICS: dict[type[Any], str] = {
     Task: "tasks",
     Response: "responses",
@@ -64,7 +66,9 @@ class Log:
     def group(self) -> AdvantagedGroup:
         """Return the one group that left."""
         (close,) = self.closes
-        return GroupRecord(assemble(close, self.bodies), b"").event()
+        made = group_record(close, self.bodies, GROUPS)
+        assert made is not None
+        return made.event()
 
     def reasons(self) -> list[tuple[str, str]]:
         """Return what was rejected: its coordinates, and why."""

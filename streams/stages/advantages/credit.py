@@ -1,0 +1,122 @@
+"""Credit rules: how much better each turn of a response was than what its siblings did.
+
+    episodes of a group (rewards and observations, turn by turn) ──► CREDIT[name] ──► an advantage a turn, in order
+
+The rewards of an episode add up to its response's reward, whatever its sources said of single turns, so nobody earns
+more by taking more turns. What a source says of the whole belongs to the last turn.
+
+A baseline for turn k is made of siblings alone, and a sibling that had ended before counts as 0 there. So nothing that
+an episode does from turn k on moves what is subtracted from it. Normalising over those alone that have a turn k is
+biased: how many terms are subtracted would be the policy's own choice, and "take another turn" would earn the mean of
+the turns behind it. `trajectory`, the default, gives every turn the advantage of its response, and needs no spans.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+from streams import advantage_formulas
+from streams.settings.model import Advantages
+
+Turns = list[list[float]]
+"""A value for each turn of each episode."""
+
+
+class Episode(NamedTuple):
+    """One response of a group, turn by turn."""
+
+    rewards: Sequence[float]
+    """At least one; they add up to the response's reward."""
+    observations: Sequence[str | None]
+    """Digests of what was shown before each turn."""
+
+
+def returns(rewards: Sequence[float], gamma: float) -> list[float]:
+    """Return G_k = r_k + gamma G_{k+1}: what is earned from each turn on.
+
+    >>> returns([1.0, 0.0, 2.0], 0.5)
+    [1.5, 1.0, 2.0]
+    """
+    found, after = [0.0] * len(rewards), 0.0
+    for turn in reversed(range(len(rewards))):
+        found[turn] = after = rewards[turn] + gamma * after
+    return found
+
+
+def return_to_go(episodes: Sequence[Episode], rule: Advantages) -> Turns:
+    """Return A_ik = G_ik - mean over siblings j of G_jk, with G_jk = 0 where j has ended: rewards still to come.
+
+    The return of Kevin (arXiv:2507.11948) with the leave-one-out baseline of RLOO (arXiv:2402.14740) at each turn.
+
+    >>> rule = Advantages(credit="return_to_go")
+    >>> return_to_go([Episode([1.0, 0.0], [None] * 2), Episode([0.0], [None])], rule)
+    [[1.0, 0.0], [-1.0]]
+    """
+    return _against_siblings([returns(episode.rewards, rule.gamma) for episode in episodes])
+
+
+def gigpo(episodes: Sequence[Episode], rule: Advantages) -> Turns:
+    """Return A_ik = A_i + turn_weight (G_ik - mean of G where the same was shown): GiGPO, arXiv:2505.10978.
+
+    A_i is the response's advantage under `formula`, which also compares the returns of the turns that began with the
+    same observation, whosever they are. A state that nobody else saw adds nothing.
+
+    >>> rule = Advantages(credit="gigpo", formula="dr_grpo")
+    >>> gigpo([Episode([0.0, 1.0], ["a", "b"]), Episode([0.0, 0.0], ["a", "c"])], rule)
+    [[1.0, 0.5], [-1.0, -0.5]]
+    """
+    of_whole = _formula([math.fsum(episode.rewards) for episode in episodes], rule)
+    found = [[advantage] * len(episode.rewards) for advantage, episode in zip(of_whole, episodes, strict=True)]
+    came_again: defaultdict[str | None, list[tuple[int, int, float]]] = defaultdict(list)
+    for number, episode in enumerate(episodes):
+        after = returns(episode.rewards, rule.gamma)
+        for turn, shown in enumerate(episode.observations):
+            came_again[shown].append((number, turn, after[turn]))
+    for places in came_again.values():
+        if len(places) < 2:
+            continue
+        for (number, turn, _), value in zip(places, _formula([after for *_, after in places], rule), strict=True):
+            found[number][turn] += rule.turn_weight * value
+    return found
+
+
+def turn_outcome(episodes: Sequence[Episode], rule: Advantages) -> Turns:
+    """Return A_ik = A_i + turn_weight (r_ik - mean over siblings j of r_jk): MT-GRPO, arXiv:2505.11821.
+
+    A_i is the outcome, the reward of the last turn, leave one out; r_ik is what another turn earned itself, 0 for the
+    last and where a sibling has ended. The last turn is compared, too: it might not have been the last.
+
+    >>> rule = Advantages(credit="turn_outcome")
+    >>> turn_outcome([Episode([1.0, 1.0], [None] * 2), Episode([0.0, 0.0], [None] * 2)], rule)
+    [[2.0, 1.0], [-2.0, -1.0]]
+    """
+    outcomes = _against_siblings([[episode.rewards[-1]] for episode in episodes])
+    single = _against_siblings([[*episode.rewards[:-1], 0.0] for episode in episodes])
+    return [
+        [outcome + rule.turn_weight * value for value in turns]
+        for (outcome,), turns in zip(outcomes, single, strict=True)
+    ]
+
+
+CREDIT: dict[str, Callable[[Sequence[Episode], Advantages], Turns]] = {
+    "return_to_go": return_to_go,
+    "gigpo": gigpo,
+    "turn_outcome": turn_outcome,
+}
+"""By the names that `advantages.credit` takes; `trajectory` is none of them."""
+NEEDS_OBSERVATIONS = frozenset({"gigpo"})
+
+
+def _against_siblings(values: Sequence[Sequence[float]]) -> Turns:
+    """Return each value without the mean of the other episodes' at the same turn, 0 where they have none."""
+    others = len(values) - 1
+    turns = max(map(len, values))
+    totals = [math.fsum(row[turn] for row in values if turn < len(row)) for turn in range(turns)]
+    return [[value - (totals[turn] - value) / max(1, others) for turn, value in enumerate(row)] for row in values]
+
+
+def _formula(values: Sequence[float], rule: Advantages) -> Iterator[float]:
+    return iter(advantage_formulas.advantages(rule.formula, values, eps=rule.eps, ddof=rule.ddof))
