@@ -25,7 +25,16 @@ from streams.scorers.judge import Judge, JudgeOptions, unconfigured
 from streams.scorers.registry import MixPart, blend, find, parts
 from streams.scorers.sandbox import Sandbox
 from streams.scorers.turns import TurnPool
-from streams.scorers.verdict import MAX_RATIONALE, MAX_VERSION, ScoreError, Verdict, checked, options, storable
+from streams.scorers.verdict import (
+    MAX_RATIONALE,
+    MAX_VERSION,
+    ScoreError,
+    Verdict,
+    check_steps,
+    checked,
+    options,
+    storable,
+)
 from streams.settings.model import Scoring
 
 T = TypeVar("T")
@@ -52,6 +61,8 @@ class ScoreOutcome:
     version: str
     components: dict[str, float] = field(default_factory=dict)
     rationale: str | None = None
+    steps: tuple[float, ...] = ()
+    """What each turn of the response is worth; empty: only the whole is judged."""
     latency_ms: float
     tries: int
 
@@ -143,6 +154,7 @@ class Scorers:
             version=verdict.version,
             components=verdict.components,
             rationale=verdict.rationale,
+            steps=verdict.steps,
             latency_ms=_since(started),
             tries=tries,
         )
@@ -188,7 +200,7 @@ class Scorers:
             verdict = self._the_judge().score(task, response, options(JudgeOptions, part.settings, "judge"), trace)
         else:
             verdict = scorer(task, response, part.settings)
-        return checked(verdict, part.name)
+        return check_steps(checked(verdict, part.name), response, part.name)
 
     def _unlisted(self, name: str) -> str | None:
         """Return why the module of an entry point is not imported; None if it may be, or if it is none."""

@@ -13,7 +13,7 @@ import importlib
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal
 
@@ -21,7 +21,7 @@ from pydantic import Field
 
 from schemas.events import MAX_REWARD, Response, RewardSource, Task
 from streams.errors import SettingsError
-from streams.scorers import gym, judge, text
+from streams.scorers import episode, gym, judge, text
 from streams.scorers.scorer_task import ScorerTask
 from streams.scorers.verdict import ScoreError, ScorerOptions, Verdict, answers, checked, json_object, nearest, options
 
@@ -49,7 +49,7 @@ class Scorer:
             raise ScoreError(f"{self.name} cannot be called here; use streams.scorers.Scorers", reason="exception")
         given = settings if self.options is None else options(self.options, settings, self.name)
         verdict = checked(self.function(task, response, given), self.name)
-        return Verdict(verdict.value, verdict.components, verdict.rationale, self.version)
+        return replace(verdict, version=self.version)
 
 
 class MixPart(ScorerOptions):
@@ -75,6 +75,9 @@ SCORERS: dict[str, Scorer] = {
         Scorer("numeric", "numeric/1", "inline", text.Numeric, text.numeric),
         Scorer("regex", "regex/1", "sandbox", text.Regex, text.regex),
         Scorer("format", "format/1", "inline", text.Format, text.format_),
+        Scorer("environment", "environment/1", "inline", episode.EnvironmentOptions, episode.environment),
+        Scorer("tools", "tools/1", "inline", ScorerOptions, episode.tools),
+        Scorer("verified", "verified/1", "inline", ScorerOptions, episode.verified),
         Scorer("length", "length/1", "inline", text.Length, text.length),
         Scorer("mix", "mix/1", "inline", Mix),
         Scorer("reasoning-gym", "reasoning-gym/1", "sandbox", gym.Gym, gym.gym),
@@ -182,7 +185,8 @@ def named_sources(options: Iterable[str]) -> tuple[RewardSource, ...]:
 def blend(mixed: Sequence[MixPart], verdicts: list[Verdict]) -> Verdict:
     """Return the weighted sum of the parts, rounded once.
 
-    Components: each part's value under its label, and the part's own components as label.name.
+    Components: each part's value under its label, and the part's own components as label.name. Steps: their weighted
+    sum, too; a part without steps judges the whole, and adds nothing to them.
     """
     value = math.fsum(part.weight * verdict.value for part, verdict in zip(mixed, verdicts, strict=True))
     components: dict[str, float] = {}
@@ -192,7 +196,11 @@ def blend(mixed: Sequence[MixPart], verdicts: list[Verdict]) -> Verdict:
         components.update({f"{label}.{name}": number for name, number in verdict.components.items()})
     words = [verdict.rationale for verdict in verdicts if verdict.rationale]
     versions = ",".join(dict.fromkeys(verdict.version for verdict in verdicts))
-    return checked(Verdict(value, components, "\n".join(words) or None, f"mix/1[{versions}]"), "mix")
+    weighted = [
+        [part.weight * step for step in one.steps] for part, one in zip(mixed, verdicts, strict=True) if one.steps
+    ]
+    steps = tuple(math.fsum(of_turn) for of_turn in zip(*weighted, strict=True))
+    return checked(Verdict(value, components, "\n".join(words) or None, f"mix/1[{versions}]", steps), "mix")
 
 
 def source_problems(task: Task) -> Iterator[str]:

@@ -164,7 +164,8 @@ class _SandboxProcess:
         if "reason" in answer:
             raise _failure(name, answer)
         try:
-            verdict = Verdict(answer["value"], answer["components"], answer["rationale"], str(answer["version"]))
+            said = (answer["value"], answer["components"], answer["rationale"])
+            verdict = Verdict(*said, str(answer["version"]), answer["steps"])
         except KeyError as exc:
             raise _not_an_answer(name) from exc
         return checked(verdict, name)

@@ -1,6 +1,6 @@
 """What a scorer returns, and what it raises.
 
-    task, response, settings ──► Verdict(value, components, rationale)   or ScoreError(reason)
+    task, response, settings ──► Verdict(value, components, rationale, steps)   or ScoreError(reason)
 
 A verdict is a finite number of at most MAX_REWARD in size. NaN, infinity, a bool or a text is an error, never a score:
 counting it as 0 would teach the model something that no scorer said. Wherever a verdict comes from (a built-in scorer,
@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from schemas.events import MAX_REWARD, Task
+from schemas.events import MAX_REWARD, Response, Task
 from streams.errors import EventError
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -42,11 +42,14 @@ class Verdict:
     rationale: str | None = None
     version: str = ""
     """The scorer, e.g. `exact/1`; filled in by the caller."""
+    steps: tuple[float, ...] = ()
+    """What each turn of the response is worth, in order; empty: only the whole is judged."""
 
 
 class ScoreError(EventError):
     """No verdict. `reason` is one of unknown_scorer, bad_settings, bad_verifier, timeout, too_slow, crashed, exception,
-    memory, not_a_number, missing_package, module_not_listed, judge_unreachable, judge_refused or judge_answer."""
+    memory, not_a_number, wrong_steps, no_environment, missing_package, module_not_listed, judge_unreachable,
+    judge_refused or judge_answer."""
 
     reason = "exception"
 
@@ -117,13 +120,13 @@ def answers(task: Task, scorer: str) -> tuple[str, ...]:
 
 
 def checked(raw: Any, scorer: str) -> Verdict:
-    """Return a scorer's result as a Verdict: it may be a Verdict, a number, or a pair of number and components.
+    """Return a scorer's result as a Verdict: it may be one, a number, or a tuple of number, components and steps.
 
     Its texts can be encoded as UTF-8. Raises ScoreError(not_a_number) for anything that is not a finite number, or
     a value beyond MAX_REWARD.
     """
-    if isinstance(raw, tuple) and len(raw) == 2:
-        raw = Verdict(raw[0], raw[1])
+    if isinstance(raw, tuple) and 2 <= len(raw) <= 3:
+        raw = Verdict(raw[0], raw[1], steps=raw[2] if len(raw) == 3 else ())
     verdict = raw if isinstance(raw, Verdict) else Verdict(raw)
     if not isinstance(verdict.components, dict):
         raise ScoreError(
@@ -143,14 +146,27 @@ def checked(raw: Any, scorer: str) -> Verdict:
         {storable(str(name)): _finite(part, scorer, f"component {name}") for name, part in verdict.components.items()},
         rationale,
         storable(str(verdict.version)[:MAX_VERSION]),
+        _steps(verdict.steps, scorer),
     )
 
 
+def check_steps(verdict: Verdict, response: Response, scorer: str) -> Verdict:
+    """Return the verdict. Raises ScoreError(wrong_steps) if it is about other turns than the response has."""
+    if verdict.steps and len(verdict.steps) != len(response.turns):
+        raise ScoreError(
+            f"{scorer} gave {len(verdict.steps)} steps, and response {response.response_id} has {len(response.turns)} "
+            "turns; give one number for each of response.turns, or none",
+            reason="wrong_steps",
+        )
+    return verdict
+
+
 def entry_point(version: str) -> Callable[[F], F]:
-    """Mark a function `(task, response, settings) -> number | (number, components) | Verdict` as a scorer.
+    """Mark a function `(task, response, settings) -> number | (number, components[, steps])` as a scorer.
 
     Tasks name functions as `module:function`. Only marked functions are called, so a task cannot call arbitrary code.
-    `task` is a `ScorerTask`: `task.verifier["answer"]` is the answer that the task came with.
+    `task` is a `ScorerTask`: `task.verifier["answer"]` is the answer that the task came with. `steps` is one number for
+    each of `response.turns`: what an agent's model calls are worth, one by one.
 
     >>> @entry_point("halves/1")
     ... def halves(task, response, settings):
@@ -190,6 +206,17 @@ def _finite(value: Any, scorer: str, what: str) -> float:
             again=True,
         )
     return number
+
+
+def _steps(steps: Any, scorer: str) -> tuple[float, ...]:
+    if not isinstance(steps, tuple | list):
+        raise ScoreError(f"{scorer} gave steps {_short(steps)}; expected a list of numbers", reason="not_a_number")
+    found = tuple(_finite(step, scorer, f"step {number}") for number, step in enumerate(steps))
+    if any(abs(step) > MAX_REWARD for step in found):
+        raise ScoreError(
+            f"{scorer} gave a step beyond {MAX_REWARD:g} in size: scale the scores down", reason="not_a_number"
+        )
+    return found
 
 
 def _short(value: Any) -> str:

@@ -78,6 +78,7 @@ def _one(outbox: BinaryIO, frame: bytes) -> None:
             "value": verdict.value,
             "components": verdict.components,
             "rationale": verdict.rationale,
+            "steps": verdict.steps,
         }
     except ScoreError as exc:
         answer = {"reason": exc.reason, "error": str(exc), "again": exc.again}

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given, strategies as st
 
-from schemas.events import RewardSource
+from schemas.events import ResponseTurn, RewardSource
 from schemas.serde import encode
 from streams.errors import EventError
 from streams.scorers import SCORERS, ScoreError, ScoreOutcome, Scorers, Verdict, find, source_problems
@@ -128,7 +129,8 @@ def test_every_inline_scorer_gives_a_finite_number_for_any_text(text: str) -> No
     settings: dict[str, dict[str, Any]] = {"format": {"shape": "bare_number"}, "length": {"limit": 9}}
     for scorer in SCORERS.values():
         if scorer.home == "inline" and scorer.function is not None:
-            assert 0 <= scorer(a_task(), a_response(text), settings.get(scorer.name, {})).value <= 1
+            of_run = replace(a_response(text), success=True, turns=(ResponseTurn(number=0, start=0, end=0, ok=False),))
+            assert 0 <= scorer(a_task(), of_run, settings.get(scorer.name, {})).value <= 1
 
 
 # --- names and settings -----------------------------------------------------------------------------------------------

@@ -365,6 +365,7 @@ def reward_of(response: Response, source: RewardSource, outcome: ScoreOutcome, n
         latency_ms=outcome.latency_ms,
         rationale=outcome.rationale,
         components=outcome.components,
+        steps=outcome.steps,
     )
 
 

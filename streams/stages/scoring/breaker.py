@@ -16,8 +16,8 @@ from schemas.events import Coordinates, DeadLetter, RewardSource
 from streams.scorers import ScoreError, ScoreOutcome, find, parts
 from streams.settings.model import Scoring
 
-TASKS_FAULT = ("bad_settings", "bad_verifier")
-"""Reasons that are about the task: no repair of the scorer helps."""
+TASKS_FAULT = ("bad_settings", "bad_verifier", "no_environment")
+"""Reasons that are about the task or the response: no repair of the scorer helps."""
 OUT_OF_TIME = ("timeout", "too_slow")
 
 FAILING = (

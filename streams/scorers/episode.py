@@ -1,0 +1,73 @@
+"""What an agent's run was worth by what its environment said, turn by turn.
+
+    environment   the rewards that it gave, else whether the goal was reached    any number; 1 or 0
+    tools         the share of turns whose action it could use                   0 to 1
+    verified      whether the goal was reached                                   1 or 0
+
+All of them read what the log has of the episode, so an old run can be scored again with other settings. The steps of a
+verdict are what each turn adds to its value: they sum to it, so more turns are worth more only where the environment
+says so.
+"""
+
+from __future__ import annotations
+
+from schemas.events import Response, Task
+from streams.scorers.text import NotNegative
+from streams.scorers.verdict import ScoreError, ScorerOptions, Verdict
+
+NOT_RECORDED = "no_environment"
+
+
+class EnvironmentOptions(ScorerOptions):
+    """Settings of `environment`."""
+
+    turn_penalty: NotNegative = 0.0
+    """Taken off for every turn: of two runs that come to the same, the shorter one is worth more."""
+
+
+def environment(task: Task, response: Response, settings: EnvironmentOptions) -> Verdict:
+    """Return the sum of what the environment gave for each turn; if it gave none, 1 for success and 0 for none.
+
+        value = sum over turns k of (r_k - turn_penalty)
+
+    Raises ScoreError(no_environment) if neither is in the log.
+    """
+    penalty, turns = settings.turn_penalty, response.turns
+    parts = {"turns": float(len(turns))} | ({} if response.success is None else {"success": float(response.success)})
+    if any(turn.reward is not None for turn in turns):
+        steps = tuple((turn.reward or 0.0) - penalty for turn in turns)
+        return Verdict(sum(steps), parts, steps=steps)
+    return Verdict(_success(response, "environment") - penalty * len(turns), parts)
+
+
+def tools(task: Task, response: Response, settings: ScorerOptions) -> Verdict:
+    """Return the share of turns whose action the environment could use, of those of which it said so.
+
+        value = sum over turns k of ok_k / n
+
+    Raises ScoreError(no_environment) if it said so of none.
+    """
+    told = [turn.ok for turn in response.turns if turn.ok is not None]
+    if not told:
+        raise _missing(response, "tools", "whether an action could be used")
+    steps = tuple(1.0 / len(told) if turn.ok else 0.0 for turn in response.turns)
+    return Verdict(sum(told) / len(told), {"turns": float(len(response.turns))}, steps=steps)
+
+
+def verified(task: Task, response: Response, settings: ScorerOptions) -> Verdict:
+    """Return 1 if the environment says that the goal was reached, else 0. Raises ScoreError(no_environment)."""
+    return Verdict(_success(response, "verified"))
+
+
+def _success(response: Response, scorer: str) -> float:
+    if response.success is None:
+        raise _missing(response, scorer, "whether the goal was reached")
+    return float(response.success)
+
+
+def _missing(response: Response, scorer: str, what: str) -> ScoreError:
+    return ScoreError(
+        f"{scorer}: response {response.response_id} does not say {what}; it scores runs of agents in an environment "
+        "(`streamward agents run --environments`, or an agent that sends X-Streamward-Observed)",
+        reason=NOT_RECORDED,
+    )
