@@ -12,12 +12,13 @@ import pytest
 from datasets import Dataset, DatasetDict
 from hypothesis import given, strategies as st
 
-from schemas.events import Message, RewardSource, Sampling, Task, Tool, ToolCall
+from schemas.events import EpisodeStart, Message, RewardSource, Sampling, Task, Tool, ToolCall
 from streams.errors import EventError, NotFoundError, SettingsError, StreamwardError
 from streams.settings.model import Topics
 from streams.stages.tasks.lines import (
     BadLine,
     Checked,
+    EnvironmentLine,
     MessageLine,
     Reading,
     RewardSourceLine,
@@ -85,6 +86,7 @@ def test_every_field_of_a_task_can_be_given() -> None:
         "agent": "calc",
         "max_turns": 4,
         "thread": "th",
+        "environment": {"name": "calculator", "settings": {"digits": 2}, "seed": 5},
         "tools": [{"name": "add", "description": "Add.", "parameters": {"type": "object"}}],
         "reward_sources": [
             {"name": "numeric", "weight": 0.5, "settings": {"tolerance": 1}},
@@ -115,6 +117,7 @@ def test_every_field_of_a_task_can_be_given() -> None:
         agent="calc",
         max_turns=4,
         thread="th",
+        environment=EpisodeStart(name="calculator", settings='{"digits": 2}', seed=5),
         tools=(Tool(name="add", description="Add.", parameters='{"type": "object"}'),),
         reward_sources=(
             RewardSource(name="numeric", weight=0.5, settings='{"tolerance": 1}'),
@@ -131,12 +134,12 @@ def test_every_field_of_a_task_can_be_given() -> None:
 
 def test_a_line_knows_every_field_that_its_event_has() -> None:
     pairs = [(TaskLine, Task), (MessageLine, Message), (ToolLine, Tool), (SamplingLine, Sampling)]
-    pairs.append((RewardSourceLine, RewardSource))
+    pairs += [(RewardSourceLine, RewardSource), (EnvironmentLine, EpisodeStart)]
     for line, event in pairs:
         fields = {field.name: field for field in dataclasses.fields(event)}
         assert set(line.model_fields) - {"prompt", "system", "answer"} == set(fields)
     for line, event in pairs[2:]:
-        least = {} if event is Sampling else {"name": "x"}
+        least = {Sampling: {}, EpisodeStart: {"name": "x", "seed": 1}}.get(event, {"name": "x"})
         plain = event(**least)
         assert {name: getattr(plain, name) for name in line.model_fields} == dict(line.model_validate(least))
 

@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from pydantic_core import from_json
 
 from schemas import serde
-from schemas.events import Message, Purpose, RewardSource, Sampling, Task, Tool, ToolCall, derive_id
+from schemas.events import EpisodeStart, Message, Purpose, RewardSource, Sampling, Task, Tool, ToolCall, derive_id
 from streams.scorers import source_problems
 from streams.scorers.verdict import nearest
 from streams.settings.model import Topics
@@ -88,6 +88,14 @@ class SamplingLine(_LineModel):
     stop: tuple[str, ...] = ()
 
 
+class EnvironmentLine(_LineModel):
+    """The environment that a task takes place in; its settings as an object or as their JSON text."""
+
+    name: str = Field(min_length=1)
+    settings: str | dict[str, Any] = "{}"
+    seed: int
+
+
 class RewardSourceLine(_LineModel):
     """A scorer, its weight, and its settings as an object or as its JSON text; a text alone is a scorer's name."""
 
@@ -125,6 +133,7 @@ class TaskLine(_LineModel):
     agent: str | None = Field(None, min_length=1)
     max_turns: int | None = None
     thread: str | None = None
+    environment: EnvironmentLine | None = None
     tools: tuple[ToolLine, ...] = ()
     reward_sources: tuple[RewardSourceLine, ...] | None = None
     messages: tuple[MessageLine, ...] | None = None
@@ -342,12 +351,19 @@ def _task(given: dict[str, Any], place: str, reading: Reading) -> Task:
         agent=line.agent,
         max_turns=line.max_turns,
         thread=line.thread,
+        environment=_environment(line.environment),
         tools=tuple(
             Tool(name=tool.name, description=tool.description, parameters=_json(tool.parameters)) for tool in line.tools
         ),
         reward_sources=_sources(line),
         messages=_messages(line),
     )
+
+
+def _environment(given: EnvironmentLine | None) -> EpisodeStart | None:
+    if given is None:
+        return None
+    return EpisodeStart(name=given.name, settings=_json(given.settings), seed=given.seed)
 
 
 def _messages(line: TaskLine) -> tuple[Message, ...]:
@@ -391,7 +407,7 @@ def _digest(task: Task) -> bytes:
     """Return what a task says, its line number and time of submission left out."""
     plain = (task.policy, task.purpose, task.scenario, task.tenant, task.group_size, task.deadline_at)
     asked = (task.adapter_version, task.sampling, task.verifier, task.reward_sources, task.messages)
-    by_agent = (task.agent, task.max_turns, task.thread, task.tools)
+    by_agent = (task.agent, task.max_turns, task.thread, task.environment, task.tools)
     return hashlib.sha256(repr((plain, asked, by_agent)).encode()).digest()
 
 
@@ -400,6 +416,7 @@ _MODELS: dict[str, type[BaseModel]] = {
     "sampling": SamplingLine,
     "messages": MessageLine,
     "tool_calls": ToolCallLine,
+    "environment": EnvironmentLine,
     "tools": ToolLine,
     "reward_sources": RewardSourceLine,
 }
