@@ -1,7 +1,7 @@
 """One generation on its way: what was asked, and the tokens as they are drawn.
 
     any thread: submit(Generation) ──► TokenStream ◄── push, finish: the thread that decodes
-                                           └────► for, async for: (token, logprob); cancel()
+                                           └────► for, async for, batches: (token, logprob); cancel()
 
 Tokens stay in the stream, so a reader that comes late, or reads twice, misses none. A generation that fails is data, as
 a failed slot is: it ends with "error", and `error` says why.
@@ -79,21 +79,29 @@ class TokenStream:
 
     async def __aiter__(self) -> AsyncIterator[Drawn]:
         """Yield each token as soon as it is there, from the first, without blocking the event loop."""
-        loop, news = asyncio.get_running_loop(), asyncio.Event()
+        async for fresh in self.batches():
+            for drawn in fresh:
+                yield drawn
+
+    async def batches(self) -> AsyncIterator[list[Drawn]]:
+        """Yield what has come since the last time, as soon as there is any; a loop that is busy gets more at once."""
+        loop, news, told, at = asyncio.get_running_loop(), asyncio.Event(), False, 0
 
         def wake() -> None:
-            loop.call_soon_threadsafe(news.set)
+            nonlocal told
+            if not told:  # to be told costs the loop a system call
+                told = True
+                loop.call_soon_threadsafe(news.set)
 
         with self._changed:
             self._listeners.append(wake)
-        at = 0
         try:
             while True:
                 news.clear()
                 with self._changed:
-                    fresh, done = self.drawn[at:], self.done
-                for drawn in fresh:
-                    yield drawn
+                    told, fresh, done = False, self.drawn[at:], self.done
+                if fresh:
+                    yield fresh
                 at += len(fresh)
                 if done:
                     return

@@ -8,13 +8,13 @@ markup, waits for the tokens that decide it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 BROKEN = "\ufffd"
 
 
 class AnswerText:
-    """Grows by one token at a time."""
+    """Grows by the tokens that have come."""
 
     def __init__(self, text_of: Callable[[Sequence[int]], str], stop: Sequence[str], markers: Sequence[str]) -> None:
         """`text_of` decodes tokens; `markers` are how a tool call may begin, if the answer may hold any."""
@@ -24,9 +24,9 @@ class AnswerText:
         self._text = ""
         self._shown = 0
 
-    def push(self, token: int) -> str:
-        """Return what may be shown now that this token is there."""
-        self._tokens.append(token)
+    def push(self, tokens: Iterable[int]) -> str:
+        """Return what may be shown now that these tokens are there."""
+        self._tokens += tokens
         before = self._text_of(self._tokens[self._start : self._read])
         now = self._text_of(self._tokens[self._start :])
         if not now.endswith(BROKEN):

@@ -297,13 +297,13 @@ def tools_digest(tools: Sequence[Tool]) -> bytes:
 
 def _next(before: bytes, message: Message) -> bytes:
     """Return the digest of a history and one message more."""
-    calls = [(call.name, _canonical(call.arguments)) for call in message.tool_calls]
-    # not its repr: that of a long text costs more than the digest
-    said = (message.role, message.name or "", *(part for call in calls for part in call), message.content)
-    lengths = ",".join(str(len(part)) for part in said)
-    return sha256(
-        b"".join((before, lengths.encode(), *(part.encode(errors="surrogatepass") for part in said)))
-    ).digest()
+    said = [message.role, message.name or ""]
+    for call in message.tool_calls:
+        said += (call.name, _canonical(call.arguments))
+    said.append(message.content)
+    lengths = ",".join([str(len(part)) for part in said])  # not its repr: that of a long text costs more than this
+    parts = [part.encode(errors="surrogatepass") for part in said]
+    return sha256(b"".join([before, lengths.encode(), *parts])).digest()
 
 
 def _canonical(text: str) -> str:

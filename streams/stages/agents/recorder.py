@@ -290,13 +290,15 @@ class Recorder:
         call, choice = prepared.call, stream.generation.slot
         markers = self._rendering.markers if self._calls_are_read(call) else ()
         shown, unsent, tokens = AnswerText(self._rendering.text, call.sampling.stop, markers), list[Token](), []
-        async for token, logprob in stream:
-            spoken = self._token(token, logprob)
-            tokens.append(spoken)
-            unsent.append(spoken)
-            if text := shown.push(token):
-                progress.publish(Delta(choice=choice, text=text, tokens=tuple(unsent)))
-                unsent.clear()
+        one_by_one = bool(markers or call.sampling.stop)  # text may be held back, and its tokens with it
+        async for fresh in stream.batches():
+            for part in [[drawn] for drawn in fresh] if one_by_one else [fresh]:
+                spoken = [self._token(*drawn) for drawn in part]
+                tokens += spoken
+                unsent += spoken
+                if text := shown.push(token for token, _ in part):
+                    progress.publish(Delta(choice=choice, text=text, tokens=tuple(unsent)))
+                    unsent.clear()
         turn = self._turn(prepared, stream, delivered=not progress.abandoned)
         await self._record(prepared.conversation, turn)
         if stream.ending == "error":
