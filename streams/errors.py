@@ -20,7 +20,8 @@
     └── EventError           this one event cannot be used                  dead-letter, go on
         ├── UndecodableEvent     its bytes are not what they should be
         ├── ContradictoryEvent   well formed, and at odds with a rule or a sibling
-        └── ScoreError           a response has no score
+        ├── ScoreError           a response has no score
+        └── EpisodeError         an environment cannot begin or go on
 
 The branches are decisions: code that catches one knows what to do without reading the message. The message is for
 people: where, what, expected and got, and what to do. `schemas` imports nothing of `streams`, so its EncodeError and

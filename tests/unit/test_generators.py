@@ -11,6 +11,7 @@ from hypothesis import given, settings, strategies as st
 
 from schemas import serde
 from schemas.events import Purpose, Task, problems
+from streams.environments.registry import LISTED, listed
 from streams.errors import EventError, NotFoundError, SettingsError
 from streams.scorers import source_problems
 from streams.stages.tasks.generators import TaskSpec, families, generate, is_held_out
@@ -121,7 +122,39 @@ def test_longer_answers_may_be_allowed_and_are_other_tasks() -> None:
 
 def test_families_are_listed_with_their_options_and_defaults() -> None:
     assert families()["sums"] == {"terms": 2, "digits": 1}
-    assert all(name == "sums" or name.startswith("reasoning-gym:") for name in families())
+    assert families()["guess"] == {"tools": False, "highest": 8, "guesses": 4}
+    assert all(name in ("sums", *LISTED) or name.startswith("reasoning-gym:") for name in families())
+
+
+@pytest.mark.parametrize("name", LISTED)
+def test_an_episode_is_a_task_that_the_log_takes_with_what_its_environment_shows_first(name: str) -> None:
+    [train], [held_out] = some(name, count=1), some(name, count=1, purpose="eval", options={"tools": True})
+    for task in (train, held_out):
+        assert serde.decode(serde.encode(task), Task) == task
+        assert [*problems(task), *source_problems(task)] == []
+        assert task.environment is not None and task.agent == "environment"
+        shown = listed(name, task.environment.settings).reset(task.environment.seed)
+        assert (task.messages, task.tools) == (shown.messages, shown.tools)
+    assert [source.name for source in (*train.reward_sources, *held_out.reward_sources)] == ["environment", "verified"]
+    assert (len(train.tools), len(held_out.tools), held_out.group_size) == (0, 1, 1)
+
+
+@pytest.mark.parametrize("name", LISTED)
+def test_no_held_out_episode_is_ever_trained_on(name: str) -> None:
+    whole = listed(name).question_is_whole
+    trained, asked = some(name, count=60), some(name, count=60, seed=5, purpose="eval")
+    episodes = [
+        {question(task) if whole else task.environment and task.environment.seed for task in tasks}
+        for tasks in (trained, asked)
+    ]
+    assert not episodes[0] & episodes[1]
+    assert some(name, count=60)[:5] == some(name, count=5)
+
+
+@pytest.mark.parametrize("config", [{"digits": 0}, {"digits": "2"}, {"digts": 2}])
+def test_a_bad_setting_of_an_environment_is_refused_before_a_task_is_made(config: dict[str, Any]) -> None:
+    with pytest.raises(SettingsError, match="generator calculator: calculator"):
+        some("calculator", options=config)
 
 
 def test_without_reasoning_gym_the_error_says_how_to_install_it() -> None:

@@ -25,7 +25,7 @@ LAYERS = [
     ["streams.observability"],
     ["streams.kafka"],
     ["streams.engines", "streams.scorers", "streams.adapters", "streams.worker"],
-    ["streams.evaluation"],
+    ["streams.environments", "streams.evaluation"],
     ["streams.stages", "trainer"],
     ["streams.tools", "streams.loop"],
     ["gateway"],

@@ -1,11 +1,12 @@
 """Generate tasks from a seed.
 
-    TaskSpec ──► question ──► Task, Task, Task, …        sums | reasoning-gym:NAME
+    TaskSpec ──► question ──► Task, Task, Task, …        sums | reasoning-gym:NAME | an environment: calculator, …
 
 `sums` asks what reasoning-gym's chain_sum asks ("State the final answer to the following arithmetic problem: 4 + 7 ="),
 without needing reasoning-gym. Which side of the split a question is on depends only on a hash of its text, so no seed,
 count or option turns a held-out question into a train question. Near relatives are split like any other questions:
-4 + 7 may be held out while 7 + 4 is trained on.
+4 + 7 may be held out while 7 + 4 is trained on. Where the question does not tell episodes apart (guess a number), the
+seeds of the episodes are split instead.
 """
 
 from __future__ import annotations
@@ -16,12 +17,14 @@ import itertools
 import json
 import random
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from pydantic import Field
 
-from schemas.events import Message, Purpose, RewardSource, Sampling, Task, derive_id
+from schemas.events import EpisodeStart, Message, Purpose, RewardSource, Sampling, Task, derive_id
+from streams.environments.protocol import EpisodeError, Shown
+from streams.environments.registry import LISTED, listed
 from streams.errors import EventError, NotFoundError, SettingsError
 from streams.scorers import ScoreError, gym
 from streams.scorers.verdict import ScorerOptions, options
@@ -30,11 +33,15 @@ HELD_OUT_PERCENT = 40
 """Share of the questions kept for `eval`; of the 100 sums of two one-digit terms it holds out 35."""
 SYSTEM_PROMPT = "Reply with only the final answer."
 GYM = "reasoning-gym:"
+ENVIRONMENT_AGENT = "environment"
+"""The agent that loops model and environment, as `streamward agents run --environments` calls itself."""
 _ENUMERABLE = 10_000
 _CHUNK = 500
 """Entries of a reasoning-gym dataset made at a time. Changing it changes which tasks a seed gives."""
 _DRAWS_PER_TASK = 200
 """Questions drawn in search of one on the right side of the split before a family counts as empty."""
+_TOOL_CALL_TOKENS = 32
+"""That a call has in a model's own tool format, beyond what it has as plain text."""
 
 SHAPED = {
     "of": [
@@ -54,6 +61,15 @@ class Question(NamedTuple):
     train_source: RewardSource
     eval_source: RewardSource
     max_tokens: int
+    episode: EpisodeQuestion | None = None
+
+
+class EpisodeQuestion(NamedTuple):
+    """What a family of episodes adds: where they take place, what is shown first, and the most turns."""
+
+    start: EpisodeStart
+    shown: Shown
+    max_turns: int
 
 
 class SumsConfig(ScorerOptions):
@@ -68,7 +84,7 @@ class TaskSpec:
     """Which tasks a generator makes. Equal specs give equal tasks with equal ids."""
 
     family: str
-    """`sums` or `reasoning-gym:NAME`."""
+    """`sums`, `reasoning-gym:NAME`, or a listed environment."""
     count: int
     seed: int = 0
     purpose: Purpose
@@ -98,7 +114,7 @@ def generate(spec: TaskSpec, *, now_ms: int) -> Iterator[Task]:
     try:
         for index, question in enumerate(itertools.islice(_questions(spec), spec.count)):
             yield _task(spec, question, index, now_ms)
-    except ScoreError as exc:
+    except (ScoreError, EpisodeError) as exc:
         raise SettingsError(f"generator {spec.family}: {exc}") from exc
 
 
@@ -112,6 +128,8 @@ def _questions(spec: TaskSpec) -> Iterator[Question]:
         return _sums(spec)
     if spec.family.startswith(GYM):
         return _gym(spec)
+    if spec.family in LISTED:
+        return _episodes(spec)
     known = {name.removeprefix(GYM): name for name in families()}
     close = difflib.get_close_matches(spec.family, known, n=1, cutoff=0.5)
     hint = f"did you mean {known[close[0]]}? " if close else ""
@@ -120,7 +138,11 @@ def _questions(spec: TaskSpec) -> Iterator[Question]:
 
 def families() -> dict[str, dict[str, Any]]:
     """Return every generator with its options and their defaults; without reasoning-gym only those of our own."""
-    ours = {"sums": {name: option.default for name, option in SumsConfig.model_fields.items()}}
+    models = {"sums": SumsConfig} | {name: game.options_type for name, game in LISTED.items()}
+    ours = {
+        family: {name: option.default for name, option in model.model_fields.items()}
+        for family, model in models.items()
+    }
     try:
         return ours | {f"{GYM}{name}": found for name, found in gym.families().items()}
     except ScoreError:
@@ -130,7 +152,7 @@ def families() -> dict[str, dict[str, Any]]:
 def _task(spec: TaskSpec, question: Question, index: int, now_ms: int) -> Task:
     options_id = [json.dumps(dict(spec.options), sort_keys=True)] if spec.options else []
     options_id += [f"max_tokens={spec.max_tokens}"] if spec.max_tokens is not None else []
-    return Task(
+    task = Task(
         task_id=derive_id("generator", spec.family, spec.purpose, spec.policy, spec.seed, index, *options_id),
         created_at=now_ms,
         metadata={"generator": spec.family, "seed": str(spec.seed), "index": str(index)},
@@ -143,6 +165,11 @@ def _task(spec: TaskSpec, question: Question, index: int, now_ms: int) -> Task:
         reward_sources=(question.eval_source if spec.held_out else question.train_source,),
         messages=(Message(role="system", content=SYSTEM_PROMPT), Message(role="user", content=question.text)),
     )
+    if question.episode is None:
+        return task
+    start, shown, max_turns = question.episode
+    in_episode = replace(task, agent=ENVIRONMENT_AGENT, environment=start, max_turns=max_turns)
+    return replace(in_episode, tools=shown.tools, messages=shown.messages)
 
 
 # --- sums -------------------------------------------------------------------------------------------------------------
@@ -236,3 +263,25 @@ def _lossy(name: str, why: str) -> EventError:
         f"generator {GYM}{name}: an entry of this dataset cannot be stored as JSON ({why}); use another dataset, or "
         "submit tasks with a scorer of your own"
     )
+
+
+# --- environments -----------------------------------------------------------------------------------------------------
+
+
+def _episodes(spec: TaskSpec) -> Iterator[Question]:
+    settings = json.dumps(dict(spec.options), sort_keys=True)
+    game = listed(spec.family, settings)
+    rewarded, verified = RewardSource(name="environment"), RewardSource(name="verified")
+    max_tokens = game.max_tokens if not game.options.tools else game.max_tokens + _TOOL_CALL_TOKENS
+    for index in itertools.count():
+        rng = _rng(spec, index)
+        for _ in range(_DRAWS_PER_TASK):
+            seed = rng.randrange(2**31)
+            shown = game.reset(seed)
+            text = shown.messages[-1].content
+            if is_held_out(text if game.question_is_whole else f"{spec.family} {seed}") == spec.held_out:
+                break
+        else:
+            raise EventError(f"generator {spec.family}: {_DRAWS_PER_TASK} episodes, and none on the right side")
+        episode = EpisodeQuestion(EpisodeStart(name=spec.family, settings=settings, seed=seed), shown, game.max_turns)
+        yield Question(text, {}, rewarded, verified, max_tokens, episode)

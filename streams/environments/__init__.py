@@ -1,0 +1,1 @@
+"""Environments: what an agent acts in, the same for the same seed."""

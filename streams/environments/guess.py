@@ -1,0 +1,79 @@
+"""Guess a number from hints.
+
+    1 to 8 ──► 4 ──► higher ──► 6 ──► right          1 - 0.1 for each guess before; what a run that misses gets is below
+
+A run that misses gets 0.2 times its share of guesses that are numbers in the range, and 0.2 times the share that fit
+the hints before them. The reward comes with the last guess, so no guess pays twice.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import ClassVar
+
+from pydantic import Field
+
+from streams.environments.text_game import Command, Example, GameOptions, Ruling, TextGame, unusable
+
+GUESS_COST = 0.1
+NUMBERS_REWARD = 0.2
+FITTING_REWARD = 0.2
+
+
+class GuessOptions(GameOptions):
+    """Settings of `guess`."""
+
+    highest: int = Field(8, ge=2, le=1000, description="numbers are 1 to this")
+    guesses: int = Field(4, ge=1, le=10)
+
+
+class Guess(TextGame[GuessOptions]):
+    """The environment."""
+
+    name = "guess"
+    version = "1"
+    options_type: ClassVar[type[GameOptions]] = GuessOptions
+    command = Command("guess", "number", "Says whether the number is right, higher or lower.", bare=True)
+
+    question_is_whole = False
+    max_tokens = 6
+
+    @property
+    def max_turns(self) -> int:
+        """Each guess."""
+        return self.options.guesses
+
+    def _begin(self, rng: random.Random) -> str:
+        self._right = rng.randint(1, self.options.highest)
+        self._low, self._high = 1, self.options.highest
+        self._made = self._numbers = self._fitting = 0
+        return f"1 to {self.options.highest}"
+
+    def _about(self) -> str:
+        return f"Guess the number in {self.options.guesses} guesses. Answer with only a number."
+
+    def _example(self) -> tuple[str, tuple[Example, ...]]:
+        middle = (1 + self.options.highest) // 2
+        later = (middle + 1 + self.options.highest) // 2
+        return f"1 to {self.options.highest}", (
+            Example(str(middle), "higher", command=True),
+            Example(str(later), "right", command=True),
+        )
+
+    def _move(self, argument: str) -> Ruling:
+        self._made += 1
+        number = int(argument) if argument.isascii() and argument.isdecimal() else None
+        if number is not None and 1 <= number <= self.options.highest:
+            self._numbers += 1
+            self._fitting += self._low <= number <= self._high
+            if number == self._right:
+                return Ruling("right", 1 - GUESS_COST * (self._made - 1), ended=True, success=True)
+            ruling = Ruling("higher" if number < self._right else "lower")
+            self._low = max(self._low, number + 1) if number < self._right else self._low
+            self._high = min(self._high, number - 1) if number > self._right else self._high
+        else:
+            ruling = unusable(f"expected a number from 1 to {self.options.highest}")
+        if self._made < self.options.guesses:
+            return ruling
+        shares = NUMBERS_REWARD * self._numbers + FITTING_REWARD * self._fitting
+        return ruling._replace(reward=shares / self._made, ended=True, success=False)

@@ -1,0 +1,72 @@
+"""Which environments there are.
+
+    calculator, lookup, …        built in, and listed: the same episode for the same seed, in this thread
+    gymnasium:ID, module:Class   by reference: found when it is opened, in a process of its own (sandbox.py)
+
+A name that tasks in the log may give is never imported here, only looked up.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from typing import Any
+
+from pydantic import ValidationError
+
+from schemas import json_text
+from streams.environments.calculator import Calculator
+from streams.environments.corridor import Corridor
+from streams.environments.distractor import Distractor
+from streams.environments.guess import Guess
+from streams.environments.lookup import Lookup
+from streams.environments.protocol import EpisodeError
+from streams.environments.text_game import TextGame
+from streams.environments.tictactoe import TicTacToe
+
+LISTED: dict[str, type[TextGame[Any]]] = {
+    game.name: game for game in (Calculator, Lookup, Guess, Corridor, TicTacToe, Distractor)
+}
+"""What is built in, by name."""
+
+
+def listed(name: str, settings: str = "{}") -> TextGame[Any]:
+    """Return a listed environment with the settings in a JSON object.
+
+    Raises EpisodeError: unknown_environment, naming the nearest; bad_settings.
+    """
+    if name not in LISTED:
+        close = difflib.get_close_matches(name, LISTED, n=1, cutoff=0.5)
+        hint = f"did you mean {close[0]}? " if close else ""
+        raise EpisodeError(
+            f"no environment is called {name!r}; {hint}known: {', '.join(LISTED)}", reason="unknown_environment"
+        )
+    game = LISTED[name]
+    given = settings_of(name, settings)
+    try:
+        return game(game.options_type.model_validate_json(json.dumps(given)))
+    except ValidationError as exc:
+        raise EpisodeError("; ".join(_faults(name, game, exc)), reason="bad_settings") from exc
+
+
+def settings_of(name: str, settings: str) -> dict[str, Any]:
+    """Return the settings of an environment, a JSON object. Raises EpisodeError(bad_settings)."""
+    try:
+        given = json_text.parse(settings)
+    except ValueError as exc:
+        raise EpisodeError(f"{name}: settings are no JSON: {exc}", reason="bad_settings") from exc
+    if not isinstance(given, dict):
+        raise EpisodeError(f"{name}: settings: expected a JSON object, got {settings[:80]}", reason="bad_settings")
+    return given
+
+
+def _faults(name: str, game: type[TextGame[Any]], exc: ValidationError) -> list[str]:
+    known = ", ".join(game.options_type.model_fields)
+    faults = []
+    for error in exc.errors():
+        key = ".".join(map(str, error["loc"]))
+        if error["type"] == "extra_forbidden":
+            faults.append(f"{name} has no setting {key!r}; known: {known}")
+        else:
+            faults.append(f"{name}{'.' if key else ''}{key}: {error['msg'].removeprefix('Value error, ')}")
+    return faults

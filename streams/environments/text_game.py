@@ -1,0 +1,213 @@
+"""What the built-in environments share: how actions are written, and how answers to them are shown.
+
+    Action ──► moves ──► the environment's own rules ──► Ruling ──► StepResult
+
+An action is plain text, `calc(47 * 83)` or a bare answer; or, with the setting `tools`, a call in the model's own tool
+format. Several calls in one action are carried out in order, each with an answer of its own. Nothing that a policy
+writes is an error: what cannot be used is answered by a line that begins with `error:`.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar, Generic, NamedTuple, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from schemas import json_text
+from schemas.events import Message, Tool, ToolCall
+from streams.environments.protocol import Action, Shown, StepResult
+
+MOST_CALLS = 16
+"""Most calls in one action; those behind them are not carried out."""
+LONGEST = 200
+"""Most characters of a move that are looked at."""
+_CALL = re.compile(r"([A-Za-z_]\w*)\((.*)\)", re.ASCII)
+
+
+class GameOptions(BaseModel):
+    """Settings of every built-in environment: strict types, no unknown keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    tools: bool = Field(False, description="actions are calls in the model's own tool format, instead of plain text")
+
+
+O = TypeVar("O", bound=GameOptions)  # noqa: E741
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """What a policy can do: `name(parameter)`, or, where `bare`, the argument alone."""
+
+    name: str
+    parameter: str
+    description: str
+    bare: bool = False
+
+    @property
+    def tool(self) -> Tool:
+        """The same as chat templates expect it."""
+        schema = {
+            "type": "object",
+            "properties": {self.parameter: {"type": "string"}},
+            "required": [self.parameter],
+        }
+        return Tool(name=self.name, description=self.description, parameters=json.dumps(schema))
+
+
+class Ruling(NamedTuple):
+    """What an environment makes of one move."""
+
+    text: str
+    reward: float = 0.0
+    ended: bool = False
+    ok: bool = True
+    success: bool | None = None
+
+
+class Example(NamedTuple):
+    """One turn of the worked example: what is written, and what is answered."""
+
+    written: str
+    answered: str | None
+    """None: nothing. As plain text, what is answered last is left out: templates want users to take turns."""
+    command: bool
+    """Whether it is the argument of the command, or a bare answer."""
+
+
+class TextGame(ABC, Generic[O]):
+    """An environment of one command."""
+
+    name: ClassVar[str]
+    version: ClassVar[str]
+    options_type: ClassVar[type[GameOptions]]
+    command: ClassVar[Command]
+    question_is_whole: ClassVar[bool]
+    """Whether equal questions are equal episodes; otherwise the seed hides something."""
+    max_tokens: ClassVar[int]
+    """That the longest sensible action has, as plain text."""
+
+    def __init__(self, options: O) -> None:
+        self.options = options
+
+    def reset(self, seed: int) -> Shown:
+        """Begin the episode of `seed`: what it is about, one worked example, and the question."""
+        question = self._begin(random.Random(f"{self.name}/{self.version}/{seed}"))  # noqa: S311 - for variety
+        system = Message(role="system", content=self._about())
+        asked = Message(role="user", content=question)
+        tools = (self.command.tool,) if self.options.tools else ()
+        return Shown((system, *self._worked_example(), asked), tools)
+
+    def step(self, action: Action) -> StepResult:
+        """Carry out the moves of an action, in order, up to the end of the episode."""
+        if not self.options.tools or not action.calls:
+            ruling, tool = self._written(action.text)
+            return _result([(Message(role="user", content=ruling.text), ruling)], tool)
+        answers: list[tuple[Message, Ruling]] = []
+        for number, call in enumerate(action.calls):
+            if answers and answers[-1][1].ended:
+                break
+            ruling = self._called(call) if number < MOST_CALLS else unusable(f"at most {MOST_CALLS} calls at once")
+            answers.append((Message(role="tool", content=ruling.text, name=call.name, tool_call_id=call.id), ruling))
+            if number >= MOST_CALLS:
+                break
+        return _result(answers, action.calls[0].name)
+
+    @property
+    @abstractmethod
+    def max_turns(self) -> int:
+        """How many turns are enough for an episode."""
+
+    @abstractmethod
+    def _begin(self, rng: random.Random) -> str:
+        """Draw the episode, and return the question."""
+
+    @abstractmethod
+    def _about(self) -> str:
+        """Return what the policy is told first."""
+
+    @abstractmethod
+    def _example(self) -> tuple[str, tuple[Example, ...]]:
+        """Return the question of the worked example, and its turns."""
+
+    @abstractmethod
+    def _move(self, argument: str) -> Ruling:
+        """Carry out the command."""
+
+    def _answer(self, text: str) -> Ruling:
+        """Take a text that is no command; only where the command is not `bare`."""
+        raise NotImplementedError
+
+    def _written(self, text: str) -> tuple[Ruling, str | None]:
+        """Return what becomes of a text, and the tool that it calls."""
+        text = text.strip()
+        if len(text) > LONGEST:
+            return unusable(f"at most {LONGEST} characters"), None
+        if self.options.tools:
+            return (unusable(f"call {self.command.name}"), None) if self.command.bare else (self._answer(text), None)
+        if self.command.bare:
+            return self._move(text), self.command.name
+        match = _CALL.fullmatch(text)
+        if match is None:
+            return self._answer(text), None
+        name, argument = match.groups()
+        return (self._move(argument.strip()) if name == self.command.name else self._no_tool(name)), name
+
+    def _called(self, call: ToolCall) -> Ruling:
+        if call.name != self.command.name:
+            return self._no_tool(call.name)
+        try:
+            given = json_text.parse(call.arguments)
+        except ValueError:
+            given = None
+        argument = given.get(self.command.parameter) if isinstance(given, dict) and len(given) == 1 else None
+        if not isinstance(argument, str | int | float) or isinstance(argument, bool) or len(call.arguments) > LONGEST:
+            return unusable(f"{call.name} takes {self.command.parameter}, a text of at most {LONGEST} characters")
+        return self._move(str(argument).strip())
+
+    def _no_tool(self, name: str) -> Ruling:
+        return unusable(f"there is no tool {name[:40]}, only {self.command.name}")
+
+    def _worked_example(self) -> tuple[Message, ...]:
+        question, turns = self._example()
+        messages = [Message(role="user", content=question)]
+        for number, turn in enumerate(turns):
+            is_call = turn.command and self.options.tools
+            if is_call:
+                arguments = json.dumps({self.command.parameter: turn.written})
+                call = ToolCall(id=f"example{number}", name=self.command.name, arguments=arguments)
+                messages.append(Message(role="assistant", content="", tool_calls=(call,)))
+            else:
+                is_bare = self.command.bare or not turn.command
+                written = turn.written if is_bare else f"{self.command.name}({turn.written})"
+                messages.append(Message(role="assistant", content=written))
+            if turn.answered is not None and is_call:
+                told = Message(
+                    role="tool", content=turn.answered, name=self.command.name, tool_call_id=f"example{number}"
+                )
+                messages.append(told)
+            elif turn.answered is not None and number < len(turns) - 1:
+                messages.append(Message(role="user", content=turn.answered))
+        return tuple(messages)
+
+
+def unusable(why: str) -> Ruling:
+    """Return the ruling on a move that cannot be carried out."""
+    return Ruling(f"error: {why}", ok=False)
+
+
+def _result(answers: list[tuple[Message, Ruling]], tool: str | None) -> StepResult:
+    rulings = [ruling for _, ruling in answers]
+    return StepResult(
+        Shown(tuple(message for message, _ in answers)),
+        reward=sum(ruling.reward for ruling in rulings),
+        terminated=rulings[-1].ended,
+        tool=tool,
+        ok=all(ruling.ok for ruling in rulings),
+        success=rulings[-1].success,
+    )
