@@ -96,7 +96,7 @@ def test_a_program_that_fails_is_a_failed_run_with_its_last_words(tmp_path: Path
     assert failed == RunEnd("failed", "exit code 3: wrong: b", 3)
     assert (tmp_path / "stdout").read_text() == "so far\n"
     killed = ran(tmp_path, "import os; os.kill(os.getpid(), 11)")
-    assert killed[:1] + killed[2:] == ("failed", -signal.SIGSEGV)
+    assert (killed.ending, killed.exit_code) == ("failed", -signal.SIGSEGV)
     assert killed.reason.startswith("killed by SIGSEGV")
 
 

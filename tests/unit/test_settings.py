@@ -394,7 +394,7 @@ def test_a_child_loads_the_same_settings(tmp_path: Path, monkeypatch: pytest.Mon
     settings = Settings(
         kafka=SECURED,
         topics=Topics(prefix="", retention_days=0.5),
-        advantages=Advantages(eps=1e-7, ddof=0, formula="rloo"),
+        advantages=Advantages(eps=1e-7, ddof=0, formula="rloo", credit="gigpo", gamma=0.95, turn_weight=0.5),
         policy=Policy(
             script='{"a": "b=c"}',
             name="a.B-1_",
@@ -447,6 +447,7 @@ ALONE |= {f"kafka.ssl_{what}_location" for what in ("ca", "certificate", "key")}
 ALONE |= {f"scoring.judge_{what}" for what in ("url", "model", "key")}
 ALONE |= {key for key, _ in dotted(Settings()) if key.startswith("policy.server")}
 ALONE |= {"policy.max_concurrent", "policy.verify", "schemas.own_ids"}
+ALONE |= {"advantages.gamma", "advantages.turn_weight"}
 ALONE |= {"tracing.sample_ratio", "tracing.queue_spans", "tracing.timeout_s"}
 ALONE |= {f"schemas.registry_{what}" for what in ("username", "password", "ca_location")}
 """These mean nothing without others; the test above has them together."""

@@ -150,7 +150,7 @@ class Worker:
         wait_until(lambda: bool(self.told()) and set(self.told()[-1]["owned"]) == partitions, self.log)
 
     def ends(self, with_code: int) -> None:
-        code = self.process.wait(40)
+        code = self.process.wait(120)
         assert code == with_code, self.log()
 
     def log(self) -> str:
