@@ -33,7 +33,7 @@ def mean_and_std(rewards: Sequence[float], ddof: int) -> tuple[float, float]:
     mean = math.fsum(rewards) / len(rewards)
     if len(rewards) <= ddof:
         return mean, 0.0
-    return mean, math.sqrt(math.fsum((reward - mean) ** 2 for reward in rewards) / (len(rewards) - ddof))
+    return mean, math.sqrt(math.fsum([(reward - mean) ** 2 for reward in rewards]) / (len(rewards) - ddof))
 
 
 def grpo(rewards: Sequence[float], *, eps: float, ddof: int) -> list[float]:

@@ -80,7 +80,11 @@ class Reader:
 
     def _records(self, messages: Sequence[Any]) -> list[Record]:
         """Return the records in messages that are not errors."""
-        return [record_of(*pair) for pair in zip(messages, self.headers(messages), strict=True)]
+        parts = (map(part, messages) for part in (ck.Message.topic, ck.Message.partition, ck.Message.offset))
+        at = map(Coordinates._make, zip(*parts, strict=True))
+        times = [message.timestamp()[1] for message in messages]
+        keys, payloads = map(ck.Message.key, messages), map(ck.Message.value, messages)
+        return list(map(Record._make, zip(at, times, keys, payloads, self.headers(messages), strict=True)))
 
     def headers(self, messages: Sequence[Any]) -> list[Headers]:
         """Return the headers of each message, whatever their names. Raises LogError if they cannot be read again."""
@@ -351,14 +355,3 @@ def is_unknown_topic(error: ck.KafkaError) -> bool:
     if error.code() == ck.KafkaError._AUTO_OFFSET_RESET:
         return ck.KafkaError(unknown).str() in error.str()
     return bool(error.code() == unknown)
-
-
-def record_of(message: Any, headers: Headers) -> Record:
-    """Return the record in a message that is not an error."""
-    return Record(
-        Coordinates(message.topic(), message.partition(), message.offset()),
-        message.timestamp()[1],
-        message.key(),
-        message.value(),
-        headers,
-    )

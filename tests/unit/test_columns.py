@@ -18,7 +18,7 @@ from schemas.events import EVENTS, Coordinates, Event, Message, Response, Reward
 from schemas.serde import Poison, encode
 from schemas.tokens import PerToken
 from streams.kafka.record import Record
-from streams.stages.advantages.incoming import FIELDS, values_of
+from streams.stages.advantages.incoming import FIELDS, columns_of
 from streams.tools.arrow.decode import CHUNK_RECORDS, Bad, arrow_schema, decode
 from streams.tools.arrow.events import decode_events, decode_values
 from tests.support.any_event import any_event, values
@@ -66,16 +66,19 @@ def assert_the_same(payloads: Sequence[bytes | None], kind: Any) -> None:
     """Assert that decoding in bulk gives what serde gives, record by record."""
     given_ = records(payloads)
     verdicts = [serde.decode(payload, kind) for payload in payloads]
-    assert decode_events(kind, payloads) == verdicts
+    sound = [verdict for verdict in verdicts if not isinstance(verdict, Poison)]
+    wrong = {place: verdict for place, verdict in enumerate(verdicts) if isinstance(verdict, Poison)}
+    assert decode_events(kind, payloads) == ([sound] if sound else [], wrong)
     if kind in FIELDS:
-        values = [verdict if isinstance(verdict, Poison) else values_of(verdict) for verdict in verdicts]
-        assert repr(decode_values(kind, payloads, FIELDS[kind])) == repr(values)
-    found = decode(kind, given_)
+        columns = [[value for (value,) in each] for each in zip(*map(columns_of, sound), strict=True)]
+        found = decode_values(kind, payloads, FIELDS[kind])
+        assert (repr(found.columns), found.wrong) == (repr(columns), wrong)
+    decoded = decode(kind, given_)
     expected = [(r, v) for r, v in zip(given_, verdicts, strict=True) if not isinstance(v, Poison)]
-    assert found.table.schema == arrow_schema(kind)
-    assert found.table["_offset"].to_pylist() == [record.at.offset for record, _ in expected]
-    assert [repr(row) for row in events_in(found.table, kind)] == [repr(plain(event)) for _, event in expected]
-    assert found.bad == tuple(
+    assert decoded.table.schema == arrow_schema(kind)
+    assert decoded.table["_offset"].to_pylist() == [record.at.offset for record, _ in expected]
+    assert [repr(row) for row in events_in(decoded.table, kind)] == [repr(plain(event)) for _, event in expected]
+    assert decoded.bad == tuple(
         Bad(record.at, verdict.reason, verdict.error)
         for record, verdict in zip(given_, verdicts, strict=True)
         if isinstance(verdict, Poison)

@@ -45,7 +45,7 @@ def closed_group(group: OpenGroup, task: TaskInfo, sampling_id: str | None, clos
         task=task._replace(scenario="", tenant=None, traceparent=None, metadata=()),
         content_digest=task.content_digest(),
         samplings={name: (one.adapter_version, one.shared_digest) for name, one in group.samplings.items()},
-        failed=frozenset(short_id(ref.response_id) for ref in own if ref.failed),
+        failed=frozenset([short_id(ref.response_id) for ref in own if ref.failed]),
         responses={
             short_id(ref.response_id): ref.content_digest
             for sampling in group.samplings.values()

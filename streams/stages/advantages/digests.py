@@ -1,6 +1,6 @@
 """Digests of what events say: equal for equal content, in any process and any year.
 
-    ResponseBody, parts of a reward, values ──► a few hex digits, kept in the state in place of the content
+    bodies of responses, parts of rewards, values ──► a few hex digits, kept in the state in place of the content
 
 They tell a repetition from a contradiction once a group keeps no more of an event than its id.
 """
@@ -8,7 +8,7 @@ They tell a repetition from a contradiction once a group keeps no more of an eve
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -33,12 +33,17 @@ def request_digest(*parts: object) -> str:
     return derive_id(*map(repr, parts))[:8]
 
 
-def response_digest(body: ResponseBody, *texts: str) -> str:
-    """Return a digest of a response's content: these texts and its body. Time, latency and trace are not part of it."""
-    drawn = repr(body.sampling) if 0.0 in body.sampling else _repr(body.sampling)
-    said = "\x1f".join((*texts, drawn)).encode()
-    content = b"".join((body.completion_token_ids, body.logprobs, body.loss_mask, said))
-    return hashlib.sha256(content).hexdigest()[:8]
+def response_digests(bodies: Iterable[ResponseBody], *texts: Sequence[str]) -> list[str]:
+    """Return a digest of each response's content: its body and its text in each of these columns.
+
+    Time, latency and trace are not part of it.
+    """
+    digests, sha256 = [], hashlib.sha256
+    for (*_, completion, logprobs, mask, drawn, _), *said in zip(bodies, *texts, strict=True):
+        said.append(repr(drawn) if 0.0 in drawn else _repr(drawn))
+        content = b"".join((completion, logprobs, mask, "\x1f".join(said).encode()))
+        digests.append(sha256(content).hexdigest()[:8])
+    return digests
 
 
 _repr = lru_cache(maxsize=256)(repr)

@@ -169,16 +169,16 @@ _NOBODY = ResponseBody("", "", 0.0, b"", b"", b"", b"", tuple(getattr(_DEFAULT, 
 
 
 def _member(member: GroupMember, body: ResponseBody, spans: list[dict[str, Any]]) -> dict[str, Any]:
-    components = member.components
+    slot, response_id, (partition, offset), finish_reason, reward, components, _, advantage = member
     return {
-        "slot": member.slot,
-        "response_id": member.response_id,
-        "partition": member.at[0],
-        "offset": member.at[1],
-        "finish_reason": member.finish_reason,
+        "slot": slot,
+        "response_id": response_id,
+        "partition": partition,
+        "offset": offset,
+        "finish_reason": finish_reason,
         "latency_ms": body.latency_ms,
-        "reward": member.reward,
-        "advantage": member.advantage,
+        "reward": reward,
+        "advantage": advantage,
         "components": {name: components[name] for name in sorted(components)},
         "completion_token_ids": body.completion_token_ids,
         "logprobs": body.logprobs,

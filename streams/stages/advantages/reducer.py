@@ -27,6 +27,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from schemas.conventions import FEEDBACK
 from schemas.events import Coordinates, GroupControl, LeftOut, Task
@@ -136,14 +137,9 @@ class GroupReducer:
             effect = DeadLetterEffect(self._at(response), *rejection)
             return reject(group, response.content_digest(), effect, effects)
         version, size, shared, slots = sampling
-        entered = group.with_samplings(
-            {
-                **group.samplings,
-                response.sampling_id: SamplingState(
-                    version, size, shared or response.shared_digest, {**slots, response.slot: response.ref}
-                ),
-            }
-        )
+        slots = {**slots, response.slot: response.ref}
+        with_it = SamplingState._make((version, size, shared or response.shared_digest, slots))
+        entered = group.with_samplings({**group.samplings, response.sampling_id: with_it})
         return entered if group.samplings else self._begin(entered, self._sampled(task, response.ref), effects)
 
     def _sampled(self, task: TaskInfo, first: ResponseRef) -> TaskInfo:
@@ -209,11 +205,13 @@ class GroupReducer:
         first = complete_sampling(group)
         if first is None:
             return False
-        refs = group.samplings[first].slots.values()
-        if task.sources and len(group.scores) < len(refs) - sum([ref.failed for ref in refs]):
-            return False  # the usual case, decided by counting
         wanted = {name for name, _ in task.sources}
-        return all(ref.failed or wanted <= group.scores.get(ref.response_id, {}).keys() for ref in refs)
+        for ref in reversed(
+            group.samplings[first].slots.values()
+        ):  # the last to answer is mostly the last to be scored
+            if not ref.failed and not wanted <= group.scores.get(ref.response_id, {}).keys():
+                return False
+        return True
 
     def _close(
         self, task_id: str, group: OpenGroup, task: TaskInfo, *, complete: bool
@@ -227,7 +225,7 @@ class GroupReducer:
         mean, std = advantage_formulas.mean_and_std(rewards, rule.ddof) if rewards else (0.0, 0.0)
         if rewards:
             values = advantage_formulas.advantages(rule.formula, rewards, eps=rule.eps, ddof=rule.ddof)
-            members = [GroupMember(*member[:-1], value) for member, value in zip(members, values, strict=True)]
+            members = [GroupMember._make((*member[:-1], value)) for member, value in zip(members, values, strict=True)]
         emit = EmitGroup(
             task_id=task_id,
             task=task,
@@ -293,8 +291,7 @@ def _wait(group: OpenGroup, new: ResponseCandidate | RewardRef) -> OpenGroup:
 # --- what a group is made of ------------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class GroupContent:
+class GroupContent(NamedTuple):
     """Who is in a group that leaves, and who is not."""
 
     newest_ms: int
@@ -310,23 +307,23 @@ def group_content(group: OpenGroup, task: TaskInfo, sampling: SamplingState | No
     Nothing else that happens to be there counts. Which other samplings and rewards were read before the group left
     depends on how the topics were read side by side, and the same log must give the same record.
     """
-    content = GroupContent(task.timestamp_ms, [], [])
+    counted_ms, members, left_out = [task.timestamp_ms], [], []
     slots = sampling.slots if sampling else {}
     for slot in range(task.group_size):
         ref = slots.get(slot)
         if ref is None:
-            content.left_out.append(LeftOut(slot=slot, reason="unanswered"))
+            left_out.append(LeftOut(slot=slot, reason="unanswered"))
             continue
         scores = {} if ref.failed else group.scores.get(ref.response_id, {})
-        content.newest_ms = max([content.newest_ms, ref.timestamp_ms, *[one.timestamp_ms for one in scores.values()]])
+        counted_ms += (ref.timestamp_ms, *[one.timestamp_ms for one in scores.values()])
         if (reason := _why_left_out(task, ref.failed, scores)) is not None:
-            content.left_out.append(LeftOut(slot=slot, response_id=ref.response_id, reason=reason))
+            left_out.append(LeftOut(slot=slot, response_id=ref.response_id, reason=reason))
             continue
         reward = sum([weight * (scores[name].value or 0.0) for name, weight in task.sources])
         at, components = (ref.partition, ref.offset), _components(task, scores)
         steps = _steps(task, scores)
-        content.members.append(GroupMember(slot, ref.response_id, at, ref.finish_reason, reward, components, steps))
-    return content
+        members.append(GroupMember(slot, ref.response_id, at, ref.finish_reason, reward, components, steps))
+    return GroupContent(max(counted_ms), members, left_out)
 
 
 def _why_left_out(task: TaskInfo, failed: bool, scores: Mapping[str, SourceScore]) -> str | None:

@@ -12,7 +12,7 @@ groups, the records of groups and dead letters. The live wiring is `live.py`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from schemas.events import Coordinates, DeadLetter, Event, Task
 from schemas.serde import Poison
@@ -22,7 +22,7 @@ from streams.observability.tracing import context
 from streams.observability.tracing.tracer import OFF as NO_TRACER, Tracer
 from streams.settings.model import Settings
 from streams.stages.advantages.group_event import GroupRecord, group_record
-from streams.stages.advantages.incoming import Incoming, ResponseBody, incoming, values_of
+from streams.stages.advantages.incoming import Columns, Incoming, ResponseBody, columns_of, incoming
 from streams.stages.advantages.reducer import GroupReducer
 from streams.stages.advantages.state import ClosedGroup, DeadLetterEffect, Effect, EmitGroup, GroupState
 
@@ -49,24 +49,42 @@ class AdvantageStage:
 
     def decode(self, record: Record) -> Incoming | DeadLetter:
         """Return what the join takes from `record`, or its dead letter."""
-        return self.incoming(record, values_of(record.decode(self.event_type(record.at.topic))))
+        event = record.decode(self.event_type(record.at.topic))
+        if isinstance(event, Poison):
+            return _rejected(record, event)
+        (came,) = self.incoming([record], columns_of(event))
+        return came
 
     def event_type(self, topic: str) -> type[Event]:
         """Return what the records of one of the four topics hold."""
         return self._topics[topic].event
 
-    def incoming(self, record: Record, found: Any) -> Incoming | DeadLetter:
-        """Return what the join takes from `record`, or its dead letter: also if it is not where its task's records are.
+    def incoming(
+        self, records: Sequence[Record], columns: Columns, wrong: Mapping[int, Poison] = {}
+    ) -> list[Incoming | DeadLetter]:
+        """Return what the join takes from each of these records of one topic, or its dead letter.
 
-        `found` is a Poison, or what `values_of` returns of the event in the record.
+        `wrong` has those that hold no event, by place, and `columns` the others' values, as `columns_of` returns them.
+        A record that is not where its task's records are has a dead letter, too.
         """
-        if not isinstance(found, Poison):
-            came = incoming(self.event_type(record.at.topic), found, record.at, record.timestamp_ms)
-            misplaced = record.misplaced(came.task_id, self._partitions)
-            if misplaced is None:
-                return came
-            found = misplaced
-        return dead_letter(record, stage=STAGE, reason=found.reason, error=found.error)
+        sound = [record for place, record in enumerate(records) if place not in wrong] if wrong else records
+        came = incoming(self.event_type(records[0].at.topic), columns, sound)
+        where = {
+            (one.task_id, record.key, record.at.partition): record for one, record in zip(came, sound, strict=True)
+        }
+        astray = {each: bad for each, record in where.items() if (bad := record.misplaced(each[0], self._partitions))}
+        found: list[Incoming | DeadLetter] = list(came)
+        if astray:
+            for place, (one, record) in enumerate(zip(came, sound, strict=True)):
+                if (bad := astray.get((one.task_id, record.key, record.at.partition))) is not None:
+                    found[place] = _rejected(record, bad)
+        if not wrong:
+            return found
+        of_sound = iter(found)
+        return [
+            _rejected(record, wrong[place]) if place in wrong else next(of_sound)
+            for place, record in enumerate(records)
+        ]
 
     def reduce(self, state: GroupState, came: Incoming, record: Record) -> tuple[GroupState, Sequence[Effect]]:
         """Return what the reducer decides; what a group copies of a response is cached for when it leaves."""
@@ -111,7 +129,7 @@ class AdvantageStage:
     def _group(
         self, effect: EmitGroup, record: Record, fetched: Mapping[Coordinates, Record]
     ) -> GroupRecord | DeadLetter:
-        bodies = {member.at: self._body(member.at, fetched) for member in effect.members}
+        bodies = {member.at: self.cache.take(member.at) or self._read(member.at, fetched) for member in effect.members}
         group = group_record(effect, bodies, self._groups)
         if group is not None:
             return group
@@ -122,12 +140,14 @@ class AdvantageStage:
         )
         return dead_letter(record, stage=STAGE, reason="too_large", error=error)
 
-    def _body(self, place: Place, fetched: Mapping[Coordinates, Record]) -> ResponseBody:
-        if (cached := self.cache.take(place)) is not None:
-            return cached
+    def _read(self, place: Place, fetched: Mapping[Coordinates, Record]) -> ResponseBody:
         came = self.decode(fetched[Coordinates(self._responses, *place)])
         assert isinstance(came, Incoming) and came.body is not None  # noqa: S101 - as when it was counted
         return came.body
+
+
+def _rejected(record: Record, found: Poison) -> DeadLetter:
+    return dead_letter(record, stage=STAGE, reason=found.reason, error=found.error)
 
 
 class ResponseCache:
@@ -150,7 +170,8 @@ class ResponseCache:
     def keep(self, record: Record, task_id: str, body: ResponseBody) -> None:
         """Keep what was read of a response to this task; the oldest make room for it."""
         place = record.at[1:]
-        self.forget(place)  # it may be read again
+        if place in self._kept:
+            self.forget(place)  # it is read again
         size = self.OBJECT_BYTES + len(record.payload or b"")
         while self._kept and self.size_bytes + size > self.MAX_BYTES:
             self.forget(next(iter(self._kept)))
@@ -159,10 +180,14 @@ class ResponseCache:
 
     def reserve(self, places: Sequence[Place]) -> list[Place]:
         """Reserve the responses at these places for `take`; return the places of those that are not here."""
-        self._reserved |= {place: self._kept[place][0] for place in places if place in self._kept}
+        missing = []
         for place in places:
-            self.forget(place)
-        return [place for place in places if place not in self._reserved]
+            if (kept := self._kept.pop(place, None)) is not None:
+                self._reserved[place], _, size = kept
+                self.size_bytes -= size
+            elif place not in self._reserved:
+                missing.append(place)
+        return missing
 
     def take(self, place: Place) -> ResponseBody | None:
         """Return a reserved response, and forget it; None if it is not here."""

@@ -157,7 +157,7 @@ class SamplingState(NamedTuple):
     group_size: int
     shared_digest: str
     """What its responses share (digests.py); "" while only failed slots were seen."""
-    slots: Mapping[int, ResponseRef]
+    slots: dict[int, ResponseRef]
 
     @property
     def is_complete(self) -> bool:
@@ -188,11 +188,11 @@ class OpenGroup(NamedTuple):
 
     def with_samplings(self, samplings: Mapping[str, SamplingState]) -> OpenGroup:
         """Return it with these samplings; a `_replace`, asked for at every event, costs several times as much."""
-        return OpenGroup(self.task, self.early, samplings, self.scores, *self[4:])
+        return OpenGroup._make((*self[:2], samplings, *self[3:]))
 
     def with_scores(self, scores: Mapping[str, Mapping[str, SourceScore]]) -> OpenGroup:
         """Return it with these scores."""
-        return OpenGroup(self.task, self.early, self.samplings, scores, *self[4:])
+        return OpenGroup._make((*self[:3], scores, *self[4:]))
 
 
 def complete_sampling(group: OpenGroup) -> str | None:

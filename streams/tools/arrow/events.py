@@ -1,7 +1,7 @@
 """Payloads to events or to a few of their values, many at once.
 
     payloads ──► judge ──► columns ──► decode_events: what schemas.serde.decode returns for each, in half the time
-                                  └──► decode_values: what operator.attrgetter returns for each of those events
+                                  └──► decode_values: some of those events' values, and what is wrong with the others
 
 What was judged sound is not checked again: values go from the columns straight into the slots of the dataclasses.
 """
@@ -9,10 +9,10 @@ What was judged sound is not checked again: values go from the columns straight 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
-from itertools import pairwise
-from typing import Any
+from itertools import chain, pairwise
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
@@ -23,29 +23,39 @@ from schemas.tokens import VIEWS
 from streams.tools.arrow.decode import judge
 
 
-def decode_events(event: type[Event], payloads: Sequence[bytes | None]) -> list[Event | Poison]:
-    """Return the event in each payload, or a Poison."""
-    return _in_order(event, payloads, lambda events: _values(Shape(event), events))
+class DecodedValues(NamedTuple):
+    """What some payloads hold."""
+
+    columns: list[list[Any]]
+    """By name, the values of each event in the order of the payloads; no columns if there is no event."""
+    wrong: dict[int, Poison]
+    """By place, the payloads that hold no event."""
 
 
-def decode_values(event: type[Event], payloads: Sequence[bytes | None], names: Sequence[str]) -> list[Any]:
-    """Return for each payload the values of these fields, or a Poison.
+def decode_values(event: type[Event], payloads: Sequence[bytes | None], names: Sequence[str]) -> DecodedValues:
+    """Return the values of these fields, and what is wrong with the payloads that hold no event.
 
     A name is that of a field, a record's (`sampling.seed`), or of the bytes of what is per token (`logprobs.data`).
     """
-    return _in_order(event, payloads, lambda events: zip(*[_named(event, events, name) for name in names], strict=True))
+    return _in_order(event, payloads, lambda events: [_named(event, events, name) for name in names])
+
+
+def decode_events(event: type[Event], payloads: Sequence[bytes | None]) -> DecodedValues:
+    """Return the events in a single column, and what is wrong with the payloads that hold none."""
+    return _in_order(event, payloads, lambda events: [_values(Shape(event), events)])
 
 
 def _in_order(
-    event: type[Event], payloads: Sequence[bytes | None], made_of: Callable[[pa.StructArray], Iterable[Any]]
-) -> list[Any]:
+    event: type[Event], payloads: Sequence[bytes | None], made_of: Callable[[pa.StructArray], list[list[Any]]]
+) -> DecodedValues:
     judged = judge(event, list(payloads))
-    found: dict[int, Any] = dict(judged.wrong)
-    for which, events in judged.found:
-        if len(which) == len(payloads):
-            return list(made_of(events))  # the usual case: in order already
-        found.update(zip(which, made_of(events), strict=True))
-    return [found[place] for place in range(len(payloads))]
+    pieces = [made_of(events) for _, events in judged.found]
+    if len(pieces) == 1:  # the usual case: in order already
+        return DecodedValues(pieces[0], judged.wrong)
+    places = [place for which, _ in judged.found for place in which]
+    order = sorted(range(len(places)), key=places.__getitem__)
+    columns = [list(chain.from_iterable(parts)) for parts in zip(*pieces, strict=True)]
+    return DecodedValues([[column[i] for i in order] for column in columns], judged.wrong)
 
 
 def _named(event: Any, column: pa.Array, name: str) -> list[Any]:

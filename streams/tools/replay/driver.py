@@ -182,14 +182,15 @@ def _decoded(
         by_topic: dict[str, list[int]] = defaultdict(list)
         for place, record in enumerate(some):
             by_topic[record.at.topic].append(place)
-        found: dict[int, Any] = {}
+        found: list[Any] = [None] * len(some)
         for topic, places in by_topic.items():
-            payloads = [some[place].payload for place in places]
+            of_topic = [some[place] for place in places]
+            payloads = [record.payload for record in of_topic]
             kind = stage.event_type(topic)
-            values = decode_values(kind, payloads, FIELDS[kind]) if kind in FIELDS else decode_events(kind, payloads)
-            found.update(zip(places, values, strict=True))
-        for place, record in enumerate(some):
-            yield record, stage.incoming(record, found.pop(place))
+            held = decode_values(kind, payloads, FIELDS[kind]) if kind in FIELDS else decode_events(kind, payloads)
+            for place, came in zip(places, stage.incoming(of_topic, *held), strict=True):
+                found[place] = came
+        yield from zip(some, found, strict=True)
 
 
 def cut(settings: Settings, records: Iterable[Record]) -> Iterator[Batch | DeadLetter]:

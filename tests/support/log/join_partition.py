@@ -12,10 +12,11 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from schemas.events import AdvantagedGroup, Coordinates, Event, GroupControl, Response, Reward, Task
+from streams.kafka.record import Record
 from streams.kafka.topics import topics
 from streams.settings.model import Advantages, Topics
 from streams.stages.advantages.group_event import group_record
-from streams.stages.advantages.incoming import ResponseBody, incoming, values_of
+from streams.stages.advantages.incoming import ResponseBody, columns_of, incoming
 from streams.stages.advantages.reducer import GroupReducer
 from streams.stages.advantages.rows import dump, load
 from streams.stages.advantages.state import DeadLetterEffect, Effect, EmitGroup, GroupState
@@ -50,7 +51,7 @@ class Log:
 
     def read_at(self, event: Any, offset: int, at_ms: int) -> Sequence[Effect]:
         at = Coordinates(TOPICS[type(event)], 5, offset)
-        came = incoming(type(event), values_of(event), at, at_ms)
+        (came,) = incoming(type(event), columns_of(event), [Record(at, at_ms, None, None)])
         if came.body is not None:
             self.bodies[5, offset] = came.body
         self.state, effects = self.reducer.reduce(reloaded(self.state), came, at, at_ms)
