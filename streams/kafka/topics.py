@@ -20,6 +20,9 @@ DAY_MS = 86_400_000
 FRAMING_BYTES = 4096
 """A generous bound for what Kafka adds to a record (headers, batch): the broker's limit is this much above ours."""
 
+LEAST_ROW_BYTES = 64 * 1024
+"""Rows of tables may have as much however small the records of the topics must be."""
+
 
 class Topic(NamedTuple):
     """One topic as the deployment names it."""
@@ -81,6 +84,11 @@ def topics(settings: Topics) -> dict[str, Topic]:
         )
         for label, event, key in _SHAPES
     }
+
+
+def row_bytes(settings: Topics) -> int:
+    """Return the most that a row of a table and its key may have."""
+    return max(settings.max_record_bytes, LEAST_ROW_BYTES)
 
 
 def topic_of(event: type[events.Event], settings: Topics) -> Topic:

@@ -33,7 +33,7 @@ from streams.kafka import admin
 from streams.kafka.client import unreachable
 from streams.kafka.lag import LagMeter
 from streams.kafka.record import Record, dead_letter, encoded, trace_of
-from streams.kafka.topics import FRAMING_BYTES, Topic, topics
+from streams.kafka.topics import FRAMING_BYTES, Topic, row_bytes, topics
 from streams.observability import catalog
 from streams.observability.logging import quieten_faust
 from streams.observability.metrics import OFF, Meter
@@ -198,7 +198,7 @@ def table(app: App, name: str, partitions: int) -> Any:
         key_type=bytes,
         value_type=bytes,
         partitions=partitions,
-        extra_topic_configs={"max.message.bytes": str(app.settings.topics.max_record_bytes)},
+        extra_topic_configs={"max.message.bytes": str(row_bytes(app.settings.topics))},
     )
 
 
@@ -290,8 +290,8 @@ def create_changelogs(app: App) -> None:
             replication_factor=settings.topics.replication,
             config={
                 "cleanup.policy": "compact",
-                "segment.bytes": str(max(CHANGELOG_SEGMENT_BYTES, settings.topics.max_record_bytes)),
-                "max.message.bytes": str(settings.topics.max_record_bytes),
+                "segment.bytes": str(max(CHANGELOG_SEGMENT_BYTES, row_bytes(settings.topics))),
+                "max.message.bytes": str(row_bytes(settings.topics)),
             },
         )
         for name, t in wanted.items()

@@ -31,7 +31,7 @@ from streams.kafka.topics import topics
 from streams.settings.load import to_env
 from streams.settings.model import Settings
 from streams.tools.replay import driver
-from tests.support.factories import response, task, trained
+from tests.support.factories import response, reward, task, trained
 from tests.support.processes import READERS, by_another_writer, read, records, running, until
 
 pytestmark = pytest.mark.kafka
@@ -44,6 +44,9 @@ LARGE = b"x" * 6 * 1024 * 1024
 """Compressed, this is a few KB, and passes a broker whose topics take 1 MiB."""
 LONG_ID = "i" * 490_000
 """As long as an id can be, of which there is one in the key and one in the payload."""
+
+FLOOD, PARTS = 40, {f"{number:0150}": 0.5 for number in range(200)}
+"""Rewards, and the components of each: together more than a record takes."""
 
 
 class Hostile(NamedTuple):
@@ -87,6 +90,8 @@ def hostile(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> I
     cluster.apply_topics(settings)
     found = Hostile(settings, large=written_large(settings), odd=written_odd(settings), long=written_long(settings))
     with Producer(settings) as producer:
+        for number in range(FLOOD):
+            producer.send(reward(task_id="flooded", source=f"stranger-{number}", components=PARTS))
         producer.send(trained(2**31 - 1))
         producer.send_bytes(
             topics(settings.topics)["adapters"].name, b"default", by_another_writer(trained(1), version=-3)
@@ -180,6 +185,16 @@ def test_the_batch_driver_writes_the_same_dead_letters_byte_for_byte(hostile: Ho
     again = {made.payload for made in driver.join_encoded(hostile.settings, processes=1) if made.topic == name}
     live = {record.payload for record, letter in read(hostile.settings, DeadLetter) if letter.stage == "advantages"}
     assert again == live
+
+
+# --- more than a group may remember -----------------------------------------------------------------------------------
+
+
+def test_a_flood_about_one_task_is_refused_and_ends_nothing(hostile: Hostile) -> None:
+    letters = [letter for _, letter in read(hostile.settings, DeadLetter) if letter.reason == "over_quota"]
+    refused = sorted(letter.source_offset for letter in letters)
+    assert 20 < len(refused) < FLOOD
+    assert refused == list(range(refused[0], refused[0] + len(refused)))
 
 
 # --- versions that no batch made --------------------------------------------------------------------------------------

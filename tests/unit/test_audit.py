@@ -141,6 +141,17 @@ def test_feedback_is_nobodys_loss() -> None:
     assert named(settled(records)) == ""
 
 
+def test_what_is_over_the_quota_of_a_group_is_accounted_for_by_its_dead_letter() -> None:
+    log = Written()
+    join, asked = Joined(log), task(group_size=SIZE)
+    slots = answers(asked)
+    flood = [reward(slots[0], source=letter * 1_100_000) for letter in "ab"]
+    for event in (asked, *flood, *slots, *map(reward, slots), control()):
+        join.read(log.write(event, event.created_at))
+    report = settled(log.records)
+    assert (named(report), report.dead_letters) == ("", {"over_quota": 1 + SIZE, "unasked": 1})
+
+
 def test_without_commits_everything_is_in_flight_and_nothing_is_lost() -> None:
     records = [record for record in whole() if BY_NAME[record.at.topic].label in ("tasks", "responses")]
     report = recount(records, SETTINGS, Reach(ends=ends(records)))

@@ -52,22 +52,41 @@ def closed_group(group: OpenGroup, task: TaskInfo, sampling_id: str | None, clos
             for ref in sampling.slots.values()
         },
         scores={score.reward_id: _digest(score) for scores in group.scores.values() for score in scores.values()},
+        quota=group.quota,
         rejected=group.rejected,
     )
 
 
-def task_after(group: ClosedGroup, task_id: str, task: TaskInfo, at: Coordinates, effects: list[Effect]) -> ClosedGroup:
-    """Return the closed group after another copy of the task, recorded at `at`; a changed one is rejected."""
+def after_close(
+    group: ClosedGroup,
+    task_id: str,
+    event: TaskInfo | ResponseCandidate | RewardRef,
+    at: Coordinates,
+    effects: list[Effect],
+) -> ClosedGroup:
+    """Return the closed group after an event recorded at `at`.
+
+    Anything but a repetition, or a score of a failed slot, is rejected.
+    """
+    if isinstance(event, TaskInfo):
+        return _task_after(group, task_id, event, at, effects)
+    if isinstance(event, ResponseCandidate):
+        return _response_after(group, task_id, event, at, effects)
+    return _reward_after(group, task_id, event, at, effects)
+
+
+def _task_after(
+    group: ClosedGroup, task_id: str, task: TaskInfo, at: Coordinates, effects: list[Effect]
+) -> ClosedGroup:
     content = task.content_digest()
     if content == group.content_digest:
         return group
     return reject(group, content, DeadLetterEffect(at, *changed_task(task_id)), effects)
 
 
-def response_after(
+def _response_after(
     group: ClosedGroup, task_id: str, response: ResponseCandidate, at: Coordinates, effects: list[Effect]
 ) -> ClosedGroup:
-    """Return the closed group after a response; anything but a repetition is rejected."""
     own, sampling_id = short_id(response.ref.response_id), response.sampling_id
     if (known := group.responses.get(own)) is not None:
         if known == response.ref.content_digest:
@@ -86,10 +105,9 @@ def response_after(
     )
 
 
-def reward_after(
+def _reward_after(
     group: ClosedGroup, task_id: str, reward: RewardRef, at: Coordinates, effects: list[Effect]
 ) -> ClosedGroup:
-    """Return the closed group after a reward; anything but a repetition, or a score of a failed slot, is rejected."""
     own = reward.score.reward_id
     score, before = _digest(reward.score), group.scores.get(own)
     if before is not None and (before.value, before.parts_digest) == (score.value, score.parts_digest):

@@ -12,6 +12,7 @@ What is read before its task waits, and enters with it as if it had been read af
 task's deadline is known. A complete group is made of the winning sampling and its rewards and of nothing else. What is
 read after the group left is judged as it would have been before (`after_close.py`). So neither groups nor dead letters
 depend on the order in which the topics are read. What was rejected once is not dead-lettered again when it is repeated.
+What a group remembers is bounded by topic (`quota.py`).
 
 Time. A response or reward recorded after the task's deadline never counts, whenever it is read; the group is closed
 when the `expire` record is read. A `train` task that names no deadline may be held back for the trainer, so it has
@@ -33,7 +34,7 @@ from schemas.conventions import FEEDBACK
 from schemas.events import Coordinates, GroupControl, LeftOut, Task
 from streams import advantage_formulas
 from streams.settings.model import Advantages
-from streams.stages.advantages.after_close import closed_group, response_after, reward_after, task_after
+from streams.stages.advantages.after_close import after_close, closed_group
 from streams.stages.advantages.checks import (
     changed_response,
     changed_task,
@@ -45,6 +46,7 @@ from streams.stages.advantages.checks import (
 )
 from streams.stages.advantages.group_event import without_responses
 from streams.stages.advantages.incoming import Incoming
+from streams.stages.advantages.quota import counted
 from streams.stages.advantages.state import (
     ClosedGroup,
     DeadLetterEffect,
@@ -72,6 +74,8 @@ class GroupReducer:
     rule: Advantages
     responses_topic: str
     rewards_topic: str
+    row_bytes: int
+    """The most that a table row and its key may have."""
 
     def reduce(
         self, state: GroupState, came: Incoming, at: Coordinates, timestamp_ms: int, *, trace: str = ""
@@ -80,21 +84,25 @@ class GroupReducer:
 
         `trace` is that of a task; its group gets it, and nothing is decided by it.
         """
-        event = came.event
-        if isinstance(event, GroupControl):
-            return self._control(state, event)
+        if isinstance(came.event, GroupControl):
+            return self._control(state, came.event)
+        event = task_info(came.event, timestamp_ms, self.rule) if isinstance(came.event, Task) else came.event
         if isinstance(event, RewardRef) and event.source.startswith(FEEDBACK):
             return state, ()
-        effects: list[Effect] = []
-        if isinstance(state, ClosedGroup):
-            return self._after_close(state, came, at, timestamp_ms, effects), effects
         group = state or OpenGroup(first_seen_ms=timestamp_ms)
-        if isinstance(event, Task):
-            info = task_info(event, timestamp_ms, self.rule)
+        quota, refusal = counted(group.quota, came.task_id, event, at, self.row_bytes)
+        if quota is not group.quota:
+            state = group = group.with_quota(quota)
+        if refusal is not None:
+            return state, [DeadLetterEffect(at, *refusal)]
+        effects: list[Effect] = []
+        if isinstance(group, ClosedGroup):
+            return after_close(group, came.task_id, event, at, effects), effects
+        if isinstance(event, TaskInfo):
             if group.task is None:
-                group = self._begin(group._replace(trace=trace), info, effects)
-            elif (content := info.content_digest()) != group.task.content_digest():
-                group = reject(group, content, DeadLetterEffect(at, *changed_task(event.task_id)), effects)
+                group = self._begin(group._replace(trace=trace), event, effects)
+            elif (content := event.content_digest()) != group.task.content_digest():
+                group = reject(group, content, DeadLetterEffect(at, *changed_task(came.task_id)), effects)
         elif group.task is None:
             group = _wait(group, event)
         else:
@@ -166,16 +174,6 @@ class GroupReducer:
         """Return the coordinates of an event's record."""
         topic = self.responses_topic if isinstance(event, ResponseCandidate) else self.rewards_topic
         return Coordinates(topic, event.ref.partition, event.ref.offset)
-
-    def _after_close(
-        self, group: ClosedGroup, came: Incoming, at: Coordinates, timestamp_ms: int, effects: list[Effect]
-    ) -> ClosedGroup:
-        if isinstance(came.event, Task):
-            return task_after(group, came.task_id, task_info(came.event, timestamp_ms, self.rule), at, effects)
-        if isinstance(came.event, ResponseCandidate):
-            return response_after(group, came.task_id, came.event, at, effects)
-        assert isinstance(came.event, RewardRef)  # noqa: S101 - a control record was handled before
-        return reward_after(group, came.task_id, came.event, at, effects)
 
     # --- leaving ------------------------------------------------------------------------------------------------------
 

@@ -7,24 +7,26 @@ What occurs many times in a row (slots, scores) is a list of values in the order
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from streams.stages.advantages.state import (
     ClosedGroup,
     GroupState,
     OpenGroup,
+    QuotaUse,
     ResponseCandidate,
     ResponseRef,
     RewardRef,
     SamplingState,
     ScoreDigest,
+    ShareUse,
     SourceScore,
     TaskInfo,
 )
 from streams.worker.table_rows import pack, unpack
 
-ROW_VERSION = 6
+ROW_VERSION = 7
 CLOSED_FIELDS = tuple(name for name in ClosedGroup._fields if name != "rejected")
 """In the order in which a row holds them."""
 
@@ -41,6 +43,7 @@ def dump(state: OpenGroup | ClosedGroup) -> bytes:
         "early": state.early,
         "samplings": state.samplings,
         "scores": state.scores,
+        "quota": state.quota,
     }
     trace = {"trace": state.trace} if state.trace else {}
     return pack(ROW_VERSION, row | rejected | trace)
@@ -65,6 +68,7 @@ def _closed(data: Mapping[str, Any]) -> ClosedGroup:
         "samplings": {name: (version, shared) for name, (version, shared) in values["samplings"].items()},
         "failed": frozenset(values["failed"]),
         "scores": {reward_id: ScoreDigest(*score) for reward_id, score in values["scores"].items()},
+        "quota": _quota(values["quota"]),
     }
     return ClosedGroup(**values, rejected=frozenset(data.get("rejected", ())))
 
@@ -84,7 +88,12 @@ def _open(data: Mapping[str, Any]) -> OpenGroup:
         first_seen_ms=data["first"],
         rejected=frozenset(data.get("rejected", ())),
         trace=data.get("trace", ""),
+        quota=_quota(data["quota"]),
     )
+
+
+def _quota(shares: Sequence[Any]) -> QuotaUse:
+    return QuotaUse._make(ShareUse(*share) for share in shares)
 
 
 def _task(*values: Any) -> TaskInfo:

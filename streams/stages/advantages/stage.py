@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from schemas.events import Coordinates, DeadLetter, Event, Task
 from schemas.serde import Poison
 from streams.kafka.record import Record, dead_letter
-from streams.kafka.topics import KEYED_BY_TASK, topics
+from streams.kafka.topics import KEYED_BY_TASK, row_bytes, topics
 from streams.observability.tracing import context
 from streams.observability.tracing.tracer import OFF as NO_TRACER, Tracer
 from streams.settings.model import Settings
@@ -44,7 +44,8 @@ class AdvantageStage:
         self._tracer, self._partitions = tracer, partitions
         self._topics = {topic.name: topic for topic in named.values() if topic.label in KEYED_BY_TASK}
         self._responses, self._groups = named["responses"].name, named["groups"]
-        self._reducer = GroupReducer(settings.advantages, self._responses, named["rewards"].name)
+        rewards, most = named["rewards"].name, row_bytes(settings.topics)
+        self._reducer = GroupReducer(settings.advantages, self._responses, rewards, most)
         self.cache = ResponseCache()
 
     def decode(self, record: Record) -> Incoming | DeadLetter:

@@ -147,6 +147,27 @@ class RewardRef(NamedTuple):
         return digest_of(self.response_id, self.source, value, self.score.parts_digest())
 
 
+# --- what a row may hold ----------------------------------------------------------------------------------------------
+
+
+class ShareUse(NamedTuple):
+    """How much of its share of a row a topic has used (quota.py)."""
+
+    used_bytes: int = 0
+    last_offset: int = -1
+    """Of the newest record that was counted."""
+    full_at: int | None = None
+    """Offset of the first record that did not fit; None: all did."""
+
+
+class QuotaUse(NamedTuple):
+    """The use of each topic's share."""
+
+    tasks: ShareUse = ShareUse()
+    responses: ShareUse = ShareUse()
+    rewards: ShareUse = ShareUse()
+
+
 # --- an open group ----------------------------------------------------------------------------------------------------
 
 
@@ -185,6 +206,11 @@ class OpenGroup(NamedTuple):
     """Content digests of rejected events: the same content at other coordinates is only a repetition."""
     trace: str = ""
     """The task's trace, as in its header; "" without one."""
+    quota: QuotaUse = QuotaUse()
+
+    def with_quota(self, quota: QuotaUse) -> OpenGroup:
+        """Return it with this use of its quota."""
+        return OpenGroup(*self[:-1], quota)
 
     def with_samplings(self, samplings: Mapping[str, SamplingState]) -> OpenGroup:
         """Return it with these samplings; a `_replace`, asked for at every event, costs several times as much."""
@@ -248,8 +274,13 @@ class ClosedGroup(NamedTuple):
     """response_id -> content digest, of every response seen, also after the group left."""
     scores: Mapping[str, ScoreDigest]
     """reward_id -> score, of every reward seen."""
+    quota: QuotaUse
     rejected: frozenset[str] = frozenset()
     """As in OpenGroup."""
+
+    def with_quota(self, quota: QuotaUse) -> ClosedGroup:
+        """Return it with this use of its quota."""
+        return self._replace(quota=quota)
 
 
 GroupState = OpenGroup | ClosedGroup | None

@@ -16,7 +16,7 @@ own; and which of two tasks with one id a scorer found.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from schemas.events import Coordinates
 from streams.tools.audit.facts import (
@@ -26,12 +26,18 @@ from streams.tools.audit.facts import (
     GroupFact,
     ResponseFact,
     RewardFact,
+    TaskFact,
 )
 from streams.tools.audit.groups import GroupCase, Slots, check_group
 from streams.tools.audit.story import Story, TaskOutcome
 
 JOIN, SCORER = "advantages", "scoring"
 """Stages, as dead letters name them."""
+UNREAD = {
+    "unknown_task": "it was rejected before its task was read",
+    "over_quota": "too many records about its task, or too large ones, came before it",
+}
+"""Reasons of the join for dead letters that do not depend on what the task and its other records say."""
 STREAMS = "streams"
 """The consumer group of the join."""
 
@@ -106,23 +112,24 @@ class _TaskRecount:
         story, counts = self._story, self._out.counts
         counts["responses"] = len({response.response_id for response in story.responses})
         counts["rewards"] = len({(reward.response_id, reward.source) for reward in story.rewards})
-        if not story.tasks:
+        tasks = [task for task in story.tasks if not self._was_refused(task.at)]
+        if not tasks:
             if self._view.reach.cut(self._view.names["tasks"], story.partition):
                 counts["outside"] += 1
             else:
                 self._without_task()
             return self._out
-        self._task = story.tasks[0]
+        self._task = tasks[0]
         if self._task.ms < self._horizon_ms:
             counts["outside"] += 1
             return self._out
         self._group = story.groups[0] if story.groups else None
-        self._copies()
+        self._copies(tasks[1:])
         for response in story.responses:
-            if not self._was_stray(response.at):
+            if not self._was_refused(response.at):
                 self._enter_response(response)
         for reward in story.rewards:
-            if not self._was_stray(reward.at):
+            if not self._was_refused(reward.at):
                 self._enter_reward(reward)
         self._closed = self._group is not None and self._is_closed(self._group)
         if self._group is None:
@@ -147,8 +154,8 @@ class _TaskRecount:
 
     # --- which records count ------------------------------------------------------------------------------------------
 
-    def _copies(self) -> None:
-        for copy in self._story.tasks[1:]:
+    def _copies(self, copies: Sequence[TaskFact]) -> None:
+        for copy in copies:
             if copy.content == self._task.content:
                 self._repeated(copy.at, self._task.at)
             elif (copy.content,) not in self._entered:
@@ -163,14 +170,12 @@ class _TaskRecount:
             else:
                 self._found("doubled", group.at, f"the group {first.at} has the same id and other content")
 
-    def _was_stray(self, at: Coordinates) -> bool:
-        """Return whether a record was rejected before its task was read: it cannot count any more."""
-        if self._view.reason(at, JOIN) != "unknown_task":
-            return False
-        self._out.findings.append(
-            AuditFinding("late", at, f"it was rejected before {self._task.at} was read", accounted=True)
-        )
-        return True
+    def _was_refused(self, at: Coordinates) -> bool:
+        """Return whether a record was rejected before anything else was asked of it: it cannot count any more."""
+        why = UNREAD.get(self._view.reason(at, JOIN) or "")
+        if why is not None:
+            self._out.findings.append(AuditFinding("late", at, why, accounted=True))
+        return why is not None
 
     def _enter_response(self, response: ResponseFact) -> None:
         slots = self._samplings.setdefault(response.sampling_id, {})

@@ -144,6 +144,7 @@ HOPELESS = {
     "contradictory": "the log holds another record that it contradicts, and the first wins; write it under a new id",
     "unasked": "its task does not name this reward source; submit a task, under a new id, that does",
     "unknown_response": "the group of its task was made of another sampling, and has left",
+    "over_quota": "the group of its task remembers as much of this topic as it may, and a redrive comes after that",
     "wrong_key": "it would return under the same key; write the event again, under the right one",
     "bad_adapter": "a second `trained` of a version changes nothing; repair the adapter store, then restart the agent",
     "bad_signature": "a second `trained` of a version changes nothing; sign it in the store, then restart the agent",

@@ -39,6 +39,8 @@ SETTINGS = Settings(
     topics=Topics(prefix="", partitions=PARTITIONS, max_record_bytes=2048),
     advantages=Advantages(deadline_s=(DEADLINE - T0) / 1000, evict_after_s=60),
 )
+FLOOD = {f"part-{n}": 0.5 for n in range(200)}
+"""Components of a reward, a few of which are more than a row of these settings may hold."""
 TROUBLES = (
     "a failed slot", "every slot failed", "a failed score", "another sampling", "part of a sampling",
     "another sampling of another version", "a sampling of two versions", "a sampling of two prompts",
@@ -46,7 +48,7 @@ TROUBLES = (
     "a changed task", "the task again", "another group size", "another policy", "another pin",
     "a missing slot", "a missing reward", "a late answer", "a late reward", "no task", "no events",
     "poison", "the wrong key", "too large", "everything twice", "for evaluation", "served", "equal rewards",
-    "no deadline of its own",
+    "no deadline of its own", "a flood of rewards",
 )  # fmt: skip
 
 
@@ -147,6 +149,7 @@ def _strange(
         "the task again": [dataclasses.replace(asked, traceparent="00-a-b-01", deadline_at=DEADLINE + 7)],
         "another group size": list(answers(asked.task_id, "wide", size + 1)),
         "another policy": list(answers(asked.task_id, "stranger", size, policy="other")),
+        "a flood of rewards": [reward(one, source=f"flood-{n}", components=FLOOD) for n in range(8)],
         "another pin": list(answers(asked.task_id, "unpinned", size, adapter_version=3)),
     }
     return [event for name, events in strange.items() if name in has for event in events]

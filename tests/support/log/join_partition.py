@@ -34,8 +34,8 @@ TOPICS: dict[type[Any], str] = {
 class Log:
     """Partition 5 of the four topics, and the join reading it; the table row is written and read at every step."""
 
-    def __init__(self, **rule: Any) -> None:
-        self.reducer = GroupReducer(Advantages(**rule), "responses", "rewards")
+    def __init__(self, *, row_bytes: int = 4 * 1024 * 1024, **rule: Any) -> None:
+        self.reducer = GroupReducer(Advantages(**rule), "responses", "rewards", row_bytes)
         self.state: GroupState = None
         self.ends: dict[str, int] = {}
         self.bodies: dict[tuple[int, int], ResponseBody] = {}
