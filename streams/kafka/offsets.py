@@ -24,8 +24,8 @@ from streams.kafka.record import TopicPartition
 from streams.kafka.topics import topics
 from streams.settings.model import Settings
 
-GROUPS = ("streams", "scoring", "policy-", "trainer-")
-"""Group names after topics.prefix; one that ends in a dash is followed by a policy."""
+GROUPS = ("streams", "scoring", "policy-", "agents-", "trainer-")
+"""Group names after topics.prefix; one that ends in a dash is followed by a policy, or the id of an agent."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,6 +50,8 @@ class Fault:
     """What is special about task n."""
     rate: float = RATE
     """Tasks a second."""
+    most: int = GROUPS
+    """Most tasks that must be sent; more are while the fault lasts."""
     place: Callable[..., World] = World
     """Where it happens; a fault with another broker brings another World."""
     codes: frozenset[int] = frozenset()
@@ -90,7 +92,9 @@ def run(row: Fault, *, seed: int, groups: int, folder: Path, stock: bool = False
     with Ledger(_made(folder) / "ledger.jsonl") as ledger, row.place(folder, row.settings, stock=stock) as world:
         for name in row.starts:
             world.start(name)
-        with Load(world.settings, ledger, seed=seed, groups=groups, rate=row.rate, special=row.tasks) as load:
+        with Load(
+            world.settings, ledger, seed=seed, groups=min(groups, row.most), rate=row.rate, special=row.tasks
+        ) as load:
             load.until(0.05)
             row.inject(world, load, draw)
             load.finish()
@@ -98,8 +102,9 @@ def run(row: Fault, *, seed: int, groups: int, folder: Path, stock: bool = False
         codes = world.stop()
         ledger.settle()
         verdict = judge_with(world.repo, world.direct, ledger, cut=row.cut, bad=world.bad)
+        found = world.findings()
         line = _line(row, seed, world, load, ledger, verdict)
-        complaints = [*verdict.complaints, *exits(row, world, codes)]
+        complaints = [*verdict.complaints, *found, *exits(row, world, codes)]
         if recovery_s is None:
             complaints.append(f"not drained: lag {world.lag()}")
         elif recovery_s > limit_s:

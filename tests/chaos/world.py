@@ -95,6 +95,11 @@ class World:
         """What a reader of the result should know besides."""
         self.bad: dict[str, str] = {}
         """What is wrong with each record that was written to do harm, by its coordinates."""
+        self.reads: dict[str, tuple[str, ...]] = {
+            "streams": ("tasks", "responses", "rewards", "group-control", "groups", "adapters"),
+            "scoring": ("responses",),
+        }
+        """The consumer groups that must have read everything, and which topics each reads."""
         self.repo = REPO
         """The code that the log must be judged with: the newest that wrote to it."""
         self._overrides = overrides
@@ -149,8 +154,13 @@ class World:
         for section, values in self._overrides.items():
             tree[section] = {**tree.get(section, {}), **values}
         self.direct = Settings.model_validate(tree)
+        self.reads |= self.answered_by()
         kafka = self.direct.kafka.model_copy(update={"bootstrap": for_processes or direct})
         self.settings = self.direct.model_copy(update={"kafka": kafka})
+
+    def answered_by(self) -> dict[str, tuple[str, ...]]:
+        """Return the consumer group that answers tasks, and what it reads."""
+        return {f"policy-{self.direct.policy.name}": ("tasks",)}
 
     def signal_broker(self, sign: signal.Signals) -> None:
         """Send the node a signal, if it runs."""
@@ -280,16 +290,11 @@ class World:
 
     def lag(self) -> int | None:
         """Return how many records no group has committed past; None while the broker does not answer."""
-        reads = {
-            "streams": ("tasks", "responses", "rewards", "group-control", "groups", "adapters"),
-            f"policy-{self.direct.policy.name}": ("tasks",),
-            "scoring": ("responses",),
-        }
         try:
             done = commits(self.direct)
             return sum(
                 high - max(done.get((group, *tp), 0), low)
-                for group, labels in reads.items()
+                for group, labels in self.reads.items()
                 for tp, (low, high) in self._offsets(labels).items()
             )
         except (LogError, ck.KafkaException):
@@ -309,6 +314,10 @@ class World:
             if time.monotonic() > deadline:
                 raise TimeoutError(f"{label} did not get {more} more records within {timeout_s:g} s")
             time.sleep(0.1)
+
+    def findings(self) -> list[str]:
+        """Return what is wrong with a log that has come to rest, beside what every run is judged by."""
+        return []
 
     def topic(self, label: str) -> str:
         """Return the full name of a topic."""

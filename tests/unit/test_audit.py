@@ -172,6 +172,18 @@ def test_a_task_that_the_policy_agent_has_passed_without_an_answer_is_lost() -> 
     assert [(found.category, found.at) for found in report.wrong] == [("lost", at)]
 
 
+def test_a_task_that_names_an_agent_is_answered_by_its_manager_whatever_the_policy_agent_has_passed() -> None:
+    log = Written()
+    at = log.write(task(agent="adder"), T0).at
+    commits = passed(log.records, "policy-default", "streams")
+    report = recount(log.records, SETTINGS, Reach(committed=commits, ends=log.ends, now_ms=T0 + 1))
+    assert (report.wrong, report.in_flight["tasks"]) == ([], 1)
+    commits |= passed(log.records, "agents-adder")
+    report = recount(log.records, SETTINGS, Reach(committed=commits, ends=log.ends, now_ms=T0 + 1))
+    assert [(found.category, found.at) for found in report.wrong] == [("lost", at)]
+    assert report.wrong[0].what.startswith("agents-adder has passed it")
+
+
 def test_a_task_whose_deadline_is_over_may_have_been_passed_over() -> None:
     log = Written()
     log.write(task(deadline_at=T0 + 100), T0)

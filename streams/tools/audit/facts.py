@@ -33,12 +33,18 @@ class TaskFact(NamedTuple):
     purpose: str
     scenario: str
     tenant: str | None
+    agent: str | None
     group_size: int
     pinned: int | None
     deadline_at: int | None
     sources: tuple[tuple[str, float], ...]
     traceparent: str | None
     metadata: Mapping[str, str]
+
+    @property
+    def answered_by(self) -> str:
+        """The consumer group that answers it: the policy agent's, or that of the agent it names."""
+        return f"policy-{self.policy}" if self.agent is None else f"agents-{self.agent}"
 
 
 class ResponseFact(NamedTuple):

@@ -126,6 +126,7 @@ def _task(record: Record, task: Task) -> TaskFact:
         purpose=task.purpose,
         scenario=task.scenario,
         tenant=task.tenant,
+        agent=task.agent,
         group_size=task.group_size,
         pinned=task.adapter_version,
         deadline_at=task.deadline_at,

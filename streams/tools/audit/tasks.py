@@ -277,7 +277,7 @@ class _TaskRecount:
         elif self._reach.settled:
             self._found("lost", task.at, "it has no group, and nothing is in flight")
         elif self._is_unanswered():
-            self._found("lost", task.at, f"policy-{task.policy} has passed it, but no sampling has every slot")
+            self._found("lost", task.at, f"{task.answered_by} has passed it, but no sampling has every slot")
         else:
             self._out.in_flight["tasks"] += 1
 
@@ -291,7 +291,7 @@ class _TaskRecount:
                 yield nowhere if reward is None else reward.at
 
     def _is_unanswered(self) -> bool:
-        """Return whether the policy agent should have answered and did not: it skips what has expired."""
+        """Return whether who answers it should have done so and did not: what has expired is skipped."""
         seen: dict[str, set[int]] = {}
         for response in self._story.responses:
             seen.setdefault(response.sampling_id, set()).add(response.slot)
@@ -299,7 +299,7 @@ class _TaskRecount:
                 return False
         deadline = self._deadline_ms()
         may_be_over = self._task.purpose != "serve" and deadline is not None and deadline < self._reach.now_ms
-        return not may_be_over and self._reach.passed(f"policy-{self._task.policy}", self._task.at)
+        return not may_be_over and self._reach.passed(self._task.answered_by, self._task.at)
 
     def _left_behind(self, group: GroupFact, chosen: Slots) -> None:
         """Account for what could have counted and is in no group: superseded, or later than the group."""
