@@ -11,31 +11,33 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from schemas.events import Response, Task, TrajectoryEvent, Turn
+from schemas.events import Event, Response, Task, TrajectoryEvent, Turn
 from schemas.serde import Poison, encode
 from streams.kafka import admin
+from streams.kafka.record import Record
 from streams.kafka.topics import topic_of
 from streams.settings.model import Settings
 from streams.stages.agents.fold import fold
-from streams.stages.agents.response import response_of
+from streams.stages.agents.response import missing, response_of
 from tests.chaos.agent_client import GivenAnswer
 
 R = TypeVar("R", Task, Turn, TrajectoryEvent, Response)
+Log = Callable[[type[Event]], Iterable[Record]]
+"""The records of a kind of event, partition by partition, in order."""
 
 
 class WrittenOnce(Generic[R]):
     """The events of a topic by id, in the order of the log; an id with different events is a complaint."""
 
-    def __init__(self, settings: Settings, kind: type[R], name: str) -> None:
+    def __init__(self, log: Log, kind: type[R], name: str) -> None:
         self.events: dict[str, R] = {}
         self.differ: list[str] = []
         payloads: dict[str, bytes | None] = {}
-        topic = topic_of(kind, settings.topics)
-        for record in sorted(admin.read_topic(settings, topic.label), key=lambda record: record.at):
+        for record in log(kind):
             event = record.decode(kind)
             if isinstance(event, Poison):
                 self.differ.append(f"{record.at} cannot be read: {event.error}")
@@ -51,18 +53,28 @@ def read_given(file: Path) -> list[GivenAnswer]:
     return [GivenAnswer(*json.loads(line)) for line in file.read_text().splitlines()] if file.exists() else []
 
 
-def open_runs(settings: Settings) -> int:
+def log_of(settings: Settings) -> Log:
+    """Return the log on a broker."""
+
+    def records(kind: type[Event]) -> list[Record]:
+        label = topic_of(kind, settings.topics).label
+        return sorted(admin.read_topic(settings, label), key=lambda record: record.at)
+
+    return records
+
+
+def open_runs(log: Log) -> int:
     """Return how many trajectories have begun and not ended."""
-    events = WrittenOnce(settings, TrajectoryEvent, "event_id").events.values()
+    events = WrittenOnce(log, TrajectoryEvent, "event_id").events.values()
     return len({event.trajectory_id for event in events}) - sum(event.kind == "ended" for event in events)
 
 
-def recount(settings: Settings, given: list[GivenAnswer]) -> list[str]:
+def recount(log: Log, given: list[GivenAnswer]) -> list[str]:
     """Return what is wrong with a log of agents that has come to rest."""
-    turns = WrittenOnce(settings, Turn, "turn_id")
-    runs = WrittenOnce(settings, TrajectoryEvent, "event_id")
-    responses = WrittenOnce(settings, Response, "response_id")
-    tasks = WrittenOnce(settings, Task, "task_id")
+    turns = WrittenOnce(log, Turn, "turn_id")
+    runs = WrittenOnce(log, TrajectoryEvent, "event_id")
+    responses = WrittenOnce(log, Response, "response_id")
+    tasks = WrittenOnce(log, Task, "task_id")
     return [
         *(problem for written in (turns, runs, responses) for problem in written.differ),
         *(problem for answer in given if (problem := _unlike(answer, turns.events))),
@@ -127,5 +139,7 @@ def _folded(runs: dict[str, TrajectoryEvent], turns: dict[str, Turn], responses:
     for name, response in responses.items():
         if name not in ends:
             yield f"response {name} is of a run without an end"
-        elif encode(response_of(fold(by_run[name], ends[name]), ends[name])) != encode(response):
+        elif not missing(trajectory := fold(by_run[name], ends[name]), ends[name]) and encode(
+            response_of(trajectory, ends[name])
+        ) != encode(response):
             yield f"response {name} is not what its turns come to"

@@ -22,7 +22,7 @@ import psutil
 
 from streams.errors import LogError
 from tests.chaos import agent_client
-from tests.chaos.agent_recount import open_runs, read_given, recount
+from tests.chaos.agent_recount import log_of, open_runs, read_given, recount
 from tests.chaos.faults.brokers import AWAY
 from tests.chaos.load import Load
 from tests.chaos.matrix import fault, healed
@@ -90,14 +90,14 @@ class AgentWorld(World):
         """Return what waits: records, and once those are read, runs that have not ended."""
         waiting = super().lag()
         with suppress(LogError):
-            return waiting or (waiting if waiting is None else open_runs(self.direct))
+            return waiting or (waiting if waiting is None else open_runs(log_of(self.direct)))
         return None
 
     def findings(self) -> list[str]:
         """Return what an independent count of the log finds wrong."""
         given = read_given(self.given)
         self.notes.append(f"{len(given)} answers ended at clients")
-        return [*self._refused, *recount(self.direct, given)]
+        return [*self._refused, *recount(log_of(self.direct), given)]
 
     def _walk(self, number: int, enough: threading.Event) -> None:
         url, said = f"{self.settings.serve.url}/agents/{CLIENT}/v1", 0
