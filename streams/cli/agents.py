@@ -8,6 +8,7 @@ What a run comes to is the fold of its turns, so it is the same whoever looks.
 
 from __future__ import annotations
 
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,11 +20,16 @@ from streams.cli.task_file import TaskFileOptions, read_tasks, task_file_options
 from streams.errors import SettingsError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from schemas.events import Task
     from streams.cli.agents_view import AgentRun
     from streams.output import Output
+    from streams.stages.agents.run import RunWork
+
+
+PROGRAMS_AT_ONCE, EPISODES_AT_ONCE = 4, 64
+"""Runs by default: a program is a process or more, an episode is a thread that waits for the server."""
 
 
 @click.group()
@@ -32,7 +38,8 @@ def agents() -> None:
 
 
 @agents.command("run")
-@click.argument("agent_id", metavar="AGENT")
+@click.argument("agent_id", metavar="[AGENT]", required=False)
+@click.option("--environments", is_flag=True, help="Play the episodes of tasks that name an environment.")
 @click.option("--command", default=None, metavar="LINE", help="The program, as a shell's line: `python my_agent.py`.")
 @click.option("--entry-point", default=None, metavar="MODULE:FUNCTION", help="The program: fn(prompt, task).")
 @click.option(
@@ -42,7 +49,12 @@ def agents() -> None:
     metavar="FILE",
     help="Submit the tasks in this file first, as `tasks submit` does, for this agent; end when all are done.",
 )
-@click.option("--parallel", type=click.IntRange(min=1), default=4, show_default=True, help="Most runs at once.")
+@click.option(
+    "--parallel",
+    type=click.IntRange(min=1),
+    default=None,
+    help="Most runs at once.  [default: 4; with --environments, 64]",
+)
 @click.option(
     "--time-limit", type=click.FloatRange(min=0, min_open=True), default=600.0, show_default=True, help="Seconds a run."
 )
@@ -60,11 +72,12 @@ def agents() -> None:
 @pass_call
 def agents_run(
     call: AppContext,
-    agent_id: str,
+    agent_id: str | None,
+    environments: bool,
     command: str | None,
     entry_point: str | None,
     file: Path | None,
-    parallel: int,
+    parallel: int | None,
     time_limit: float,
     server: str | None,
     folder: Path,
@@ -72,41 +85,56 @@ def agents_run(
     reading: TaskFileOptions,
     output: Output,
 ) -> None:
-    """Answer the tasks that name AGENT by runs of a program.
+    """Answer the tasks that name AGENT by runs of a program, or of the built-in agent for environments.
 
     Each task is run as often as its group has slots. A run has a folder, an environment and a time limit of its own,
     and finds the server in OPENAI_BASE_URL and ANTHROPIC_BASE_URL, and its task in STREAMWARD_PROMPT, in task.json and
     on stdin. It has completed if the program ends with exit code 0. One that fails changes nothing for others.
+
+    With --environments there is no program: the policy is shown what the task's environment shows, and what it writes
+    is carried out there, turn by turn, until the episode ends. AGENT is then `environment`, unless tasks name another.
 
     `streamward serve` has to run: it answers the calls, and records them. SIGTERM or Ctrl-C ends this command once the
     runs in progress have ended. Several may run the same agent: each task is run by one of them.
     """
     from streams import output as show
     from streams.kafka import admin
-    from streams.stages.agents import run
-    from streams.stages.agents.processes import AgentProcess, run_process
+    from streams.stages.agents import episodes, run
 
-    if command is not None and entry_point is None:
-        process = AgentProcess.from_text(command, time_limit_s=time_limit)
-    elif entry_point is not None and command is None:
-        process = AgentProcess.from_entry_point(entry_point, time_limit_s=time_limit)
-    else:
-        raise SettingsError("name the program that is run: either --command or --entry-point")
+    if sum((environments, command is not None, entry_point is not None)) != 1:
+        raise SettingsError("name what is run: --command, --entry-point, or --environments for the built-in agent")
+    address = server or call.settings.serve.url
+    agent_id = agent_id or (episodes.AGENT if environments else None)
+    if agent_id is None:
+        raise SettingsError("name the agent: `streamward agents run AGENT ...`")
+    player = episodes.EpisodeAgent(address, episodes.listed_one, time_limit_s=time_limit)
     if file is not None:
         _submit(call, read_tasks(call.settings, file, reading, agent=agent_id).tasks, agent_id)
     call.working = True
     plan = run.AgentPlan(
         agent_id=agent_id,
-        work=lambda _: run.RunWork(partial(run_process, process)),
-        server=server or call.settings.serve.url,
-        parallel=parallel,
+        work=player.work if environments else _program(command, entry_point, time_limit),
+        server=address,
+        parallel=parallel or (EPISODES_AT_ONCE if environments else PROGRAMS_AT_ONCE),
         folder=folder.absolute(),
         until_done=until_done or file is not None,
     )
-    with until_stopped() as stop:
+    with until_stopped() as stop, closing(player):
         admin.check_topics(call.settings, patient=True)
         endings = run.run(call.settings_to_write, plan, stop=stop)
     show.record({ending: endings[ending] for ending in run.ENDINGS if endings[ending]} or {"runs": 0}, output)
+
+
+def _program(command: str | None, entry_point: str | None, time_limit_s: float) -> Callable[[Task], RunWork]:
+    """Return how a program is run over tasks. Raises SettingsError if it cannot be."""
+    from streams.stages.agents.processes import AgentProcess, run_process
+    from streams.stages.agents.run import RunWork
+
+    if command is not None:
+        process = AgentProcess.from_text(command, time_limit_s=time_limit_s)
+    else:
+        process = AgentProcess.from_entry_point(entry_point or "", time_limit_s=time_limit_s)
+    return lambda _: RunWork(partial(run_process, process))
 
 
 def _submit(call: AppContext, tasks: list[Task], agent_id: str) -> None:

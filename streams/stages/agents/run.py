@@ -148,6 +148,7 @@ class AgentRunner:
         for attempt in self._attempts.values():
             attempt.stop.set()
         self._pool.shutdown()
+        self._server.close()
         self._consumer.close()
         self._state.__exit__()
         self._producer.__exit__(kind)

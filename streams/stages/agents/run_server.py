@@ -9,20 +9,19 @@ reads its task.
 
 from __future__ import annotations
 
+import http
 import http.client
-import json
 import logging
 import threading
 import time
-import urllib.error
-import urllib.request
 from dataclasses import asdict, dataclass
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 from schemas import json_text
 from schemas.events import Ending, Observed, Task, derive_id
 from streams.errors import RefusedError, ServerUnavailable
+from streams.stages.agents.kept_alive import KeptAlive
 from streams.stages.agents.run_end import RunEnd
 
 ANSWER_S = 120.0
@@ -58,7 +57,9 @@ class RunServer:
     """The server at one address, for the runs of one agent. Any number of threads may ask it."""
 
     def __init__(self, url: str, agent_id: str, stop: threading.Event) -> None:
+        """Raises SettingsError for what is no address."""
         self.url, self._stop = trajectories_url(url, agent_id), stop
+        self._http, self._path = KeptAlive(self.url), urlsplit(self.url).path
         self._away = False
 
     def begin(
@@ -94,24 +95,24 @@ class RunServer:
         }
         return self._ask(trajectory_id, "end", asked)
 
+    def close(self) -> None:
+        """Close its connections; nobody asks any more."""
+        self._http.close()
+
     def _ask(self, trajectory_id: str, what: str, asked: dict[str, Any]) -> KnownRun:
-        request = urllib.request.Request(  # noqa: S310 - the address is the user's
-            f"{self.url}/{trajectory_id}/{what}", json.dumps(asked).encode(), {"Content-Type": "application/json"}
-        )
         limit: float | None = None
         while True:
             try:
-                with urllib.request.urlopen(request, timeout=ANSWER_S) as answer:  # noqa: S310
-                    known = KnownRun(**json_text.parse(answer.read()))
-            except urllib.error.HTTPError as exc:
-                said = _said(exc)
-                if exc.code < 500:
-                    raise RefusedError(f"the server does not {what} run {trajectory_id}: {said}") from exc
+                answer = self._http.post(f"{self._path}/{trajectory_id}/{what}", asked, ANSWER_S)
+                if answer.status == http.HTTPStatus.OK:
+                    known = KnownRun(**json_text.parse(answer.body))
+                    self._answers(True, "")
+                    return known
+                said = answer.problem
+                if answer.status < 500:
+                    raise RefusedError(f"the server does not {what} run {trajectory_id}: {said}")
             except (OSError, http.client.HTTPException, ValueError, TypeError) as exc:
                 said = str(exc)
-            else:
-                self._answers(True, "")
-                return known
             self._answers(False, said)
             if self._stop.is_set():
                 limit = limit or time.monotonic() + STOPPING_S
@@ -126,10 +127,3 @@ class RunServer:
         elif not answers and not self._away:
             log.warning("%s does not answer, and is asked again: %s. Does `streamward serve` run?", self.url, said)
         self._away = not answers
-
-
-def _said(exc: urllib.error.HTTPError) -> str:
-    try:
-        return str(json_text.parse(exc.read())["error"]["message"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return f"{exc.code} {exc.reason}"

@@ -1,0 +1,87 @@
+"""The built-in agent: it takes the policy and an environment through an episode, turn by turn.
+
+    task ──► environment, seed ──► what it shows ──► POST …/v1/chat/completions ──► Action ──► what it shows next ──► …
+                                        └── digest, tool, ok, reward ──► X-Streamward-Observed, …/end
+
+Messages only grow by what was answered and what was shown, so each call continues the turn before it, token by token.
+
+An environment that raises, hangs or is not there is the end of its run, with the reason, and of nothing else.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from schemas.events import EpisodeStart, Task
+from streams.environments.episode import RunningEpisode
+from streams.environments.protocol import Environment, EpisodeError, Shown, StepResult
+from streams.environments.registry import listed
+from streams.stages.agents.chat_format import message_of, tool_of
+from streams.stages.agents.kept_alive import KeptAlive
+from streams.stages.agents.model_calls import CallFailed, ModelCalls, action_of
+from streams.stages.agents.processes import RunContext
+from streams.stages.agents.run import RunWork
+from streams.stages.agents.run_end import RunEnd
+
+AGENT = "environment"
+"""Who acts in an environment if its task names nobody else."""
+
+
+class EpisodeAgent:
+    """Runs episodes: `work` is that of an AgentPlan. Any number of threads may ask it."""
+
+    def __init__(self, server: str, opens: Callable[[EpisodeStart], Environment], *, time_limit_s: float) -> None:
+        """`opens` returns an environment of one episode, or raises EpisodeError. Raises SettingsError for `server`."""
+        self._http, self._opens, self._time_limit_s = KeptAlive(server), opens, time_limit_s
+
+    def close(self) -> None:
+        """Close its connections; no run is in progress any more."""
+        self._http.close()
+
+    def work(self, task: Task) -> RunWork:
+        """Begin an episode: what its environment shows at first is part of the beginning of the run."""
+        start = task.environment
+        if start is None:
+            return _fails("no_environment: its task names none; `streamward tasks generate` writes tasks that do")
+        try:
+            episode = RunningEpisode(self._opens(start), start.name, start.seed, task.max_turns or 1)
+            shown = episode.begin()
+        except EpisodeError as exc:
+            return _fails(f"{exc.reason}: {exc}")
+        return RunWork(partial(self._run, episode, shown), episode.observed)
+
+    def _run(self, episode: RunningEpisode, shown: Shown, run: RunContext, stop: threading.Event) -> RunEnd:
+        """Play the episode to its end."""
+        calls = ModelCalls(self._http, run, self._time_limit_s, stop)
+        messages: list[dict[str, Any]] = [message_of(message) for message in shown.messages]
+        tools = [tool_of(tool) for tool in shown.tools]
+        try:
+            while True:
+                answer = calls.answer(messages, tools, episode.observed)
+                result = episode.act(action_of(answer))
+                if result.ended:
+                    return RunEnd("completed", _reason(episode, result), None, episode.observed, episode.success)
+                messages += [answer, *(message_of(message) for message in result.shown.messages)]
+        except EpisodeError as exc:
+            return RunEnd("failed", f"{exc.reason}: {exc}", None, episode.observed)
+        except CallFailed as exc:
+            return RunEnd(exc.ending, str(exc), None, episode.observed)
+
+
+def listed_one(start: EpisodeStart) -> Environment:
+    """Return a listed environment, for one episode. Raises EpisodeError."""
+    return listed(start.name, start.settings)
+
+
+def _fails(reason: str) -> RunWork:
+    return RunWork(lambda *_: RunEnd("failed", reason))
+
+
+def _reason(episode: RunningEpisode, result: StepResult) -> str:
+    """Return why the episode ended, the cap among the reasons: a run that was cut off is no run that gave up."""
+    if result.terminated:
+        return f"its environment ended it after {episode.turns} turns"
+    return f"truncated: it was cut off after {episode.turns} turns"

@@ -1,0 +1,84 @@
+"""HTTP requests of many threads to one server, over connections that are kept for the next ones.
+
+post(path, value) ──► JSON ──► an idle connection, opened again if the server has closed it ──► status, body
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+from schemas import json_text
+from streams.errors import SettingsError
+
+CLOSED = (http.client.RemoteDisconnected, BrokenPipeError, ConnectionResetError, ConnectionAbortedError)
+"""What a request meets on a connection that the server has closed since the last one, as servers do with idle ones."""
+
+
+class HttpAnswer(NamedTuple):
+    """The answer to a request."""
+
+    status: int
+    body: bytes
+
+    @property
+    def problem(self) -> str:
+        """What an error says, in the format of the server of agents; else its status."""
+        try:
+            return str(json_text.parse(self.body)["error"]["message"])
+        except (ValueError, KeyError, TypeError):
+            return f"status {self.status}"
+
+
+class KeptAlive:
+    """The server at one address. Any number of threads may ask it; `close` comes when none does any more."""
+
+    def __init__(self, url: str) -> None:
+        """Raises SettingsError for what is no address of a server."""
+        parts = urlsplit(url)
+        kinds = {"http": http.client.HTTPConnection, "https": http.client.HTTPSConnection}
+        try:
+            self._kind, self._host, self._port = kinds[parts.scheme], parts.hostname or "", parts.port
+        except (KeyError, ValueError) as exc:
+            raise SettingsError(f"{url!r} is no address of a server; expected e.g. http://127.0.0.1:8000") from exc
+        self._idle: list[http.client.HTTPConnection] = []
+
+    def close(self) -> None:
+        """Close what is kept."""
+        while self._idle:
+            self._idle.pop().close()
+
+    def post(self, path: str, value: object, timeout_s: float, headers: Mapping[str, str] | None = None) -> HttpAnswer:
+        """Return the answer. Raises OSError, http.client.HTTPException.
+
+        A request that finds its connection closed is made again, so it has to be one that may be repeated.
+        """
+        body, sent = json.dumps(value).encode(), {"Content-Type": "application/json", **(headers or {})}
+        try:
+            kept = self._idle.pop()  # the one used last is the likeliest to be open
+        except IndexError:
+            kept = None
+        if kept is not None:
+            with suppress(*CLOSED):
+                return self._asked(kept, path, body, sent, timeout_s)
+        return self._asked(self._kind(self._host, self._port), path, body, sent, timeout_s)
+
+    def _asked(
+        self, connection: http.client.HTTPConnection, path: str, body: bytes, headers: dict[str, Any], timeout_s: float
+    ) -> HttpAnswer:
+        connection.timeout = timeout_s
+        try:
+            if connection.sock is not None:
+                connection.sock.settimeout(timeout_s)
+            connection.request("POST", path, body, headers)
+            answer = connection.getresponse()
+            found = HttpAnswer(answer.status, answer.read())
+        except BaseException:
+            connection.close()
+            raise
+        self._idle.append(connection)
+        return found
