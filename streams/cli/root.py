@@ -10,6 +10,7 @@
                 ├─ serve  chat                       the policy for agents, recorded      serve.py
                 ├─ adapters                          versions, and decisions about them   adapters.py, release.py
                 ├─ agents                            what agents did, call by call        agents.py
+                ├─ environments                      what agents act in                   environments.py
                 ├─ evaluate                          a version on held-out tasks          evaluate.py
                 ├─ rollout                           the state of a rollout               rollout.py
                 ├─ query                             SQL over the log                     query.py
@@ -45,6 +46,7 @@ from streams.cli.audit import audit
 from streams.cli.dashboards import dashboards
 from streams.cli.demo import demo
 from streams.cli.dlq import dlq
+from streams.cli.environments import environments
 from streams.cli.evaluate import evaluate
 from streams.cli.events import events
 from streams.cli.experiments import experiments
@@ -181,6 +183,7 @@ for command in (
     events,
     adapters,
     agents,
+    environments,
     rollout,
     dlq,
     archive,

@@ -61,8 +61,9 @@ class StepResult:
 class Environment(Protocol):
     """One episode at a time; `reset` begins the next."""
 
-    version: str
-    """Another one whenever the same seed and actions may give something else."""
+    @property
+    def version(self) -> str:
+        """Another one whenever the same seed and actions may give something else."""
 
     def reset(self, seed: int) -> Shown:
         """Begin the episode of `seed`."""
