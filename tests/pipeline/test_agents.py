@@ -122,6 +122,23 @@ def test_tasks_of_an_agent_become_groups_that_the_trainer_gets(
     assert json.loads(again) == {"runs": 0}
 
 
+def test_runs_that_the_server_refuses_for_good_are_failed_responses_at_once(
+    settings: Settings, agent: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "tasks.jsonl").write_text('{"prompt": "4 + 4 =", "answer": 8, "group_size": 2}\n')
+    another = settings.model_copy(update={"policy": settings.policy.model_copy(update={"name": "another"})})
+    with serving(another):
+        ended = run(settings, *asked_to_run(tmp_path), "--command", agent[0])
+    assert json.loads(ended) == {"refused": 2}
+    found = sorted((response for _, response in read(settings, Response)), key=lambda response: response.slot)
+    assert [response.slot for response in found] == [0, 1]
+    for response in found:
+        assert response.error is not None
+        assert response.error.startswith("refused: the server does not begin run")
+        assert "the task is for policy sums, and this server has another" in response.error
+    assert not read(settings, TrajectoryEvent)
+
+
 def test_after_kill_9_of_the_manager_each_run_ends_once_and_none_that_ended_runs_again(
     settings: Settings, agent: list[str], tmp_path: Path
 ) -> None:

@@ -24,7 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple, Self, get_args
 
-from schemas.events import AgentEvent, AgentType, Coordinates, Ending, Observed, Task, derive_id
+from schemas.events import AgentEvent, AgentType, Coordinates, Ending, Observed, Response, Task, derive_id
 from schemas.serde import Poison
 from streams.adapters.admission.choose import WaitingTask, choose
 from streams.adapters.admission.held_back import HeldBack, room
@@ -43,6 +43,7 @@ from streams.kafka.tracked import TrackedConsumer
 from streams.observability.metrics import OFF
 from streams.settings.model import Settings
 from streams.stages.agents.processes import RunContext
+from streams.stages.agents.response import UNANSWERED
 from streams.stages.agents.run_end import RunEnd
 from streams.stages.agents.run_server import RunServer
 
@@ -50,7 +51,8 @@ STAGE = "agents"
 BUSY_POLL_S = 0.05
 """Longest wait for new tasks while runs are in progress, whose ends come beside them."""
 ENDINGS = (*get_args(Ending), "refused", "unfinished")
-"""How runs may end; the last are those that the server does not take, and those that the next process has to end."""
+"""How runs may end; the last are those that the server does not take, of which this process writes a failed response,
+and those that the next process has to end."""
 GONE = "manager_gone: whoever started its process did not see it end"
 
 log = logging.getLogger("streamward.agents")
@@ -90,6 +92,8 @@ class TaskAttempt:
     slots: deque[int]
     """Those that are not begun yet."""
     runs: set[Future[str]] = field(default_factory=set)
+    failed: deque[Response] = field(default_factory=deque)
+    """The responses of runs that the server refused; they are still to be written."""
     stop: threading.Event = field(default_factory=threading.Event)
     """Set when nothing of it counts any more."""
     holds_a_place: bool = False
@@ -222,6 +226,8 @@ class AgentRunner:
             limit = give_up_ms(self._settings, times.now_ms(), waiting.deadline_ms)
             self._state.admission.start(waiting.task.task_id, give_up_ms=limit)
         if ours and not attempt.unfinished:
+            for response in attempt.failed:
+                self._producer.send(response)
             self._queue.answered(waiting)
 
     # --- in a thread of the pool --------------------------------------------------------------------------------------
@@ -245,6 +251,7 @@ class AgentRunner:
             return ended.ending
         except RefusedError as exc:
             log.error("task %s, slot %d: %s", task.task_id, slot, exc)
+            attempt.failed.append(_refused(task, self._plan.agent_id, attempt.sampling_id, slot, str(exc)))
             return "refused"
         except ServerUnavailable as exc:  # this process is stopping; the next one reads the task again
             log.warning("task %s, slot %d: %s", task.task_id, slot, exc)
@@ -278,3 +285,30 @@ class AgentRunner:
         )
         self._producer.send(event)
         self._producer.flush()
+
+
+def _refused(task: Task, agent_id: str, sampling_id: str, slot: int, why: str) -> Response:
+    """Return the failed response of a run that the server does not take: its group does not wait for the deadline."""
+    return Response(
+        response_id=derive_id(sampling_id, slot),
+        sampling_id=sampling_id,
+        task_id=task.task_id,
+        created_at=times.now_ms(),
+        traceparent=task.traceparent,
+        metadata={"purpose": task.purpose},
+        policy=task.policy,
+        slot=slot,
+        group_size=task.group_size,
+        adapter_version=UNANSWERED,
+        base_digest="",
+        tokenizer_digest="",
+        engine="",
+        finish_reason="error",
+        error=f"refused: {why}",
+        prompt_tokens=0,
+        completion_tokens=0,
+        latency_ms=0.0,
+        text="",
+        sampling=task.sampling,
+        agent_id=agent_id,
+    )

@@ -163,7 +163,7 @@ def kill_agents(world: World, load: Load, draw: random.Random) -> None:
     17,
     "the broker is away while agents run",
     "SIGKILL to the node, down for 1 to 2 s, and then longer than the server waits for an acknowledgement",
-    **AGENTS,
+    **{**AGENTS, "rate": 0.3},  # what has waited for the broker is worked off beside what comes
     codes=AWAY,
 )
 def agents_broker_kill(world: World, load: Load, draw: random.Random) -> None:
