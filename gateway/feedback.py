@@ -14,7 +14,7 @@ from pydantic import Field
 
 from gateway.body import Body, Whole
 from schemas.conventions import FEEDBACK, RatedAnswer
-from schemas.events import MAX_REWARD, Coordinates
+from schemas.events import MAX_REWARD, RATIONALE_CHARACTERS, Coordinates
 from streams.errors import LogError, RefusedError
 from streams.stages.agents.calls import CallError
 from streams.tools.asking import bare_id
@@ -31,7 +31,7 @@ class FeedbackBody(Body):
     value: float = Field(
         ge=-MAX_REWARD, le=MAX_REWARD, description="how good it is; 0 (bad) to 1 (good), unless you use another scale"
     )
-    reason: str | None = Field(None, max_length=10_000, description="why, in words")
+    reason: str | None = Field(None, max_length=RATIONALE_CHARACTERS, description="why, in words")
     source: str | None = Field(
         None, min_length=1, max_length=200, description="who says so; default: the agent that is in the address"
     )

@@ -61,6 +61,12 @@ MAX_REWARD = 1e12
 """Largest absolute reward and weight: sums of their squares stay finite, and advantages fit into 32 bits."""
 MAX_TURNS = 1024
 """Most model calls that a task may allow in an environment."""
+MAX_COMPONENTS = 256
+"""Most components of a reward, all of which its group repeats."""
+COMPONENT_CHARACTERS = 200
+"""Longest name of one."""
+RATIONALE_CHARACTERS = 10_000
+"""Longest rationale."""
 
 Purpose = Literal["train", "serve", "eval"]
 FinishReason = Literal["stop", "length", "error"]
@@ -759,6 +765,12 @@ def _reward_problems(reward: Reward) -> Iterator[str]:
         yield f"steps has a value that is not finite or above {MAX_REWARD:g} in size; scale the scores down"
     if reward.error is not None and reward.steps:
         yield f"error is {reward.error!r} and steps has {len(reward.steps)} values; a failed score has none"
+    if len(reward.components) > MAX_COMPONENTS:
+        yield f"components has {len(reward.components)} entries; expected at most {MAX_COMPONENTS}. Sum some of them up"
+    if (longest := max(map(len, reward.components), default=0)) > COMPONENT_CHARACTERS:
+        yield f"components has a name of {longest} characters; expected at most {COMPONENT_CHARACTERS}"
+    if (said := len(reward.rationale or "")) > RATIONALE_CHARACTERS:
+        yield f"rationale has {said} characters; expected at most {RATIONALE_CHARACTERS}. Shorten it"
     if reward.reward_id != derive_id(reward.response_id, reward.source):
         yield "reward_id is not uuid5(response_id, source); use schemas.events.derive_id"
 

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from schemas.events import MAX_REWARD, Response, Task
+from schemas.events import COMPONENT_CHARACTERS, MAX_COMPONENTS, MAX_REWARD, Response, Task
 from streams.errors import EventError
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -48,8 +48,8 @@ class Verdict:
 
 class ScoreError(EventError):
     """No verdict. `reason` is one of unknown_scorer, bad_settings, bad_verifier, timeout, too_slow, crashed, exception,
-    memory, not_a_number, wrong_steps, no_environment, missing_package, module_not_listed, judge_unreachable,
-    judge_refused or judge_answer."""
+    memory, not_a_number, too_many_components, wrong_steps, no_environment, missing_package, module_not_listed,
+    judge_unreachable, judge_refused or judge_answer."""
 
     reason = "exception"
 
@@ -123,7 +123,7 @@ def checked(raw: Any, scorer: str) -> Verdict:
     """Return a scorer's result as a Verdict: it may be one, a number, or a tuple of number, components and steps.
 
     Its texts can be encoded as UTF-8. Raises ScoreError(not_a_number) for anything that is not a finite number, or
-    a value beyond MAX_REWARD.
+    a value beyond MAX_REWARD; and ScoreError(too_many_components) for components that no reward may have.
     """
     if isinstance(raw, tuple) and 2 <= len(raw) <= 3:
         raw = Verdict(raw[0], raw[1], steps=raw[2] if len(raw) == 3 else ())
@@ -133,6 +133,14 @@ def checked(raw: Any, scorer: str) -> Verdict:
             f"{scorer} gave components {_short(verdict.components)}; expected a dict of name and number",
             reason="not_a_number",
             again=True,
+        )
+    if len(verdict.components) > MAX_COMPONENTS or any(
+        len(str(each)) > COMPONENT_CHARACTERS for each in verdict.components
+    ):
+        raise ScoreError(
+            f"{scorer} gave {len(verdict.components)} components; expected at most {MAX_COMPONENTS}, with names of at "
+            f"most {COMPONENT_CHARACTERS} characters",
+            reason="too_many_components",
         )
     rationale = None if verdict.rationale is None else storable(str(verdict.rationale)[:MAX_RATIONALE])
     value = _finite(verdict.value, scorer, "value")

@@ -147,6 +147,9 @@ def test_what_one_record_lacks_is_not_taken_from_the_next() -> None:
         by_another_writer(reward(), components={"a": 0.5, "b": float("inf")}),
         by_another_writer(reward(), value=None),
         by_another_writer(reward(), value=1e13),
+        by_another_writer(reward(), components={str(n): 0.5 for n in range(257)}),
+        by_another_writer(reward(), components={"\u00e9" * 201: 0.5}),
+        by_another_writer(reward(), rationale="\u00e9" * 10_001),
         by_another_writer(reward(), reward_id="r"),
         by_another_writer(reward(), reward_id="5" * 36),
     ],
@@ -156,6 +159,11 @@ def test_poison_is_bad_for_the_reason_serde_gives_and_hides_nothing(payload: byt
     good = encode(reward())
     assert_the_same([good] * 20 + [payload] + [good] * 20, Reward)
     assert len(decode(Reward, records([good, payload, good])).bad) == 1
+
+
+def test_a_reward_may_have_as_much_as_the_rule_says_and_is_read_at_once() -> None:
+    parts = {f"{n:0199}\u00e9": 0.5 for n in range(256)}
+    assert_the_same([encode(reward(components=parts, rationale="\u00e9" * 10_000))] * 2, Reward)
 
 
 @pytest.mark.parametrize("event", [response(), reward()], ids=lambda event: type(event).__name__)

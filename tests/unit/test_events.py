@@ -92,6 +92,9 @@ def test_an_empty_completion_is_a_response_like_any_other() -> None:
         ({"value": float("nan")}, "a reward is a finite number"),
         ({"value": float("inf")}, "a reward is a finite number"),
         ({"value": -1e200}, "expected at most 1e+12 in size"),
+        ({"components": {str(n): 0.5 for n in range(257)}}, "components has 257 entries; expected at most 256"),
+        ({"components": {"x" * 201: 0.5}}, "components has a name of 201 characters; expected at most 200"),
+        ({"rationale": "x" * 10_001}, "rationale has 10001 characters; expected at most 10000"),
         ({"reward_id": "mine"}, "reward_id is not uuid5(response_id, source)"),
     ],
 )

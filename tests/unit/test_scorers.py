@@ -251,13 +251,20 @@ def test_whatever_a_scorer_raises_is_an_outcome_with_an_error(
     assert len(found.error) <= MAX_RATIONALE
 
 
+@pytest.mark.parametrize("parts", [{str(n): 0.5 for n in range(257)}, {"x" * 201: 0.5}])
+def test_more_components_than_a_reward_may_have_are_no_score(parts: dict[str, float]) -> None:
+    with pytest.raises(ScoreError, match="expected at most 256, with names of at most 200 characters") as caught:
+        checked((0.5, parts), "any")
+    assert caught.value.reason == "too_many_components"
+
+
 @given(st.recursive(st.none() | st.booleans() | st.floats() | st.integers() | st.text(), st.tuples), st.text())
 def test_a_checked_verdict_can_be_written_whatever_was_given(raw: Any, text: str) -> None:
     half_an_emoji = "\ud83d" + text
     try:
         verdict = checked(Verdict(raw, {half_an_emoji: raw}, half_an_emoji, half_an_emoji), "any")
     except ScoreError as exc:
-        assert exc.reason == "not_a_number"
+        assert exc.reason in ("not_a_number", "too_many_components")
     else:
         said = ScoreOutcome(
             value=verdict.value,

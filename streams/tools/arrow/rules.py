@@ -21,10 +21,13 @@ import pyarrow.compute as pc
 
 from schemas.avro_schema import Shape, shapes
 from schemas.events import (
+    COMPONENT_CHARACTERS,
+    MAX_COMPONENTS,
     MAX_GROUP_SIZE,
     MAX_REWARD,
     MAX_TURNS,
     NAMESPACE,
+    RATIONALE_CHARACTERS,
     AdapterEvent,
     AdvantagedGroup,
     Event,
@@ -169,7 +172,11 @@ def _within(responses: pa.StructArray, name: str) -> bool:
 
 def _rewards_hold(rewards: pa.StructArray) -> bool:
     value, steps, scored = rewards.field("value"), rewards.field("steps"), rewards.field("error").is_null()
+    components = rewards.field("components")
     rules = (
+        pc.less_equal(pa.array(np.diff(components.offsets)), MAX_COMPONENTS),
+        pc.less_equal(pc.utf8_length(components.keys), COMPONENT_CHARACTERS),
+        pc.less_equal(pc.utf8_length(rewards.field("rationale")), RATIONALE_CHARACTERS),
         pc.xor(value.is_valid(), rewards.field("error").is_valid()),
         pc.less_equal(pc.abs(value), MAX_REWARD),
         pc.less_equal(pc.abs(steps.flatten()), MAX_REWARD),
