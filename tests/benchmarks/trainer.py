@@ -91,6 +91,7 @@ def random_group(trainer: LogGRPOTrainer, prompt: int, completion: int, *, seed:
             partition=0,
             offset=slot,
             finish_reason="length",
+            latency_ms=0.0,
             reward=float(slot % 2),
             advantage=1.0 if slot % 2 else -1.0,
             completion_token_ids=TokenIds.of(ids[slot].tolist()),

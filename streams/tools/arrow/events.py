@@ -69,8 +69,8 @@ def _named(event: Any, column: pa.Array, name: str) -> list[Any]:
 
 def _per_token(shape: Shape, column: pa.Array) -> list[bytes]:
     items, ends = column.values.to_numpy(zero_copy_only=False), column.offsets.to_numpy() * shape.base.BYTES
-    data = items.view("u1").tobytes()
-    return [data[begin:end] for begin, end in pairwise(ends.tolist())]
+    buffers = [None, pa.py_buffer(ends), pa.py_buffer(items)]
+    return _list(pa.Array.from_buffers(pa.binary(), len(column), buffers))  # type: ignore[no-any-return]
 
 
 def _values(shape: Shape, column: pa.Array) -> list[Any]:
@@ -86,6 +86,8 @@ def _values(shape: Shape, column: pa.Array) -> list[Any]:
         return list(map(_maker(base, ("data",)), zip(_per_token(shape, column), strict=True)))
     if base in (tuple, dict):
         assert shape.item is not None  # noqa: S101 - an array's shape and a map's always have one
+        if base is tuple and not len(column.values):
+            return [()] * len(column)
         items = _values(shape.item, column.values if base is tuple else column.items)
         if base is dict:
             items = list(zip(column.keys.to_pylist(), items, strict=True))
