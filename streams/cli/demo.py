@@ -1,4 +1,4 @@
-"""`streamward demo`: the loop of streams/loop on generated sums."""
+"""`streamward demo`: the loop of streams/loop on generated tasks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,13 @@ from streams.cli.runtime import AppContext, pass_call
 @click.option("--minutes", type=float, default=8.0, show_default=True, help="Stop after this many minutes.")
 @click.option("--steps", type=int, default=20, show_default=True, help="Stop after this many adapter versions.")
 @click.option("--model", metavar="NAME", help="A known model, a hub id or a folder.  [default: model.base]")
-@click.option("--generator", default="sums", show_default=True, metavar="sums|reasoning-gym:NAME", help="The tasks.")
+@click.option(
+    "--task",
+    default="sums",
+    show_default=True,
+    metavar="NAME",
+    help="What is learned: sums, an environment of several turns (calculator, lookup, guess), or reasoning-gym:NAME.",
+)
 @click.option(
     "--engine",
     type=click.Choice(["transformers", "vllm", "scripted"]),

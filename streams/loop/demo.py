@@ -1,6 +1,6 @@
-"""The demo: a model learns one-digit sums, from tasks that a generator makes from a seed.
+"""The demo: a model learns one-digit sums, or to act in an environment, from tasks that are made from a seed.
 
-    seed ──► train tasks, as many as are wanted ──► the loop ──► the score on 35 held-out sums, every second version
+    seed ──► train tasks, as many as are wanted ──► the loop ──► the score on 35 held-out ones, every second version
 
 Everything is stored in one folder of its own, the Kafka node included.
 """
@@ -19,6 +19,7 @@ from rich.console import Console
 
 from schemas.events import Task
 from streams.engines.vllm import launch as vllm_launch
+from streams.environments.registry import LISTED
 from streams.errors import SettingsError
 from streams.evaluation.suites import Suite
 from streams.kafka import times
@@ -34,7 +35,9 @@ from streams.stages.tasks.generators import TaskSpec, generate
 POLICY = "demo"
 SEED = 0
 HELD_OUT_TASKS = 35
-"""Questions asked of each evaluated version: every held-out sum of two one-digit numbers."""
+"""Questions asked of each evaluated version: of sums, every held-out one of two one-digit numbers."""
+LEARNS_BEST = {"guess": {"trainer.learning_rate": "4e-4"}}
+"""Settings beside those of all tasks (docs/experiments.md)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +50,9 @@ class DemoOptions(Plan):
     steps: int = 20
     minutes: float = 8.0
     data_dir: Path = Path(".streamward/demo")
-    generator: str = "sums"
+    task: str = "sums"
+    server_port: int | None = None
+    """Where the server for agents listens; None: where the settings say."""
     engine: str = "transformers"
     fresh: bool = False
 
@@ -60,6 +65,11 @@ class DemoOptions(Plan):
     def embedded(self) -> bool:
         """It has a node of its own."""
         return True
+
+    @property
+    def in_environment(self) -> bool:
+        """Whether the task is an environment's."""
+        return self.task in LISTED
 
     @property
     def names_servers(self) -> bool:
@@ -79,6 +89,8 @@ class DemoOptions(Plan):
             f"trainer.checkpoints={folder / 'checkpoints'}",
             *([f"model.base={self.model}"] if self.model else []),
             *([f"policy.server_folder={folder / 'served'}"] if self.engine == "vllm" else []),
+            *(f"{key}={value}" for key, value in LEARNS_BEST.get(self.task, {}).items()),
+            *([] if self.server_port is None else [f"serve.port={self.server_port}"]),
             # without weights nothing is trained, so no batch is ever too far ahead of the version that answers
             *(
                 ['policy.script={"accuracy": 0.5}', f"batches.max_policy_lag={self.steps}"]
@@ -90,13 +102,13 @@ class DemoOptions(Plan):
 
     def tasks(self, settings: Settings, progress: Progress) -> Iterator[Task]:
         """Return the train tasks that are not in the log yet, for ever."""
-        spec = TaskSpec(family=self.generator, count=sys.maxsize, seed=SEED, purpose="train", policy=POLICY)
+        spec = TaskSpec(family=self.task, count=sys.maxsize, seed=SEED, purpose="train", policy=POLICY)
         endless = generate(spec, now_ms=times.now_ms())
-        return itertools.islice(endless, progress.train_tasks[self.generator], None)
+        return itertools.islice(endless, progress.train_tasks[self.task], None)
 
     def suite(self) -> Suite:
-        """Return the generator's held-out tasks."""
-        return suites.generated(self.generator, count=HELD_OUT_TASKS, seed=SEED)
+        """Return the held-out tasks."""
+        return suites.generated(self.task, count=HELD_OUT_TASKS, seed=SEED)
 
     def to_continue(self) -> list[str]:
         """Return the arguments of a run that adds ten steps to this one."""
@@ -105,7 +117,7 @@ class DemoOptions(Plan):
         words = [] if self.config is None else ["--config", str(self.config)]
         words += [word for override in overrides for word in ("--set", override)]
         words += ["demo", "--steps", str(self.steps + 10)]
-        for name in ("data_dir", "model", "generator", "engine"):
+        for name in ("data_dir", "model", "task", "engine"):
             if (value := getattr(self, name)) != getattr(plain, name):
                 words += [f"--{name.replace('_', '-')}", str(value)]
         return words
@@ -129,6 +141,8 @@ def run(options: DemoOptions, console: Console) -> dict[str, Any]:
     if options.engine == "vllm" and not options.names_servers:
         server = f"policy.servers=http://127.0.0.1:{vllm_launch.free_port()}"
         options = replace(options, overrides=(*options.overrides, server), starts_vllm=True)
+    if options.in_environment and not any(override.startswith("serve.port=") for override in options.overrides):
+        options = replace(options, server_port=vllm_launch.free_port())
     if options.fresh and options.data_dir.exists():
         broker.stop(options.settings().broker)
         shutil.rmtree(options.data_dir)

@@ -83,6 +83,11 @@ class Plan(ABC):
         """Return the arguments of a run that goes further than this one, if there is an obvious one."""
 
     @property
+    def in_environment(self) -> bool:
+        """Whether its tasks are episodes: the server for agents and the built-in agent then answer them."""
+        return False
+
+    @property
     def owns_node(self) -> bool:
         """Whether the embedded node is there for this run alone, and is stopped even if it ran before."""
         return True

@@ -11,7 +11,19 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from schemas.events import AdapterEvent, AdvantagedGroup, Batch, DeadLetter, Event, Response, Reward, Task
+from schemas.events import (
+    AdapterEvent,
+    AdvantagedGroup,
+    Batch,
+    DeadLetter,
+    Event,
+    Observed,
+    Response,
+    Reward,
+    Task,
+    TrajectoryEvent,
+    Turn,
+)
 from schemas.serde import Poison
 from streams.kafka.record import Record, TopicPartition
 from streams.kafka.topics import topics
@@ -45,6 +57,32 @@ class HeldOut:
 
 
 @dataclass
+class TurnCounts:
+    """What agents did."""
+
+    turns: int = 0
+    delivered: int = 0
+    """Turns whose answer reached the agent."""
+    tool_calls: int = 0
+    unusable: int = 0
+    """Actions that an environment could not use."""
+    judged: int = 0
+    """Actions of which an environment said whether it could."""
+
+    def __str__(self) -> str:
+        delivered = self.delivered / self.turns if self.turns else 1.0
+        usable = f", {1 - self.unusable / self.judged:.0%} of actions usable" if self.judged else ""
+        return f"{self.turns} turns ({delivered:.0%} delivered), {self.tool_calls} tool calls{usable}"
+
+    def take(self, observed: Observed | None) -> None:
+        """Count what an environment said of the action before."""
+        if observed is not None and observed.ok is not None:
+            self.judged += 1
+            self.unusable += not observed.ok
+            self.tool_calls += observed.tool is not None
+
+
+@dataclass
 class Progress:
     """What the log holds of one policy, counted."""
 
@@ -68,6 +106,7 @@ class Progress:
     evaluations: set[int] = field(default_factory=set)
     """Versions for which held-out tasks were submitted."""
     batches: int = 0
+    turns: TurnCounts = field(default_factory=TurnCounts)
     _pauses: dict[str, tuple[int, str]] = field(default_factory=dict)
     """By scorer, when it was last paused, and the error."""
     _scored_ms: dict[str, int] = field(default_factory=dict)
@@ -107,6 +146,12 @@ class Progress:
                 self._early.append(event)
             case AdapterEvent():
                 self._adapter(event)
+            case Turn():
+                self.turns.turns += 1
+                self.turns.delivered += event.delivered
+                self.turns.take(event.observed)
+            case TrajectoryEvent(kind="ended"):
+                self.turns.take(event.observed)
             case DeadLetter(reason=reason) if reason == PAUSED_REASON:
                 scorer, error = paused_scorer(event)
                 self._pauses[scorer] = max(self._pauses.get(scorer, (0, "")), (record.timestamp_ms, error))
@@ -265,4 +310,5 @@ def waits(progress: Progress) -> list[tuple[str, str]]:
         trainer = f"trains version {progress.versions + 1}"
     else:
         trainer = f"waits for batch {progress.batches}: {progress.window()} of {rule.groups} groups"
-    return [("policy", policy), ("scoring", scoring), ("trainer", trainer)]
+    acts = [("agent", str(progress.turns))] if progress.turns.turns else []
+    return [("policy", policy), ("scoring", scoring), ("trainer", trainer), *acts]

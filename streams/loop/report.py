@@ -14,6 +14,7 @@ import shutil
 import sys
 import time
 from collections import deque
+from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -82,7 +83,7 @@ class Display:
     def _line(self, progress: Progress, now: float) -> str:
         responses, _ = self._rates()
         of = "" if self._steps is None else f"/{self._steps}"
-        shown = waits(progress) if progress.paused() else waits(progress)[::2]
+        shown = [(name, what) for name, what in waits(progress) if name != "scoring" or progress.paused()]
         doing = "; ".join(f"{name}: {what}" for name, what in shown)
         return (
             f"{now - self._started_at:6.1f} s  v{progress.versions}{of}  {self._score(progress)}  "
@@ -163,6 +164,7 @@ def of(
         "responses": progress.counts["responses"],
         "groups": progress.counts["groups"],
         "batches": progress.batches,
+        **({"turns": asdict(progress.turns)} if progress.turns.turns else {}),
         "loop_s": round(loop_s, 1),
         "data_dir": str(data_dir),
         "bootstrap": progress.settings.kafka.bootstrap,

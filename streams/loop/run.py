@@ -2,6 +2,7 @@
 
     Plan ──► train tasks, as many as are wanted ──► the loop, five processes ──► adapters ──► held-out scores
 
+Where tasks are episodes in an environment, the server for agents and the built-in agent stand in the policy's place.
 The log is the only state: stop at any time, and run the same command to resume. A process that dies is restarted, and
 so is the embedded Kafka node.
 
@@ -52,7 +53,12 @@ TICK_S = 0.25
 NODE_CHECK_S = 0.5
 CHILD = {"TOKENIZERS_PARALLELISM": "false", "OMP_WAIT_POLICY": "PASSIVE", "PYTHONUNBUFFERED": "1"}
 """Set in the environment of every process that a run starts."""
-PROCESSES = ("streams", "scoring", "policy", "train")
+PROCESSES = {"streams": ("streams",), "scoring": ("scoring",), "policy": ("policy",), "train": ("train",)}
+"""By name, what is typed behind `streamward`."""
+PLAYERS = {"serve": ("serve",), "agents": ("agents", "run", "--environments", "--server")}
+"""In place of the policy agent, where tasks are episodes; the address of the server follows."""
+STOPS_LAST = ("serve", "vllm")
+"""What others need to finish their work, in the order in which it is stopped."""
 
 
 @dataclass
@@ -168,8 +174,9 @@ def _loop(plan: Plan, settings: Settings, config: Path, console: Console) -> dic
         interrupted = run.stopping.is_set()
         if processes.children:
             display.say("stopping: in-flight work is finished first")
-        processes.stop([name for name in processes.children if name != "vllm"])  # which they need to finish
-        processes.stop()
+        processes.stop([name for name in processes.children if name not in STOPS_LAST])
+        for name in STOPS_LAST:
+            processes.stop([name] if name in processes.children else [])
         _catch_up(reader, run.progress)
     result = report.of(
         run.progress,
@@ -207,10 +214,17 @@ def _start_vllm(run: LoopRun) -> None:
 def _start(run: LoopRun, config: Path) -> None:
     if run.plan.starts_vllm:
         _start_vllm(run)
-    for name in PROCESSES:
-        if name == "train" and not run.trains:
-            continue
-        run.processes.start(name, [sys.executable, "-m", "streams.cli", "--config", str(config), name])
+    for name, words in _commands(run).items():
+        run.processes.start(name, [sys.executable, "-m", "streams.cli", "--config", str(config), *words])
+
+
+def _commands(run: LoopRun) -> dict[str, tuple[str, ...]]:
+    """Return the processes of a run, and what is typed for each."""
+    wanted = {name: words for name, words in PROCESSES.items() if name != "train" or run.trains}
+    if run.plan.in_environment:
+        del wanted["policy"]
+        wanted |= {"serve": PLAYERS["serve"], "agents": (*PLAYERS["agents"], run.settings.serve.url)}
+    return wanted
 
 
 def _catch_up(reader: PartitionReader, progress: Progress) -> None:
