@@ -27,6 +27,7 @@ import torch
 from streams.engines.base_model import Base
 from streams.engines.constraint import Constraint, ConstraintCompiler
 from streams.engines.decoding_loop import DecodingLoop
+from streams.engines.few_rows import FewRows
 from streams.engines.lora import read_lora
 from streams.engines.packed_decoder import LoadedVersion, PackedDecoder
 from streams.engines.prompts import Prompts
@@ -58,6 +59,7 @@ class ContinuousEngine:
         self._versions = {0: LoadedVersion(None, {})}
         self._decoder = PackedDecoder(self._model, prompts, self._versions, cache_bytes)
         check_decoding(self._model, self._decoder.check)
+        self._few_rows = FewRows(self._model)
         self._loop = DecodingLoop(self._decoder)
         self._constraints = ConstraintCompiler(lambda: self._vocabulary(base.tokenizer))
 
@@ -91,6 +93,7 @@ class ContinuousEngine:
         """End every stream, and restore the model."""
         self._loop.close()
         self._decoder.close()
+        self._few_rows.remove()
         self._model.config._attn_implementation = self._plain_attention
 
     def _vocabulary(self, tokenizer: Any) -> Any:

@@ -27,8 +27,6 @@ from streams.engines.key_values import KeyValues
 
 ATTENTION = "streamward_packed"
 """The name under which transformers finds `attend_packed`; without a `PackedPass` it is plain SDPA."""
-SLOW_ROWS = range(5, 16)
-"""So few take the output layer longer than `SLOW_ROWS.stop` rows: MKL reads all its weights anew for each of them."""
 
 
 class PackedPass(Cache):  # type: ignore[misc]
@@ -55,9 +53,6 @@ class PackedPass(Cache):  # type: ignore[misc]
     def run(self, model: Any, ids: Tensor, wanted: Tensor) -> Tensor:
         """Run the new tokens `ids` [sum of counts] and return the logits after those at `wanted` [rows], [rows, V]."""
         begun = [cache.length for cache in self._caches]
-        rows = len(wanted)
-        if rows in SLOW_ROWS:
-            wanted = torch.cat((wanted, wanted.new_zeros(SLOW_ROWS.stop - rows)))
         spans = [torch.arange(begin, begin + count) for begin, count in zip(begun, self.counts, strict=True)]
         logits: Tensor = model(
             input_ids=ids[None],
@@ -66,7 +61,7 @@ class PackedPass(Cache):  # type: ignore[misc]
             past_key_values=self,
             logits_to_keep=wanted,
             packed=self,
-        ).logits[0, :rows]
+        ).logits[0]
         for cache, count in zip(self._caches, self.counts, strict=True):
             cache.length += count
         return logits

@@ -53,9 +53,14 @@ TICK_S = 0.25
 NODE_CHECK_S = 0.5
 CHILD = {"TOKENIZERS_PARALLELISM": "false", "OMP_WAIT_POLICY": "PASSIVE", "PYTHONUNBUFFERED": "1"}
 """Set in the environment of every process that a run starts."""
-PROCESSES = {"streams": ("streams",), "scoring": ("scoring",), "policy": ("policy",), "train": ("train",)}
+PROCESSES: dict[str, tuple[str, ...]] = {
+    "streams": ("streams",),
+    "scoring": ("scoring",),
+    "policy": ("policy",),
+    "train": ("train",),
+}
 """By name, what is typed behind `streamward`."""
-PLAYERS = {"serve": ("serve",), "agents": ("agents", "run", "--environments", "--server")}
+PLAYERS: dict[str, tuple[str, ...]] = {"serve": ("serve",), "agents": ("agents", "run", "--environments", "--server")}
 """In place of the policy agent, where tasks are episodes; the address of the server follows."""
 STOPS_LAST = ("serve", "vllm")
 """What others need to finish their work, in the order in which it is stopped."""

@@ -12,11 +12,13 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from schemas.events import Message, Sampling
 from streams.engines import packed_decoder
 from streams.engines.base_model import load_base
 from streams.engines.continuous import ContinuousEngine
+from streams.engines.few_rows import MOST_ROWS, FewRows
 from streams.engines.key_values import BLOCK, CacheShape
 from streams.engines.self_check import AGREEMENT
 from streams.engines.token_stream import Generation, TokenStream
@@ -377,3 +379,24 @@ def test_smollm2_gives_the_tokens_of_sample_in_company_and_from_kept_prefixes() 
         assert engine.counts().prompt_tokens_run == run + len(again)  # one token each: the rest was kept
     finally:
         engine.close()
+
+
+# --- few rows --------------------------------------------------------------------------------------------------------
+
+
+def test_few_rows_give_what_torchs_own_product_gives_and_many_are_left_to_it() -> None:
+    layer = nn.Linear(96, 160)
+    inputs = torch.randn(1, MOST_ROWS + 1, 96, generator=torch.Generator().manual_seed(3))
+    with torch.inference_mode():
+        plain = {rows: layer(inputs[:, :rows]) for rows in (1, 4, 8, MOST_ROWS, MOST_ROWS + 1)}
+        few_rows = FewRows(layer)
+        assert few_rows.changes, "oneDNN is part of torch on every CPU that the tests run on"
+        for rows, expected in plain.items():
+            torch.testing.assert_close(layer(inputs[:, :rows]), expected, rtol=1e-4, atol=1e-5)
+        assert layer(inputs).equal(plain[MOST_ROWS + 1])
+        few_rows.remove()
+        assert all(layer(inputs[:, :rows]).equal(expected) for rows, expected in plain.items())
+
+
+def test_a_layer_of_another_type_is_left_as_it_is() -> None:
+    assert not FewRows(nn.Linear(8, 8, dtype=torch.bfloat16)).changes
