@@ -27,7 +27,7 @@ class RequestDeadline:
     def __init__(self, limit_s: float) -> None:
         self.extensions = {"trace": self._trace}
         self._limit_s = limit_s
-        self._timer = threading.Timer(limit_s, self._end)
+        self._timer = threading.Timer(limit_s, self.end)
         self._timer.daemon = True
         self._lock = threading.Lock()
         self._is_over = False
@@ -54,7 +54,8 @@ class RequestDeadline:
                 if self._is_over:
                     _shut(self._socket)
 
-    def _end(self) -> None:
+    def end(self) -> None:
+        """End the request now; any thread may call it."""
         with self._lock:
             self._is_over = True
             _shut(self._socket)

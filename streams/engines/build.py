@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 
 from streams.engines.protocol import Engine, Rendering, TokenEngine
-from streams.errors import SettingsError
 from streams.settings.model import Settings
 
 
@@ -37,14 +36,20 @@ def build_tokens(settings: Settings) -> tuple[TokenEngine, Rendering]:
 
         return ScriptedTokenEngine(settings.policy.script), ScriptedRendering()
     import_libraries(settings)
-    if settings.policy.engine == "vllm":
-        raise SettingsError("policy.engine=vllm cannot answer agents; use policy.engine=transformers")
     from streams.engines.base_model import load_base
-    from streams.engines.continuous import ContinuousEngine
     from streams.engines.rendering import ChatRendering
 
-    base = load_base(settings.model)
-    engine = ContinuousEngine(base, settings.policy.threads)
+    engine: TokenEngine
+    if settings.policy.engine == "vllm":
+        from streams.engines.vllm.tokens import VllmTokenEngine
+
+        base = load_base(settings.model.model_copy(update={"device": "cpu"}))
+        engine = VllmTokenEngine(settings.policy, base)
+    else:
+        from streams.engines.continuous import ContinuousEngine
+
+        base = load_base(settings.model)
+        engine = ContinuousEngine(base, settings.policy.threads)
     return engine, ChatRendering(base.tokenizer, engine.ends, base.tokenizer_digest)
 
 

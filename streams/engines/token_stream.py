@@ -36,6 +36,8 @@ class Generation:
     """Of the adapter, which must be loaded; 0 is the base model."""
     constraint: Constraint | None = None
     """What the answer may be, compiled by the engine that is to give it; None: anything."""
+    conversation: str = ""
+    """What it continues: an engine of several servers asks the one that has the beginning in its cache."""
 
 
 class TokenStream:
@@ -52,6 +54,8 @@ class TokenStream:
         self.stop: str | None = None
         """The stop text that ended it; its characters may be in the last tokens."""
         self.cancelled = False
+        self.when_cancelled: Callable[[], None] | None = None
+        """Called by `cancel`, for an engine that waits for something else than the next step."""
         self._changed = threading.Condition()
         self._listeners: list[Callable[[], None]] = []
 
@@ -63,6 +67,8 @@ class TokenStream:
     def cancel(self) -> None:
         """Ask for an end after the step in progress; nothing happens to one that has ended."""
         self.cancelled = True
+        if self.when_cancelled is not None:
+            self.when_cancelled()
 
     def __iter__(self) -> Iterator[Drawn]:
         """Yield each token as soon as it is there, from the first; block until the end."""
@@ -113,10 +119,11 @@ class TokenStream:
     # --- for the engine ----------------------------------------------------------------------------------------------
 
     def push(self, token: int, logprob: float) -> None:
-        """Append a token."""
+        """Append a token; nothing happens to one that has ended."""
         with self._changed:
-            self.drawn.append((token, logprob))
-            self._tell()
+            if self.ending is None:
+                self.drawn.append((token, logprob))
+                self._tell()
 
     def finish(self, ending: Ending, *, error: str | None = None, stop: str | None = None) -> None:
         """End it. The first end counts."""

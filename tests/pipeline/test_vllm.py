@@ -17,11 +17,13 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from streams.engines.base_model import load_base
 from streams.engines.protocol import Completion
 from streams.engines.vllm.engine import VllmEngine
 from streams.engines.vllm.launch import free_port
+from streams.engines.vllm.tokens import VllmTokenEngine
 from streams.errors import EventError
-from tests.support.vllm.contract import CONTEXT, REQUESTS, save_all, settings_for
+from tests.support.vllm.contract import CONTEXT, GENERATIONS, REQUESTS, save_all, settings_for
 from tests.support.vllm.server import vllm_or_skip, vllm_server
 
 pytestmark = pytest.mark.vllm
@@ -71,6 +73,21 @@ def test_every_version_answers_with_the_logprobs_that_the_trainer_would_compute(
                     for slot in slots:
                         wanted = logprobs_of(files, version, slot, request.sampling.temperature)
                         assert slot.logprobs == pytest.approx(wanted, abs=NATS)
+
+
+def test_what_is_streamed_to_an_agent_is_what_a_task_is_answered(url: str, files: Path, tmp_path: Path) -> None:
+    settings = settings_for(url, files / "model", tmp_path)
+    with closing(VllmTokenEngine(settings.policy, load_base(settings.model))) as tokens:
+        tokens.load(1, files / "1")
+        streams = [tokens.submit(asked) for asked in GENERATIONS]
+        drawn = [list(stream) for stream in streams]
+        assert [stream.error for stream in streams] == [None, None]
+    with engine_of(url, files, tmp_path) as engine:
+        for asked, answer in zip(GENERATIONS, drawn, strict=True):
+            engine.serve(asked.version, files / "1" if asked.version else None)
+            ((whole, _),) = engine.sample([request for request in REQUESTS if request.task.task_id == "task-greedy"])
+            assert [token for token, _ in answer] == list(whole.completion_token_ids)
+            assert [logprob for _, logprob in answer] == pytest.approx(whole.logprobs, abs=NATS)
 
 
 def test_the_same_seed_draws_the_same_again(url: str, files: Path, tmp_path: Path) -> None:

@@ -64,7 +64,6 @@ WITHOUT_TRY = {
     "streams/engines/rendering.py::__init__ json.loads": "the tokenizer wrote it",
     "streams/engines/rendering.py::_writes json.loads": OWN,
     "streams/engines/tool_calls.py::_read json_text.parse_first": CALLER,
-    "streams/engines/vllm/engine.py::_each result": IN_THREAD,
     "streams/engines/vllm/engine.py::sample result": IN_THREAD,
     "streams/kafka/record.py::_without_original b64decode": OWN,
     "streams/kafka/record.py::key_of b64decode": OWN,

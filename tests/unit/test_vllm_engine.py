@@ -117,7 +117,7 @@ def test_the_prompt_is_sent_as_tokens_with_everything_off_that_a_server_might_ad
     off = {"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
     assert {name: first[name] for name in off} == off and first["watermarking"] is False
     assert first["stop_token_ids"] == [2]
-    assert (first["seed"], second["seed"]) == (seed_of(PLAIN), seed_of(BY_NAME["seeded"]))
+    assert (first["seed"], second["seed"]) == (seed_of(PLAIN.draw_key), seed_of(BY_NAME["seeded"].draw_key))
 
 
 def test_a_task_is_asked_in_its_trace_each_time_and_nothing_else_is(
@@ -130,14 +130,14 @@ def test_a_task_is_asked_in_its_trace_each_time_and_nothing_else_is(
     engine.sample([replace(PLAIN, trace=trace)])
     engine.sample([BY_NAME["seeded"]])
     assert len(server.tasks()) == 3
-    assert server.traced() == [(seed_of(PLAIN), trace.traceparent)] * 2
+    assert server.traced() == [(seed_of(PLAIN.draw_key), trace.traceparent)] * 2
 
 
 def test_a_seed_belongs_to_the_task_and_without_one_to_the_sampling() -> None:
     seeded, plain = BY_NAME["seeded"], PLAIN
-    assert seed_of(seeded) == seed_of(replace(seeded, sampling_id="another"))
-    assert seed_of(plain) != seed_of(replace(plain, sampling_id="another"))
-    assert 0 <= seed_of(plain) < 2**62
+    assert seed_of(seeded.draw_key) == seed_of(replace(seeded, sampling_id="another").draw_key)
+    assert seed_of(plain.draw_key) != seed_of(replace(plain, sampling_id="another").draw_key)
+    assert 0 <= seed_of(plain.draw_key) < 2**62
 
 
 def test_what_cannot_be_answered_is_an_error_of_its_slots_and_is_not_asked(

@@ -15,10 +15,11 @@ an adapter.
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -74,6 +75,11 @@ class VllmServer:
         self.verified: set[str] = set()
         self.unfit: dict[str, str] = {}  # why, by adapter; "" is the base
 
+    @property
+    def reports_unprocessed(self) -> bool:
+        """Whether it is known to report logprobs before temperature and top_p."""
+        return self.base is not None and not self.is_processed
+
     def is_paused(self) -> bool:
         """Return whether nothing should be sent to it now."""
         return self.paused_until > time.monotonic()
@@ -120,11 +126,46 @@ class VllmServer:
         WrongModel; SettingsError if it wants another key.
         """
         limit_s = timeout_s or self._timeout_s
-        timeout = httpx.Timeout(limit_s, connect=min(CONNECT_S, limit_s))
+        given: dict[str, Any] = {"json": body, "headers": http_headers_of(trace)}
+        with self._in_time(path, limit_s) as (_, limits):
+            reply = self._client.request(method, self.url + path, **limits, **given)
+        self._check(reply, path)
+        if "json" not in reply.headers.get("content-type", ""):
+            return reply.text
+        return self._decoded(reply.content, path)
+
+    def stream(
+        self, path: str, body: dict[str, Any], begun: Callable[[RequestDeadline], None]
+    ) -> Generator[Any, None, None]:
+        """Yield the events of a streamed answer as they come; close it early, and the server stops.
+
+        `begun` gets what ends the request from another thread. Raises as `ask` does, and BadAnswer if the answer ends
+        without saying so.
+        """
+        with self._in_time(path, self._timeout_s) as (deadline, limits):
+            begun(deadline)
+            with self._client.stream("POST", self.url + path, **limits, json=body) as reply:
+                if reply.status_code != 200:
+                    reply.read()
+                self._check(reply, path)
+                rest = b""
+                for part in reply.iter_bytes():
+                    *lines, rest = (rest + part).split(b"\n")  # not httpx's lines: they end at U+2028 in a text, too
+                    for line in lines:
+                        data = line.strip().removeprefix(b"data:").strip()
+                        if data == b"[DONE]":
+                            return
+                        if data:
+                            yield self._decoded(data, path)
+        raise BadAnswer(f"{self.url}{path} ended its answer in the middle")
+
+    @contextmanager
+    def _in_time(self, path: str, limit_s: float) -> Iterator[tuple[RequestDeadline, dict[str, Any]]]:
+        """Yield the deadline of a request, and what httpx has to be given for it. Raises ServerUnavailable."""
         try:
-            given: dict[str, Any] = {"json": body, "timeout": timeout, "headers": http_headers_of(trace)}
             with RequestDeadline(limit_s) as deadline:
-                reply = self._client.request(method, self.url + path, extensions=deadline.extensions, **given)
+                timeout = httpx.Timeout(limit_s, connect=min(CONNECT_S, limit_s))
+                yield deadline, {"timeout": timeout, "extensions": deadline.extensions}
         except httpx.TimeoutException as exc:
             what = f"{self.url}{path} did not answer within {limit_s:g} s; policy.server_timeout_s sets how long"
             raise ServerUnavailable(f"{what} ({type(exc).__name__})", lost=True) from exc
@@ -132,26 +173,29 @@ class VllmServer:
             raise ServerUnavailable(
                 f"{self.url}{path} cannot be reached: {exc or type(exc).__name__}", lost=True
             ) from exc
+
+    def _check(self, reply: httpx.Response, path: str) -> None:
+        """Raise what an answer means that is not one."""
+        if reply.status_code == 200:
+            self.falls = 0
+            return
         said = f"{self.url}{path} answered HTTP {reply.status_code}: {_message(reply)}"
         if reply.status_code in (401, 403):
             raise SettingsError(f"{said}; check policy.server_key")
         if reply.status_code in BUSY:
             raise ServerUnavailable(said, lost=False, wait_s=_retry_after_s(reply))
-        if reply.status_code >= 500:
-            raise (
-                ServerError(said)
-                if self._is_healthy()
-                else ServerUnavailable(f"{said}; and its /health fails", lost=True)
-            )
-        if reply.status_code != 200:
+        if reply.status_code < 500:
             raise RequestRejected(said, reply.status_code, _message(reply))
-        self.falls = 0
-        if "json" not in reply.headers.get("content-type", ""):
-            return reply.text
+        if self._is_healthy():
+            raise ServerError(said)
+        raise ServerUnavailable(f"{said}; and its /health fails", lost=True)
+
+    def _decoded(self, content: bytes, path: str) -> Any:
         try:
-            return reply.json()
+            return json.loads(content)
         except (ValueError, RecursionError) as exc:
-            raise BadAnswer(f"{self.url}{path} sent no JSON but {reply.text[:100]!r}") from exc
+            shown = content[:100].decode(errors="replace")
+            raise BadAnswer(f"{self.url}{path} sent no JSON but {shown!r}") from exc
 
     def _is_healthy(self) -> bool:
         try:

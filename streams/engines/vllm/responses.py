@@ -1,6 +1,7 @@
-"""The request to a vLLM server for one task, and the checks of its answer.
+"""The request to a vLLM server, and the checks of its answer: for all slots of a task, or one, streamed.
 
     prompt ids, sampling ──► POST /v1/completions ──► n choices ──► model, prompt ids, lengths checked ──► [Completion]
+                                                  └─► chunks ──► model, prompt ids, logprobs checked ──► tokens
 
 The request states everything that changes the distribution, also what is off: a server fills gaps from the model's
 generation_config.json, where some models have a top_k or a repetition penalty. Text is decoded here from the token ids,
@@ -18,11 +19,13 @@ import math
 import struct
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
+from schemas.events import Sampling
 from streams.engines.prompts import Prompts
 from streams.engines.protocol import Completion, SamplingRequest, failed
-from streams.errors import BadAnswer
+from streams.engines.token_stream import Drawn, Generation
+from streams.errors import BadAnswer, ServerError
 
 COLDEST = 0.01
 """vLLM silently raises a temperature between 0 and this to this."""
@@ -34,9 +37,9 @@ SLACK = 1e-4
 """A logprob may be this far above 0 by rounding (nats); it counts as 0."""
 
 
-def seed_of(request: SamplingRequest) -> int:
-    """Return the seed of slot 0 of this sampling, 0 to 2^62 - 1."""
-    digest = hashlib.sha256(request.draw_key.encode()).digest()
+def seed_of(draw_key: str) -> int:
+    """Return the seed of slot 0 of what has this key, 0 to 2^62 - 1."""
+    digest = hashlib.sha256(draw_key.encode()).digest()
     return int.from_bytes(digest[:8], "big") >> (64 - SEED_BITS)
 
 
@@ -44,13 +47,32 @@ def body(request: SamplingRequest, prompt: Sequence[int], room: int, ends: Seque
     """Return the request for all slots of a task, without the model; `room` is the most tokens of each."""
     sampling = request.sampling
     return {
-        "prompt": list(prompt),
+        **_drawing(sampling, prompt, room, ends),
         "n": _draws(request),
+        "seed": seed_of(request.draw_key),
+        "stop": [text for text in sampling.stop if text],
+    }
+
+
+def streamed_body(asked: Generation, room: int, ends: Sequence[int]) -> dict[str, Any]:
+    """Return the request for one streamed answer, without the model.
+
+    Without its stop texts: whoever reads the tokens looks for them as every engine does, and ends the request.
+    """
+    return {
+        **_drawing(asked.sampling, asked.prompt_token_ids, room, ends),
+        "n": 1,
+        "seed": seed_of(asked.draw_key) + asked.slot,
+        "stream": True,
+    }
+
+
+def _drawing(sampling: Sampling, prompt: Sequence[int], room: int, ends: Sequence[int]) -> dict[str, Any]:
+    return {
+        "prompt": list(prompt),
         "max_tokens": room,
         "temperature": sampling.temperature,
         "top_p": sampling.top_p if sampling.temperature > 0 else 1.0,
-        "seed": seed_of(request),
-        "stop": [text for text in sampling.stop if text],
         "stop_token_ids": sorted(ends),
         "logprobs": 0,  # of the drawn token alone
         "return_token_ids": True,
@@ -78,18 +100,25 @@ PLAIN = {
 """What would change the distribution or the prompt, each turned off."""
 
 
-def needs_processed(request: SamplingRequest) -> bool:
+def needs_processed(sampling: Sampling) -> bool:
     """Return whether logprobs before temperature and top_p differ from those of the draw."""
-    sampling = request.sampling
     return sampling.temperature != 0 and (sampling.temperature != 1 or sampling.top_p < 1)
 
 
-def unanswerable(request: SamplingRequest) -> str | None:
-    """Return why no vLLM server can answer this request, None if one can."""
-    if 0 < request.sampling.temperature < COLDEST:
+def unprocessed(sampling: Sampling, url: str) -> str:
+    """Return why a server that reports logprobs before temperature and top_p cannot answer."""
+    return (
+        f"temperature {sampling.temperature:g} and top_p {sampling.top_p:g} need logprobs of the distribution drawn "
+        f"from, and {url} reports those before them; start it with --logprobs-mode processed_logprobs"
+    )
+
+
+def unanswerable(sampling: Sampling) -> str | None:
+    """Return why no vLLM server can draw like this, None if one can."""
+    if 0 < sampling.temperature < COLDEST:
         return (
-            f"task {request.task.task_id}: temperature {request.sampling.temperature:g} is one that vLLM raises "
-            f"to {COLDEST:g} in silence; ask for 0 (greedy) or at least {COLDEST:g}"
+            f"temperature {sampling.temperature:g} is one that vLLM raises to {COLDEST:g} in silence; ask for 0 "
+            f"(greedy) or at least {COLDEST:g}"
         )
     return None
 
@@ -159,6 +188,32 @@ def _logprobs(choice: dict[str, Any], count: int) -> tuple[float, ...] | None:
     if not all(type(value) in (int, float) and FLOORED < value <= SLACK for value in values):  # NaN is in no range
         return None
     return tuple(struct.unpack("f", struct.pack("f", min(0.0, value)))[0] for value in values)
+
+
+class StreamChunk(NamedTuple):
+    """A piece of a streamed answer."""
+
+    drawn: list[Drawn]
+    finish_reason: str | None
+
+
+def stream_chunk(said: Any, *, model: str, prompt: Sequence[int], is_first: bool) -> StreamChunk:
+    """Return the tokens in an event of a streamed answer. Raises BadAnswer, or ServerError for an error in it."""
+    if isinstance(said, dict) and "error" in said:
+        raise ServerError(f"the server failed in the middle of its answer: {str(said['error'])[:300]}")
+    _check(isinstance(said, dict) and said.get("model") == model, f"it is no answer of model {model!r}")
+    choices = said.get("choices")
+    _check(isinstance(choices, list) and len(choices) == 1, "an event holds another number of choices than one")
+    choice = choices[0]
+    _check(isinstance(choice, dict) and choice.get("index") == 0, "the choice of an event is not the first")
+    if is_first:
+        _check("token_ids" in choice, "it holds no token ids; use a vLLM that knows return_token_ids")
+        _check(choice.get("prompt_token_ids") == list(prompt), "its prompt_token_ids are not those that were sent")
+    tokens, reason = choice.get("token_ids") or [], choice.get("finish_reason")
+    _check(_are_ids(tokens), "an event holds something else than token ids")
+    logprobs = _logprobs(choice, len(tokens)) if tokens else ()
+    _check(logprobs is not None, "an event lacks the logprob of a token, or holds one that is none")
+    return StreamChunk(list(zip(tokens, logprobs or (), strict=True)), reason)
 
 
 def prompt_logprobs(answer: Any, *, model: str, prompt: Sequence[int]) -> list[float]:

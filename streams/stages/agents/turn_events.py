@@ -53,6 +53,7 @@ class PreparedCall(NamedTuple):
             slot=choice,
             version=self.version,
             constraint=self.constraint,
+            conversation=known.trajectory_id,
         )
 
 

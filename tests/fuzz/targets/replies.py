@@ -95,7 +95,7 @@ def vllm(folder: Path) -> Check:
 
     from streams.engines.prompts import Prompts
     from streams.engines.vllm.client import VllmServer
-    from streams.engines.vllm.responses import completions, prompt_logprobs
+    from streams.engines.vllm.responses import completions, prompt_logprobs, stream_chunk
     from streams.engines.vllm.verify import Proof
     from streams.errors import ModelServerError
     from streams.stages.policy.responses import ServedVersion, response
@@ -129,12 +129,13 @@ def vllm(folder: Path) -> Check:
         for use in (
             lambda: written(given),
             lambda: prompt_logprobs(given, model="base", prompt=(9, 10, 11)),
+            lambda: stream_chunk(given, model="base", prompt=(9, 10, 11), is_first=True),
             lambda: Proof(Settings().policy, None, prompts).ready(server, None),
         ):
             try:
                 use()
             except ModelServerError as exc:
                 outcomes.append(str(exc))
-        return None if len(outcomes) < 3 else " ".join(outcomes)
+        return None if len(outcomes) < 4 else " ".join(outcomes)
 
     return check

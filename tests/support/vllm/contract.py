@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -24,6 +24,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from schemas.events import Message, RewardSource, Sampling, Task
 from streams.engines.protocol import SamplingRequest
+from streams.engines.token_stream import Generation
 from streams.settings.model import Model, Policy, Settings
 from tests.support.models.tiny import VOCABULARY, tiny_tokenizer
 
@@ -104,6 +105,22 @@ REQUESTS = [
 ]
 
 
+def generation(key: str = "draws", slot: int = 0, version: int = 0, **sampling: Any) -> Generation:
+    """One streamed answer to the same question."""
+    return Generation(
+        prompt_token_ids=PROMPT,
+        sampling=Sampling(**{"max_tokens": 12, **sampling}),
+        draw_key=key,
+        slot=slot,
+        version=version,
+    )
+
+
+PROMPT = (9, 10, 11)
+GENERATIONS = [generation("sampling-greedy", temperature=0.0, version=version) for version in (0, 1)]
+"""Streamed, what the task `greedy` is answered whole."""
+
+
 def settings_for(url: str, model: Path, folder: Path, **changes: Any) -> Settings:
     return Settings(
         model=Model(base=str(model)),
@@ -125,6 +142,29 @@ Said = tuple[int, str, bytes]
 """Status, content type and body of an answer."""
 Turn = Callable[[dict[str, Any], Said], Said | None]
 """A test's own say in an answer: gets the request and vLLM's answer; None hangs up."""
+
+
+def streamed(said: Said) -> Said:
+    """Return a whole answer as vLLM streams it: an event a token, the prompt's ids with the first."""
+    if said[0] != 200:
+        return said
+    whole = json.loads(said[2])
+    [choice] = whole.pop("choices")
+    events = []
+    for place, token in enumerate(choice["token_ids"]):
+        is_last = place + 1 == len(choice["token_ids"])
+        logprobs = {name: values[place : place + 1] for name, values in choice["logprobs"].items()}
+        ids = {"prompt_token_ids": None if place else choice["prompt_token_ids"], "token_ids": [token]}
+        reason = choice["finish_reason"] if is_last else None
+        one = {"index": 0, "text": "", "logprobs": logprobs, "finish_reason": reason, **ids}
+        events.append({**whole, "choices": [one]})
+    return stream_of(*events)
+
+
+def stream_of(*events: Any) -> Said:
+    """Return events as a server sends them."""
+    parts = [*(json.dumps(event, ensure_ascii=False) for event in events), "[DONE]"]
+    return 200, "text/event-stream", "".join(f"data: {part}\n\n" for part in parts).encode()
 
 
 @dataclass
@@ -194,6 +234,9 @@ class Replay:
         return said
 
     def _found(self, path: str, body: dict[str, Any] | None) -> Said:
+        if body is not None and body.get("stream"):
+            whole = {name: value for name, value in body.items() if name != "stream"} | {"stop": []}
+            return streamed(self._found(path, whole))
         found = self.exchanges.get(key_of(path, body))
         if found is None:
             return 418, "text/plain", f"never recorded: {key_of(path, body)[:2000]}".encode()
@@ -230,7 +273,8 @@ def replay(mode: str = "processed_logprobs") -> Iterator[Replay]:
             self.send_header("Content-Type", kind)
             self.send_header("Content-Length", str(len(content)))
             self.end_headers()
-            self.wfile.write(content)
+            with suppress(ConnectionError):  # who has what it wanted of a stream hangs up
+                self.wfile.write(content)
 
         def log_message(self, *_: object) -> None:
             pass

@@ -1,0 +1,189 @@
+"""The adapters of one policy on its vLLM servers: put where the servers find them, loaded, verified, unloaded.
+
+    adapter ──► policy.server_folder ──► loaded under a new name ──► listed? as predicted? (verify.py) ──► served
+
+An adapter's name on every server is made of policy, version and the hash of its files, so the model name in a request
+says which version is wanted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import shutil
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from streams.engines.base_model import Base
+from streams.engines.prompts import Prompts
+from streams.engines.vllm.client import VllmServer, VllmServers
+from streams.engines.vllm.probe import Probe
+from streams.engines.vllm.verify import Loaded, Proof
+from streams.errors import (
+    BadAnswer,
+    EventError,
+    ModelServerError,
+    ServerError,
+    ServerUnavailable,
+    SettingsError,
+    StreamwardError,
+    WrongModel,
+)
+from streams.files import sha256_of
+from streams.settings.model import Policy
+
+log = logging.getLogger("streamward.vllm")
+
+MOST_THREADS = 256
+UNLOAD_S = 5.0
+"""An adapter that a server does not unload within this stays loaded, which only costs memory."""
+
+
+class VllmAdapters:
+    """The servers in `policy.servers`, and what they serve. One thread at a time puts and loads."""
+
+    def __init__(self, policy: Policy, base: Base) -> None:
+        """Verify the servers with `base`, whose model nobody else may run until `close`.
+
+        Raises SettingsError if one wants another key, has no model to ask for, serves another base than model.base, or
+        the folder cannot be written; StreamwardError if none answers.
+        """
+        self._policy = policy
+        self.prompts = Prompts(base.model, base.tokenizer)
+        _use_threads(policy.threads)
+        self._probe = Probe(self.prompts, base.model) if policy.verify == "logprobs" else None
+        self.proof = Proof(policy, self._probe, self.prompts)
+        self._folder = _own_folder(policy.server_folder)
+        self.servers = VllmServers(policy)
+        workers = min(MOST_THREADS, policy.max_concurrent * len(self.servers.all))
+        self.pool = ThreadPoolExecutor(workers, thread_name_prefix="vllm")
+        """What asks the servers."""
+        self._loaders = ThreadPoolExecutor(len(self.servers.all), thread_name_prefix="vllm-load")
+        self._each(None)
+        try:
+            self.servers.run(b"", lambda server: self.proof.ready(server, None))
+        except (WrongModel, ServerError, BadAnswer) as exc:
+            self.close()
+            raise SettingsError(str(exc)) from exc
+        except StreamwardError:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Release everything, once the threads are done."""
+        self._loaders.shutdown()
+        self.pool.shutdown()
+        self.servers.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def put(self, version: int, adapter: Path) -> Loaded:
+        """Copy an adapter to where the servers find it, and predict its logprobs. Raises EventError (bad_adapter)."""
+        predicted = self._probe.of(adapter) if self._probe else []
+        files = sorted(path for path in adapter.iterdir() if path.is_file())
+        digest = hashlib.sha256()
+        for path in files:
+            digest.update(f"{path.name}\0{sha256_of(path)}\n".encode())
+        name = f"{self._policy.name}-v{version}-{digest.hexdigest()[:8]}"
+        copy = self._folder / name
+        try:
+            copy.mkdir(exist_ok=True)
+            for path in files:
+                shutil.copyfile(path, copy / path.name)
+        except OSError as exc:
+            raise StreamwardError(f"{copy}: cannot be written: {exc}; make room in policy.server_folder") from exc
+        root = self._policy.server_adapters or str(self._folder.parent)
+        return Loaded(version, adapter, name, f"{root.rstrip('/')}/{self._folder.name}/{name}", predicted)
+
+    def load(self, loaded: Loaded, *, served: int) -> None:
+        """Have at least one server serve the adapter; `served` continues to be served if none does.
+
+        Raises EventError (not_served), or as `VllmServers.run`.
+        """
+        if self._is_verified(loaded):
+            return
+        self._each(loaded)
+        try:
+            self.servers.run(loaded.name.encode(), lambda server: self.proof.ready(server, loaded))
+        except (WrongModel, ServerError, BadAnswer) as exc:
+            raise not_served(loaded, exc, served) from exc
+
+    def load_now(self, loaded: Loaded) -> None:
+        """Have at least one server serve the adapter, and wait for none that is unreachable.
+
+        Raises EventError: not_served, or store_unreachable if one that could not be asked may serve it later.
+        """
+        if self._is_verified(loaded):
+            return
+        failures = self._each(loaded)
+        if self._is_verified(loaded):
+            return
+        paused = [server.url for server in self.servers.all if server.is_paused()]
+        if paused:
+            what = f"adapter {loaded.name}: {', '.join(paused)} cannot be asked now; start what is in policy.servers"
+            raise EventError(what, reason="store_unreachable")
+        raise not_served(loaded, failures[-1], 0) from failures[-1]
+
+    def unload(self, loaded: Loaded) -> None:
+        """Unload an adapter from the servers that answer, and delete our copy."""
+        for server in self.servers.all:
+            server.verified.discard(loaded.name)
+            if loaded.name not in server.ours or server.is_paused():
+                continue
+            server.ours.discard(loaded.name)
+            try:
+                server.ask("POST", "/v1/unload_lora_adapter", {"lora_name": loaded.name}, timeout_s=UNLOAD_S)
+            except StreamwardError as exc:
+                log.info("%s stays loaded on the server: %s", loaded.name, exc)
+        shutil.rmtree(self._folder / loaded.name, ignore_errors=True)
+
+    def _is_verified(self, loaded: Loaded) -> bool:
+        return any(loaded.name in server.verified for server in self.servers.all)
+
+    def _each(self, loaded: Loaded | None) -> list[ModelServerError]:
+        """Load and verify on every server ahead of its first task, as far as possible, and return what went wrong."""
+        tried = self._loaders.map(lambda server: self._try(server, loaded), self.servers.all)
+        return [failure for failure in tried if failure is not None]
+
+    def _try(self, server: VllmServer, loaded: Loaded | None) -> ModelServerError | None:
+        if server.is_paused():
+            return None
+        try:
+            self.proof.ready(server, loaded)
+        except ServerUnavailable as exc:
+            server.pause(exc)
+            return exc
+        except (WrongModel, ServerError, BadAnswer) as exc:
+            log.warning("%s is not used for %s: %s", server.url, loaded.name if loaded else "the base", exc)
+            return exc
+        return None
+
+
+def not_served(loaded: Loaded, why: ModelServerError, served: int) -> EventError:
+    """Return the error of an adapter that no server serves."""
+    return EventError(
+        f"adapter {loaded.name}: no server in policy.servers serves it: {why}; version {served} continues: look into "
+        "the server's output, or train the version again",
+        reason="not_served",
+    )
+
+
+def _own_folder(shared: Path) -> Path:
+    """Return a new folder in the shared one, readable by the servers. Raises SettingsError."""
+    try:
+        shared.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix="agent-", dir=shared.resolve()))
+        folder.chmod(0o755)
+    except OSError as exc:
+        raise SettingsError(
+            f"policy.server_folder={shared}: cannot be written: {exc}; set it to a folder that this agent writes and "
+            "the servers read"
+        ) from exc
+    return folder
+
+
+def _use_threads(threads: int) -> None:
+    import torch
+
+    torch.set_num_threads(threads or os.cpu_count() or 1)

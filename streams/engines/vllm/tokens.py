@@ -1,0 +1,260 @@
+"""Answer agents' generations with vLLM servers, one streamed request each, in token ids.
+
+    submit ──► a thread ──► the conversation's server, verified ──► POST /v1/completions, streamed ──► TokenStream
+                                  ▲        │                                  │
+                                  └────────┘ tried again, also elsewhere,     └── cancelled: the connection closes,
+                                             until the first token came           and vLLM stops
+
+A conversation goes to the same server each time (client.py), which has its beginning in its prefix cache. The prompt is
+made here and sent as ids; stop texts are looked for here, in the same way as the in-process engine does, so that what
+is recorded does not depend on which of them answered. The draws do: vLLM has its own random numbers, seeded by draw key
+and slot. An answer of which a token was seen is not tried again: it ends with an error.
+
+Not covered: forms that are forced on an answer. vLLM's logprobs are those after its grammar has left tokens out, and
+the log has the policy's own.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter
+from contextlib import closing
+from pathlib import Path
+from typing import Literal
+
+from streams.engines.base_model import Base
+from streams.engines.constraint import Constraint
+from streams.engines.protocol import EngineCounts, check_folder, check_generation
+from streams.engines.token_stream import Drawn, Generation, TokenStream
+from streams.engines.vllm.adapters import VllmAdapters
+from streams.engines.vllm.client import VllmServer
+from streams.engines.vllm.responses import needs_processed, stream_chunk, streamed_body, unanswerable, unprocessed
+from streams.engines.vllm.verify import Loaded
+from streams.errors import (
+    BadAnswer,
+    EventError,
+    RefusedError,
+    RequestRejected,
+    ServerError,
+    ServerUnavailable,
+    StreamwardError,
+    WrongModel,
+)
+from streams.request_deadline import RequestDeadline
+from streams.settings.model import Policy
+
+log = logging.getLogger("streamward.vllm")
+
+
+class StreamedAnswer:
+    """A stream, and the request that fills it."""
+
+    def __init__(self, stream: TokenStream, loaded: Loaded | None) -> None:
+        self.stream, self.loaded = stream, loaded
+        self._request: RequestDeadline | None = None
+        stream.when_cancelled = lambda: self.end("cancelled")
+
+    @property
+    def name(self) -> str:
+        """Of its adapter; empty for the base."""
+        return "" if self.loaded is None else self.loaded.name
+
+    def begin(self, request: RequestDeadline) -> None:
+        """Take what ends the request; an answer that has ended meanwhile ends it."""
+        self._request = request
+        if self.stream.done:
+            request.end()
+
+    def end(self, ending: Literal["cancelled", "error"], error: str | None = None) -> None:
+        """End it, and its request."""
+        self.stream.finish(ending, error=error)
+        if self._request is not None:
+            self._request.end()
+
+
+class VllmTokenEngine:
+    """A `TokenEngine` over the servers in `policy.servers`."""
+
+    name = "vllm"
+
+    def __init__(self, policy: Policy, base: Base) -> None:
+        """Verify the servers. Raises as `VllmAdapters` does."""
+        self.base_digest, self.tokenizer_digest = base.base_digest, base.tokenizer_digest
+        self.vocabulary_size = int(base.model.get_input_embeddings().num_embeddings)
+        self._adapters = VllmAdapters(policy, base)
+        self._prompts, self._proof = self._adapters.prompts, self._adapters.proof
+        self.context_tokens, self.ends = self._proof.context_tokens, self._prompts.ends
+        self._versions: dict[int, Loaded | None] = {0: None}
+        self._lock, self._changing = threading.Lock(), threading.Lock()
+        """For what follows, and for loading and unloading on the servers."""
+        self._open = set[StreamedAnswer]()
+        self._users = Counter[str]()
+        """Open answers, by the name of their adapter."""
+        self._is_closed = False
+        self._tokens_drawn = self._prompt_tokens = 0
+
+    def load(self, version: int, adapter: Path | None) -> None:
+        """Make `version` ready from its verified local folder; see `TokenEngine.load`.
+
+        Raises EventError: bad_adapter, not_served, or store_unreachable while no server can be asked.
+        """
+        check_folder(version, adapter)
+        known = self._versions.get(version)
+        if adapter is None or (known is not None and known.source == adapter):
+            return
+        with self._changing:
+            loaded = self._adapters.put(version, adapter)
+            try:
+                self._adapters.load_now(loaded)
+            except EventError:
+                self._unload_if_unused(loaded)
+                raise
+            self.context_tokens = self._proof.context_tokens
+            with self._lock:
+                self._versions[version] = loaded
+            if known is not None:
+                self._unload_if_unused(known)
+
+    def unload(self, version: int) -> None:
+        """Take no more generations for `version`, unless it is the base; see `TokenEngine.unload`."""
+        with self._lock:
+            loaded = self._versions.pop(version, None) if version else None
+        if loaded is not None:
+            with self._changing:
+                self._unload_if_unused(loaded)
+
+    def constrain(self, grammar: str) -> Constraint:
+        """Refuse: see the module."""
+        what = "policy.engine=vllm cannot force a form: vLLM would report other logprobs than the policy's"
+        what += "; use policy.engine=transformers, or ask for the form in the prompt"
+        raise EventError(what, reason="bad_constraint")
+
+    def submit(self, generation: Generation) -> TokenStream:
+        """Begin to answer; see `TokenEngine.submit`."""
+        sampling, servers = generation.sampling, self._adapters.servers.all
+        unfit = unanswerable(sampling)
+        if unfit is None and needs_processed(sampling) and all(each.reports_unprocessed for each in servers):
+            unfit = unprocessed(sampling, servers[0].url)
+        with self._lock:
+            if self._is_closed:
+                raise RefusedError("the engine is closed and takes no more generations; start another")
+            check_generation(generation, self, self._versions)
+            if unfit is not None:
+                raise EventError(unfit, reason="bad_sampling")
+            answer = StreamedAnswer(TokenStream(generation), self._versions[generation.version])
+            self._open.add(answer)
+            self._users[answer.name] += 1
+        self._adapters.pool.submit(self._answer, answer)
+        return answer.stream
+
+    def counts(self) -> EngineCounts:
+        """Return what it is doing; what a server's cache has, only the server knows."""
+        running = sum(server.in_flight for server in self._adapters.servers.all)
+        return EngineCounts(
+            rows_running=running,
+            rows_waiting=max(0, len(self._open) - running),
+            prompt_tokens_run=self._prompt_tokens,
+            tokens_drawn=self._tokens_drawn,
+        )
+
+    def close(self) -> None:
+        """End every stream, unload our adapters from the servers that answer, and release everything else."""
+        with self._lock:
+            self._is_closed = True
+            open_ones = tuple(self._open)
+        for answer in open_ones:
+            answer.end("error", "the engine was closed")
+        for version in tuple(self._versions):
+            self.unload(version)
+        self._adapters.close()
+
+    # --- one answer --------------------------------------------------------------------------------------------------
+
+    def _answer(self, answer: StreamedAnswer) -> None:
+        """Fill a stream, whatever happens."""
+        asked, stream = answer.stream.generation, answer.stream
+        key = asked.conversation or str(asked.prompt_token_ids)
+        try:
+            if not stream.done:
+                self._adapters.servers.run(key.encode(), lambda server: self._ask(server, answer))
+        except StreamwardError as exc:
+            stream.finish("error", error=str(exc))
+        except Exception as exc:  # whatever it is, those who wait must hear of it
+            log.exception("a generation failed")
+            stream.finish("error", error=f"{type(exc).__name__}: {exc}")
+        finally:
+            self._done(answer)
+
+    def _ask(self, server: VllmServer, answer: StreamedAnswer) -> None:
+        """Have one server fill a stream. Raises what may be tried again, while nothing of the answer was seen."""
+        stream = answer.stream
+        if stream.done:
+            return
+        try:
+            model = self._proof.ready(server, answer.loaded)
+            if needs_processed(stream.generation.sampling) and not server.is_processed:
+                raise WrongModel(unprocessed(stream.generation.sampling, server.url))
+            self._stream(server, model, answer)
+        except RequestRejected as exc:
+            if exc.status != 404:
+                raise
+            server.forget()  # it was restarted, or another agent unloaded the adapter
+            raise BadAnswer(f"{exc}; it will be verified again") from exc
+        except (ServerUnavailable, ServerError, BadAnswer) as exc:
+            if stream.done:  # its own request was ended
+                return
+            if not stream.drawn:
+                raise
+            stream.finish("error", error=f"{server.url}, in the middle of its answer: {exc}")
+            if isinstance(exc, ServerUnavailable):
+                server.pause(exc)
+
+    def _stream(self, server: VllmServer, model: str, answer: StreamedAnswer) -> None:
+        """Push what a server draws, up to the end. Raises as `VllmServer.stream` does."""
+        stream, asked = answer.stream, answer.stream.generation
+        room = min(asked.sampling.max_tokens, self._proof.context_tokens - len(asked.prompt_token_ids))
+        body = {"model": model, **streamed_body(asked, room, sorted(self._prompts.ends))}
+        tokens, reason = list[int](), None
+        with closing(server.stream("/v1/completions", body, answer.begin)) as events:
+            for number, said in enumerate(events):
+                chunk = stream_chunk(said, model=model, prompt=asked.prompt_token_ids, is_first=number == 0)
+                reason = chunk.finish_reason
+                for drawn in chunk.drawn:
+                    self._push(stream, tokens, drawn, room)
+                    if stream.done:
+                        return
+        raise BadAnswer(
+            f"the server gave finish_reason {reason!r} after {len(tokens)} of {room} tokens, the last of them "
+            f"{tokens[-1:]}, where model.base ends no turn; do both have the same files?"
+        )
+
+    def _push(self, stream: TokenStream, tokens: list[int], drawn: Drawn, room: int) -> None:
+        """Push a token, and end the stream if it ends the answer."""
+        tokens.append(drawn[0])
+        stream.push(*drawn)
+        stopped = self._prompts.stopped_by(tokens, stream.generation.sampling.stop)
+        if stopped is not None or drawn[0] in self._prompts.ends:
+            stream.finish("stop", stop=stopped and stopped[1])
+        elif len(tokens) == room:
+            stream.finish("length")
+
+    def _done(self, answer: StreamedAnswer) -> None:
+        """Forget an answer, and unload its adapter if it was the last one of a version that is not served any more."""
+        with self._lock:
+            self._open.discard(answer)
+            self._users[answer.name] -= 1
+            self._tokens_drawn += len(answer.stream.drawn)
+            self._prompt_tokens += len(answer.stream.generation.prompt_token_ids) if answer.stream.drawn else 0
+            is_served = answer.stream.generation.version in self._versions
+        if answer.loaded is not None and not is_served:
+            with self._changing:
+                self._unload_if_unused(answer.loaded)
+
+    def _unload_if_unused(self, loaded: Loaded) -> None:
+        """Unload an adapter that no version and no answer needs. Hold `_changing`."""
+        with self._lock:
+            served = {each.name for each in self._versions.values() if each is not None}
+            is_used = loaded.name in served or self._users[loaded.name] > 0
+        if not is_used:
+            self._adapters.unload(loaded)
