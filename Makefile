@@ -8,7 +8,7 @@ ENGINE ?=
 BENCH ?=
 VERSION := $(shell sed -n 's/^version = "\([^"]*\)".*/\1/p' pyproject.toml)
 
-.PHONY: demo test test-full pytest test-deploy test-strangers check lint types bench chaos soak fuzz setup setup-test setup-gym setup-vllm setup-deploy images release docs lock clean
+.PHONY: demo test test-full pytest test-deploy test-strangers check lint types bench chaos soak fuzz check-tokens setup setup-test setup-gym setup-vllm setup-deploy images release docs lock clean
 
 demo: .venv/ready
 	@$(BIN)/streamward demo $(if $(ENGINE),--engine $(ENGINE)) $(ARGS)
@@ -58,6 +58,10 @@ soak: .venv/ready-test
 # odd inputs for everything that reads what others wrote; what broke is written into tests/fuzz/corpus
 fuzz: .venv/ready-test
 	@nice -n 19 $(BIN)/python -m tests.fuzz --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
+
+# what the engines sampled against what the log has, over every protocol; ARGS="--engine transformers --count 10000"
+check-tokens: .venv/ready-test
+	@$(BIN)/python -m tests.tokens $(ARGS)
 
 setup: .venv/ready
 setup-test: .venv/ready-test

@@ -145,7 +145,7 @@ class VllmTokenEngine:
             answer = StreamedAnswer(TokenStream(generation), self._versions[generation.version])
             self._open.add(answer)
             self._users[answer.name] += 1
-        self._adapters.pool.submit(self._answer, answer)
+            self._adapters.pool.submit(self._answer, answer)
         return answer.stream
 
     def counts(self) -> EngineCounts:
@@ -246,8 +246,8 @@ class VllmTokenEngine:
             self._users[answer.name] -= 1
             self._tokens_drawn += len(answer.stream.drawn)
             self._prompt_tokens += len(answer.stream.generation.prompt_token_ids) if answer.stream.drawn else 0
-            is_served = answer.stream.generation.version in self._versions
-        if answer.loaded is not None and not is_served:
+            is_served = self._versions.get(answer.stream.generation.version) is answer.loaded
+        if not is_served and answer.loaded is not None:
             with self._changing:
                 self._unload_if_unused(answer.loaded)
 

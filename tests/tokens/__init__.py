@@ -1,0 +1,1 @@
+"""Tokens in the engine against tokens in the log."""
