@@ -182,7 +182,8 @@ def agents_show(call: AppContext, trajectory_id: str, follow: bool, output: Outp
 
     TRAJECTORY is its id or the beginning of it. Of a call: what it is to those before it and why, the chain in which
     its tokens are trained on or why they are not, what somebody thinks of its answer, and its tokens: of the whole
-    prompt, new in it, and sampled.
+    prompt, new in it, and sampled. Of a run in an environment: the tool of each call, whether it could be used, what
+    the environment paid for it, and the credit that it got in its group.
     """
     from streams import output as show
     from streams.cli import agents_view
@@ -200,10 +201,14 @@ def agents_show(call: AppContext, trajectory_id: str, follow: bool, output: Outp
         return
     feedback = agents_view.read_feedback(call.settings, run.task_id)
     rows = [agents_view.step_row(step, feedback) for step in run.folded().steps]
+    columns = agents_view.STEP_COLUMNS
+    if outcomes := agents_view.acted(run):
+        columns, credit = agents_view.EPISODE_COLUMNS, agents_view.read_credit(call.settings, run)
+        rows = [row | outcomes.get(row["turn"], {}) | {"credit": credit.get(row["turn"])} for row in rows]
     if output == "table":
         show.record(agents_view.summary(run, feedback), "table")
         print()
-    show.rows(rows, agents_view.STEP_COLUMNS, output)
+    show.rows(rows, columns, output)
 
 
 @agents.command("tail")

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from schemas.conventions import FEEDBACK
-from schemas.events import AgentEvent, Event, Reward, TrajectoryEvent, Turn
+from schemas.events import AdvantagedGroup, AgentEvent, Event, Reward, TrajectoryEvent, Turn
 from schemas.serde import Poison
 from streams.kafka.admin import read_topic
 from streams.kafka.record import partition_of
@@ -22,6 +22,7 @@ from streams.output import Column, moment
 from streams.settings.model import Settings
 from streams.stages.agents.chains import Chains
 from streams.stages.agents.fold import Trajectory, TrajectoryStep, fold
+from streams.stages.agents.response import response_of
 
 Row = dict[str, Any]
 SHORT = 8
@@ -168,6 +169,32 @@ def agents(settings: Settings) -> list[Row]:
     ]
 
 
+def acted(run: AgentRun) -> dict[int, Row]:
+    """Return what the environment of a task's run made of each turn, by its number."""
+    if run.ended is None or run.ended.observed is None or not run.is_whole:
+        return {}
+    turns = response_of(run.folded(), run.ended).turns
+    return {turn.number: {"tool": turn.tool, "ok": turn.ok, "paid": turn.reward} for turn in turns}
+
+
+def read_credit(settings: Settings, run: AgentRun) -> dict[int, float]:
+    """Return the advantage of each turn of a run whose group has left the join, by its number.
+
+    A turn without a span of its own has that of its response. Raises as `admin.read_topic`.
+    """
+    name = run.trajectory_id.encode()
+    for record in read_topic(settings, "groups"):
+        group = record.decode(AdvantagedGroup) if name in (record.payload or b"") else None
+        if run.ended is None or not isinstance(group, AdvantagedGroup):
+            continue
+        for member in group.responses:
+            if member.response_id == run.trajectory_id:
+                spans = {(span.chain, span.start): span.advantage for span in member.spans}
+                turns = response_of(run.folded(), run.ended).turns
+                return {turn.number: spans.get((turn.chain, turn.start), member.advantage) for turn in turns}
+    return {}
+
+
 def step_row(step: TrajectoryStep, feedback: dict[str, list[Reward]]) -> Row:
     """Return one line about a call, now that the whole run is known, and what somebody thinks of its answer."""
     fate = step.left_out or ("conversation" if step.chain == 0 else f"branch {(step.chain or 0) - 1}")
@@ -291,6 +318,8 @@ STEP_COLUMNS = (
     Column("feedback", "feedback"),
     Column("answer", "answer", optional=True),
 )
+EPISODE_COLUMNS = tuple(Column(name, name) for name in ("turn", "fate", "tool", "ok", "paid", "credit", "answer"))
+"""Of a run in an environment: what it made of each call, and what that was worth."""
 TAIL_COLUMNS = (
     Column("time", "time", 24),
     Column("agent", "agent", 10),

@@ -4,6 +4,7 @@
     the columns of tools/arrow                         adapters + batches + groups ──► lineage
                                                        adapters, folded          ──► rollout
                                                        trajectories + turns      ──► runs
+                                                       groups + responses        ──► spans
 
 A view has a leading topic: `--since`, `--key` and the like choose records of that one, and a join looks up the others
 in the whole log (schema `whole`), so that a narrow window never loses the other half of a row. Records that were
@@ -67,6 +68,26 @@ SELECT
 FROM members AS g
 LEFT JOIN whole.responses AS r ON r._partition = m."partition" AND r._offset = m."offset"
 """
+SPANS = """
+WITH first AS (SELECT _partition, min(_offset) AS _offset FROM whole.groups GROUP BY _partition, group_id),
+members AS (
+    SELECT g.* EXCLUDE (responses), unnest(g.responses) AS m FROM
+    (SELECT _partition, _offset, _timestamp, _key, group_id, task_id, policy, purpose, scenario, adapter_version,
+            credit, responses FROM groups) AS g
+    SEMI JOIN first USING (_partition, _offset)
+), said AS (
+    SELECT g.*, r.success, unnest(r.turns) AS t
+    FROM members AS g JOIN whole.responses AS r ON r._partition = g.m."partition" AND r._offset = g.m."offset"
+), credited AS (
+    SELECT *, list_filter(m.spans, lambda one: one.chain = t.chain AND one.start = t.start)[1] AS s FROM said
+)
+SELECT policy, adapter_version, scenario, purpose, task_id, group_id, credit, m.slot, m.response_id, t.number AS turn,
+    t.chain, t.start AS first_token, t."end" AS next_token, t.observation, t.tool, t.ok, t.reward AS environment_reward,
+    s.reward, coalesce(s.advantage, m.advantage) AS advantage, success, m.reward AS response_reward,
+    m.advantage AS response_advantage, _partition AS group_partition, _offset AS group_offset, _timestamp AS grouped_at
+FROM credited
+"""
+"""A turn without a span of its own has the advantage of its response."""
 KNOWN = """
 WITH RECURSIVE numbered AS MATERIALIZED (
     SELECT *, row_number() OVER (PARTITION BY policy ORDER BY _partition, _offset) AS n, coalesce(suite, '') AS asked_of
@@ -202,6 +223,7 @@ JOINS = (
         KNOWN + LINEAGE,
         ("batches", "groups"),
     ),
+    SqlView("spans", "groups", "one row per turn of a grouped response, with its credit", SPANS, ("responses",)),
     SqlView("rollout", "adapters", "one row per AdapterEvent, with who answers after it", KNOWN + ROLLOUT),
     SqlView(
         "runs",
