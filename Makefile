@@ -113,12 +113,12 @@ OPENAI = $(shell sed -n 's/^openai==//p' requirements.lock)
 test-strangers: .venv/ready-test .venv-strangers/ready
 	$(BIN)/python -m tests.strangers $(ARGS)
 
-.venv-strangers/ready: requirements.lock
+.venv-strangers/ready: requirements.lock tests/strangers/requirements.txt tests/strangers/requirements.node
 	@test -x .venv-strangers/bin/python || $(PYTHON) -m venv .venv-strangers
-	.venv-strangers/bin/python -m pip --disable-pip-version-check install --quiet 'openai[aiohttp]==$(OPENAI)' 'pytest==9.*' 'pytest-asyncio==1.*' schemathesis==4.32.5 openai-agents==0.24.0 'pydantic-ai-slim[openai]==2.68.0'
+	.venv-strangers/bin/python -m pip --disable-pip-version-check install --quiet 'openai[aiohttp]==$(OPENAI)' --requirement tests/strangers/requirements.txt
 	.venv-strangers/bin/python -m pip --disable-pip-version-check download --quiet --no-deps --no-binary :all: --dest .venv-strangers openai==$(OPENAI)
 	tar -xzf .venv-strangers/openai-$(OPENAI).tar.gz -C .venv-strangers
-	npm install --silent --no-audit --no-fund --prefix .venv-strangers/node llmprobe@0.6.12 openai@7.57.0
+	npm install --silent --no-audit --no-fund --prefix .venv-strangers/node $$(cat tests/strangers/requirements.node)
 	@touch $@
 
 # what is generated: schema files, schemas/README.md, docs/cli.md, known-failures.md, metrics.md, modules.md, protocols.md; of helm/: README.md, values.schema.json,
