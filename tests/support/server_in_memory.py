@@ -170,7 +170,7 @@ def serving(
     topics = Topics(partitions=1, policy_partitions=1, max_record_bytes=changes.pop("max_record_bytes", 4_000_000))
     settings = Settings(topics=topics, policy=Policy(name="sums", engine="scripted"), serve=Serve(**changes))
     stop, engine = threading.Event(), HandFedEngine(ends, rendering.tokenizer_digest)
-    remembered = Conversations()
+    remembered = Conversations(int(settings.serve.remembered_mb * 1_000_000))
     for event in log.events(TrajectoryEvent, Turn):
         remembered.take(event)
     with pytest.MonkeyPatch.context() as patch:

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from schemas.events import Message, Sampling
+from schemas.events import Message, Sampling, TrajectoryEvent
 from streams.engines.rendering import ChatRendering
 from streams.stages.agents.calls import Delta, Done, ModelCall, Piece
 from streams.stages.agents.fold import fold
@@ -351,6 +351,36 @@ def test_an_anthropic_client_gets_its_own_blocks_counted_and_refused_by_name() -
     assert counted.json() == {"input_tokens": turn.prompt_tokens}
     assert answer.headers["x-streamward-ignored"] == "messages.content.cache_control, system.cache_control"
     assert refused.status_code == 400 and "messages[1].content[0]" in refused.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"), [({"longest_s": 0.001}, "it has ended"), ({"remembered_mb": 0.001}, "serve.remembered_mb")]
+)
+def test_a_trajectory_that_is_remembered_no_longer_is_refused_in_the_words_of_each_protocol(
+    changes: dict[str, float], why: str
+) -> None:
+    async def has_ended() -> bool:
+        server.recorder.runs.end_idle()
+        return "t1" in {event.trajectory_id for event in server.log.events(TrajectoryEvent) if event.kind == "ended"}
+
+    with served(**changes) as server:
+        for name in ("t1", "t2"):
+            says(server, "fine")
+            assert server.post("chat/completions", asked(user("hi")), f"calc/trajectories/{name}").status_code == 200
+        if "longest_s" in changes:
+            until(lambda: server.run(has_ended()), "the first trajectory has ended")
+        bodies = {
+            "chat/completions": asked(user("and?")),
+            "completions": {"model": "sums", "prompt": "and?"},
+            "responses": {"model": "sums", "input": "and?"},
+            "messages": asked(user("and?"), max_tokens=9),
+        }
+        answers = {path: server.post(path, body, "calc/trajectories/t1") for path, body in bodies.items()}
+        assert len(server.turns) == 2
+    for path, answer in answers.items():
+        error = answer.json()["error"]
+        assert answer.status_code == 409 and why in error["message"] and "use another trajectory" in error["message"]
+        assert error.keys() == ({"type", "message"} if path == "messages" else {"message", "type", "param", "code"})
 
 
 def test_an_opinion_of_an_answer_that_nobody_recorded_is_refused() -> None:
