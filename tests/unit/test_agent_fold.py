@@ -24,6 +24,7 @@ from tests.support.log.join_partition import Log
 from tests.support.thoroughness import examples
 
 ASKED = [system("You add."), user("4 + 7 =")]
+HAND_OVER = dataclasses.replace(ADD, name="hand_over")
 TITLE = [system("Name this conversation."), user("4 + 7 =")]
 
 
@@ -188,6 +189,16 @@ def test_a_last_call_without_tools_is_still_the_conversation() -> None:
     run.call([*run.history(first), user("Answer now.")])
     assert what(run) == [("first", 1), ("rewrites", 0)]
     assert by_number(run, 1).reason == "it offers other tools"
+
+
+def test_a_handoff_is_a_new_chain_of_the_same_conversation_and_says_so() -> None:
+    run = Recorded()
+    desk = run.call([system("Hand over."), user("4 + 7 =")], [HAND_OVER], reply=called("hand_over", "{}"))
+    history = [system("You add."), user("4 + 7 ="), desk.reply, Message(role="tool", content="Calculator")]
+    run.call(history, [ADD])
+    assert what(run) == [("first", 1), ("rewrites", 0)]
+    assert [step.role for step in fold(run.turns).steps] == ["conversation", "conversation"]
+    assert by_number(run, 1).reason.startswith("another agent took over: it has another system prompt and other tools")
 
 
 def test_prompts_of_tokens_extend_what_they_begin_with() -> None:

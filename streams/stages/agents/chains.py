@@ -30,6 +30,8 @@ from schemas.tokens import TokenIds
 
 SYSTEM_ROLES = ("system", "developer")
 Role = Literal["conversation", "sub_agent", "auxiliary"]
+HANDED_OVER = "another agent took over: it has another system prompt and other tools, so its tokens begin anew"
+"""Why a handoff rewrites: the history stays, and the tokens in front of it do not."""
 
 
 class Placement(NamedTuple):
@@ -267,9 +269,10 @@ class Chains:
         like = self._prefixes.get(found.every[shared]) if shared else None
         if kind == _TOKENS:
             return "a prompt of tokens that continues none before"
+        other_system = shared < found.system or (like is None and found.system > 0)
         if all(root.kind.tools != kind.tools for root in self._roots):
-            return "it offers other tools"
-        if shared < found.system or (like is None and found.system):
+            return HANDED_OVER if other_system and kind.tools else "it offers other tools"
+        if other_system:
             return "it has another system prompt"
         if shared == count:
             return "its messages are known, and its tokens begin anew"
