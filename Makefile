@@ -8,7 +8,7 @@ ENGINE ?=
 BENCH ?=
 VERSION := $(shell sed -n 's/^version = "\([^"]*\)".*/\1/p' pyproject.toml)
 
-.PHONY: demo test test-full pytest test-deploy test-strangers check lint types bench chaos soak fuzz check-tokens setup setup-test setup-gym setup-vllm setup-deploy images release docs lock clean
+.PHONY: demo test test-full pytest test-deploy test-strangers check lint types bench chaos soak fuzz check-tokens setup setup-test setup-gym setup-environments setup-vllm setup-deploy images release docs lock clean
 
 demo: .venv/ready
 	@$(BIN)/streamward demo $(if $(ENGINE),--engine $(ENGINE)) $(ARGS)
@@ -69,6 +69,10 @@ setup-test: .venv/ready-test
 # reasoning-gym compiles a solver, so it needs a C compiler
 setup-gym: .venv/ready
 	$(PIP) --editable '.[gym]'
+
+# what environments by reference need
+setup-environments: .venv/ready
+	$(PIP) --editable '.[environments]'
 
 # vLLM on a CPU, in an environment of its own, since it pins its own versions. It wants the CPU build of torch 2.13.0: where
 # the index has another one, say where it lies (PIP_FIND_LINKS). What it brings for pictures and sound fits another build.

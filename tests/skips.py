@@ -24,6 +24,7 @@ HELM = needs("helm")
 CLUSTER = needs("a Kubernetes cluster, helm and kubectl")
 ASKED_FOR = needs("minutes, so it is asked for", "make test-deploy")
 IN_FULL = needs("more time than `make test` has", "make test-full")
+ENVIRONMENTS = needs("gymnasium and textarena", "make setup-environments")
 GYM = needs("reasoning-gym", "make setup-gym")
 SIGNING = needs("model-signing", "make setup-test")
 

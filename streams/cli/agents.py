@@ -98,6 +98,7 @@ def agents_run(
     runs in progress have ended. Several may run the same agent: each task is run by one of them.
     """
     from streams import output as show
+    from streams.environments.sandbox import EnvironmentPool
     from streams.kafka import admin
     from streams.stages.agents import episodes, run
 
@@ -107,7 +108,8 @@ def agents_run(
     agent_id = agent_id or (episodes.AGENT if environments else None)
     if agent_id is None:
         raise SettingsError("name the agent: `streamward agents run AGENT ...`")
-    player = episodes.EpisodeAgent(address, episodes.listed_one, time_limit_s=time_limit)
+    pool = EnvironmentPool(call.settings.environments)
+    player = episodes.EpisodeAgent(address, pool.open, time_limit_s=time_limit)
     if file is not None:
         _submit(call, read_tasks(call.settings, file, reading, agent=agent_id).tasks, agent_id)
     call.working = True
@@ -119,7 +121,7 @@ def agents_run(
         folder=folder.absolute(),
         until_done=until_done or file is not None,
     )
-    with until_stopped() as stop, closing(player):
+    with until_stopped() as stop, closing(pool), closing(player):
         admin.check_topics(call.settings, patient=True)
         endings = run.run(call.settings_to_write, plan, stop=stop)
     show.record({ending: endings[ending] for ending in run.ENDINGS if endings[ending]} or {"runs": 0}, output)

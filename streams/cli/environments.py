@@ -1,11 +1,12 @@
-"""The commands about environments: replay.
+"""The commands about environments: list, try, replay.
 
-tasks, trajectories, turns ──► the same seeds and replies once more ──► tools/episodes.py ──► equal, or what differs
+name, seed ──► environments/trial.py ──► the same episode twice, or an error
+tasks, trajectories, turns ──► tools/episodes.py ──► equal to what is recorded, or what differs
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -17,7 +18,83 @@ if TYPE_CHECKING:
 
 @click.group()
 def environments() -> None:
-    """Look at what agents act in."""
+    """What agents act in, the same for the same seed."""
+
+
+@environments.command("list")
+@output_option
+@pass_call
+def environments_list(call: AppContext, output: Output) -> None:
+    """Print the listed environments, with their settings and defaults.
+
+    Those by reference (module:Class, gymnasium:ID, textarena:ID) cannot be listed; `environments try` opens
+    one.
+    """
+    from streams import output as show
+    from streams.environments.registry import LISTED
+
+    columns = [
+        show.Column("name", "name"),
+        show.Column("version", "version"),
+        show.Column("turns", "max_turns", right=True),
+        show.Column("settings", lambda row: ", ".join(f"{key}={value}" for key, value in row["settings"].items())),
+    ]
+    found = [
+        {
+            "name": name,
+            "version": game.version,
+            "max_turns": game(game.options_type()).max_turns,
+            "settings": {key: field.default for key, field in game.options_type.model_fields.items()},
+        }
+        for name, game in LISTED.items()
+    ]
+    show.rows(found, columns, output)
+
+
+@environments.command("try")
+@click.argument("name", metavar="NAME|REFERENCE")
+@click.option("--seed", type=int, default=0, show_default=True, help="The same seed gives the same episode.")
+@click.option("--settings", default="{}", metavar="JSON", help="Settings of the environment.")
+@click.option(
+    "--action", "actions", multiple=True, metavar="TEXT", help="What the policy writes, in order; else at random."
+)
+@click.option("--max-turns", type=click.IntRange(1, 1024), default=32, show_default=True, help="Most actions.")
+@output_option
+@pass_call
+def environments_try(
+    call: AppContext, name: str, seed: int, settings: str, actions: tuple[str, ...], max_turns: int, output: Output
+) -> None:
+    """Play an episode, and check that the same seed gives it again.
+
+    It is played three times, from two resets and in an object of its own. One by reference runs in a process with the
+    limits of environments.timeout_s and environments.memory_mib, as for tasks; what it prints goes to stderr. Its
+    module has to be in environments.modules.
+    """
+    from contextlib import closing
+
+    from schemas.events import EpisodeStart
+    from streams import output as show
+    from streams.environments.protocol import Action
+    from streams.environments.sandbox import EnvironmentPool
+    from streams.environments.trial import try_twice
+
+    start = EpisodeStart(name=name, settings=settings, seed=seed)
+    written = [Action(text) for text in actions] or None
+    with closing(EnvironmentPool(call.settings.environments)) as pool:
+        tried = try_twice(pool.open, start, max_turns, written)
+    rows: list[dict[str, Any]] = [_row("", tried.shown.messages, tried.observed[0].digest)]
+    for (action, result), observed in zip(tried.steps, tried.observed[1:], strict=True):
+        found = {"reward": result.reward, "ok": result.ok, "tool": result.tool, "ended": result.ended}
+        rows.append(_row(action.text, result.shown.messages, observed.digest) | found)
+    columns = [
+        show.Column("action", "action"),
+        show.Column("reward", lambda row: "" if row.get("reward") is None else f"{row['reward']:g}", right=True),
+        show.Column("ok", lambda row: row.get("ok", "")),
+        show.Column("shown", "shown"),
+    ]
+    show.rows(rows, columns, output)
+    success = {True: "reached", False: "not reached", None: "open"}[tried.success]
+    click.echo(f"The same again from seed {seed}: {len(tried.steps)} actions; goal {success}.", err=True)
 
 
 @environments.command("replay")
@@ -32,9 +109,11 @@ def environments_replay(call: AppContext, wanted: str | None, all_of_them: bool,
     shows, its rewards and whether the goal was reached have to be as recorded; where they are not, the command says so
     and ends with an error.
     """
+    from contextlib import closing
+
     from streams import output as show
+    from streams.environments.sandbox import EnvironmentPool
     from streams.errors import EventError, NotFoundError, SettingsError
-    from streams.stages.agents.episodes import listed_one
     from streams.tools import episodes
 
     if (wanted is None) != all_of_them:
@@ -43,7 +122,8 @@ def environments_replay(call: AppContext, wanted: str | None, all_of_them: bool,
     if not found:
         what = "no episode is in the log" if wanted is None else f"no episode begins with {wanted!r}"
         raise NotFoundError(f"{what}; `streamward agents list environment` shows the runs of the built-in agent")
-    runs = list(episodes.replayed(found, listed_one))
+    with closing(EnvironmentPool(call.settings.environments)) as pool:
+        runs = list(episodes.replayed(found, pool.open))
     differ = [run for run in runs if run.differs is not None]
     skipped = [run for run in runs if run.skipped is not None]
     for run in differ:
@@ -54,3 +134,7 @@ def environments_replay(call: AppContext, wanted: str | None, all_of_them: bool,
     show.record(counts | {"differ": len(differ), "not_replayed": len(skipped)}, output)
     if differ:
         raise EventError(f"{len(differ)} of {len(runs)} episodes are not what they were")
+
+
+def _row(action: str, messages: Any, digest: str) -> dict[str, Any]:
+    return {"action": action, "shown": "\n".join(message.content for message in messages), "digest": digest}

@@ -27,7 +27,7 @@ import sys
 import time
 from collections.abc import Sequence
 from secrets import token_hex
-from typing import Any
+from typing import Any, ClassVar
 
 from schemas.events import Response, Task
 from streams.scorers.verdict import ScoreError, Verdict, checked
@@ -53,8 +53,8 @@ class Sandbox:
         self._folders = tuple(folders)
         self._memory_bytes = memory_bytes
         self._closed = False
-        self._alive: set[_SandboxProcess] = set()
-        self._free: queue.LifoQueue[_SandboxProcess | None] = queue.LifoQueue()
+        self._alive: set[_ScorerProcess] = set()
+        self._free: queue.LifoQueue[_ScorerProcess | None] = queue.LifoQueue()
         for _ in range(processes):
             self._free.put(None)
 
@@ -72,7 +72,7 @@ class Sandbox:
                     self._end(worker)
                     worker = None
                 if worker is None:
-                    worker = _SandboxProcess(self._folders)
+                    worker = _ScorerProcess(self._folders)
                     self._alive.add(worker)
                 has_past, request_id = worker.served > 0, token_hex(16)
                 body = (request_id, self.timeout_s, self._memory_bytes, name, settings, task, response)
@@ -94,13 +94,13 @@ class Sandbox:
 
     def load(self, name: str) -> None:
         """Import the scorer called `name`, in a worker of its own. Raises ScoreError if that fails."""
-        worker, request_id = _SandboxProcess(self._folders), token_hex(16)
+        worker, request_id = _ScorerProcess(self._folders), token_hex(16)
         try:
             worker.load(name, request_id, pickle.dumps((request_id, 0.0, self._memory_bytes, name, {}, None, None)))
         finally:
             worker.dispose()
 
-    def _end(self, worker: _SandboxProcess) -> None:
+    def _end(self, worker: _ScorerProcess) -> None:
         worker.dispose()
         self._alive.discard(worker)
 
@@ -125,15 +125,21 @@ class _ModuleChanged(Exception):
     """A file that a worker imported has changed since: the worker is of no use any more."""
 
 
-class _SandboxProcess:
-    """One child process and the pipe to it."""
+class SandboxProcess:
+    """One child process and the pipe to it: frames of JSON, each the answer to one request."""
+
+    worker: ClassVar[str]
+    """The module whose `main` it runs."""
+    who: ClassVar[str]
+    """What it is called while it starts."""
+    limit: ClassVar[str]
+    """The setting of its time limit."""
 
     def __init__(self, folders: Sequence[str]) -> None:
+        """`folders` are its arguments. Raises ScoreError if it does not start."""
         # -P: the working folder is no place to import from, unless it is among `folders`.
-        self.served = 0
-        """Scores that it was asked for."""
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-c", "from streams.scorers.worker import main; main()", *folders],
+            [sys.executable, "-P", "-c", f"from {self.worker} import main; main()", *folders],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,
@@ -143,7 +149,7 @@ class _SandboxProcess:
         os.set_blocking(self._in, False)
         os.set_blocking(self._out, False)
         try:
-            self._receive("a scorer's worker", "start", START_LIMIT_S, START_ID)
+            self.receive(self.who, "start", START_LIMIT_S, START_ID)
         except BaseException:
             self.dispose()
             raise
@@ -151,31 +157,6 @@ class _SandboxProcess:
     def is_spoilt(self) -> bool:
         """Return whether it ended, or says something that nobody asked for."""
         return bool(select.select([self._out], [], [], 0)[0])
-
-    def score(self, name: str, request_id: str, body: bytes, timeout_s: float) -> Verdict:
-        """Return the worker's verdict on one pickled request. Raises ScoreError, _ModuleChanged."""
-        self.served += 1
-        self._write(name, FRAME.pack(len(body)) + body, START_LIMIT_S)
-        answer = self._receive(name, "be imported", START_LIMIT_S, request_id)
-        if "changed" in answer:
-            raise _ModuleChanged(str(answer["changed"]))
-        if "prepared" in answer:
-            answer = self._receive(name, "answer", timeout_s, request_id)
-        if "reason" in answer:
-            raise _failure(name, answer)
-        try:
-            said = (answer["value"], answer["components"], answer["rationale"])
-            verdict = Verdict(*said, str(answer["version"]), answer["steps"])
-        except KeyError as exc:
-            raise _not_an_answer(name) from exc
-        return checked(verdict, name)
-
-    def load(self, name: str, request_id: str, body: bytes) -> None:
-        """Import the scorer that a pickled request without a response names. Raises ScoreError."""
-        self._write(name, FRAME.pack(len(body)) + body, START_LIMIT_S)
-        answer = self._receive(name, "be imported", START_LIMIT_S, request_id)
-        if "prepared" not in answer:
-            raise _failure(name, answer)
 
     def kill(self) -> None:
         """End the process and all it started, and return when it is gone. Any thread may; a reader sees its end."""
@@ -192,7 +173,8 @@ class _SandboxProcess:
                 with contextlib.suppress(OSError):
                     pipe.close()
 
-    def _write(self, name: str, data: bytes, limit_s: float) -> None:
+    def write(self, name: str, data: bytes, limit_s: float) -> None:
+        """Send a request. Raises ScoreError: timeout, crashed."""
         deadline, view = time.monotonic() + limit_s, memoryview(data)
         while view:
             if not select.select([], [self._in], [], max(0.0, deadline - time.monotonic()))[1]:
@@ -202,7 +184,8 @@ class _SandboxProcess:
             except BrokenPipeError as exc:
                 raise self._crashed(name) from exc
 
-    def _receive(self, name: str, what: str, limit_s: float, request_id: str) -> dict[str, Any]:
+    def receive(self, name: str, what: str, limit_s: float, request_id: str) -> dict[str, Any]:
+        """Return the answer to a request. Raises ScoreError: timeout, crashed."""
         deadline = time.monotonic() + limit_s
         length = FRAME.unpack(self._read(name, what, FRAME.size, deadline, limit_s))[0]
         if length > MAX_ANSWER_BYTES:
@@ -220,8 +203,7 @@ class _SandboxProcess:
         while len(data) < size:
             if not select.select([self._out], [], [], max(0.0, deadline - time.monotonic()))[0]:
                 raise ScoreError(
-                    f"{name} did not {what} within {limit_s:g} s and was killed; make it faster, or raise "
-                    "scoring.timeout_s",
+                    f"{name} did not {what} within {limit_s:g} s and was killed; make it faster, or raise {self.limit}",
                     reason="timeout",
                 )
             chunk = os.read(self._out, size - len(data))
@@ -235,6 +217,42 @@ class _SandboxProcess:
         code = self._process.returncode
         how = f"exit status {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
         return ScoreError(f"{name} ended its process ({how}) instead of answering", reason="crashed", again=True)
+
+
+class _ScorerProcess(SandboxProcess):
+    """A process that scores."""
+
+    worker, who, limit = "streams.scorers.worker", "a scorer's worker", "scoring.timeout_s"
+
+    def __init__(self, folders: Sequence[str]) -> None:
+        self.served = 0
+        """Scores that it was asked for."""
+        super().__init__(folders)
+
+    def score(self, name: str, request_id: str, body: bytes, timeout_s: float) -> Verdict:
+        """Return the worker's verdict on one pickled request. Raises ScoreError, _ModuleChanged."""
+        self.served += 1
+        self.write(name, FRAME.pack(len(body)) + body, START_LIMIT_S)
+        answer = self.receive(name, "be imported", START_LIMIT_S, request_id)
+        if "changed" in answer:
+            raise _ModuleChanged(str(answer["changed"]))
+        if "prepared" in answer:
+            answer = self.receive(name, "answer", timeout_s, request_id)
+        if "reason" in answer:
+            raise _failure(name, answer)
+        try:
+            said = (answer["value"], answer["components"], answer["rationale"])
+            verdict = Verdict(*said, str(answer["version"]), answer["steps"])
+        except KeyError as exc:
+            raise _not_an_answer(name) from exc
+        return checked(verdict, name)
+
+    def load(self, name: str, request_id: str, body: bytes) -> None:
+        """Import the scorer that a pickled request without a response names. Raises ScoreError."""
+        self.write(name, FRAME.pack(len(body)) + body, START_LIMIT_S)
+        answer = self.receive(name, "be imported", START_LIMIT_S, request_id)
+        if "prepared" not in answer:
+            raise _failure(name, answer)
 
 
 def _failure(name: str, answer: dict[str, Any]) -> ScoreError:

@@ -23,6 +23,7 @@ import struct
 import sys
 import sysconfig
 import traceback
+from collections.abc import Callable
 from typing import Any, BinaryIO
 
 from streams.scorers.registry import Scorer, load
@@ -37,17 +38,22 @@ _imported: dict[str, int] = {}
 
 
 def main() -> None:
-    """Serve until stdin ends. Arguments are folders to look for modules in, after all others."""
+    """Score until stdin ends. Arguments are folders to look for modules in, after all others."""
     sys.path.extend(sys.argv[1:])
+    serve(_one)
+
+
+def serve(one: Callable[[BinaryIO, bytes], None]) -> None:
+    """Answer the frames on stdin one by one, until it ends. What is printed meanwhile goes to stderr."""
     inbox, outbox = os.fdopen(os.dup(0), "rb", buffering=0), os.fdopen(os.dup(1), "wb", buffering=0)
     with open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)
     os.dup2(2, 1)
     os.register_at_fork(after_in_child=inbox.close)
     os.register_at_fork(after_in_child=outbox.close)
-    _send(outbox, START_ID, {"ready": os.getpid()})
+    send(outbox, START_ID, {"ready": os.getpid()})
     while header := _read(inbox, FRAME.size):
-        _one(outbox, _read(inbox, FRAME.unpack(header)[0]))
+        one(outbox, _read(inbox, FRAME.unpack(header)[0]))
 
 
 def _read(inbox: BinaryIO, size: int) -> bytes:
@@ -64,12 +70,12 @@ def _one(outbox: BinaryIO, frame: bytes) -> None:
     version = f"{name}/unknown"
     try:
         if (file := next((file for file, at in _imported.items() if _changed_ns(file) != at), None)) is not None:
-            _send(outbox, request_id, {"changed": file})
+            send(outbox, request_id, {"changed": file})
             return
-        _limit_memory(memory_bytes)
+        limit_memory(memory_bytes)
         scorer = _load(name)
         version = scorer.version
-        _send(outbox, request_id, {"prepared": version})
+        send(outbox, request_id, {"prepared": version})
         if response is None:
             return  # it was only to be loaded
         signal.setitimer(signal.ITIMER_REAL, 2 * limit_s + 1)  # unhandled: ends a worker whose parent is gone
@@ -92,7 +98,7 @@ def _one(outbox: BinaryIO, frame: bytes) -> None:
         signal.setitimer(signal.ITIMER_REAL, 0)
     if os.getpid() != pid:  # a scorer forked, and this is its child
         os._exit(0)
-    _send(outbox, request_id, {**answer, "version": version})
+    send(outbox, request_id, {**answer, "version": version})
 
 
 def _load(name: str) -> Scorer:
@@ -114,14 +120,15 @@ def _changed_ns(file: str) -> int:
         return 0
 
 
-def _limit_memory(memory_bytes: int) -> None:
+def limit_memory(memory_bytes: int) -> None:
     """Let allocations beyond this fail with MemoryError, where the system supports it."""
     with contextlib.suppress(OSError, ValueError):
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
         resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, hard))
 
 
-def _send(outbox: BinaryIO, request_id: str, answer: dict[str, Any]) -> None:
+def send(outbox: BinaryIO, request_id: str, answer: dict[str, Any]) -> None:
+    """Write the answer to a request."""
     body = json.dumps({**answer, "id": request_id}).encode()
     data = FRAME.pack(len(body)) + body
     while data:

@@ -286,6 +286,25 @@ class Scoring(Section):
         return self
 
 
+class Environments(Section):
+    """What agents act in, where it is not built in: each episode of such an environment has a process of its own."""
+
+    modules: str = Field(
+        "",
+        pattern=r"^[\w., ]*$",
+        description="what tasks may name as environments of your own (module:Class): modules and packages, comma "
+        "separated; `.` lets them be in the working folder; empty: none",
+    )
+    timeout_s: float = Field(10.0, gt=0, description="for one reset or step, seconds")
+    memory_mib: int = Field(2048, ge=64, description="of data one process may have, MiB")
+    network: bool = Field(False, description="whether they may open connections")
+
+    @property
+    def importable(self) -> tuple[str, ...]:
+        """The modules and packages that may be imported, and `.`."""
+        return tuple(one.strip() for one in self.modules.split(",") if one.strip())
+
+
 class Rollouts(Section):
     """How trained adapters reach the agents."""
 
@@ -562,6 +581,7 @@ class Settings(Section):
     model: Model = Model()
     policy: Policy = Policy()
     scoring: Scoring = Scoring()
+    environments: Environments = Environments()
     rollouts: Rollouts = Rollouts()
     guard: Guard = Guard()
     canary: Canary = Canary()

@@ -58,6 +58,7 @@ WITHOUT_TRY = {
     "streams/adapters/signing.py::verify json_text.parse": "its signature was verified: the publisher wrote it",
     "streams/cli/dlq.py::_show json.loads": OWN,
     "streams/engines/answer_form.py::__str__ json_text.parse": "the gateway read it and wrote it again",
+    "streams/environments/worker.py::_one json.loads": OWN,
     "streams/engines/answer_form.py::of_schema json_text.parse": "the gateway read it and wrote it again",
     "streams/engines/chat_template.py::_as_function json_text.parse": CALLER,
     "streams/engines/chat_template.py::_as_template_wants json_text.parse": CALLER,

@@ -1,0 +1,260 @@
+"""Environments that others wrote: what they may get wrong, in this thread and in a process of their own."""
+
+from __future__ import annotations
+
+import gc
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from schemas.events import EpisodeStart, Message
+from streams.cli.root import cli
+from streams.environments.adapted import AdaptedEnvironment
+from streams.environments.episode import MAX_SHOWN, RunningEpisode
+from streams.environments.protocol import Action, Environment, EpisodeError, Shown, StepResult
+from streams.environments.registry import listed
+from streams.environments.sandbox import EnvironmentPool
+from streams.environments.trial import try_twice
+from streams.settings.model import Environments
+from tests.support.doubles import odd_environment
+
+ROOT = Path(__file__).parents[2]
+ODD = "tests.support.doubles.odd_environment:OddEnvironment"
+
+
+class Given:
+    """An environment that gives what it was made with."""
+
+    version = "1"
+
+    def __init__(self, shown: Any = "hello", result: Any = ("next", 0.0, False, False, {})) -> None:
+        self._shown, self._result = shown, result
+
+    def reset(self, seed: int) -> Any:
+        return self._shown
+
+    def step(self, action: Action) -> Any:
+        if isinstance(self._result, Exception):
+            raise self._result
+        return self._result
+
+
+def episode_of(given: Any) -> RunningEpisode:
+    return RunningEpisode(AdaptedEnvironment("mine:Given", given), "mine:Given", 0, 8)
+
+
+# --- in this thread ---------------------------------------------------------------------------------------------------
+
+
+def test_texts_and_five_results_become_messages() -> None:
+    episode = episode_of(Given(("hello", {}), ("next", 1, True, False, {"ok": False, "tool": "x", "success": True})))
+    assert episode.begin() == Shown((Message(role="user", content="hello"),))
+    result = episode.act(Action("go"))
+    assert result == StepResult(Shown((Message(role="user", content="next"),)), 1, True, False, "x", False, True)
+    assert (episode.observed.reward, episode.observed.ok, episode.observed.tool) == (1.0, False, "x")
+
+
+@pytest.mark.parametrize("shown", [None, 7, b"bytes", ["text"], {"role": "user"}, Shown(()), "\ud800", ("a", "b")])
+def test_what_is_no_text_is_not_shown(shown: Any) -> None:
+    with pytest.raises(EpisodeError, match="mine:Given: ") as caught:
+        episode_of(Given(shown)).begin()
+    assert caught.value.reason == "bad_result"
+
+
+@pytest.mark.parametrize(
+    ("result", "match"),
+    [
+        (None, r"step: expected a StepResult, or \(observation, reward"),
+        (("next", 0.0, False, {}), "step: expected a StepResult"),
+        (("next", "1", False, False, {}), "the reward: expected a number or None, got '1'"),
+        (("next", float("nan"), False, False, {}), "the reward: expected a finite number"),
+        (("next", 1e300, False, False, {}), "the reward: expected a finite number"),
+        (("next", True, False, False, {}), "the reward: expected a number"),
+        (("next", 0.0, 1, False, {}), "terminated: expected True or False, got 1"),
+        (("next", 0.0, False, None, {}), "truncated: expected True or False"),
+        (("next", 0.0, False, False, {"success": "yes"}), "success: expected True, False or None"),
+        (("next", 0.0, False, False, {"tool": 3}), "the tool: expected a name"),
+        (
+            ValueError("no such room"),
+            r"step raised ValueError: no such room \(.*test_environments_by_reference.py, line",
+        ),
+    ],
+)
+def test_what_a_step_gives_wrong_is_named(result: Any, match: str) -> None:
+    episode = episode_of(Given(result=result))
+    episode.begin()
+    with pytest.raises(EpisodeError, match=match):
+        episode.act(Action("go"))
+
+
+def test_ten_megabytes_are_not_made_a_prompt() -> None:
+    with pytest.raises(EpisodeError, match=f"shows 100000.. bytes at once, expected at most {MAX_SHOWN}") as caught:
+        episode_of(Given("x" * 10_000_000)).begin()
+    assert caught.value.reason == "too_large"
+
+
+def test_an_object_that_is_no_environment_is_refused_by_what_it_lacks() -> None:
+    class WithoutVersion:
+        def reset(self, seed: int) -> str:
+            return ""
+
+        def step(self, action: Action) -> None: ...
+
+    with pytest.raises(EpisodeError, match=r'it has no version, e\.g\. version = "1"'):
+        AdaptedEnvironment("a:B", WithoutVersion())
+    with pytest.raises(EpisodeError, match="it has no step"):
+        AdaptedEnvironment("a:B", type("C", (), {"version": "1", "reset": lambda self, seed: ""})())
+
+
+def test_no_action_is_taken_before_the_beginning_or_behind_the_end() -> None:
+    episode = episode_of(Given(result=("end", 1.0, True, False, {})))
+    with pytest.raises(EpisodeError, match="has not begun"):
+        episode.act(Action("go"))
+    episode.begin()
+    episode.act(Action("go"))
+    with pytest.raises(EpisodeError, match="has ended"):
+        episode.act(Action("go"))
+
+
+def test_an_environment_that_gives_another_word_for_the_same_seed_is_not_passed() -> None:
+    count = iter(range(99))
+
+    class Drifting(Given):
+        def reset(self, seed: int) -> str:
+            return f"word {next(count)}"
+
+    class DriftingLater(Given):
+        def step(self, action: Action) -> Any:
+            return f"word {next(count)}", 0.0, False, False, {}
+
+    start = EpisodeStart(name="mine:Given", seed=3)
+    with pytest.raises(EpisodeError, match="seed 3 gave two episodes that differ at reset"):
+        try_twice(lambda _: AdaptedEnvironment("mine:Given", Drifting()), start, 4, None)
+    with pytest.raises(EpisodeError, match="differ after action 1"):
+        try_twice(lambda _: AdaptedEnvironment("mine:Given", DriftingLater()), start, 4, None)
+
+
+# --- in a process of its own ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[EnvironmentPool]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(ROOT)
+        made = EnvironmentPool(Environments(modules="., tests.support.doubles", timeout_s=60, memory_mib=512))
+        yield made
+        made.close()
+
+
+def opened(pool: EnvironmentPool, **settings: Any) -> tuple[Environment, RunningEpisode]:
+    environment = pool.open(EpisodeStart(name=ODD, settings=json.dumps(settings), seed=0))
+    return environment, RunningEpisode(environment, ODD, 0, 99)
+
+
+def test_an_episode_in_a_process_is_the_same_as_in_the_thread_and_its_process_serves_the_next(
+    pool: EnvironmentPool,
+) -> None:
+    here = RunningEpisode(AdaptedEnvironment(ODD, odd_environment.OddEnvironment()), ODD, 0, 99)
+    _, there = opened(pool)
+    assert here.begin() == there.begin()
+    assert here.act(Action("pid?")).ok and (pid := there.act(Action("pid")).shown) is not None
+    del there, _
+    gc.collect()
+    _, next_one = opened(pool)
+    next_one.begin()
+    assert next_one.act(Action("pid")).shown == pid
+
+
+@pytest.mark.parametrize(
+    ("action", "reason", "match"),
+    [
+        ("exit", "exception", "step raised SystemExit"),
+        ("other type", "bad_result", "step: what it gives cannot be stored"),
+        ("10 MB", "too_large", "shows more than 1 MiB"),
+        ("network", "exception", "environments may not use the network; set environments.network"),
+        ("crash", "crashed", r"ended its process \(signal SIGKILL\)"),
+        ("memory", "memory", "needed more than 536870912 bytes"),
+    ],
+)
+def test_what_goes_wrong_in_a_process_ends_its_episode_alone(
+    pool: EnvironmentPool, action: str, reason: str, match: str
+) -> None:
+    _, episode = opened(pool)
+    episode.begin()
+    with pytest.raises(EpisodeError, match=match) as caught:
+        episode.act(Action(action))
+    assert caught.value.reason == reason
+
+
+def test_an_environment_that_hangs_is_killed_when_its_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    pool = EnvironmentPool(Environments(modules="., tests.support.doubles", timeout_s=0.5))
+    _, episode = opened(pool)
+    with pytest.raises(EpisodeError, match=r"within 0.5 s and was killed; .* environments.timeout_s") as caught:
+        episode.begin()
+        episode.act(Action("hang"))
+    assert caught.value.reason == "timeout"
+    pool.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "reason", "match"),
+    [
+        ("os:system", "not_allowed", "environments.modules lists ., tests.support.doubles, and a task can only name"),
+        ("gymnasium:os:path-v0", "not_allowed", "add os"),
+        ("tests.support.doubles.nothing:Here", "missing_package", "No module named 'tests.support.doubles.nothing'"),
+        (ODD.replace("Odd", "Even"), "unknown_environment", "has no class 'EvenEnvironment'"),
+        ("nowhere", "unknown_environment", "no environment is called 'nowhere'"),
+    ],
+)
+def test_a_name_that_leads_nowhere_or_where_it_may_not_is_refused(
+    pool: EnvironmentPool, name: str, reason: str, match: str
+) -> None:
+    with pytest.raises(EpisodeError, match=match) as caught:
+        pool.open(EpisodeStart(name=name, seed=0))
+    assert caught.value.reason == reason
+
+
+def test_settings_that_a_class_does_not_take_are_named(pool: EnvironmentPool) -> None:
+    with pytest.raises(EpisodeError, match=r"settings \['colour'\].*takes no arguments") as caught:
+        opened(pool, colour="red")
+    assert caught.value.reason == "bad_settings"
+
+
+# --- the commands -----------------------------------------------------------------------------------------------------
+
+
+def test_environments_are_listed_with_their_settings() -> None:
+    result = CliRunner().invoke(cli, ["environments", "list", "--output", "jsonl"])
+    names = [json.loads(line)["name"] for line in result.stdout.splitlines()]
+    assert names == ["calculator", "lookup", "guess", "corridor", "tictactoe", "distractor"]
+
+
+def test_an_episode_is_tried_with_the_actions_that_are_given() -> None:
+    line = ["environments", "try", "calculator", "--seed", "1", "--action", "calc(98 * 53)", "--action", "5194"]
+    result = CliRunner().invoke(cli, [*line, "--output", "jsonl"])
+    rows = [json.loads(row) for row in result.stdout.splitlines()]
+    assert [row["shown"].splitlines()[-1] for row in rows] == ["98 * 53", "5194", "right"]
+    assert [row.get("reward") for row in rows] == [None, 0.2, 0.8]
+    assert result.stderr == "The same again from seed 1: 2 actions; goal reached.\n"
+
+
+def test_the_environment_of_twenty_lines_in_the_docs_can_be_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """docs/environments.md shows docs/examples/countdown.py, and the command that tries it in its folder."""
+    shown = (ROOT / "docs" / "environments.md").read_text()
+    program = (ROOT / "docs" / "examples" / "countdown.py").read_text()
+    assert program in shown and len([line for line in program.splitlines() if line.strip()]) <= 20
+    monkeypatch.chdir(ROOT / "docs" / "examples")
+    command = next(line for line in shown.splitlines() if "environments try countdown" in line)
+    words = command.removeprefix("streamward ").replace('"', "").split()
+    result = CliRunner().invoke(cli, [*words, "--output", "jsonl"])
+    assert result.exit_code == 0, result.output
+    assert [json.loads(row).get("reward") for row in result.stdout.splitlines()][-1] == 1.0
+
+
+def test_listed_environments_are_opened_in_the_thread(pool: EnvironmentPool) -> None:
+    assert type(pool.open(EpisodeStart(name="guess", seed=0))) is type(listed("guess"))
