@@ -24,6 +24,7 @@ from typing import Any
 import pytest
 import yaml
 
+from streams.kafka.topics import LABELS
 from tests import skips
 from tests.support.deploy.previous_release import first
 from tests.support.deploy.rendered_chart import CHART, OUTSIDE, VALUES, Object, helm as rendered
@@ -304,9 +305,9 @@ def test_topics_of_strimzi_stay_when_the_release_goes(namespace: str) -> None:
     values = {**VALUES["least"], "topics": {"kind": "strimzi", "strimzi": {"cluster": "events"}}}
     release("install", namespace, "--wait", SHORT, values=values)
     before = listed(namespace, "kafkatopics")
-    assert len(before) == 9
+    assert len(before) == len(LABELS)
     release("uninstall", namespace, "--wait", SHORT)
     kept = listed(namespace, "kafkatopics")
     assert [one["metadata"]["uid"] for one in kept] == [one["metadata"]["uid"] for one in before]
     release("install", namespace, "--wait", SHORT, values=values)
-    assert len(listed(namespace, "kafkatopics")) == 12
+    assert len(listed(namespace, "kafkatopics")) == len(LABELS)
