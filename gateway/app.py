@@ -45,6 +45,8 @@ BODIES = (
 DEFAULT_AGENT = "default"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
 """What an agent or a trajectory may be called: it is in keys of the log, in paths and in file names."""
+LARGE_BYTES = 128 * 1024
+"""A longer body is read in a thread; for a shorter one, going there and back costs more than it saves."""
 
 
 class AnswersCalls(feedback.FindsAnswers, Protocol):
@@ -168,6 +170,8 @@ def _add_feedback(router: APIRouter, box: feedback.FeedbackBox, max_body_bytes: 
 async def _received(request: Request, model: type[Read], most: int) -> tuple[Read, Caller]:
     """Return the body and who sent it. Raises CallError."""
     raw = await sent(request, most)
+    if len(raw) > LARGE_BYTES:  # the event loop has other calls to answer between the steps
+        return await asyncio.to_thread(read, model, raw), _caller(request, await asyncio.to_thread(digest, raw))
     return read(model, raw), _caller(request, digest(raw))
 
 

@@ -133,12 +133,16 @@ HALF_A_PAIR = re.compile(rb"\\u[dD][89abAB]|\\u[dD][c-fC-F]")
 
 
 async def sent(request: Request, most: int) -> bytes:
-    """Return the body of a request. Raises CallError if it is longer than `most` bytes."""
+    """Return the body of a request. Raises CallError if it is longer than `most` bytes; a declared length is enough."""
+    too_large = CallError("too_large", f"the body is longer than {most} bytes (serve.max_body_mb); send less")
+    length = request.headers.get("content-length", "")
+    if length.isdecimal() and int(length) > most:
+        raise too_large
     raw = bytearray()
     async for part in request.stream():
         raw += part
         if len(raw) > most:
-            raise CallError("too_large", f"the body is longer than {most} bytes (serve.max_body_mb); send less")
+            raise too_large
     return bytes(raw)
 
 

@@ -130,7 +130,7 @@ class ServerInMemory:
 
     def __init__(self, app: Any, recorder: Recorder, engine: HandFedEngine, log: LogInMemory) -> None:
         self.recorder, self.engine, self.log = recorder, engine, log
-        self._app, self._runner = app, asyncio.Runner()
+        self.app, self._runner = app, asyncio.Runner()
 
     def run(self, what: Coroutine[Any, Any, T]) -> T:
         """Return what comes of a coroutine in the server's event loop."""
@@ -140,7 +140,7 @@ class ServerInMemory:
         """Return the whole answer to a request."""
 
         async def answer() -> httpx.Response:
-            async with httpx.AsyncClient(transport=httpx.ASGITransport(self._app), base_url="http://memory") as client:
+            async with httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://memory") as client:
                 named = {name.replace("_", "-"): value for name, value in headers.items()}
                 return await client.post(f"/agents/{agent}/v1/{path}", json=body, headers=named)
 

@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
+from collections.abc import AsyncIterator
 from contextlib import AbstractContextManager
+from types import CodeType
 from typing import Any
 
 import httpx
 import pytest
 
+from gateway.body import read
 from schemas.events import Message, Sampling, TrajectoryEvent
 from streams.engines.rendering import ChatRendering
 from streams.stages.agents.calls import Delta, Done, ModelCall, Piece
@@ -291,6 +295,42 @@ def test_a_body_that_is_too_long_is_refused_by_the_name_of_its_limit() -> None:
     with served(max_body_mb=0.001) as server:
         answer = server.post("chat/completions", asked(user("x" * 1_000)))
     assert answer.status_code == 413 and "serve.max_body_mb" in answer.json()["error"]["message"]
+
+
+def test_a_body_that_says_it_is_too_long_is_refused_before_it_is_read() -> None:
+    async def parts() -> AsyncIterator[bytes]:
+        raise AssertionError("it is read")
+        yield b""
+
+    async def answer(server: ServerInMemory) -> httpx.Response:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(server.app), base_url="http://memory") as client:
+            return await client.post("/v1/chat/completions", content=parts(), headers={"content-length": "1001"})
+
+    with served(max_body_mb=0.001) as server:
+        refused = server.run(answer(server))
+    assert refused.status_code == 413 and "serve.max_body_mb" in refused.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(("characters", "in_the_loop"), [(10, True), (1_000_000, False)])
+def test_a_large_body_is_read_outside_of_the_event_loop(characters: int, in_the_loop: bool) -> None:
+    called: set[CodeType] = set()
+    with served() as server:
+        says(server, "fine")
+        sys.setprofile(lambda frame, event, argument: called.add(frame.f_code))  # of this thread, which has the loop
+        try:
+            answer = server.post("feedback", {"id": "1", "comment": "x" * characters})
+        finally:
+            sys.setprofile(None)
+    assert answer.status_code == 400 and (read.__code__ in called) is in_the_loop
+
+
+def test_a_call_too_large_to_be_recorded_is_refused_before_anything_is_sampled() -> None:
+    with served(max_record_bytes=2_000) as server:
+        says(server, "fine")
+        refused = server.post("chat/completions", asked(user("x" * 2_000)))
+        assert server.engine.streams == [] and server.log.records == []
+        assert ask(server, user("hi"))["content"] == "fine"
+    assert refused.status_code == 413 and "topics.max_record_bytes" in refused.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,7 @@ from streams.stages.agents.task_runs import TaskRuns
 from streams.stages.agents.turn_events import (
     PreparedCall,
     answered_as,
+    check_fits,
     done_of,
     fingerprint,
     started,
@@ -246,6 +247,7 @@ class Recorder:
 
     async def _submit(self, prepared: PreparedCall) -> list[TokenStream]:
         """Have the engine begin, and load the version again if it was unloaded meanwhile. Raises CallError."""
+        check_fits(prepared, self._engine, self._rendering, self._writer)
         for again in (True, False):
             try:
                 return self._begin_choices(prepared)

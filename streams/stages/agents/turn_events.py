@@ -6,15 +6,18 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from schemas.events import Message, TrajectoryEvent, Turn, derive_id
+from schemas.serde import EncodeError
 from schemas.tokens import Logprobs, TokenIds
 from streams.engines.constraint import Constraint
 from streams.engines.protocol import Rendering, TokenEngine
 from streams.engines.token_stream import Generation, TokenStream
+from streams.errors import EventError
 from streams.kafka import times
-from streams.stages.agents.calls import Done, ModelCall, Token
+from streams.stages.agents.calls import CallError, Done, ModelCall, Token
 from streams.stages.agents.chains import Placement
 from streams.stages.agents.conversations import Conversation
 from streams.stages.agents.run_end import RunEnd
+from streams.stages.agents.turn_writer import TurnWriter
 
 
 class PreparedCall(NamedTuple):
@@ -102,6 +105,16 @@ def turn_of(
         tools=call.tools if parent is None else (),
         ignored=call.ignored,
     )
+
+
+def check_fits(prepared: PreparedCall, engine: TokenEngine, rendering: Rendering, writer: TurnWriter) -> None:
+    """Raise CallError for a call whose turn is too large to be recorded even with an empty answer."""
+    unanswered = TokenStream(prepared.generation(0))
+    unanswered.finish("length")
+    try:
+        writer.check(turn_of(prepared, unanswered, Message(role="assistant", content=""), engine, rendering))
+    except (EventError, EncodeError) as exc:
+        raise CallError("too_large", f"the turn cannot be recorded: {exc}") from exc
 
 
 def answered_as(call: ModelCall, began: TrajectoryEvent | None) -> ModelCall:

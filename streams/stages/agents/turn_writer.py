@@ -56,6 +56,10 @@ class TurnWriter:
         since = self._waits_since
         return 0.0 if since is None else time.monotonic() - since
 
+    def check(self, event: Turn) -> None:
+        """Raise what `write` would raise, and queue nothing."""
+        encoded(event, self._topics[type(event)])
+
     def write(self, *events: Turn | TrajectoryEvent | Response) -> Future[None]:
         """Queue events, behind those before them, and return when the last of them is written.
 
