@@ -354,6 +354,20 @@ SERVE_EVICTED = Metric(
     "Trajectories that were left without their turns because memory was full.",
     ("serve",),
 )
+SERVE_TURNS = Metric(
+    "streamward_serve_turns_total",
+    "counter",
+    ("fate",),
+    "Calls of agents that were recorded: delivered, not_delivered (the client hung up), or failed.",
+    ("serve",),
+)
+SERVE_ACTIONS = Metric(
+    "streamward_serve_actions_total",
+    "counter",
+    ("use",),
+    "Actions in environments: usable or, e.g. calls of a tool that does not exist, unusable.",
+    ("serve",),
+)
 
 # --- archive sync --follow --------------------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from schemas.events import Sampling
+from schemas.events import Observed, Sampling
 from streams.engines.scripted_tokens import ScriptedTokenEngine
 from streams.engines.token_stream import Generation
 from streams.observability import catalog
@@ -24,9 +24,10 @@ def test_every_metric_of_the_server_is_there_and_counts_once_however_often_someb
         assert len(list(stream)) == 3
     finally:
         engine.close()
+    shown = Observed(environment="guess@1", seed=1, digest="0" * 64, ok=False)
     for name in ("r1", "r2"):
         remembered.take(trajectory("started", trajectory_id=name, task_id=name, sampling_id=None))
-        remembered.take(turn(0, trajectory_id=name, task_id=name, sampling_id=None))
+        remembered.take(turn(0, trajectory_id=name, task_id=name, sampling_id=None, observed=shown))
     for _ in range(2):
         found = parse(meter.text())
     wanted = {metric.name: metric.kind for metric in catalog.every() if metric.processes == ("serve",)}
@@ -34,4 +35,6 @@ def test_every_metric_of_the_server_is_there_and_counts_once_however_often_someb
     assert found.total(catalog.SERVE_TOKENS.name) == 3
     assert found.total(catalog.SERVE_TRAJECTORIES.name) == 2
     assert found.total(catalog.SERVE_EVICTED.name) == 1
+    assert found.total(catalog.SERVE_TURNS.name, fate="delivered") == found.total(catalog.SERVE_TURNS.name) == 2
+    assert found.total(catalog.SERVE_ACTIONS.name, use="unusable") == found.total(catalog.SERVE_ACTIONS.name) == 2
     assert found.total(catalog.SERVE_REMEMBERED.name) == held_bytes(turn(0))

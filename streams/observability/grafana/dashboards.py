@@ -175,6 +175,8 @@ AGENTS = (
     ),
     _panel("Trajectories remembered", "short", (total(select(catalog.SERVE_TRAJECTORIES)), "trajectories")),
     _counted("Evicted in an hour", catalog.SERVE_EVICTED, window="1h"),
+    _speed("Turns a second", "short", catalog.SERVE_TURNS, "fate"),
+    _speed("Actions in environments a second", "short", catalog.SERVE_ACTIONS, "use"),
 )
 
 

@@ -11,11 +11,12 @@ all that is left of it is its name. Not thread-safe.
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from schemas.conventions import RatedAnswer
-from schemas.events import Message, Purpose, TrajectoryEvent, Turn
+from schemas.events import Message, Observed, Purpose, TrajectoryEvent, Turn
 from streams.stages.agents.calls import CallError, ModelCall
 from streams.stages.agents.calls_in_progress import CallInProgress
 from streams.stages.agents.chains import Chains, prefixes, tools_digest
@@ -92,6 +93,10 @@ class Conversations:
         self.by_id: dict[str, Conversation] = {}
         """In the order of their newest turns."""
         self.nbytes, self.evicted = 0, 0
+        self.fates: Counter[str] = Counter()
+        """Turns that were taken in: delivered, not_delivered, failed."""
+        self.actions: Counter[str] = Counter()
+        """Actions that environments could use, and others: usable, unusable."""
         self._most_bytes = most_bytes
         self._gone: set[str] = set()
         """Names of trajectories in the log of which nothing else is remembered."""
@@ -125,8 +130,14 @@ class Conversations:
         if event.sampling_id is not None:
             if event.kind == "started":
                 known.began = known.began or event
-            else:
-                known.end = known.end or event
+            elif known.end is None:
+                known.end = event
+                self._count_action(event.observed)
+
+    def _count_action(self, after: Observed | None) -> None:
+        """Count the action after which this was shown."""
+        if after is not None and after.ok is not None:
+            self.actions["usable" if after.ok else "unusable"] += 1
 
     def restore(self, event: TrajectoryEvent, policy: str, oldest_ms: int) -> None:
         """Take in what the log had before the server began, as far as it matters of what began before `oldest_ms`."""
@@ -157,6 +168,8 @@ class Conversations:
         known.last_at = max(known.last_at, turn.created_at)
         if known.closed is not None or turn.turn_id in known.chains.turns:
             return
+        self.fates["failed" if turn.error else "delivered" if turn.delivered else "not_delivered"] += 1
+        self._count_action(turn.observed)
         held = held_bytes(turn)
         known.nbytes += held
         self.nbytes += held

@@ -5,6 +5,8 @@ engine.counts, Conversations ──► gauges and counters, when somebody looks
 
 from __future__ import annotations
 
+from collections import Counter
+
 from streams.engines.protocol import EngineCounts, TokenEngine
 from streams.observability import catalog
 from streams.observability.metrics import Meter
@@ -17,6 +19,7 @@ class ServerMetrics:
     def __init__(self, meter: Meter, engine: TokenEngine, conversations: Conversations) -> None:
         self._meter, self._engine, self._conversations = meter, engine, conversations
         self._before, self._evicted = EngineCounts(), 0
+        self._fates, self._actions = Counter(conversations.fates), Counter(conversations.actions)
         meter.collect(self.report)
 
     def report(self) -> None:
@@ -34,3 +37,9 @@ class ServerMetrics:
         meter.set(catalog.SERVE_REMEMBERED, remembered.nbytes)
         evicted, self._evicted = remembered.evicted - self._evicted, remembered.evicted
         meter.add(catalog.SERVE_EVICTED, by=evicted)
+        fates, self._fates = remembered.fates - self._fates, Counter(remembered.fates)
+        for fate in ("delivered", "not_delivered", "failed"):
+            meter.add(catalog.SERVE_TURNS, fate, by=fates[fate])
+        actions, self._actions = remembered.actions - self._actions, Counter(remembered.actions)
+        for use in ("usable", "unusable"):
+            meter.add(catalog.SERVE_ACTIONS, use, by=actions[use])
