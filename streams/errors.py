@@ -17,6 +17,7 @@
     │   ├── RequestRejected      it will never answer this request          the request fails
     │   └── WrongModel           its weights or logprobs are not ours       use another server
     ├── CallError            an agent's call of the model gets no answer    tell its client
+    ├── CallFailed           the built-in agent's call got no answer        its run ends so
     └── EventError           this one event cannot be used                  dead-letter, go on
         ├── UndecodableEvent     its bytes are not what they should be
         ├── ContradictoryEvent   well formed, and at odds with a rule or a sibling

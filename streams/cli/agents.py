@@ -85,7 +85,7 @@ def agents_run(
     reading: TaskFileOptions,
     output: Output,
 ) -> None:
-    """Answer the tasks that name AGENT by runs of a program, or of the built-in agent for environments.
+    """Answer the tasks that name AGENT by runs of that agent.
 
     Each task is run as often as its group has slots. A run has a folder, an environment and a time limit of its own,
     and finds the server in OPENAI_BASE_URL and ANTHROPIC_BASE_URL, and its task in STREAMWARD_PROMPT, in task.json and

@@ -186,7 +186,7 @@ def seeds() -> Iterator[tuple[str, str, bytes]]:
     }
     yield "adapters", "config", json.dumps(config).encode()
     yield "weights", "lora", _weights()
-    said = {"id": "r", "version": "exact/1", "value": 1.0, "components": {"a": 0.5}, "rationale": "right"}
+    said = {"id": "r", "version": "exact/1", "value": 1.0, "components": {"a": 0.5}, "rationale": "right", "steps": []}
     failed = {"id": "r", "version": "exact/1", "reason": "exception", "error": "it raised", "again": True}
     for name, last in (("verdict", said), ("failed", failed)):
         lines = [{"id": "r", "prepared": "exact/1"}, last]

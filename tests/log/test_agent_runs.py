@@ -14,9 +14,10 @@ import pytest
 from openai import BadRequestError, OpenAI
 
 from schemas.events import EpisodeStart, Message, Observed, Response, Sampling, TrajectoryEvent, derive_id
-from streams.environments.protocol import Action, Shown, StepResult
+from streams.environments.protocol import Action, Environment, Shown, StepResult
+from streams.environments.registry import listed
 from streams.settings.model import Settings
-from streams.stages.agents.episodes import EpisodeAgent, listed_one
+from streams.stages.agents.episodes import EpisodeAgent
 from streams.stages.agents.kept_alive import KeptAlive
 from streams.stages.agents.model_calls import CallFailed, ModelCalls
 from streams.stages.agents.processes import RunContext
@@ -31,6 +32,11 @@ SCRIPT = {
     "context_tokens": 1_000_000,
     "replies": [{"when": "at length", "reply": "x" * 100_000}, {"when": "first", "reply": "one"}],
 }
+
+
+def opened_here(start: EpisodeStart) -> Environment:
+    """Open a listed environment in this thread."""
+    return listed(start.name, start.settings)
 
 
 @pytest.fixture(scope="module")
@@ -314,7 +320,7 @@ def test_an_environment_that_nobody_has_is_the_end_of_the_run(settings: Settings
         ),
         (None, "no_environment: its task names none"),
     ):
-        work = EpisodeAgent(url, listed_one, time_limit_s=60).work(task(environment=start))
+        work = EpisodeAgent(url, opened_here, time_limit_s=60).work(task(environment=start))
         end = work.run(RunContext("adder", "t", task(), url, Path()), threading.Event())
         assert end.ending == "failed" and end.reason.startswith(reason)
 

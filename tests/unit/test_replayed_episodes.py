@@ -10,9 +10,8 @@ import pytest
 
 from schemas.events import EpisodeStart
 from streams.environments.episode import RunningEpisode
-from streams.environments.protocol import Action, Shown
+from streams.environments.protocol import Action, Environment, Shown
 from streams.environments.registry import listed
-from streams.stages.agents.episodes import listed_one
 from streams.tools.episodes import RecordedEpisode, ReplayedRun, replayed
 from tests.support.agent_calls import Recorded, assistant
 from tests.support.factories import task, trajectory
@@ -20,10 +19,15 @@ from tests.support.factories import task, trajectory
 GUESS = EpisodeStart(name="guess", seed=3)
 
 
+def opened_here(start: EpisodeStart) -> Environment:
+    """Open a listed environment in this thread."""
+    return listed(start.name, start.settings)
+
+
 def recorded(start: EpisodeStart, said: Sequence[str], **end: Any) -> RecordedEpisode:
     """Return what the log has of an episode in which the policy said this."""
     asked = task(environment=start, agent="environment", max_turns=8)
-    episode, run = RunningEpisode(listed_one(start), start.name, start.seed, 8), Recorded()
+    episode, run = RunningEpisode(opened_here(start), start.name, start.seed, 8), Recorded()
     messages = list(episode.begin().messages)
     begun = trajectory("started", observed=episode.observed)
     for text in said:
@@ -35,7 +39,7 @@ def recorded(start: EpisodeStart, said: Sequence[str], **end: Any) -> RecordedEp
 
 
 def once_more(of_log: RecordedEpisode) -> ReplayedRun:
-    [run] = replayed([of_log], listed_one)
+    [run] = replayed([of_log], opened_here)
     return run
 
 

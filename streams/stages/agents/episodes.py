@@ -18,7 +18,6 @@ from typing import Any
 from schemas.events import EpisodeStart, Task
 from streams.environments.episode import RunningEpisode
 from streams.environments.protocol import Environment, EpisodeError, Shown, StepResult
-from streams.environments.registry import listed
 from streams.stages.agents.chat_format import message_of, tool_of
 from streams.stages.agents.kept_alive import KeptAlive
 from streams.stages.agents.model_calls import CallFailed, ModelCalls, action_of
@@ -69,11 +68,6 @@ class EpisodeAgent:
             return RunEnd("failed", f"{exc.reason}: {exc}", None, episode.observed)
         except CallFailed as exc:
             return RunEnd(exc.ending, str(exc), None, episode.observed)
-
-
-def listed_one(start: EpisodeStart) -> Environment:
-    """Return a listed environment, for one episode. Raises EpisodeError."""
-    return listed(start.name, start.settings)
 
 
 def _fails(reason: str) -> RunWork:

@@ -61,7 +61,7 @@ def sandbox(folder: Path) -> Check:
     import subprocess
 
     from schemas.events import derive_id
-    from streams.scorers.sandbox import _SandboxProcess
+    from streams.scorers.sandbox import _ScorerProcess
     from streams.scorers.worker import FRAME
 
     over = subprocess.Popen(["true"])
@@ -76,7 +76,7 @@ def sandbox(folder: Path) -> Check:
         try:
             os.write(theirs, said)
             os.close(theirs)
-            process = object.__new__(_SandboxProcess)  # one that said all this, and ended
+            process = object.__new__(_ScorerProcess)  # one that said all this, and ended
             process.served, process._process, process._in, process._out = 0, over, inbox, ours
             verdict = process.score(name, "r", b"request", 1.0)
         finally:

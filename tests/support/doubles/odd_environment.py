@@ -34,7 +34,7 @@ class OddEnvironment:
             case "10 MB":
                 shown = "x" * 10_000_000
             case "network":
-                socket.create_connection(("127.0.0.1", 9))
+                socket.create_connection(("127.0.0.1", 9), timeout=5)
             case "crash":
                 os.kill(os.getpid(), signal.SIGKILL)
             case "memory":
