@@ -103,7 +103,7 @@ def environments_try(
 @output_option
 @pass_call
 def environments_replay(call: AppContext, wanted: str | None, all_of_them: bool, output: Output) -> None:
-    """Play episodes of the log again, from their seeds and the recorded replies, and compare.
+    """Play episodes of the log again, and compare.
 
     TASK or TRAJECTORY is an id, or the beginning of one. Nothing is sampled and nothing is written. What an environment
     shows, its rewards and whether the goal was reached have to be as recorded; where they are not, the command says so
