@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from streams.engines.vllm import client
@@ -230,6 +231,33 @@ def test_no_more_tasks_are_in_flight_than_may_be(server: Replay, start: Callable
     server.forever = counts
     engine.sample(REQUESTS)
     assert most == 2 and len(server.tasks()) == len(REQUESTS)
+
+
+def test_a_probe_waits_for_the_answers_in_progress_and_the_next_one_for_the_probe() -> None:
+    """vLLM 0.32.0 on a CPU exits when they share a step."""
+    with httpx.Client() as http:
+        server, order = VllmServer("http://vllm", http, 4, 20.0), list[str]()
+
+        def probe() -> None:
+            with server.alone():
+                order.append("probe")
+                answers.start()
+                assert not begun.wait(0.2)
+            assert begun.wait(20)
+
+        def answer() -> None:
+            with server.answering():
+                order.append("answer")
+                begun.set()
+
+        begun, probes, answers = threading.Event(), threading.Thread(target=probe), threading.Thread(target=answer)
+        with server.answering():
+            probes.start()
+            time.sleep(0.2)
+            order.append("earlier answer ends")
+        probes.join(20)
+        answers.join(20)
+    assert order == ["earlier answer ends", "probe", "answer"]
 
 
 def test_a_prompt_goes_to_the_same_server_again_and_only_a_full_one_gives_it_away(

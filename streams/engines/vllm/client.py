@@ -65,6 +65,8 @@ class VllmServer:
         self.forget()
         self._client, self._timeout_s = client, timeout_s
         self._places, self._counting = threading.BoundedSemaphore(most), threading.Lock()
+        self._turns = threading.Condition()
+        self._answers, self._is_alone = 0, False
 
     def forget(self) -> None:
         """Drop everything verified: it may be another process than before."""
@@ -97,6 +99,36 @@ class VllmServer:
         finally:
             with self._counting:
                 self.in_flight -= 1
+
+    @contextmanager
+    def answering(self) -> Iterator[None]:
+        """Be an answer in progress; it begins when nobody wants the server `alone`."""
+        with self._turns:
+            self._turns.wait_for(lambda: not self._is_alone)
+            self._answers += 1
+        try:
+            yield
+        finally:
+            with self._turns:
+                self._answers -= 1
+                self._turns.notify_all()
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Let the answers in progress end, and hold those that come.
+
+        vLLM 0.32.0 exits on a CPU when a request for the logprobs of a prompt shares a step with an adapter's answers.
+        """
+        with self._turns:
+            self._turns.wait_for(lambda: not self._is_alone)
+            self._is_alone = True
+            self._turns.wait_for(lambda: self._answers == 0)
+        try:
+            yield
+        finally:
+            with self._turns:
+                self._is_alone = False
+                self._turns.notify_all()
 
     def pause(self, away: ServerUnavailable) -> None:
         """Send nothing to it for a while."""

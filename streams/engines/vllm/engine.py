@@ -143,7 +143,8 @@ class VllmEngine:
                 is_unreported = True
                 raise WrongModel(f"task {request.task.task_id}: {unprocessed(request.sampling, server.url)}")
             try:
-                answer = server.ask("POST", "/v1/completions", {"model": model, **asked}, trace=request.trace)
+                with server.answering():
+                    answer = server.ask("POST", "/v1/completions", {"model": model, **asked}, trace=request.trace)
                 return completions(answer, request, model=model, prompt=prompt, room=room, prompts=self._prompts)
             except RequestRejected as exc:
                 if exc.status != 404:

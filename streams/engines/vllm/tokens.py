@@ -195,7 +195,8 @@ class VllmTokenEngine:
             model = self._proof.ready(server, answer.loaded)
             if needs_processed(stream.generation.sampling) and not server.is_processed:
                 raise WrongModel(unprocessed(stream.generation.sampling, server.url))
-            self._stream(server, model, answer)
+            with server.answering():
+                self._stream(server, model, answer)
         except RequestRejected as exc:
             if exc.status != 404:
                 raise

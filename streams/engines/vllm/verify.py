@@ -159,7 +159,8 @@ class Proof:
     def _probed(self, server: VllmServer, model: str) -> list[float]:
         """Return a server's logprobs of the probe."""
         asked = {"prompt": list(self._ids), "max_tokens": 1, "temperature": 0.0, "return_token_ids": True}
-        answer = server.ask("POST", "/v1/completions", {"model": model, **asked, "prompt_logprobs": 0, **PLAIN})
+        with server.alone():
+            answer = server.ask("POST", "/v1/completions", {"model": model, **asked, "prompt_logprobs": 0, **PLAIN})
         return prompt_logprobs(answer, model=model, prompt=self._ids)
 
     def _reports_processed(self, server: VllmServer, model: str) -> bool:
