@@ -141,6 +141,29 @@ class AgentManager:
         run(self.settings, plan, stop=stop or threading.Event())
         return self._completions(tasks, starts)
 
+    def rollout_func(self, prompts: Sequence[Prompt], trainer: Any) -> dict[str, list[Any]]:
+        """Answer the prompts of TRL's GRPOTrainer (1.16): `GRPOTrainer(..., rollout_func=manager.rollout_func)`.
+
+        One run a prompt, at the trainer's `temperature` and `max_completion_length`. `env_mask` is 1 where the policy
+        wrote the token; reward functions also get `trajectory_id` and `error`. A run that failed is the end of a turn
+        that bears no loss. Raises as `deploy`.
+        """
+        sampling = Sampling(temperature=trainer.temperature, max_tokens=trainer.max_completion_length)
+        tokenizer, runs = trainer.processing_class, self.deploy(prompts, sampling=sampling)
+
+        def asked(prompt: Prompt) -> list[int]:
+            messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+            return list(tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False))
+
+        return {
+            "prompt_ids": [list(one.prompt_ids) or asked(prompt) for prompt, one in zip(prompts, runs, strict=True)],
+            "completion_ids": [list(one.completion_ids) or [tokenizer.eos_token_id] for one in runs],
+            "logprobs": [list(one.logprobs) or [0.0] for one in runs],
+            "env_mask": [list(one.completion_mask) or [0] for one in runs],
+            "trajectory_id": [one.trajectory_id for one in runs],
+            "error": [one.error for one in runs],
+        }
+
     def base_url(self, agent_id: str) -> str:
         """Return where `_process_one` finds the server for this run: OpenAI's clients want `/v1` behind it."""
         return f"{trajectories_url(self.settings.serve.url, self.agent_id)}/{agent_id}"

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -212,6 +213,16 @@ def test_after_kill_9_of_the_manager_each_run_ends_once_and_none_that_ended_runs
     assert [task.agent for _, task in read(settings, Task)] == ["adder"]
 
 
+class Tokens:
+    """As much of a tokenizer as a run needs that failed."""
+
+    eos_token_id = 256
+
+    def apply_chat_template(self, messages: list[dict[str, Any]], **_: Any) -> list[int]:
+        assert [message["role"] for message in messages] == ["user"]
+        return [7]
+
+
 class Adder(AgentManager):
     """An agent that is a function of this process: two turns, or none for what is no sum."""
 
@@ -235,6 +246,8 @@ def test_prompts_come_back_as_conversations_with_the_tokens_of_the_log(
         found = by_function.deploy(["1 + 1 =", [{"role": "user", "content": "what?"}], "2 + 2 ="], group_size=2)
         by_command = AgentManager("other", command=agent[0], settings=settings, folder=tmp_path / "runs")
         [completion] = by_command.deploy(["3 + 3 ="])
+        trainer = SimpleNamespace(temperature=1.0, max_completion_length=64, processing_class=Tokens())
+        rolled = by_function.rollout_func(["4 + 4 =", "what?"], trainer)
     assert [one.error for one in found] == [None, None, *["failed: ValueError: that is no sum"] * 2, None, None]
     assert [one.slot for one in found] == [0, 1] * 3
     assert [message["content"] for message in found[0].messages[::2]] == ["1 + 1 =", "and that plus 1?"]
@@ -252,6 +265,13 @@ def test_prompts_come_back_as_conversations_with_the_tokens_of_the_log(
     marked = zip(found[0].completion_ids, found[0].completion_mask, strict=True)
     assert [token for token, mine in marked if mine] == sampled
     assert completion.error is None
+    assert rolled.keys() >= {"prompt_ids", "completion_ids", "logprobs", "env_mask"}  # what TRL takes
+    first = {name: each[0] for name, each in rolled.items()}
+    assert len(first["completion_ids"]) == len(first["logprobs"]) == len(first["env_mask"])
+    assert set(first["env_mask"]) == {0, 1} and first["prompt_ids"]
+    failed = {name: each[1] for name, each in rolled.items() if name != "trajectory_id"}
+    assert failed.pop("error") == "failed: ValueError: that is no sum"
+    assert failed == {"prompt_ids": [7], "completion_ids": [256], "logprobs": [0.0], "env_mask": [0]}
 
 
 def test_a_manager_without_an_agent_or_with_an_odd_prompt_says_so(settings: Settings) -> None:
