@@ -5,7 +5,7 @@
 
 An action that is no element of its space is answered by what one is, and leaves the environment where it was. The sum
 of Gymnasium's rewards says nothing about a goal, so `success` is that of its info (`is_success` or `success`), if it
-has one. `check_env` of Gymnasium is run by `streamward environments try`.
+has one. What Gymnasium itself checks of an environment is in gymnasium_view.py.
 """
 
 from __future__ import annotations
