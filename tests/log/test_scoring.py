@@ -220,7 +220,7 @@ def test_no_verdict_ends_the_agent_or_is_lost(ready: Settings) -> None:
     # Each of these once did: weights that overflow, half an emoji from the judge, a reward too large for its topic.
     small = ready.model_copy(update={"topics": ready.topics.model_copy(update={"max_record_bytes": 64 * 1024})})
     twice = {"of": [{"name": "exact", "weight": 1e308}, {"name": "exact", "as": "again", "weight": 1e308}]}
-    large = {"of": [{"name": "exact", "as": f"{number:0>1000}"} for number in range(70)]}
+    large = {"of": [{"name": "exact", "as": f"{number}{'🙂' * 190}"} for number in range(100)]}
     tasks = [
         a_task(1, RewardSource(name="mix", settings=json.dumps(twice))),
         a_task(2, RewardSource(name="judge")),

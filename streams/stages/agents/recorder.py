@@ -292,7 +292,8 @@ class Recorder:
         call, choice = prepared.call, stream.generation.slot
         markers = self._rendering.markers if self._calls_are_read(call) else ()
         shown, unsent, tokens = AnswerText(self._rendering.text, call.sampling.stop, markers), list[Token](), []
-        one_by_one = bool(markers or call.sampling.stop)  # text may be held back, and its tokens with it
+        # text may be held back, and its tokens with it; and who asks for logprobs wants each beside its text
+        one_by_one = bool(markers or call.sampling.stop) or call.logprobs is not None
         async for fresh in stream.batches():
             for part in [[drawn] for drawn in fresh] if one_by_one else [fresh]:
                 spoken = [self._token(*drawn) for drawn in part]
