@@ -228,10 +228,12 @@ def test_what_a_scorer_writes_into_descriptors_is_no_verdict(hasty: Scorers, wri
     assert outcome(hasty, "my_scorers:pair", "x", {}).value == 0.5
 
 
-def test_what_an_earlier_scorer_writes_later_costs_the_next_one_nothing(hasty: Scorers, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("entry_points")
+def test_what_an_earlier_scorer_writes_later_costs_the_next_one_nothing(tmp_path: Path) -> None:
     settings = {"go": str(tmp_path / "go")}
-    assert outcome(hasty, "my_scorers:later", "x", settings).value == 0.25
-    found = outcome(hasty, "my_scorers:goes", "x", settings)
+    with Scorers(Scoring(timeout_s=60.0, retries=0, modules=MODULES)) as scorers:
+        assert outcome(scorers, "my_scorers:later", "x", settings).value == 0.25
+        found = outcome(scorers, "my_scorers:goes", "x", settings)
     assert (found.value, found.version, found.tries) == (0.5, "goes/1", 1)
 
 
