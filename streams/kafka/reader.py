@@ -12,6 +12,7 @@ Groups and commits are in streams/kafka/consumer.py.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self, TypeVar
@@ -38,8 +39,13 @@ RECEIVE_BYTES = 100_000_000
 FAR = 1000
 """Records between two that are fetched: reading as many takes about as long as a seek."""
 
+STALL_S = 10.0
+"""After nothing has come for this long, the broker is asked whether something should have."""
+
 SILENCE_S = 60.0
 """Without an outage to wait for, a broker that sends nothing for this long counts as unreachable."""
+
+log = logging.getLogger("streamward.kafka")
 
 
 class Reader:
@@ -130,6 +136,8 @@ class PartitionReader(Reader):
             next(iter(starts), ("", 0))[0],
             outage,
         )
+        self._heard_at = time.monotonic()
+        self._missing: Coordinates | None = None  # the broker has it, and it did not come
         self.assign(starts, ends)
 
     def __enter__(self) -> Self:
@@ -191,7 +199,12 @@ class PartitionReader(Reader):
         """Return up to `count` records below the bounds. Raises LogError if an offset is gone or the broker refuses."""
         self._raise_trouble()
         kept, ends = [], self._ends
-        for message in consume(self._consumer, count, timeout_s):
+        messages = consume(self._consumer, count, timeout_s)
+        if messages:
+            self._heard_at, self._missing = time.monotonic(), None
+        elif time.monotonic() > self._heard_at + STALL_S:
+            self._restart_if_stalled()
+        for message in messages:
             if message.error() is not None:
                 self._note(message)
                 continue
@@ -203,6 +216,30 @@ class PartitionReader(Reader):
             self._position[tp] = offset + 1
             kept.append(message)
         return self._checked(self._records(kept))
+
+    def _restart_if_stalled(self) -> None:
+        """Read on with a new client if the broker has had a record for STALL_S that this one does not fetch.
+
+        After its broker has restarted, librdkafka's consumer now and then fetches nothing more of a partition, though
+        it is answered everything else (librdkafka issue 5153, seen with 2.16).
+        """
+        self._heard_at, missing_before = time.monotonic(), self._missing
+        try:
+            behind = (Coordinates(*tp, self._position[tp]) for tp in self._unfinished() if self._is_behind(tp))
+            self._missing = next(behind, None)
+        except ck.KafkaException:
+            return  # an outage: librdkafka reconnects by itself
+        if self._missing is not None and self._missing == missing_before:
+            log.warning("%s did not come in %g s: reading on with a new client", self._missing, STALL_S)
+            stalled, self._consumer = self._consumer, ck.Consumer(self._config)
+            self.assign(self._position, self._ends)
+            stalled.close()
+
+    def _unfinished(self) -> list[TopicPartition]:
+        return [tp for tp, at in self._position.items() if self._ends is None or at < self._ends[tp]]
+
+    def _is_behind(self, tp: TopicPartition) -> bool:
+        return bounds_of(self._consumer, tp, ANSWER_S)[1] > self._position[tp]
 
     def batches(self, outage: BrokerOutage | None) -> Iterator[list[Record]]:
         """Yield every record up to the bounds, as `poll` returns them. Raises as `read`."""

@@ -22,7 +22,7 @@ import pytest
 from confluent_kafka import admin
 
 from streams.errors import LogError, RefusedError, SettingsError
-from streams.kafka.node import class_archive, jvm, process as broker
+from streams.kafka.node import class_archive, config, formatting, jvm, process as broker
 from streams.kafka.node.config import Node, remember
 from streams.settings.model import Broker
 from tests.skips import needs
@@ -285,9 +285,9 @@ def test_what_the_first_node_loaded_is_there_for_the_second_whatever_became_of_t
     node: Broker, cache: Path
 ) -> None:
     broker.start(node)
-    assert not cache.exists()
+    assert list(cache.glob(f"*{class_archive.SUFFIX}")) == []
     broker.stop(node, timeout_s=0.0)  # it gets the time to write them all the same
-    (archive,) = cache.iterdir()
+    (archive,) = cache.glob(f"*{class_archive.SUFFIX}")
     assert list(node.data_dir.glob(f"*{class_archive.SUFFIX}")) == []
 
     reading = f"-XX:SharedArchiveFile={archive}"
@@ -295,7 +295,7 @@ def test_what_the_first_node_loaded_is_there_for_the_second_whatever_became_of_t
     assert reading in psutil.Process(second.pid).cmdline()
     assert str(archive) in Path(f"/proc/{second.pid}/maps").read_text()
     broker.stop(node)
-    assert list(cache.iterdir()) == [archive]
+    assert list(cache.glob(f"*{class_archive.SUFFIX}")) == [archive]
 
     archive.write_bytes(b"no archive" * 1000)  # as a full disk may leave it
     third = broker.start(node)
@@ -310,4 +310,40 @@ def test_a_node_that_was_killed_leaves_no_part_of_an_archive(
     (node.data_dir / f"part{class_archive.SUFFIX}").write_bytes(b"a part")
     os.kill(running.pid, signal.SIGSTOP)  # so that SIGTERM does nothing
     broker.stop(node, timeout_s=0.1)
-    assert not cache.exists() and list(node.data_dir.glob(f"*{class_archive.SUFFIX}")) == []
+    assert [*cache.glob(f"*{class_archive.SUFFIX}"), *node.data_dir.glob(f"*{class_archive.SUFFIX}")] == []
+
+
+# --- the format of a folder ------------------------------------------------------------------------------------------
+
+
+def test_what_java_wrote_into_the_first_folder_formats_the_second(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    java, classpath = str(jvm.java()), jvm.kafka_classpath()
+    folders = [tmp_path / "first", tmp_path / "second"]
+    for folder, command in zip(
+        folders, ([java, "-XX:TieredStopAtLevel=1", "-cp", classpath], ["no java"]), strict=True
+    ):
+        folder.mkdir()
+        ports = Node(0, 20_000, 20_001, config.new_id(), {})
+        properties = config.as_properties(config.server_properties(folder, ports, {}))
+        (folder / "server.properties").write_text(properties)
+        formatting.format_folder(folder, command, classpath, ports.cluster_id)
+    metas = [
+        dict(line.split("=") for line in (folder / "log" / "meta.properties").read_text().splitlines() if "=" in line)
+        for folder in folders
+    ]
+    assert metas[0].keys() == metas[1].keys() == {"version", "node.id", "directory.id", "cluster.id"}
+    assert all(metas[0][name] != metas[1][name] for name in ("directory.id", "cluster.id"))
+    assert all(metas[0][name] == metas[1][name] for name in ("version", "node.id"))
+    checkpoints = [(folder / "log" / "bootstrap.checkpoint").read_bytes() for folder in folders]
+    assert checkpoints[0] == checkpoints[1]
+
+
+def test_a_folder_that_java_cannot_format_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    java = ["sh", "-c", "echo no space left; exit 7", "java"]
+    with pytest.raises(LogError, match=r"could not format the folder \(exit 7\); it says:\nno space left"):
+        formatting.format_folder(tmp_path, java, jvm.kafka_classpath(), config.new_id())
+    assert not (tmp_path / "cache").exists()

@@ -13,7 +13,7 @@ from confluent_kafka import admin
 from schemas.events import Coordinates, Response, Reward
 from schemas.serde import Poison
 from streams.errors import LogError
-from streams.kafka import admin as cluster, consumer as consumer_module
+from streams.kafka import admin as cluster, consumer as consumer_module, reader as reader_module
 from streams.kafka.client import client_config
 from streams.kafka.consumer import GroupConsumer
 from streams.kafka.producer import Producer
@@ -288,6 +288,31 @@ def test_a_tail_without_bounds_follows(made: Settings) -> None:
         write(made, 1, first=2)
         assert numbers(poll(tail, 1)) == [2.0]
         assert tail.position == {(at.topic, at.partition): 3}
+
+
+def test_a_client_that_fetches_nothing_more_is_replaced_and_no_record_is_lost_or_doubled(
+    made: Settings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (at, *_) = write(made, 2)
+    with PartitionReader(made, {at[:2]: 0}) as tail:
+        assert numbers(poll(tail, 2)) == [0, 1]
+        tail._consumer.pause([ck.TopicPartition(*at[:2])])  # as one that stalls: all is answered, nothing comes
+        monkeypatch.setattr(reader_module, "STALL_S", 1.0)
+        write(made, 3, first=2)
+        assert numbers(poll(tail, 3)) == [2, 3, 4]
+        assert tail.position == {at[:2]: 5}
+        assert f"{at._replace(offset=2)} did not come" in caplog.text
+
+
+def test_a_client_that_waits_at_the_end_is_not_replaced(
+    made: Settings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (at, *_) = write(made, 2)
+    with PartitionReader(made, {at[:2]: 0}) as tail:
+        assert numbers(poll(tail, 2)) == [0, 1]
+        monkeypatch.setattr(reader_module, "STALL_S", 0.0)
+        assert [tail.poll(timeout_s=0.05) for _ in range(5)] == [[]] * 5
+    assert "did not come" not in caplog.text
 
 
 def test_a_long_read_ends_when_the_process_should_stop(made: Settings) -> None:

@@ -12,13 +12,13 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
-import os
 import shutil
 import tempfile
 from pathlib import Path
 
 from streams.errors import SettingsError
 from streams.files import cache_folder
+from streams.kafka.node import jvm
 
 logger = logging.getLogger(__name__)
 
@@ -79,8 +79,6 @@ def _name(java: Path, classpath: str) -> str | None:
     own = java.resolve().parents[1] / "lib" / "server" / "classes.jsa"
     if not own.exists():
         return None
-    jars: list[Path] = []
-    for entry in map(Path, classpath.split(os.pathsep)):
-        jars += sorted(entry.parent.glob("*.jar")) if entry.name == "*" else [entry]
-    files = [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in (own, *jars)]
+    used = (own, *jvm.jars(classpath))
+    files = [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in used]
     return f"kafka-{hashlib.sha256(repr(files).encode()).hexdigest()[:16]}{SUFFIX}"

@@ -139,13 +139,18 @@ def _free_port(but: int = 0) -> int:
 
 
 def _cluster_id(data_dir: Path) -> str:
-    """Return the id the folder was formatted with, else a new one, in Kafka's form: a UUID, base64, URL-safe, bare."""
+    """Return the id the folder was formatted with, else a new one."""
     meta = data_dir / "log" / "meta.properties"
     if meta.exists():
         written = re.search(r"^cluster\.id=(\S+)$", meta.read_text(), re.MULTILINE)
         if written is None:
             raise LogError(f"{meta}: names no cluster.id; the folder is damaged, choose another broker.data_dir")
         return written[1].replace("\\", "")
+    return new_id()
+
+
+def new_id() -> str:
+    """Return a new id in Kafka's form: a UUID, base64, URL-safe, bare. None begins with a dash."""
     return base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=").replace("-", "A")
 
 

@@ -94,6 +94,14 @@ def kafka_classpath() -> str:
 # --- the runtime -----------------------------------------------------------------------------------------------------
 
 
+def jars(classpath: str) -> list[Path]:
+    """Return the jars that a class path names, each `*` as the jars of its folder."""
+    found: list[Path] = []
+    for entry in map(Path, classpath.split(os.pathsep)):
+        found += sorted(entry.parent.glob("*.jar")) if entry.name == "*" else [entry]
+    return found
+
+
 def _java_candidates() -> Iterator[tuple[str, Path]]:
     home = os.environ.get("JAVA_HOME")
     if home:

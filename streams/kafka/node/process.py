@@ -34,7 +34,7 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
 from streams.errors import LogError, RefusedError
-from streams.kafka.node import class_archive, config as node, jvm
+from streams.kafka.node import class_archive, config as node, formatting, jvm
 from streams.kafka.node.config import Node
 from streams.settings.model import Broker
 
@@ -277,6 +277,7 @@ class _Java:
     command: list[str]
     archiving: list[str]
     """Options with which the node writes an archive of classes for those after it."""
+    classpath: str
 
     def node(self, config_file: Path) -> list[str]:
         """Return the command of the node."""
@@ -302,7 +303,7 @@ def _java(data_dir: Path, heap_mb: int) -> _Java:
         "-cp",
         classpath,
     ]
-    return _Java(command, archiving)
+    return _Java(command, archiving, classpath)
 
 
 def _emptied(folder: Path) -> Path:
@@ -319,7 +320,7 @@ def _launch(java: _Java, data_dir: Path, chosen: Node, config: Mapping[str, str]
     if log.exists():
         log.replace(data_dir / f"{LOG_FILE}.1")
     if not (data_dir / "log" / "meta.properties").exists():
-        _format(java.command, config_file, log, chosen.cluster_id)
+        formatting.format_folder(data_dir, java.command, java.classpath, chosen.cluster_id)
     os.set_inheritable(lock, True)
     # not Popen: the node outlives this process, and Popen warns about children that do
     pid = os.posix_spawn(
@@ -346,19 +347,6 @@ def _launch(java: _Java, data_dir: Path, chosen: Node, config: Mapping[str, str]
             os.kill(pid, signal.SIGKILL)
         raise
     return running
-
-
-def _format(command: list[str], config: Path, log: Path, cluster_id: str) -> None:
-    tool = [*command, "kafka.tools.StorageTool", "format", "--ignore-formatted", "-t", cluster_id, "-c", str(config)]
-    with log.open("ab") as out:
-        try:
-            done = subprocess.run(tool, stdin=subprocess.DEVNULL, stdout=out, stderr=out, timeout=READY_TIMEOUT_S)
-        except subprocess.TimeoutExpired as exc:
-            raise LogError(f"{config.parent}: formatting took over {READY_TIMEOUT_S:g} s; {_last_words(log)}") from exc
-    if done.returncode != 0:
-        raise LogError(
-            f"{config.parent}: Kafka could not format the folder (exit {done.returncode}); {_last_words(log)}"
-        )
 
 
 def _await_ready(running: RunningBroker, deadline: float) -> None:
