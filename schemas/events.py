@@ -296,13 +296,21 @@ class GroupControl:
 class CreditSpan:
     """The tokens of one turn of a response, and how much better they were than what siblings did."""
 
-    chain: Annotated[Int, "0 is the response's own completion"] = 0
+    chain: Annotated[Int, "0 is the response's own completion, n that of the branch n - 1"] = 0
     start: Annotated[Int, "the first token in that completion"]
     end: Annotated[Int, "behind the last token"]
     reward: Annotated[float | None, "weighted sum of what its sources say of this turn; null: they judge the whole"] = (
         None
     )
     advantage: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokensElsewhere:
+    """What a group says of tokens that it would be too large with: they are in the response, and nowhere else."""
+
+    completion_tokens: Annotated[Int, "of the response and its branches"]
+    loss_tokens: Annotated[Int, "how many of those the policy wrote"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -320,10 +328,28 @@ class GroupResponse:
     components: Annotated[dict[str, float], "value per source, and per component as source.component"] = field(
         default_factory=dict
     )
+    elsewhere: Annotated[TokensElsewhere | None, "set where what is per token, and branches, are not here"] = None
+    success: Annotated[bool | None, "whether its environment says that the goal was reached; null: not recorded"] = None
+    prompt_token_ids: Annotated[TokenIds, "behind what the group's prompts have in common"] = TokenIds()
     completion_token_ids: TokenIds = TokenIds()
     logprobs: Annotated[Logprobs, "nats"] = Logprobs()
     loss_mask: Annotated[LossMask, "1 where the policy wrote the token"] = LossMask()
+    branches: Annotated[tuple[Branch, ...], "as in the response"] = ()
     spans: Annotated[tuple[CreditSpan, ...], "where turns differ; empty: `advantage` is that of every token"] = ()
+
+    @property
+    def completion_tokens(self) -> int:
+        """How many tokens follow its prompt, in all its chains."""
+        if self.elsewhere is not None:
+            return self.elsewhere.completion_tokens
+        return len(self.completion_token_ids) + sum(len(branch.completion_token_ids) for branch in self.branches)
+
+    @property
+    def loss_tokens(self) -> int:
+        """How many of them the policy wrote."""
+        if self.elsewhere is not None:
+            return self.elsewhere.loss_tokens
+        return self.loss_mask.trained + sum(branch.loss_mask.trained for branch in self.branches)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -363,7 +389,7 @@ class AdvantagedGroup:
     reward_std: float
     credit: Annotated[str, "how a response's advantage is shared among its turns"] = "trajectory"
     sampling: Sampling = field(default_factory=Sampling)
-    prompt_token_ids: Annotated[TokenIds, "shared by every response"] = TokenIds()
+    prompt_token_ids: Annotated[TokenIds, "what the prompts of all responses begin with"] = TokenIds()
     responses: Annotated[tuple[GroupResponse, ...], "in slot order"] = ()
     left_out: tuple[LeftOut, ...] = ()
 
@@ -721,18 +747,35 @@ def _response_problems(response: Response) -> Iterator[str]:
         yield "response_id is not uuid5(sampling_id, slot); use schemas.events.derive_id"
     if (response.finish_reason == "error") != (response.error is not None):
         yield f"finish_reason is {response.finish_reason} but error is {response.error!r}; set both or neither"
+    yield from _chain_problems(response, len(response.prompt_token_ids))
+    for turn in response.turns:
+        if (outside := _outside(turn, response)) is not None:
+            yield f"turn {turn.number} has {outside}"
+
+
+def _chain_problems(response: Response | GroupResponse, prompt: int) -> Iterator[str]:
+    """Yield what is wrong with the tokens of a response, whose prompt has so many, and with those of its branches."""
     if (uneven := _uneven(response)) is not None:
         yield uneven
-    for number, branch in enumerate(response.branches, 1):
+    lengths = [prompt + len(response.completion_token_ids)]
+    for number, branch in enumerate(response.branches):
         if (uneven := _uneven(branch)) is not None:
-            yield f"branch {number - 1}: {uneven}"
-        if not 0 <= branch.leaves < number:
-            yield f"branch {number - 1} leaves chain {branch.leaves}; expected 0 to {number - 1}: one before it"
+            yield f"branch {number}: {uneven}"
+        if not 0 <= branch.leaves <= number:
+            yield f"branch {number} leaves chain {branch.leaves}; expected 0 to {number}: one before it"
+        elif not 0 <= branch.shared_tokens <= lengths[branch.leaves]:
+            shared = f"branch {number} shares {branch.shared_tokens} tokens of chain {branch.leaves}"
+            yield f"{shared}; expected 0 to {lengths[branch.leaves]}"
+        lengths.append(branch.shared_tokens + len(branch.completion_token_ids))
+
+
+def _outside(place: ResponseTurn | CreditSpan, response: Response | GroupResponse) -> str | None:
+    """Return what is wrong if these tokens are not within a completion."""
     lengths = [len(response.completion_token_ids), *(len(branch.completion_token_ids) for branch in response.branches)]
-    for turn in response.turns:
-        if not (0 <= turn.chain < len(lengths) and 0 <= turn.start <= turn.end <= lengths[turn.chain]):
-            place = f"tokens {turn.start} to {turn.end} of chain {turn.chain}"
-            yield f"turn {turn.number} has {place}; expected a range within a completion; they have {lengths} tokens"
+    if 0 <= place.chain < len(lengths) and 0 <= place.start <= place.end <= lengths[place.chain]:
+        return None
+    tokens = f"tokens {place.start} to {place.end} of chain {place.chain}"
+    return f"{tokens}; expected a range within a completion; they have {lengths} tokens"
 
 
 def _uneven(response: Response | GroupResponse | Branch) -> str | None:
@@ -746,12 +789,16 @@ def _uneven(response: Response | GroupResponse | Branch) -> str | None:
 
 def _group_problems(group: AdvantagedGroup) -> Iterator[str]:
     for response in group.responses:
-        if (uneven := _uneven(response)) is not None:
-            yield f"slot {response.slot}: {uneven}"
-        tokens = len(response.completion_token_ids)
+        prompt = len(group.prompt_token_ids) + len(response.prompt_token_ids)
+        for problem in _chain_problems(response, prompt):
+            yield f"slot {response.slot}: {problem}"
+        if response.elsewhere is not None:
+            if response.prompt_token_ids or response.completion_token_ids or response.branches:
+                yield f"slot {response.slot}: its tokens are said to be elsewhere, and some are here; expected none"
+            continue
         for span in response.spans:
-            if span.chain == 0 and not 0 <= span.start <= span.end <= tokens:
-                yield f"slot {response.slot}: a span has tokens {span.start} to {span.end}; expected 0 to {tokens}"
+            if (outside := _outside(span, response)) is not None:
+                yield f"slot {response.slot}: a span has {outside}"
 
 
 def _reward_problems(reward: Reward) -> Iterator[str]:

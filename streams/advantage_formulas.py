@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-FORMULA_VERSION = 1
+FORMULA_VERSION = 2
 """Raised when any formula, or the reducer, would decide otherwise about the same records; part of every group's id.
 
 `tests/histories` holds what was decided under each version.

@@ -147,7 +147,7 @@ def _tables(rows: list[dict[str, Any]], gains: list[dict[str, Any]]) -> None:
     from streams import output as show
 
     for first, second in (("success", "mean_reward"), ("tokens", "latency_ms")):
-        figures = [show.Column(_TITLES[key], partial(_span, key=key)) for key in (first, second)]
+        figures = [show.Column(_TITLES[key], partial(show.with_interval, key=key)) for key in (first, second)]
         show.rows(
             rows,
             [
@@ -167,8 +167,8 @@ def _tables(rows: list[dict[str, Any]], gains: list[dict[str, Any]]) -> None:
             [
                 show.Column("against", "against", right=True),
                 show.Column("scenario", "scenario"),
-                show.Column("gain in reward", lambda row: _span(row, "gain")),
-                show.Column("gain in success", lambda row: _span(row, "success_gain")),
+                show.Column("gain in reward", lambda row: show.with_interval(row, "gain")),
+                show.Column("gain in success", lambda row: show.with_interval(row, "success_gain")),
                 show.Column("tokens", lambda row: _ratio(row, "tokens_ratio"), right=True),
                 show.Column("latency", lambda row: _ratio(row, "latency_ratio"), right=True),
                 show.Column("tasks", lambda row: int(row["n"]), right=True),
@@ -178,14 +178,6 @@ def _tables(rows: list[dict[str, Any]], gains: list[dict[str, Any]]) -> None:
 
 
 _TITLES = {"success": "success", "mean_reward": "mean reward", "tokens": "tokens", "latency_ms": "latency, ms"}
-
-
-def _span(row: Mapping[str, Any], key: str) -> str:
-    """Return a figure and its interval, if known."""
-    if row.get(key) is None:
-        return ""
-    low, high = row.get(f"{key}_low"), row.get(f"{key}_high")
-    return f"{row[key]:.3g}" + ("" if low is None or high is None else f" ({low:.3g} to {high:.3g})")
 
 
 def _ratio(row: Mapping[str, Any], key: str) -> str:

@@ -5,12 +5,16 @@ rollout status ──► who answers, the canary's evidence, what is waited for 
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from streams.cli.adapters import check_known, policy_option
 from streams.cli.runtime import AppContext, json_option, pass_call, until_stopped
+
+if TYPE_CHECKING:
+    from streams.output import Column
 
 EVERY_S = 2.0
 
@@ -28,9 +32,10 @@ def rollout() -> None:
 def rollout_status(call: AppContext, policy: str | None, watch: bool, output: str) -> None:
     """Show who answers, the canary's evidence, and what is waited for.
 
-    Primary, candidate and its share; groups, mean reward and guardrail figures of each arm; the gain with its interval,
-    which is valid however often it is looked at; and the last decisions with their reasons. If an agent refused to load
-    a version, it says so, and who answers in its place. It reads the log and changes nothing.
+    Primary, candidate and its share; groups, mean reward, success and guardrail figures of each arm; the gain with its
+    interval, which is valid however often it is looked at; and the last decisions with their reasons. Success is the
+    share of right answers with Wilson's 95 % interval, which is valid for one look. If an agent refused to load a
+    version, it says so, and who answers in its place. It reads the log and changes nothing.
     """
     from streams.stages.rollouts.status import RolloutWatch
     from streams.tools.dead_letters.refusals import Refusals
@@ -82,15 +87,33 @@ def _show(found: dict[str, Any], output: str, *, again: bool = False) -> None:
     show.record(head | {"waits for": found["waits_for"]}, "table")
     if arms:
         print()
-        show.rows(arms, [show.Column(name.replace("_", " "), name) for name in arms[0]], "table")
+        show.rows(arms, [_arm_column(name) for name in arms[0] if not name.endswith(("_low", "_high"))], "table")
     if decisions:
         print()
         columns = [
             show.Column("at", lambda row: show.moment(row["at"])),
-            *(show.Column(name, name) for name in ("kind", "version", "by", "reason")),
+            *(show.Column(name, name) for name in ("kind", "version", "by")),
+            show.Column("success", lambda row: _success(row["metrics"])),
+            show.Column("reason", "reason"),
         ]
         show.rows(decisions, columns, "table")
     sys.stdout.flush()
+
+
+def _arm_column(name: str) -> Column:
+    from streams import output as show
+
+    if name == "success":
+        return show.Column(name, lambda row: show.with_interval(row, "success"))
+    return show.Column(name.replace("_", " "), name)
+
+
+def _success(metrics: Mapping[str, float]) -> str:
+    """Return the success of both arms at the time of a decision, if it rests on any."""
+    from streams.output import with_interval
+
+    candidate, primary = (with_interval(metrics, f"{arm}_success") for arm in ("candidate", "primary"))
+    return f"{candidate}, primary {primary}" if candidate and primary else ""
 
 
 def _gain(gain: dict[str, float | None]) -> str:

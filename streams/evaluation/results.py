@@ -9,7 +9,8 @@ missing, never 0.
 
     n, failed             scored responses; slots without a score, and all slots of a task that another version answered
     success, exact        share of right answers: two names for one figure. Right is what the task's metadata says
-                          (`success_reward`, the least reward), else 1.0 from source `exact`, else a reward of 1.0
+                          (`success_reward`, the least reward), else what the environment says, else 1.0 from source
+                          `exact`, else a reward of 1.0
     mean_reward, tokens, latency_ms
     NAME_low, NAME_high   interval of success (Wilson) and of mean_reward (Student's t), at 95 %
     scenario.NAME.…       n, success and mean_reward of one scenario
@@ -119,17 +120,20 @@ def _task_result(group: AdvantagedGroup) -> TaskResult:
         scenario=group.scenario,
         slots=group.group_size,
         n=len(responses),
-        right=sum(_is_right(response, least) for response in responses),
+        right=sum(is_right(response, least) for response in responses),
         reward=math.fsum(response.reward for response in responses),
-        tokens=sum(len(response.completion_token_ids) for response in responses),
+        tokens=sum(response.completion_tokens for response in responses),
         # rounded, or this measurement would take more of the row than everything else
         latency_ms=round(math.fsum(response.latency_ms for response in responses), 1),
     )
 
 
-def _is_right(response: GroupResponse, least: float | None) -> bool:
+def is_right(response: GroupResponse, least: float | None = None) -> bool:
+    """Return whether a scored response is right; `least` is the least reward of one that is, if the task says it."""
     if least is not None:
         return response.reward >= least - DUST
+    if response.success is not None:
+        return response.success
     return abs(response.components.get("exact", response.reward) - 1.0) <= DUST
 
 

@@ -97,7 +97,7 @@ class Cutter:
             offset=at.offset,
             lag=self._lag(window, group),
             responses=len(group.responses),
-            loss_tokens=sum(response.loss_mask.trained for response in group.responses),
+            loss_tokens=sum(response.loss_tokens for response in group.responses),
             created_at=group.created_at,
             trace=trace,
         )

@@ -90,22 +90,21 @@ def _obeying(event: Any) -> Any:
         case Response():
             size = 1 + abs(event.group_size) % 64
             slot = event.slot % size
-            event = _even(event)
+            event = _leaving(_even(event))
             return dataclasses.replace(
                 event,
-                turns=_within(event.turns, len(event.completion_token_ids)),
+                turns=_within(event.turns, event),
                 response_id=derive_id(event.sampling_id, slot),
                 slot=slot,
                 group_size=size,
                 error="failed" if event.finish_reason == "error" else None,
-                branches=tuple(
-                    dataclasses.replace(branch, leaves=branch.leaves % (number + 1))
-                    for number, branch in enumerate(event.branches)
-                ),
             )
+        case GroupResponse(elsewhere=None):
+            event = _leaving(_even(event))
+            return dataclasses.replace(event, spans=_within(event.spans, event))
         case GroupResponse():
-            event = _even(event)
-            return dataclasses.replace(event, spans=_within(event.spans, len(event.completion_token_ids)))
+            nothing = dict(completion_token_ids=TokenIds(), logprobs=Logprobs(), loss_mask=LossMask(), branches=())
+            return dataclasses.replace(event, prompt_token_ids=TokenIds(), **nothing)
         case Branch():
             return _even(event)
         case Turn():
@@ -168,13 +167,27 @@ def _whole_trajectory(event: TrajectoryEvent) -> TrajectoryEvent:
     )
 
 
-def _within(ranges: tuple[Any, ...], tokens: int) -> tuple[Any, ...]:
-    """Bend ranges of tokens to a completion of that many."""
-    ends = [abs(each.end) % (tokens + 1) for each in ranges]
+def _within(ranges: tuple[Any, ...], event: Any) -> tuple[Any, ...]:
+    """Bend ranges of tokens to the completions of a response and its branches."""
+    chains = [abs(each.chain) % (1 + len(event.branches)) for each in ranges]
+    of = [(event, *event.branches)[chain].completion_token_ids for chain in chains]
+    ends = [abs(each.end) % (len(tokens) + 1) for each, tokens in zip(ranges, of, strict=True)]
     return tuple(
-        dataclasses.replace(each, chain=0, start=abs(each.start) % (end + 1), end=end)
-        for each, end in zip(ranges, ends, strict=True)
+        dataclasses.replace(each, chain=chain, start=abs(each.start) % (end + 1), end=end)
+        for each, chain, end in zip(ranges, chains, ends, strict=True)
     )
+
+
+def _leaving(event: Any) -> Any:
+    """Bend each branch of a response to leave a chain before it within its tokens."""
+    lengths = [len(event.prompt_token_ids) + len(event.completion_token_ids)]
+    branches = []
+    for number, branch in enumerate(event.branches):
+        leaves = abs(branch.leaves) % (number + 1)
+        shared = abs(branch.shared_tokens) % (lengths[leaves] + 1)
+        branches.append(dataclasses.replace(branch, leaves=leaves, shared_tokens=shared))
+        lengths.append(shared + len(branch.completion_token_ids))
+    return dataclasses.replace(event, branches=tuple(branches))
 
 
 def _even(event: Any) -> Any:

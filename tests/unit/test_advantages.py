@@ -18,7 +18,7 @@ from streams.stages.advantages.stage import AdvantageStage
 from streams.stages.advantages.state import Effect, EmitGroup, GroupMember
 from streams.stages.advantages.timers import DeadlineTimers
 from streams.tools.replay import driver
-from tests.support.factories import T0, control, response, task
+from tests.support.factories import T0, changed, control, response, task
 from tests.support.log.join_partition import TOPICS, Log, answers, left_out, scores
 from tests.support.thoroughness import examples
 
@@ -129,22 +129,45 @@ def records_of(events: list[Event], **topics: Any) -> list[GroupRecord | DeadLet
     return [made for _, made in driver.joined(Settings(topics=Topics(prefix="p.", **topics)), records)]
 
 
-def bulky(tokens: int, **changes: Any) -> list[Event]:
-    many = {
-        "completion_token_ids": tuple(range(tokens)),
-        "logprobs": (-0.5,) * tokens,
-        "loss_mask": (True,) * tokens,
-        "completion_tokens": tokens,
+def tokens(many: int) -> dict[str, Any]:
+    return {
+        "completion_token_ids": tuple(range(many)),
+        "logprobs": (-0.5,) * many,
+        "loss_mask": (True,) * many,
+        "completion_tokens": many,
     }
-    slots = answers(**many)
+
+
+def bulky(many: int, **changes: Any) -> list[Event]:
+    slots = answers(**tokens(many))
     return [task(**changes), *slots, *scores(slots)]
 
 
-def test_a_group_too_large_for_its_topic_leaves_without_its_responses_and_says_so() -> None:
-    (whole,) = joined(bulky(200))
+def test_a_group_too_large_for_its_topic_leaves_the_tokens_of_its_largest_members_where_they_are() -> None:
+    slots = [changed(one, **tokens(150 + one.slot)) for one in answers()]
+    events: list[Event] = [task(), *slots, *scores(slots)]
+    (whole,) = joined(events)
     assert isinstance(whole, AdvantagedGroup)
     size = len(encode(whole)) + len(whole.policy)
-    (made,) = joined(bulky(200), max_record_bytes=size - 1)
+    for limit, elsewhere in ((size, []), (size - 1, [3]), (size - 153 * 9, [2, 3]), (size - 500 * 9, [0, 1, 2, 3])):
+        (made,) = joined(events, max_record_bytes=limit)
+        assert isinstance(made, AdvantagedGroup)
+        assert [one.slot for one in made.responses if one.elsewhere is not None] == elsewhere
+        assert [one.completion_tokens for one in made.responses] == [150, 151, 152, 153]
+        assert sum(one.loss_tokens for one in made.responses) == 606
+        assert len(encode(made)) + len(made.policy) <= limit
+        here = [one for one in made.responses if one.elsewhere is None]
+        assert here == [one for one in whole.responses if one.slot not in elsewhere]
+        assert [(one.reward, one.advantage) for one in made.responses] == [
+            (one.reward, one.advantage) for one in whole.responses
+        ]
+
+
+def test_a_group_too_large_even_without_tokens_leaves_without_its_responses_and_says_so() -> None:
+    events = bulky(1, metadata={"note": "x" * 1000})
+    (whole,) = joined(events)
+    assert isinstance(whole, AdvantagedGroup)
+    (made,) = joined(events, max_record_bytes=1700)
     assert isinstance(made, AdvantagedGroup)
     assert (made.dropped_reason, made.responses, made.complete) == ("too_large", (), True)
     assert left_out(made) == [(slot, "too_large") for slot in range(4)]
@@ -159,8 +182,8 @@ def test_a_group_that_just_fits_leaves_whole() -> None:
 
 
 def test_slots_that_were_left_out_before_keep_their_own_reason() -> None:
-    events = bulky(200)
-    (made,) = joined([*events[:-1], control()], max_record_bytes=2000)
+    events = bulky(1, metadata={"note": "x" * 1000})
+    (made,) = joined([*events[:-1], control()], max_record_bytes=1600)
     assert isinstance(made, AdvantagedGroup)
     assert left_out(made) == [(0, "too_large"), (1, "too_large"), (2, "too_large"), (3, "unscored")]
 

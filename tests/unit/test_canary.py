@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from schemas.events import AdapterEvent, AdvantagedGroup, LeftOut
+from streams.evaluation import intervals
 from streams.settings.model import Canary
 from streams.stages.rollouts import canary
 from streams.stages.rollouts.canary import CanaryTrial, Evidence
@@ -96,6 +97,24 @@ def test_a_group_is_one_piece_of_evidence_however_many_responses_it_has() -> Non
 )
 def test_groups_that_say_nothing_of_the_canary_do_not_count(other: dict[str, Any]) -> None:
     assert after([answered(1, **other)]).steps in ((), ((canary.NOTHING, canary.NOTHING),))
+
+
+def test_each_arm_has_the_share_of_its_right_answers_with_wilsons_interval() -> None:
+    evidence = after([answered(1, 2, reward=1.0), answered(2, 2, reward=0.0), answered(3, 1, reward=0.9)])
+    found = canary.metrics(evidence, RULE)
+    assert (found["candidate_success"], found["primary_success"]) == (0.5, 0.0)
+    assert (found["candidate_success_low"], found["candidate_success_high"]) == intervals.wilson(0.5, 2)
+
+
+def test_a_run_in_an_environment_is_right_if_that_says_so_whatever_its_reward() -> None:
+    reached = changed(group().responses[0], reward=0.3, success=True)
+    missed = changed(reached, reward=1.0, success=False)
+    assert canary.figures(answered(1, 2, responses=(reached, missed)))["success"] == 0.5
+
+
+def test_an_answer_that_nobody_judges_is_neither_right_nor_wrong() -> None:
+    unjudged = changed(group().responses[0], components={})
+    assert "success" not in canary.figures(answered(1, 2, purpose="serve", responses=(unjudged,)))
 
 
 def test_a_group_that_is_read_again_counts_once() -> None:

@@ -14,7 +14,19 @@ from hypothesis import given, settings, strategies as st
 
 from schemas import serde, versions
 from schemas.avro_schema import shapes
-from schemas.events import EVENTS, Coordinates, Event, Message, Response, Reward, RewardSource, Sampling, Task, ToolCall
+from schemas.events import (
+    EVENTS,
+    Coordinates,
+    EpisodeStart,
+    Event,
+    Message,
+    Response,
+    Reward,
+    RewardSource,
+    Sampling,
+    Task,
+    ToolCall,
+)
 from schemas.serde import Poison, encode
 from schemas.tokens import PerToken
 from streams.kafka.record import Record
@@ -26,6 +38,8 @@ from tests.support.factories import group, in_version_1, member, one_of_each, pl
 from tests.support.older_schemas import older_schemas
 from tests.support.processes import by_another_writer
 from tests.support.thoroughness import examples
+
+EPISODE: dict[str, Any] = {"agent": "a", "environment": EpisodeStart(name="guess", seed=1), "max_turns": 4}
 
 
 def records(payloads: Sequence[bytes | None], *, key: bytes | None = b"k") -> list[Record]:
@@ -191,6 +205,9 @@ def test_an_id_that_is_wrong_in_one_character_is_found(event: Response | Reward)
         (task(), {"messages": []}),
         (task(), {"sampling": dataclasses.asdict(Sampling(top_p=0.0))}),
         (task(), {"sampling": dataclasses.asdict(Sampling(max_tokens=0))}),
+        (task(), {"max_turns": 0}),
+        (task(**EPISODE), {"max_turns": 10_000}),
+        (task(**EPISODE), {"agent": None}),
         (response(), {"logprobs": [float("inf"), 0.0]}),
         (response(), {"logprobs": [0.0]}),
         (response(), {"logprobs": [-0.5, 0.5]}),

@@ -179,6 +179,13 @@ def test_a_group_has_the_credit_of_each_turn_beside_that_of_the_response() -> No
     assert not group.flat  # nobody was better on the whole, and yet there is something to learn
 
 
+def test_a_group_has_what_the_environment_says_of_each_run() -> None:
+    log = Log()
+    slots = [replace(one, success=reached) for one, reached in zip(answers(3), (True, False, None), strict=True)]
+    log.read_all([task(group_size=3), *slots, *scores(slots, (1.0, 0.0, 0.5))])
+    assert [member.success for member in log.group().responses] == [True, False, None]
+
+
 def test_by_default_every_turn_has_the_advantage_of_its_response() -> None:
     log = Log()
     judged(log, [(0.0, 1.0), (0.0, 0.0)], turns=[turns_of(1, 2), turns_of(1, 2)])

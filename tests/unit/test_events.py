@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
-from schemas.events import EVENTS, NAMESPACE, Coordinates, RewardSource, Sampling, derive_id, problems
+from schemas.events import EVENTS, NAMESPACE, Coordinates, EpisodeStart, RewardSource, Sampling, derive_id, problems
 from tests.support.factories import one_of_each, response, reward, task, trained
+
+EPISODE = {"agent": "environment", "environment": EpisodeStart(name="guess", seed=1), "max_turns": 4}
 
 
 def test_an_id_is_the_uuid5_of_its_parts_under_one_namespace() -> None:
@@ -51,6 +53,10 @@ def test_the_factories_make_one_good_event_of_every_kind() -> None:
         ({"sampling": Sampling(temperature=-0.5)}, "temperature is -0.5; expected 0 (greedy) or more"),
         ({"sampling": Sampling(top_p=0.0)}, "top_p is 0.0"),
         ({"sampling": Sampling(top_p=1.5)}, "top_p is 1.5"),
+        ({"agent": "a", "max_turns": 0}, "max_turns is 0; at least 1 model call must be allowed"),
+        ({**EPISODE, "max_turns": 10_000}, "max_turns is 10000; in an environment, expected 1 to 1024"),
+        ({**EPISODE, "max_turns": None}, "max_turns is None; in an environment, expected 1 to 1024"),
+        ({**EPISODE, "agent": None}, "environment is set and agent is not; name the agent"),
     ],
 )
 def test_a_task_that_cannot_be_answered_says_what_is_wrong(changes: dict[str, Any], says: str) -> None:

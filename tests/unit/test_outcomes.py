@@ -68,6 +68,12 @@ def test_a_suite_may_say_from_which_reward_an_answer_is_right() -> None:
         suite_results.count(None, group(1, metadata={**metadata, "success_reward": "most"}))
 
 
+def test_a_run_in_an_environment_is_right_if_that_says_so() -> None:
+    found, missed = member(reward=0.7, success=True), member(reward=1.0, success=False)
+    (result,) = results([group(1, responses=(found,)), group(2, responses=(missed,)), group(3, responses=(missed,))])
+    assert result.metrics["success"] == 1 / 3
+
+
 def test_a_reward_that_misses_one_by_rounding_is_right() -> None:
     dust = member(reward=0.7 + 0.2 + 0.1, components={"mine": 1.0})
     assert dust.reward != 1.0

@@ -13,7 +13,7 @@ from streams.cli import rollout as cli_rollout
 from streams.settings.model import Canary, Guard, Rollouts, Settings
 from streams.stages.rollouts import canary
 from streams.stages.rollouts.status import Rollout
-from tests.support.factories import T0, adapter_event, group, promoted, trained
+from tests.support.factories import T0, adapter_event, group, member, promoted, trained
 
 GATE = canary.gate(Canary(steps="0.2,1", step_groups=30))
 
@@ -81,8 +81,22 @@ def test_the_end_of_a_canary_ends_what_is_shown_of_it() -> None:
 
 
 def test_the_table_has_the_gain_the_arms_and_the_decisions(capsys: pytest.CaptureFixture[str]) -> None:
-    found = under_canary().plain(Settings(rollouts=Rollouts(mode="canary"))) | {"answers": 0, "refused": []}
+    rollout = under_canary()
+    assert rollout.trial is not None
+    right = group(adapter_version=1, created_at=T0, responses=(member(reward=1.0),))
+    rollout.evidence = canary.count(rollout.evidence, rollout.trial, right, 0)
+    found = rollout.plain(Settings(rollouts=Rollouts(mode="canary"))) | {"answers": 0, "refused": []}
     cli_rollout._show(found, "table")
     printed = capsys.readouterr().out
     for text in ("1, at share 0.2", "nothing to compare yet", "candidate", "latency ms", "canary_started", "because"):
         assert text in printed
+    assert "1 (0.207 to 1)" in printed  # of one group that is right, by Wilson
+
+
+def test_what_ended_a_canary_has_the_success_of_both_arms(capsys: pytest.CaptureFixture[str]) -> None:
+    rollout, metrics = under_canary(), {}
+    for arm, (success, low, high) in {"candidate": (0.9, 0.8, 0.95), "primary": (0.1, 0.05, 0.2)}.items():
+        metrics |= {f"{arm}_success": success, f"{arm}_success_low": low, f"{arm}_success_high": high}
+    rollout.add(promoted(1, expected_version=0, metrics=metrics), T0)
+    cli_rollout._show(rollout.plain(Settings()) | {"answers": 1, "refused": []}, "table")
+    assert "0.9 (0.8 to 0.95), primary 0.1 (0.05 to 0.2)" in capsys.readouterr().out

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from schemas.events import derive_id
 
 if TYPE_CHECKING:
+    from schemas.events import Branch
     from streams.stages.advantages.incoming import ResponseBody
 
 
@@ -33,17 +34,24 @@ def request_digest(*parts: object) -> str:
     return derive_id(*map(repr, parts))[:8]
 
 
-def response_digests(bodies: Iterable[ResponseBody], *texts: Sequence[str]) -> list[str]:
-    """Return a digest of each response's content: its body and its text in each of these columns.
+def response_digests(bodies: Iterable[ResponseBody], prompts: Sequence[bytes], *texts: Sequence[str]) -> list[str]:
+    """Return a digest of each response's content: its body, the prompt of its own, and its text in these columns.
 
     Time, latency and trace are not part of it.
     """
     digests, sha256 = [], hashlib.sha256
-    for (*_, completion, logprobs, mask, drawn, _), *said in zip(bodies, *texts, strict=True):
+    for (*_, completion, logprobs, mask, drawn, _, branches, _), prompt, *said in zip(
+        bodies, prompts, *texts, strict=True
+    ):
         said.append(repr(drawn) if 0.0 in drawn else _repr(drawn))
-        content = b"".join((completion, logprobs, mask, "\x1f".join(said).encode()))
-        digests.append(sha256(content).hexdigest()[:8])
+        parts = (prompt, completion, logprobs, mask, *(part for one in branches for part in _branch_parts(one)))
+        digests.append(sha256(b"".join((*parts, "\x1f".join(said).encode()))).hexdigest()[:8])
     return digests
+
+
+def _branch_parts(branch: Branch) -> tuple[bytes, ...]:
+    place = f"{branch.leaves} {branch.shared_tokens} {len(branch.completion_token_ids)}"
+    return place.encode(), branch.completion_token_ids.data, branch.logprobs.data, branch.loss_mask.data
 
 
 _repr = lru_cache(maxsize=256)(repr)
@@ -62,14 +70,14 @@ def _parts_digest(components: tuple[tuple[str, float], ...], steps: tuple[float,
     return derive_id(*named, *(f"{step + 0.0!r}" for step in steps))[:8]
 
 
-def shared_digest(body: ResponseBody) -> str:
+def shared_digest(body: ResponseBody, prompt: bytes) -> str:
     """Return a digest of what the responses of one sampling must share, as their group states it once.
 
-    Seeds may differ from slot to slot.
+    `prompt` is what all of them must begin with. Seeds may differ from slot to slot.
     """
     temperature, top_p, *_ = body.sampling
     drawn = (temperature + 0.0, top_p + 0.0)  # -0.0 becomes 0.0, which the cache takes for the same key
-    return _shared_digest(body.base_digest, body.tokenizer_digest, drawn, body.prompt_token_ids)
+    return _shared_digest(body.base_digest, body.tokenizer_digest, drawn, prompt)
 
 
 @lru_cache(maxsize=256)  # the slots of a sampling come one after another, each with the whole prompt

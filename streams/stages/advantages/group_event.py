@@ -1,11 +1,12 @@
 """Make the record of a group that leaves.
 
     EmitGroup, the responses it refers to ──► credit of turns ──► assemble ──► fits its topic? ──► GroupRecord
-                                                                     └─ no: without responses, metadata, slots ─┘
+                                 ▲ no: the tokens of the largest stay where they are; then without responses, ... ─┘
 
-Every group that leaves is recorded. One that is larger than its topic takes is recorded as dropped (`too_large`): raise
-topics.max_record_bytes, or ask for smaller groups. So is one whose turns cannot be compared as `advantages.credit` says
-(`steps_mismatch`, `no_observations`); a replay under another rule makes it anew.
+Every group that leaves is recorded. In one that is larger than its topic takes, the largest members only say where
+their tokens are: in their responses, from where the trainer fetches them. One that is too large even so is recorded as
+dropped (`too_large`): raise topics.max_record_bytes, or ask for smaller groups. So is one whose turns cannot be
+compared as `advantages.credit` says (`steps_mismatch`, `no_observations`); a replay under another rule makes it anew.
 
 A group is written without an event in between: what it is made of was checked when it was read.
 """
@@ -13,14 +14,15 @@ A group is written without an event in between: what it is made of was checked w
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from schemas.convert import raised
+from schemas.convert import checked, raised
 from schemas.events import AdvantagedGroup, LeftOut, ResponseTurn, Sampling, derive_id
 from schemas.serde import encode_values
-from schemas.tokens import LossMask
+from schemas.tokens import Logprobs, LossMask, TokenIds
 from streams import advantage_formulas
 from streams.kafka.topics import Topic
 from streams.stages.advantages.credit import CREDIT, NEEDS_OBSERVATIONS, Episode
@@ -54,6 +56,11 @@ class GroupRecord:
         """The key of the record."""
         return str(self.values["policy"]).encode()
 
+    @property
+    def size_bytes(self) -> int:
+        """What a topic's limit counts of it."""
+        return len(self.key) + len(self.payload)
+
     def event(self) -> AdvantagedGroup:
         """Return the event in this record."""
         event: AdvantagedGroup = raised(AdvantagedGroup, self.values)
@@ -69,16 +76,49 @@ def group_record(effect: EmitGroup, bodies: Bodies, topic: Topic) -> GroupRecord
         spans = _spans(effect, bodies)
     except CreditError as exc:
         effect, spans = without_responses(effect, exc.reason), {}
-    made = (GroupRecord(values, encode_values(AdvantagedGroup, values)) for values in _forms(effect, bodies, spans))
-    return next((one for one in made if len(one.key) + len(one.payload) <= topic.max_bytes), None)
+    whole = _record(assemble(effect, bodies, spans))
+    if (excess := whole.size_bytes - topic.max_bytes) <= 0:
+        return whole
+    made = map(_record, _smaller_forms(effect, bodies, spans, excess))
+    return next((one for one in made if one.size_bytes <= topic.max_bytes), None)
 
 
-def _forms(effect: EmitGroup, bodies: Bodies, spans: Spans) -> Iterator[dict[str, Any]]:
-    yield assemble(effect, bodies, spans)
+def _record(values: dict[str, Any]) -> GroupRecord:
+    return GroupRecord(values, encode_values(AdvantagedGroup, values))
+
+
+def _smaller_forms(effect: EmitGroup, bodies: Bodies, spans: Spans, excess: int) -> Iterator[dict[str, Any]]:
+    """Yield the forms of a group that has so many bytes too many, the most complete first."""
+    if (slots := _largest(effect, bodies, excess)) is not None:
+        yield assemble(effect, bodies, spans, slots)
     dropped = assemble(without_responses(effect, "too_large"), {}, {})
     yield dropped
     yield {**dropped, "metadata": {}}
     yield {**dropped, "metadata": {}, "left_out": []}
+
+
+def _largest(effect: EmitGroup, bodies: Bodies, excess: int) -> frozenset[int] | None:
+    """Return the slots of the largest members, without whose tokens the record has so many bytes less."""
+    common = len(_prompt_of(effect, bodies))
+    sizes = {member.slot: _token_bytes(bodies[member.at], common) - _ELSEWHERE_BYTES for member in effect.members}
+    slots = set[int]()
+    for slot in sorted(sizes, key=lambda slot: (-sizes[slot], slot)):
+        if excess <= 0:
+            break
+        slots.add(slot)
+        excess -= sizes[slot]
+    return frozenset(slots) if excess <= 0 else None
+
+
+def _token_bytes(body: ResponseBody, common: int) -> int:
+    """Return how many bytes a member has per token, at least."""
+    own = len(body.prompt_token_ids) - common + len(body.completion_token_ids) + len(body.logprobs)
+    per_token = TokenIds.BYTES + Logprobs.BYTES + LossMask.BYTES
+    return own + len(body.loss_mask) + per_token * sum(len(branch.loss_mask) for branch in body.branches)
+
+
+_ELSEWHERE_BYTES = 2 * 5
+"""Most that two counts take."""
 
 
 def without_responses(effect: EmitGroup, reason: str) -> EmitGroup:
@@ -126,10 +166,16 @@ def _episode(member: GroupMember, turns: tuple[ResponseTurn, ...]) -> Episode:
     return Episode(rewards, [turn.observation for turn in turns])
 
 
-def assemble(effect: EmitGroup, bodies: Bodies, spans: Spans) -> dict[str, Any]:
-    """Return the values of the group's record; `bodies` holds what `effect.members` refer to."""
+def assemble(
+    effect: EmitGroup, bodies: Bodies, spans: Spans, elsewhere: frozenset[int] = frozenset()
+) -> dict[str, Any]:
+    """Return the values of the group's record; `bodies` holds what `effect.members` refer to.
+
+    The tokens of the slots `elsewhere` stay in their responses.
+    """
     task, rule = effect.task, effect.rule
     first = bodies[effect.members[0].at] if effect.members else _NOBODY
+    prompt = _prompt_of(effect, bodies)
     return {
         "group_id": derive_id(effect.task_id, "group", advantage_formulas.FORMULA_VERSION),
         "task_id": effect.task_id,
@@ -155,12 +201,33 @@ def assemble(effect: EmitGroup, bodies: Bodies, spans: Spans) -> dict[str, Any]:
         "reward_std": effect.reward_std,
         "credit": rule.credit,
         "sampling": dict(zip(SAMPLING_FIELDS, first.sampling, strict=True)),
-        "prompt_token_ids": first.prompt_token_ids,
-        "responses": [_member(member, bodies[member.at], spans.get(member.slot, [])) for member in effect.members],
+        "prompt_token_ids": prompt,
+        "responses": [
+            _member(member, bodies[member.at], spans.get(member.slot, []))
+            | (_elsewhere if member.slot in elsewhere else _here)(bodies[member.at], len(prompt))
+            for member in effect.members
+        ],
         "left_out": [
             {"slot": left.slot, "response_id": left.response_id, "reason": left.reason} for left in effect.left_out
         ],
     }
+
+
+def _prompt_of(effect: EmitGroup, bodies: Bodies) -> bytes:
+    return common_prompt([bodies[member.at].prompt_token_ids for member in effect.members] or [b""])
+
+
+def common_prompt(prompts: Sequence[bytes]) -> bytes:
+    """Return the tokens that all these prompts begin with.
+
+    >>> list(common_prompt([b"aaaabbbbcccc", b"aaaabbbbc", b"aaaabbbX"]))
+    [97, 97, 97, 97]
+    """
+    low, high = min(prompts), max(prompts)  # whatever these two begin with, those between them do
+    if low == high:
+        return low
+    length = bisect_left(range(len(low)), True, key=lambda last: low[: last + 1] != high[: last + 1])
+    return low[: length - length % TokenIds.BYTES]
 
 
 _DEFAULT = Sampling()
@@ -169,6 +236,7 @@ _NOBODY = ResponseBody("", "", 0.0, b"", b"", b"", b"", tuple(getattr(_DEFAULT, 
 
 
 def _member(member: GroupMember, body: ResponseBody, spans: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the values of a member, but for what is per token."""
     slot, response_id, (partition, offset), finish_reason, reward, components, _, advantage = member
     return {
         "slot": slot,
@@ -180,11 +248,29 @@ def _member(member: GroupMember, body: ResponseBody, spans: list[dict[str, Any]]
         "reward": reward,
         "advantage": advantage,
         "components": {name: components[name] for name in sorted(components)},
+        "success": body.success,
+        "spans": spans,
+    }
+
+
+def _here(body: ResponseBody, common: int) -> dict[str, Any]:
+    """Return what a member has per token; `common`: how many bytes its prompt has in common with the others'."""
+    return {
+        "elsewhere": None,
+        "prompt_token_ids": body.prompt_token_ids[common:],
         "completion_token_ids": body.completion_token_ids,
         "logprobs": body.logprobs,
         "loss_mask": body.loss_mask,
-        "spans": spans,
+        "branches": [checked(branch) for branch in body.branches],
     }
+
+
+def _elsewhere(body: ResponseBody, _: int) -> dict[str, Any]:
+    """Return what a member says of tokens that stay in its response."""
+    masks = [body.loss_mask, *(branch.loss_mask.data for branch in body.branches)]
+    counts = {"completion_tokens": sum(map(len, masks)), "loss_tokens": sum(mask.count(1) for mask in masks)}
+    nothing = {"prompt_token_ids": b"", "completion_token_ids": b"", "logprobs": b"", "loss_mask": b"", "branches": []}
+    return {"elsewhere": counts, **nothing}
 
 
 def _metadata(task: TaskInfo) -> dict[str, str]:

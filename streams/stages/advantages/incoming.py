@@ -15,7 +15,7 @@ from itertools import repeat
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from schemas.events import Event, GroupControl, Response, ResponseTurn, Reward, Sampling, Task
+from schemas.events import Branch, Event, GroupControl, Response, ResponseTurn, Reward, Sampling, Task
 from streams.kafka.record import Record
 from streams.stages.advantages.digests import response_digests, shared_digest, short_id
 from streams.stages.advantages.state import ResponseCandidate, ResponseRef, RewardRef, SourceScore
@@ -39,6 +39,8 @@ class ResponseBody(NamedTuple):
     sampling: tuple[Any, ...]
     """The values of SAMPLING_FIELDS."""
     turns: tuple[ResponseTurn, ...] = ()
+    branches: tuple[Branch, ...] = ()
+    success: bool | None = None
 
 
 FIELDS: dict[type[Event], tuple[str, ...]] = {
@@ -46,6 +48,7 @@ FIELDS: dict[type[Event], tuple[str, ...]] = {
         *("task_id", "response_id", "sampling_id", "slot", "adapter_version", "group_size", "policy"),
         *("error", "finish_reason", "text", "engine", "base_digest", "tokenizer_digest", "latency_ms"),
         *("prompt_token_ids.data", "completion_token_ids.data", "logprobs.data", "loss_mask.data", "turns"),
+        *("branches", "success", "agent_id"),
         *(f"sampling.{name}" for name in SAMPLING_FIELDS),
     ),
     Reward: ("task_id", "reward_id", "response_id", "source", "value", "components", "steps"),
@@ -92,13 +95,19 @@ def incoming(kind: type[Event], columns: Columns, records: Sequence[Record]) -> 
 def _responses(columns: Columns, recorded: Columns) -> list[Incoming]:
     task_ids, response_ids, sampling_ids, slots, versions, sizes, policies, *others = columns
     errors, reasons, texts, engines, bases, tokenizers, latencies, *others = others
-    prompts, completions, logprobs, masks, turns, *drawn = others
+    prompts, completions, logprobs, masks, turns, branches, successes, agents, *drawn = others
     per_token = (prompts, completions, logprobs, masks)
-    copied = zip(bases, tokenizers, latencies, *per_token, zip(*drawn, strict=True), turns, strict=True)
+    of_agents = (turns, branches, successes)
+    copied = zip(bases, tokenizers, latencies, *per_token, zip(*drawn, strict=True), *of_agents, strict=True)
     bodies = list(map(ResponseBody._make, copied))
     failed = [error is not None for error in errors]
-    shared = ["" if fails else shared_digest(body) for fails, body in zip(failed, bodies, strict=True)]
-    contents = response_digests(bodies, texts, engines, reasons, shared)
+    # a trajectory's prompt is that of its first call, which its agent decides
+    given = [prompt if agent is None else b"" for prompt, agent in zip(prompts, agents, strict=True)]
+    own = [b"" if agent is None else prompt for prompt, agent in zip(prompts, agents, strict=True)]
+    shared = [
+        "" if fails else shared_digest(body, prompt) for fails, body, prompt in zip(failed, bodies, given, strict=True)
+    ]
+    contents = response_digests(bodies, own, texts, engines, reasons, shared)
     refs = map(ResponseRef._make, zip(response_ids, *recorded, failed, reasons, contents, strict=True))
     known = zip(sampling_ids, slots, versions, sizes, policies, shared, refs, strict=True)
     candidates = map(ResponseCandidate._make, known)

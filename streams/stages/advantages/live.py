@@ -32,6 +32,9 @@ from streams.worker.agent import agent_of_many
 from streams.worker.app import App, Outlet, owned_partitions, record_of, table
 from streams.worker.table import stale
 
+NUMBERED_TURNS = 8
+"""Turns beyond this have one series of the metric together."""
+
 
 class _Decided(NamedTuple):
     """What follows from one record."""
@@ -125,7 +128,7 @@ class LiveAdvantages:
             return
         first_ms, group = before.first_seen_ms or None if isinstance(before, OpenGroup) else None, output.event()
         await self._outlet.emit_traced(group, group_trace(self._app.traces, effect, group), began_ms=first_ms)
-        _count(self._app.meter, group, first_ms)
+        count(self._app.meter, group, first_ms)
 
     async def _on_timer(self) -> None:
         app, owned = self._app, owned_partitions(self._app, topics(self._app.settings.topics)["tasks"].name)
@@ -161,8 +164,13 @@ def group_trace(tracer: Tracer, effect: Effect, group: AdvantagedGroup) -> Trace
     return trace._replace(links=tuple(context.child(trace.context, one) for one in ids))
 
 
-def _count(meter: Meter, group: AdvantagedGroup, first_ms: int | None) -> None:
+def count(meter: Meter, group: AdvantagedGroup, first_ms: int | None) -> None:
+    """Tell what became of a task, whose first record is of `first_ms`, and the credit of each turn."""
     flat = group.flat
     meter.add(catalog.GROUPS, group.policy, group.dropped_reason or ("flat" if flat else "varied"))
     if first_ms:
         meter.observe(catalog.GROUP_SECONDS, max(0, group.created_at - first_ms) / 1000, group.policy)
+    for response in group.responses:
+        for number, span in enumerate(response.spans, start=1):
+            turn = str(number) if number <= NUMBERED_TURNS else "later"
+            meter.observe(catalog.TURN_CREDIT, abs(span.advantage), group.policy, turn)

@@ -4,9 +4,10 @@
     unpinned, train or serve, from the time of the canary
 
 One group is one observation, since the responses of a group share their prompt. Its figures: its mean reward, the share
-of its slots without a score, and of its responses the share that was cut at max_tokens, the tokens and the latency.
-Groups that the trainer cannot use (dropped, all rewards equal) count like all others. A group counts for the step in
-which it ended.
+of its responses that are right (streams/evaluation/results.py), the share of its slots without a score, and of its
+responses the share that was cut at max_tokens, the tokens and the latency. How many are right is shown, with Wilson's
+interval, and decides nothing. Groups that the trainer cannot use (dropped, all rewards equal) count like all others. A
+group counts for the step in which it ended.
 
 The reward is tested by streams/evaluation/sequential.py. A guardrail trips when the same kind of interval shows that
 its figure rose at all, and the best estimate is a rise by more than is allowed: so a bad candidate is caught long
@@ -26,15 +27,15 @@ from typing import Any, Literal, NamedTuple
 
 from schemas.conventions import POLICY_LAG, UNSCORED, has_scores
 from schemas.events import AdapterEvent, AdvantagedGroup, Verdict, derive_id
-from streams.evaluation import sequential
-from streams.evaluation.results import short
+from streams.evaluation import intervals, sequential
+from streams.evaluation.results import is_right, short
 from streams.evaluation.sequential import ARMS, Arm, ArmName, ArmPair, ConfidenceSequence
 from streams.settings.model import Canary as Rule
 from streams.worker.table_rows import pack, unpack
 
 STAGE = "rollouts"
-FIGURES = ("reward", "failed", "truncated", "tokens", "latency_ms")
-GUARDRAILS = FIGURES[1:]
+GUARDRAILS = ("failed", "truncated", "tokens", "latency_ms")
+FIGURES = ("reward", "success", *GUARDRAILS)
 
 
 # --- the canary itself -----------------------------------------------------------------------------------------------
@@ -114,9 +115,10 @@ def figures(group: AdvantagedGroup) -> dict[str, float]:
     answered = group.responses
     found = {
         "reward": group.reward_mean if has_scores(group) else None,
+        "success": _mean(is_right(one) for one in answered if one.success is not None or has_scores(group)),
         "failed": unscored / group.group_size,
         "truncated": _mean(one.finish_reason == "length" for one in answered),
-        "tokens": _mean(len(one.completion_token_ids) for one in answered),
+        "tokens": _mean(one.completion_tokens for one in answered),
         "latency_ms": _mean(one.latency_ms for one in answered),
     }
     return {figure: value for figure, value in found.items() if value is not None}
@@ -312,7 +314,7 @@ def rule_in(gate: Mapping[str, str]) -> Rule | None:
 
 
 def metrics(evidence: Evidence, rule: Rule) -> dict[str, float]:
-    """Return the evidence in figures: groups and means by arm, the gain in reward and its interval.
+    """Return the evidence in figures: groups and means by arm, the gain in reward, and intervals of gain and success.
 
     Means are over all steps; the gain compares each step within itself, so it need not be their difference.
     """
@@ -323,6 +325,9 @@ def metrics(evidence: Evidence, rule: Rule) -> dict[str, float]:
             arms = [pair.arm(name) for pair in evidence.pairs(figure)]
             if n := sum(one.n for one in arms):
                 found[f"{name}_{figure}"] = math.fsum(one.n * one.mean for one in arms) / n
+        if n := evidence.groups(name, "success"):
+            low, high = intervals.wilson(found[f"{name}_success"], n)
+            found |= {f"{name}_success_low": low, f"{name}_success_high": high}
     gain = sequential.estimate(evidence.pairs("reward"))
     if gain is not None:
         found["gain"] = gain
@@ -334,7 +339,7 @@ def metrics(evidence: Evidence, rule: Rule) -> dict[str, float]:
 
 # --- the table row ----------------------------------------------------------------------------------------------------
 
-ROW_VERSION = 2
+ROW_VERSION = 3
 
 
 def dump(evidence: Evidence) -> bytes:

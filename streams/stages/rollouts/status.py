@@ -108,7 +108,7 @@ def _arm(evidence: Evidence, trial: CanaryTrial, name: ArmName, rule: Canary) ->
         "version": trial.version if name == "candidate" else trial.primary,
         "groups": evidence.groups(name),
         "in_step": evidence.groups_in_step(name, trial),
-        **{figure: shown.get(f"{name}_{figure}") for figure in canary.FIGURES},
+        **{figure: shown.get(f"{name}_{figure}") for figure in (*canary.FIGURES, "success_low", "success_high")},
     }
 
 

@@ -81,7 +81,10 @@ def _values(shape: Shape, column: pa.Array) -> list[Any]:
     if dataclasses.is_dataclass(base):
         record: Any = base
         columns = [_values(inner, column.field(name)) for name, inner in shapes(record).items()]
-        return list(map(_maker(record, tuple(shapes(record))), zip(*columns, strict=True)))
+        made = list(map(_maker(record, tuple(shapes(record))), zip(*columns, strict=True)))
+        if not column.null_count:
+            return made
+        return [one if there else None for one, there in zip(made, column.is_valid().to_pylist(), strict=True)]
     if base in VIEWS:
         return list(map(_maker(base, ("data",)), zip(_per_token(shape, column), strict=True)))
     if base in (tuple, dict):

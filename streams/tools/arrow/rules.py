@@ -56,7 +56,7 @@ def hold(event: type[Event], events: pa.StructArray) -> bool:
         return _responses_hold(events)
     if event is AdvantagedGroup:
         members = events.field("responses").flatten()
-        return _even(members) and _within(members, "spans")
+        return members.field("elsewhere").null_count == len(members) and _alone(members) and _within(members, "spans")
     if event is AdapterEvent:
         return _adapters_hold(events)
     if event is Turn:
@@ -140,22 +140,25 @@ def _responses_hold(responses: pa.StructArray) -> bool:
     rules = (
         pc.and_(pc.greater_equal(slot, 0), pc.less(slot, responses.field("group_size"))),
         pc.equal(pc.equal(responses.field("finish_reason"), "error"), error.is_valid()),
-        pc.equal(pc.list_value_length(responses.field("branches")), 0),  # others are a doubt: they refer to each other
     )
     return (
         all(map(_all, rules))
-        and _even(responses)
+        and _alone(responses)
         and _within(responses, "turns")
         and _derived(responses.field("response_id"), responses.field("sampling_id"), slot.cast(pa.string()))
     )
 
 
-def _even(responses: pa.StructArray) -> bool:
-    """Return whether each completion token has its logprob and its place in the mask."""
+def _alone(responses: pa.StructArray) -> bool:
+    """Return whether each completion token has its logprob and its place in the mask.
+
+    Branches are a doubt: they refer to each other.
+    """
     tokens, *others = (
         pc.list_value_length(responses.field(name)) for name in ("completion_token_ids", "logprobs", "loss_mask")
     )
-    return all(_all(pc.equal(tokens, lengths)) for lengths in others)
+    branches = pc.list_value_length(responses.field("branches"))
+    return all(_all(pc.equal(tokens, lengths)) for lengths in others) and _all(pc.equal(branches, 0))
 
 
 def _within(responses: pa.StructArray, name: str) -> bool:

@@ -143,7 +143,7 @@ def _cut(own: Settings, groups: Iterator[AdvantagedGroup], seen: _RangeSeen) -> 
     tokens: dict[int, int] = {}
     for group in groups:
         seen.groups += 1
-        lengths = (len(response.completion_token_ids) for response in group.responses)
+        lengths = (len(response.prompt_token_ids) + response.completion_tokens for response in group.responses)
         tokens[seen.groups] = len(group.prompt_token_ids) + sum(lengths)
         window, cut = cutter.reduce(window, group, Coordinates("groups", 0, seen.groups), doubled=False)
         seen.batches += len(cut)

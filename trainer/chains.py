@@ -1,0 +1,72 @@
+"""The chains of a response: what the trainer runs, and on which tokens each bears loss.
+
+    AdvantagedGroup, one of its responses ──► its own chain, then its branches ──► [TokenChain]
+                                                 a branch begins with the tokens that it shares with the chain it leaves
+
+Every sampled token bears loss in one chain, and is context in the others.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from schemas.events import AdvantagedGroup, Branch, GroupResponse
+from schemas.tokens import Logprobs, LossMask, TokenIds
+
+
+class TokenChain(NamedTuple):
+    """One path of tokens through the model."""
+
+    context: TokenIds
+    """All tokens before: the prompt, and in a branch whatever else it shares."""
+    tokens: TokenIds
+    """Those that only this chain has: of the policy, and of others."""
+    loss_mask: LossMask
+    logprobs: Logprobs
+    advantages: NDArray[np.float32]
+    """Of each token: that of its span, else that of the response."""
+
+
+def tokens_of(group: AdvantagedGroup) -> int:
+    """Return how many tokens a group has, what its responses share counted once."""
+    own = (len(response.prompt_token_ids) + response.completion_tokens for response in group.responses)
+    return len(group.prompt_token_ids) + sum(own)
+
+
+def chains(group: AdvantagedGroup, response: GroupResponse) -> list[TokenChain]:
+    """Return the chains of a response: its own, and each branch that bears loss.
+
+    What a branch has before its first token with loss, as the prompt of a sub-agent, is context.
+    """
+    prompt = TokenIds(group.prompt_token_ids.data + response.prompt_token_ids.data)
+    whole = [prompt.data + response.completion_token_ids.data]
+    found = [_chain(response, response, 0, prompt)]
+    for number, branch in enumerate(response.branches, 1):
+        shared = whole[branch.leaves][: branch.shared_tokens * TokenIds.BYTES]
+        whole.append(shared + branch.completion_token_ids.data)
+        if branch.loss_mask.trained:
+            found.append(_from_loss(_chain(response, branch, number, TokenIds(shared))))
+    return found
+
+
+def _chain(response: GroupResponse, of: GroupResponse | Branch, number: int, context: TokenIds) -> TokenChain:
+    advantages = np.full(len(of.completion_token_ids), response.advantage, np.float32)
+    for span in response.spans:
+        if span.chain == number:
+            advantages[span.start : span.end] = span.advantage
+    return TokenChain(context, of.completion_token_ids, of.loss_mask, of.logprobs, advantages)
+
+
+def _from_loss(chain: TokenChain) -> TokenChain:
+    """Return the chain with the tokens before its first one with loss in its context."""
+    first = chain.loss_mask.data.index(1)
+    return TokenChain(
+        TokenIds(chain.context.data + chain.tokens[:first].data),
+        chain.tokens[first:],
+        chain.loss_mask[first:],
+        chain.logprobs[first:],
+        chain.advantages[first:],
+    )
