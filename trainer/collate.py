@@ -1,20 +1,22 @@
 """Groups of the log as tensors.
 
-    [AdvantagedGroup] ──► check_group: refuse contradictions ──► Micro: [B, P] prompts, [B, T] completions
+    [AdvantagedGroup] ──► check_group: refuse contradictions ──► Micro: what the loss reads, [B, T], a row a response
+                                                                        what the model runs, a row a chain
 
-Rows are in group order, then slot order, as recorded; nothing is tokenized, sorted or cut. Prompts are padded left and
-completions right, as TRL expects. A prompt is repeated for its responses here, as integers only: the
-model runs it once (trainer/prefix_tree.py). Whether a group belongs in
+Responses are in group order, then slot order, as recorded; nothing is tokenized, sorted or cut. An agent's response has
+its chains one after another in its row of the loss, so that it counts once in every mean, and has one ratio in gspo,
+however many chains it has. The model runs each chain behind its context, and what chains share once
+(trainer/prefix_tree.py). Whether a group belongs in
 its batch (age, duplicates, zero variance) was decided by the batches stage.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -22,9 +24,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from schemas.events import AdvantagedGroup, Coordinates, GroupResponse
-from schemas.tokens import PerToken, TokenIds
+from schemas.tokens import LossMask, TokenIds
 from streams.advantage_formulas import mean_and_std
 from streams.errors import ContradictoryEvent
+from trainer.chains import TokenChain, chains, tokens_of
+from trainer.prefix_tree import Row
 
 MICRO_TOKENS = 2048
 """Tokens of one micro-batch, a prompt counted once per group. A pass keeps about 2 MB per token for the backward pass
@@ -45,14 +49,13 @@ class GroupOrigin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Micro:
-    """Rows that go through the model together: B responses of one temperature, P and T the longest among them."""
+    """What goes through the model together: B responses of one temperature, T the tokens of the longest."""
 
-    prompt_ids: Tensor  # [B, P] int64, padded left
-    prompt_mask: Tensor  # [B, P] int64, 0 where padded
+    rows: tuple[Row, ...]  # a chain each; `place` is in the flat [B * T]
     completion_ids: Tensor  # [B, T] int64, padded right
     completion_mask: Tensor  # [B, T] int64, 0 where padded
     loss_mask: Tensor  # [B, T] float32, 1 where the policy wrote the token
-    sampled_logps: Tensor  # [B, T] float32, nats, as recorded; 0 where padded
+    sampled_logps: Tensor  # [B, T] float32, nats, as recorded; 0 where the policy did not write the token
     advantages: Tensor  # [B, T] float32, a turn's own where the group compares turns
     rewards: Tensor  # [B] float32
     temperature: float
@@ -76,7 +79,7 @@ def micro_batches(
         part: list[AdvantagedGroup] = []
         held = 0
         for group in same:
-            more = len(group.prompt_token_ids) + sum(len(r.completion_token_ids) for r in group.responses)
+            more = tokens_of(group)
             if part and (len(part) == size or held + more > tokens):
                 yield part
                 part, held = [], 0
@@ -107,50 +110,70 @@ def scaled(groups: Sequence[AdvantagedGroup]) -> list[AdvantagedGroup]:
 
 def collate(groups: Sequence[AdvantagedGroup], *, pad_id: int, device: torch.device | str = "cpu") -> Micro:
     """Return the responses of `groups`, which share one temperature, as one micro-batch."""
-    pairs = [(group, response) for group in groups for response in group.responses]
-    prompts = [group.prompt_token_ids for group, _ in pairs]
-    completions = [response.completion_token_ids for _, response in pairs]
-    width = max(1, *map(len, completions))
+    responses = [response for group in groups for response in group.responses]
+    taken = [chains(group, response) for group in groups for response in group.responses]
+    width = max(1, *(sum(len(chain.tokens) for chain in found) for found in taken))
 
-    def tensor(rows: NDArray[Any]) -> Tensor:
-        return torch.from_numpy(rows).to(device)
+    def tensor(values: Callable[[TokenChain], NDArray[Any]], fill: int, dtype: Any) -> Tensor:
+        joined = [np.concatenate([values(chain) for chain in found]) for found in taken]
+        return torch.from_numpy(_padded(joined, width, fill, dtype)[0]).to(device)
 
-    prompt_ids, prompt_mask = _padded(prompts, max(map(len, prompts)), pad_id, np.int64, left=True)
-    completion_ids, completion_mask = _padded(completions, width, pad_id, np.int64)
     return Micro(
-        prompt_ids=tensor(prompt_ids),
-        prompt_mask=tensor(prompt_mask),
-        completion_ids=tensor(completion_ids),
-        completion_mask=tensor(completion_mask),
-        loss_mask=tensor(_padded([response.loss_mask for _, response in pairs], width, 0, np.float32)[0]),
-        sampled_logps=tensor(_padded([response.logprobs for _, response in pairs], width, 0, np.float32)[0]),
-        advantages=tensor(_advantages([response for _, response in pairs], width)),
-        rewards=torch.tensor([response.reward for _, response in pairs], dtype=torch.float32, device=device),
+        rows=tuple(_rows(taken, width)),
+        completion_ids=tensor(lambda chain: chain.tokens.numpy(), pad_id, np.int64),
+        completion_mask=tensor(lambda chain: np.ones(len(chain.tokens)), 0, np.int64),
+        loss_mask=tensor(lambda chain: chain.loss_mask.numpy(), 0, np.float32),
+        sampled_logps=tensor(lambda chain: np.where(chain.loss_mask.numpy(), chain.logprobs.numpy(), 0), 0, np.float32),
+        advantages=tensor(lambda chain: chain.advantages, 0, np.float32),
+        rewards=torch.tensor([response.reward for response in responses], dtype=torch.float32, device=device),
         temperature=groups[0].sampling.temperature,
         max_tokens=max(group.sampling.max_tokens for group in groups),
     )
 
 
-def _advantages(responses: Sequence[GroupResponse], width: int) -> NDArray[np.float32]:
-    """Return the advantage of each token, [B, width]: that of its span, else that of its response."""
-    found = np.empty((len(responses), width), np.float32)
-    for row, response in zip(found, responses, strict=True):
-        row[:] = response.advantage
-        for span in response.spans:
-            if span.chain == 0:
-                row[span.start : span.end] = span.advantage
-    return found
+def _rows(taken: Sequence[Sequence[TokenChain]], width: int) -> Iterator[Row]:
+    for number, found in enumerate(taken):
+        place = number * width
+        for chain in found:
+            tokens = np.concatenate([chain.context.numpy(), chain.tokens.numpy()]).tolist()
+            yield Row(tokens, len(chain.context), chain.loss_mask.numpy().nonzero()[0].tolist(), place)
+            place += len(chain.tokens)
+
+
+class SideBySide(NamedTuple):
+    """Rows for a pass that runs each of them whole: C rows, P and W the longest context and completion."""
+
+    input_ids: Tensor  # [C, P + W] int64, contexts padded left, completions right
+    attention_mask: Tensor  # [C, P + W] int64, 0 where padded
+    there: Tensor  # [C, W] bool, false where padded
+    places: Tensor  # of those that are there, int64 in the flat output
+
+    def joined(self, values: Tensor, shape: tuple[int, int]) -> Tensor:
+        """Return what such a pass gave, [C, W], where `places` says in the output, [*shape]."""
+        return values.new_zeros(shape[0] * shape[1]).scatter(0, self.places, values[self.there]).view(shape)
+
+
+def side_by_side(rows: Sequence[Row], *, pad_id: int, device: torch.device | str = "cpu") -> SideBySide:
+    """Return `rows` padded as TRL expects."""
+    contexts = [np.array(row.tokens[: row.prompt]) for row in rows]
+    completions = [np.array(row.tokens[row.prompt :]) for row in rows]
+    before = _padded(contexts, max(map(len, contexts)), pad_id, np.int64, left=True)
+    behind = _padded(completions, max(1, *map(len, completions)), pad_id, np.int64)
+    ids, mask = (torch.from_numpy(np.concatenate(sides, axis=1)) for sides in zip(before, behind, strict=True))
+    places = [row.place + np.arange(len(completion)) for row, completion in zip(rows, completions, strict=True)]
+    parts = (ids, mask, torch.from_numpy(behind[1] > 0), torch.from_numpy(np.concatenate(places)))
+    return SideBySide(*(part.to(device) for part in parts))
 
 
 def _padded(
-    rows: Sequence[PerToken[Any]], width: int, fill: int, dtype: Any, *, left: bool = False
+    rows: Sequence[NDArray[Any]], width: int, fill: int, dtype: Any, *, left: bool = False
 ) -> tuple[NDArray[Any], NDArray[np.int64]]:
     """Return the rows side by side, [B, width], padded on one side, and where they are: 1, and 0 where padded."""
     lengths = np.array([len(row) for row in rows])[:, None]
     places = np.arange(width)
     there = places >= width - lengths if left else places < lengths
     padded = np.full(there.shape, fill, dtype)
-    padded[there] = np.concatenate([row.numpy() for row in rows])  # both in the order of rows, then of tokens
+    padded[there] = np.concatenate(rows)  # both in the order of rows, then of tokens
     return padded, there.astype(np.int64)
 
 
@@ -162,7 +185,7 @@ def check_group(group: AdvantagedGroup, expected: GroupOrigin, at: Coordinates) 
     for problem in _group_problems(group, expected):
         raise ContradictoryEvent(f"{at}: group {group.group_id} of task {group.task_id}: {problem}")
     for response in group.responses:
-        for problem in _response_problems(response, expected):
+        for problem in _response_problems(group, response, expected):
             raise ContradictoryEvent(
                 f"{at}: group {group.group_id} of task {group.task_id}, slot {response.slot}: {problem}"
             )
@@ -190,8 +213,6 @@ def _group_problems(group: AdvantagedGroup, expected: GroupOrigin) -> Iterator[s
             f"it was sampled with top_p {group.sampling.top_p}: its logprobs are of a cut distribution, and every "
             "ratio would be off by the part that was cut; sample train tasks with top_p 1"
         )
-    if not group.prompt_token_ids:
-        yield "its prompt has no tokens; the first token of a completion would have nothing to follow"
     if (bad := _outside(group.prompt_token_ids, expected.vocabulary)) is not None:
         yield f"prompt token {bad} is not in the vocabulary of {expected.vocabulary}; check the agent's tokenizer"
     slots = [response.slot for response in group.responses]
@@ -199,9 +220,16 @@ def _group_problems(group: AdvantagedGroup, expected: GroupOrigin) -> Iterator[s
         yield f"slots are {slots}, expected each once and in order; the advantages stage writes them so"
 
 
-def _response_problems(response: GroupResponse, expected: GroupOrigin) -> Iterator[str]:
-    if (bad := _outside(response.completion_token_ids, expected.vocabulary)) is not None:
-        yield f"token {bad} is not in the vocabulary of {expected.vocabulary}; check the agent's tokenizer"
+def _response_problems(group: AdvantagedGroup, response: GroupResponse, expected: GroupOrigin) -> Iterator[str]:
+    if not group.prompt_token_ids and not response.prompt_token_ids:
+        yield "its prompt has no tokens; the first token of a completion would have nothing to follow"
+    completions = [response.completion_token_ids, *(branch.completion_token_ids for branch in response.branches)]
+    for tokens in (response.prompt_token_ids, *completions):
+        if (bad := _outside(tokens, expected.vocabulary)) is not None:
+            yield f"token {bad} is not in the vocabulary of {expected.vocabulary}; check the agent's tokenizer"
+    for number, branch in enumerate(response.branches):
+        if not branch.shared_tokens and branch.loss_mask[:1] == LossMask(b"\1"):
+            yield f"branch {number} has no prompt; its first token would have nothing to follow"
     if not math.isfinite(response.advantage) or not math.isfinite(response.reward):
         yield f"reward is {response.reward} and advantage {response.advantage}; both must be finite"
     if bad_span := next((span for span in response.spans if not math.isfinite(span.advantage)), None):

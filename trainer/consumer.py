@@ -36,6 +36,7 @@ from streams.adapters.versions import read_state
 from streams.engines.base_model import Base, load_base
 from streams.errors import RefusedError, SettingsError, StreamwardError
 from streams.kafka import admin, times
+from streams.kafka.history import LogHistory
 from streams.kafka.lag import LagMeter
 from streams.kafka.producer import Producer
 from streams.kafka.reader import PartitionReader, fetch
@@ -252,7 +253,8 @@ class PolicyTrainer:
             )
         wanted = where(batch, topic)
         records = fetch(self._settings, wanted, outage=self._outage)
-        groups = self._learner.groups_of(batch, (records[coordinates] for coordinates in wanted))
+        found = (records[coordinates] for coordinates in wanted)
+        groups = self._learner.groups_of(batch, found, LogHistory(self._settings, self._outage))
         for record, reason, error in groups.refused:
             log.warning("left out of the step: %s", error, extra=record.log_extra)
             self._producer.send(dead_letter(record, stage=STAGE, reason=reason, error=error))

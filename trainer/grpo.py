@@ -37,7 +37,7 @@ from schemas.events import AdvantagedGroup
 from streams.errors import SettingsError
 from streams.settings.model import Trainer
 from trainer import prefix_tree
-from trainer.collate import Micro, collate, micro_batches, scaled
+from trainer.collate import Micro, collate, micro_batches, scaled, side_by_side
 from trainer.ranks import Ranks, Share, gradient_of, set_gradient, split, weights_of
 from trainer.step import BatchTotals, MicroPass, StepSums
 
@@ -101,6 +101,8 @@ class LogGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         """Of the step that is being taken."""
         self._sums = StepSums()
         self._pass: MicroPass | None = None
+        self._micro: Micro | None = None
+        """That is going through the model."""
 
     def train_batch(
         self, groups: Sequence[AdvantagedGroup], beat: Callable[[], None] = lambda: None
@@ -174,11 +176,12 @@ class LogGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             loss = self.compute_loss(self.model, inputs) * batch.weight(micro, self.loss_type)
             sums.forward_s += time.perf_counter() - mark
             mark = time.perf_counter()
-            loss.backward()
+            if loss.requires_grad:  # it does not where the policy wrote nothing
+                loss.backward()
             sums.backward_s += time.perf_counter() - mark
             sums.close(loss.item(), micro.loss_tokens / batch.loss_tokens, self._metrics["train"])
             beat()
-        self._batch = self._pass = None
+        self._batch = self._pass = self._micro = None
         return sums
 
     def _prepare_inputs(self, generation_batch: list[AdvantagedGroup]) -> dict[str, Any]:
@@ -186,10 +189,11 @@ class LogGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         assert self._batch is not None, "call train_batch"  # noqa: S101
         micro = collate(generation_batch, pad_id=self._tokenizer.pad_token_id, device=self.model.device)
         self._use_temperature(micro.temperature)
+        self._micro = micro
         self.max_completion_length = self._batch.max_tokens
         inputs: dict[str, Any] = {
-            "prompt_ids": micro.prompt_ids,
-            "prompt_mask": micro.prompt_mask,
+            "prompt_ids": micro.completion_ids[:, :0],  # the pass has its own, with a context for each chain
+            "prompt_mask": micro.completion_mask[:, :0],
             "completion_ids": micro.completion_ids,
             "completion_mask": micro.completion_mask,
             "tool_mask": micro.loss_mask,
@@ -199,37 +203,43 @@ class LogGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         if self.settings.importance == "none":
             inputs["old_per_token_logps"] = micro.sampled_logps
         if self.beta != 0.0:
-            inputs["ref_per_token_logps"] = self._reference(micro)
+            inputs["ref_per_token_logps"] = self._reference(inputs)
         self._pass = MicroPass(micro, inputs["advantages"], self._importance())
         return inputs
 
     def _get_per_token_logps_and_entropies(
         self, model: Any, input_ids: Tensor, attention_mask: Tensor, logits_to_keep: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Return logprobs [B, T], entropies [B, T] and None, as TRL's own, with each distinct prefix run once."""
+        """Return logprobs [B, T], entropies [B, T] and None, as TRL's own, with each distinct prefix run once.
+
+        TRL's row of a response has its chains one after another; what is run are the chains. Where prefixes are run
+        once, only tokens that the policy wrote have a logprob, and the others 0.
+        """
+        micro = self._micro
+        assert micro is not None  # noqa: S101 - _prepare_inputs sets it
+        shape = (len(micro.completion_ids), micro.completion_ids.shape[1])
         aux: Tensor | None = None
         entropies: Tensor | None
         if self.plain_because is None:
             base = self.accelerator.unwrap_model(model).get_base_model()
-            logps, entropies, run = prefix_tree.logprobs(
-                base, input_ids, attention_mask, logits_to_keep, self.temperature
-            )
+            logps, entropies, run = prefix_tree.logprobs(base, micro.rows, shape, self.temperature)
         else:
-            logps, entropies, aux = super()._get_per_token_logps_and_entropies(
-                model, input_ids, attention_mask, logits_to_keep, *args, **kwargs
+            rows = side_by_side(micro.rows, pad_id=self._tokenizer.pad_token_id, device=self.model.device)
+            plain, wide, aux = super()._get_per_token_logps_and_entropies(
+                model, rows.input_ids, rows.attention_mask, rows.there.shape[1], *args, **kwargs
             )
-            run = input_ids.numel()
+            logps = rows.joined(plain, shape)
+            entropies = None if wide is None else rows.joined(wide, shape)
+            run = rows.input_ids.numel()
         if self._pass is not None and logps.requires_grad:
             self._sums.observe(self._pass, logps.detach(), entropies, run)
         return logps, entropies, aux
 
-    def _reference(self, micro: Micro) -> Tensor:
+    def _reference(self, inputs: dict[str, Any]) -> Tensor:
         """Return logprobs [B, T] of the base model, with the adapter switched off."""
         with torch.no_grad(), self.model.disable_adapter():
-            ids = torch.cat([micro.prompt_ids, micro.completion_ids], dim=1)
-            mask = torch.cat([micro.prompt_mask, micro.completion_mask], dim=1)
-            width = micro.completion_ids.shape[1]
-            return self._get_per_token_logps_and_entropies(self.model, ids, mask, width)[0]
+            ids = inputs["completion_ids"]
+            return self._get_per_token_logps_and_entropies(self.model, ids, inputs["completion_mask"], ids.shape[1])[0]
 
     def _importance(self) -> Callable[[Tensor], Tensor] | None:
         """Return the weight of a ratio trainer / sampler, or None when it is already in the loss.

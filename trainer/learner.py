@@ -23,9 +23,11 @@ from schemas.events import AdvantagedGroup, Batch, Coordinates
 from schemas.serde import Poison
 from streams.engines.base_model import Base, load_base
 from streams.errors import ContradictoryEvent
+from streams.kafka.history import History
 from streams.kafka.record import Record
+from streams.kafka.topics import topics
 from streams.settings.model import Settings
-from trainer import checkpoint, ranks
+from trainer import checkpoint, elsewhere, ranks
 from trainer.checkpoint import State
 from trainer.collate import GroupOrigin, check_group
 from trainer.grpo import LogGRPOTrainer
@@ -116,8 +118,11 @@ class Learner:
         checkpoint.restore(path, self._trainer.model, self._trainer.optimizer)
         self.version, self.next_offset = state.version, state.next_offset
 
-    def groups_of(self, batch: Batch, records: Iterable[Record]) -> BatchGroups:
-        """Return the groups in the records of `batch`, given in its order, and those that no step may use."""
+    def groups_of(self, batch: Batch, records: Iterable[Record], history: History) -> BatchGroups:
+        """Return the groups in the records of `batch`, given in its order, and those that no step may use.
+
+        `history` has the responses that hold the tokens of groups which were too large. Raises as `elsewhere.fetch`.
+        """
         expected = GroupOrigin(
             policy=batch.policy,
             version=None if self._off_policy else batch.sequence,
@@ -125,13 +130,22 @@ class Learner:
             tokenizer_digest=self._base.tokenizer_digest,
             vocabulary=self._base.model.config.get_text_config().vocab_size,
         )
+        topic = topics(self._settings.topics)["responses"].name
+        decoded = [(record, record.decode(AdvantagedGroup)) for record in records]
+        found = (group for _, group in decoded if not isinstance(group, Poison))
+        responses = elsewhere.fetch(found, topic, history)
         groups = BatchGroups([], [])
-        for record in records:
-            checked = _checked(record, expected)
-            if isinstance(checked, BatchRefused):
-                groups.refused.append(checked)
+        for record, group in decoded:
+            if isinstance(group, Poison):
+                groups.refused.append(BatchRefused(record, group.reason, group.error))
+                continue
+            try:
+                whole = elsewhere.whole(group, topic, responses)
+                check_group(whole, expected, record.at)
+            except ContradictoryEvent as exc:
+                groups.refused.append(BatchRefused(record, exc.reason, str(exc).removeprefix(f"{record.at}: ")))
             else:
-                groups.good.append(checked)
+                groups.good.append(whole)
         return groups
 
     def step(
@@ -184,14 +198,3 @@ def help_out(settings: Settings, place: Place) -> None:
     pin(settings)
     learner = Learner(settings, load_base(settings.model))
     ranks.help_out(place, learner.recipe, learner.numbers, learner.share)
-
-
-def _checked(record: Record, expected: GroupOrigin) -> AdvantagedGroup | BatchRefused:
-    group = record.decode(AdvantagedGroup)
-    if isinstance(group, Poison):
-        return BatchRefused(record, group.reason, group.error)
-    try:
-        check_group(group, expected, record.at)
-    except ContradictoryEvent as exc:
-        return BatchRefused(record, exc.reason, str(exc).removeprefix(f"{record.at}: "))
-    return group

@@ -1,22 +1,23 @@
 """Run every distinct prefix once.
 
-    rows [B, L] of one batch ──► prefix trees ──► one forward pass over their nodes ──► logprobs [B, T]
+    rows of one batch ──► prefix trees ──► one forward pass over their nodes ──► logprobs [B, T]
 
-      all responses of a group share its prompt, all groups share the system prompt, and short answers often begin
-      alike, so most tokens of a batch follow a prefix that another row has too:
+      all responses of a group share its prompt, all groups share the system prompt, short answers often begin alike,
+      and trajectories have their first turns in common, so most tokens of a batch follow a prefix that another row has
+      too:
 
       <sys> <user> 1 + 2 ─┬─ 3 ─┬─ <end>        one node per distinct prefix; a node sees its ancestors and itself,
-                          │     └─ 0 ── <end>   and its position is its depth. The last token of a row predicts
-                          └─ The ── ...         nothing that is needed, so it is not run at all.
+                          │     └─ 0 ── <end>   and its position is its depth. What follows the last token that the
+                          └─ The ── ...         policy wrote is not run, nor is that token: they predict nothing needed.
 
 The idea is Prefix Grouper's (arXiv:2506.05433), taken to its end: there the prompt is shared, here all prefixes are.
-Logits exist only for nodes that predict a completion token, a few rows at a time, and only within their chunk: the
-backward pass needs only their expectation of the output embeddings, which the forward pass keeps.
+Logits exist only for nodes that predict a token which the policy wrote: observations are context, and cost no head.
+They exist a few rows at a time, and only within their chunk: the backward pass needs only their expectation of the
+output embeddings, which the forward pass keeps.
 
-Not covered: models that take no custom mask, that depend on the order of the tokens rather than on their positions
+Not covered: models that take no custom attention, that depend on the order of the tokens rather than on their positions
 (sliding windows, recurrent layers, ALiBi), or that change the logits after the head. `unshareable` names them, and the
-trainer then runs TRL's plain pass. Attention is dense over the nodes of the merged trees, so very long completions
-(thousands of tokens) gain little; NODES bounds the waste.
+trainer then runs TRL's plain pass.
 """
 
 from __future__ import annotations
@@ -29,8 +30,10 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from trainer.tree_attention import Paths, Run, attention_of, paths
+
 NODES = 4096
-"""Most nodes merged in one pass (a longer row is alone); their mask takes NODES² bytes."""
+"""Most nodes merged in one pass; a longer row is alone."""
 
 LOGITS = 2**24
 """Most logits alive at once: 64 MiB of float32."""
@@ -41,73 +44,89 @@ class PrefixTrees(NamedTuple):
 
     tokens: Tensor  # [N] int64
     positions: Tensor  # [N] int64, depth in the tree
-    sees: Tensor  # [N, N] bool, true where the column is an ancestor of the row, or the row itself
+    paths: Paths  # who sees whom
     heads: Tensor  # [U] int64, nodes whose next token is needed
     target_heads: Tensor  # [M] int64 into heads
     target_ids: Tensor  # [M] int64, vocabulary
     target_places: Tensor  # [M] int64 into the flat [B * T] output
 
 
-def grow(rows: Sequence[tuple[Sequence[int], int]], width: int, nodes: int = NODES) -> list[PrefixTrees]:
-    """Return the prefix trees of `rows`, each a row's tokens (no padding) and the length of its prompt (at least 1).
+class Row(NamedTuple):
+    """One sequence: its tokens without padding, and where those are whose logprobs are needed."""
 
-    The logprob of completion token t of row b belongs at place b * width + t. Rows stay in order; the next
-    trees begin where one more row would exceed `nodes`.
+    tokens: Sequence[int]
+    prompt: int
+    """How many tokens there are before the completion, at least 1."""
+    needed: Sequence[int]
+    """Places in the completion, ascending."""
+    place: int
+    """Of the completion's first token in the flat output."""
+
+    @property
+    def run(self) -> Sequence[int]:
+        """The tokens that go through the model: those before the last needed one."""
+        return self.tokens[: self.prompt + self.needed[-1]] if self.needed else ()
+
+
+def grow(rows: Sequence[Row], nodes: int = NODES) -> list[PrefixTrees]:
+    """Return the prefix trees of `rows`.
+
+    Rows stay in order; the next trees begin where one more row would exceed `nodes`. A row of which nothing is needed
+    is in none.
     """
     grown = []
     trees = _Builder()
-    for index, (tokens, prompt) in enumerate(rows):
-        if trees.tokens and trees.missing(tokens) + len(trees.tokens) > nodes:
+    for row in rows:
+        if trees.tokens and trees.missing(row.run) + len(trees.tokens) > nodes:
             grown.append(trees.built())
             trees = _Builder()
-        trees.add(tokens, prompt, index * width)
+        trees.add(row)
     return [*grown, trees.built()] if trees.tokens else grown
 
 
 class _Builder:
     def __init__(self) -> None:
         self.tokens: list[int] = []
-        self.parents: list[int] = []
         self.depths: list[int] = []
         self.children: dict[tuple[int, int], int] = {}
+        self.runs: list[Run] = []
         self.targets: list[tuple[int, int, int]] = []  # node, token, place
 
     def missing(self, tokens: Sequence[int]) -> int:
-        node = -1
-        for depth, token in enumerate(tokens[:-1]):
-            child = self.children.get((node, token))
-            if child is None:
-                return len(tokens) - 1 - depth
-            node = child
-        return 0
+        return len(tokens) - len(self._known(tokens))
 
-    def add(self, tokens: Sequence[int], prompt: int, place: int) -> None:
-        node, last = -1, len(tokens) - 1
-        for depth, token in enumerate(tokens):
-            if depth >= prompt:
-                self.targets.append((node, token, place + depth - prompt))
-            if depth == last:
-                return
+    def add(self, row: Row) -> None:
+        tokens = row.run
+        path = self._known(tokens)
+        new = len(tokens) - len(path)
+        for depth in range(len(path), len(tokens)):
+            node = len(self.tokens)
+            self.children[path[-1] if path else -1, tokens[depth]] = node
+            self.tokens.append(tokens[depth])
+            self.depths.append(depth)
+            path.append(node)
+        if new:
+            self.runs.append(Run(np.array(path), new))
+        self.targets += [(path[row.prompt + at - 1], row.tokens[row.prompt + at], row.place + at) for at in row.needed]
+
+    def _known(self, tokens: Sequence[int]) -> list[int]:
+        """Return the nodes of the longest prefix of `tokens` that is in the tree."""
+        path: list[int] = []
+        node = -1
+        for token in tokens:
             child = self.children.get((node, token))
             if child is None:
-                child = len(self.tokens)
-                self.children[node, token] = child
-                self.tokens.append(token)
-                self.parents.append(node)
-                self.depths.append(depth)
-            node = child
+                break
+            path.append(node := child)
+        return path
 
     def built(self) -> PrefixTrees:
-        sees = np.eye(len(self.tokens), dtype=np.bool_)
-        for node, parent in enumerate(self.parents):  # a parent comes before its children
-            if parent >= 0:
-                sees[node, : parent + 1] = sees[parent, : parent + 1]
         targets = np.array(self.targets, dtype=np.int64).reshape(-1, 3)
         heads, target_heads = np.unique(targets[:, 0], return_inverse=True)
         return PrefixTrees(
             tokens=torch.tensor(self.tokens),
             positions=torch.tensor(self.depths),
-            sees=torch.from_numpy(sees),
+            paths=paths(self.runs, len(self.tokens)),
             heads=torch.from_numpy(heads),
             target_heads=torch.from_numpy(target_heads.reshape(-1)),
             target_ids=torch.from_numpy(targets[:, 1].copy()),
@@ -161,38 +180,24 @@ class NextToken(torch.autograd.Function):  # type: ignore[misc]
 
 
 def logprobs(
-    model: PreTrainedModel,
-    input_ids: Tensor,  # [B, P + T] int64, prompts padded left, completions right
-    attention_mask: Tensor,  # [B, P + T], 0 where padded
-    width: int,  # T
-    temperature: float,
-    nodes: int = NODES,
+    model: PreTrainedModel, rows: Sequence[Row], shape: tuple[int, int], temperature: float, nodes: int = NODES
 ) -> tuple[Tensor, Tensor, int]:
-    """Return logprobs [B, T] and entropies [B, T] (float32, nats, 0 where padded), and how many tokens were run."""
-    prompt_width = input_ids.shape[1] - width
-    mask = attention_mask.bool().cpu()
-    prompts = mask[:, :prompt_width].sum(1).tolist()
-    ids = input_ids.cpu()
-    rows = [(row[kept].tolist(), prompt) for row, kept, prompt in zip(ids, mask, prompts, strict=True)]
-    flat = torch.zeros(len(rows) * width, device=input_ids.device)
+    """Return logprobs and entropies [*shape] (float32, nats, 0 where not needed), and how many tokens were run."""
+    weight = model.get_output_embeddings().weight
+    flat = torch.zeros(shape[0] * shape[1], device=weight.device)
     entropies = flat.clone()
     run = 0
-    weight = model.get_output_embeddings().weight
-    for grown in grow(rows, width, nodes):
-        trees = PrefixTrees(*(part.to(input_ids.device) for part in grown))
-        hidden = model.base_model(
-            input_ids=trees.tokens[None],
-            position_ids=trees.positions[None],
-            attention_mask=trees.sees[None, None],
-            use_cache=False,
-        ).last_hidden_state[0, trees.heads]
-        if not len(trees.heads):
-            continue
+    for trees in grow(rows, nodes):
+        trees = PrefixTrees(*(part.to(weight.device) for part in trees))
+        with attention_of(model):
+            hidden = model.base_model(
+                input_ids=trees.tokens[None], position_ids=trees.positions[None], paths=trees.paths, use_cache=False
+            ).last_hidden_state[0, trees.heads]
         logps, entropy = NextToken.apply(hidden, weight, trees.target_heads, trees.target_ids, temperature)
         flat = flat.scatter(0, trees.target_places, logps)
         entropies = entropies.scatter(0, trees.target_places, entropy[trees.target_heads])
         run += len(trees.tokens)
-    return flat.view(-1, width), entropies.view(-1, width), run
+    return flat.view(shape), entropies.view(shape), run
 
 
 def unshareable(model: PreTrainedModel) -> str | None:
@@ -210,8 +215,8 @@ def unshareable(model: PreTrainedModel) -> str | None:
     for name in ("final_logit_softcapping", "logit_scale", "output_multiplier", "lm_head_multiplier", "logits_scaling"):
         if getattr(config, name, None) not in (None, 1, 1.0):
             return f"its logits are changed after the head ({name})"
-    if config._attn_implementation not in ("sdpa", "eager"):
-        return f"its attention ({config._attn_implementation}) takes no custom mask"
+    if config._attn_implementation != "sdpa":
+        return f"its attention ({config._attn_implementation}) is not the one that is run along the tree (sdpa)"
     head = model.get_output_embeddings()
     if not isinstance(head, nn.Linear) or head.bias is not None or head.weight.requires_grad:
         return "its head is not a frozen linear map"
@@ -219,11 +224,12 @@ def unshareable(model: PreTrainedModel) -> str | None:
 
 
 def _probe(model: PreTrainedModel) -> str | None:
-    device = model.get_input_embeddings().weight.device
     vocabulary = model.config.get_text_config().vocab_size
-    ids = (torch.tensor([[1, 2, 3, 4, 5], [1, 2, 3, 6, 7]]) * 7 % vocabulary).to(device)
+    ids = torch.tensor([[1, 2, 3, 4, 5], [1, 2, 3, 6, 7]]) * 7 % vocabulary
+    rows = [Row(row.tolist(), 3, (0, 1), 2 * number) for number, row in enumerate(ids)]
+    ids = ids.to(model.get_input_embeddings().weight.device)
     with torch.no_grad():
-        ours = logprobs(model, ids, torch.ones_like(ids), 2, 1.0)[0]
+        ours = logprobs(model, rows, (2, 2), 1.0)[0]
         plain = model(input_ids=ids).logits[:, 2:4].float().log_softmax(-1).gather(-1, ids[:, 3:, None])[..., 0]
     apart = (ours - plain).abs().max().item()
     tolerance = 1e-3 if model.dtype == torch.float32 else 0.25

@@ -36,6 +36,7 @@ from torch import Tensor
 from schemas.events import AdvantagedGroup
 from schemas.serde import Poison, decode, encode
 from streams.errors import LostProcessError, SettingsError
+from trainer.chains import tokens_of
 from trainer.launch import Place
 from trainer.recipe import in_recipe
 from trainer.step import SUMS
@@ -63,9 +64,7 @@ def split(groups: Sequence[AdvantagedGroup], count: int) -> list[list[Advantaged
 
     A group belongs to the share that has the middle of its tokens, counted from the first group.
     """
-    weights = [
-        len(group.prompt_token_ids) + sum(len(r.completion_token_ids) for r in group.responses) for group in groups
-    ]
+    weights = [tokens_of(group) for group in groups]
     total = sum(weights)
     shares: list[list[AdvantagedGroup]] = [[] for _ in range(count)]
     before = 0

@@ -320,7 +320,7 @@ class _Reproduction:
     def _groups_of(self, learner: Learner, batch: Batch) -> BatchGroups:
         wanted = where(batch, topics(self._settings.topics)["groups"].name)
         records = self._history.fetch(wanted)
-        return learner.groups_of(batch, (records[at] for at in wanted))
+        return learner.groups_of(batch, (records[at] for at in wanted), self._history)
 
     def _learner_of(self, event: AdapterEvent) -> Learner:
         """Return the learner for the next step: a new one if the recipe has changed."""

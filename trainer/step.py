@@ -45,7 +45,7 @@ class BatchTotals:
         return cls(
             groups=len(groups),
             responses=len(responses),
-            loss_tokens=max(1.0, float(sum(response.loss_mask.trained for response in responses))),
+            loss_tokens=max(1.0, float(sum(response.loss_tokens for response in responses))),
             max_tokens=max(group.sampling.max_tokens for group in groups),
             reward=sum(response.reward for response in responses) / len(responses),
         )
@@ -80,7 +80,7 @@ class StepSums:
     run: float = 0.0
     """Tokens that went through the model."""
     given: float = 0.0
-    """Tokens of the rows, prompts repeated."""
+    """Tokens of the rows, what they share repeated."""
     forward_s: float = 0.0
     backward_s: float = 0.0
     largest: float = 0.0
@@ -106,7 +106,7 @@ class StepSums:
         self.seen_tokens += micro.loss_tokens
         self.largest = max(self.largest, difference.abs().max().item())
         self.run += run
-        self.given += int(micro.prompt_mask.sum() + micro.completion_mask.sum())
+        self.given += sum(len(row.tokens) for row in micro.rows)
 
     def close(self, loss: float, share: float, metrics: dict[str, list[float]]) -> None:
         """Add the loss of a micro-batch and TRL's own metrics of it; `share` is its share of the batch's tokens."""

@@ -80,7 +80,7 @@ def _measure(settings: Settings, agents: int) -> dict[str, list[float]]:
         producer.send(_trained(settings, 1))
         producer.send(_event("promoted", 1, 0))
         for _ in range(agents):
-            stack.enter_context(process("streams.cli.root", "policy", settings=settings))
+            stack.enter_context(process("streams.cli", "policy", settings=settings))
         reader.start()
         load.start()
         try:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,8 @@ from schemas.tokens import Logprobs, LossMask, TokenIds
 from tests.benchmarks.side_by_side import by_turns, line, median_s, say
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from trainer.grpo import LogGRPOTrainer
 
 SLOTS = 8
@@ -29,19 +32,9 @@ CASES = ((64, 8, 2.5), (256, 32, 3.5))
 
 def run() -> Iterator[dict[str, Any]]:
     """Yield one line a size; ours and peer are seconds for one step."""
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the trainer's process sets it
     import torch
 
-    from streams.engines.base_model import load_base
-    from streams.settings.model import Model, Settings, Trainer
-    from trainer.grpo import LogGRPOTrainer
-    from trainer.model import pin, wrap
-
-    with tempfile.TemporaryDirectory(prefix="streamward-bench-") as folder:
-        settings = Settings(trainer=Trainer(checkpoints=Path(folder)))
-        pin(settings)
-        base = load_base(Model())
-        trainer = LogGRPOTrainer(wrap(base.model, settings.trainer), base.tokenizer, settings.trainer)
+    with real_trainer() as trainer:
         shared = trainer.plain_because
         for prompt, completion, target in CASES:
             say(f"trainer: {SLOTS} slots of {prompt} + {completion} tokens, {torch.get_num_threads()} thread(s)")
@@ -70,44 +63,72 @@ def run() -> Iterator[dict[str, Any]]:
             )
 
 
+@contextmanager
+def real_trainer() -> Iterator[LogGRPOTrainer]:
+    """Yield the trainer of the real model with the default settings."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the trainer's process sets it
+
+    from streams.engines.base_model import load_base
+    from streams.settings.model import Model, Settings, Trainer
+    from trainer.grpo import LogGRPOTrainer
+    from trainer.model import pin, wrap
+
+    with tempfile.TemporaryDirectory(prefix="streamward-bench-") as folder:
+        settings = Settings(trainer=Trainer(checkpoints=Path(folder)))
+        pin(settings)
+        base = load_base(Model())
+        yield LogGRPOTrainer(wrap(base.model, settings.trainer), base.tokenizer, settings.trainer)
+
+
 def random_group(trainer: LogGRPOTrainer, prompt: int, completion: int, *, seed: int = 0) -> AdvantagedGroup:
     """Return a group of random tokens with the logprobs that the model gives them now."""
     import torch
-
-    from trainer import prefix_tree
 
     draw = torch.Generator().manual_seed(seed)
     vocabulary = trainer.model.config.vocab_size
     prompt_ids = torch.randint(100, vocabulary, (prompt,), generator=draw)
     ids = torch.randint(100, vocabulary, (SLOTS, completion), generator=draw)
-    rows = torch.cat((prompt_ids.expand(SLOTS, -1), ids), dim=1)
+    return group_of(trainer, prompt_ids, ids, LossMask(b"\1" * completion))
+
+
+def group_of(trainer: LogGRPOTrainer, prompt: Tensor, completions: Tensor, loss_mask: LossMask) -> AdvantagedGroup:
+    """Return a group of `completions` [B, T] after `prompt` [P], with the logprobs that the model gives them now."""
+    import torch
+
+    from trainer import prefix_tree
+    from trainer.prefix_tree import Row
+
+    slots, width = completions.shape
+    needed = range(width)
+    rows = [
+        Row([*prompt.tolist(), *row.tolist()], len(prompt), needed, at * width) for at, row in enumerate(completions)
+    ]
     with torch.no_grad():
-        base = trainer.model.get_base_model()
-        logprobs = prefix_tree.logprobs(base, rows, torch.ones_like(rows), completion, 1.0)[0]
+        logprobs = prefix_tree.logprobs(trainer.model.get_base_model(), rows, (slots, width), 1.0)[0]
     responses = tuple(
         GroupResponse(
             slot=slot,
-            response_id=derive_id("bench", seed, slot),
+            response_id=derive_id("bench", slot),
             partition=0,
             offset=slot,
             finish_reason="length",
             latency_ms=0.0,
             reward=float(slot % 2),
             advantage=1.0 if slot % 2 else -1.0,
-            completion_token_ids=TokenIds.of(ids[slot].tolist()),
+            completion_token_ids=TokenIds.of(completions[slot].tolist()),
             logprobs=Logprobs.of(logprobs[slot].tolist()),
-            loss_mask=LossMask(b"\1" * completion),
+            loss_mask=loss_mask,
         )
-        for slot in range(SLOTS)
+        for slot in range(slots)
     )
     return AdvantagedGroup(
-        group_id=derive_id("bench", seed),
+        group_id=derive_id("bench"),
         task_id="bench",
         created_at=0,
         policy="default",
         purpose="train",
         scenario="bench",
-        group_size=SLOTS,
+        group_size=slots,
         adapter_version=0,
         base_digest="",
         tokenizer_digest="",
@@ -118,7 +139,7 @@ def random_group(trainer: LogGRPOTrainer, prompt: int, completion: int, *, seed:
         formula_ddof=1,
         reward_mean=0.5,
         reward_std=0.5,
-        sampling=Sampling(max_tokens=completion),
-        prompt_token_ids=TokenIds.of(prompt_ids.tolist()),
+        sampling=Sampling(max_tokens=width),
+        prompt_token_ids=TokenIds.of(prompt.tolist()),
         responses=responses,
     )

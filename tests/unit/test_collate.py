@@ -28,7 +28,7 @@ def with_first_response(group: AdvantagedGroup, **changes: Any) -> AdvantagedGro
     return replace(group, responses=(changed(group.responses[0], **changes), *group.responses[1:]))
 
 
-def test_prompts_are_padded_left_and_completions_right(group: AdvantagedGroup) -> None:
+def test_completions_are_padded_right_and_run_behind_their_prompts(group: AdvantagedGroup) -> None:
     short = changed(
         group,
         prompt_token_ids=(1, 9),
@@ -44,14 +44,15 @@ def test_prompts_are_padded_left_and_completions_right(group: AdvantagedGroup) -
         ),
     )
     micro = collate([group, short], pad_id=0)
-    assert micro.prompt_ids[:4].tolist() == [list(group.prompt_token_ids)] * 4
-    assert micro.prompt_ids[4].tolist() == [0, 0, 0, 0, 1, 9]
-    assert micro.prompt_mask[4].tolist() == [0, 0, 0, 0, 1, 1]
+    first = group.responses[0]
+    tokens = [*group.prompt_token_ids, *first.completion_token_ids]
+    assert micro.rows[0] == (tokens, 6, list(range(len(first.completion_token_ids))), 0)
+    assert micro.rows[4] == ([1, 9, 8], 2, [], 4 * 5)
     assert micro.completion_ids[4].tolist() == [8, 0, 0, 0, 0]
     assert micro.completion_mask[4].tolist() == [1, 0, 0, 0, 0]
     assert micro.loss_mask[4].tolist() == [0, 0, 0, 0, 0]
-    assert micro.sampled_logps[4].tolist() == [-0.5, 0, 0, 0, 0]
-    assert micro.sampled_logps[0].tolist() == list(group.responses[0].logprobs)
+    assert micro.sampled_logps[4].tolist() == [0, 0, 0, 0, 0], "the policy did not write it"
+    assert micro.sampled_logps[0].tolist() == list(first.logprobs)
     assert (micro.advantages[4, 0].item(), micro.rewards[4].item()) == (2.0, 0.25)
     assert micro.loss_tokens == sum(len(response.loss_mask) for response in group.responses)
 

@@ -19,8 +19,10 @@ from streams.settings.model import Trainer
 from tests.support.factories import changed
 from tests.support.models.tiny import VOCABULARY, sampled_logps, tiny_group, tiny_model, tiny_tokenizer
 from trainer import prefix_tree
+from trainer.chains import chains
 from trainer.grpo import LogGRPOTrainer
 from trainer.model import wrap
+from trainer.prefix_tree import Row
 
 LOSSES = ("grpo", "dapo", "dr_grpo", "bnpo", "cispo", "gspo")
 
@@ -64,31 +66,35 @@ def assert_close(ours: Tensor, theirs: Tensor, relative: float = 1e-5) -> None:
 
 
 def reference_loss(trainer: LogGRPOTrainer, groups: list[AdvantagedGroup]) -> Tensor:
-    """The loss of the whole batch, in plain torch, one forward pass per response, nothing padded.
+    """The loss of the whole batch, in plain torch, one forward pass per chain of a response, nothing padded.
 
     GRPO arXiv:2402.03300; DAPO arXiv:2503.14476; Dr. GRPO arXiv:2503.20783; BNPO as TRL defines it;
     CISPO arXiv:2506.13585; GSPO arXiv:2507.18071; importance weights as TIS.
     """
     settings = trainer.settings
     responses = [(group, response) for group in groups for response in group.responses]
-    tokens = sum(sum(response.loss_mask) for _, response in responses)
+    tokens = sum(response.loss_tokens for _, response in responses)
     longest = max(group.sampling.max_tokens for group in groups)
     terms = []
     for group, response in responses:
-        if not response.completion_token_ids:
+        found = [chain for chain in chains(group, response) if chain.tokens]
+        if not found:
             continue
-        prompt, completion = list(group.prompt_token_ids), list(response.completion_token_ids)
 
-        def logps(prompt: list[int] = prompt, completion: list[int] = completion, group: Any = group) -> Tensor:
-            logits = trainer.model.get_base_model()(input_ids=torch.tensor([prompt + completion])).logits[0]
-            logits = logits[len(prompt) - 1 : -1] / group.sampling.temperature
-            return logits.log_softmax(-1)[torch.arange(len(completion)), torch.tensor(completion)]
+        def logps(found: Any = found, group: Any = group) -> Tensor:
+            """Of the response's chains, one after another; each is run by itself."""
+            parts = []
+            for chain in found:
+                prompt, completion = list(chain.context), list(chain.tokens)
+                logits = trainer.model.get_base_model()(input_ids=torch.tensor([prompt + completion])).logits[0]
+                logits = logits[len(prompt) - 1 : -1] / group.sampling.temperature
+                parts.append(logits.log_softmax(-1)[torch.arange(len(completion)), torch.tensor(completion)])
+            return torch.cat(parts)
 
-        logp, sampled = logps(), torch.tensor(response.logprobs)
-        mask = torch.tensor(response.loss_mask).float()
-        advantage = torch.full_like(mask, response.advantage)
-        for span in response.spans:
-            advantage[span.start : span.end] = span.advantage
+        mask = torch.cat([torch.tensor(chain.loss_mask).float() for chain in found])
+        advantage = torch.cat([torch.tensor(chain.advantages) for chain in found])
+        logp = logps()
+        sampled = torch.cat([torch.tensor(chain.logprobs) for chain in found]).masked_fill(mask == 0, 0.0)
         old = sampled
         if settings.importance != "none":
             old = logp.detach()
@@ -254,15 +260,15 @@ def test_shared_prefixes_give_the_loss_and_gradient_of_trls_plain_pass(tmp_path:
 def test_logprobs_do_not_depend_on_how_rows_are_merged(tmp_path: Path, nodes: int) -> None:
     trainer = trainer_for(tmp_path)
     groups = batch()
-    rows = [(list(group.prompt_token_ids), list(r.completion_token_ids)) for group in groups for r in group.responses]
-    width, prompt_width = max(len(c) for _, c in rows), max(len(p) for p, _ in rows)
-    ids = torch.tensor([[0] * (prompt_width - len(p)) + p + c + [0] * (width - len(c)) for p, c in rows])
-    mask = torch.tensor(
-        [[0] * (prompt_width - len(p)) + [1] * (len(p) + len(c)) + [0] * (width - len(c)) for p, c in rows]
-    )
+    pairs = [(list(group.prompt_token_ids), list(r.completion_token_ids)) for group in groups for r in group.responses]
+    width = max(len(completion) for _, completion in pairs)
+    rows = [
+        Row([*prompt, *completion], len(prompt), range(len(completion)), number * width)
+        for number, (prompt, completion) in enumerate(pairs)
+    ]
     base = trainer.model.get_base_model()
-    ours = prefix_tree.logprobs(base, ids, mask, width, 1.0, nodes)[0]
-    for (prompt, completion), row in zip(rows, ours, strict=True):
+    ours = prefix_tree.logprobs(base, rows, (len(rows), width), 1.0, nodes)[0]
+    for (prompt, completion), row in zip(pairs, ours, strict=True):
         alone = torch.tensor(sampled_logps(base, prompt, completion))
         assert torch.allclose(row[: len(completion)], alone, atol=1e-5, rtol=0)
         assert not row[len(completion) :].any()
@@ -270,14 +276,34 @@ def test_logprobs_do_not_depend_on_how_rows_are_merged(tmp_path: Path, nodes: in
 
 def test_each_distinct_prefix_is_run_once() -> None:
     prompt = [1, 5, 6]
-    rows = [([*prompt, 7, 2], 3), ([*prompt, 7, 8, 2], 3), ([*prompt, 9, 2], 3), ([1, 5, 10, 7, 2], 3)]
-    (tree,) = prefix_tree.grow(rows, width=3)
+    (tree,) = prefix_tree.grow(
+        [
+            Row([*prompt, 7, 2], 3, [0, 1], 0),
+            Row([*prompt, 7, 8, 2], 3, [0, 1, 2], 3),
+            Row([*prompt, 9, 2], 3, [0, 1], 6),
+            Row([1, 5, 10, 7, 2], 3, [0, 1], 9),
+        ]
+    )
     # 1 5 6 7 | 8 | 9 | 10 7: the last token of a row is never run
     assert tree.tokens.tolist() == [1, 5, 6, 7, 8, 9, 10, 7]
     assert tree.positions.tolist() == [0, 1, 2, 3, 4, 3, 2, 3]
-    assert tree.sees.sum(1).tolist() == [1, 2, 3, 4, 5, 4, 3, 4]
     assert tree.target_places.tolist() == [0, 1, 3, 4, 5, 6, 7, 9, 10]
     assert tree.heads.tolist() == [2, 3, 4, 5, 6, 7]
+
+
+def test_observations_are_run_only_where_the_policy_went_on_and_never_have_a_head() -> None:
+    prompt, said, shown = [1, 5], [7, 8], [20, 21, 22]
+    (tree,) = prefix_tree.grow(
+        [
+            Row([*prompt, *said, *shown, *said, *shown], 2, [0, 1, 5, 6], 0),
+            Row([*prompt, *said, *shown, 9, 2], 2, [0, 1, 5, 6], 10),
+            Row([*prompt, *shown], 2, [], 20),
+        ]
+    )
+    assert tree.tokens.tolist() == [*prompt, *said, *shown, 7, 9]
+    assert tree.heads.tolist() == [1, 2, 6, 7, 8]
+    assert tree.target_places.tolist() == [0, 1, 5, 6, 10, 11, 15, 16]
+    assert prefix_tree.grow([Row([*prompt, *shown], 2, [], 0)]) == []
 
 
 def test_a_model_with_a_sliding_window_is_trained_by_the_plain_pass(tmp_path: Path) -> None:
