@@ -12,7 +12,8 @@ import hypothesis
 import pytest
 from hypothesis import given, strategies as st
 
-from schemas.events import Batch, Response, derive_id
+from schemas.events import Batch, Response, TokensElsewhere, derive_id
+from schemas.tokens import Logprobs, LossMask, TokenIds
 from streams import advantage_formulas
 from streams.kafka.record import Record, dead_letter
 from streams.tools.audit.facts import Reach
@@ -454,6 +455,22 @@ def test_a_group_that_was_recorded_without_slots_and_metadata_since_it_was_too_l
     ((record, _),) = groups_of(log.records)
     empty = {"dropped_reason": "too_large", "responses": (), "left_out": (), "metadata": {}}
     assert named(settled(rewritten(log.records, record.at, lambda group: replace(group, **empty)))) == ""
+
+
+@pytest.mark.parametrize(("more", "wrong"), [(0, False), (1, True)])
+def test_a_group_that_leaves_tokens_in_a_response_balances_if_it_counts_them(more: int, wrong: bool) -> None:
+    log = Written()
+    join, asked = Joined(log), task(group_size=SIZE, reward_sources=SOURCES)
+    slots = answers(asked)
+    for event in (asked, *slots, *verdicts(slots, random.Random(1))):
+        join.read(log.write(event, T0))
+    ((record, group),) = groups_of(log.records)
+    first, *others = group.responses
+    left = TokensElsewhere(completion_tokens=first.completion_tokens + more, loss_tokens=first.loss_tokens)
+    nothing = {"completion_token_ids": TokenIds(), "logprobs": Logprobs(), "loss_mask": LossMask()}
+    members = (replace(first, elsewhere=left, **nothing), *others)
+    found = named(settled(rewritten(log.records, record.at, lambda group: replace(group, responses=members))))
+    assert ("slot 0 has another prompt, tokens, logprobs" in found, bool(found)) == (wrong, wrong)
 
 
 def test_a_window_that_is_full_and_was_not_cut_is_lost() -> None:

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
-from schemas.events import Event, TrajectoryEvent, Turn
+from schemas.events import Event, Response, TrajectoryEvent, Turn
 from streams.kafka.record import partition_of
+from streams.stages.agents.fold import fold
+from streams.stages.agents.response import response_of
 from streams.tools.audit.facts import Reach
 from streams.tools.audit.recount import recount
 from streams.tools.audit.report import Report
@@ -94,6 +96,47 @@ def test_a_conversation_that_is_no_tasks_may_stay_open() -> None:
     alone = replace(started, sampling_id=None, slot=None, group_size=None)
     report = recounted(alone)
     assert report.balanced and report.in_flight["trajectories"] == 1
+
+
+def response_to(turns: list[Turn], ended: TrajectoryEvent) -> Response:
+    return response_of(fold(turns, ended), ended)
+
+
+def test_a_response_whose_turns_are_in_the_log_balances() -> None:
+    turns, started, ended = run()
+    assert named(recounted(started, *turns, ended, response_to(turns, ended), settled=False)) == ""
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"number": 7}, "turn 7 of it is not in turns"),
+        ({"number": 0}, "it has turn 0 2 times"),
+        ({"end": 6}, "turn 1 of it has 1 tokens, and 2 in the log"),
+        ({"observation": "d" * 64}, f"turn 1 of it was shown {'d' * 64}, and None in the log"),
+    ],
+)
+def test_a_turn_of_a_response_that_is_not_the_one_in_the_log_is_named(change: dict[str, Any], says: str) -> None:
+    turns, started, ended = run()
+    response = response_to(turns, ended)
+    first, second, third = response.turns
+    wrong = replace(response, turns=(first, replace(second, **change), third))
+    assert says in named(recounted(started, *turns, ended, wrong, settled=False))
+
+
+def test_a_turn_that_a_response_leaves_out_although_another_continues_it_is_named() -> None:
+    turns, started, ended = run()
+    response = response_to(turns, ended)
+    first, _, third = response.turns
+    found = named(recounted(started, *turns, ended, replace(response, turns=(first, third)), settled=False))
+    assert "it is made of 3 model calls, and has 2 turns" in found
+    assert "it has turn 2, and not turn 1, which that continues" in found
+
+
+def test_a_response_without_its_run_is_not_compared() -> None:
+    """An experiment has the responses of the log that it replays, and no turns."""
+    turns, _, ended = run()
+    assert "turn" not in named(recounted(response_to(turns, ended), settled=False))
 
 
 def test_what_is_no_turn_is_named() -> None:

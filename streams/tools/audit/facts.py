@@ -65,11 +65,17 @@ class ResponseFact(NamedTuple):
     failed: bool
     finish_reason: str
     shared: int
-    """Base model, tokenizer, temperature, top_p and prompt; 0 for a failed slot."""
+    """Base model, tokenizer, temperature, top_p and, unless an agent decides it, prompt; 0 for a failed slot."""
     head: int
-    """As `shared`, with the whole of `sampling`."""
+    """Base model, tokenizer and the whole of `sampling`."""
     tokens: int
-    """Completion tokens, logprobs and mask."""
+    """Those of the prompt and of every chain, with logprobs and masks."""
+    counted: tuple[int, int]
+    """Tokens behind the prompt in all chains, and how many of them bear loss."""
+    calls: int | None
+    """How many model calls it says it is made of."""
+    turns: tuple[tuple[int, int, str | None], ...]
+    """Of each of them: its number, its tokens, and what had been shown before."""
 
 
 class RewardFact(NamedTuple):
@@ -110,6 +116,8 @@ class MemberFact(NamedTuple):
     advantage: float
     components: Components
     tokens: int
+    elsewhere: tuple[int, int] | None
+    """What the group says of tokens that it has not, as ResponseFact.counted; None: it has them."""
 
 
 class GroupFact(NamedTuple):
@@ -203,6 +211,8 @@ class TurnFact(NamedTuple):
     """Tokens of its prompt behind its parent's."""
     said: int
     """Tokens of its completion."""
+    shown: str | None
+    """Digest of what its environment had shown before."""
 
 
 class RunFact(NamedTuple):

@@ -148,8 +148,10 @@ class _Check:
             yield _wrong(group, f"slot {member.slot} is {member.response_id} at {at}; the log has {is_at}")
             return
         self._stamps.append(response.ms)
-        if response.failed or response.tokens != member.tokens or response.finish_reason != member.finish_reason:
-            yield _wrong(group, f"slot {member.slot} has other tokens, logprobs, mask or finish reason than {at}")
+        same = response.tokens == member.tokens if member.elsewhere is None else response.counted == member.elsewhere
+        if response.failed or not same or response.finish_reason != member.finish_reason:
+            what = "prompt, tokens, logprobs, mask or finish reason"
+            yield _wrong(group, f"slot {member.slot} has another {what} than {at}")
         yield from self._score(member, response)
 
     def _score(self, member: MemberFact, response: ResponseFact) -> Iterator[AuditFinding]:
@@ -247,7 +249,7 @@ class _Check:
             yield _wrong(group, f"it has version {group.version}, but its responses do not")
         first = self._chosen.get(group.members[0].slot) if group.members else None
         if first is not None and first.head != group.head:
-            yield _wrong(group, f"its prompt, sampling, model or tokenizer are not those of {first.at}")
+            yield _wrong(group, f"its sampling, model or tokenizer are not those of {first.at}")
 
     def numbers(self) -> Iterator[AuditFinding]:
         """Yield what is wrong with time, mean, spread and advantages."""

@@ -32,6 +32,7 @@ from schemas.events import (
     derive_id,
 )
 from schemas.serde import Poison
+from schemas.tokens import TokenIds
 from streams.kafka.record import Record
 from streams.kafka.topics import Topic
 from streams.tools.audit.facts import (
@@ -85,16 +86,19 @@ def digest(*parts: object) -> int:
     return _digest(repr(parts).encode())
 
 
-def tokens_digest(of: Response | GroupResponse) -> int:
-    """Return a digest of completion tokens, their logprobs and their mask."""
-    # as many of each, so no two of them have the same bytes in a row
-    return _digest(of.completion_token_ids.data, of.logprobs.data, of.loss_mask.data)
+def tokens_digest(of: Response | GroupResponse, common: TokenIds = TokenIds()) -> int:
+    """Return a digest of the tokens of all chains, their logprobs and masks; `common`: before those of its prompt."""
+    # of a chain as many of each, so no two of them have the same bytes in a row
+    chains = [(one.completion_token_ids.data, one.logprobs.data, one.loss_mask.data) for one in (of, *of.branches)]
+    places = [len(of.completion_token_ids), *((one.leaves, one.shared_tokens) for one in of.branches)]
+    prompt = (common.data, of.prompt_token_ids.data)
+    return _digest(*prompt, *(part for parts in chains for part in parts), repr(places).encode())
 
 
-@lru_cache(maxsize=256)  # the slots of a sampling come one after the other, each with the whole prompt
-def head_digest(base: str, tokenizer: str, sampling: Sampling, prompt: bytes) -> int:
+@lru_cache(maxsize=256)
+def head_digest(base: str, tokenizer: str, sampling: Sampling) -> int:
     """Return a digest of what a group says once of all its responses."""
-    return digest(base, tokenizer, sampling, prompt)
+    return digest(base, tokenizer, sampling)
 
 
 @lru_cache(maxsize=256)
@@ -137,10 +141,12 @@ def _task(record: Record, task: Task) -> TaskFact:
 
 
 def _response(record: Record, response: Response) -> ResponseFact:
-    drawn, prompt, failed = response.sampling, response.prompt_token_ids.data, response.error is not None
+    drawn, failed = response.sampling, response.error is not None
+    prompt = response.prompt_token_ids.data if response.agent_id is None else b""
     where = (response.base_digest, response.tokenizer_digest)
-    head = head_digest(*where, drawn, prompt)
+    head = head_digest(*where, drawn)
     tokens = tokens_digest(response)
+    masks = [response.loss_mask, *(branch.loss_mask for branch in response.branches)]
     plain = [getattr(response, name) for name in _SAID]
     return ResponseFact(
         at=record.at,
@@ -160,6 +166,9 @@ def _response(record: Record, response: Response) -> ResponseFact:
         shared=0 if failed else _shared_digest(*where, drawn.temperature + 0.0, drawn.top_p, prompt),  # not -0.0
         head=head,
         tokens=tokens,
+        counted=(sum(map(len, masks)), sum(mask.trained for mask in masks)),
+        calls=response.steps,
+        turns=tuple((turn.number, turn.end - turn.start, turn.observation) for turn in response.turns),
     )
 
 
@@ -207,7 +216,7 @@ def _group(record: Record, group: AdvantagedGroup) -> GroupFact:
         ddof=group.formula_ddof,
         mean=group.reward_mean,
         std=group.reward_std,
-        head=head_digest(group.base_digest, group.tokenizer_digest, group.sampling, group.prompt_token_ids.data),
+        head=head_digest(group.base_digest, group.tokenizer_digest, group.sampling),
         members=tuple(
             MemberFact(
                 slot=one.slot,
@@ -218,12 +227,13 @@ def _group(record: Record, group: AdvantagedGroup) -> GroupFact:
                 reward=one.reward,
                 advantage=one.advantage,
                 components=tuple(sorted(one.components.items())),
-                tokens=tokens_digest(one),
+                tokens=tokens_digest(one, group.prompt_token_ids),
+                elsewhere=None if one.elsewhere is None else (one.completion_tokens, one.loss_tokens),
             )
             for one in group.responses
         ),
         left_out=tuple((left.slot, left.response_id, left.reason) for left in group.left_out),
-        loss_tokens=sum(one.loss_mask.trained for one in group.responses),
+        loss_tokens=sum(one.loss_tokens for one in group.responses),
     )
 
 
@@ -272,6 +282,7 @@ def _turn(record: Record, turn: Turn) -> TurnFact:
         prompt_tokens=turn.prompt_tokens,
         sent=len(turn.prompt_token_ids),
         said=len(turn.completion_token_ids),
+        shown=None if turn.observed is None else turn.observed.digest,
     )
 
 

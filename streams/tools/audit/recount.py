@@ -7,7 +7,7 @@
     answers × reward sources = scores + failed scores
     tasks                    = groups kept + groups dropped
     groups                   = trained + in batches + dropped by reason + in the window of the next batch
-    trajectories             = ended + open, each with all of its turns
+    trajectories             = ended + open, each with all of its turns, and the turns of its response are among them
 
 None of the stages' code is used: what follows from the events is implemented here a second time (`tasks.py`,
 `groups.py`, `policies.py`, `versions.py`, `trajectories.py`), and a test makes sure that nothing of theirs is imported.
@@ -123,6 +123,8 @@ class Ledger:
         self._first_ms: dict[TopicPartition, int] = {}
         self._stories: dict[tuple[int, str], Story] = {}
         self._runs: dict[tuple[int, str], RunStory] = {}
+        self._of_turns: dict[tuple[int, str], list[ResponseFact]] = {}
+        """Responses that say of which turns they are made, by the id that their run has, too."""
         self._policies: dict[str, PolicyLedger] = {}
         self._letters: dict[Coordinates, list[LetterFact]] = {}
         self._unusable: list[Unusable] = []
@@ -177,6 +179,8 @@ class Ledger:
             story.tasks.append(fact)
         elif isinstance(fact, ResponseFact):
             story.responses.append(fact)
+            if fact.turns:
+                self._of_turns.setdefault((fact.at.partition, fact.response_id), []).append(fact)
         elif isinstance(event, GroupControl):
             story.controls.append(fact)
         else:
@@ -204,9 +208,9 @@ class Ledger:
             if policy is not None and story.policy not in (None, policy):
                 continue
             _add(whole, self._task(story, view, horizons[partition], versions))
-        for run in self._runs.values():
+        for key, run in self._runs.items():
             if policy in (None, run.policy):
-                _add(whole, recount_run(run, view))
+                _add(whole, recount_run(run, view, self._of_turns.get(key, ())))
         for name, line in self._policies.items():
             if policy in (None, name):
                 _add(whole, recount_policy(line, view))

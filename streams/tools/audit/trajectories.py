@@ -1,23 +1,29 @@
-"""Recount one run of an agent: its turns, and whether they are the ones that its end counts.
+"""Recount one run of an agent: its turns, and whether they are the ones that its end counts and its response names.
 
     started, turns, ended of one trajectory ──► numbers without gaps, parents before children, ──► findings, open
                                                 as many tokens as each prompt had
+    its response ─────────────────────────────► each turn of it, as it is in the log
 
 Turns are numbered in the order in which they were recorded, so a number that is missing below another is a lost turn.
 `ended` is written when all turns are acknowledged, and says how many there are: one that is missing then is lost, and
 one with a higher number is late, which is no mistake of the log.
 
-Not covered: whether a task's trajectory has its response, and whether its tokens are those of its turns.
+A response names the turns that it is made of, and has as many as it says: each with what it continues, as many tokens
+as were sampled, and behind the same observation.
+
+Not covered: whether a task's trajectory has its response, whether a turn that nothing continues should be in it, and
+whether its tokens are those of its turns. A response whose run is not in the log, such as one in an experiment, is not
+compared.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from streams.tools.audit.facts import AuditFinding, AuditView, RunFact, TurnFact
+from streams.tools.audit.facts import AuditFinding, AuditView, ResponseFact, RunFact, TurnFact
 from streams.tools.audit.story import TaskOutcome
 
 F = TypeVar("F", TurnFact, RunFact)
@@ -38,8 +44,8 @@ class RunStory:
         return facts[0].policy
 
 
-def recount_run(story: RunStory, view: AuditView) -> TaskOutcome:
-    """Return what is wrong with one trajectory, and whether it is still open."""
+def recount_run(story: RunStory, view: AuditView, responses: Iterable[ResponseFact] = ()) -> TaskOutcome:
+    """Return what is wrong with one trajectory, and whether it is still open; `responses`: what was made of it."""
     outcome = TaskOutcome()
     if any(view.reach.cut(view.names[label], story.partition) for label in ("turns", "trajectories")):
         outcome.counts["outside"] += 1
@@ -53,6 +59,8 @@ def recount_run(story: RunStory, view: AuditView) -> TaskOutcome:
     findings = outcome.findings
     findings += _numbers(turns, ended)
     findings += _parents(turns)
+    for response in responses:
+        findings += _turns_of(response, turns)
     if started is None and (ended is not None or view.reach.settled):
         at = turns[0].at if turns else events[0].at
         findings.append(AuditFinding("lost", at, "the beginning of its trajectory is not in trajectories"))
@@ -114,3 +122,29 @@ def _parents(turns: list[TurnFact]) -> Iterator[AuditFinding]:
             what = f"its prompt had {turn.prompt_tokens} tokens, and the log has {before + turn.sent}"
             yield AuditFinding("contradictory", turn.at, what)
         lengths[turn.event_id] = turn.prompt_tokens + turn.said
+
+
+def _turns_of(response: ResponseFact, turns: list[TurnFact]) -> Iterator[AuditFinding]:
+    """Find turns of a response that are not in the log, or not as it says."""
+    by_number = {turn.number: turn for turn in reversed(turns)}  # of two with one number, which is found, the first
+    by_id = {turn.event_id: turn for turn in turns}
+    times = Counter(number for number, _, _ in response.turns)
+    if response.calls is not None and not response.failed and response.calls != len(response.turns):
+        what = f"it is made of {response.calls} model calls, and has {len(response.turns)} turns"
+        yield AuditFinding("contradictory", response.at, what)
+    for number, said, shown in dict.fromkeys(response.turns):
+        turn = by_number.get(number)
+        if times[number] > 1:
+            yield AuditFinding("doubled", response.at, f"it has turn {number} {times[number]} times")
+        elif turn is None:
+            yield AuditFinding("phantom", response.at, f"turn {number} of it is not in turns")
+        elif said != turn.said:
+            what = f"turn {number} of it has {said} tokens, and {turn.said} in the log"
+            yield AuditFinding("contradictory", response.at, what)
+        elif shown != turn.shown:
+            what = f"turn {number} of it was shown {shown}, and {turn.shown} in the log"
+            yield AuditFinding("contradictory", response.at, what)
+        elif turn.parent_id in by_id and (parent := by_id[turn.parent_id].number) not in times:
+            yield AuditFinding(
+                "lost", response.at, f"it has turn {number}, and not turn {parent}, which that continues"
+            )
