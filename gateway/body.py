@@ -15,6 +15,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 from pydantic import (
@@ -148,44 +149,64 @@ async def sent(request: Request, most: int) -> bytes:
 
 def read(model: type[Read], raw: bytes) -> Read:
     """Return the body. Raises CallError that names the first parameter that is wrong."""
+    return _checked(model, _parsed(raw))
+
+
+def read_call(model: type[Read], raw: bytes) -> tuple[Read, str]:
+    """Return the body, and the SHA-256 of its canonical form: sorted keys, no spaces. Raises as `read`."""
+    value = _parsed(raw)
+    body = _checked(model, value)
+    try:
+        canonical = json.dumps(value, sort_keys=True, separators=(",", ":"))
+    except (ValueError, RecursionError) as exc:
+        raise CallError("invalid", f"the body cannot be written as JSON again: {exc}") from exc
+    return body, hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def _parsed(raw: bytes) -> Any:
     try:
         value = json_text.parse(raw)
         if HALF_A_PAIR.search(raw):  # JSON lets it in, and no UTF-8 can hold it: the log's text is UTF-8
             json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as exc:
         raise CallError("invalid", f"the body is not JSON: {exc}") from exc
+    return value
+
+
+def _checked(model: type[Read], value: Any) -> Read:
     try:
         return model.model_validate(value)
     except ValidationError as exc:
         raise _explained(exc, value) from exc
 
 
-def digest(raw: bytes) -> str:
-    """Return the SHA-256 of a body that was read, in canonical form: sorted keys, no spaces. Raises CallError."""
-    try:
-        canonical = json.dumps(json_text.parse(raw), sort_keys=True, separators=(",", ":"))
-    except (ValueError, RecursionError) as exc:
-        raise CallError("invalid", f"the body cannot be written as JSON again: {exc}") from exc
-    return hashlib.sha256(canonical.encode()).hexdigest()
-
-
 def ignored(body: Body, where: str = "") -> tuple[str, ...]:
     """Return the paths of the parameters that were sent and are ignored, without indices, each once."""
 
-    def paths(value: object, where: str) -> Iterator[str]:
+    def paths(value: list[Any] | Body, where: str) -> Iterator[str]:
         if isinstance(value, list):
             for item in value:
-                yield from paths(item, where)
-        elif isinstance(value, Body):
-            for name in sorted(value.model_fields_set):
-                field, inner = type(value).model_fields[name], getattr(value, name)
-                path = f"{where}.{field.alias or name}".lstrip(".")
-                if any(isinstance(mark, Ignored) for mark in field.metadata):
-                    yield from [path] if inner is not None else []
-                else:
-                    yield from paths(inner, path)
+                if isinstance(item, list | Body):
+                    yield from paths(item, where)
+            return
+        fields = _fields(type(value))
+        for name in sorted(value.model_fields_set):
+            inner, (alias, is_ignored) = getattr(value, name), fields[name]
+            if is_ignored:
+                yield from [f"{where}.{alias}".lstrip(".")] if inner is not None else []
+            elif isinstance(inner, list | Body):
+                yield from paths(inner, f"{where}.{alias}".lstrip("."))
 
     return tuple(dict.fromkeys(paths(body, where)))
+
+
+@cache
+def _fields(model: type[Body]) -> dict[str, tuple[str, bool]]:
+    """Return the name of each field in a request, and whether it is ignored."""
+    return {
+        name: (field.alias or name, any(isinstance(mark, Ignored) for mark in field.metadata))
+        for name, field in model.model_fields.items()
+    }
 
 
 def use(model: type[Body], name: str) -> tuple[Literal["used", "refused", "ignored"], str]:

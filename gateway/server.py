@@ -16,6 +16,7 @@ from functools import partial
 from importlib.metadata import version
 
 import uvicorn
+from uvicorn.loops.auto import auto_loop_factory
 
 from gateway import runs
 from gateway.app import create_app
@@ -68,7 +69,8 @@ def run(settings: Settings, *, stop: threading.Event) -> None:
             schema_registry.wait(settings, meter, stop)
             with opened(settings, engine, rendering, stop, meter) as recorder:
                 meter.begin("answering")
-                asyncio.run(_serve(settings, recorder, listening, stop, meter))
+                with asyncio.Runner(loop_factory=auto_loop_factory()) as runner:
+                    runner.run(_serve(settings, recorder, listening, stop, meter))
         finally:
             engine.close()
 
@@ -81,13 +83,20 @@ async def _serve(
     app = create_app(recorder, feedback, version=version("streamward"), max_body_bytes=most)
     app.include_router(runs.routes(recorder.runs, max_body_bytes=most), include_in_schema=False)
     config = uvicorn.Config(
-        app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=GRACE_S, server_header=False
+        app,
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        timeout_graceful_shutdown=GRACE_S,
+        server_header=False,
+        proxy_headers=False,
     )
     server = QuietServer(config)
     host, port = listening.getsockname()[:2]
     where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     log.info("%s (%s) answers at http://%s/v1", settings.policy.name, settings.policy.engine, where)
     serving = asyncio.create_task(server.serve(sockets=[listening]))
+    recorder.runs.finish()
     rounds = 0
     while not stop.is_set() and not serving.done():
         await asyncio.sleep(LOOK_S)

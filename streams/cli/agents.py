@@ -100,6 +100,7 @@ def agents_run(
     from streams import output as show
     from streams.environments.sandbox import EnvironmentPool
     from streams.kafka import admin
+    from streams.observability import metrics
     from streams.stages.agents import episodes, run
 
     if sum((environments, command is not None, entry_point is not None)) != 1:
@@ -121,9 +122,9 @@ def agents_run(
         folder=folder.absolute(),
         until_done=until_done or file is not None,
     )
-    with until_stopped() as stop, closing(pool), closing(player):
+    with until_stopped() as stop, closing(pool), closing(player), metrics.served(call.settings, "agents") as meter:
         admin.check_topics(call.settings, patient=True)
-        endings = run.run(call.settings_to_write, plan, stop=stop)
+        endings = run.run(call.settings_to_write, plan, stop=stop, meter=meter)
     show.record({ending: endings[ending] for ending in run.ENDINGS if endings[ending]} or {"runs": 0}, output)
 
 

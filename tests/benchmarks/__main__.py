@@ -24,6 +24,7 @@ NAMES = (
     "conversations",
     "agents",
     "trainer",
+    "turns",
     "offline",
     "memory",
     "columns",

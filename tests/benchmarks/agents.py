@@ -1,112 +1,158 @@
-"""The server of agents around its engine: how long a call waits for it, trajectories written, and their bytes.
+"""The server of agents around its engine, over HTTP: what it adds to a call, trajectories written, and their bytes.
 
-Scripted engine, real broker, without HTTP. Calls come at 100 a second, each of a conversation of its own, and then the
-same prompts at the same rate to the bare engine. Then trajectories of 8 turns as fast as they go, 16 side by side, each
-turn acknowledged before the next. At last trajectories of 2, 4, 8 and 16 turns of one length: their bytes a token, and
-how far their bytes are from a straight line over their tokens.
+    agents, connections that are kept ──► streamward serve, a process of its own, scripted engine ──► broker
+                                     └──► an ASGI application that answers at once: what HTTP alone takes
 
-Not covered: HTTP, and the bytes that the broker adds to a record.
+Calls come at 100 a second, each of a conversation of its own; by turns with them the same prompts go to the bare
+engine, and the same bodies to the application. Then trajectories of 8 turns as fast as they go, 16 side by side, each
+turn acknowledged before its answer ends. At last trajectories of 2, 4, 8 and 16 turns of one length: their bytes a
+token, and how far their bytes are from a straight line over their tokens.
+
+Not covered: a client's library, and the bytes that the broker adds to a record.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
+import json
 import statistics
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator
+import urllib.request
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from schemas.events import Message, Sampling, Turn
 from schemas.serde import encode
 from streams.engines.scripted_rendering import ScriptedRendering
 from streams.engines.scripted_tokens import ScriptedTokenEngine
 from streams.engines.token_stream import Generation
-from streams.observability.metrics import OFF
-from streams.settings.model import Settings
-from streams.stages.agents.calls import Done, ModelCall
-from streams.stages.agents.recorder import Recorder
-from streams.stages.agents.service import opened
-from tests.benchmarks.loop import node
+from streams.engines.vllm.launch import free_port
+from streams.settings.model import Serve, Settings
+from tests.benchmarks.loop import node, process
 from tests.benchmarks.side_by_side import line, say
-from tests.support.processes import read
+from tests.support.processes import read, until
 
-RATE, CALLS = 100.0, 600
+RATE, CALLS, ROUNDS = 100.0, 200, 3
 SIDE_BY_SIDE, RUNS, TURNS = 16, 400, 8
 LENGTHS = (2, 4, 8, 16)
 WANTED_A_SECOND = 100.0
 QUESTION = "What is 47 * 83, and why?"
+AT_ONCE = json.dumps({"choices": [{"message": {"role": "assistant", "content": QUESTION}}]}).encode()
 _numbers = itertools.count()
+Post = Callable[[str, list[dict[str, str]]], Awaitable[dict[str, str]]]
+"""Sends messages to a path, and returns the message that comes back."""
 
 
 def run() -> Iterator[dict[str, Any]]:
     """Yield overhead, speed and bytes."""
-    say(f"agents: {CALLS} calls at {RATE:g}/s, {RUNS} runs of {TURNS} turns")
+    say(f"agents: {ROUNDS} rounds of {CALLS} calls at {RATE:g}/s, {RUNS} runs of {TURNS} turns")
     with node() as settings, tempfile.TemporaryDirectory() as folder:
+        served, bare = free_port(), str(free_port())
         here = settings.model_copy(
             update={
                 "policy": settings.policy.model_copy(update={"engine": "scripted", "script": "{}"}),
                 "adapters": settings.adapters.model_copy(update={"store": str(Path(folder) / "adapters")}),
+                "serve": Serve(port=served),
             }
         )
-        engine = ScriptedTokenEngine(here.policy.script)
-        try:
-            with opened(here, engine, ScriptedRendering(), threading.Event(), OFF) as recorder:
-                yield from asyncio.run(_measured(recorder, engine, here))
-        finally:
-            engine.close()
+        module = f"{__name__}:at_once"
+        quiet = ("--port", bare, "--lifespan", "off", "--log-level", "warning", "--no-access-log")
+        with (
+            process("streams.cli", "serve", settings=here) as server,
+            process("uvicorn", module, *quiet, settings=here),
+            contextlib.closing(ScriptedTokenEngine()) as engine,
+        ):
+            for port in (served, int(bare)):
+                until(lambda port=port: _answers(port), f"an answer at port {port}")
+            yield from asyncio.run(_measured((served, int(bare)), engine, psutil.Process(server.pid), here))
 
 
-async def _measured(recorder: Recorder, engine: ScriptedTokenEngine, settings: Settings) -> list[dict[str, Any]]:
-    policy, lines = settings.policy.name, list[dict[str, Any]]()
-    await _paced(lambda: _talk(recorder, policy, 1), 50)
-    served = await _paced(lambda: _talk(recorder, policy, 1), CALLS)
-    bare = await _paced(lambda: _bare(engine), CALLS)
-    for percent, most in ((50, 0.001), (99, 0.005)):
-        ours, peer = (statistics.quantiles(seconds, n=100)[percent - 1] for seconds in (served, bare))
-        lines.append(
-            line(
-                "agents",
-                f"p{percent} of a call, {RATE:g} calls/s",
-                ours=ours,
-                peer=peer,
-                unit="s",
-                ratio=peer / ours,
-                peer_is="the bare engine",
-                overhead_s=round(ours - peer, 5),
-                wanted_s=most,
-            )
-        )
-    room, begun = asyncio.Semaphore(SIDE_BY_SIDE), time.perf_counter()
+async def at_once(scope: Any, receive: Any, send: Any) -> None:
+    """Answer any request as soon as its body is there: an ASGI application."""
+    while (await receive()).get("more_body"):
+        pass
+    length = str(len(AT_ONCE)).encode()
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", length)]})
+    await send({"type": "http.response.body", "body": AT_ONCE})
 
-    async def one() -> None:
-        async with room:
-            await _talk(recorder, policy, TURNS)
 
-    await asyncio.gather(*(one() for _ in range(RUNS)))
-    seconds = time.perf_counter() - begun
-    case = f"{RUNS} trajectories of {TURNS} turns"
-    lines.append(
-        line(
-            "agents",
-            case,
-            ours=RUNS / seconds,
-            peer=WANTED_A_SECOND,
-            unit="trajectories/s",
-            ratio=RUNS / seconds / WANTED_A_SECOND,
-            target=1,
-            peer_is="what is wanted",
-        )
-    )
+async def _measured(
+    ports: tuple[int, int], engine: ScriptedTokenEngine, server: psutil.Process, settings: Settings
+) -> list[dict[str, Any]]:
+    policy, seconds = settings.policy.name, {name: list[float]() for name in ("served", "bare", "http")}
+    ways = dict(zip(("served", "http"), ports, strict=True))
+    async with _connected(ports[0], policy) as post:
+        await _paced(partial(_talk, post, 1), 50)
+    for _, name in itertools.product(range(ROUNDS), seconds):
+        if name == "bare":
+            seconds[name] += await _paced(lambda: _bare(engine), CALLS)
+            continue
+        async with _connected(ways[name], policy) as post:  # anew: a server closes one that nobody uses for 5 s
+            seconds[name] += await _paced(partial(_talk, post, 1), CALLS)
+    lines = [_overhead(seconds, percent, most) for percent, most in ((50, 0.001), (99, 0.005))]
+    lines.append(await _speed(ports, policy, server))
     named = [f"bytes-{length}" for length in LENGTHS]
-    for name, length in zip(named, LENGTHS, strict=True):
-        await _talk(recorder, policy, length, name)
-    await recorder.close()
-    lines.append(_bytes([turn for _, turn in read(settings, Turn)], named))
-    return lines
+    async with _connected(ports[0], policy) as post:
+        for name, length in zip(named, LENGTHS, strict=True):
+            await _talk(post, length, name)
+    return [*lines, _bytes([turn for _, turn in read(settings, Turn)], named)]
+
+
+def _overhead(seconds: dict[str, list[float]], percent: int, most: float) -> dict[str, Any]:
+    """Return what a call over HTTP takes beside one of the engine alone; HTTP is a part of the difference."""
+    at = {name: statistics.quantiles(each, n=100)[percent - 1] for name, each in seconds.items()}
+    return line(
+        "agents",
+        f"p{percent} of a call, {RATE:g} calls/s",
+        ours=at["served"],
+        peer=at["bare"],
+        unit="s",
+        ratio=at["bare"] / at["served"],
+        peer_is="the bare engine",
+        overhead_s=round(at["served"] - at["bare"], 5),
+        wanted_s=most,
+        http_alone_s=round(at["http"], 5),
+    )
+
+
+async def _speed(ports: tuple[int, int], policy: str, server: psutil.Process) -> dict[str, Any]:
+    """Return how many trajectories are written in a second."""
+    room = asyncio.Semaphore(SIDE_BY_SIDE)
+
+    async def one(post: Post) -> None:
+        async with room:
+            await _talk(post, TURNS)
+
+    async def rate(port: int) -> float:
+        async with _connected(port, policy) as post:
+            begun = time.perf_counter()
+            await asyncio.gather(*(one(post) for _ in range(RUNS)))
+            return RUNS / (time.perf_counter() - begun)
+
+    before = server.cpu_times()
+    ours = await rate(ports[0])
+    after = server.cpu_times()
+    processor_s = after.user + after.system - before.user - before.system
+    return line(
+        "agents",
+        f"{RUNS} trajectories of {TURNS} turns",
+        ours=ours,
+        peer=WANTED_A_SECOND,
+        unit="trajectories/s",
+        ratio=ours / WANTED_A_SECOND,
+        target=1,
+        peer_is="what is wanted",
+        http_alone=round(await rate(ports[1]), 1),
+        server_processor_s_per_call=round(processor_s / RUNS / TURNS, 5),
+    )
 
 
 def _bytes(turns: list[Turn], names: list[str]) -> dict[str, Any]:
@@ -133,7 +179,7 @@ def _bytes(turns: list[Turn], names: list[str]) -> dict[str, Any]:
     )
 
 
-async def _paced(call: Callable[[], Coroutine[Any, Any, None]], count: int) -> list[float]:
+async def _paced(call: Callable[[], Awaitable[None]], count: int) -> list[float]:
     """Begin so many calls at RATE, and return how long each took, seconds."""
     seconds: list[float] = []
 
@@ -158,18 +204,45 @@ async def _bare(engine: ScriptedTokenEngine) -> None:
         pass
 
 
-async def _talk(recorder: Recorder, policy: str, turns: int, name: str | None = None) -> None:
-    number, messages = next(_numbers), list[Message]()
+async def _talk(post: Post, turns: int, name: str | None = None) -> None:
+    number, messages = next(_numbers), list[dict[str, str]]()
+    path = "/agents/bench/v1" if name is None else f"/agents/bench/trajectories/{name}/v1"
     for _ in range(turns):
-        messages.append(Message(role="user", content=f"{number}: {QUESTION}"))
-        call = ModelCall(
-            agent_id="bench",
-            trajectory_id=name,
-            model=policy,
-            protocol="chat",
-            messages=tuple(messages),
-            sampling=Sampling(max_tokens=64),
-            request_digest=f"{next(_numbers):064}",
-        )
-        [done] = [piece async for piece in recorder.answer(call) if isinstance(piece, Done)]
-        messages.append(done.message)
+        messages.append({"role": "user", "content": f"{number}: {QUESTION}"})
+        messages.append(await post(path, messages))
+
+
+@asynccontextmanager
+async def _connected(port: int, policy: str) -> AsyncIterator[Post]:
+    """Yield what sends to a server over SIDE_BY_SIDE connections, with as little of a client as there can be."""
+    free: asyncio.Queue[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = asyncio.Queue()
+    for _ in range(SIDE_BY_SIDE):
+        free.put_nowait(await asyncio.open_connection("127.0.0.1", port))
+
+    async def post(path: str, messages: list[dict[str, str]]) -> dict[str, str]:
+        body = json.dumps({"model": policy, "messages": messages, "max_tokens": 64}).encode()
+        head = f"POST {path}/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+        reader, writer = connection = await free.get()
+        writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        status, *headers = (await reader.readuntil(b"\r\n\r\n")).decode().splitlines()
+        length = next(header.partition(":")[2] for header in headers if header.lower().startswith("content-length:"))
+        answer = await reader.readexactly(int(length))
+        free.put_nowait(connection)
+        if " 200 " not in status:
+            raise ValueError(f"{status}: {answer.decode()}")
+        message = json.loads(answer)["choices"][0]["message"]
+        return {"role": "assistant", "content": message["content"]}
+
+    try:
+        yield post
+    finally:
+        while not free.empty():
+            free.get_nowait()[1].close()
+
+
+def _answers(port: int) -> bool:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=5):
+            return True
+    except OSError:
+        return False

@@ -43,7 +43,7 @@ def run() -> Iterator[dict[str, Any]]:
     with node() as settings:
         client = admin.AdminClient(client_config(settings.kafka))
         client.create_topics([admin.NewTopic(ECHO, 1, 1)])[ECHO].result()
-        with process("streams.cli.root", "streams", settings=settings):
+        with process("streams.cli", "streams", settings=settings):
             ours, peer = _measure(settings)
     for percent in (50, 99):
         mine, bare = (statistics.quantiles(values, n=100)[percent - 1] for values in (ours, peer))

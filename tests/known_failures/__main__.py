@@ -1,4 +1,5 @@
-"""docs/known-failures.md: what others get wrong, what prevents it here, and the tests that hold it, from rows.py.
+"""docs/known-failures.md: what others get wrong, what prevents it here, and the tests that hold it, from rows.py and
+bad_input.py.
 
 python -m tests.known_failures           write the page
 python -m tests.known_failures --check   exit 1 if the page would change
@@ -7,9 +8,11 @@ python -m tests.known_failures --check   exit 1 if the page would change
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 from tests.generated_page import write_or_check
+from tests.known_failures.bad_input import INPUTS
 from tests.known_failures.rows import FAILURES, KnownFailure
 
 PAGE = Path(__file__).parents[2] / "docs" / "known-failures.md"
@@ -24,20 +27,34 @@ run with the naive way in the place of the measure, and has to fail (`tests/unit
 | | what goes wrong elsewhere | here | held by |
 |---|---|---|---|
 """
+INPUT = """
+## Bad input
+
+What clients and agents do that nobody asked for. Errors are in the format of the protocol that was spoken, and the next
+call is answered as ever.
+
+| | what the client gets, or what becomes of the agent | what the log has | held by |
+|---|---|---|---|
+"""
 
 
 def page() -> str:
     """Return the page."""
-    return BEGIN + "".join(
+    failures = (
         f"| {row.number} | {row.others} | {row.measure or 'Cannot occur. ' + row.never} | {_held_by(row)} |\n"
         for row in FAILURES
     )
+    inputs = (f"| {one.what} | {one.answer} | {one.log} | {_names(one.tests)} |\n" for one in INPUTS)
+    return BEGIN + "".join(failures) + INPUT + "".join(inputs)
 
 
 def _held_by(row: KnownFailure) -> str:
-    proven = dict.fromkeys(name.partition("[")[0] for name in row.proofs)
-    parts = [", ".join(f"`{name}`" for name in names) for names in (proven, row.elsewhere)]
+    parts = _names(dict.fromkeys(name.partition("[")[0] for name in row.proofs)), _names(row.elsewhere)
     return "; ".join(part for part in ("proven: " * bool(parts[0]) + parts[0], parts[1]) if part)
+
+
+def _names(tests: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in tests)
 
 
 if __name__ == "__main__":

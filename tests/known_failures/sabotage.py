@@ -247,12 +247,10 @@ def results_stand_where_their_message_does(patch: pytest.MonkeyPatch) -> None:
 
 
 def what_is_unknown_is_dropped(patch: pytest.MonkeyPatch) -> None:
-    whole = bodies.read
-
-    def read(model: Any, raw: bytes) -> Any:
-        return whole(model, json.dumps({k: v for k, v in json.loads(raw).items() if k in model.model_fields}).encode())
-
-    everywhere(patch, whole, read)
+    whole = bodies._checked
+    patch.setattr(
+        bodies, "_checked", lambda model, value: whole(model, {k: value[k] for k in value if k in model.model_fields})
+    )
 
 
 # --- learning ---------------------------------------------------------------------------------------------------------

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +18,22 @@ from openai import BadRequestError, OpenAI
 from schemas.events import EpisodeStart, Message, Observed, Response, Sampling, TrajectoryEvent, derive_id
 from streams.environments.protocol import Action, Environment, Shown, StepResult
 from streams.environments.registry import listed
+from streams.kafka.producer import Producer
+from streams.observability import catalog
+from streams.observability.metrics import Meter
 from streams.settings.model import Settings
 from streams.stages.agents.episodes import EpisodeAgent
 from streams.stages.agents.kept_alive import KeptAlive
 from streams.stages.agents.model_calls import CallFailed, ModelCalls
 from streams.stages.agents.processes import RunContext
+from streams.stages.agents.run import AgentPlan, RunWork, run as run_agent
 from streams.stages.agents.run_end import RunEnd
 from streams.stages.agents.run_server import RunServer
+from streams.stages.tasks.submit import submit
 from tests.support.agent_server import serving, settings_of, turns
 from tests.support.factories import task
-from tests.support.processes import read
+from tests.support.processes import read, until
+from tests.support.scrape import parse
 
 pytestmark = pytest.mark.kafka
 SCRIPT = {
@@ -192,27 +200,64 @@ def test_what_is_no_run_of_a_task_is_not_begun_or_ended(settings: Settings, url:
     assert "is there already" in stray.begin().json()["error"]["message"]
 
 
-def test_a_server_that_is_started_again_knows_its_runs_and_makes_the_same_response(
+def test_a_server_that_is_started_again_knows_its_runs_and_makes_the_responses_that_are_missing(
     kafka_bootstrap: str, tmp_path: Path
 ) -> None:
     settings = settings_of(kafka_bootstrap, tmp_path, SCRIPT)
     with serving(settings) as url:
-        ended, opened = Run(url, "ended"), Run(url, "open")
-        for run in (ended, opened):
+        ended, opened, killed = Run(url, "ended"), Run(url, "open"), Run(url, "killed")
+        for run in (ended, opened, killed):
             run.begin(max_turns=1)
             run.ask("first")
         ended.end()
+    # and if that server was killed between the end of a run and its response:
+    [of_ended] = [event for event in events(settings, ended, TrajectoryEvent) if event.kind == "ended"]
+    of_killed = {"event_id": derive_id(killed.trajectory_id, "ended"), "trajectory_id": killed.trajectory_id}
+    with Producer(settings) as producer:
+        producer.send(replace(of_ended, **of_killed, task_id="task-killed", sampling_id="killed"))
     with serving(settings) as url:
         assert opened.begin(metadata={"manager": "m2"}).json()["metadata"] == {"manager": "m1"}
         with pytest.raises(BadRequestError, match="max_turns"):
             opened.ask("second")
         opened.end("failed", "its manager is gone")
-        ended.end("failed", "its manager is gone")
-    first, again = events(settings, ended, Response)
-    assert first == again and first.error is None
+        assert ended.end("failed", "its manager is gone").json()["ending"] == "completed"
+        until(lambda: events(settings, killed, Response), "a response of the run that ended before the kill")
+    first, other = (events(settings, run, Response) for run in (ended, killed))
+    assert [(response.error, response.text) for response in (*first, *other)] == [(None, "one")] * 2
     [response] = events(settings, opened, Response)
     assert response.error == "failed: its manager is gone"
     assert [event.kind for event in events(settings, opened, TrajectoryEvent)] == ["started", "ended"]
+
+
+# --- the manager ------------------------------------------------------------------------------------------------------
+
+
+def test_every_metric_of_the_manager_is_there_and_counts_its_runs(settings: Settings, url: str, tmp_path: Path) -> None:
+    submit(settings, [task(task_id=f"counted {n}", policy="sums", agent="counter", purpose="eval") for n in range(2)])
+    go_on, stop, meter = threading.Event(), threading.Event(), Meter("agents", waits_for=("kafka",))
+
+    def gives_up(*_: object) -> RunEnd:
+        go_on.wait()
+        return RunEnd("failed", "it gave up")
+
+    plan = AgentPlan(
+        agent_id="counter", work=lambda _: RunWork(gives_up), server=url, parallel=3, folder=tmp_path, until_done=True
+    )
+    with ThreadPoolExecutor(1) as pool:
+        ended = pool.submit(run_agent, settings, plan, stop=stop, meter=meter)
+        until(lambda: meter.value(catalog.RUNS_OPEN, "counter") == 3, "three runs at once")
+        until(lambda: meter.value(catalog.AGENT_TASKS, "counter") == 1, "a task that waits for them")
+        assert (meter.value(catalog.AGENT_TASK_AGE, "counter") or 0) > 0
+        go_on.set()
+        assert ended.result() == {"failed": 8}
+    found = parse(meter.text())
+    wanted = {one.name: one.kind for one in catalog.every() if "agents" in one.processes and not one.needs}
+    wanted.pop(catalog.PROCESS.name)  # that is set where the metrics are served
+    assert {name: found.kinds.get(name) for name in wanted} == wanted
+    assert set(found.kinds) <= {one.name for one in catalog.every() if "agents" in one.processes}
+    assert found.total(catalog.RUNS_STARTED.name) == found.total(catalog.RUN_SECONDS.name) == 8
+    assert found.total(catalog.RUNS_ENDED.name, agent="counter", ending="failed") == 8
+    assert meter.answer("/readyz") == (200, "ok\n")
 
 
 # --- environments -----------------------------------------------------------------------------------------------------

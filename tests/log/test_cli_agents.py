@@ -21,6 +21,7 @@ from streams.settings.load import to_env
 from streams.settings.model import Archive, Kafka, Settings, Topics
 from tests.support.agent_calls import ADD, Recorded, system, user
 from tests.support.factories import T0, trajectory
+from tests.support.log.shared_node import own_prefix
 from tests.support.processes import command, environment, until
 
 pytestmark = pytest.mark.kafka
@@ -35,7 +36,7 @@ def said(about: str, value: float, **how: Any) -> Reward:
 def made(kafka_bootstrap: str) -> Settings:
     """A log with a run that has ended, of two calls and a title, and one that is open."""
     settings = Settings(
-        kafka=Kafka(bootstrap=kafka_bootstrap), topics=Topics(prefix="cli-agents.", partitions=2, policy_partitions=1)
+        kafka=Kafka(bootstrap=kafka_bootstrap), topics=Topics(prefix=own_prefix(), partitions=2, policy_partitions=1)
     )
     admin.apply_topics(settings)
     run, other = Recorded(FIRST), Recorded(SECOND)
@@ -126,7 +127,7 @@ def test_interactions_are_followed_and_a_follower_killed_in_a_line_is_completed(
 ) -> None:
     settings = Settings(
         kafka=Kafka(bootstrap=kafka_bootstrap),
-        topics=Topics(prefix="interactions.", partitions=2, policy_partitions=1),
+        topics=Topics(prefix=own_prefix(), partitions=2, policy_partitions=1),
         archive=Archive(store=str(tmp_path / "archive")),
     )
     admin.apply_topics(settings)

@@ -218,9 +218,9 @@ def test_a_form_that_a_client_asks_for_is_forced_in_every_protocol_and_the_turn_
     assert forms == ["schema", "schema", "schema", "tools several"]
 
 
-def post(server: Served, path: str, body: dict[str, Any] | bytes) -> httpx.Response:
+def post(server: Served, agent: str, path: str, body: dict[str, Any] | bytes) -> httpx.Response:
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
-    return httpx.post(f"{server.url}/v1/{path}", content=content, headers={"content-type": "application/json"})
+    return httpx.post(f"{server.base(agent)}/v1/{path}", content=content, headers={"content-type": "application/json"})
 
 
 def asked(path: str, text: str = "hi", **parameters: Any) -> dict[str, Any]:
@@ -228,6 +228,15 @@ def asked(path: str, text: str = "hi", **parameters: Any) -> dict[str, Any]:
         path, {"messages": [{"role": "user", "content": text}]}
     )
     return {"model": "sums", **({"max_tokens": 64} if path == "messages" else {}), **said, **parameters}
+
+
+def tool_of(path: str, schema: dict[str, Any]) -> dict[str, Any]:
+    """Return a tool as each protocol writes it."""
+    if path == "responses":
+        return {"type": "function", "name": "calc", "parameters": schema}
+    if path.startswith("messages"):
+        return {"name": "calc", "input_schema": schema}
+    return {"type": "function", "function": {"name": "calc", "parameters": schema}}
 
 
 PATHS = ("chat/completions", "completions", "responses", "messages", "messages/count_tokens")
@@ -238,27 +247,37 @@ BAD: dict[str, tuple[int, Callable[[str], dict[str, Any] | bytes]]] = {
     "an unknown version": (404, lambda path: asked(path, model="sums@77")),
     "no version": (404, lambda path: asked(path, model="sums@latest")),
     "an unknown parameter": (400, lambda path: asked(path, colour="blue")),
+    "no schema of a tool": (
+        400,
+        lambda path: asked(path, tools=[tool_of(path, {"type": "object", "properties": [7]})]),
+    ),
     "a longer prompt than the context": (400, lambda path: asked(path, "x" * 9000)),
 }
-
-
-WRONG_BODIES = ("no JSON", "10 MB", "an unknown parameter")
+WRONG_BODIES = ("no JSON", "10 MB", "an unknown parameter", "no schema of a tool")
 COUNTS = "messages/count_tokens"
 """It needs no model, and no room for a prompt."""
-CASES = [(path, bad) for path in PATHS for bad in BAD if path != COUNTS or bad in WRONG_BODIES]
 
 
-@pytest.mark.parametrize(("path", "bad"), CASES)
-def test_bad_input_gets_an_error_in_the_words_of_the_protocol(server: Served, path: str, bad: str) -> None:
-    status, body = BAD[bad]
-    answer = post(server, path, body(path))
-    error = answer.json()["error"]
-    assert answer.status_code == status and error["message"]
-    if path.startswith("messages"):
-        assert answer.json()["type"] == "error"
-        assert error["type"] in ("invalid_request_error", "request_too_large", "not_found_error")
-    else:
-        assert error.keys() == {"message", "type", "param", "code"}
+@pytest.mark.parametrize("path", PATHS)
+def test_bad_input_gets_an_error_in_the_words_of_the_protocol_and_leaves_nothing_in_the_log(
+    server: Served, path: str
+) -> None:
+    agent = f"bad-{PATHS.index(path)}"
+    for bad in WRONG_BODIES if path == COUNTS else BAD:
+        status, body = BAD[bad]
+        answer = post(server, agent, path, body(path))
+        error = answer.json()["error"]
+        assert (answer.status_code, bool(error["message"])) == (status, True), (bad, answer.text)
+        if path.startswith("messages"):
+            assert answer.json()["type"] == "error", bad
+            assert error["type"] in ("invalid_request_error", "request_too_large", "not_found_error"), bad
+        else:
+            assert error.keys() == {"message", "type", "param", "code"}, bad
+    good = post(server, agent, path, asked(path))
+    assert good.status_code == 200, "what follows is answered"
+    assert [turn.turn_id for turn in turns(server.settings, agent)] == (
+        [] if path == COUNTS else [good.headers["x-request-id"]]
+    )
 
 
 def test_a_tool_call_that_does_not_parse_stays_text_and_the_turn_says_so(server: Served) -> None:

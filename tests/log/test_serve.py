@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import threading
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -32,6 +31,7 @@ from streams.stages.agents.calls import Delta, Done, ModelCall
 from streams.stages.agents.fold import of_each
 from streams.stages.agents.recorder import Recorder
 from streams.stages.agents.service import opened
+from tests.support.log.shared_node import own_prefix
 from tests.support.processes import command, environment, read, said, until
 
 pytestmark = pytest.mark.kafka
@@ -92,7 +92,7 @@ def server(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> It
         port = free.getsockname()[1]
     settings = Settings(
         kafka=Kafka(bootstrap=kafka_bootstrap),
-        topics=Topics(prefix=f"test-{uuid.uuid4().hex[:12]}.", partitions=2, policy_partitions=2),
+        topics=Topics(prefix=own_prefix(), partitions=2, policy_partitions=2),
         policy=Policy(name="sums", engine="scripted", script=json.dumps(SCRIPT)),
         serve=Serve(port=port, max_body_mb=1),
     )

@@ -9,7 +9,6 @@ import json
 import socket
 import threading
 import urllib.request
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +18,7 @@ from gateway import server
 from schemas.events import Turn
 from streams.kafka import admin
 from streams.settings.model import Adapters, Kafka, Policy, Serve, Settings, Topics
+from tests.support.log.shared_node import own_prefix
 from tests.support.processes import read, until
 
 CALCULATOR = {
@@ -58,7 +58,7 @@ def settings_of(bootstrap: str, folder: Path, script: dict[str, Any] = CALCULATO
         port = free.getsockname()[1]
     return Settings(
         kafka=Kafka(bootstrap=bootstrap),
-        topics=Topics(prefix=f"test-{uuid.uuid4().hex[:12]}.", partitions=2, policy_partitions=1),
+        topics=Topics(prefix=own_prefix(), partitions=2, policy_partitions=1),
         adapters=Adapters(store=str(folder / "adapters")),
         policy=Policy(name="sums", engine="scripted", script=json.dumps(script)),
         serve=Serve(port=port, **serve),

@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.body import read
+from gateway.body import read_call
 from schemas.events import Message, Sampling, TrajectoryEvent
 from streams.engines.rendering import ChatRendering
 from streams.stages.agents.calls import Delta, Done, ModelCall, Piece
@@ -321,7 +321,7 @@ def test_a_large_body_is_read_outside_of_the_event_loop(characters: int, in_the_
             answer = server.post("feedback", {"id": "1", "comment": "x" * characters})
         finally:
             sys.setprofile(None)
-    assert answer.status_code == 400 and (read.__code__ in called) is in_the_loop
+    assert answer.status_code == 400 and (read_call.__code__ in called) is in_the_loop
 
 
 def test_a_call_too_large_to_be_recorded_is_refused_before_anything_is_sampled() -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from tests.known_failures import sabotage
+from tests.known_failures.bad_input import INPUTS
 from tests.known_failures.rows import FAILURES, KnownFailure
 
 ROOT = Path(__file__).parents[2]
@@ -34,9 +35,12 @@ def test_every_failure_has_a_proof_or_a_reason_why_it_cannot_occur() -> None:
         assert bool(row.measure) == bool(row.proofs) == bool(row.naive) != bool(row.never), row.number
 
 
-@pytest.mark.parametrize("row", FAILURES, ids=lambda row: row.number)
-def test_every_test_that_a_row_names_is_there(row: KnownFailure) -> None:
-    for named in (*row.proofs, *row.elsewhere):
+NAMED = {row.number: (*row.proofs, *row.elsewhere) for row in FAILURES} | {one.what: one.tests for one in INPUTS}
+
+
+@pytest.mark.parametrize("tests", NAMED.values(), ids=NAMED)
+def test_every_test_that_a_row_names_is_there(tests: tuple[str, ...]) -> None:
+    for named in tests:
         file, _, test = named.partition("[")[0].partition("::")
         assert test in functions(file), named
 

@@ -80,7 +80,7 @@ class CallPrompts:
     def _placed(self, call: ModelCall, known: Conversation | None, prompt: TokenIds | None) -> Placement:
         """Return what a call is to the turns of its trajectory. It continues none that was rendered otherwise."""
         chains = Chains() if known is None else known.chains
-        placed = chains.place(call.messages, call.tools, prompt)
+        placed = chains.place(call.messages, call.tools, prompt, call.digests)
         for name in ("tokenizer_digest", "template_digest"):
             if placed.parent is not None and getattr(placed.parent, name) != getattr(self._rendering, name):
                 reason = f"the server's {name} is not that of turn {placed.parent.number}"

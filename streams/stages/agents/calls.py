@@ -10,11 +10,13 @@ recorder knows what lies between. One call has one `Begun`, any number of `Delta
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal, NamedTuple
 
 from schemas.events import Message, Observed, Sampling, Tool
 from streams.engines.answer_form import AnswerForm
 from streams.errors import StreamwardError
+from streams.stages.agents.chains import Digests
 
 CallErrorKind = Literal[
     "invalid",  # what was sent is malformed, or cannot be answered as it is
@@ -38,7 +40,7 @@ class CallError(StreamwardError):
         self.kind, self.message, self.parameter = kind, message, parameter
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ModelCall:
     """One request for an answer of the policy."""
 
@@ -73,9 +75,13 @@ class ModelCall:
     ignored: tuple[str, ...] = ()
     """Parameters that were sent and change no answer."""
 
+    @cached_property
+    def digests(self) -> Digests:
+        """What its history is recognized by."""
+        return Digests.of(self.messages, self.tools)
 
-@dataclass(frozen=True, slots=True)
-class Token:
+
+class Token(NamedTuple):
     """A token that was sampled, or could have been."""
 
     id: int

@@ -94,6 +94,19 @@ class PlacedTurn:
         return self.broken is None and self.turn.error is None and (self.turn.delivered or bool(self.children))
 
 
+class Digests(NamedTuple):
+    """What the history of a call is recognized by."""
+
+    prefixes: list[bytes]
+    """Of its first 0, 1, … messages."""
+    tools: bytes
+
+    @staticmethod
+    def of(messages: Sequence[Message], tools: Sequence[Tool]) -> Digests:
+        """Return those of a history and of the tools it comes with."""
+        return Digests(prefixes(messages), tools_digest(tools))
+
+
 class _Prefixes(NamedTuple):
     """Digests of the first 0, 1, … messages of a history."""
 
@@ -125,12 +138,16 @@ class Chains:
     # --- asking ---------------------------------------------------------------------------------------------------
 
     def place(
-        self, messages: Sequence[Message], tools: Sequence[Tool] = (), prompt: TokenIds | None = None
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Tool] = (),
+        prompt: TokenIds | None = None,
+        digests: Digests | None = None,
     ) -> Placement:
         """Return what a call with this whole history is. `prompt`: the tokens, where no messages were sent."""
         if prompt is not None:
             return self._place_tokens(prompt)
-        found, offered = prefixes(messages), tools_digest(tools)
+        found, offered = digests or Digests.of(messages, tools)
         for count in range(len(messages), 0, -1):
             parent = _newest(self._ends.get((offered, found[count]), ()))
             if parent is not None:

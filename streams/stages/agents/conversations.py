@@ -19,7 +19,7 @@ from schemas.conventions import RatedAnswer
 from schemas.events import Message, Observed, Purpose, TrajectoryEvent, Turn
 from streams.stages.agents.calls import CallError, ModelCall
 from streams.stages.agents.calls_in_progress import CallInProgress
-from streams.stages.agents.chains import Chains, prefixes, tools_digest
+from streams.stages.agents.chains import Chains
 
 RETRIED_MS = 600_000
 """How old an answer may be that a retry without a key gets: clients wait ten minutes for one unless told otherwise."""
@@ -56,7 +56,7 @@ class Conversation:
     end: TrajectoryEvent | None = None
     """The end of a task's run, of which its response is made."""
     responded: bool = False
-    """Whether this server has written that response."""
+    """Whether that response is in the log."""
     ending: bool = False
     """Whether it is about to end: no call begins any more."""
     differs: str | None = None
@@ -153,6 +153,11 @@ class Conversations:
         elif known.ended and event.created_at < oldest_ms:
             self.forget(known)
 
+    def take_response(self, response_id: str) -> None:
+        """Take in that a response is in the log: nobody needs the turns of its run any more."""
+        if (known := self.by_id.get(response_id)) is not None:
+            known.responded = True
+
     def _turn(self, turn: Turn) -> None:
         if turn.trajectory_id in self._gone:
             return
@@ -246,9 +251,8 @@ class Conversations:
                 raise CallError("conflict", f"{what}; use another trajectory")
             self.check_remembered(call.trajectory_id)
             return known
-        offered = tools_digest(call.tools)
-        for digest in reversed(prefixes(call.messages)[1:]):
-            known = self._ends.get((call.agent_id, offered, digest))
+        for digest in reversed(call.digests.prefixes[1:]):
+            known = self._ends.get((call.agent_id, call.digests.tools, digest))
             if known is not None and not known.ended:
                 return known
         return None

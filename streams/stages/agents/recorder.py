@@ -186,10 +186,13 @@ class Recorder:
                 for stream in streams:
                     stream.cancel()
             progress.publish(self._begun_piece(prepared))
-            each = [self._choose(prepared, stream, progress) for stream in streams]
-            for failed in await asyncio.gather(*each, return_exceptions=True):
-                if isinstance(failed, BaseException):
-                    raise failed
+            if len(streams) == 1:
+                await self._choose(prepared, streams[0], progress)
+            else:
+                each = [self._choose(prepared, stream, progress) for stream in streams]
+                for failed in await asyncio.gather(*each, return_exceptions=True):
+                    if isinstance(failed, BaseException):
+                        raise failed
             progress.finish()
         except CallError as exc:
             progress.finish(exc)
@@ -224,8 +227,8 @@ class Recorder:
             conversation.open_calls -= 1
             raise
         conversation.called.add(turn_ids[0])
-        policy = self._versions.policy
-        return PreparedCall(call, conversation, *prompt, policy, version, turn_ids, started_at, constraint)
+        policy, tokens = self._versions.policy, (*prompt.known, *prompt.new)
+        return PreparedCall(call, conversation, *prompt, policy, version, turn_ids, started_at, constraint, tokens)
 
     async def _load(self, version: int) -> None:
         """Return once the engine has a version. Raises CallError."""
@@ -354,10 +357,14 @@ class Recorder:
                 self._conversations.take(turn)
 
         written.add_done_callback(taken)
-        try:
-            await asyncio.wait_for(asyncio.shield(written), self._rule.acknowledge_s)
-        except (TimeoutError, LogError) as exc:
-            raise self._not_recorded() from exc
+        await asyncio.wait((written,), timeout=self._rule.acknowledge_s)
+        if not written.done():
+            raise self._not_recorded()
+        problem = written.exception()
+        if isinstance(problem, LogError):
+            raise self._not_recorded() from problem
+        if problem is not None:
+            raise problem
 
     async def _written(self, call: ModelCall) -> None:
         """Return once no turn of an earlier try is on its way to the log. Raises CallError."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 import uuid
 from collections import Counter, deque
 from collections.abc import Callable
@@ -40,11 +41,12 @@ from streams.kafka.record import TopicPartition
 from streams.kafka.registry import client as schema_registry
 from streams.kafka.retry import BrokerOutage, StoppedWaiting
 from streams.kafka.tracked import TrackedConsumer
-from streams.observability.metrics import OFF
+from streams.observability.metrics import OFF, Meter
 from streams.settings.model import Settings
 from streams.stages.agents.processes import RunContext
 from streams.stages.agents.response import UNANSWERED
 from streams.stages.agents.run_end import RunEnd
+from streams.stages.agents.run_metrics import RunMetrics
 from streams.stages.agents.run_server import RunServer
 
 STAGE = "agents"
@@ -102,14 +104,14 @@ class TaskAttempt:
     """Whether the server could not be told of an end: whoever reads the task again does."""
 
 
-def run(settings: Settings, plan: AgentPlan, *, stop: threading.Event) -> Counter[str]:
+def run(settings: Settings, plan: AgentPlan, *, stop: threading.Event, meter: Meter = OFF) -> Counter[str]:
     """Answer tasks until `stop` is set, or all are done; return how the runs ended.
 
     Runs in progress are waited for. Raises LogError if the broker refuses or is unreachable too long, NotFoundError for
     a topic that is missing.
     """
-    schema_registry.wait(settings, OFF, stop)
-    with AgentRunner(settings, plan, BrokerOutage(settings.kafka, stop), stop) as runner:
+    schema_registry.wait(settings, meter, stop)
+    with AgentRunner(settings, plan, BrokerOutage(settings.kafka, stop, meter), stop) as runner:
         try:
             while runner.running or not (stop.is_set() or (plan.until_done and runner.done())):
                 runner.step()
@@ -139,7 +141,8 @@ class AgentRunner:
         )
         self._queue = TaskQueue(settings, self._consumer, self._state, outage, agent=plan.agent_id)
         self._held_back = HeldBack(self._state.router, self._state.admission)
-        self._server = RunServer(plan.server, plan.agent_id, stop)
+        self._server = RunServer(plan.server, plan.agent_id, stop, outage.meter)
+        self._metrics = RunMetrics(outage.meter, plan.agent_id)
         self._pool = ThreadPoolExecutor(plan.parallel, thread_name_prefix="runs-agent")
         self._attempts: dict[Coordinates, TaskAttempt] = {}
         self._ends = {tp: end for tp, (first, end) in offsets(settings, ["tasks"]).items() if end > first}
@@ -171,6 +174,7 @@ class AgentRunner:
 
     def step(self) -> None:
         """Read tasks, begin runs for which there is a place, take note of those that ended, commit."""
+        self._metrics.look(self._queue, self.running)
         self._state.follow(self._outage)
         self._queue.read(BUSY_POLL_S if self._attempts or self._queue else POLL_S)
         self._queue.sweep()
@@ -216,6 +220,7 @@ class AgentRunner:
         for ended in [one for one in attempt.runs if one.done()]:
             attempt.runs.discard(ended)
             self.endings[ended.result()] += 1
+            self._metrics.ended(ended.result())
         if not ours or self._queue.why_overtaken(waiting) is not None:
             attempt.slots.clear()
             attempt.stop.set()
@@ -234,7 +239,7 @@ class AgentRunner:
 
     def _run(self, attempt: TaskAttempt, slot: int) -> str:
         """Run the agent once, from its beginning to its end in the log; return how it ended."""
-        task, mine = attempt.waiting.task, {"manager": self._nonce}
+        task, mine, began = attempt.waiting.task, {"manager": self._nonce}, None
         try:
             work = self._plan.work(task)
             known = self._server.begin(task, attempt.sampling_id, slot, mine, work.observed)
@@ -244,6 +249,8 @@ class AgentRunner:
             elif known.metadata != mine:
                 ended = RunEnd("failed", GONE)
             else:
+                self._metrics.began()
+                began = time.monotonic()
                 url, folder = f"{self._server.url}/{name}", self._plan.folder / name
                 ended = self._work(work, RunContext(self._plan.agent_id, name, task, url, folder), attempt.stop)
             self._server.end(name, ended)  # of one that has ended: if its response is missing, it is made
@@ -257,6 +264,9 @@ class AgentRunner:
             log.warning("task %s, slot %d: %s", task.task_id, slot, exc)
             attempt.unfinished = True
             return "unfinished"
+        finally:
+            if began is not None:
+                self._metrics.took(time.monotonic() - began)
 
     def _work(self, work: RunWork, context: RunContext, stop: threading.Event) -> RunEnd:
         try:

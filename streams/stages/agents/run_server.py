@@ -21,6 +21,7 @@ from urllib.parse import quote, urlsplit
 from schemas import json_text
 from schemas.events import Ending, Observed, Task, derive_id
 from streams.errors import RefusedError, ServerUnavailable
+from streams.observability.metrics import OFF, Meter
 from streams.stages.agents.kept_alive import KeptAlive
 from streams.stages.agents.run_end import RunEnd
 
@@ -30,6 +31,8 @@ PAUSE_S = 0.5
 """Before a request is made again."""
 STOPPING_S = 30.0
 """How long an unreachable server is waited for once the process should stop."""
+SERVER = "server"
+"""The condition of readiness."""
 MAX_REASON = 1000
 """Characters of the reason for an end."""
 
@@ -56,11 +59,12 @@ def trajectories_url(server: str, agent_id: str) -> str:
 class RunServer:
     """The server at one address, for the runs of one agent. Any number of threads may ask it."""
 
-    def __init__(self, url: str, agent_id: str, stop: threading.Event) -> None:
-        """Raises SettingsError for what is no address."""
+    def __init__(self, url: str, agent_id: str, stop: threading.Event, meter: Meter = OFF) -> None:
+        """The condition `server` of `meter` fails while nobody answers. Raises SettingsError for what is no address."""
         self.url, self._stop = trajectories_url(url, agent_id), stop
         self._http, self._path = KeptAlive(self.url), urlsplit(self.url).path
-        self._away = False
+        self._away, self._meter = False, meter
+        meter.ready(SERVER)
 
     def begin(
         self, task: Task, sampling_id: str, slot: int, metadata: dict[str, str], observed: Observed | None = None
@@ -124,6 +128,8 @@ class RunServer:
         """Say once that the server is unreachable, and that it is back."""
         if answers and self._away:
             log.info("%s answers again", self.url)
+            self._meter.ready(SERVER)
         elif not answers and not self._away:
+            self._meter.not_ready(SERVER, f"{self.url} does not answer: {said}")
             log.warning("%s does not answer, and is asked again: %s. Does `streamward serve` run?", self.url, said)
         self._away = not answers

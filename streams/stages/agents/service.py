@@ -1,7 +1,7 @@
 """The recorder with all that it needs, from a log and an engine.
 
-trajectories, and turns of the last serve.longest_s ──► Conversations ─┐
-adapters ──► ServedVersions, in a thread ──────────────────────────────┴──► Recorder ──► TurnWriter, in a thread
+trajectories, and responses and turns of the last serve.longest_s ──► Conversations ─┐
+adapters ──► ServedVersions, in a thread ────────────────────────────────────────────┴──► Recorder ──► TurnWriter
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import logging
 import threading
 from collections.abc import Iterator, Mapping
 
-from schemas.events import Event, TrajectoryEvent, Turn
+from schemas.events import Event, Response, TrajectoryEvent, Turn
 from schemas.serde import Poison
 from streams.engines.protocol import Rendering, TokenEngine
 from streams.errors import StreamwardError
@@ -74,10 +74,14 @@ def remembered(settings: Settings, outage: BrokerOutage, now_ms: int) -> Convers
 
     Of one that is older than serve.longest_s only the name is remembered, and until it is ended how many turns it has.
     """
-    bounds = outage.ask(lambda: offsets(settings, ("trajectories", "turns")), "to where topics end")
+    bounds = outage.ask(lambda: offsets(settings, ("trajectories", "responses", "turns")), "to where topics end")
     ends = {tp: end for tp, (_, end) in bounds.items()}
     oldest_ms = now_ms - int(settings.serve.longest_s * 1000)
     conversations = Conversations(int(settings.serve.remembered_mb * 1_000_000))
+
+    def since(label: str, time_ms: int) -> Iterator[Event]:
+        found = outage.ask(lambda: offsets_at(settings, (label,), max(0, time_ms)), "to where a time is")
+        return events(label, {tp: at if at >= 0 else ends[tp] for tp, at in found.items()})
 
     def events(label: str, starts: Mapping[TopicPartition, int]) -> Iterator[Event]:
         topic = topics(settings.topics)[label]
@@ -93,10 +97,12 @@ def remembered(settings: Settings, outage: BrokerOutage, now_ms: int) -> Convers
     for event in events("trajectories", {tp: first for tp, (first, _) in bounds.items()}):
         if isinstance(event, TrajectoryEvent):
             conversations.restore(event, settings.policy.name, oldest_ms)
-    since_ms = min([oldest_ms, *(known.begun_at for known in conversations.by_id.values())])
-    found = outage.ask(lambda: offsets_at(settings, ("turns",), max(0, since_ms)), "to where a time is")
+    if ended := [known.end.created_at for known in conversations.by_id.values() if known.end is not None]:
+        for event in since("responses", min(ended)):
+            if isinstance(event, Response):
+                conversations.take_response(event.response_id)
     count = 0
-    for event in events("turns", {tp: at if at >= 0 else ends[tp] for tp, at in found.items()}):
+    for event in since("turns", min([oldest_ms, *(known.begun_at for known in conversations.by_id.values())])):
         if isinstance(event, Turn) and event.policy == settings.policy.name:
             conversations.take(event)
             count += 1

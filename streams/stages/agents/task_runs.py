@@ -122,6 +122,12 @@ class TaskRuns:
         await self._acknowledged(self._ended(known, end), "end")
         return known
 
+    def finish(self) -> None:
+        """Make the responses of runs that had ended when the server before this one was killed."""
+        for known in list(self._conversations.by_id.values()):
+            if known.end is not None and not known.responded:
+                self._ended(known, RunEnd("completed", ""))  # the end in the log is the one that counts
+
     def end_idle(self) -> None:
         """End runs without a call for serve.idle_s, those of tasks after serve.longest_s; forget what is that old."""
         now = times.now_ms()

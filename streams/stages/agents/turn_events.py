@@ -19,6 +19,9 @@ from streams.stages.agents.conversations import Conversation
 from streams.stages.agents.run_end import RunEnd
 from streams.stages.agents.turn_writer import TurnWriter
 
+OTHER_BYTES = 16_384
+"""More than a turn takes beside its texts and tokens: names, digests, numbers, reasons."""
+
 
 class PreparedCall(NamedTuple):
     """A call that has a version and a prompt."""
@@ -37,11 +40,8 @@ class PreparedCall(NamedTuple):
     started_at: int
     constraint: Constraint | None
     """What `call.form` is for the engine."""
-
-    @property
-    def prompt(self) -> tuple[int, ...]:
-        """The tokens that the engine gets."""
-        return (*self.known, *self.new)
+    prompt: tuple[int, ...]
+    """The tokens that the engine gets: both."""
 
     def generation(self, choice: int) -> Generation:
         """Return what the engine is asked for a choice."""
@@ -109,12 +109,29 @@ def turn_of(
 
 def check_fits(prepared: PreparedCall, engine: TokenEngine, rendering: Rendering, writer: TurnWriter) -> None:
     """Raise CallError for a call whose turn is too large to be recorded even with an empty answer."""
+    if prepared.call.form is None and _bytes_at_most(prepared) < writer.most_bytes:
+        return  # as nearly all do, and to write it out takes longer
     unanswered = TokenStream(prepared.generation(0))
     unanswered.finish("length")
     try:
         writer.check(turn_of(prepared, unanswered, Message(role="assistant", content=""), engine, rendering))
     except (EventError, EncodeError) as exc:
         raise CallError("too_large", f"the turn cannot be recorded: {exc}") from exc
+
+
+def _bytes_at_most(prepared: PreparedCall) -> int:
+    """Return a number of bytes that the record of a call's turn cannot have, with an empty answer; no form is counted.
+
+    A character takes 4 bytes at most, and so does a token; what else there is of a turn is short.
+    """
+    call, new = prepared.call, prepared.placement.new
+    texts = [text for message in new for text in (message.content, message.name, message.tool_call_id)]
+    made = [each for message in new for each in message.tool_calls]
+    texts += [text for each in made for text in (each.id, each.name, each.arguments)]
+    texts += [text for tool in call.tools for text in (tool.name, tool.description, tool.parameters)]
+    texts += [call.retry_key, *call.sampling.stop, *call.ignored]
+    texts += [] if call.observed is None else [call.observed.environment, call.observed.tool]
+    return 4 * (sum(len(text) for text in texts if text) + len(texts) + len(prepared.new)) + OTHER_BYTES
 
 
 def answered_as(call: ModelCall, began: TrajectoryEvent | None) -> ModelCall:

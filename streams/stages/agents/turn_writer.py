@@ -38,6 +38,8 @@ class TurnWriter:
         """`failed` is called from the thread when it ends because the log takes nothing more."""
         self._settings, self._stop, self._meter, self._failed = settings, stop, meter, failed
         self._topics = {topic.event: topic for topic in topics(settings.topics).values()}
+        self.most_bytes = self._topics[Turn].max_bytes
+        """A larger turn is refused."""
         self._queue: queue.SimpleQueue[tuple[str, bytes | None, bytes, Future[None]] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="writes-turns")
         self._waits_since: float | None = None

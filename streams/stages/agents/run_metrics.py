@@ -1,0 +1,46 @@
+"""What `agents run` says of itself: the runs of one agent, and the tasks that wait for one.
+
+AgentRunner ──► runs begun, ended, their time ──► counters; once a second what is open and what waits ──► gauges
+"""
+
+from __future__ import annotations
+
+import time
+
+from streams.adapters.admission.queue import TaskQueue
+from streams.kafka import times
+from streams.observability import catalog
+from streams.observability.metrics import Meter
+
+LOOK_EVERY_S = 1.0
+
+
+class RunMetrics:
+    """Reports the runs of one agent. Any thread may say that a run began or ended; `look` is for the one that steps."""
+
+    def __init__(self, meter: Meter, agent_id: str) -> None:
+        self._meter, self._agent, self._next_look = meter, agent_id, 0.0
+
+    def began(self) -> None:
+        """Count a run."""
+        self._meter.add(catalog.RUNS_STARTED, self._agent)
+
+    def took(self, seconds: float) -> None:
+        """Take note of how long a run took."""
+        self._meter.observe(catalog.RUN_SECONDS, seconds, self._agent)
+
+    def ended(self, ending: str) -> None:
+        """Count how a run ended."""
+        self._meter.add(catalog.RUNS_ENDED, self._agent, ending)
+
+    def look(self, queue: TaskQueue, running: int) -> None:
+        """Report progress, and once a second what is so now."""
+        self._meter.begin("looks for tasks, and for runs that ended")
+        if not self._meter.on or time.monotonic() < self._next_look:
+            return
+        self._next_look = time.monotonic() + LOOK_EVERY_S
+        oldest_ms = queue.oldest_ms()
+        age_s = 0.0 if oldest_ms is None else max(0.0, (times.now_ms() - oldest_ms) / 1000)
+        self._meter.set(catalog.RUNS_OPEN, running, self._agent)
+        self._meter.set(catalog.AGENT_TASKS, len(queue.waiting) + queue.set_aside, self._agent)
+        self._meter.set(catalog.AGENT_TASK_AGE, age_s, self._agent)

@@ -1,0 +1,143 @@
+"""What clients and agents send or do that nobody asked for: what they get, what the log has, and the tests of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tests.known_failures.rows import CALLS, FOLD, LOG, OF_TEMPLATES, PARAMETERS, RENDER, SERVE, SERVED, UNIT
+
+RECORDER, RUNS, PROCESSES = f"{LOG}recorder.py", f"{LOG}agent_runs.py", f"{UNIT}agent_processes.py"
+REFUSED = f"{SERVED}::test_bad_input_gets_an_error_in_the_words_of_the_protocol_and_leaves_nothing_in_the_log"
+"""One call of each kind in every protocol, and then a good one, which is answered and is the only turn in the log."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BadInput:
+    """One kind of it."""
+
+    what: str
+    answer: str
+    """What the client gets, or how the run ends."""
+    log: str
+    """What the log has of it."""
+    tests: tuple[str, ...]
+
+
+INPUTS = (
+    BadInput(
+        what="a body that is not JSON",
+        answer="400",
+        log="nothing",
+        tests=(REFUSED, f"{PARAMETERS}::test_a_body_that_is_no_json_is_refused"),
+    ),
+    BadInput(
+        what="10 MB of messages",
+        answer="413 with the name of the limit, before anything is sampled",
+        log="nothing",
+        tests=(
+            REFUSED,
+            f"{CALLS}::test_a_body_that_says_it_is_too_long_is_refused_before_it_is_read",
+            f"{CALLS}::test_a_call_too_large_to_be_recorded_is_refused_before_anything_is_sampled",
+        ),
+    ),
+    BadInput(
+        what="an unknown model, or an unknown version of it",
+        answer="404 with those that there are",
+        log="nothing",
+        tests=(REFUSED, f"{SERVE}::test_what_cannot_be_answered_says_why_in_the_format_of_the_api"),
+    ),
+    BadInput(
+        what="an unknown parameter",
+        answer="400 with its name",
+        log="nothing",
+        tests=(REFUSED, f"{CALLS}::test_a_parameter_that_nobody_knows_is_refused_by_its_name_and_nothing_is_sampled"),
+    ),
+    BadInput(
+        what="a tool whose schema is none",
+        answer="400 with its place in the body",
+        log="nothing",
+        tests=(REFUSED, f"{PARAMETERS}::test_what_is_wrong_is_refused_by_its_name"),
+    ),
+    BadInput(
+        what="a tool call of the model that does not parse",
+        answer="the text, and no call",
+        log="the turn with its tokens and the reason",
+        tests=(
+            f"{SERVED}::test_a_tool_call_that_does_not_parse_stays_text_and_the_turn_says_so",
+            f"{RENDER}::test_a_call_that_cannot_be_read_stays_text_and_says_why",
+        ),
+    ),
+    BadInput(
+        what="a tool call that a client sends back with arguments that are no JSON object",
+        answer="400 with its place in the body",
+        log="nothing",
+        tests=(f"{PARAMETERS}::test_what_is_wrong_is_refused_by_its_name",),
+    ),
+    BadInput(
+        what="a client that hangs up in the middle of a stream",
+        answer="",
+        log="the turn with what was sampled, as not delivered",
+        tests=(f"{SERVE}::test_an_answer_whose_client_hangs_up_is_recorded_and_not_delivered",),
+    ),
+    BadInput(
+        what="two calls at once under one agent",
+        answer="both answers; under one `Idempotency-Key` the same one",
+        log="a turn for each answer",
+        tests=(
+            f"{SERVE}::test_calls_at_once_are_answered_side_by_side",
+            f"{SERVE}::test_calls_at_once_with_the_same_body_share_an_answer_only_under_the_same_key",
+        ),
+    ),
+    BadInput(
+        what="a call after the end",
+        answer="the answer; 409 once the trajectory is forgotten",
+        log="the turn, which is left out as late",
+        tests=(
+            f"{RECORDER}::test_a_call_after_the_end_is_answered_and_late_and_a_history_that_parts_is_a_fork",
+            f"{CALLS}::test_a_trajectory_that_is_remembered_no_longer_is_refused_in_the_words_of_each_protocol",
+        ),
+    ),
+    BadInput(
+        what="an agent that forks its conversation",
+        answer="the answer",
+        log="a branch, with the reason",
+        tests=(
+            f"{RECORDER}::test_a_call_after_the_end_is_answered_and_late_and_a_history_that_parts_is_a_fork",
+            f"{FOLD}::test_a_reply_that_the_agent_trimmed_forks_and_the_sampled_one_is_trained_on_once",
+        ),
+    ),
+    BadInput(
+        what="an agent that loops for ever",
+        answer="400 at call `max_turns` + 1; its processes end at `--time-limit`",
+        log="a response of the turns that it made; beyond the time limit, one with an error",
+        tests=(
+            f"{RUNS}::test_a_call_too_many_is_refused_and_the_run_ends_with_what_there_is",
+            f"{RUNS}::test_an_end_cancels_what_is_still_answered_and_counts_it",
+            f"{PROCESSES}::test_a_program_that_hangs_ends_at_its_limit_even_if_it_ignores_sigterm",
+        ),
+    ),
+    BadInput(
+        what="an agent that writes gigabytes",
+        answer="its folder has a limit, beyond which it is ended; what it prints is cut off",
+        log="`ended`, with the reason",
+        tests=(
+            f"{PROCESSES}::test_a_program_that_fills_its_folder_is_ended",
+            f"{PROCESSES}::test_what_is_printed_is_kept_up_to_a_limit",
+        ),
+    ),
+    BadInput(
+        what="an agent that leaves children",
+        answer="they end with the run",
+        log="`ended`, as without them",
+        tests=(
+            f"{PROCESSES}::test_nothing_that_a_program_leaves_behind_goes_on",
+            f"{PROCESSES}::test_kill_9_of_the_manager_or_of_what_watches_ends_the_program",
+        ),
+    ),
+    BadInput(
+        what="a template that changes history",
+        answer="the answer",
+        log="a chain of its own, with the reason",
+        tests=(OF_TEMPLATES, f"{RENDER}::test_template_that_changes_history_is_a_reason"),
+    ),
+)
