@@ -1,3 +1,4 @@
+# countdown.py
 """An environment of one's own: say numbers down to zero, as in `3`, `2`, `1`, `0`."""
 
 

@@ -23,6 +23,7 @@ from streams.cli.runtime import AppContext, pass_call
     metavar="NAME",
     help="What is learned: sums, an environment of several turns (calculator, lookup, guess), or reasoning-gym:NAME.",
 )
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the tasks, held-out ones included.")
 @click.option(
     "--engine",
     type=click.Choice(["transformers", "vllm", "scripted"]),

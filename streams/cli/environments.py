@@ -27,8 +27,8 @@ def environments() -> None:
 def environments_list(call: AppContext, output: Output) -> None:
     """Print the listed environments, with their settings and defaults.
 
-    Those by reference (module:Class, gymnasium:ID, textarena:ID) cannot be listed; `environments try` opens
-    one.
+    Those by reference (module:Class, gymnasium:ID, textarena:ID, openenv:URL, mcp:SERVER) cannot be listed;
+    `environments try` opens one.
     """
     from streams import output as show
     from streams.environments.registry import LISTED
@@ -68,7 +68,7 @@ def environments_try(
 
     It is played three times, from two resets and in an object of its own. One by reference runs in a process with the
     limits of environments.timeout_s and environments.memory_mib, as for tasks; what it prints goes to stderr. Its
-    module has to be in environments.modules.
+    module has to be in environments.modules, its server in environments.servers.
     """
     from contextlib import closing
 

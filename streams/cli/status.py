@@ -67,7 +67,9 @@ def _show(found: dict[str, Any]) -> None:
 
     print(f"{found['prefix']}* at {found['bootstrap']}\n")
     columns = [
-        show.Column("process", lambda row: " ".join(part for part in (row["process"], row["policy"]) if part)),
+        show.Column(
+            "process", lambda row: " ".join(part for part in (row["process"], row["policy"], row["agent"]) if part)
+        ),
         show.Column("alive", "alive", right=True),
         show.Column("lag", "lag", right=True),
         show.Column("what it waits for", "waits_for"),

@@ -1,6 +1,6 @@
 """Work out a product with a calculator: call it, then say what it said.
 
-    47 * 83  ──► calc(47 * 83) ──► 3901 ──► 3901          0.2 for the first call that works, 0.8 for the right answer
+    47 * 83  ──► calc(47 * 83) ──► result: 3901 ──► 3901     0.2 for the first call that works, 0.8 for being right
 
 No small model can do it in its head, so the call has to be learned; and the answer is a copy, so nothing else has.
 """
@@ -45,12 +45,12 @@ class Calculator(TextGame[CalculatorOptions]):
     command = Command("calc", "expression", "Works out whole numbers with + - * // % and brackets.")
 
     question_is_whole = True
-    max_tokens = 24
+    max_tokens = 16
 
     @property
     def max_turns(self) -> int:
-        """A call, the answer, and two more."""
-        return 4
+        """A call, the answer, and one more."""
+        return 3
 
     def _begin(self, rng: random.Random) -> str:
         low, high = 10 ** (self.options.digits - 1) + 1, 10**self.options.digits
@@ -62,7 +62,7 @@ class Calculator(TextGame[CalculatorOptions]):
         return "Use the calculator, then answer with only the number."
 
     def _example(self) -> tuple[str, tuple[Example, ...]]:
-        return "12 * 34", (Example("12 * 34", "408", command=True), Example("408", None, command=False))
+        return "12 * 34", (Example("12 * 34", "result: 408", command=True), Example("408", None, command=False))
 
     def _move(self, argument: str) -> Ruling:
         try:
@@ -70,7 +70,7 @@ class Calculator(TextGame[CalculatorOptions]):
         except ValueError as exc:
             return unusable(str(exc))
         reward, self._called_once = (0.0 if self._called_once else CALL_REWARD), True
-        return Ruling(str(result), reward)
+        return Ruling(f"result: {result}", reward)
 
     def _answer(self, text: str) -> Ruling:
         if not text.removeprefix("-").isdecimal():

@@ -37,6 +37,8 @@ class Guess(TextGame[GuessOptions]):
 
     question_is_whole = False
     max_tokens = 6
+    is_held_out_sampled = True
+    """At temperature 0 a policy is one fixed tree of guesses: which numbers are in it is chance, not skill."""
 
     @property
     def max_turns(self) -> int:

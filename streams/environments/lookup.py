@@ -1,8 +1,9 @@
 """Follow a chain of keys to a number: get a word for a word, until there is a number, and say it.
 
-    fox ──► get(fox) ──► owl ──► get(owl) ──► 417 ──► 417     0.1 for each key of the chain, the rest for the answer
+    word: fox ──► get(fox) ──► word: owl ──► get(owl) ──► 417 ──► 417
 
-Every step copies what came last, which is what a small model can do.
+0.1 is paid for each key of the chain, and the rest for the answer. Every step copies what came last, which is what a
+small model can do.
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ class Lookup(TextGame[LookupOptions]):
 
     @property
     def max_turns(self) -> int:
-        """The chain, the answer, and two more."""
-        return self.options.keys + 3
+        """The chain, the answer, and one more."""
+        return self.options.keys + 2
 
     def _begin(self, rng: random.Random) -> str:
         words = rng.sample(WORDS, self.options.keys + self.options.others)
@@ -56,7 +57,7 @@ class Lookup(TextGame[LookupOptions]):
         self._table = dict(zip(self._chain, [*self._chain[1:], self._right], strict=True))
         self._table |= {word: str(rng.randrange(100, 1000)) for word in words[self.options.keys :]}
         self._reached = 0
-        return self._chain[0]
+        return _shown(self._chain[0])
 
     def _about(self) -> str:
         return "Get the word. Get each word that comes back. Answer with only the number."
@@ -64,15 +65,15 @@ class Lookup(TextGame[LookupOptions]):
     def _example(self) -> tuple[str, tuple[Example, ...]]:
         words = ["sheep", "wolf", "rabbit", "tiger", "camel", "zebra", "panda", "whale"][: self.options.keys]
         gets = zip(words, [*words[1:], "305"], strict=True)
-        turns = [Example(word, answered, command=True) for word, answered in gets]
-        return words[0], (*turns, Example("305", None, command=False))
+        turns = [Example(word, _shown(answered), command=True) for word, answered in gets]
+        return _shown(words[0]), (*turns, Example("305", None, command=False))
 
     def _move(self, argument: str) -> Ruling:
         if argument not in self._table:
             return unusable(f"there is no key {argument[:40]}")
         is_next = self._reached < len(self._chain) and argument == self._chain[self._reached]
         self._reached += is_next
-        return Ruling(self._table[argument], STEP_REWARD * is_next)
+        return Ruling(_shown(self._table[argument]), STEP_REWARD * is_next)
 
     def _answer(self, text: str) -> Ruling:
         if not text.isdecimal():
@@ -80,3 +81,8 @@ class Lookup(TextGame[LookupOptions]):
         is_right = text == self._right
         rest = 1 - STEP_REWARD * len(self._chain)
         return Ruling("right" if is_right else "wrong", rest * is_right, ended=True, success=is_right)
+
+
+def _shown(value: str) -> str:
+    """Return a value as it is answered. That a bare number is said, and not looked up, is left to learn."""
+    return value if value.isdecimal() else f"word: {value}"

@@ -3,12 +3,16 @@
 module:Class     one's own: a class with `version`, `reset(seed)` and `step(action)`
 gymnasium:ID     an environment that Gymnasium knows        gymnasium_env.py
 textarena:ID     a game of TextArena for one player         textarena_env.py
+openenv:URL      an environment behind a server of OpenEnv  openenv_env.py
+mcp:SERVER       the tools of an MCP server                 mcp_env.py
 """
 
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterable
 from typing import Any
+from urllib.parse import urlsplit
 
 from streams.environments.adapted import AdaptedEnvironment
 from streams.environments.protocol import Environment, EpisodeError
@@ -16,13 +20,51 @@ from streams.environments.protocol import Environment, EpisodeError
 ADAPTERS = {
     "gymnasium": ("streams.environments.gymnasium_env", "GymnasiumEnvironment"),
     "textarena": ("streams.environments.textarena_env", "TextArenaEnvironment"),
+    "openenv": ("streams.environments.openenv_env", "OpenEnvEnvironment"),
+    "mcp": ("streams.environments.mcp_env", "McpEnvironment"),
 }
 """Module and class of each kind of reference that is not one's own."""
+SERVERS = ("openenv", "mcp")
+"""Kinds whose reference is a server: an address, or a command that starts one."""
+NOT_STEPPED = {
+    "verifiers": (
+        "environments of verifiers call the model themselves and have no step that an agent could take; run their "
+        "rollout as an agent, with `streamward agents run --command` (docs/environments.md, verifiers)"
+    )
+}
+"""Kinds that look like references and cannot be had as one, and what to do instead."""
+
+
+def check_kind(name: str) -> None:
+    """Raise EpisodeError(unknown_environment) for a kind of reference that cannot be stepped."""
+    kind = name.partition(":")[0]
+    if kind in NOT_STEPPED:
+        raise EpisodeError(f"{name} is not opened: {NOT_STEPPED[kind]}", reason="unknown_environment")
 
 
 def is_reference(name: str) -> bool:
     """Return whether a name says where the environment comes from."""
     return ":" in name
+
+
+def host_of(name: str) -> str | None:
+    """Return the host that a reference leads to; None if it names no address."""
+    kind, _, rest = name.partition(":")
+    return urlsplit(rest).hostname if kind in SERVERS else None
+
+
+def opened_by(names: Iterable[str]) -> dict[str, list[str]]:
+    """Return what the settings `environments.modules` and `environments.servers` need to list for these references."""
+    found: dict[str, list[str]] = {}
+    for name in names:
+        kind, _, rest = name.partition(":")
+        if kind in SERVERS:
+            found.setdefault("servers", []).append(name)
+        elif kind not in ADAPTERS:
+            found.setdefault("modules", []).extend((kind, "."))
+        elif kind == "gymnasium" and ":" in rest:  # gymnasium:module:ID, whose module registers it
+            found.setdefault("modules", []).extend((rest.partition(":")[0], "."))
+    return found
 
 
 def load(name: str, settings: dict[str, Any]) -> Environment:

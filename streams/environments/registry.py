@@ -1,7 +1,7 @@
 """Which environments there are.
 
     calculator, lookup, …        built in, and listed: the same episode for the same seed, in this thread
-    gymnasium:ID, module:Class   by reference: found when it is opened, in a process of its own (sandbox.py)
+    gymnasium:ID, module:Class   by reference: found when it is opened, in a process of its own (references.py)
 
 A name that tasks in the log may give is never imported here, only looked up.
 """

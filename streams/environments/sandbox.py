@@ -2,9 +2,10 @@
 
     name, settings ──► a process that opens it ──► reset, step ──► Shown, StepResult, or EpisodeError
 
-A process is kept for the next episode of the same environment, since importing one takes seconds. It has limits of time
-for each step, of memory, and of what it may show, and no network unless the settings allow it (worker.py). An
-environment that hangs or crashes is the end of its episode, and of nothing else.
+A process is kept for the next episode of the same environment, since importing one takes seconds; for other settings,
+the environment is made anew in it. It has limits of time for each step, of memory, and of what it may show, and no
+network unless the settings allow it (worker.py). An environment that hangs or crashes is the end of its episode, and of
+nothing else.
 """
 
 from __future__ import annotations
@@ -22,16 +23,13 @@ from pydantic import TypeAdapter, ValidationError
 
 from schemas.events import EpisodeStart
 from streams.environments.protocol import Action, Environment, EpisodeError, Shown, StepResult
-from streams.environments.references import ADAPTERS, is_reference
+from streams.environments.references import ADAPTERS, SERVERS, check_kind, host_of, is_reference
 from streams.environments.registry import listed, settings_of
 from streams.environments.wire import RESULT, SHOWN
 from streams.scorers.sandbox import START_LIMIT_S, SandboxProcess
 from streams.scorers.verdict import ScoreError
 from streams.scorers.worker import FRAME
 from streams.settings.model import Environments
-
-Key = tuple[str, str]
-"""Name and settings of an environment."""
 
 
 class EnvironmentPool:
@@ -40,7 +38,7 @@ class EnvironmentPool:
     def __init__(self, limits: Environments) -> None:
         self._limits = limits
         self._lock = threading.Lock()
-        self._resting: dict[Key, list[_EnvironmentProcess]] = defaultdict(list)
+        self._resting: dict[str, list[_EnvironmentProcess]] = defaultdict(list)
         self._alive: set[_EnvironmentProcess] = set()
 
     def open(self, start: EpisodeStart) -> Environment:
@@ -52,18 +50,26 @@ class EnvironmentPool:
             return listed(start.name, start.settings)
         self._check_allowed(start.name)
         settings = settings_of(start.name, start.settings)
-        key = (start.name, json.dumps(settings, sort_keys=True))
         with self._lock:
-            process = self._resting[key].pop() if self._resting[key] else None
+            resting = self._resting[start.name]
+            process = next((one for one in resting if one.settings == settings), resting[-1] if resting else None)
+            if process is not None:
+                resting.remove(process)
         if process is not None and process.is_spoilt():
-            self._rest(key, process)
+            self._rest(start.name, process)
             process = None
         if process is None:
-            process = _started(start.name, settings, self._limits)
+            process = _started(start.name, self._limits)
             with self._lock:
                 self._alive.add(process)
+        try:
+            process.open(settings)
+        except BaseException:
+            process.is_usable = False
+            self._rest(start.name, process)
+            raise
         environment = SandboxedEnvironment(process)
-        weakref.finalize(environment, self._rest, key, process)
+        weakref.finalize(environment, self._rest, start.name, process)
         return environment
 
     def close(self) -> None:
@@ -74,17 +80,27 @@ class EnvironmentPool:
         for process in alive:
             process.dispose()
 
-    def _rest(self, key: Key, process: _EnvironmentProcess) -> None:
+    def _rest(self, name: str, process: _EnvironmentProcess) -> None:
         with self._lock:
             if process.is_usable and process in self._alive and not process.is_spoilt():
-                self._resting[key].append(process)
+                self._resting[name].append(process)
                 return
             self._alive.discard(process)
         process.dispose()
 
     def _check_allowed(self, name: str) -> None:
-        """Raise EpisodeError(not_allowed) for code that tasks may not name."""
+        """Raise EpisodeError: unknown_environment; not_allowed for code and servers that tasks may not name."""
+        check_kind(name)
         kind, _, rest = name.partition(":")
+        if kind in SERVERS:
+            if name in self._limits.allowed_servers:
+                return
+            listed_ones = ", ".join(self._limits.allowed_servers) or "no server"
+            raise EpisodeError(
+                f"{name} is not opened: environments.servers lists {listed_ones}, and a task can only name what is "
+                f"listed; add {name}",
+                reason="not_allowed",
+            )
         imported = (
             kind if kind not in ADAPTERS else rest.partition(":")[0] if kind == "gymnasium" and ":" in rest else ""
         )
@@ -124,10 +140,15 @@ class _EnvironmentProcess(SandboxProcess):
         self._name, self._limits = name, limits
         self.version = ""
         self.is_usable = True
-        super().__init__([str(int(limits.network)), *folders])
+        self.settings: dict[str, Any] | None = None
+        """Of the environment that is open; None before the first."""
+        super().__init__([str(int(limits.network)), host_of(name) or "", *folders])
 
     def open(self, settings: dict[str, Any]) -> None:
-        """Let it open its environment. Raises EpisodeError."""
+        """Let it open its environment, unless it is open. Raises EpisodeError."""
+        if settings == self.settings:
+            return
+        self.settings = settings
         answer = self._asked("open", {"settings": settings}, START_LIMIT_S)
         self.version = str(answer.get("version", ""))
 
@@ -160,14 +181,8 @@ class _EnvironmentProcess(SandboxProcess):
         return answer
 
 
-def _started(name: str, settings: dict[str, Any], limits: Environments) -> _EnvironmentProcess:
+def _started(name: str, limits: Environments) -> _EnvironmentProcess:
     try:
-        process = _EnvironmentProcess(name, limits)
+        return _EnvironmentProcess(name, limits)
     except ScoreError as exc:
         raise EpisodeError(str(exc), reason=exc.reason) from exc
-    try:
-        process.open(settings)
-    except BaseException:
-        process.dispose()
-        raise
-    return process

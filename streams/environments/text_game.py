@@ -91,6 +91,8 @@ class TextGame(ABC, Generic[O]):
     """Whether equal questions are equal episodes; otherwise the seed hides something."""
     max_tokens: ClassVar[int]
     """That the longest sensible action has, as plain text."""
+    is_held_out_sampled: ClassVar[bool] = False
+    """Whether held-out episodes are played at temperature 1 instead of 0."""
 
     def __init__(self, options: O) -> None:
         self.options = options

@@ -4,17 +4,20 @@
     stdout  length, JSON {"id", …} with "version" | "shown" | "result" | "reason", "error"
 
 As with scorers, what is printed goes to stderr, and this contains accidents, not attackers: an environment runs with
-the rights of the user. Unless it may use the network, Python's own sockets refuse to connect; a program that it starts,
-or a library in C, is not stopped.
+the rights of the user. Unless it may use the network, Python's own sockets refuse to connect, but for the one host that
+a reference names; a program that it starts, or a library in C, is not stopped.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
+import socket
 import sys
 import traceback
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any, BinaryIO
 
@@ -24,23 +27,38 @@ from streams.environments.wire import ACTION
 from streams.scorers.sandbox import MAX_ANSWER_BYTES
 from streams.scorers.worker import limit_memory, send, serve
 
-NETWORK = ("socket.connect", "socket.sendto", "socket.sendmsg", "socket.getaddrinfo", "socket.gethostbyname")
+TO_ADDRESS = ("socket.connect", "socket.sendto", "socket.sendmsg")
+NETWORK = (*TO_ADDRESS, "socket.getaddrinfo", "socket.gethostbyname")
 _open: dict[str, Environment] = {}
 """The environment of this process, under its name."""
 
 
 def main() -> None:
-    """Serve until stdin ends. Arguments: 1 if it may use the network, then folders to look for modules in."""
-    network, *folders = sys.argv[1:]
+    """Serve until stdin ends. Arguments: 1 if it may use the network, the host of its server, folders with modules."""
+    network, host, *folders = sys.argv[1:]
     sys.path.extend(folders)
     if network != "1":
-        sys.addaudithook(_refuse_network)
+        sys.addaudithook(_refuse_network_but(host))
     serve(_one)
 
 
-def _refuse_network(event: str, arguments: tuple[Any, ...]) -> None:
-    if event in NETWORK and not (event.startswith("socket.connect") and isinstance(arguments[1], str | bytes)):
-        raise PermissionError("environments may not use the network; set environments.network to allow it")
+def _refuse_network_but(host: str) -> Callable[[str, tuple[Any, ...]], None]:
+    """Return an audit hook that lets sockets connect to one host; to none if it is empty."""
+    allowed: set[Any] = {host, host.encode()}
+    if host:
+        with contextlib.suppress(OSError):  # a host that has no address is reported when it is connected to
+            allowed |= {found[4][0] for found in socket.getaddrinfo(host, None)}
+
+    def refuse(event: str, arguments: tuple[Any, ...]) -> None:
+        if event not in NETWORK:
+            return
+        target = arguments[1] if event in TO_ADDRESS else arguments[0]
+        if event in TO_ADDRESS and isinstance(target, str | bytes):  # a socket that is a file
+            return
+        if (target[0] if isinstance(target, tuple) else target) not in allowed or not host:
+            raise PermissionError("environments may not use the network; set environments.network to allow it")
+
+    return refuse
 
 
 def _one(outbox: BinaryIO, frame: bytes) -> None:
@@ -69,6 +87,8 @@ def _one(outbox: BinaryIO, frame: bytes) -> None:
 def _answer(asked: dict[str, Any]) -> dict[str, Any]:
     if asked["do"] == "open":
         limit_memory(asked["memory_bytes"])
+        if (before := _open.pop(asked["name"], None)) is not None and (close := getattr(before, "close", None)):
+            close()
         _open[asked["name"]] = load(asked["name"], asked["settings"])
         return {"version": _open[asked["name"]].version}
     environment = _open[asked["name"]]

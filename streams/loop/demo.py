@@ -27,16 +27,19 @@ from streams.kafka.node import process as broker
 from streams.loop import run as loop
 from streams.loop.plan import ONE_MACHINE, Plan
 from streams.loop.progress import Progress
-from streams.settings.load import load
+from streams.settings.load import load, load_with_origins
 from streams.settings.model import Settings
 from streams.stages.tasks import suites
 from streams.stages.tasks.generators import TaskSpec, generate
 
 POLICY = "demo"
-SEED = 0
 HELD_OUT_TASKS = 35
 """Questions asked of each evaluated version: of sums, every held-out one of two one-digit numbers."""
-LEARNS_BEST = {"guess": {"trainer.learning_rate": "4e-4"}}
+LEARNS_BEST = {
+    "calculator": {"batches.groups": "8"},
+    "lookup": {"batches.groups": "8"},
+    "guess": {"trainer.learning_rate": "4e-4"},
+}
 """Settings beside those of all tasks (docs/experiments.md)."""
 
 
@@ -51,6 +54,7 @@ class DemoOptions(Plan):
     minutes: float = 8.0
     data_dir: Path = Path(".streamward/demo")
     task: str = "sums"
+    seed: int = 0
     server_port: int | None = None
     """Where the server for agents listens; None: where the settings say."""
     engine: str = "transformers"
@@ -77,19 +81,23 @@ class DemoOptions(Plan):
         return any(override.startswith("policy.servers=") for override in self.overrides)
 
     def settings(self, bootstrap: str | None = None) -> Settings:
-        """Return the settings of a demo. Raises SettingsError if an override does not fit."""
-        folder = self.data_dir
+        """Return the user's settings, in folders of its own; what they leave open is as one machine learns best.
+
+        Raises SettingsError if an override does not fit.
+        """
+        folder, engine = self.data_dir, f"policy.engine={self.engine}"
+        _, origins = load_with_origins(file=self.file, overrides=[engine, *self.overrides])
+        best = ONE_MACHINE | LEARNS_BEST.get(self.task, {})
         chosen = [
             f"kafka.bootstrap={bootstrap or '127.0.0.1:0'}",
             f"policy.name={POLICY}",
-            f"policy.engine={self.engine}",
-            *(f"{key}={value}" for key, value in ONE_MACHINE.items()),
+            engine,
+            *(f"{key}={value}" for key, value in best.items() if key not in origins),
             f"broker.data_dir={folder / 'kafka'}",
             f"adapters.store={folder / 'adapters'}",
             f"trainer.checkpoints={folder / 'checkpoints'}",
             *([f"model.base={self.model}"] if self.model else []),
             *([f"policy.server_folder={folder / 'served'}"] if self.engine == "vllm" else []),
-            *(f"{key}={value}" for key, value in LEARNS_BEST.get(self.task, {}).items()),
             *([] if self.server_port is None else [f"serve.port={self.server_port}"]),
             # without weights nothing is trained, so no batch is ever too far ahead of the version that answers
             *(
@@ -102,13 +110,13 @@ class DemoOptions(Plan):
 
     def tasks(self, settings: Settings, progress: Progress) -> Iterator[Task]:
         """Return the train tasks that are not in the log yet, for ever."""
-        spec = TaskSpec(family=self.task, count=sys.maxsize, seed=SEED, purpose="train", policy=POLICY)
+        spec = TaskSpec(family=self.task, count=sys.maxsize, seed=self.seed, purpose="train", policy=POLICY)
         endless = generate(spec, now_ms=times.now_ms())
         return itertools.islice(endless, progress.train_tasks[self.task], None)
 
     def suite(self) -> Suite:
         """Return the held-out tasks."""
-        return suites.generated(self.task, count=HELD_OUT_TASKS, seed=SEED)
+        return suites.generated(self.task, count=HELD_OUT_TASKS, seed=self.seed)
 
     def to_continue(self) -> list[str]:
         """Return the arguments of a run that adds ten steps to this one."""
@@ -117,7 +125,7 @@ class DemoOptions(Plan):
         words = [] if self.config is None else ["--config", str(self.config)]
         words += [word for override in overrides for word in ("--set", override)]
         words += ["demo", "--steps", str(self.steps + 10)]
-        for name in ("data_dir", "model", "task", "engine"):
+        for name in ("data_dir", "model", "task", "seed", "engine"):
             if (value := getattr(self, name)) != getattr(plain, name):
                 words += [f"--{name.replace('_', '-')}", str(value)]
         return words

@@ -84,8 +84,13 @@ class Plan(ABC):
 
     @property
     def in_environment(self) -> bool:
-        """Whether its tasks are episodes: the server for agents and the built-in agent then answer them."""
+        """Whether some of its tasks are episodes: the server for agents and the built-in agent then answer them."""
         return False
+
+    @property
+    def asks_prompts(self) -> bool:
+        """Whether some of its tasks are prompts, which the policy agent answers."""
+        return not self.in_environment
 
     @property
     def owns_node(self) -> bool:

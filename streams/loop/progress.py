@@ -8,7 +8,7 @@ only ever moves forward through `PLACES`, and the view is right once the reader 
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 
 from schemas.events import (
@@ -104,7 +104,9 @@ class Progress:
     failed: int = 0
     """Responses that are errors: nobody scores them."""
     evaluations: set[int] = field(default_factory=set)
-    """Versions for which held-out tasks were submitted."""
+    """Versions for which all tasks of a suite were submitted."""
+    asked: dict[tuple[int, str], set[str]] = field(default_factory=lambda: defaultdict(set))
+    """Held-out tasks that were submitted, by version and suite."""
     batches: int = 0
     turns: TurnCounts = field(default_factory=TurnCounts)
     _pauses: dict[str, tuple[int, str]] = field(default_factory=dict)
@@ -179,14 +181,23 @@ class Progress:
 
     def _task(self, task: Task) -> None:
         if task.purpose == "eval":
-            if task.adapter_version is not None:
-                self.evaluations.add(task.adapter_version)
+            self._held_out_task(task)
             if task.task_id not in self._eval_tasks and task.task_id not in self._grouped:
                 self._eval_tasks.add(task.task_id)
                 self.eval_open += 1
         elif task.purpose == "train":
             self.train_tasks[task.scenario] += 1
             self._counts(self._in_flight(task.task_id))
+
+    def _held_out_task(self, task: Task) -> None:
+        """Count it; a version whose suite was cut short, by whoever was killed as it was sent, is still to be asked."""
+        if task.adapter_version is None:
+            return
+        asked = self.asked[task.adapter_version, task.metadata.get("suite", "")]
+        asked.add(task.task_id)
+        size = task.metadata.get("suite_size", "")
+        if len(asked) >= (int(size) if size.isdecimal() else 1):
+            self.evaluations.add(task.adapter_version)
 
     def _response(self, response: Response) -> None:
         self.failed += response.error is not None

@@ -2,7 +2,7 @@
 
     Plan ──► train tasks, as many as are wanted ──► the loop, five processes ──► adapters ──► held-out scores
 
-Where tasks are episodes in an environment, the server for agents and the built-in agent stand in the policy's place.
+Where tasks are episodes in an environment, the server for agents and the built-in agent answer them.
 The log is the only state: stop at any time, and run the same command to resume. A process that dies is restarted, and
 so is the embedded Kafka node.
 
@@ -61,7 +61,7 @@ PROCESSES: dict[str, tuple[str, ...]] = {
 }
 """By name, what is typed behind `streamward`."""
 PLAYERS: dict[str, tuple[str, ...]] = {"serve": ("serve",), "agents": ("agents", "run", "--environments", "--server")}
-"""In place of the policy agent, where tasks are episodes; the address of the server follows."""
+"""Those that answer tasks which are episodes; the address of the server follows."""
 STOPS_LAST = ("serve", "vllm")
 """What others need to finish their work, in the order in which it is stopped."""
 
@@ -219,16 +219,16 @@ def _start_vllm(run: LoopRun) -> None:
 def _start(run: LoopRun, config: Path) -> None:
     if run.plan.starts_vllm:
         _start_vllm(run)
-    for name, words in _commands(run).items():
+    for name, words in commands(run.plan, run.settings, trains=run.trains).items():
         run.processes.start(name, [sys.executable, "-m", "streams.cli", "--config", str(config), *words])
 
 
-def _commands(run: LoopRun) -> dict[str, tuple[str, ...]]:
+def commands(plan: Plan, settings: Settings, *, trains: bool) -> dict[str, tuple[str, ...]]:
     """Return the processes of a run, and what is typed for each."""
-    wanted = {name: words for name, words in PROCESSES.items() if name != "train" or run.trains}
-    if run.plan.in_environment:
-        del wanted["policy"]
-        wanted |= {"serve": PLAYERS["serve"], "agents": (*PLAYERS["agents"], run.settings.serve.url)}
+    left_out = {name for name, needed in (("train", trains), ("policy", plan.asks_prompts)) if not needed}
+    wanted = {name: words for name, words in PROCESSES.items() if name not in left_out}
+    if plan.in_environment:
+        wanted |= {"serve": PLAYERS["serve"], "agents": (*PLAYERS["agents"], settings.serve.url)}
     return wanted
 
 
@@ -303,9 +303,10 @@ def _feed(run: LoopRun, tasks: Iterator[Task]) -> None:
             if version > progress.primary and not run.all_done():  # answered in its turn
                 continue
             progress.evaluations.add(version)
-            policy = run.settings.policy.name
+            policy, asked = run.settings.policy.name, progress.asked[version, run.suite.name]
             for task in evaluate.evaluation(run.suite, policy=policy, version=version, now_ms=now_ms):
-                run.producer.send(task)
+                if task.task_id not in asked:
+                    run.producer.send(task)
     run.producer.flush()
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from schemas.events import Task
+from streams.environments.references import opened_by
 from streams.evaluation.suites import Suite
 from streams.kafka.node.config import remembered
 from streams.loop.plan import ONE_MACHINE, Plan
@@ -38,6 +39,8 @@ class UpPlan(Plan):
     """None: serve and train on what others submit, until stopped."""
     modules: tuple[str, ...] = ()
     """Of the scorers named on the command line: they may be imported, also from the working folder."""
+    environments: tuple[str, ...] = ()
+    """References named on the command line: they may be opened, their modules also from the working folder."""
     held_out: tuple[Task, ...] = ()
     """Asked of every second version, and never trained on."""
 
@@ -57,6 +60,16 @@ class UpPlan(Plan):
         return self.train is None
 
     @property
+    def in_environment(self) -> bool:
+        """Whether some of its tasks are episodes."""
+        return any(task.environment is not None for task in (*(self.train or ()), *self.held_out))
+
+    @property
+    def asks_prompts(self) -> bool:
+        """Whether some of its tasks are none, or others may submit such."""
+        return self.endless or any(task.environment is None for task in (*(self.train or ()), *self.held_out))
+
+    @property
     def embedded(self) -> bool:
         """Whether no Kafka was named, or the one that was is this folder's node."""
         settings, origins = load_with_origins(file=self.file, overrides=self.overrides)
@@ -71,6 +84,8 @@ class UpPlan(Plan):
             chosen["batches.max_policy_lag"] = WITHOUT_WEIGHTS
         if self.modules:
             chosen["scoring.modules"] = ", ".join((*self.modules, "."))
+        for key, names in opened_by(self.environments).items():
+            chosen[f"environments.{key}"] = ", ".join(names)
         open_keys = [f"{key}={value}" for key, value in chosen.items() if key not in origins]
         named = [] if self.model is None else [f"model.base={self.model}"]
         address = [] if bootstrap is None else [f"{BOOTSTRAP}={bootstrap}"]

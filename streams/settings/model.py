@@ -295,6 +295,11 @@ class Environments(Section):
         description="what tasks may name as environments of your own (module:Class): modules and packages, comma "
         "separated; `.` lets them be in the working folder; empty: none",
     )
+    servers: str = Field(
+        "",
+        description="servers that tasks may name, comma separated, as they name them: openenv:URL, mcp:URL, or "
+        "mcp:COMMAND, which is started; no other connection is opened for them; empty: none",
+    )
     timeout_s: float = Field(10.0, gt=0, description="for one reset or step, seconds")
     memory_mib: int = Field(2048, ge=64, description="of data one process may have, MiB")
     network: bool = Field(False, description="whether they may open connections")
@@ -303,6 +308,11 @@ class Environments(Section):
     def importable(self) -> tuple[str, ...]:
         """The modules and packages that may be imported, and `.`."""
         return tuple(one.strip() for one in self.modules.split(",") if one.strip())
+
+    @property
+    def allowed_servers(self) -> tuple[str, ...]:
+        """The servers that tasks may name."""
+        return tuple(one.strip() for one in self.servers.split(",") if one.strip())
 
 
 class Rollouts(Section):

@@ -28,14 +28,17 @@ from streams.stages.tasks.submit import submit
 from streamward import AgentManager, ConversationTracker
 from tests.support.agent_server import serving, settings_of, turns
 from tests.support.processes import command, environment, read, running, said, until
+from trainer.chains import chains
 
 pytestmark = pytest.mark.kafka
 
 AGENT = """
 import json, os, sys, time, urllib.request
 
+ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+
 def ask(messages):
-    body = json.dumps({"model": "sums", "messages": messages}).encode()
+    body = json.dumps({"model": "sums", "messages": messages, "tools": [ADD]}).encode()
     request = urllib.request.Request(
         os.environ["OPENAI_BASE_URL"] + "/chat/completions", body, {"Content-Type": "application/json"}
     )
@@ -55,11 +58,13 @@ messages = [{"role": "user", "content": os.environ["STREAMWARD_PROMPT"]}]
 messages.append(ask(messages))
 if "wait" in sys.argv and number:
     time.sleep(60)
+if "sub-agent" in sys.argv:
+    ask([{"role": "system", "content": "You check sums."}, {"role": "user", "content": "9"}])
 messages.append({"role": "user", "content": "8" if number % 2 else "9"})
 print(ask(messages)["content"])
 sys.exit("I gave up" if number == 3 else 0)
 """
-"""It says what it was told to; every other run is right, and one fails."""
+"""It says what it was told to, and may have a sub-agent; every other run is right, and one fails."""
 
 
 CALCULATOR = TaskSpec(family="calculator", count=2, seed=5, purpose="train", policy="sums", group_size=2)
@@ -73,7 +78,7 @@ def calculating() -> dict[str, Any]:
     for number, task in enumerate(EPISODES):
         left, right = map(int, task.messages[-1].content.split(" * "))
         replies.append({"when": f"user: {left} * {right}", "reply": f"calc({left} * {right})"})
-        replies.append({"when": f"user: {left * right}", "reply": str(left * right + 1 - number)})
+        replies.append({"when": f"user: result: {left * right}", "reply": str(left * right + 1 - number)})
     return {"replies": replies}
 
 
@@ -123,7 +128,7 @@ def test_tasks_of_an_agent_become_groups_that_the_trainer_gets(
     with serving(settings):
         request.getfixturevalue("scorers")
         with running(settings, tmp_path, "streams"):
-            asked = (*asked_to_run(tmp_path), "--parallel", "8", "--command", agent[0])
+            asked = (*asked_to_run(tmp_path), "--parallel", "8", "--command", f"{agent[0]} sub-agent")
             ended = run(settings, *asked)
             assert json.loads(ended) == {"completed": 7, "failed": 1}
             until(lambda: len(read(settings, Batch)) == 2, "two batches", folder=tmp_path)
@@ -137,12 +142,22 @@ def test_tasks_of_an_agent_become_groups_that_the_trainer_gets(
     assert sorted(len(group.responses) for group in groups) == [3, 4]
     rewards = Counter(reward.value for _, reward in read(settings, Reward) if reward.source != "environment")
     assert rewards == {1.0: 3, 0.0: 4}
+    called = turns(settings, "adder")
     for group in groups:
         for member in group.responses:
             assert 0 < member.loss_mask.trained < len(member.completion_token_ids)
+            assert len(member.branches) == 1  # its sub-agent
+            own = [one for one in called if one.trajectory_id == member.response_id]
+            sampled = Counter(token for one in own for token in one.completion_token_ids)
+            rows = chains(group, member)
+            assert (len(own), len(rows)) == (3, 2)
+            assert sampled == Counter(
+                token for row in rows for token, mine in zip(row.tokens, row.loss_mask, strict=True) if mine
+            )
+            assert member.loss_tokens == sampled.total()
     [registered] = [event for _, event in read(settings, AgentEvent) if event.agent_id == "adder"]
     assert (registered.agent_id, registered.type, registered.model_id) == ("adder", "PROMPT_BASED", "sums")
-    assert len(turns(settings, "adder")) == 16
+    assert len(called) == 24
     again = run(settings, *asked)
     assert json.loads(again) == {"runs": 0}
 

@@ -115,7 +115,7 @@ def test_the_calculator_pays_for_one_call_and_for_the_right_answer() -> None:
     episode, shown = begun("calculator")
     right = str(work_out(last(shown)))
     results = play(episode, text(f"calc({last(shown)})", f"calc({last(shown)})", right))
-    assert answers(results) == [right, right, "right"]
+    assert answers(results) == [f"result: {right}", f"result: {right}", "right"]
     assert rewards(results) == [0.2, 0.0, 0.8]
     assert [(result.tool, result.ok) for result in results] == [("calc", True), ("calc", True), (None, True)]
     assert episode.success is True
@@ -146,6 +146,8 @@ def test_a_chain_is_followed_to_its_number_and_pays_each_key_once() -> None:
     episode, shown = begun("lookup", keys=3)
     results, word = [], last(shown)
     for _ in range(3):
+        kind, word = word.split(": ")
+        assert kind == "word"
         results.append(episode.act(Action(f"get({word})")))
         again = episode.act(Action(f"get({word})"))
         assert (again.reward, again.shown) == (0.0, results[-1].shown)

@@ -48,6 +48,12 @@ def test_train_tasks_sample_groups_and_eval_tasks_ask_once_greedily_and_want_the
     assert [source.name for source in held_out.reward_sources] == ["exact"]
 
 
+@pytest.mark.parametrize(("family", "temperature"), [("calculator", 0.0), ("lookup", 0.0), ("guess", 1.0)])
+def test_held_out_episodes_are_greedy_where_that_says_something(family: str, temperature: float) -> None:
+    [held_out] = some(family, count=1, purpose="eval")
+    assert (held_out.group_size, held_out.sampling.temperature) == (1, temperature)
+
+
 def test_every_task_is_one_that_the_log_takes_and_the_scorers_know() -> None:
     for task in some(count=5) + some(count=5, purpose="eval") + some(count=5, purpose="serve"):
         assert serde.decode(serde.encode(task), Task) == task

@@ -10,11 +10,13 @@ import pytest
 from streams.errors import SettingsError
 from streams.kafka.node.config import Node, remember
 from streams.loop.demo import DemoOptions, check
+from streams.loop.progress import Progress
 from streams.loop.settings_file import finds_settings, leave_settings
 from streams.loop.up import UpPlan
 from streams.settings.load import CONFIG_FILE, load, save
 from streams.settings.model import Settings
 
+ROOT = Path(__file__).parents[2]
 USERS = "[topics]\nprefix = 'mine.'\n"
 
 
@@ -44,6 +46,13 @@ def test_a_command_in_the_folder_of_the_demo_has_its_settings() -> None:
     assert load().broker.data_dir == Path(".streamward/demo/kafka").absolute()
 
 
+def test_the_demo_learns_by_the_rule_of_a_settings_file_and_leaves_the_rest_as_it_learns_best() -> None:
+    settings = DemoOptions(config=ROOT / "docs/examples/loop.toml", task="guess").settings()
+    assert (settings.advantages.formula, settings.trainer.loss, settings.trainer.epsilon_high) == ("rloo", "bnpo", 0.2)
+    assert (settings.batches.max_policy_lag, settings.trainer.learning_rate) == (0, 4e-4)
+    assert DemoOptions(overrides=("advantages.formula=grpo",)).settings().advantages.formula == "grpo"
+
+
 def test_commands_follow_the_node_of_a_demo_to_another_port() -> None:
     node = Path(".streamward/demo/kafka")
     node.mkdir(parents=True)
@@ -70,6 +79,16 @@ def test_settings_of_the_user_are_read_by_the_demo_and_left_as_they_are() -> Non
     assert Path(CONFIG_FILE).read_text() == USERS
     assert not finds_settings(config)
     assert load(file=config).topics.prefix == "mine."
+
+
+def test_another_seed_makes_other_tasks_and_goes_on_with_them() -> None:
+    plans = [DemoOptions(task="lookup", seed=seed) for seed in (0, 1)]
+    settings = plans[0].settings()
+    train = [next(plan.tasks(settings, Progress(settings))).messages for plan in plans]
+    held_out = [plan.suite() for plan in plans]
+    assert train[0] != train[1] and held_out[0] != held_out[1]
+    assert plans[1].to_continue()[-4:] == ["--task", "lookup", "--seed", "1"]
+    assert settings.batches.groups == 8
 
 
 def test_a_run_takes_no_option_from_the_run_before() -> None:

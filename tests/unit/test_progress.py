@@ -17,6 +17,7 @@ from schemas.events import (
     DeadLetter,
     DroppedGroup,
     Event,
+    Task,
 )
 from schemas.serde import encode
 from streams.kafka.record import Record, dead_letter
@@ -259,6 +260,16 @@ def test_the_score_of_a_version_is_what_its_evaluation_says() -> None:
 def test_versions_that_were_asked_held_out_questions_are_known() -> None:
     progress = folded(task(purpose="eval", group_size=1, adapter_version=4))
     assert (progress.evaluations, progress.eval_open, places(progress)) == ({4}, 1, {})
+
+
+def test_a_suite_that_was_cut_short_as_it_was_sent_is_still_to_be_asked() -> None:
+    def of_suite(number: int) -> Task:
+        size = {"suite": "held-out", "suite_size": "2"}
+        return task(task_id=f"q{number}", purpose="eval", group_size=1, adapter_version=4, metadata=size)
+
+    cut, whole = folded(of_suite(0), of_suite(0)), folded(of_suite(0), of_suite(1))
+    assert (cut.evaluations, cut.asked[4, "held-out"]) == (set(), {"q0"})
+    assert whole.evaluations == {4}
 
 
 def test_train_tasks_are_counted_by_family() -> None:

@@ -70,6 +70,8 @@ class EpisodeQuestion(NamedTuple):
     start: EpisodeStart
     shown: Shown
     max_turns: int
+    is_held_out_sampled: bool
+    """Whether held-out episodes are played at temperature 1, too."""
 
 
 class SumsConfig(ScorerOptions):
@@ -98,15 +100,16 @@ class TaskSpec:
 
     @property
     def held_out(self) -> bool:
-        """Whether the tasks ask held-out questions, greedily and once each."""
+        """Whether the tasks ask held-out questions, once each."""
         return self.purpose == "eval"
 
 
 def generate(spec: TaskSpec, *, now_ms: int) -> Iterator[Task]:
     """Yield the tasks of `spec`, created at `now_ms`.
 
-    `eval` tasks ask held-out questions, greedily and once each (group size 1). `train` and `serve` tasks ask the
-    others, at temperature 1. A family with fewer questions than `count` starts over in another order.
+    `eval` tasks ask held-out questions once each (group size 1), greedily unless the environment is one that is better
+    judged at temperature 1. `train` and `serve` tasks ask the others, at temperature 1. A family with fewer questions
+    than `count` starts over in another order.
 
     Raises NotFoundError for an unknown family, SettingsError for bad options, a missing package or an unknown dataset,
     EventError for a dataset whose entries cannot be stored in a log.
@@ -152,6 +155,7 @@ def families() -> dict[str, dict[str, Any]]:
 def _task(spec: TaskSpec, question: Question, index: int, now_ms: int) -> Task:
     options_id = [json.dumps(dict(spec.options), sort_keys=True)] if spec.options else []
     options_id += [f"max_tokens={spec.max_tokens}"] if spec.max_tokens is not None else []
+    is_sampled = not spec.held_out or (question.episode is not None and question.episode.is_held_out_sampled)
     task = Task(
         task_id=derive_id("generator", spec.family, spec.purpose, spec.policy, spec.seed, index, *options_id),
         created_at=now_ms,
@@ -160,14 +164,14 @@ def _task(spec: TaskSpec, question: Question, index: int, now_ms: int) -> Task:
         purpose=spec.purpose,
         scenario=spec.family,
         group_size=1 if spec.held_out else spec.group_size,
-        sampling=Sampling(temperature=0.0 if spec.held_out else 1.0, max_tokens=spec.max_tokens or question.max_tokens),
+        sampling=Sampling(temperature=float(is_sampled), max_tokens=spec.max_tokens or question.max_tokens),
         verifier=json.dumps(question.verifier),
         reward_sources=(question.eval_source if spec.held_out else question.train_source,),
         messages=(Message(role="system", content=SYSTEM_PROMPT), Message(role="user", content=question.text)),
     )
     if question.episode is None:
         return task
-    start, shown, max_turns = question.episode
+    start, shown, max_turns, _ = question.episode
     in_episode = replace(task, agent=ENVIRONMENT_AGENT, environment=start, max_turns=max_turns)
     return replace(in_episode, tools=shown.tools, messages=shown.messages)
 
@@ -283,5 +287,6 @@ def _episodes(spec: TaskSpec) -> Iterator[Question]:
                 break
         else:
             raise EventError(f"generator {spec.family}: {_DRAWS_PER_TASK} episodes, and none on the right side")
-        episode = EpisodeQuestion(EpisodeStart(name=spec.family, settings=settings, seed=seed), shown, game.max_turns)
+        start = EpisodeStart(name=spec.family, settings=settings, seed=seed)
+        episode = EpisodeQuestion(start, shown, game.max_turns, game.is_held_out_sampled)
         yield Question(text, {}, rewarded, verified, max_tokens, episode)

@@ -1,0 +1,101 @@
+"""Tasks that are episodes in one environment, listed or by reference: one for each seed.
+
+    name, settings ──► played twice from seed 0 ──► train tasks, seeds 0, 1, … ; held-out ones from HELD_OUT_SEEDS
+
+Tasks of a listed environment come from streams/stages/tasks/generators.py, which splits its questions. What one by
+reference shows for a seed is known when it is played, so there the seeds are split.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from schemas.events import EpisodeStart, Message, Purpose, RewardSource, Sampling, Task, derive_id
+from streams.environments.protocol import Environment, EpisodeError, Shown
+from streams.environments.registry import LISTED, settings_of
+from streams.environments.trial import try_twice
+from streams.errors import SettingsError
+from streams.kafka import times
+from streams.stages.tasks.generators import ENVIRONMENT_AGENT, TaskSpec, generate
+
+HELD_OUT_TASKS = 35
+HELD_OUT_SEEDS = 2**30
+"""Seeds below are for training."""
+MAX_TURNS = 8
+MAX_TOKENS = 64
+"""Of an action, unless the user says otherwise."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodeSpec:
+    """Which episodes: of an environment, its settings as JSON, how many to train on, and how they are played."""
+
+    name: str
+    settings: str
+    count: int
+    policy: str
+    group_size: int
+    max_turns: int | None = None
+    max_tokens: int | None = None
+    reward_sources: Sequence[RewardSource] = ()
+    """Empty: what the environment pays."""
+
+
+def train_and_held_out(
+    spec: EpisodeSpec, opens: Callable[[EpisodeStart], Environment]
+) -> tuple[tuple[Task, ...], tuple[Task, ...]]:
+    """Return the tasks of `spec` to train on, and those to ask each version.
+
+    `opens` opens an environment by reference, which is played twice from its first seed. Raises SettingsError where it
+    cannot be opened or the two differ.
+    """
+    try:
+        settings = settings_of(spec.name, spec.settings)
+        if spec.name in LISTED:
+            return tuple(_listed(spec, settings, "train")), tuple(_listed(spec, settings, "eval"))
+        start = EpisodeStart(name=spec.name, settings=spec.settings, seed=0)
+        shown = try_twice(opens, start, spec.max_turns or MAX_TURNS, None).shown
+    except EpisodeError as exc:
+        raise SettingsError(f"--environment {spec.name}: {exc}; try it with `streamward environments try`") from exc
+    train = (_task(spec, shown, seed, "train") for seed in range(spec.count))
+    asked = (_task(spec, shown, HELD_OUT_SEEDS + number, "eval") for number in range(HELD_OUT_TASKS))
+    return tuple(train), tuple(asked)
+
+
+def _listed(spec: EpisodeSpec, settings: dict[str, object], purpose: Purpose) -> list[Task]:
+    tasks = TaskSpec(
+        family=spec.name,
+        count=HELD_OUT_TASKS if purpose == "eval" else spec.count,
+        purpose=purpose,
+        policy=spec.policy,
+        group_size=spec.group_size,
+        options=settings,
+        max_tokens=spec.max_tokens,
+    )
+    said: dict[str, Any] = {} if spec.max_turns is None else {"max_turns": spec.max_turns}
+    if spec.reward_sources and purpose == "train":
+        said["reward_sources"] = tuple(spec.reward_sources)
+    return [replace(task, **said) for task in generate(tasks, now_ms=times.now_ms())]
+
+
+def _task(spec: EpisodeSpec, shown: Shown, seed: int, purpose: Purpose) -> Task:
+    """Return one episode. Its messages only name it: what the policy reads, the environment shows when it begins."""
+    held_out = purpose == "eval"
+    rewarded = tuple(spec.reward_sources) or (RewardSource(name="environment"),)
+    return Task(
+        task_id=derive_id("episode", spec.name, spec.settings, seed, spec.policy, purpose),
+        created_at=times.now_ms(),
+        policy=spec.policy,
+        purpose=purpose,
+        scenario=spec.name,
+        group_size=1 if held_out else spec.group_size,
+        sampling=Sampling(temperature=0.0 if held_out else 1.0, max_tokens=spec.max_tokens or MAX_TOKENS),
+        reward_sources=(RewardSource(name="verified"),) if held_out else rewarded,
+        messages=(Message(role="user", content=f"{spec.name}, seed {seed}"),),
+        tools=shown.tools,
+        agent=ENVIRONMENT_AGENT,
+        environment=EpisodeStart(name=spec.name, settings=spec.settings, seed=seed),
+        max_turns=spec.max_turns or MAX_TURNS,
+    )

@@ -1,0 +1,212 @@
+"""Environments behind a server: OpenEnv's own server and an MCP server, on loopback."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from schemas.events import EpisodeStart, Message, ToolCall
+from streams.environments.episode import RunningEpisode
+from streams.environments.protocol import Action, EpisodeError
+from streams.environments.references import load
+from streams.environments.sandbox import EnvironmentPool
+from streams.environments.trial import try_twice
+from streams.settings.model import Environments
+from tests import skips
+from tests.support.processes import until
+
+ROOT = Path(__file__).parents[2]
+TOOLS = ROOT / "tests" / "support" / "doubles" / "mcp_tools.py"
+STDIO = f"mcp:{sys.executable} {TOOLS}"
+ADD = {"prompt": "What is 2 + 3? Use the tool."}
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+@contextmanager
+def served(program: Path) -> Iterator[int]:
+    """Run a server at a port, and yield the port once it listens."""
+    port = free_port()
+    process = subprocess.Popen([sys.executable, str(program), str(port)])
+    try:
+        until(lambda: process.poll() is not None or _listens(port), "a server that listens")
+        assert process.poll() is None, "the server did not start"
+        yield port
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def calls(*named: tuple[str, Any]) -> Action:
+    made = (ToolCall(id=f"c{at}", name=name, arguments=json.dumps(given)) for at, (name, given) in enumerate(named))
+    return Action("", tuple(made))
+
+
+# --- what is refused before a server is asked -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["openenv:http://127.0.0.1:1", "mcp:http://127.0.0.1:1/mcp", "mcp:rm -rf /"])
+def test_a_task_cannot_name_a_server_or_a_command_that_is_not_listed(name: str) -> None:
+    with closing(EnvironmentPool(Environments(network=True))) as pool, pytest.raises(EpisodeError) as caught:
+        pool.open(EpisodeStart(name=name, seed=0))
+    assert caught.value.reason == "not_allowed" and "lists no server, and a task can only name" in str(caught.value)
+
+
+@pytest.mark.parametrize(("name", "package"), [("openenv:http://h", "websockets"), ("mcp:x", "mcp")])
+def test_a_missing_package_is_named_with_the_extra_that_has_it(
+    monkeypatch: pytest.MonkeyPatch, name: str, package: str
+) -> None:
+    for module in [one for one in sys.modules if one.split(".")[0] == package or one.endswith("v_env")]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.delitem(sys.modules, "streams.environments.mcp_env", raising=False)
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(EpisodeError, match=rf"{package}.*pip install 'streamward\[environments\]'") as caught:
+        load(name, ADD)
+    assert caught.value.reason == "missing_package"
+
+
+# --- OpenEnv ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def guess() -> Iterator[str]:
+    pytest.importorskip("openenv", reason=skips.OPENENV)
+    pytest.importorskip("websockets", reason=skips.ENVIRONMENTS)
+    with served(TOOLS.with_name("openenv_guess.py")) as port:
+        yield f"openenv:http://127.0.0.1:{port}"
+
+
+@pytest.mark.environments
+def test_an_openenv_server_gives_the_same_episode_again_in_a_process_that_reaches_no_other_host(guess: str) -> None:
+    settings = Environments(servers=f"openenv:http://127.0.0.1:1, {guess}", timeout_s=60)
+    with closing(EnvironmentPool(settings)) as pool:
+        for seed in range(3):
+            actions = [Action(str(number)) for number in range(1, 9)]
+            tried = try_twice(pool.open, EpisodeStart(name=guess, seed=seed), 8, actions)
+            assert tried.steps[-1][1].terminated and tried.steps[-1][1].reward == 1.0
+        assert tried.observed[0].environment == f"{guess}@1.0.0"
+
+
+@pytest.mark.environments
+def test_what_an_openenv_server_cannot_read_is_answered_and_what_breaks_it_ends_the_episode(guess: str) -> None:
+    environment = load(guess, {"prompt": "Guess.", "highest": 3})
+    episode = RunningEpisode(environment, guess, 0, 9)
+    shown = episode.begin()
+    assert [message.content for message in shown.messages] == [
+        "Guess.\nAnswer with only the number, as JSON of type integer.",
+        "a number",
+    ]
+    for wrong in ("seven", "", '"x"', "[1]", "null"):
+        result = episode.act(Action(wrong))
+        assert (result.ok, result.ended, result.shown.messages[0].content) == (
+            False,
+            False,
+            "error: expected the number, as JSON of type integer",
+        )
+    assert environment.step(Action("0")).shown.messages == (Message(role="user", content="higher"),)
+    with pytest.raises(EpisodeError, match="the server says EXECUTION_ERROR: no such number"):
+        environment.step(Action("99"))
+    with pytest.raises(EpisodeError, match="it shows more than 1048576 bytes at once") as caught:
+        environment.step(Action("98"))
+    assert caught.value.reason == "too_large"
+    assert environment.reset(0) == shown
+
+
+@pytest.mark.environments
+def test_an_openenv_server_that_is_not_there_or_is_something_else_is_named(guess: str) -> None:
+    with pytest.raises(EpisodeError, match="is the server running") as caught:
+        load(f"openenv:http://127.0.0.1:{free_port()}", {})
+    assert caught.value.reason == "crashed"
+    with pytest.raises(EpisodeError, match=r"/nothing/schema is not OpenEnv's: .*404"):
+        load(f"{guess}/nothing", {})
+    with pytest.raises(EpisodeError, match="expected the address of a server"):
+        load("openenv:guess", {})
+
+
+# --- MCP --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.environments
+@pytest.mark.parametrize("over", ["stdio", "http"])
+def test_the_tools_of_an_mcp_server_are_offered_for_a_prompt(over: str) -> None:
+    pytest.importorskip("mcp", reason=skips.ENVIRONMENTS)
+    if over == "stdio":
+        return _play(STDIO)
+    with served(TOOLS) as port:
+        return _play(f"mcp:http://127.0.0.1:{port}/mcp")
+
+
+def _play(name: str) -> None:
+    actions = [calls(("add", {"a": 2, "b": 3})), calls(("add", {"a": 1, "b": 1}), ("fail", {})), Action("5")]
+    start = EpisodeStart(name=name, settings=json.dumps(ADD), seed=0)
+    with closing(EnvironmentPool(Environments(servers=name, timeout_s=60))) as pool:
+        tried = try_twice(pool.open, start, 8, actions)
+    assert tried.observed[0].environment == f"{name}@7"
+    assert [tool.name for tool in tried.shown.tools] == ["add", "fail", "leave", "pid"]
+    assert json.loads(tried.shown.tools[0].parameters)["required"] == ["a", "b"]
+    first, second, last = (result for _, result in tried.steps)
+    assert first.shown.messages == (Message(role="tool", content="5", name="add", tool_call_id="c0"),)
+    assert [message.content[:13] for message in second.shown.messages] == ["2", "error: Error "]
+    assert (first.ok, second.ok, last.terminated, last.reward) == (True, False, True, None)
+
+
+@pytest.mark.environments
+def test_what_an_mcp_server_cannot_use_is_answered_and_its_end_ends_the_episode() -> None:
+    pytest.importorskip("mcp", reason=skips.ENVIRONMENTS)
+    environment = load(STDIO, ADD)
+    episode = RunningEpisode(environment, STDIO, 0, 99)
+    episode.begin()
+    wrong = [
+        (("nothing", {}), "error: there is no tool nothing, only add, fail, leave, pid"),
+        (("add", [1, 2]), "error: add takes a JSON object of arguments"),
+        (("add", {"a": "two"}), "error: "),
+    ]
+    for call, said in wrong:
+        result = episode.act(calls(call))
+        assert not result.ok and not result.ended and result.shown.messages[0].content.startswith(said)
+    many = episode.act(calls(*[("add", {"a": 1, "b": 1})] * 40))
+    assert len(many.shown.messages) == 17 and many.shown.messages[-1].content == "error: at most 16 calls at once"
+    with pytest.raises(EpisodeError) as caught:
+        episode.act(calls(("leave", {})))
+    assert caught.value.reason == "crashed"
+    environment.close()  # type: ignore[attr-defined]
+
+
+@pytest.mark.environments
+def test_a_command_ends_with_the_process_that_started_it() -> None:
+    pytest.importorskip("mcp", reason=skips.ENVIRONMENTS)
+    pool = EnvironmentPool(Environments(servers=STDIO, timeout_s=60))
+    environment = pool.open(EpisodeStart(name=STDIO, settings=json.dumps(ADD), seed=0))
+    environment.reset(0)
+    pid = int(environment.step(calls(("pid", {}))).shown.messages[0].content)
+    assert psutil.pid_exists(pid)
+    pool.close()
+    until(lambda: not psutil.pid_exists(pid), "an end of the server")
+
+
+@pytest.mark.environments
+def test_an_mcp_server_that_is_not_there_or_a_task_without_a_prompt_is_named() -> None:
+    pytest.importorskip("mcp", reason=skips.ENVIRONMENTS)
+    with pytest.raises(EpisodeError, match=r"no session: .*is the server running") as caught:
+        load(f"mcp:http://127.0.0.1:{free_port()}/mcp", ADD)
+    assert caught.value.reason == "crashed"
+    with pytest.raises(EpisodeError, match="missing 1 required positional argument: 'prompt'"):
+        load(STDIO, {})
