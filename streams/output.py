@@ -199,6 +199,14 @@ def _finite(value: Any) -> Any:
     return {key: _finite(item) for key, item in plain.items()} if isinstance(plain, dict) else plain
 
 
+def with_interval(row: Row, key: str) -> str:
+    """Return a figure and, if they are known, the bounds of its interval, `KEY_low` and `KEY_high`."""
+    if row.get(key) is None:
+        return ""
+    low, high = row.get(f"{key}_low"), row.get(f"{key}_high")
+    return f"{row[key]:.3g}" + ("" if low is None or high is None else f" ({low:.3g} to {high:.3g})")
+
+
 def cell(value: Any) -> str:
     """Return `value` as the text of a table cell."""
     match value:

@@ -22,12 +22,16 @@ AGES = (0.1, 0.5, 2.0, 10.0, 60.0, 300.0, 1800.0, 7200.0, 86400.0)
 """… of waiting, which may take a day."""
 VERSIONS = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0)
 """… of versions behind."""
+CREDITS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
+"""… of advantages, which are of the order of 1 where they are divided by a group's spread."""
 
-Process = Literal["streams", "policy", "scoring", "train", "audit", "archive", "serve"]
+Process = Literal["streams", "policy", "scoring", "train", "audit", "archive", "serve", "agents"]
 LOOP: tuple[Process, ...] = ("streams", "policy", "scoring", "train")
 """The processes of the loop, by the name of their command."""
-SERVED: tuple[Process, ...] = (*LOOP, "archive", "serve")
-"""Those that serve metrics.port: the loop, `archive sync --follow`, and the server of agents."""
+READERS: tuple[Process, ...] = (*LOOP, "agents")
+"""Those that read as a consumer group: the loop, and `agents run`."""
+SERVED: tuple[Process, ...] = (*READERS, "archive", "serve")
+"""Those that serve metrics.port: these, `archive sync --follow`, and the server of agents."""
 
 
 class Metric(NamedTuple):
@@ -57,8 +61,10 @@ PROGRESS = Metric(
 SCRAPE_ERRORS = Metric(
     "streamward_scrape_errors_total", "counter", (), "Values that a scrape could not get.", SERVED, "a fault"
 )
-EVENTS_IN = Metric("streamward_events_in_total", "counter", ("stage", "topic"), "Records read.", LOOP)
-EVENTS_OUT = Metric("streamward_events_out_total", "counter", ("stage", "topic"), "Records written.", LOOP)
+EVENTS_IN = Metric("streamward_events_in_total", "counter", ("stage", "topic"), "Records read.", READERS)
+EVENTS_OUT = Metric(
+    "streamward_events_out_total", "counter", ("stage", "topic"), "Records written.", (*READERS, "serve")
+)
 PROCESSING = Metric(
     "streamward_processing_seconds",
     "histogram",
@@ -73,7 +79,7 @@ EVENT_AGE = Metric(
     "histogram",
     ("stage", "topic"),
     "From a record's timestamp until it was read.",
-    LOOP,
+    READERS,
     buckets=AGES,
 )
 LAG_RECORDS = Metric(
@@ -81,7 +87,7 @@ LAG_RECORDS = Metric(
     "gauge",
     ("stage", "topic"),
     "Records of the partitions owned here that are not done, those in progress included.",
-    LOOP,
+    READERS,
 )
 LAG_SECONDS = Metric(
     "streamward_consumer_lag_seconds",
@@ -89,7 +95,7 @@ LAG_SECONDS = Metric(
     ("stage", "topic"),
     "Age of the oldest record that was read and is not done (with none in progress, of the last one read); 0 "
     "without lag.",
-    LOOP,
+    READERS,
 )
 DEAD_LETTERS = Metric(
     "streamward_dead_letters_total",
@@ -103,12 +109,16 @@ DROPS = Metric(
     "streamward_drops_total",
     "counter",
     ("stage", "reason"),
-    "Tasks and groups skipped on purpose: not answered (policy), not trained on (batches).",
-    ("streams", "policy"),
+    "Tasks and groups skipped on purpose: not answered (policy, agents), not trained on (batches).",
+    ("streams", "policy", "agents"),
     "a flat or stale group, or a task that is too late",
 )
 REBALANCES = Metric(
-    "streamward_rebalances_total", "counter", ("stage",), "Assignments of partitions.", ("streams", "policy", "scoring")
+    "streamward_rebalances_total",
+    "counter",
+    ("stage",),
+    "Assignments of partitions.",
+    ("streams", "policy", "scoring", "agents"),
 )
 
 SPANS_DROPPED = Metric(
@@ -129,6 +139,15 @@ GROUPS = Metric(
     "Groups that left the join: varied, flat (every reward the same), or the reason why there is none to train on. The "
     "zero-variance share is flat by the sum of all.",
     ("streams",),
+)
+TURN_CREDIT = Metric(
+    "streamward_turn_credit",
+    "histogram",
+    ("policy", "turn"),
+    "Size of a turn's advantage, its sign aside, by the turn's number in its response; `later` from the ninth on.",
+    ("streams",),
+    "credit by turn (`advantages.credit`)",
+    buckets=CREDITS,
 )
 GROUP_SECONDS = Metric(
     "streamward_group_completion_seconds",
@@ -369,6 +388,39 @@ SERVE_ACTIONS = Metric(
     ("serve",),
 )
 
+# --- agents run -------------------------------------------------------------------------------------------------------
+
+RUNS_OPEN = Metric("streamward_agent_runs_open", "gauge", ("agent",), "Runs in progress.", ("agents",))
+RUNS_STARTED = Metric(
+    "streamward_agent_runs_started_total", "counter", ("agent",), "Runs that began in this process.", ("agents",)
+)
+RUNS_ENDED = Metric(
+    "streamward_agent_runs_ended_total",
+    "counter",
+    ("agent", "ending"),
+    "Runs by how they ended: completed, failed, timeout, cancelled, refused by the server, or unfinished; runs of an "
+    "earlier process are among them if their task is read again.",
+    ("agents",),
+)
+RUN_SECONDS = Metric(
+    "streamward_agent_run_seconds",
+    "histogram",
+    ("agent",),
+    "Time of a run of this process, from its program's start to its end in the log.",
+    ("agents",),
+    buckets=AGES,
+)
+AGENT_TASKS = Metric(
+    "streamward_agent_tasks_waiting", "gauge", ("agent",), "Tasks that were read and have no run yet.", ("agents",)
+)
+AGENT_TASK_AGE = Metric(
+    "streamward_agent_tasks_oldest_age_seconds",
+    "gauge",
+    ("agent",),
+    "Age of the oldest of them, by its timestamp; 0 if there is none.",
+    ("agents",),
+)
+
 # --- archive sync --follow --------------------------------------------------------------------------------------------
 
 ARCHIVE_LAG_RECORDS = Metric(
@@ -411,7 +463,8 @@ longer than `metrics.stuck_s`; a round may take `policy.round_timeout_s`, and lo
 broker is no reason for 503. A stream worker is healthy while its event loop runs: its own watchdog ends it when nothing
 is committed.
 `/readyz` is 200 while every condition holds: `kafka` (reached, and partitions assigned), of a policy agent and of the
-server of agents `engine` (loaded, and its last request did not fail), and with `schemas.registry_url` everywhere
+server of agents `engine` (loaded, and its last request did not fail), of `agents run` `server` (it answered when it was
+last asked), and with `schemas.registry_url` everywhere
 `schema_registry` (its ids are known; [schemas.md](schemas.md)). The 503 says what is missing. `streamward audit
 --follow` has an address of its own (`--listen`) and no `/readyz`; `streamward archive sync --follow` is watched as the
 loop is.
@@ -432,12 +485,13 @@ def _sections() -> Iterator[str]:
     titles = {
         SERVED: "Every process",
         LOOP: "Every process of the loop",
+        READERS: "Every process of the loop, and the runs of agents",
         ("streams",): "Streams",
         ("policy",): "Policy",
         ("scoring",): "Scoring",
     }
     titles |= {("train",): "Trainer", ("audit",): "The audit", ("serve",): "The server of agents"}
-    titles |= {("archive",): "The archive"}
+    titles |= {("agents",): "Runs of agents", ("archive",): "The archive"}
     rest = [metric for metric in every() if metric.processes not in titles]
     for processes, title in titles.items():
         yield f"\n## {title}\n\n{_table([metric for metric in every() if metric.processes == processes])}"

@@ -1,32 +1,42 @@
 """Check this set-up, and say what to do about each problem.
 
-    settings ──► broker, topics, trainer, schemas, model, disk ──► findings: ok, warning, failed, skipped
+    settings ──► broker, topics, trainer, agents, schemas, model, disk ──► findings: ok, warning, failed, skipped
 
 Each check yields findings and raises nothing; one that cannot run, because an earlier one failed, is skipped. Nothing
 is changed: no topic is created, no model loaded or downloaded. Of the processes of the loop only the trainer is looked
-for, without which all others fall silent (`streamward status` shows them all).
+for, without which all others fall silent, and what tasks of agents need (`streamward status` shows them all).
 """
 
 from __future__ import annotations
 
+import http.client
 import importlib.util
 import os
 import shutil
 import time
+import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from streams.errors import LogError, SettingsError, StreamwardError
 from streams.output import size
 from streams.settings.load import default_address
 from streams.settings.model import Settings
 
+if TYPE_CHECKING:
+    from streams.tools.status import ProcessStatus
+
 DISK_WARNING_BYTES = 5 * 2**30
 """About what an installed environment and a long demo need together."""
 DISK_FAILED_BYTES = 512 * 2**20
 """Below this Kafka's next segments and a checkpoint may not fit."""
+
+AGENT_BEHIND_S = 600.0
+"""A task of an agent may wait as long as this, before anybody has to look."""
+SERVER_S = 5.0
+"""How long the server of agents may take to say that it is there."""
 
 State = Literal["ok", "warning", "failed", "skipped"]
 
@@ -63,8 +73,8 @@ def examine(load: Callable[[], tuple[Settings, Mapping[str, str]]]) -> list[Doct
     broker = _broker(settings, origins)
     reached = broker.state != "failed"
     topics = list(_topics(settings)) if reached else [DoctorFinding("topics", "skipped", "needs a broker that answers")]
-    trainer = _trainer(settings) if all(finding.state in ("ok", "warning") for finding in topics) else []
-    return [broker, *topics, *trainer, *_schemas(), *_registry(settings), *_model(settings), *disk(settings)]
+    processes = _processes(settings) if all(finding.state in ("ok", "warning") for finding in topics) else []
+    return [broker, *topics, *processes, *_schemas(), *_registry(settings), *_model(settings), *disk(settings)]
 
 
 # --- the log ----------------------------------------------------------------------------------------------------------
@@ -149,7 +159,7 @@ def _raised(act: Callable[[], object]) -> StreamwardError | None:
     return None
 
 
-def _trainer(settings: Settings) -> Iterator[DoctorFinding]:
+def _processes(settings: Settings) -> Iterator[DoctorFinding]:
     from streams.tools.status import look
 
     try:
@@ -157,6 +167,39 @@ def _trainer(settings: Settings) -> Iterator[DoctorFinding]:
     except StreamwardError as exc:
         yield DoctorFinding("trainer", "failed", str(exc), exit_code=exc.exit_code)
         return
+    yield from _trainer(settings, processes)
+    agents = [one for one in processes if one.agent is not None]
+    yield from map(_agent, agents)
+    if any(one.alive or one.lag for one in agents):
+        yield _server(settings)
+
+
+def _agent(one: ProcessStatus) -> DoctorFinding:
+    tasks = "1 task waits" if one.lag == 1 else f"{one.lag or 'no'} tasks wait"
+    waits = f"{tasks} for agent {one.agent}"
+    if not one.alive:
+        do = f"{one.waits_for.removeprefix('nobody: ')}. Until then they are not answered"
+        found = DoctorFinding("agents", "warning", f"{waits}, and nobody runs it", do[:1].upper() + do[1:])
+        return found if one.lag else DoctorFinding("agents", "ok", f"{waits}, and nobody runs it")
+    if one.oldest_s > AGENT_BEHIND_S:
+        do = (
+            "Its output says what it waits for: the trainer, or the server. Otherwise raise --parallel, or run it twice"
+        )
+        return DoctorFinding("agents", "warning", f"{waits}, the oldest for {one.oldest_s / 60:.0f} min", do)
+    return DoctorFinding("agents", "ok", f"{waits}, and {one.members[0]} runs it")
+
+
+def _server(settings: Settings) -> DoctorFinding:
+    url = settings.serve.url
+    try:
+        with urllib.request.urlopen(f"{url}/healthz", timeout=SERVER_S):  # noqa: S310 - always http://
+            return DoctorFinding("server", "ok", f"{url} answers the calls of agents")
+    except (OSError, http.client.HTTPException) as exc:
+        do = "Start `streamward serve`; if it is elsewhere, set serve.host and serve.port as it has them"
+        return DoctorFinding("server", "warning", f"{url}, which answers the calls of agents, does not: {exc}", do)
+
+
+def _trainer(settings: Settings, processes: Iterable[ProcessStatus]) -> Iterator[DoctorFinding]:
     for one in processes:
         if (one.process, one.policy) != ("trainer", settings.policy.name):
             continue

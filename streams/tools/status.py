@@ -19,6 +19,7 @@ import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from schemas.events import AdapterEvent, AdvantagedGroup, Batch, DeadLetter, Event, Task
 from schemas.serde import Poison
@@ -47,28 +48,42 @@ READS = {
     "streams": ("tasks", "responses", "rewards", "group-control", "groups", "adapters"),
     "scoring": ("responses",),
     "policy": ("tasks",),
+    "agents": ("tasks",),
     "trainer": ("batches",),
 }
 """Topics of each process of the loop."""
 COMMANDS = {"streams": "streams", "scoring": "scoring", "policy": "policy", "trainer": "train"}
 
 Bounds = Mapping[TopicPartition, tuple[int, int]]
-NewestTasks = Mapping[TopicPartition, Mapping[int, str]]
-"""The policy of each of the newest tasks, by offset, of every partition of their topic."""
+
+
+class NewTask(NamedTuple):
+    """One of the newest tasks: who answers it, and since when it waits."""
+
+    policy: str
+    agent: str | None
+    timestamp_ms: int
+
+
+NewestTasks = Mapping[TopicPartition, Mapping[int, NewTask]]
+"""The newest tasks of every partition of their topic, by offset."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessStatus:
-    """One kind of process, of one policy if it works for one."""
+    """One kind of process, of one policy or one agent if it works for one."""
 
     process: str
     policy: str | None
     alive: int
     members: tuple[str, ...]
     lag: int
-    """Records of its topics that it has not committed, of a policy without the newest tasks of other policies; of a
-    trainer, batches without a version."""
+    """Records of its topics that it has not committed, of a policy without the newest tasks that others answer; of an
+    agent, those of the newest tasks that name it; of a trainer, batches without a version."""
     waits_for: str
+    agent: str | None = None
+    oldest_s: float = 0.0
+    """Of an agent: the age of the oldest of its tasks that are not done."""
 
 
 @dataclass(slots=True)
@@ -139,7 +154,7 @@ def look(settings: Settings, *, now_ms: int | None = None) -> LoopStatus:
             held = event.source_offset >= scored.get((event.source_topic, event.source_partition), 0)
             paused |= [paused_scorer(event)] if held else []
     return LoopStatus(
-        list(_processes(settings, policies, tasks, bounds, positions)),
+        [*_processes(settings, policies, tasks, bounds, positions), *_agents(settings, tasks, positions, now_ms)],
         policies,
         [DroppedCount(*what, count) for what, count in dropped.most_common()],
         list(paused.values()),
@@ -155,7 +170,7 @@ def known_policies(settings: Settings) -> list[str]:
 def _named(settings: Settings, bounds: Bounds, tasks: NewestTasks) -> set[str]:
     keys = _records(settings, bounds, ["adapters", "batches"])
     found = {(record.key or b"").decode(errors="replace") for record in keys}
-    return (found | {policy for of_partition in tasks.values() for policy in of_partition.values()}) - {""}
+    return (found | {task.policy for of_partition in tasks.values() for task in of_partition.values()}) - {""}
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
@@ -178,11 +193,13 @@ def _events(settings: Settings, bounds: Bounds, labels: list[str]) -> Iterator[t
 def _newest_tasks(settings: Settings, bounds: Bounds) -> NewestTasks:
     name = topics(settings.topics)["tasks"].name
     starts = {tp: max(first, end - TASKS_READ) for tp, (first, end) in bounds.items() if tp[0] == name}
-    found: dict[TopicPartition, dict[int, str]] = {tp: {} for tp in starts}
+    found: dict[TopicPartition, dict[int, NewTask]] = {tp: {} for tp in starts}
     for record in read(settings, starts, {tp: bounds[tp][1] for tp in starts}):
         task = record.decode(Task)
         if isinstance(task, Task):
-            found[record.at.topic, record.at.partition][record.at.offset] = task.policy
+            found[record.at.topic, record.at.partition][record.at.offset] = NewTask(
+                task.policy, task.agent, record.timestamp_ms
+            )
     return found
 
 
@@ -277,12 +294,39 @@ def _lag(settings: Settings, kind: str, group: str, bounds: Bounds, positions: l
 
 
 def _of_others(tasks: NewestTasks, policy: str | None, committed: Mapping[TopicPartition, int]) -> int:
-    """Return how many of the newest tasks that are not committed are of other policies."""
+    """Return how many of the newest tasks that are not committed are of other policies, or of agents."""
     return sum(
-        other != policy and offset >= committed.get(tp, 0)
+        (task.policy != policy or task.agent is not None) and offset >= committed.get(tp, 0)
         for tp, of_partition in tasks.items()
-        for offset, other in of_partition.items()
+        for offset, task in of_partition.items()
     )
+
+
+def _agents(
+    settings: Settings, tasks: NewestTasks, positions: list[offsets.Position], now_ms: int
+) -> Iterator[ProcessStatus]:
+    """Yield what runs each agent that the newest tasks name, or that somebody runs."""
+    alive = offsets.members(settings)
+    named = {task.agent for of_partition in tasks.values() for task in of_partition.values() if task.agent}
+    for name in sorted(named | {group.removeprefix("agents-") for group in alive if group.startswith("agents-")}):
+        group = f"agents-{name}"
+        committed, members = _committed(group, positions), tuple(alive.get(group, ()))
+        waiting = [
+            task.timestamp_ms
+            for tp, of_partition in tasks.items()
+            for offset, task in of_partition.items()
+            if task.agent == name and offset >= committed.get(tp, 0)
+        ]
+        oldest_s = max(0.0, (now_ms - min(waiting, default=now_ms)) / 1000)
+        says = f"{len(waiting)} tasks to run, the oldest for {_duration(oldest_s)}" if waiting else "waits for tasks"
+        if not members:
+            says = f"nobody: start `{shlex.join(['streamward', 'agents', 'run', name])} ...` ({says})"
+        yield ProcessStatus("agents", None, len(members), members, len(waiting), says, name, oldest_s)
+
+
+def _duration(seconds: float) -> str:
+    unit, name = next(((size, name) for size, name in ((3600, "h"), (60, "min")) if seconds >= size), (1, "s"))
+    return f"{seconds / unit:.0f} {name}"
 
 
 def _committed(group: str, positions: list[offsets.Position]) -> dict[TopicPartition, int]:

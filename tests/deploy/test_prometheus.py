@@ -34,6 +34,8 @@ from tests.support.processes import running, until
 OPT_IN = "TEST_CLUSTER"
 NEVER = "sum(streamward_score_failures_total)"
 """What has no answer in this run, because no score fails."""
+COMMANDS = {"archive": "archive sync --follow", "agents": "agents run guide --command true"}
+"""Where that is not the name of the process."""
 pytestmark = [
     pytest.mark.kafka,
     pytest.mark.skipif(os.environ.get(OPT_IN) != "1", reason=skips.ASKED_FOR),
@@ -91,6 +93,7 @@ def ask_all(server: Prometheus) -> dict[str, Answer]:
 def seen(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> Seen:
     folder = tmp_path_factory.mktemp("watched")
     settings = tiny_loop(folder, kafka_bootstrap)
+    of_agent: dict[str, object] = {"agent": "guide", "purpose": "eval"}
     *ports, audit_port = free_ports(len(SERVED) + 1)
     targets = {name: f"127.0.0.1:{port}" for name, port in zip(SERVED, ports, strict=True)}
     targets["audit"] = f"127.0.0.1:{audit_port}"
@@ -98,19 +101,21 @@ def seen(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> Seen
     with ExitStack() as outer:
         server = outer.enter_context(scraping(folder / "prometheus", targets, FILE))
         with Producer(settings) as producer:
-            producer.send_bytes(f"{folder.name}.tasks", b"t0", b"no task")
+            producer.send_bytes(settings.topics.prefix + "tasks", b"t0", b"no task")
             producer.send(asked(0, deadline_at=1))
             for number in range(1, GROUPS + 3):
                 producer.send(asked(number))
+            producer.send(asked(100, **of_agent))
         with ExitStack() as stack:
             for name, port in zip(SERVED, ports, strict=True):
                 own = settings.model_copy(update={"metrics": Metrics(port=port)})
-                stack.enter_context(running(own, folder, "archive sync --follow" if name == "archive" else name))
+                stack.enter_context(running(own, folder, COMMANDS.get(name, name)))
             stack.enter_context(running(settings, folder, audit))
             until(lambda: bool(server.ask("streamward_trainer_version == 1")), "a version", folder=folder)
             with Producer(settings) as producer:
                 for number in range(GROUPS + 3, 3 * GROUPS + 3):
                     producer.send(asked(number))
+                producer.send(asked(101, **of_agent))
             until(lambda: bool(server.ask("streamward_trainer_version >= 2")), "another", folder=folder)
             until(lambda: bool(server.ask("streamward_rollout_primary_version >= 2")), "it in force", folder=folder)
             until(lambda: bool(server.ask("streamward_ledger_imbalance_records")), "a recount", folder=folder)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 import time
 from typing import Any
@@ -18,7 +19,7 @@ from streams.kafka.record import dead_letter
 from streams.kafka.retry import BrokerOutage
 from streams.kafka.times import now_ms
 from streams.settings.load import to_env
-from streams.settings.model import Batches, Settings
+from streams.settings.model import Batches, Serve, Settings
 from streams.stages.scoring.breaker import PAUSED, PAUSED_REASON
 from streams.tools.reach import unreached
 from streams.tools.status import look
@@ -41,7 +42,7 @@ def shown(settings: Settings) -> dict[str, Any]:
 
 def processes(settings: Settings) -> dict[str, dict[str, Any]]:
     found = shown(settings)["processes"]
-    return {" ".join(filter(None, (row["process"], row["policy"]))): row for row in found}
+    return {" ".join(filter(None, (row["process"], row["policy"], row["agent"]))): row for row in found}
 
 
 def write(settings: Settings, *events: Event) -> None:
@@ -97,6 +98,23 @@ def test_who_submits_more_than_is_answered_without_a_trainer_is_told_so_and_so_i
     assert "no batches wait for a trainer of policy default, and none lives" in doctor()
     write(settings, batch(sequence=0))
     assert "1 batch waits for a trainer of policy default, and none lives" in doctor()
+
+
+def test_tasks_of_an_agent_that_nobody_runs_are_shown_and_doctor_says_what_is_missing(made: Settings) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    settings = made.model_copy(update={"serve": Serve(port=port)})
+    write(settings, *(task(task_id=f"t{n}", agent="guide") for n in range(3)), task(task_id="t3"))
+    found = processes(settings)
+    assert (found["policy default"]["lag"], found["agents guide"]["lag"]) == (1, 3)
+    assert found["agents guide"]["waits_for"].startswith(
+        "nobody: start `streamward agents run guide ...` (3 tasks to run, the oldest for "
+    )
+    assert "agents guide" in run(settings, "--output", "table").stdout
+    asked = ["doctor", "--output", "table"]
+    said = CliRunner().invoke(cli, asked, env=to_env(settings)).stdout
+    assert "3 tasks wait for agent guide, and nobody runs it" in said
+    assert f"http://127.0.0.1:{port}, which answers the calls of agents, does not: " in said
 
 
 def test_what_waits_for_a_policy_is_counted_without_the_newest_tasks_of_other_policies(made: Settings) -> None:

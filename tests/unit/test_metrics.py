@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from schemas.events import CreditSpan
 from streams.engines.protocol import Completion, SamplingRequest
 from streams.engines.scripted import ScriptedEngine
 from streams.errors import SettingsError
@@ -20,8 +21,9 @@ from streams.observability.catalog import Metric
 from streams.observability.http_server import Site, serve
 from streams.observability.metrics import OFF, OTHER, Meter, served
 from streams.settings.model import Kafka, Metrics, Policy, Settings, Topics
+from streams.stages.advantages.live import count
 from streams.stages.policy.sampling import Sampler
-from tests.support.factories import task
+from tests.support.factories import group, member, task
 from tests.support.scrape import get, parse
 
 ROOT = Path(__file__).parents[2]
@@ -41,6 +43,9 @@ UNITS = (
 BARE = (
     "streamward_ready",
     "streamward_tasks_waiting",
+    "streamward_agent_runs_open",
+    "streamward_agent_tasks_waiting",
+    "streamward_turn_credit",
     "streamward_responses_open",
     "streamward_serve_answers_open",
     "streamward_serve_trajectories_remembered",
@@ -117,6 +122,15 @@ def test_buckets_are_cumulative_and_take_in_their_bound() -> None:
         ("0.0", 1), ("1.0", 3), ("2.0", 3), ("4.0", 4), ("8.0", 4), ("16.0", 4), ("+Inf", 5),
     ]  # fmt: skip
     assert [one.value for one in told.samples if not one.name.endswith("_bucket")] == [5, 104]
+
+
+def test_the_credit_of_turns_is_told_by_their_number() -> None:
+    spans = tuple(CreditSpan(start=at, end=at + 1, advantage=(-1) ** at * 0.5) for at in range(10))
+    meter = Meter("streams")
+    count(meter, group(responses=(member(0, spans=spans),)), None)
+    told = parse(meter.text())
+    sums = [one for one in told.samples if one.name == "streamward_turn_credit_sum"]
+    assert [(one.labels["turn"], one.value) for one in sums] == [*((str(n), 0.5) for n in range(1, 9)), ("later", 1.0)]
 
 
 def test_a_label_may_be_any_text() -> None:

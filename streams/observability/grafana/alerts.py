@@ -107,6 +107,16 @@ REASONS = {
     )
     for reason in ("error", "length")
 }
+FAILED_RUNS = share(
+    _rate(catalog.RUNS_ENDED, "agent", window="15m", ending="~failed|timeout|refused"),
+    _rate(catalog.RUNS_ENDED, "agent", window="15m"),
+)
+UNUSABLE_ACTIONS = share(
+    _rate(catalog.SERVE_ACTIONS, window="30m", use="unusable"), _rate(catalog.SERVE_ACTIONS, window="30m")
+)
+LOST_CALLS = share(
+    _rate(catalog.SERVE_TURNS, window="15m", fate="~not_delivered|failed"), _rate(catalog.SERVE_TURNS, window="15m")
+)
 
 
 def _of_step(name: str) -> str:
@@ -194,6 +204,18 @@ ALERTS = (
     Alert(
         "ScorerFailing", "critical", "10m", Limit(FAILED_SCORES, ">", 0.1),
         "{{ $value | humanizePercentage }} of the scores of `{{ $labels.source }}` failed.",
+    ),
+    Alert(
+        "AgentFailing", "warning", "15m", Limit(FAILED_RUNS, ">", 0.5),
+        "{{ $value | humanizePercentage }} of the runs of agent `{{ $labels.agent }}` failed.",
+    ),
+    Alert(
+        "ActionsUnusable", "warning", "30m", Limit(UNUSABLE_ACTIONS, ">", 0.5),
+        "{{ $value | humanizePercentage }} of the actions in environments could not be used.",
+    ),
+    Alert(
+        "CallsNotDelivered", "warning", "15m", Limit(LOST_CALLS, ">", 0.2),
+        "{{ $value | humanizePercentage }} of the calls of agents ended without their whole answer.",
     ),
     # --- versions ---
     Alert(

@@ -15,7 +15,15 @@ from typing import Literal
 from streams.observability import catalog
 from streams.observability.catalog import Metric, every
 from streams.observability.grafana import alerts
-from streams.observability.grafana.alerts import FAILED_SCORES, FLAT, LAG_SECONDS, PREFIX, REASONS
+from streams.observability.grafana.alerts import (
+    FAILED_SCORES,
+    FLAT,
+    LAG_SECONDS,
+    LOST_CALLS,
+    PREFIX,
+    REASONS,
+    UNUSABLE_ACTIONS,
+)
 from streams.observability.grafana.model import Dashboard, Panel, PanelRow, Query, text
 from streams.observability.grafana.promql import (
     STEP,
@@ -177,6 +185,24 @@ AGENTS = (
     _counted("Evicted in an hour", catalog.SERVE_EVICTED, window="1h"),
     _speed("Turns a second", "short", catalog.SERVE_TURNS, "fate"),
     _speed("Actions in environments a second", "short", catalog.SERVE_ACTIONS, "use"),
+    _panel(
+        "Share that came to nothing",
+        "percentunit",
+        (LOST_CALLS, "calls not delivered whole"),
+        (UNUSABLE_ACTIONS, "actions that could not be used"),
+    ),
+)
+RUNS = (
+    _panel("Runs in progress", "short", (total(select(catalog.RUNS_OPEN), "agent"), "{{agent}}")),
+    _panel(
+        "Runs a second, by how they ended",
+        "ops",
+        (per_second(catalog.RUNS_STARTED, "agent"), "{{agent}} began"),
+        (per_second(catalog.RUNS_ENDED, "agent", "ending"), "{{agent}} {{ending}}"),
+    ),
+    _spread("Time of a run", catalog.RUN_SECONDS, "agent", window=RARELY),
+    _panel("Tasks without a run", "short", (total(select(catalog.AGENT_TASKS), "agent"), "{{agent}}")),
+    _panel("Age of the oldest of them", "s", (largest(select(catalog.AGENT_TASK_AGE), "agent"), "{{agent}}")),
 )
 
 
@@ -294,6 +320,7 @@ POLICY = Dashboard(
         ),
         PanelRow("Versions", (VERSIONS, SERVED, TRIAL)),
         PanelRow("Calls of agents", AGENTS),
+        PanelRow("Runs of agents", RUNS),
     ),
 )
 SCORING = Dashboard(
@@ -343,6 +370,11 @@ STREAMS = Dashboard(
                 _speed("Groups a second, by what became of them", "ops", catalog.GROUPS, "policy", "outcome"),
                 _spread("From a task to its group", catalog.GROUP_SECONDS, "policy", window=RARELY),
                 POLICY_LAG,
+                _panel(
+                    "Mean size of a turn's advantage",
+                    "short",
+                    (average(catalog.TURN_CREDIT, "policy", "turn", window=RARELY), "{{policy}}, turn {{turn}}"),
+                ),
             ),
         ),
         PanelRow(

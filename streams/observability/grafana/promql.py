@@ -62,9 +62,10 @@ def quantile(share: float, metric: Metric, *labels: str, window: str = STEP) -> 
 
 
 def average(metric: Metric, *labels: str, window: str = STEP) -> str:
-    """Return the mean of a histogram."""
+    """Return the mean of a histogram; 0 for one without a series yet."""
     both = [total(f"rate({select(metric, part)}[{window}])", *labels) for part in ("_sum", "_count")]
-    return f"{both[0]} / {both[1]}"
+    inner = f"{both[0]} / {both[1]}"
+    return or_zero(inner) if metric.needs else inner
 
 
 def grown(metric: Metric, *labels: str, window: str) -> str:
@@ -78,8 +79,8 @@ def grown(metric: Metric, *labels: str, window: str) -> str:
 
 
 def share(part: str, whole: str) -> str:
-    """Return part / whole; 0 where the part has no series, and NaN where the whole is 0."""
-    return f"(({part}) or 0 * ({whole})) / ({whole})"
+    """Return part / whole; 0 where the part has no series, or the whole is 0."""
+    return f"(({part}) or 0 * ({whole})) / (({whole}) > 0) or 0 * ({whole})"
 
 
 def scoped(query: str) -> str:
