@@ -13,8 +13,8 @@ VERSION := $(shell sed -n 's/^version = "\([^"]*\)".*/\1/p' pyproject.toml)
 demo: .venv/ready
 	@$(BIN)/streamward demo $(if $(ENGINE),--engine $(ENGINE)) $(ARGS)
 
-# four workers for two cores: much of a test is waiting for other processes. mypy runs beside them, and both must pass
-WORKERS ?= 4
+# five workers for two cores: much of a test is waiting for other processes. mypy runs beside them, and both must pass
+WORKERS ?= 5
 test: .venv/ready-test lint
 	@$(MAKE) --no-print-directory --jobs=2 types pytest
 

@@ -1,19 +1,20 @@
 """What all tests share: one real Kafka node for the run, and settings that keep each test's topics its own.
 
-The node starts with the first test that asks for it, and ends with the run; also if the run is killed (`embedded` sees
-to that). Each test's prefix is its own. Its topics go with the test, and those of a file with the file: every command
-asks the node for the list of all topics, so what is left behind makes each later test slower.
+The node starts with the run, or without workers with the first test that asks for it, and ends with the run; also if
+the run is killed (`embedded` sees to that). Each test's prefix is its own. Its topics go with the test, and those of a
+file with the file: every command asks the node for the list of all topics, so what is left behind makes each later
+test slower.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 import tempfile
-import uuid
 from collections.abc import Generator, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import pytest
@@ -25,6 +26,7 @@ from tests.skips import pytest_terminal_summary as pytest_terminal_summary
 from tests.support.thoroughness import FULL, examples
 
 if TYPE_CHECKING:
+    from streams.kafka.node.process import RunningBroker
     from tests.support.log.shared_node import SharedNode
 
 hypothesis.settings.register_profile(  # without a deadline: a busy machine is no failure
@@ -61,21 +63,53 @@ UNHURRIED = {
 """A node that nobody kills need not notice within seconds that it is gone. Idle, it takes half as much of a core."""
 
 
-@pytest.fixture(scope="session")
-def shared_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedNode]:
-    """An Apache Kafka node, one for all tests."""
+ANSWER_S = 60.0
+"""For the shared node to answer a request: a stall of a busy machine may fence it for seconds."""
+
+
+NODE = pytest.StashKey[str]()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Give all workers one Kafka node: most of what it costs is Java's compiler, and four take it four times."""
+    if NODE not in node.config.stash:
+        ends = contextlib.ExitStack()
+        node.config.add_cleanup(ends.close)
+        node.config.stash[NODE] = ends.enter_context(_embedded()).bootstrap
+    node.workerinput["kafka"] = node.config.stash[NODE]
+
+
+@contextlib.contextmanager
+def _embedded() -> Iterator[RunningBroker]:
     from streams.kafka.node import process as broker
+
+    with (
+        tempfile.TemporaryDirectory(prefix="streamward-tests-") as folder,
+        broker.embedded(Path(folder), properties=UNHURRIED) as running,
+    ):
+        yield running
+
+
+@pytest.fixture(scope="session")
+def shared_node(request: pytest.FixtureRequest) -> Iterator[SharedNode]:
+    """An Apache Kafka node, one for all tests."""
     from tests.support.log.shared_node import SharedNode
 
-    with broker.embedded(tmp_path_factory.mktemp("kafka"), properties=UNHURRIED) as running:
-        yield SharedNode(running.bootstrap)
+    if (given := getattr(request.config, "workerinput", None)) is not None:
+        yield SharedNode(given["kafka"])
+    else:
+        with _embedded() as running:
+            yield SharedNode(running.bootstrap)
 
 
 @pytest.fixture(scope="module")
 def kafka_bootstrap(shared_node: SharedNode) -> Iterator[str]:
     """host:port of the node that all tests share. All topics that a file has made go with it."""
+    from tests.support.log.shared_node import OF_THIS_WORKER
+
     yield shared_node.bootstrap
-    shared_node.delete_topics("")
+    shared_node.delete_topics(OF_THIS_WORKER)
 
 
 @pytest.fixture
@@ -85,9 +119,11 @@ def settings(kafka_bootstrap: str, shared_node: SharedNode, tmp_path: Path) -> I
     They have fewer partitions than the defaults. Thousands of them cost the node a third of its time, and every look at
     a topic begins with a list of all.
     """
-    prefix = f"test-{uuid.uuid4().hex[:12]}."
+    from tests.support.log.shared_node import own_prefix
+
+    prefix = own_prefix()
     yield Settings(
-        kafka=Kafka(bootstrap=kafka_bootstrap),
+        kafka=Kafka(bootstrap=kafka_bootstrap, request_timeout_s=ANSWER_S),
         topics=Topics(prefix=prefix, partitions=4, policy_partitions=2),
         trainer=Trainer(checkpoints=tmp_path / "checkpoints"),
         adapters=Adapters(store=str(tmp_path / "adapters")),

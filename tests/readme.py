@@ -46,7 +46,7 @@ from streams.settings.model import Broker
 ROOT = Path(__file__).parents[1]
 FIRST = "README.md"
 CONTINUED = ("docs/promises.md", "docs/replay.md", "docs/archive.md", "docs/tasks.md", "docs/scorers.md")
-ALONE = ("docs/release.md", "docs/kafka.md", "docs/agents.md")
+ALONE = ("docs/release.md", "docs/kafka.md", "docs/agents.md", "docs/environments.md")
 STOP = "kill $(jobs -p)"
 """The command with which the README's last block begins."""
 COLUMNS = 120
@@ -63,7 +63,7 @@ MAKES = {
 """What a target must call."""
 SERVED = "8790"
 """The port of `streamward serve` on the pages."""
-OURS = ("streamward.toml", "release.toml", "agents.toml")
+OURS = ("streamward.toml", "release.toml", "agents.toml", "environments.toml")
 """Settings files of the node that the README starts."""
 LOOP = r"""
 exec < /dev/null
@@ -131,7 +131,8 @@ def walk() -> list[Step]:
 
 def run(folder: Path) -> Iterator[Ran]:
     """Walk all pages in `folder`, which is empty, and yield what each step did."""
-    port, served = _free_port(), str(_free_port())
+    port = _free_port()
+    served: dict[Path, str] = {}
     places: dict[Path, Callable[[str], tuple[int, str]]] = {}
     with ExitStack() as stack:
         judge = stack.enter_context(_judge())
@@ -142,7 +143,8 @@ def run(folder: Path) -> Iterator[Ran]:
                 place.mkdir(exist_ok=True)
                 (place / ".venv").symlink_to(sys.prefix)
                 places[place] = stack.enter_context(_bash(place))
-            step = step._replace(command=step.command.replace(SERVED, served))
+                served[place] = str(_free_port())  # a page may leave its server running
+            step = step._replace(command=step.command.replace(SERVED, served[place]))
             yield _run_step(step, place, places[place], port, judge)
 
 

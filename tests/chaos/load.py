@@ -98,7 +98,7 @@ class Load:
     ) -> None:
         self._topic = topics(settings.topics)["tasks"].name
         self.ledger, self.seed = ledger, seed
-        self._groups, self._rate, self._special = groups, rate, special
+        self.groups, self._rate, self._special = groups, rate, special
         self._enough = threading.Event()
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="load")
@@ -127,7 +127,7 @@ class Load:
 
     def share(self) -> float:
         """Return the share of the tasks that was sent; above 1 once more than asked for."""
-        return self.sent / self._groups
+        return self.sent / self.groups
 
     def until(self, share: float) -> None:
         """Return once that share of the tasks was sent."""
@@ -141,7 +141,7 @@ class Load:
 
     def _run(self) -> None:
         begun = time.monotonic()
-        while not self._stopped.is_set() and not (self._enough.is_set() and self.sent >= self._groups):
+        while not self._stopped.is_set() and not (self._enough.is_set() and self.sent >= self.groups):
             due = begun + self.sent / self._rate - time.monotonic()
             if due > 0:
                 self._producer.poll(min(due, 0.05))

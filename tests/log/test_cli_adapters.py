@@ -25,6 +25,7 @@ from streams.kafka.record import Record
 from streams.settings.load import to_env
 from streams.settings.model import Model, Settings
 from tests.support.factories import adapter_event
+from tests.support.log.shared_node import own_prefix
 from tests.support.log.whole_run import BY_NAME, SETTINGS, event_of, whole_log
 from tests.support.models.tiny import save_tiny, tiny_model
 from tests.support.processes import command, environment
@@ -199,7 +200,7 @@ def test_what_is_against_the_rules_is_refused_before_anything_is_written(
 @pytest.fixture(scope="module")
 def refusing(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> Settings:
     """Settings of a log that nothing is written to any more: version 1 is primary, 2 waits, and 9 is forged."""
-    topics = SETTINGS.topics.model_copy(update={"prefix": f"test-{time.time_ns():x}."})
+    topics = SETTINGS.topics.model_copy(update={"prefix": own_prefix()})
     kafka = SETTINGS.kafka.model_copy(update={"bootstrap": kafka_bootstrap})
     store = SETTINGS.adapters.model_copy(update={"store": str(tmp_path_factory.mktemp("store"))})
     settings = SETTINGS.model_copy(update={"topics": topics, "kafka": kafka, "adapters": store})

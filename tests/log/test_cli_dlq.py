@@ -28,6 +28,7 @@ from streams.settings.model import Kafka, Settings, Topics
 from streams.tools.dead_letters.letters import RedriveTarget, decision, load
 from streams.tools.dead_letters.redrive import RETRY_HEADER, STALE_S, RedriveOrder, decide
 from tests.support.factories import response, task
+from tests.support.log.shared_node import own_prefix
 
 pytestmark = pytest.mark.kafka
 
@@ -47,7 +48,7 @@ MARK: dict[tuple[str, int], int] = {}
 @pytest.fixture(scope="module")
 def shared(kafka_bootstrap: str) -> Settings:
     """Settings whose topics most of these tests share: a producer takes half a second to find new ones."""
-    settings = Settings(kafka=Kafka(bootstrap=kafka_bootstrap), topics=Topics(prefix="test-dlq."))
+    settings = Settings(kafka=Kafka(bootstrap=kafka_bootstrap), topics=Topics(prefix=own_prefix()))
     admin.apply_topics(settings)
     return settings
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import uuid
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
@@ -22,6 +21,7 @@ from streams.settings.load import to_env
 from streams.settings.model import Kafka, Settings, Topics
 from streams.stages.tasks import suites
 from tests.support.factories import adapter_event, group, member
+from tests.support.log.shared_node import own_prefix
 from tests.support.processes import read
 
 pytestmark = pytest.mark.kafka
@@ -52,7 +52,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def source(kafka_bootstrap: str) -> Settings:
     """A log with versions 1, which is primary, 2, and 3, the newest, which is retired."""
-    settings = Settings(kafka=Kafka(bootstrap=kafka_bootstrap), topics=Topics(prefix=f"test-{uuid.uuid4().hex[:12]}."))
+    settings = Settings(kafka=Kafka(bootstrap=kafka_bootstrap), topics=Topics(prefix=own_prefix()))
     admin.apply_topics(settings)
     promotion = about("promoted", 1, expected_version=0)
     send(settings, [about("trained", 1), promotion, about("trained", 2), about("trained", 3), about("retired", 3)])

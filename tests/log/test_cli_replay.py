@@ -26,6 +26,7 @@ from streams.settings.model import Settings
 from streams.tools.replay import experiments
 from tests.support import factories
 from tests.support.log.replay_source import NUMBER, SIZE, append, shaped, trained, write
+from tests.support.log.shared_node import own_prefix
 from tests.support.processes import command, environment, read
 
 pytestmark = pytest.mark.kafka
@@ -44,7 +45,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture(scope="module")
 def source(kafka_bootstrap: str, folder: Path) -> Settings:
     settings = shaped(
-        Settings.model_validate({"kafka": {"bootstrap": kafka_bootstrap}, "topics": {"prefix": f"{folder.name}."}})
+        Settings.model_validate({"kafka": {"bootstrap": kafka_bootstrap}, "topics": {"prefix": own_prefix()}})
     )
     write(settings)
     return settings

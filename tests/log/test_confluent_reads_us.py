@@ -98,7 +98,7 @@ def test_the_subjects_are_the_topics_of_this_deployment() -> None:
 @pytest.mark.parametrize(
     ("path", "status", "code", "says"),
     [
-        ("/schemas/ids/4242", 404, 40403, "schema id 4242 is not in lock.json (known: 1001 to 1022)"),
+        ("/schemas/ids/4242", 404, 40403, "schema id 4242 is not in lock.json (known: 1001 to "),
         ("/schemas/ids/one", 404, 40403, "schema id one is not in lock.json"),
         ("/subjects/nobody-value/versions/1", 404, 40401, "subject nobody-value does not exist"),
         ("/subjects/streamward.tasks-value/versions/9", 404, 40402, "version 9 of streamward.tasks-value"),

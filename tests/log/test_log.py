@@ -98,7 +98,7 @@ def test_a_topic_that_does_not_exist_is_an_error_at_the_next_flush(settings: Set
     hasty = settings.model_copy(update={"kafka": Kafka(bootstrap=settings.kafka.bootstrap, request_timeout_s=1)})
     producer = Producer(hasty)
     with pytest.raises(
-        LogError, match=r"the log refused a record for test-\w+\.rewards, key b't1': .*streamward doctor"
+        LogError, match=r"the log refused a record for test-[\w-]+\.rewards, key b't1': .*streamward doctor"
     ):
         producer.send(reward())
         producer.flush()

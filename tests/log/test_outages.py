@@ -11,7 +11,6 @@ import subprocess
 import sys
 import threading
 import time
-import uuid
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -33,6 +32,7 @@ from streams.settings.model import Broker, Kafka, Policy as PolicySettings, Serv
 from streams.stages.policy import agent as policy
 from streams.stages.scoring import agent as scoring
 from tests.support.factories import reward
+from tests.support.log.shared_node import own_prefix
 from tests.support.processes import command, environment, said, until
 
 pytestmark = pytest.mark.kafka
@@ -50,7 +50,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[broker.RunningBro
 def settings(node: broker.RunningBroker, tmp_path: Path) -> Settings:
     here = Settings(
         kafka=Kafka(bootstrap=node.bootstrap, session_timeout_s=3, request_timeout_s=5),
-        topics=Topics(prefix=f"test-{uuid.uuid4().hex[:12]}.", partitions=2, policy_partitions=2),
+        topics=Topics(prefix=own_prefix(), partitions=2, policy_partitions=2),
         policy=PolicySettings(name="p", engine="scripted", round_tasks=1, script='{"latency_ms": 100}'),
         broker=Broker(data_dir=node.data_dir),
     )

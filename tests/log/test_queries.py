@@ -21,6 +21,7 @@ from streams.tools.archive import sync
 from streams.tools.query import formats
 from streams.tools.query.session import Session
 from tests.support.log import finished_run
+from tests.support.log.shared_node import own_prefix
 from tests.support.log.whole_run import Written, event_of
 
 pytestmark = pytest.mark.kafka
@@ -34,7 +35,7 @@ ASKED = {int(number): (title, sql, shown) for number, title, sql, shown in QUEST
 def told(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Settings, Written]:
     """The small log of tests/support/log/finished_run.py, one half of it archived."""
     folder = tmp_path_factory.mktemp("questions")
-    topics = finished_run.topics(f"{folder.parent.name}-{folder.name}.")
+    topics = finished_run.topics(own_prefix())
     archive = Settings().archive.model_copy(update={"store": str(folder)})
     settings = Settings(kafka=Kafka(bootstrap=kafka_bootstrap), topics=topics, archive=archive)
     written = finished_run.log()

@@ -34,6 +34,7 @@ from streams.tools.query.source import Scope
 from tests.support import older_schemas
 from tests.support.factories import group, in_version_1, task
 from tests.support.log import finished_run
+from tests.support.log.shared_node import own_prefix
 from tests.support.log.whole_run import SETTINGS, Written, event_of
 from tests.support.processes import command, environment, until
 
@@ -44,7 +45,7 @@ T = finished_run.BEGIN_MS
 
 def settings_in(folder: Path, bootstrap: str) -> Settings:
     """Return settings with topics and an archive named after a test's own folder."""
-    topics = finished_run.topics(f"asked-{folder.parent.name}-{folder.name}.")
+    topics = finished_run.topics(own_prefix())
     archive = Settings().archive.model_copy(update={"store": str(folder / "archive")})
     return Settings(kafka=Kafka(bootstrap=bootstrap), topics=topics, archive=archive)
 

@@ -43,6 +43,7 @@ from streams.kafka.producer import Producer
 from streams.kafka.topics import topics
 from streams.settings.model import Adapters, Settings
 from tests.support.factories import control, group, response, reward, task
+from tests.support.log.shared_node import own_prefix
 from tests.support.processes import (
     READERS,
     by_another_writer,
@@ -177,7 +178,7 @@ def poisoned(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> 
     settings = Settings.model_validate(
         {
             "kafka": {"bootstrap": kafka_bootstrap},
-            "topics": {"prefix": f"{folder.name}.", "partitions": 1, "policy_partitions": 1},
+            "topics": {"prefix": own_prefix(), "partitions": 1, "policy_partitions": 1},
             "policy": {"engine": "scripted", "script": '{"accuracy": 0.5}'},
         }
     )

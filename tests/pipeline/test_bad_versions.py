@@ -29,6 +29,7 @@ from streams.kafka import admin
 from streams.kafka.producer import Producer
 from streams.settings.model import Canary, Guard, Policy, Rollouts, Settings
 from tests.support.factories import trained
+from tests.support.log.shared_node import own_prefix
 from tests.support.processes import read, running, until
 
 pytestmark = pytest.mark.kafka
@@ -108,7 +109,7 @@ def fates(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> dic
     settings = Settings.model_validate(
         {
             "kafka": {"bootstrap": kafka_bootstrap},
-            "topics": {"prefix": f"{folder.name}.", "partitions": 2, "policy_partitions": 1},
+            "topics": {"prefix": own_prefix(), "partitions": 2, "policy_partitions": 1},
             "policy": Policy(engine="scripted", script=script()),
             "adapters": {"store": str(folder / "adapters")},
             "rollouts": Rollouts(mode="canary"),

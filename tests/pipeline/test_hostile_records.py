@@ -32,6 +32,7 @@ from streams.settings.load import to_env
 from streams.settings.model import Settings
 from streams.tools.replay import driver
 from tests.support.factories import response, reward, task, trained
+from tests.support.log.shared_node import own_prefix
 from tests.support.processes import READERS, by_another_writer, read, records, running, until
 
 pytestmark = pytest.mark.kafka
@@ -81,7 +82,7 @@ def hostile(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> I
         {
             "kafka": {"bootstrap": kafka_bootstrap},
             "topics": {
-                "prefix": f"{folder.name}.", "partitions": 1, "policy_partitions": 1, "max_record_bytes": 1024 * 1024,
+                "prefix": own_prefix(), "partitions": 1, "policy_partitions": 1, "max_record_bytes": 1024 * 1024,
             },
             "archive": {"store": str(folder / "archive")},
             "policy": {"engine": "scripted", "script": '{"accuracy": 0.5}'},

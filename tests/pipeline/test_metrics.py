@@ -23,6 +23,7 @@ from streams.observability.catalog import LOOP, Metric
 from streams.settings.model import Metrics, Settings
 from tests.chaos.proxy import free_ports
 from tests.support.factories import task
+from tests.support.log.shared_node import own_prefix
 from tests.support.models.tiny import save_tiny
 from tests.support.processes import read, running, until
 from tests.support.scrape import Scraped, get, parse
@@ -65,7 +66,7 @@ def tiny_loop(folder: Path, bootstrap: str) -> Settings:
     settings = Settings.model_validate(
         {
             "kafka": {"bootstrap": bootstrap},
-            "topics": {"prefix": f"{folder.name}.", "partitions": 2, "policy_partitions": 1},
+            "topics": {"prefix": own_prefix(), "partitions": 2, "policy_partitions": 1},
             "model": {"base": str(save_tiny(folder / "model"))},
             "batches": {"groups": GROUPS},
             "trainer": {"checkpoints": folder / "checkpoints"},
@@ -81,7 +82,7 @@ def seen(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> Seen
     folder = tmp_path_factory.mktemp("metrics")
     settings = tiny_loop(folder, kafka_bootstrap)
     with Producer(settings) as producer:
-        producer.send_bytes(f"{folder.name}.tasks", b"t0", b"no task")
+        producer.send_bytes(settings.topics.prefix + "tasks", b"t0", b"no task")
         producer.send(asked(0, deadline_at=1))
         for number in range(1, GROUPS + 3):
             producer.send(asked(number))

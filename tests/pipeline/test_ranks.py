@@ -16,6 +16,7 @@ from streams.errors import EXIT_RESTART
 from streams.kafka import admin
 from streams.settings.model import Adapters, Metrics, Model, Settings, Topics, Trainer
 from streams.tools.archive import history
+from tests.support.log.shared_node import own_prefix
 from tests.support.models.tiny_log import manifests, trained, write
 from tests.support.processes import command, environment, running, until
 from trainer import consumer, reproduce
@@ -48,7 +49,7 @@ def expected(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory, bas
     alone = Settings.model_validate(
         {
             "kafka": {"bootstrap": kafka_bootstrap},
-            "topics": Topics(prefix=f"{folder.name}.", partitions=4, policy_partitions=2),
+            "topics": Topics(prefix=own_prefix(), partitions=4, policy_partitions=2),
             "trainer": Trainer(checkpoints=folder / "checkpoints"),
             "adapters": Adapters(store=str(folder / "adapters")),
         }

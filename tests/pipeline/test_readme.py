@@ -7,6 +7,8 @@ Not covered: the minutes that `make` takes. Here its targets only have to be the
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from tests import readme
@@ -49,6 +51,13 @@ def test_a_scorer_that_the_readme_shows_is_run_on_its_page() -> None:
     shown = [step.command for step in STEPS if step.page == readme.FIRST and step.file and step.file.endswith(".py")]
     called = [step.command for step in STEPS if step.page == "docs/scorers.md" and step.file]
     assert shown and [code for code in shown if code not in called] == []
+
+
+def test_the_lines_of_the_readme_that_are_run_on_another_page_are_there() -> None:
+    [block] = re.findall(
+        r"^```bash\n(.*?)^```$", (readme.ROOT / readme.FIRST).read_text("utf-8"), re.DOTALL | re.MULTILINE
+    )
+    assert set(block.splitlines()) <= {step.command.strip() for step in STEPS if step.page == "docs/agents.md"}
 
 
 @pytest.mark.parametrize("target", ["make demo", "make test"])

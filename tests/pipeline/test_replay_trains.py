@@ -17,6 +17,7 @@ from streams.tools.replay.held_out import HeldOutSuite
 from streams.tools.replay.run import ReplayRequest, ReplayResult
 from streams.tools.replay.selection import Selection
 from tests.support.log.replay_source import NUMBER, shaped, write
+from tests.support.log.shared_node import own_prefix
 from tests.support.models.tiny import save_tiny
 from tests.support.processes import read
 from trainer import reproduce
@@ -39,7 +40,7 @@ def source(kafka_bootstrap: str, folder: Path) -> Settings:
     base = load_base(Model(**model))
     settings = shaped(
         Settings.model_validate(
-            {"kafka": {"bootstrap": kafka_bootstrap}, "topics": {"prefix": f"{folder.name}."}, "model": model}
+            {"kafka": {"bootstrap": kafka_bootstrap}, "topics": {"prefix": own_prefix()}, "model": model}
         )
     )
     write(

@@ -28,6 +28,7 @@ from streams.settings.model import Adapters, Archive, Model, Settings, Topics, T
 from streams.tools.archive import history, sync
 from streams.tools.query import session
 from tests.support.factories import in_version_1
+from tests.support.log.shared_node import own_prefix
 from tests.support.models.tiny_log import batch_of, cut, groups_of, manifests, trained, write
 from tests.support.older_schemas import older_schemas
 from tests.support.processes import command as process, environment
@@ -52,7 +53,7 @@ def finished(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory, bas
     settings = Settings.model_validate(
         {
             "kafka": {"bootstrap": kafka_bootstrap},
-            "topics": Topics(prefix=f"{folder.name}.", partitions=4, policy_partitions=2),
+            "topics": Topics(prefix=own_prefix(), partitions=4, policy_partitions=2),
             "trainer": Trainer(checkpoints=folder / "checkpoints"),
             "adapters": Adapters(store=str(folder / "adapters")),
             "model": Model(base=base.model.config._name_or_path),

@@ -23,6 +23,7 @@ from streams.settings.model import Settings
 from tests.support.doubles.judge import judging, says
 from tests.support.doubles.otlp_receiver import Seen, receiving
 from tests.support.factories import task
+from tests.support.log.shared_node import own_prefix
 from tests.support.models.tiny import save_tiny
 from tests.support.processes import command, environment, read, running, until
 from tests.support.vllm.contract import replay, request, save_all, settings_for as settings_for_vllm
@@ -37,7 +38,7 @@ def settings_for(kafka_bootstrap: str, folder: Path, **sections: object) -> Sett
     settings = Settings.model_validate(
         {
             "kafka": {"bootstrap": kafka_bootstrap},
-            "topics": {"prefix": f"{folder.name}.", "partitions": 2, "policy_partitions": 1},
+            "topics": {"prefix": own_prefix(), "partitions": 2, "policy_partitions": 1},
             "batches": {"groups": 2, "zero_variance": "keep"},
             "trainer": {"checkpoints": folder / "checkpoints"},
             "adapters": {"store": str(folder / "adapters")},

@@ -24,6 +24,7 @@ from streams.kafka.producer import Producer
 from streams.kafka.retry import BrokerOutage
 from streams.settings.load import to_env
 from streams.settings.model import Model, Settings
+from tests.support.log.shared_node import own_prefix
 from tests.support.models.tiny import save_tiny, tiny_model
 from tests.support.models.tiny_log import PER_BATCH, batch_of, cut, groups_of, manifests, trained, write
 from trainer import checkpoint, consumer
@@ -53,7 +54,7 @@ def expected(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory, bas
     whole = Settings.model_validate(
         {
             "kafka": {"bootstrap": kafka_bootstrap},
-            "topics": {"prefix": f"{folder.name}.", "partitions": 4, "policy_partitions": 2},
+            "topics": {"prefix": own_prefix(), "partitions": 4, "policy_partitions": 2},
             "trainer": {"checkpoints": folder / "checkpoints"},
             "adapters": {"store": str(folder / "adapters")},
             "model": {"base": base.model.config._name_or_path},

@@ -83,6 +83,11 @@ class TaskQueue:
         """How many train tasks wait beside those."""
         return len(self._aside)
 
+    def oldest_ms(self) -> int | None:
+        """Return the timestamp of the oldest task that waits and is not begun; None without one."""
+        waiting = [self._taken[one.at] for one in self.waiting]
+        return min((one.record.timestamp_ms for one in (*waiting, *self._aside)), default=None)
+
     def __contains__(self, one: WaitingTask) -> bool:
         """Whether a task is ours and has no answer yet; not once its partition was lost."""
         return self._waiting.get(one.at) is one
@@ -119,7 +124,7 @@ class TaskQueue:
             if (reason := self.why_overtaken(one)) is not None:
                 why = "its deadline has passed" if reason == "too_late" else "its group is out already"
                 log.info("%s: task %s is not sampled: %s", one.at, one.task.task_id, why)
-                self._meter.add(catalog.DROPS, "policy", reason)
+                self._meter.add(catalog.DROPS, "policy" if self._agent is None else "agents", reason)
                 self._done(one)
         return len(self) < before
 

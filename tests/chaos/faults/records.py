@@ -70,7 +70,7 @@ def poison(world: World, load: Load, draw: random.Random) -> None:
     kinds, sent = itertools.cycle(sorted(POISON)), 0
 
     def is_enough() -> bool:
-        return sent >= load.sent * 0.1
+        return sent >= load.groups * 0.1
 
     with _Sender(world.settings) as sender:
         for number, record in enumerate(_passing(world.direct, load, (*KEYED_BY_TASK, "groups"), is_enough)):
@@ -82,7 +82,7 @@ def poison(world: World, load: Load, draw: random.Random) -> None:
                 sent += 1
     world.notes.append(f"{sent} poison records")
     if not is_enough():
-        raise RuntimeError(f"only {sent} poison records in {load.sent} groups")
+        raise RuntimeError(f"only {sent} poison records in {load.groups} groups")
 
 
 def _decoded(settings: Settings, record: Record, payload: bytes | None) -> object:

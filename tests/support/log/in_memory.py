@@ -47,8 +47,8 @@ TROUBLES = (
     "another value", "an unasked source", "a reward on no response", "a reward on a failed slot",
     "a changed task", "the task again", "another group size", "another policy", "another pin",
     "a missing slot", "a missing reward", "a late answer", "a late reward", "no task", "no events",
-    "poison", "the wrong key", "too large", "everything twice", "for evaluation", "served", "equal rewards",
-    "no deadline of its own", "a flood of rewards",
+    "poison", "the wrong key", "too large", "too large without tokens", "everything twice", "for evaluation", "served",
+    "equal rewards", "no deadline of its own", "a flood of rewards",
 )  # fmt: skip
 
 
@@ -81,6 +81,7 @@ def events_of(task_id: str, troubles: Sequence[str], draw: random.Random) -> tup
         deadline_at=None if "no deadline of its own" in has else DEADLINE,
         adapter_version=0 if "another pin" in has else None,
         purpose="eval" if "for evaluation" in has else "serve" if "served" in has else "train",
+        metadata={"note": "x" * 1800} if "too large without tokens" in has else {},
         reward_sources=tuple(RewardSource(name=name) for name in sources),
     )
     failed = range(size) if "every slot failed" in has else range(1 if "a failed slot" in has else 0)
