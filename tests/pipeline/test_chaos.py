@@ -17,6 +17,7 @@ from streams.kafka.producer import Producer
 from streams.settings.model import Settings
 from tests.chaos.disks import NotShown
 from tests.chaos.faults.brokers import broker_kill
+from tests.chaos.faults.processes import kill_at_points
 from tests.chaos.matrix import FAULTS, run
 from tests.chaos.verdict import judge
 from tests.support.factories import group
@@ -30,8 +31,13 @@ LIGHTER = {
     "rate": 15.0,  # each task is 17 records, and they come for as long as the fault lasts
     "settings": {"topics": {"partitions": 3, "policy_partitions": 2}},
 }
-ONCE = {"broker-kill": partial(broker_kill, shares=(0.6,))}
-"""What is done several times in the whole matrix."""
+SHORTER = {
+    "broker-kill": partial(broker_kill, shares=(0.6,)),
+    "kill-at-points": partial(
+        kill_at_points, most={"after poll": 80, "after produce": 40, "before commit": 2, "after commit": 2}
+    ),
+}
+"""What is done several times in the whole matrix, or later in the life of a process."""
 
 
 @pytest.mark.parametrize("name", QUICK)
@@ -39,7 +45,7 @@ def test_nothing_is_lost_and_nothing_doubled_under(name: str, tmp_path: Path) ->
     try:
         row = FAULTS[name]
         if not FULL:
-            row = replace(row, **LIGHTER, inject=ONCE.get(name, row.inject))
+            row = replace(row, **LIGHTER, inject=SHORTER.get(name, row.inject))
         line = run(row, seed=7, groups=GROUPS, folder=tmp_path / "run", limit_s=math.inf)  # a test asks no time
     except NotShown as why:
         pytest.skip(f"{name} CANNOT BE SHOWN HERE: {why}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 import signal
 import time
+from collections.abc import Mapping
 
 from tests.chaos import child
 from tests.chaos.load import Load
@@ -16,15 +17,16 @@ from tests.chaos.world import World
 
 NAMES = ("streams", "policy", "scoring")
 MOST_PASSED = {"after poll": 400, "after produce": 200, "before commit": 4, "after commit": 4}
-"""A process is killed when it comes to a point for the n-th time, n up to this."""
+"""A stream worker is killed when it comes to a point for the n-th time, n up to this."""
+OTHERS_PASSED = 12
+"""The same of other processes, at every point."""
 
 
-def _moments(draw: random.Random, name: str) -> list[tuple[str, int]]:
+def _moments(draw: random.Random, name: str, most: Mapping[str, int]) -> list[tuple[str, int]]:
     """Return every point of a process in random order, each with how often it is passed first."""
     points = list(child.POINTS[name])
     draw.shuffle(points)
-    most = MOST_PASSED if name == "streams" else dict.fromkeys(points, 12)
-    return [(point, draw.randint(1, most[point])) for point in points]
+    return [(point, draw.randint(1, most[point] if name == "streams" else OTHERS_PASSED)) for point in points]
 
 
 @fault(
@@ -33,10 +35,10 @@ def _moments(draw: random.Random, name: str) -> list[tuple[str, int]]:
     "SIGKILL to itself after a poll, after a publish, before and after a commit, the n-th time it comes there",
     starts=(),
 )
-def kill_at_points(world: World, load: Load, draw: random.Random) -> None:
+def kill_at_points(world: World, load: Load, draw: random.Random, most: Mapping[str, int] = MOST_PASSED) -> None:
     """Every process goes through all of its points, one in each life."""
     for name in NAMES:
-        world.start(name, kills=_moments(draw, name))
+        world.start(name, kills=_moments(draw, name, most))
     until = time.monotonic() + 180
     while world.is_armed() and time.monotonic() < until:
         time.sleep(0.1)
