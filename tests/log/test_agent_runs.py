@@ -248,6 +248,7 @@ def test_every_metric_of_the_manager_is_there_and_counts_its_runs(settings: Sett
         until(lambda: meter.value(catalog.RUNS_OPEN, "counter") == 3, "three runs at once")
         until(lambda: meter.value(catalog.AGENT_TASKS, "counter") == 1, "a task that waits for them")
         assert (meter.value(catalog.AGENT_TASK_AGE, "counter") or 0) > 0
+        until(lambda: catalog.LAG_SECONDS.name in parse(meter.text()).kinds, "a look at how far behind it is")
         go_on.set()
         assert ended.result() == {"failed": 8}
     found = parse(meter.text())
