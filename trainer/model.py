@@ -27,6 +27,7 @@ from transformers import PreTrainedModel
 from streams.errors import SettingsError
 from streams.settings.load import dotted
 from streams.settings.model import Settings, Trainer
+from trainer.step import STEP_VERSION
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
@@ -120,6 +121,7 @@ def recipe(settings: Settings) -> dict[str, str]:
         **chosen,
         **libraries,
         "version.python": platform.python_version(),
+        "version.step": STEP_VERSION,
         "threads": str(torch.get_num_threads()),
         "device": device_kind(settings.model.device),
     }

@@ -16,6 +16,11 @@ from torch import Tensor
 from schemas.events import AdvantagedGroup
 from trainer.collate import Micro
 
+STEP_VERSION = "2"
+"""Of the arithmetic of a step: counted up by a change that gives other bytes for the same batch, weights and libraries.
+
+Version 1 ran every response through the model on its own; version 2 runs what they begin with in common once.
+"""
 _CLIPPED = ("clip_ratio/region_mean", "cispo_clip_ratio")
 """TRL's names for the share of tokens (gspo: responses) whose ratio was clipped."""
 _ADDED = ("loss", "clipped", "reference_kl", "seen_tokens", "run", "given")

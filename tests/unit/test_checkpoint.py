@@ -24,6 +24,7 @@ from trainer import checkpoint
 from trainer.checkpoint import State
 from trainer.grpo import LogGRPOTrainer
 from trainer.model import pin, recipe, wrap
+from trainer.step import STEP_VERSION
 
 
 def fresh(tmp_path: Path, **changes: Any) -> LogGRPOTrainer:
@@ -214,6 +215,7 @@ def test_the_recipe_names_what_decides_the_bytes_and_nothing_else(tmp_path: Path
         torch.use_deterministic_algorithms(False)
     assert made["threads"] == "1" and made["trainer.seed"] == "0" and made["model.base"] == "tiny"
     assert {"version.torch", "version.trl", "version.peft", "version.transformers", "device"} <= made.keys()
+    assert made["version.step"] == STEP_VERSION
     assert not any(str(tmp_path) in value for value in made.values())
 
 

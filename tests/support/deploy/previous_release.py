@@ -2,10 +2,11 @@
 
     git log of helm/Chart.yaml ► the last commit before its `version` changed ┐
     git log of ROW_VERSION     ► the first whose table rows this one reads ───┼► the latest ► git archive ► a folder
-    git log of lock.json       ► the first whose records this one reads ──────┘
+    git log of lock.json       ► the first whose records this one reads ──────┤
+    git log of STEP_VERSION    ► the first whose steps this one computes ─────┘
 
 A worker refuses table rows of another version, and no record with an id below FIRST_ID is read, so there is no upgrade
-in place from further back.
+in place from further back. Versions of an earlier arithmetic stay in use, but are not reproduced byte for byte.
 
 Not covered: the packages of that release. Its program runs with those that are installed here.
 """
@@ -13,6 +14,7 @@ Not covered: the packages of that release. Its program runs with those that are 
 from __future__ import annotations
 
 import subprocess
+from functools import reduce
 from pathlib import Path
 
 import pytest
@@ -37,7 +39,8 @@ def previous(folder: Path) -> Path:
     rows = _git("log", "-1", "--format=%H", "--first-parent", "-m", "-M", "-G^ROW_VERSION = ", "--", "streams")
     first_id = f'-S{{"id": {FIRST_ID}, '
     *_, records = _git("log", "--format=%H", "--first-parent", "-m", first_id, "--", "schemas/lock.json").split()
-    return _unpacked(_latest(_latest(before, rows), records), folder)
+    steps = _git("log", "-1", "--format=%H", "--first-parent", "-m", "-M", "-G^STEP_VERSION = ", "--", "trainer")
+    return _unpacked(reduce(_latest, (before, rows, records, steps)), folder)
 
 
 def _latest(one: str, other: str) -> str:
