@@ -13,7 +13,7 @@ import pytest
 
 from tests import readme
 
-pytestmark = pytest.mark.kafka
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(1200)]  # the first test walks all pages; each command has a limit
 
 STEPS = readme.walk()
 
