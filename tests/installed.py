@@ -64,7 +64,7 @@ def use(folder: Path, place: Path, version: str) -> None:
     assert "Usage: streamward" in said(["streamward", "--help"], folder, place)
     demo = ["streamward", "demo", "--steps", str(STEPS), "--minutes", "9", "--output", "json"]
     report = json.loads(said(demo, folder, place))
-    assert report["finished"] and report["adapters"] == STEPS, report
+    assert report["finished"] and report["adapters"] >= STEPS, report  # the trainer may make another meanwhile
 
 
 def main(wheel: Path) -> None:
