@@ -124,7 +124,7 @@ def settings(kafka_bootstrap: str, shared_node: SharedNode, tmp_path: Path) -> I
     prefix = own_prefix()
     yield Settings(
         kafka=Kafka(bootstrap=kafka_bootstrap, request_timeout_s=ANSWER_S),
-        topics=Topics(prefix=prefix, partitions=4, policy_partitions=2),
+        topics=Topics(prefix=prefix, partitions=2, policy_partitions=1),
         trainer=Trainer(checkpoints=tmp_path / "checkpoints"),
         adapters=Adapters(store=str(tmp_path / "adapters")),
         archive=Archive(store=str(tmp_path / "archive")),

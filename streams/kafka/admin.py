@@ -163,7 +163,11 @@ def _connect(
         client.poll(0)  # calls error_cb with the reason: refused, no such host, wrong password
         why = next((error for error in errors if error.code() != ck.KafkaError._ALL_BROKERS_DOWN), exc.args[0])
         raise unreachable(settings.kafka, why.str(), within_s=waited_s) from exc
-    return client, {name: len(metadata.partitions) for name, metadata in found.items()}
+    return client, _counts(found)
+
+
+def _counts(found: Mapping[str, admin.TopicMetadata]) -> dict[str, int]:
+    return {name: len(metadata.partitions) for name, metadata in found.items()}
 
 
 def _is_refused(errors: list[ck.KafkaError]) -> bool:
@@ -178,7 +182,7 @@ def apply_topics(settings: Settings) -> dict[str, str]:
 
     Raises LogError if the broker refuses, SettingsError if one exists with another partition count.
     """
-    existing = describe(settings)
+    client, existing = _connect(settings)
     missing = [topic for topic in topics(settings.topics).values() if topic.name not in existing]
     new = [
         admin.NewTopic(
@@ -189,21 +193,26 @@ def apply_topics(settings: Settings) -> dict[str, str]:
         )
         for topic in missing
     ]
-    create(settings, new)
-    _wait_until_visible(settings, [topic.name for topic in missing])
-    # until each leader answers: one that refuses a producer's first batch and takes its second says of the first, sent
-    # again, that it is a duplicate; the client reports it as written, and it is lost
+    _create(settings, client, new)
     if missing:
-        offsets(settings, [topic.label for topic in missing])
-    check_topics(settings)
+        existing = _once_visible(settings, client, {topic.name for topic in missing})
+        # until each leader answers: one that refuses a producer's first batch and takes its second says of the first,
+        # sent again, that it is a duplicate; the client reports it as written, and it is lost
+        wanted = _partitions(settings, [topic.label for topic in missing], existing)
+        _list_offsets(settings, client, wanted, admin.OffsetSpec.latest())
+    _check(settings, LABELS, existing)
     return {topic.name: "created" if topic in missing else "unchanged" for topic in topics(settings.topics).values()}
 
 
 def create(settings: Settings, new: list[admin.NewTopic]) -> None:
     """Create topics; one that was created meanwhile is left as it is. Raises LogError if the broker refuses."""
+    if new:
+        _create(settings, _connect(settings)[0], new)
+
+
+def _create(settings: Settings, client: admin.AdminClient, new: list[admin.NewTopic]) -> None:
     if not new:
         return
-    client, _ = _connect(settings)
     for name, future in client.create_topics(new, request_timeout=settings.kafka.request_timeout_s).items():
         try:
             future.result()
@@ -212,11 +221,19 @@ def create(settings: Settings, new: list[admin.NewTopic]) -> None:
                 raise LogError(f"topic {name} was not created: {exc.args[0].str()}") from exc
 
 
-def _wait_until_visible(settings: Settings, names: list[str]) -> None:
+def _once_visible(settings: Settings, client: admin.AdminClient, names: set[str]) -> dict[str, int]:
+    """Return the partition count of every topic, once these are among them."""
     deadline = time.monotonic() + settings.kafka.request_timeout_s
-    while not set(names) <= set(describe(settings)):
+    while True:
+        try:
+            found = _counts(client.list_topics(timeout=settings.kafka.request_timeout_s).topics)
+        except ck.KafkaException as exc:
+            raise unreachable(settings.kafka, exc.args[0].str()) from exc
+        if names <= found.keys():
+            return found
         if time.monotonic() > deadline:
-            raise LogError(f"topics {', '.join(names)} were created, but the broker does not list them yet; try again")
+            listed = ", ".join(sorted(names))
+            raise LogError(f"topics {listed} were created, but the broker does not list them yet; try again")
         time.sleep(0.05)
 
 
@@ -226,7 +243,10 @@ def check_topics(settings: Settings, labels: Iterable[str] = LABELS, *, patient:
     A process that may start before its broker is `patient`. Raises NotFoundError for a missing topic, SettingsError for
     a wrong partition count, LogError without an answer.
     """
-    _, existing = _connect(settings, patient=patient)
+    _check(settings, labels, _connect(settings, patient=patient)[1])
+
+
+def _check(settings: Settings, labels: Iterable[str], existing: Mapping[str, int]) -> None:
     for topic in (topics(settings.topics)[label] for label in labels):
         if topic.name not in existing:
             raise NotFoundError(f"topic {topic.name} does not exist; create it with `streamward topics apply`")

@@ -93,12 +93,12 @@ def test_topics_are_created_once_and_then_listed(settings: Settings) -> None:
     assert listed["tasks"] == {
         "label": "tasks",
         "name": f"{settings.topics.prefix}tasks",
-        "partitions": 4,
+        "partitions": 2,
         "records": 2,
         "event": "Task",
         "key": "task_id",
     }
-    assert listed["groups"]["partitions"] == 2
+    assert listed["groups"]["partitions"] == 1
 
 
 def test_topics_describe_gives_offsets_and_configuration(log: Settings) -> None:
@@ -438,7 +438,7 @@ def test_doctor_finds_missing_and_wrong_topics(settings: Settings) -> None:
 
     result = run(settings, "--set", "topics.partitions=3", "doctor")
     assert (result.exit_code, states(result)["topics"]) == (2, "failed")
-    assert "has 4 partitions, expected 3" in result.stdout
+    assert "has 2 partitions, expected 3" in result.stdout
 
     result = run(settings, "--set", "topics.max_record_bytes=2000000", "doctor")
     created_with = topics(settings.topics)["tasks"].config["max.message.bytes"]

@@ -26,8 +26,8 @@ def test_topics_are_made_once_in_their_shape(settings: Settings) -> None:
     assert set(cluster.apply_topics(settings).values()) == {"unchanged"}
     existing = cluster.describe(settings)
     assert {label: existing[topic.name] for label, topic in topics(settings.topics).items()} == {
-        **dict.fromkeys(("tasks", "responses", "rewards", "group-control", "turns", "trajectories"), 4),
-        **dict.fromkeys(("groups", "batches", "adapters", "dead-letters", "experiments", "agents"), 2),
+        **dict.fromkeys(("tasks", "responses", "rewards", "group-control", "turns", "trajectories"), 2),
+        **dict.fromkeys(("groups", "batches", "adapters", "dead-letters", "experiments", "agents"), 1),
     }
 
 
@@ -45,7 +45,7 @@ def test_a_topic_with_too_few_partitions_is_refused_with_the_way_out(settings: S
     for future in client.create_topics([admin.NewTopic(name(settings, "rewards"), num_partitions=3)]).values():
         future.result()
     with pytest.raises(
-        SettingsError, match=r"rewards has 3 partitions, expected 4 \(topics\.partitions\)\. The topics"
+        SettingsError, match=r"rewards has 3 partitions, expected 2 \(topics\.partitions\)\. The topics"
     ):
         cluster.apply_topics(settings)
 

@@ -434,10 +434,11 @@ def test_an_agent_that_should_stop_looks_for_no_task_any_further(ready: Settings
     write(ready, a_task(0))
     stop = threading.Event()
     with TaskLookup(ready, outage=BrokerOutage(ready.kafka, stop)) as known:
-        assert known.find(0, ["nobody"]) == {}
+        own = partition_of("t0", ready.topics.partitions)
+        assert known.find(1 - own, ["nobody"]) == {}
         stop.set()
         with pytest.raises(StoppedReading):
-            known.find(partition_of("t0", ready.topics.partitions), ["t0"])
+            known.find(own, ["t0"])
 
 
 # --- submission -------------------------------------------------------------------------------------------------------

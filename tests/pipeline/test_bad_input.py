@@ -351,7 +351,7 @@ def test_no_process_starts_on_a_topic_with_too_few_partitions(settings: Settings
         created.result()
     for code, said in ended(settings, tmp_path, *LOOP, "train").values():
         assert code == 2
-        assert f"topic {name} has 3 partitions, expected 4 (topics.partitions)" in said
+        assert f"topic {name} has 3 partitions, expected 2 (topics.partitions)" in said
         assert "use another topics.prefix" in said
 
 
