@@ -16,6 +16,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from threading import Lock
 from typing import Any, NamedTuple, Self
 
 import confluent_kafka as ck
@@ -104,6 +105,8 @@ class Producer:
         self._by_name = {topic.name: topic for topic in self._topics.values()}
         self._failed: list[str] = []
         self._unplaced: list[_Unplaced] = []
+        self._unanswered = 0
+        self._counting = Lock()  # on_ack may be called in another thread than `send`
         self._any_size = any_size
         largest = max(topic.max_bytes for topic in self._topics.values())
         self._config: dict[str, Any] = {
@@ -185,6 +188,8 @@ class Producer:
                     sent.topic, sent.payload, sent.key, on_delivery=partial(self._delivered, sent),
                     headers=sent.headers, timestamp=sent.timestamp_ms, partition=sent.partition,
                 )  # fmt: skip
+                with self._counting:
+                    self._unanswered += 1
                 break
             except BufferError:  # the local queue is full: let the broker catch up
                 self._wait_for_room()
@@ -195,6 +200,8 @@ class Producer:
                 break
 
     def _delivered(self, sent: _Sent, error: ck.KafkaError | None, message: Any) -> None:
+        with self._counting:
+            self._unanswered -= 1
         if error is not None:
             self._failed.append(f"{sent.topic}, key {sent.key!r}: {_why(error)}")
         elif message.offset() is None:
@@ -253,9 +260,9 @@ class Producer:
         while left and (remaining_s := deadline - time.monotonic()) > 0:
             left = self._served(self._producer.flush, min(SLICE_S, remaining_s))
         self._raise_failures()
-        if left:
+        if left and (records := self._unanswered + len(self._unplaced)):  # `left` also counts errors of the client
             raise LogError(
-                f"{left} records were not acknowledged by {self._settings.kafka.bootstrap} within {timeout_s:g} s. "
+                f"{records} records were not acknowledged by {self._settings.kafka.bootstrap} within {timeout_s:g} s. "
                 "They may or may not be in the log; sending them again is safe, since ids say what a record is about"
             )
 
