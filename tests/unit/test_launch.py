@@ -114,7 +114,8 @@ if rank == 0 and {{drains}}:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
 launch.place(Settings(trainer=Trainer(processes=2)))
 Path(f"{{folder}}/{{{{rank}}}}").touch()
-time.sleep(60)
+while True:
+    time.sleep(0.05)  # one long sleep would hold up a handler whose signal comes just before it
 """
 
 

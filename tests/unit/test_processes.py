@@ -18,8 +18,13 @@ from streams.errors import StreamwardError
 from streams.loop import processes as module
 from streams.loop.processes import Processes
 
-FOREVER = "import time; print('up', flush=True); time.sleep(600)"
-DEAF = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {FOREVER}"
+FOREVER = """
+import time
+print("up", flush=True)
+while True:
+    time.sleep(0.05)  # one long sleep would hold up a handler whose signal comes just before it
+"""
+DEAF = f"import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN){FOREVER}"
 
 
 def python(code: str) -> list[str]:
@@ -116,7 +121,7 @@ def test_a_child_that_refuses_its_settings_is_not_started_again(processes: Proce
 
 
 def test_leaving_ends_every_child_by_sigterm_and_waits_for_it(tmp_path: Path) -> None:
-    drains = f"import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit(print('drained'))); {FOREVER}"
+    drains = f"import signal, sys\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(print('drained'))){FOREVER}"
     with Processes(tmp_path, dict(os.environ)) as processes:
         for name in ("one", "two"):
             processes.start(name, python(drains))
