@@ -57,14 +57,13 @@ def temporary(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 UNHURRIED = {
     "broker.heartbeat.interval.ms": "2000",
-    "broker.session.timeout.ms": "9000",
     "metadata.max.idle.interval.ms": "5000",
 }
-"""A node that nobody kills need not notice within seconds that it is gone. Idle, it takes half as much of a core."""
+"""Idle, such a node takes half as much of a core."""
 
 
 ANSWER_S = 60.0
-"""For the shared node to answer a request: a stall of a busy machine may fence it for seconds."""
+"""For the shared node to answer a request: a busy machine may stall for seconds."""
 
 
 NODE = pytest.StashKey[str]()

@@ -73,13 +73,19 @@ def _list_offsets(
             if error.code() not in _NO_LEADER_YET or time.monotonic() > deadline:
                 raise unreachable(settings.kafka, error.str()) from exc
             time.sleep(0.1)
-            _look_again(client)
+            client = _look_again(settings, client)
 
 
-def _look_again(client: admin.AdminClient) -> None:
-    """Refresh what the client knows of leaders: otherwise it would ask with the old epoch again."""
-    with contextlib.suppress(ck.KafkaException):  # then the next request fails
-        client.list_topics(timeout=ANSWER_S)
+def _look_again(settings: Settings, client: admin.AdminClient) -> admin.AdminClient:
+    """Return a client that has asked for the leaders: otherwise it would ask with the old epoch again.
+
+    It is another one if no node is known: a lone node that is fenced is in no metadata, and librdkafka (2.10 to 2.16)
+    then leaves it and knows of nobody else to ask.
+    """
+    with contextlib.suppress(ck.KafkaException):
+        if client.list_topics(timeout=ANSWER_S).brokers:
+            return client
+    return _connect(settings)[0]
 
 
 _NO_LEADER_YET = {

@@ -15,6 +15,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Self, TypeVar
 
 import confluent_kafka as ck
@@ -24,13 +25,13 @@ from streams.kafka.client import POLL_S, unreachable
 from streams.kafka.lag import LagMeter
 from streams.kafka.reader import Reader, bounds_of, consume, is_unknown_topic, trouble_of
 from streams.kafka.record import Record, TopicPartition
-from streams.kafka.retry import ANSWER_S, TRANSIENT, BrokerOutage
+from streams.kafka.retry import ANSWER_S, NOTICE_S, TICK_S, TRANSIENT, BrokerOutage
 from streams.kafka.topics import topics, wrong_partitions
 from streams.observability import catalog
-from streams.observability.metrics import OFF, Meter
 from streams.settings.model import Settings
 
 T = TypeVar("T")
+OnPartitions = Callable[[list[TopicPartition]], None]
 
 METADATA_S = 5
 """How often a member asks which topics exist. A broker that has just started may briefly report none, and a member that
@@ -42,13 +43,14 @@ MISSING_S = 3 * METADATA_S
 class GroupConsumer(Reader):
     """Follows topics as a member of a consumer group; commits only through `commit`.
 
-    `on_assigned` and `on_revoked` are called from `poll` with the partitions gained and lost; a consumer that keeps
-    state per partition drops it there. Without a commit it begins at the first record. A commit below that, or beyond
+    `on_assigned`, `on_revoked` and `on_lost` are called from `poll` with the partitions that are gained, will be
+    another's, and are another's already, so that nothing of them can be committed; a consumer that keeps state per
+    partition drops it there. Without a commit it begins at the first record. A commit below that, or beyond
     the end of the log, is a LogError from `poll`.
 
-    With `outage` every call waits while the broker is unreachable; without, it fails within kafka.request_timeout_s.
-    What is read is counted on the outage's meter, for the stage that names the group (`policy` of `policy-default`);
-    the meter's condition `kafka` holds once partitions are assigned.
+    `poll` waits while the broker is unreachable, for as long as `outage` says. What is read is counted on the
+    outage's meter, for the stage that names the group (`policy` of `policy-default`); the meter's condition `kafka`
+    holds once partitions are assigned.
     """
 
     def __init__(
@@ -56,19 +58,23 @@ class GroupConsumer(Reader):
         settings: Settings,
         group: str,
         labels: Iterable[str],
+        outage: BrokerOutage,
         *,
-        on_assigned: Callable[[list[TopicPartition]], None] | None = None,
-        on_revoked: Callable[[list[TopicPartition]], None] | None = None,
-        outage: BrokerOutage | None = None,
+        on_assigned: OnPartitions | None = None,
+        on_revoked: OnPartitions | None = None,
+        on_lost: OnPartitions | None = None,
     ) -> None:
         self._group = group
-        self._on_assigned, self._on_revoked = on_assigned, on_revoked
-        self._meter: Meter = OFF if outage is None else outage.meter
+        self._on_assigned, self._on_revoked, self._on_lost = on_assigned, on_revoked, on_lost
+        self._outage: BrokerOutage = outage
+        self._meter = outage.meter
         self._stage = group.partition("-")[0]
         self._next: dict[TopicPartition, int] = {}
-        """Per partition owned, the first offset that is not done."""
+        """Per partition owned, the first offset that is not done, as far as committed."""
         self._lag = LagMeter(self._meter, self._stage, settings.topics, self._positions)
         self._missing: tuple[float, str, LogError] | None = None  # since when, topic, error
+        self._unanswered: dict[TopicPartition, int] = {}  # commits
+        self._must_rejoin = False
         self._stopped: set[TopicPartition] = set()  # librdkafka gave them up: the broker did not know them
         self._topics = [topics(settings.topics)[label].name for label in labels]
         super().__init__(
@@ -76,6 +82,7 @@ class GroupConsumer(Reader):
             {
                 "group.id": settings.topics.prefix + group,
                 "enable.auto.commit": False,
+                "on_commit": self._on_commit,
                 "auto.offset.reset": "error",
                 "enable.partition.eof": False,
                 "topic.metadata.refresh.interval.ms": METADATA_S * 1000,
@@ -104,6 +111,9 @@ class GroupConsumer(Reader):
         """
         self._raise_trouble()
         self._meter.heartbeat()
+        if self._must_rejoin:
+            self._must_rejoin = False
+            self._rejoin()
         messages = []
         for message in consume(self._consumer, count, timeout_s):
             if (error := trouble_of(message)) is None:
@@ -138,38 +148,41 @@ class GroupConsumer(Reader):
             self._trouble = error
         elif self._stopped:
             self._stopped.clear()
-            self._consumer.unsubscribe()
-            self._subscribe()  # librdkafka starts a partition when it is assigned, and seeks in none it gave up
+            self._rejoin()  # librdkafka starts a partition when it is assigned, and seeks in none it gave up
+
+    def due(self, next_offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+        """Return what of `next_offsets` is neither committed nor asked for. A lost partition is left out."""
+        return {
+            tp: offset
+            for tp, offset in next_offsets.items()
+            if tp in self._next and offset != self._unanswered.get(tp, self._next[tp])
+        }
 
     def commit(self, next_offsets: Mapping[TopicPartition, int]) -> None:
-        """Commit that everything below `next_offsets` is done. A lost partition is silently left out.
+        """Ask for a commit that everything below `next_offsets` is done; a later `poll` takes the answer, or `close`.
 
-        Raises LogError if the broker refuses, and after an outage of kafka.outage_s.
+        What fails for a while is `due` again, and LogError comes from `poll` if the broker refuses. Nothing waits here:
+        a node that was frozen is in no metadata for a moment, upon which librdkafka (2.10 to 2.16) leaves it, but makes
+        no new connection before every record that came by the old one is polled. Who waits instead waits for ever.
         """
-        if not next_offsets:
-            return
-        offsets = [ck.TopicPartition(topic, partition, offset) for (topic, partition), offset in next_offsets.items()]
+        if due := self.due(next_offsets):
+            self._consumer.commit(offsets=[ck.TopicPartition(*tp, offset) for tp, offset in due.items()])
+            self._unanswered |= due
 
-        def commit() -> list[ck.KafkaError | None]:
-            errors = [done.error for done in self._consumer.commit(offsets=offsets, asynchronous=False)]
-            if passing := [error for error in errors if error is not None and error.code() in TRANSIENT]:
-                raise ck.KafkaException(passing[0])
-            return errors
-
-        try:
-            errors = commit() if self._outage is None else self._outage.ask(commit, "to a commit")
-        except ck.KafkaException as exc:
-            errors = [exc.args[0]]
-        for error in errors:
+    def _on_commit(self, failed: ck.KafkaError | None, partitions: list[ck.TopicPartition]) -> None:
+        for at in partitions:
+            tp = (at.topic, at.partition)
+            if self._unanswered.get(tp) == at.offset:
+                del self._unanswered[tp]
+            error = at.error or failed
+            if error is None and tp in self._next:
+                self._next[tp] = at.offset
+                self._lag.done(tp, at.offset)
             # a lost partition has a new owner, which reads from the last commit: at least once
-            if error is not None and error.code() not in _LOST_MEMBERSHIP:
-                raise LogError(
-                    f"committing {dict(next_offsets)} failed: {error.str()}. Nothing is lost: it comes again"
+            elif error is not None and error.code() not in _LOST_MEMBERSHIP | TRANSIENT:
+                self._trouble = LogError(
+                    f"{tp[0]}[{tp[1]}]: committing {at.offset} failed: {error.str()}. Nothing is lost: it comes again"
                 )
-        for tp, offset in next_offsets.items():
-            if tp in self._next:
-                self._next[tp] = offset
-                self._lag.done(tp, offset)
 
     def assignment(self) -> list[TopicPartition]:
         """Return the partitions this member owns now."""
@@ -178,12 +191,16 @@ class GroupConsumer(Reader):
     def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """Return the next offset to read per partition; 0 where nothing was committed.
 
-        Raises LogError if the broker does not answer.
+        Raises BrokerUnreachable if the broker does not answer within NOTICE_S: then `poll`, and ask again.
         """
         try:
             return {(tp.topic, tp.partition): max(tp.offset, 0) for tp in self._commits(partitions)}
         except ck.KafkaException as exc:
-            raise unreachable(self._settings.kafka, exc.args[0].str()) from exc
+            raise unreachable(self._settings.kafka, exc.args[0].str(), within_s=NOTICE_S) from exc
+
+    def next_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """Return the same of partitions that this member owns, as far as it knows by itself."""
+        return {tp: self._next[tp] for tp in partitions}
 
     def pause(self, partitions: Iterable[TopicPartition]) -> None:
         """Stop reading these partitions until `resume`."""
@@ -194,16 +211,18 @@ class GroupConsumer(Reader):
         self._consumer.resume([ck.TopicPartition(*tp) for tp in partitions])
 
     def close(self) -> None:
-        """Leave the group, without a commit."""
-        if self._outage is None:
-            self._consumer.close()
-        else:
-            self._outage.close(self._consumer.close)
+        """Leave the group, once what was asked to be committed is answered."""
+        self._outage.close(self._consumer.close)
 
     # --- where to begin -----------------------------------------------------------------------------------------------
 
     def _subscribe(self) -> None:
-        self._consumer.subscribe(self._topics, on_assign=self._begin, on_revoke=self._end, on_lost=self._end)
+        on_revoke, on_lost = partial(self._end, self._on_revoked), partial(self._end, self._on_lost)
+        self._consumer.subscribe(self._topics, on_assign=self._begin, on_revoke=on_revoke, on_lost=on_lost)
+
+    def _rejoin(self) -> None:
+        self._consumer.unsubscribe()
+        self._subscribe()
 
     def _begin(self, _: ck.Consumer, partitions: list[ck.TopicPartition]) -> None:
         """Start at the commit, else at the first record; read nothing if the commit cannot be right."""
@@ -212,7 +231,9 @@ class GroupConsumer(Reader):
             self._refuse_added(tps)
             starts = [self._start(tp) for tp in self._commits(tps)]
         except ck.KafkaException as exc:
-            self._trouble = unreachable(self._settings.kafka, exc.args[0].str())
+            self._must_rejoin = exc.args[0].code() in TRANSIENT
+            if not self._must_rejoin:
+                self._trouble = unreachable(self._settings.kafka, exc.args[0].str())
         except (LogError, SettingsError) as exc:
             self._trouble = exc
         else:
@@ -232,14 +253,15 @@ class GroupConsumer(Reader):
             if partition >= shapes[name].partitions:
                 raise wrong_partitions(shapes[name], f"a partition {partition}")
 
-    def _end(self, _: ck.Consumer, partitions: list[ck.TopicPartition]) -> None:
+    def _end(self, tell: OnPartitions | None, _: ck.Consumer, partitions: list[ck.TopicPartition]) -> None:
         tps = [(tp.topic, tp.partition) for tp in partitions]
+        if tell is not None:
+            tell(tps)
         for tp in tps:
             self._next.pop(tp, None)
+            self._unanswered.pop(tp, None)
         self._stopped.difference_update(tps)
         self._lag.revoked(tps)
-        if self._on_revoked is not None:
-            self._on_revoked(tps)
 
     def _positions(self) -> dict[TopicPartition, tuple[int, int]]:
         """Return the next offset and the end of each partition, as far as known, without asking the broker."""
@@ -269,7 +291,7 @@ class GroupConsumer(Reader):
 
     def _wrong(self, tp: TopicPartition, says: str, offset: int) -> LogError | None:
         """Return the error if `offset` is neither in the partition nor its end."""
-        first, end = self._asked(lambda timeout_s: bounds_of(self._consumer, tp, timeout_s), "to where a topic ends")
+        first, end = self._ask(lambda timeout_s: bounds_of(self._consumer, tp, timeout_s), "to where a topic ends")
         if offset < first:
             return LogError(
                 f"{tp[0]}[{tp[1]}]: group {self._settings.topics.prefix}{self._group} {says} {offset}, but the first "
@@ -286,13 +308,25 @@ class GroupConsumer(Reader):
 
     def _commits(self, partitions: Iterable[TopicPartition]) -> list[ck.TopicPartition]:
         wanted = [ck.TopicPartition(*tp) for tp in partitions]
-        return self._asked(lambda timeout_s: self._consumer.committed(wanted, timeout=timeout_s), "for commits")
+        return self._ask(lambda timeout_s: self._consumer.committed(wanted, timeout=timeout_s), "for commits")
 
-    def _asked(self, call: Callable[[float], T], wanted: str) -> T:
-        """Return what `call` returns; its argument is the time limit in seconds."""
-        if self._outage is None:
-            return call(self._settings.kafka.request_timeout_s)
-        return self._outage.ask(lambda: call(ANSWER_S), wanted, here=True)
+    def _ask(self, call: Callable[[float], T], wanted: str) -> T:
+        """Return what `call` returns; its argument is the time limit in seconds.
+
+        What fails for a while is tried again for NOTICE_S: who does not poll must not wait longer; see `commit`.
+        """
+        deadline = time.monotonic() + NOTICE_S
+        while True:
+            try:
+                result = call(ANSWER_S)
+            except ck.KafkaException as exc:
+                if exc.args[0].code() not in TRANSIENT or time.monotonic() > deadline:
+                    raise
+                self._outage.silent(wanted)
+                time.sleep(TICK_S)
+            else:
+                self._outage.answered()
+                return result
 
 
 _LOST_MEMBERSHIP = {

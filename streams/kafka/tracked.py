@@ -53,16 +53,16 @@ class TrackedConsumer:
         """Join `group`, named for its stage (`policy` of `policy-default`), to read the topic with label `topic`."""
         self._stage, self._producer, self._max_open = group.partition("-")[0], producer, max_open
         self._trackers: dict[TopicPartition, OffsetTracker] = {}
-        self._committed: dict[TopicPartition, int] = {}
         self._assigned: set[TopicPartition] = set()  # since `take_assigned`
         self._paused = self._closing = False
         self._consumer = GroupConsumer(
             settings,
             group,
             [topic],
+            outage,
             on_assigned=self._on_assigned,
             on_revoked=self._on_revoked,
-            outage=outage,
+            on_lost=self._on_lost,
         )
 
         self.set_aside = 0
@@ -93,6 +93,10 @@ class TrackedConsumer:
         """Return the group's commits, as the broker has them; see `GroupConsumer.committed`."""
         return self._consumer.committed(partitions)
 
+    def next_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """Return the commits of partitions that are ours, without asking the broker."""
+        return self._consumer.next_offsets(partitions)
+
     def owns(self, taken: TakenRecord) -> bool:
         """Whether the partition has been ours ever since this record was read; else its next owner works on it."""
         return self._trackers.get(taken.partition) is taken.tracker
@@ -121,19 +125,14 @@ class TrackedConsumer:
         self._producer.send(dead_letter(record, stage=self._stage, reason=reason, error=error))
 
     def commit(self) -> None:
-        """Commit what is done, once everything the producer was given is acknowledged."""
-        due = {
-            tp: tracker.next_offset
-            for tp, tracker in self._trackers.items()
-            if tracker.next_offset is not None and tracker.next_offset != self._committed.get(tp)
-        }
-        if due:
+        """Commit what is done, once everything the producer was given is acknowledged; see `GroupConsumer.commit`."""
+        done = {tp: tracker.next_offset for tp, tracker in self._trackers.items() if tracker.next_offset is not None}
+        if due := self._consumer.due(done):
             self._producer.flush()
             self._consumer.commit(due)
-            self._committed |= due
 
     def close(self) -> None:
-        """Leave the group, without a commit."""
+        """Leave the group; what is done since `commit` is done again."""
         self._closing = True
         self._consumer.close()
 
@@ -153,7 +152,9 @@ class TrackedConsumer:
     def _on_revoked(self, partitions: list[TopicPartition]) -> None:
         if not self._closing:
             self.commit()
+        self._on_lost(partitions)
+
+    def _on_lost(self, partitions: list[TopicPartition]) -> None:
         self._assigned.difference_update(partitions)
         for tp in partitions:
             self._trackers.pop(tp, None)
-            self._committed.pop(tp, None)

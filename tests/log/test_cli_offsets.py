@@ -14,12 +14,12 @@ from confluent_kafka import admin
 from schemas.events import Coordinates
 from streams.cli.root import cli
 from streams.kafka.client import client_config
-from streams.kafka.consumer import GroupConsumer
 from streams.kafka.offsets import positions
 from streams.kafka.producer import Producer
 from streams.settings.load import to_env
 from streams.settings.model import Settings
 from tests.support.factories import reward
+from tests.support.log.members import member_of
 
 pytestmark = pytest.mark.kafka
 METADATA = '{"changelog": 7}'
@@ -101,7 +101,7 @@ def test_skip_commits_the_first_offset_there_is_where_it_was_cut_and_keeps_metad
         assert {p.metadata for p in found} == {METADATA}
     again = run(made, "skip", "--group", "scoring", "--output", "jsonl")
     assert lines(again) == [] and "Nothing was deleted" in again.stderr
-    with GroupConsumer(made, "scoring", ["rewards"]) as consumer:  # it reads again, what is left
+    with member_of(made, "scoring", ["rewards"]) as consumer:  # it reads again, what is left
         deadline = time.monotonic() + 30
         while not (records := consumer.poll()):
             assert time.monotonic() < deadline
@@ -109,7 +109,7 @@ def test_skip_commits_the_first_offset_there_is_where_it_was_cut_and_keeps_metad
 
 
 def test_skip_is_refused_while_the_group_has_members(made: Settings, at: Coordinates) -> None:
-    with GroupConsumer(made, "scoring", ["rewards"]) as member:
+    with member_of(made, "scoring", ["rewards"]) as member:
         deadline = time.monotonic() + 30
         while not member.assignment():
             assert time.monotonic() < deadline

@@ -23,6 +23,7 @@ from streams.kafka.retry import BrokerOutage, StoppedReading
 from streams.kafka.topics import topics
 from streams.settings.model import Settings
 from tests.support.factories import response, reward
+from tests.support.log.members import member_of
 
 pytestmark = pytest.mark.kafka
 
@@ -73,19 +74,19 @@ def sees(settings: Settings, label: str, wanted: bool) -> None:
 def test_a_consumer_goes_on_where_it_committed_and_not_where_it_read(made: Settings) -> None:
     (at, *_) = write(made, 10)
     partition = (at.topic, at.partition)
-    with GroupConsumer(made, "g", ["rewards"]) as consumer:
+    with member_of(made, "g", ["rewards"]) as consumer:
         assert numbers(poll(consumer, 10)) == [float(n) for n in range(10)]
         consumer.commit({partition: 4})
         other = (at.topic, (at.partition + 1) % made.topics.partitions)
         assert consumer.committed([partition, other]) == {partition: 4, other: 0}
-    with GroupConsumer(made, "g", ["rewards"]) as consumer:
+    with member_of(made, "g", ["rewards"]) as consumer:
         assert numbers(poll(consumer, 6)) == [4.0, 5.0, 6.0, 7.0, 8.0, 9.0]
 
 
 def test_a_consumer_without_any_commit_begins_at_offset_0_again(made: Settings) -> None:
     write(made, 3)
     for _ in range(2):
-        with GroupConsumer(made, "g", ["rewards"]) as consumer:
+        with member_of(made, "g", ["rewards"]) as consumer:
             assert numbers(poll(consumer, 3)) == [0.0, 1.0, 2.0]
 
 
@@ -93,7 +94,7 @@ def test_a_member_is_told_what_it_gains_and_loses(made: Settings) -> None:
     gained: list[list[tuple[str, int]]] = []
     lost: list[list[tuple[str, int]]] = []
     write(made, 1)
-    with GroupConsumer(made, "g", ["rewards"], on_assigned=gained.append, on_revoked=lost.append) as consumer:
+    with member_of(made, "g", ["rewards"], on_assigned=gained.append, on_revoked=lost.append) as consumer:
         poll(consumer, 1)
         every = [(name(made, "rewards"), partition) for partition in range(made.topics.partitions)]
         assert sorted(consumer.assignment()) == sorted(gained[0]) == every
@@ -102,8 +103,8 @@ def test_a_member_is_told_what_it_gains_and_loses(made: Settings) -> None:
 
 def test_the_same_partition_numbers_of_two_topics_go_to_one_member(made: Settings) -> None:
     with (
-        GroupConsumer(made, "g", ["responses", "rewards"]) as one,
-        GroupConsumer(made, "g", ["responses", "rewards"]) as two,
+        member_of(made, "g", ["responses", "rewards"]) as one,
+        member_of(made, "g", ["responses", "rewards"]) as two,
     ):
         deadline = time.monotonic() + 30
         while not (len(one.assignment()) == len(two.assignment()) == made.topics.partitions):
@@ -119,9 +120,9 @@ def test_the_same_partition_numbers_of_two_topics_go_to_one_member(made: Setting
 def test_a_commit_for_a_lost_partition_says_nothing_and_changes_nothing(made: Settings) -> None:
     (at, *_) = write(made, 3)
     settings = made.model_copy(update={"kafka": made.kafka.model_copy(update={"session_timeout_s": 6.0})})
-    with GroupConsumer(settings, "g", ["rewards"]) as one:
+    with member_of(settings, "g", ["rewards"]) as one:
         poll(one, 3)
-        with GroupConsumer(settings, "g", ["rewards"]) as two:
+        with member_of(settings, "g", ["rewards"]) as two:
             deadline = time.monotonic() + 30
             while len(two.assignment()) != made.topics.partitions // 2:
                 assert time.monotonic() < deadline
@@ -137,7 +138,7 @@ def test_a_topic_that_the_broker_does_not_know_for_a_moment_is_followed_again(
     """As when a broker was just started; here the topic is made anew, which no client can tell from that."""
     monkeypatch.setattr(consumer_module, "METADATA_S", 1)
     client, topic = admin.AdminClient(client_config(made.kafka)), name(made, "rewards")
-    with GroupConsumer(made, "g", ["rewards"]) as consumer:
+    with member_of(made, "g", ["rewards"]) as consumer:
 
         def sees(wanted: bool) -> None:
             deadline = time.monotonic() + 30
@@ -179,7 +180,7 @@ def test_a_topic_unknown_where_reading_begins_is_no_offset_that_retention_has_cu
     Or it is quicker to hear that the topic is gone, and says that.
     """
     monkeypatch.setattr(consumer_module, "MISSING_S", 2.0)
-    with TooLate(made, "g", ["rewards"]) as consumer:
+    with TooLate(made, "g", ["rewards"], BrokerOutage(made.kafka, threading.Event())) as consumer:
         deadline = time.monotonic() + 30
         while consumer.is_first:
             assert time.monotonic() < deadline
@@ -201,7 +202,7 @@ def test_a_topic_that_is_missing_is_an_error_and_what_came_with_it_is_not_lost(
 ) -> None:
     monkeypatch.setattr(consumer_module, "MISSING_S", 0.5)
     write(made, 3)
-    with GroupConsumer(made, "g", ["rewards"]) as consumer:
+    with member_of(made, "g", ["rewards"]) as consumer:
         consumer._consumer.subscribe([name(made, "rewards"), "nowhere"], on_assign=consumer._begin)
         records: list[Record] = []
         with pytest.raises(LogError, match=r"nowhere: .*streamward doctor"):
@@ -219,21 +220,13 @@ def test_a_topic_that_is_missing_is_an_error_and_what_came_with_it_is_not_lost(
 
 def test_a_paused_partition_gives_nothing_until_it_is_resumed(made: Settings) -> None:
     (at, *_) = write(made, 1)
-    with GroupConsumer(made, "g", ["rewards"]) as consumer:
+    with member_of(made, "g", ["rewards"]) as consumer:
         poll(consumer, 1)
         consumer.pause([(at.topic, at.partition)])
         write(made, 1, first=1)
         assert [consumer.poll() for _ in range(5)] == [[]] * 5
         consumer.resume([(at.topic, at.partition)])
         assert numbers(poll(consumer, 1)) == [1.0]
-
-
-def test_committed_offsets_that_cannot_be_asked_are_an_error_with_the_ways_out(nowhere: Settings) -> None:
-    with (
-        GroupConsumer(nowhere, "g", ["tasks"]) as consumer,
-        pytest.raises(LogError, match=r"Kafka at 127\.0\.0\.1:1 did not answer"),
-    ):
-        consumer.committed([("streamward.tasks", 0)])
 
 
 # --- reading a range -------------------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from streams.kafka.topics import topics
 from streams.settings.model import Settings
 from streams.stages.scoring import agent as scoring
 from tests.support.factories import reward
+from tests.support.log.members import member_of
 
 pytestmark = pytest.mark.kafka
 
@@ -70,13 +71,13 @@ def test_a_commit_that_retention_has_cut_is_an_error_that_counts_the_loss_and_na
         r"has offset 4: retention has cut 3 .*Restore them, or accept .*`streamward offsets skip --group g`"
     )
     for _ in range(2):  # to start again does not lose them in silence
-        with GroupConsumer(made, "g", ["rewards"]) as consumer, pytest.raises(LogError, match=expected):
+        with member_of(made, "g", ["rewards"]) as consumer, pytest.raises(LogError, match=expected):
             until(consumer, lambda records: bool(records))
 
 
 def test_what_retention_cuts_before_a_reader_that_lags_is_an_error_too(made: Settings) -> None:
     at = write(made, 2)
-    with GroupConsumer(made, "g", ["rewards"]) as consumer:
+    with member_of(made, "g", ["rewards"]) as consumer:
         until(consumer, lambda records: len(records) == 2)
         consumer.pause([(at.topic, at.partition)])
         write(made, 6)
@@ -90,7 +91,7 @@ def test_a_commit_beyond_the_end_is_an_error(made: Settings) -> None:
     at = write(made, 2)
     commit(made, "g", at, 3)
     with (
-        GroupConsumer(made, "g", ["rewards"]) as consumer,
+        member_of(made, "g", ["rewards"]) as consumer,
         pytest.raises(LogError, match=r"has committed 3, but the partition ends at 2\. The topic was recreated"),
     ):
         until(consumer, lambda records: bool(records))
@@ -99,7 +100,7 @@ def test_a_commit_beyond_the_end_is_an_error(made: Settings) -> None:
 def test_a_group_without_a_commit_begins_with_the_first_record_there_is(made: Settings) -> None:
     at = write(made, 5)
     cut(made, at, 3)
-    with GroupConsumer(made, "g", ["rewards"]) as consumer:
+    with member_of(made, "g", ["rewards"]) as consumer:
         assert [record.at.offset for record in until(consumer, lambda records: len(records) == 2)] == [3, 4]
 
 
@@ -107,7 +108,7 @@ def test_a_group_that_has_read_all_that_was_cut_goes_on(made: Settings) -> None:
     at = write(made, 5)
     commit(made, "g", at, 5)
     cut(made, at, 5)
-    with GroupConsumer(made, "g", ["rewards"]) as consumer:
+    with member_of(made, "g", ["rewards"]) as consumer:
         while not consumer.assignment():
             consumer.poll()
         write(made, 1)

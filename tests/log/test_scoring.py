@@ -20,7 +20,6 @@ import pytest
 from schemas.events import DeadLetter, Message, Response, Reward, RewardSource, Sampling, Task, derive_id
 from schemas.serde import encode
 from streams.kafka import admin
-from streams.kafka.consumer import GroupConsumer
 from streams.kafka.producer import Producer
 from streams.kafka.record import partition_of
 from streams.kafka.retry import BrokerOutage, StoppedReading
@@ -33,6 +32,7 @@ from streams.stages.tasks.lines import Reading, check_rows
 from streams.stages.tasks.rows import json_lines
 from streams.stages.tasks.submit import submit
 from tests.support.doubles.judge import judging, says
+from tests.support.log.members import member_of
 from tests.support.processes import command, environment, until
 
 pytestmark = pytest.mark.kafka
@@ -145,7 +145,7 @@ def agent(settings: Settings) -> Iterator[threading.Event]:
 def lag(settings: Settings) -> int:
     """How many responses are not committed by the scoring group."""
     ends = {tp: high for tp, (_, high) in admin.offsets(settings, ["responses"]).items()}
-    with GroupConsumer(settings, scoring.STAGE, ["responses"]) as consumer:
+    with member_of(settings, scoring.STAGE, ["responses"]) as consumer:
         done = consumer.committed(ends)
     return sum(ends.values()) - sum(done.values())
 

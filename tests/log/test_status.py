@@ -13,7 +13,6 @@ from click.testing import CliRunner, Result
 
 from schemas.events import DeadLetter, DroppedGroup, Event, Response
 from streams.cli.root import cli
-from streams.kafka.consumer import GroupConsumer
 from streams.kafka.producer import Producer
 from streams.kafka.record import dead_letter
 from streams.kafka.retry import BrokerOutage
@@ -24,6 +23,7 @@ from streams.stages.scoring.breaker import PAUSED, PAUSED_REASON
 from streams.tools.reach import unreached
 from streams.tools.status import look
 from tests.support.factories import batch, group, one_of_each, promoted, response, task, trained
+from tests.support.log.members import member_of
 from tests.support.processes import read
 from trainer.presence import Presence
 
@@ -168,7 +168,7 @@ def test_a_paused_scorer_has_dropped_nothing_and_is_shown_until_what_it_holds_is
     assert (found["dropped"], found["paused"]) == ([], [error])
     assert "scoring: caps:caps is paused: exception: it raised." in run(made, "--output", "table").stdout
     assert look(made, now_ms=now_ms() + 3_601_000).paused == [error], "however long"
-    with GroupConsumer(made, "scoring", ["responses"]) as agent:
+    with member_of(made, "scoring", ["responses"]) as agent:
         while not agent.poll(timeout_s=0.2):
             pass
         agent.commit({(record.at.topic, record.at.partition): record.at.offset + 1})
@@ -183,7 +183,7 @@ def test_a_trainer_and_an_agent_count_while_they_are_members_of_their_groups(mad
             agent.poll(timeout_s=0.2)
 
     with (
-        GroupConsumer(made, "policy-default", ["tasks"]) as agent,
+        member_of(made, "policy-default", ["tasks"]) as agent,
         Presence(made, BrokerOutage(made.kafka, threading.Event())) as presence,
     ):
         await_members({"policy default": 1, "trainer default": 1})

@@ -146,7 +146,7 @@ class TaskQueue:
         partitions = self._consumer.take_assigned()
         if not partitions:
             return
-        committed = self._consumer.committed(partitions)
+        committed = self._consumer.next_offsets(partitions)
         self._state.poll()
         found = answered(self._settings, committed, self._state, now_ms=times.now_ms(), outage=self._outage)
         self._answered |= {partition: RecentTasks(task_ids) for partition, task_ids in found.items()}

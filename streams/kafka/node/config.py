@@ -175,7 +175,7 @@ def server_properties(data_dir: Path, node: Node, sasl_users: Mapping[str, str])
         **{f"{topic}.min.isr": "1" for topic in one[1:]},
         **{f"{topic}.num.partitions": "4" for topic in one},
         "broker.heartbeat.interval.ms": "1000",
-        "broker.session.timeout.ms": "6000",  # a stall this long stops the node; so long is it away after a kill
+        "broker.session.timeout.ms": str(_session_ms(data_dir / "log")),
         "metadata.max.idle.interval.ms": "0",  # nobody follows the metadata: no empty records twice a second
         "group.initial.rebalance.delay.ms": "0",
         "group.min.session.timeout.ms": "1000",
@@ -190,6 +190,16 @@ def server_properties(data_dir: Path, node: Node, sasl_users: Mapping[str, str])
         "num.io.threads": "4",
         "num.recovery.threads.per.data.dir": "2",
     }
+
+
+def _session_ms(log: Path) -> int:
+    """Return after how long a silence the node is fenced, which takes its partitions from a node that stalls.
+
+    Nobody else could have them, so an hour. But a node that was killed is not let in again before the session that it
+    had is over, and finds out how long that is when it starts.
+    """
+    was_killed = (log / "meta.properties").exists() and not (log / ".kafka_cleanshutdown").exists()
+    return 6_000 if was_killed else 3_600_000
 
 
 def _sasl(node: Node, users: Mapping[str, str]) -> dict[str, str]:

@@ -37,9 +37,8 @@ from streams.kafka import times
 from streams.kafka.admin import offsets, read_topic
 from streams.kafka.client import POLL_S
 from streams.kafka.producer import Producer
-from streams.kafka.record import TopicPartition
 from streams.kafka.registry import client as schema_registry
-from streams.kafka.retry import BrokerOutage, StoppedWaiting
+from streams.kafka.retry import BrokerOutage, BrokerUnreachable, StoppedWaiting
 from streams.kafka.tracked import TrackedConsumer
 from streams.observability.metrics import OFF, Meter
 from streams.settings.model import Settings
@@ -169,7 +168,10 @@ class AgentRunner:
         """Whether every task that was in the log at the start is done, here or in another process of this agent."""
         if self._attempts or self._queue:
             return False
-        committed: dict[TopicPartition, int] = self._consumer.committed(self._ends)
+        try:
+            committed = self._consumer.committed(self._ends)
+        except BrokerUnreachable:
+            return False
         return all(committed[tp] >= end for tp, end in self._ends.items())
 
     def step(self) -> None:
