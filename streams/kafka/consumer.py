@@ -211,7 +211,7 @@ class GroupConsumer(Reader):
         self._consumer.resume([ck.TopicPartition(*tp) for tp in partitions])
 
     def close(self) -> None:
-        """Leave the group, once what was asked to be committed is answered."""
+        """Leave the group, once the commits that were asked for are answered; see `BrokerOutage.close`."""
         self._outage.close(self._consumer.close)
 
     # --- where to begin -----------------------------------------------------------------------------------------------

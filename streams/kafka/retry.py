@@ -177,17 +177,20 @@ class BrokerOutage:
         return future.result()
 
     def close(self, close: Callable[[], None]) -> None:
-        """Call `close`, which closes a client; later, in a thread, if an abandoned call still uses that client."""
-        abandoned = self._abandoned
-        if abandoned is None or not abandoned.is_alive():
-            close()
-            return
+        """Call `close`, which closes a client. What takes longer than NOTICE_S ends in a thread, if it ends.
+
+        A client waits for what it has asked a broker that is silent: for commits, and for calls that were abandoned.
+        """
 
         def later() -> None:
-            abandoned.join()
+            if self._abandoned is not None:
+                self._abandoned.join()
             close()
 
-        threading.Thread(target=later, name="closes-kafka", daemon=True).start()
+        future: Future[None] = Future()
+        threading.Thread(target=_into, args=(future, later), name="closes-kafka", daemon=True).start()
+        if wait([future], NOTICE_S).done:
+            future.result()
 
 
 def _into(future: Future[T], call: Callable[[], T]) -> None:
