@@ -25,7 +25,7 @@ from tests.support.thoroughness import FULL
 
 pytestmark = pytest.mark.kafka
 
-QUICK = ("kill-at-points", "zombie", "broker-kill", "poison", *(("sigterm", "doubles", "hostile") if FULL else ()))
+QUICK = ("kill-at-points", "broker-kill", "poison", *(("zombie", "sigterm", "doubles", "hostile") if FULL else ()))
 GROUPS = 250 if FULL else 75
 LIGHTER = {
     "rate": 15.0,  # each task is 17 records, and they come for as long as the fault lasts
