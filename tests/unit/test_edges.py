@@ -69,6 +69,7 @@ WITHOUT_TRY = {
     "streams/kafka/record.py::_without_original b64decode": OWN,
     "streams/kafka/record.py::key_of b64decode": OWN,
     "streams/kafka/retry.py::_aside result": "it is the call's own result or error",
+    "streams/kafka/retry.py::close result": "likewise",
     "streams/loop/processes.py::_end_leftovers json.loads": OWN,
     "streams/scorers/gym.py::_verifier json.loads": OWN,
     "streams/stages/agents/entry_point.py::main json.loads": OWN,
