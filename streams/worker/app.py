@@ -304,8 +304,9 @@ def run_worker(app: App, *, grace_s: float = 25) -> int:
     """Run the app in this process until SIGTERM or SIGINT, and return the exit code: 0 drained, 1 crashed.
 
     A signal stops the reading; events in progress are finished and committed. A stop that takes longer than `grace_s`,
-    and every watchdog, ends the process with 75. The topics must exist; changelogs are created. Raises LogError if the
-    broker is unreachable at the start, or records were deleted before they were read. Call from the main thread.
+    after a signal or a crash, and every watchdog, ends the process with 75. The topics must exist; changelogs are
+    created. Raises LogError if the broker is unreachable at the start, or records were deleted before they were read.
+    Call from the main thread.
     """
     create_changelogs(app)
     quieten_faust()
@@ -321,6 +322,8 @@ def run_worker(app: App, *, grace_s: float = 25) -> int:
         if isinstance(reason, LogError | SettingsError):
             raise reason from None
         return int(exc.code or 0)
+    finally:
+        worker.deadline.cancel()
     return 0
 
 
@@ -331,6 +334,9 @@ class _FaustWorker(faust.Worker):  # type: ignore[misc]
         super().__init__(app, loop=loop, quiet=True, override_logging=False, redirect_stdouts=False)
         self.spinner = None
         self._grace_s = grace_s
+        self.deadline = threading.Timer(grace_s, self._too_late)
+        """Of the stop; runs from its beginning."""
+        self.deadline.daemon = True
 
     def _setproctitle(self, info: str, *, ident: str = "") -> None:
         """Leave the title of the process as it is."""
@@ -340,14 +346,20 @@ class _FaustWorker(faust.Worker):  # type: ignore[misc]
             self.loop.add_signal_handler(number, self._schedule_shutdown, number)
 
     def _schedule_shutdown(self, number: signal.Signals) -> None:
-        if not self._signal_stop_time:
-            deadline = threading.Timer(self._grace_s, self._too_late)
-            deadline.daemon = True
-            deadline.start()
+        self._set_deadline()
         super()._schedule_shutdown(number)
 
+    def on_worker_shutdown(self) -> None:
+        """Begin to stop: after a signal that was waited for, and after a crash."""
+        self._set_deadline()
+        super().on_worker_shutdown()
+
+    def _set_deadline(self) -> None:
+        if not self.deadline.ident:
+            self.deadline.start()
+
     def _too_late(self) -> None:
-        os.write(2, f"not drained within {self._grace_s:g} s; exit code {EXIT_RESTART}\n".encode())
+        os.write(2, f"not stopped within {self._grace_s:g} s; exit code {EXIT_RESTART}\n".encode())
         os._exit(EXIT_RESTART)
 
     async def _stop_on_signal(self, number: signal.Signals) -> None:

@@ -7,6 +7,7 @@ seen on a real broker in traces: hand records over while Faust looks away, so th
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +16,7 @@ import faust
 import pytest
 import uvloop
 from aiokafka.client import AIOKafkaClient
-from aiokafka.errors import MessageSizeTooLargeError
+from aiokafka.errors import ConsumerStoppedError, MessageSizeTooLargeError
 from faust.types import TP
 from faust.types.tuples import FutureMessage, PendingMessage
 
@@ -727,6 +728,46 @@ def test_the_worker_and_its_consumers_thread_have_loops_of_uvloop_and_nobody_els
     assert not isinstance(others, uvloop.Loop)
     for each in (loop, thread.thread_loop, others):
         each.close()
+
+
+# --- 11. Answer every call of the consumer's thread
+
+
+class Unconnected(fixes.ConsumerThread):
+    """A consumer's thread without a consumer, that ends in two steps: it takes no more calls, and it is over."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.takes_no_more, self.may_end = threading.Event(), threading.Event()
+
+    async def on_start(self) -> None: ...
+
+    async def on_thread_stop(self) -> None:
+        await super().on_thread_stop()
+        self.takes_no_more.set()
+        await asyncio.to_thread(self.may_end.wait)
+
+    async def double(self, number: int) -> int:
+        return 2 * number
+
+
+def test_a_call_that_the_consumers_thread_no_longer_takes_is_refused_and_nothing_is_committed(app: App) -> None:
+    async def crash() -> None:
+        thread = Unconnected(app.consumer, loop=asyncio.get_running_loop(), thread_loop=fixes.new_event_loop())
+        await thread.start()
+        assert await thread.call_thread(thread.double, 21) == 42
+        thread._stopped_set()
+        await asyncio.to_thread(thread.takes_no_more.wait)
+        commit = asyncio.create_task(thread.commit({SOURCE: 1}))
+        await asyncio.sleep(0)
+        thread.may_end.set()
+        assert await asyncio.wait_for(commit, 60) is False
+        thread._thread.join()
+        assert await thread.commit({SOURCE: 1}) is False
+        with pytest.raises(ConsumerStoppedError):
+            await thread.call_thread(thread.double, 21)
+
+    run(crash)
 
 
 # --- an unreachable broker --------------------------------------------------------------------------------------------

@@ -20,12 +20,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Generator, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable, Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import faust
-from aiokafka.errors import IllegalStateError, KafkaError, MessageSizeTooLargeError
+from aiokafka.errors import ConsumerStoppedError, IllegalStateError, KafkaError, MessageSizeTooLargeError
 from faust.assignor.partition_assignor import PartitionAssignor
 from faust.tables.recovery import Recovery
 from faust.transport.consumer import Consumer, ThreadDelegateConsumer
@@ -33,6 +33,7 @@ from faust.transport.drivers.aiokafka import AIOKafkaConsumerThread, Consumer as
 from faust.transport.producer import ProducerBuffer
 from faust.types import TP
 from mode.services import WaitResults
+from mode.utils.futures import maybe_set_exception
 
 from streams.errors import LogError
 from streams.worker.faust import header_names, metadata
@@ -359,7 +360,7 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
 
 def _new_consumer_thread(self: Any) -> Any:
     """In place of aiokafka's Consumer._new_consumer_thread."""
-    thread = AIOKafkaConsumerThread(self, loop=self.loop, thread_loop=new_event_loop(), beacon=self.beacon)
+    thread = ConsumerThread(self, loop=self.loop, thread_loop=new_event_loop(), beacon=self.beacon)
     thread._close_thread_loop_on_stop = True
     return thread
 
@@ -400,7 +401,53 @@ class _AlreadyStarted(Awaitable[Any]):
             return done.value
 
 
-# --- 11. Install -----------------------------------------------------------------------------------------------------
+# --- 11. Answer every call of the consumer's thread ------------------------------------------------------------------
+# A crash ends that thread at once, and then stops the worker, which commits what is done. A call that comes after the
+# thread has emptied its queue for the last time is never answered: the worker waited in that commit until it was ended
+# with 75, which asks for a restart, in place of the crash's own exit code.
+
+
+class ConsumerThread(AIOKafkaConsumerThread):  # type: ignore[misc]
+    """The thread in which a worker's consumer runs. A call that it ends without answering is refused."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._unanswered: set[asyncio.Future[Any]] = set()
+
+    async def call_thread(self, fun: Callable[..., Awaitable[Any]], *arguments: Any, **options: Any) -> Any:
+        """Run `fun` in the thread and return what it does; ConsumerStoppedError if the thread ends before."""
+        answer: asyncio.Future[Any] = self.parent_loop.create_future()
+        self._unanswered.add(answer)
+        try:
+            if self._shutdown.is_set():
+                raise ConsumerStoppedError
+            await self.method_queue.call(answer, fun, *arguments, **options)
+            return await answer
+        except RuntimeError:
+            if not self.thread_loop.is_closed():
+                raise
+            raise ConsumerStoppedError from None
+        finally:
+            self._unanswered.discard(answer)
+
+    def set_shutdown(self) -> None:
+        """Say that the thread takes no more calls; called in it, after the last that it took."""
+        super().set_shutdown()
+        self.parent_loop.call_soon_threadsafe(self._refuse)
+
+    def _refuse(self) -> None:
+        for answer in self._unanswered:
+            maybe_set_exception(answer, ConsumerStoppedError())
+
+    async def commit(self, offsets: Mapping[TP, int]) -> bool:
+        """Commit the next offset of each partition; False, and nothing is committed, once the thread has ended."""
+        try:
+            return bool(await super().commit(offsets))
+        except ConsumerStoppedError:
+            return False
+
+
+# --- 12. Install -----------------------------------------------------------------------------------------------------
 
 FIXES: dict[type, tuple[Any, ...]] = {
     Consumer: (getmany, perform_seek, ack, _add_gap, _new_offset, wait_first),

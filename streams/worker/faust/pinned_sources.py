@@ -35,6 +35,7 @@ from faust.transport.drivers.aiokafka import (
     Producer as AIOKafkaProducer,
 )
 from faust.transport.producer import ProducerBuffer
+from mode.threads import MethodQueue, QueueServiceThread, ServiceThread
 
 from streams.errors import SettingsError
 
@@ -74,6 +75,13 @@ READ_AND_CHECKED: dict[tuple[type, str], str] = {
     (Consumer, "_drain_messages"): "44a2500309e8",
     (Consumer, "_commit_offsets"): "1a6979904118",
     (Consumer, "on_partitions_revoked"): "d04b7ae72c6f",
+    (AIOKafkaConsumerThread, "commit"): "d31c8558ba25",
+    (QueueServiceThread, "call_thread"): "479edda75b54",
+    (QueueServiceThread, "on_thread_stop"): "b58a5dbce24f",
+    (ServiceThread, "_shutdown_thread"): "d7377862e734",
+    (ServiceThread, "set_shutdown"): "ada84bf0cade",
+    (MethodQueue, "call"): "57bd4157ba4e",
+    (MethodQueue, "flush"): "fe97a2666990",
     (AIOKafkaConsumerThread, "_fetch_records"): "39a2c6c79fc1",
     (AIOKafkaConsumerThread, "_seek_wait"): "9d221e816d94",
     (AIOKafkaProducer, "flush"): "36d0cb3615f6",

@@ -142,9 +142,9 @@ class Watchdog(Service):  # type: ignore[misc]  # mode is not typed
 
     @Service.task  # type: ignore[untyped-decorator]
     async def _beat(self) -> None:
-        while not self.should_stop:
+        while not self._ended.is_set():  # through a stop too, which has a deadline of its own
             self._looks_missed = 0
-            await self.sleep(LOOK_EVERY_S)
+            await asyncio.sleep(LOOK_EVERY_S)
 
     def _watch_loop(self, watched: int) -> None:
         while not self._ended.wait(LOOK_EVERY_S):
