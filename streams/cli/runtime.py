@@ -302,9 +302,9 @@ def until_stopped() -> Iterator[Event]:
     import logging
 
     from streams.observability import logging as program_log
-    from streams.worker.signals import set_in_handler
+    from streams.worker.signals import SignalledEvent
 
-    stop, asked = Event(), False
+    stop, asked = SignalledEvent(), False
     before = {sign: signal.getsignal(sign) for sign in (signal.SIGTERM, signal.SIGINT)}
 
     def ask(number: int, _: object) -> None:
@@ -313,7 +313,7 @@ def until_stopped() -> Iterator[Event]:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
         if not asked:
             asked = True
-            set_in_handler(stop)
+            stop.set_in_handler()
             hint = "; Ctrl-C again kills" if number == signal.SIGINT else ""
             line = f"stopping, in-flight work is finished first{hint}"
             if program_log.is_json():

@@ -44,7 +44,7 @@ from streams.loop.report import Display
 from streams.loop.settings_file import leave_settings
 from streams.settings.load import save
 from streams.settings.model import Settings
-from streams.worker.signals import set_in_handler
+from streams.worker.signals import SignalledEvent
 
 EVALUATE_EVERY = 2
 WAITING_BATCHES = 2
@@ -78,7 +78,7 @@ class LoopRun:
     display: Display
     producer: Producer
     started_at: float
-    stopping: threading.Event = field(default_factory=threading.Event)
+    stopping: SignalledEvent = field(default_factory=SignalledEvent)
     peak_bytes: dict[str, int] = field(default_factory=dict)
     given: int = 0
     """Train tasks that are in the log or were sent."""
@@ -328,12 +328,12 @@ def memory_of_this_process() -> int:
 
 
 @contextmanager
-def _interruptible(stopping: threading.Event) -> Iterator[None]:
+def _interruptible(stopping: SignalledEvent) -> Iterator[None]:
     """Turn the first SIGINT or SIGTERM into `stopping`; the second ends the process as usual."""
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def stop(number: int, _: object) -> None:
-        set_in_handler(stopping)
+        stopping.set_in_handler()
         signal.signal(number, before[signal.Signals(number)])
 
     for number in before:

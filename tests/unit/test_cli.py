@@ -418,6 +418,23 @@ def test_a_signal_in_the_middle_of_a_wait_stops_the_process_too() -> None:
     assert (child.returncode, child.stderr.count("stopping")) == (0, 1)
 
 
+SIGNALLED_IN_ANOTHER_THREAD = """\
+import os, signal, threading, time
+from streams.cli.runtime import until_stopped
+with until_stopped() as stop:
+    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])  # so nothing interrupts this thread
+    stop.wait()
+"""
+
+
+def test_a_signal_that_interrupts_no_wait_stops_the_process_too() -> None:
+    child = subprocess.run(
+        [sys.executable, "-c", SIGNALLED_IN_ANOTHER_THREAD], capture_output=True, text=True, timeout=30
+    )
+    assert (child.returncode, child.stderr.count("stopping")) == (0, 1)
+
+
 # --- settings ---------------------------------------------------------------------------------------------------------
 
 
