@@ -370,6 +370,7 @@ def _await_ready(running: RunningBroker, deadline: float) -> None:
                 answer = client.list_topics(timeout=1.0)
                 if answer.brokers and answer.cluster_id == known.cluster_id:
                     return
+            client = None  # one that was told of no node, as a fenced one's metadata say, asks nobody again
         time.sleep(0.02)
     raise LogError(
         f"{running.data_dir}: node {running.pid} does not answer at {running.bootstrap}; "
