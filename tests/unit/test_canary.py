@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -10,10 +11,11 @@ from typing import Any
 import pytest
 
 from schemas.events import AdapterEvent, AdvantagedGroup, LeftOut
+from streams.adapters.serving import place
 from streams.evaluation import intervals
 from streams.settings.model import Canary
 from streams.stages.rollouts import canary
-from streams.stages.rollouts.canary import CanaryTrial, Evidence
+from streams.stages.rollouts.canary import SETTLED_MS, CanaryTrial, Evidence
 from tests.support.factories import T0, changed, group
 
 RULE = Canary(step_groups=10, max_groups=200)
@@ -231,13 +233,38 @@ def test_a_person_is_asked_when_many_groups_brought_no_verdict() -> None:
     assert "200 groups of the candidate" in event.reason
 
 
+HALF = TRIAL._replace(steps=((0.5, T0),))
+
+
+def of_the_candidate(n: int, since: int = T0) -> list[AdvantagedGroup]:
+    """Return n groups that are the candidate's at half of the tasks, answered by the primary, each begun at `since`."""
+    numbers = (number for number in itertools.count() if place(2, f"t{number}") < 0.5)
+    return [answered(number, 1, created_at=since + 10, latency_ms=10.0) for number in itertools.islice(numbers, n)]
+
+
 def test_a_person_is_told_when_the_candidate_answers_nothing() -> None:
-    alone = [answered(number, 1) for number in range(200)]
-    event = decided(alone)
-    assert decided(alone[:199]) is None
+    alone = of_the_candidate(10, T0 + SETTLED_MS)
+    event = decided(alone, trial=HALF)
+    assert decided(alone[:9], trial=HALF) is None
     assert event is not None
     assert (event.kind, event.verdict) == ("judged", "ask")
     assert "could load it" in event.reason
+
+
+def test_tasks_that_were_under_way_when_the_share_grew_are_no_sign_that_the_candidate_answers_nothing() -> None:
+    assert decided(of_the_candidate(200, T0 + SETTLED_MS - 1), trial=HALF) is None
+
+
+def test_what_is_the_primarys_by_its_task_is_no_sign_that_the_candidate_answers_nothing() -> None:
+    theirs = [number for number in range(200) if place(2, f"t{number}") >= 0.5]
+    assert decided([answered(number, 1, created_at=T0 + 2 * SETTLED_MS) for number in theirs], trial=HALF) is None
+
+
+def test_what_a_candidate_missed_at_one_share_does_not_count_at_the_next() -> None:
+    evidence = after(of_the_candidate(9, T0 + SETTLED_MS), HALF)
+    grown = HALF._replace(steps=(*HALF.steps, (1.0, T0 + 2 * SETTLED_MS)))
+    evidence = after(of_the_candidate(1, T0 + 3 * SETTLED_MS), grown, evidence)
+    assert evidence.missed == 1
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,10 @@ responses the share that was cut at max_tokens, the tokens and the latency. How 
 interval, and decides nothing. Groups that the trainer cannot use (dropped, all rewards equal) count like all others. A
 group counts for the step in which it ended.
 
+A group ends some time after its version was chosen, and an agent that could not fetch the candidate tries again after
+half a minute. So whether the candidate answers at all is asked of groups that began `SETTLED_MS` after their step did:
+the share is one of task ids, so it is known which of them were the candidate's (`Evidence.missed`).
+
 The reward is tested by streams/evaluation/sequential.py. A guardrail trips when the same kind of interval shows that
 its figure rose at all, and the best estimate is a rise by more than is allowed: so a bad candidate is caught long
 before the exact rise is known, and one that is no different is not, at any look, with probability 1 - alpha over all
@@ -27,6 +31,7 @@ from typing import Any, Literal, NamedTuple
 
 from schemas.conventions import POLICY_LAG, UNSCORED, has_scores
 from schemas.events import AdapterEvent, AdvantagedGroup, Verdict, derive_id
+from streams.adapters.serving import place
 from streams.evaluation import intervals, sequential
 from streams.evaluation.results import is_right, short
 from streams.evaluation.sequential import ARMS, Arm, ArmName, ArmPair, ConfidenceSequence
@@ -36,6 +41,8 @@ from streams.worker.table_rows import pack, unpack
 STAGE = "rollouts"
 GUARDRAILS = ("failed", "truncated", "tokens", "latency_ms")
 FIGURES = ("reward", "success", *GUARDRAILS)
+SETTLED_MS = 60_000
+"""From the start of a step: groups that began later had their version chosen under its share."""
 
 
 # --- the canary itself -----------------------------------------------------------------------------------------------
@@ -89,6 +96,8 @@ class Evidence:
     next_offset: int = 0
     """Of the topic `groups`: everything before it is counted."""
     steps: tuple[StepCounts, ...] = ()
+    missed: int = 0
+    """Groups of the step in force that were the candidate's by their task, and that the primary answered."""
     proven: bool = False
     """Whether the test has decided for the candidate."""
     written: tuple[str, ...] = ()
@@ -145,10 +154,18 @@ def count(evidence: Evidence, trial: CanaryTrial, group: AdvantagedGroup, offset
     arm, step = arm_of(group, trial), trial.step_at(group.created_at)
     if arm is None or step is None:
         return evidence
-    steps = [*evidence.steps, *([NOTHING] * (len(trial.steps) - len(evidence.steps)))]
+    begun = [NOTHING] * (len(trial.steps) - len(evidence.steps))
+    steps = [*evidence.steps, *begun]
     counts = steps[step]
     steps[step] = {**counts, **{name: counts[name].add(arm, value) for name, value in figures(group).items()}}
-    return replace(evidence, steps=tuple(steps), next_offset=offset + 1)
+    missed = (0 if begun else evidence.missed) + (arm == "primary" and _is_candidates(group, trial))
+    return replace(evidence, steps=tuple(steps), missed=missed, next_offset=offset + 1)
+
+
+def _is_candidates(group: AdvantagedGroup, trial: CanaryTrial) -> bool:
+    """Return whether an agent that had read of the step in force, and could load the candidate, would have asked it."""
+    began = group.created_at - max((one.latency_ms for one in group.responses), default=0.0)
+    return began >= trial.steps[-1][1] + SETTLED_MS and place(trial.version, group.task_id) < trial.share
 
 
 def _mean(values: Iterable[float]) -> float | None:
@@ -235,11 +252,10 @@ def find(evidence: Evidence, trial: CanaryTrial, rule: Rule) -> tuple[Evidence, 
             if rule.decide == "ask":
                 return evidence, CanaryFinding("judged", f"{reason}; a person promotes it", verdict="promote")
             return evidence, CanaryFinding("promoted", reason)
-    primary_groups = evidence.groups_in_step("primary", trial)
-    if not evidence.groups_in_step("candidate", trial) and primary_groups >= rule.step_groups / trial.share:
+    if not evidence.groups_in_step("candidate", trial) and evidence.missed >= rule.step_groups:
         reason = (
-            f"canary: not one of {primary_groups} groups at {trial.share:g} is the candidate's; check whether the "
-            "agents could load it. A person decides"
+            f"canary: the primary answered all {evidence.missed} groups that were the candidate's at {trial.share:g}; "
+            "check whether the agents could load it. A person decides"
         )
         return evidence, CanaryFinding("judged", reason, verdict="ask")
     if evidence.groups("candidate") >= rule.max_groups and not evidence.proven:
@@ -339,7 +355,7 @@ def metrics(evidence: Evidence, rule: Rule) -> dict[str, float]:
 
 # --- the table row ----------------------------------------------------------------------------------------------------
 
-ROW_VERSION = 3
+ROW_VERSION = 4
 
 
 def dump(evidence: Evidence) -> bytes:
@@ -363,6 +379,7 @@ def load(row: bytes | None) -> Evidence:
             {figure: ArmPair(*(Arm(*values) for values in pair)) for figure, pair in step.items()}
             for step in data["steps"]
         ),
+        missed=data["missed"],
         proven=data["proven"],
         written=tuple(data["written"]),
         over=data["over"],
