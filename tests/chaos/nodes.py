@@ -218,6 +218,9 @@ class Cluster:
         return {
             **node.server_properties(folder, own, {}),
             "node.id": str(i),
+            # a single node follows nobody and hands over to nobody; of these three, each does (Kafka's defaults)
+            "broker.session.timeout.ms": "9000",
+            "metadata.max.idle.interval.ms": "500",
             "controller.quorum.voters": ",".join(f"{j}@{HOST}:{self._controllers[j]}" for j in NODES),
             "default.replication.factor": str(len(NODES)),
             "min.insync.replicas": str(IN_SYNC),
