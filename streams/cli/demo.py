@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from streams.cli.runtime import AppContext, pass_call
+from streams.cli.runtime import AppContext, json_object, pass_call
 
 
 @click.command()
@@ -22,6 +22,12 @@ from streams.cli.runtime import AppContext, pass_call
     show_default=True,
     metavar="NAME",
     help="What is learned: sums, an environment of several turns (calculator, lookup, guess), or reasoning-gym:NAME.",
+)
+@click.option(
+    "--options",
+    default="{}",
+    metavar="JSON",
+    help='Options of the family, e.g. {"noise": 5}; see `tasks generate --list`.',
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the tasks, held-out ones included.")
 @click.option(
@@ -48,6 +54,7 @@ def demo(
     call: AppContext,
     /,
     output: str,
+    options: str,
     **chosen: Any,
 ) -> None:
     """Watch a model learn from a real Kafka log.
@@ -60,7 +67,8 @@ def demo(
 
     from streams.loop import demo as loop
 
-    options = loop.DemoOptions(**chosen, config=call.config, overrides=call.overrides)
-    result = loop.run(options, Console(stderr=output == "json"))
+    wanted = json_object(options, "--options")
+    plan = loop.DemoOptions(**chosen, options=wanted, config=call.config, overrides=call.overrides)
+    result = loop.run(plan, Console(stderr=output == "json"))
     if output == "json":
         sys.stdout.write(json.dumps(result) + "\n")

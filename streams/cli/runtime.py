@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from streams.errors import LogError, StreamwardError
+from streams.errors import LogError, SettingsError, StreamwardError
 
 if TYPE_CHECKING:
     from streams.settings.model import Settings
@@ -224,6 +224,19 @@ def user_name() -> str:
         return getpass.getuser()
     except (OSError, KeyError):
         return f"uid {os.getuid()}"
+
+
+def json_object(text: str, option: str) -> dict[str, Any]:
+    """Return what `option` was given. Raises SettingsError if it is no JSON object."""
+    from schemas import json_text
+
+    try:
+        found = json_text.parse(text)
+    except ValueError as exc:
+        raise SettingsError(f"{option} {text}: not JSON: {exc}") from exc
+    if not isinstance(found, dict):
+        raise SettingsError(f'{option} {text}: expected a JSON object, e.g. {{"terms": 3}}')
+    return found
 
 
 def output_option(command: F) -> F:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from streams.cli.runtime import AppContext, output_option, pass_call
+from streams.cli.runtime import AppContext, json_object, output_option, pass_call
 from streams.cli.task_file import TaskFileOptions, read_tasks, task_file_options
 from streams.errors import SettingsError, StreamwardError
 
@@ -146,7 +146,7 @@ def tasks_generate(
         purpose=purpose,
         policy=policy or call.settings.policy.name,
         group_size=group_size,
-        options=_json_object(options, "--options"),
+        options=json_object(options, "--options"),
         max_tokens=max_tokens,
     )
     made = generators.generate(spec, now_ms=now_ms())
@@ -194,15 +194,3 @@ def _trace() -> Context | None:
     from streams.observability.tracing import context
 
     return context.parse(os.environ.get("TRACEPARENT"))
-
-
-def _json_object(text: str, option: str) -> dict[str, Any]:
-    from schemas import json_text
-
-    try:
-        found = json_text.parse(text)
-    except ValueError as exc:
-        raise SettingsError(f"{option} {text}: not JSON: {exc}") from exc
-    if not isinstance(found, dict):
-        raise SettingsError(f'{option} {text}: expected a JSON object, e.g. {{"terms": 3}}')
-    return found

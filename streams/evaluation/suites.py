@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from schemas.events import Task
 
@@ -23,6 +25,11 @@ class Suite:
     """By scenario: the lowest `success` and `mean_reward` with which the guard promotes a version."""
 
 
-def generated_name(generator: str, count: int, seed: int) -> str:
-    """Return the name of the suite made of a generator's first `count` held-out tasks."""
-    return f"{generator}/n={count}/seed={seed}"
+def generated_name(generator: str, count: int, seed: int, options: Mapping[str, Any]) -> str:
+    """Return the name of the suite made of a generator's first `count` held-out tasks.
+
+    >>> generated_name("sums", 35, 0, {"terms": 3})
+    'sums/n=35/seed=0/{"terms": 3}'
+    """
+    name = f"{generator}/n={count}/seed={seed}"
+    return f"{name}/{json.dumps(dict(options), sort_keys=True)}" if options else name

@@ -8,10 +8,11 @@ Everything is stored in one folder of its own, the Kafka node included.
 from __future__ import annotations
 
 import itertools
+import json
 import shutil
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -54,6 +55,8 @@ class DemoOptions(Plan):
     minutes: float = 8.0
     data_dir: Path = Path(".streamward/demo")
     task: str = "sums"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Of the task's family."""
     seed: int = 0
     server_port: int | None = None
     """Where the server for agents listens; None: where the settings say."""
@@ -110,13 +113,15 @@ class DemoOptions(Plan):
 
     def tasks(self, settings: Settings, progress: Progress) -> Iterator[Task]:
         """Return the train tasks that are not in the log yet, for ever."""
-        spec = TaskSpec(family=self.task, count=sys.maxsize, seed=self.seed, purpose="train", policy=POLICY)
+        spec = TaskSpec(
+            family=self.task, count=sys.maxsize, seed=self.seed, purpose="train", policy=POLICY, options=self.options
+        )
         endless = generate(spec, now_ms=times.now_ms())
         return itertools.islice(endless, progress.train_tasks[self.task], None)
 
     def suite(self) -> Suite:
         """Return the held-out tasks."""
-        return suites.generated(self.task, count=HELD_OUT_TASKS, seed=self.seed)
+        return suites.generated(self.task, count=HELD_OUT_TASKS, seed=self.seed, options=self.options)
 
     def to_continue(self) -> list[str]:
         """Return the arguments of a run that adds ten steps to this one."""
@@ -128,6 +133,8 @@ class DemoOptions(Plan):
         for name in ("data_dir", "model", "task", "seed", "engine"):
             if (value := getattr(self, name)) != getattr(plain, name):
                 words += [f"--{name.replace('_', '-')}", str(value)]
+        if self.options:
+            words += ["--options", json.dumps(dict(self.options))]
         return words
 
 

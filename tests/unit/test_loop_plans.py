@@ -91,6 +91,16 @@ def test_another_seed_makes_other_tasks_and_goes_on_with_them() -> None:
     assert settings.batches.groups == 8
 
 
+def test_options_of_the_family_make_other_tasks_and_another_suite_and_are_kept_when_it_resumes() -> None:
+    plans = [DemoOptions(task="distractor", options=options) for options in ({}, {"noise": 5})]
+    settings = plans[0].settings()
+    starts = [next(plan.tasks(settings, Progress(settings))).environment for plan in plans]
+    assert [start and start.settings for start in starts] == ["{}", '{"noise": 5}']
+    assert plans[0].suite().name == "distractor/n=35/seed=0"
+    assert plans[1].suite().name == 'distractor/n=35/seed=0/{"noise": 5}'
+    assert plans[1].to_continue()[-2:] == ["--options", '{"noise": 5}']
+
+
 def test_a_run_takes_no_option_from_the_run_before() -> None:
     started(DemoOptions(overrides=("batches.groups=3",), engine="scripted"))
     started(DemoOptions(), "127.0.0.1:22000")

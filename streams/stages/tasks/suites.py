@@ -165,13 +165,14 @@ def of_guard(settings: Settings) -> Suite | None:
     return None if settings.guard.suite is None else load(settings.guard.suite, settings.topics)
 
 
-def generated(generator: str, *, count: int, seed: int) -> Suite:
-    """Return a generator's held-out tasks as a suite of one scenario, named `GENERATOR/n=COUNT/seed=SEED`.
+def generated(generator: str, *, count: int, seed: int, options: Mapping[str, Any] | None = None) -> Suite:
+    """Return a generator's held-out tasks as a suite of one scenario, named by `generated_name`.
 
     Raises as `generators.generate`.
     """
-    spec = TaskSpec(family=generator, count=count, seed=seed, purpose="eval", policy="")
-    return Suite(name=generated_name(generator, count, seed), questions=tuple(generate(spec, now_ms=0)), thresholds={})
+    spec = TaskSpec(family=generator, count=count, seed=seed, purpose="eval", policy="", options=options or {})
+    name = generated_name(generator, count, seed, spec.options)
+    return Suite(name=name, questions=tuple(generate(spec, now_ms=0)), thresholds={})
 
 
 def of_tasks(name: str, tasks: Sequence[Task]) -> Suite:
