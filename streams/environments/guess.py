@@ -39,6 +39,8 @@ class Guess(TextGame[GuessOptions]):
     max_tokens = 6
     is_held_out_sampled = True
     """At temperature 0 a policy is one fixed tree of guesses: which numbers are in it is chance, not skill."""
+    train_temperature = 1.3
+    """A number that no run of its group guesses teaches nothing, so training varies more than what is asked later."""
 
     @property
     def max_turns(self) -> int:

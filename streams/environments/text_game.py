@@ -93,6 +93,8 @@ class TextGame(ABC, Generic[O]):
     """That the longest sensible action has, as plain text."""
     is_held_out_sampled: ClassVar[bool] = False
     """Whether held-out episodes are played at temperature 1 instead of 0."""
+    train_temperature: ClassVar[float] = 1.0
+    """Of generated tasks to train on; those to serve have 1."""
 
     def __init__(self, options: O) -> None:
         self.options = options

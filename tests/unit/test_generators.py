@@ -54,6 +54,12 @@ def test_held_out_episodes_are_greedy_where_that_says_something(family: str, tem
     assert (held_out.group_size, held_out.sampling.temperature) == (1, temperature)
 
 
+@pytest.mark.parametrize(("purpose", "temperature"), [("train", 1.3), ("serve", 1.0), ("eval", 1.0)])
+def test_guess_varies_more_in_training_than_when_it_is_asked(purpose: Purpose, temperature: float) -> None:
+    [task] = some("guess", count=1, purpose=purpose)
+    assert task.sampling.temperature == temperature
+
+
 def test_every_task_is_one_that_the_log_takes_and_the_scorers_know() -> None:
     for task in some(count=5) + some(count=5, purpose="eval") + some(count=5, purpose="serve"):
         assert serde.decode(serde.encode(task), Task) == task

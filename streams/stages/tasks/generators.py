@@ -70,8 +70,9 @@ class EpisodeQuestion(NamedTuple):
     start: EpisodeStart
     shown: Shown
     max_turns: int
+    train_temperature: float
     is_held_out_sampled: bool
-    """Whether held-out episodes are played at temperature 1, too."""
+    """Whether held-out episodes are played at temperature 1, not 0."""
 
 
 class SumsConfig(ScorerOptions):
@@ -155,7 +156,6 @@ def families() -> dict[str, dict[str, Any]]:
 def _task(spec: TaskSpec, question: Question, index: int, now_ms: int) -> Task:
     options_id = [json.dumps(dict(spec.options), sort_keys=True)] if spec.options else []
     options_id += [f"max_tokens={spec.max_tokens}"] if spec.max_tokens is not None else []
-    is_sampled = not spec.held_out or (question.episode is not None and question.episode.is_held_out_sampled)
     task = Task(
         task_id=derive_id("generator", spec.family, spec.purpose, spec.policy, spec.seed, index, *options_id),
         created_at=now_ms,
@@ -164,16 +164,24 @@ def _task(spec: TaskSpec, question: Question, index: int, now_ms: int) -> Task:
         purpose=spec.purpose,
         scenario=spec.family,
         group_size=1 if spec.held_out else spec.group_size,
-        sampling=Sampling(temperature=float(is_sampled), max_tokens=spec.max_tokens or question.max_tokens),
+        sampling=Sampling(
+            temperature=_temperature(spec, question.episode), max_tokens=spec.max_tokens or question.max_tokens
+        ),
         verifier=json.dumps(question.verifier),
         reward_sources=(question.eval_source if spec.held_out else question.train_source,),
         messages=(Message(role="system", content=SYSTEM_PROMPT), Message(role="user", content=question.text)),
     )
     if question.episode is None:
         return task
-    start, shown, max_turns, _ = question.episode
+    start, shown, max_turns, *_ = question.episode
     in_episode = replace(task, agent=ENVIRONMENT_AGENT, environment=start, max_turns=max_turns)
     return replace(in_episode, tools=shown.tools, messages=shown.messages)
+
+
+def _temperature(spec: TaskSpec, episode: EpisodeQuestion | None) -> float:
+    if spec.held_out:
+        return float(episode is not None and episode.is_held_out_sampled)
+    return episode.train_temperature if episode is not None and spec.purpose == "train" else 1.0
 
 
 # --- sums -------------------------------------------------------------------------------------------------------------
@@ -288,5 +296,5 @@ def _episodes(spec: TaskSpec) -> Iterator[Question]:
         else:
             raise EventError(f"generator {spec.family}: {_DRAWS_PER_TASK} episodes, and none on the right side")
         start = EpisodeStart(name=spec.family, settings=settings, seed=seed)
-        episode = EpisodeQuestion(start, shown, game.max_turns, game.is_held_out_sampled)
+        episode = EpisodeQuestion(start, shown, game.max_turns, game.train_temperature, game.is_held_out_sampled)
         yield Question(text, {}, rewarded, verified, max_tokens, episode)
