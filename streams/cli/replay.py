@@ -15,13 +15,23 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from streams.cli.runtime import INTERRUPTED, AppContext, output_option, pass_call, source_option, until_stopped
+from streams.cli.runtime import (
+    INTERRUPTED,
+    AppContext,
+    json_object,
+    output_option,
+    pass_call,
+    source_option,
+    until_stopped,
+)
 
 if TYPE_CHECKING:
     from streams.kafka.history import History
     from streams.output import Output
     from streams.settings.model import Settings
     from streams.tools.archive.history import Source
+    from streams.tools.replay.held_out import HeldOutSuite
+    from streams.tools.replay.replay import Report
     from streams.tools.replay.run import ReplayRequest
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -245,6 +255,7 @@ def _where(settings: Settings, condition: str, *, source: Source) -> set[str]:
     metavar="GENERATOR",
     help="The generator of the questions.",
 )
+@click.option("--options", default="{}", metavar="JSON", help="Options of the generator.")
 @click.option("--count", type=click.IntRange(min=1), default=100, show_default=True, help="Questions per version.")
 @click.option("--seed", type=int, default=0, show_default=True, help="The same seed gives the same questions.")
 @click.option("--versions", default="0,last", show_default=True, metavar="N,N,last", help="The versions that answer.")
@@ -263,6 +274,7 @@ def replay_evaluate(
     ctx: click.Context,
     name: str,
     generator: str,
+    options: str,
     count: int,
     seed: int,
     versions: str,
@@ -271,8 +283,9 @@ def replay_evaluate(
 ) -> None:
     """Evaluate an experiment's versions on held-out questions.
 
-    A policy agent and a scoring agent run in this process until all are answered. `experiments compare` shows the
-    scores. Repeating the command adds nothing.
+    A policy agent and a scoring agent run in this process until all are answered; for a suite of an environment also
+    the server for agents and the built-in agent. `experiments compare` shows the scores. Repeating the command adds
+    nothing.
     """
     from streams import output as show
     from streams.scorers import named_sources
@@ -281,13 +294,14 @@ def replay_evaluate(
 
     suite = asking.HeldOutSuite(
         generator=generator,
+        options=json_object(options, "--options"),
         count=count,
         seed=seed,
         versions=tuple(versions.split(",")),
         scorers=named_sources(scorers),
     )
     try:
-        with until_stopped() as stop, _progress() as report:
+        with until_stopped() as stop, _progress() as report, _played(call.settings, name, suite, report) as report:
             results = asking.run(call.settings_to_write, name, suite, stop=stop, report=report)
     except Stopped:
         click.echo("Stopped. Run the same command again to resume.", err=True)
@@ -295,3 +309,22 @@ def replay_evaluate(
     found = [{"version": number, "suite": event.suite, **event.metrics} for number, event in results.items()]
     columns = [show.Column(title, title) for title in ("version", "exact", "mean_reward", "n", "failed", "suite")]
     show.rows([{"exact": None, "mean_reward": None, **row} for row in found], columns, output)
+
+
+@contextmanager
+def _played(settings: Settings, name: str, suite: HeldOutSuite, report: Report) -> Iterator[Report]:
+    """Have a suite of episodes played while the block runs; yield a report that also restarts whoever ended."""
+    from streams.loop.players import playing
+    from streams.tools.replay import experiments
+
+    if not suite.in_environment:
+        yield report
+        return
+    with playing(experiments.find(settings, name).folder / "streamward.toml") as check:
+
+        def watched(stage: str, done: int, of: int | None) -> None:
+            for line in check():
+                click.echo(line, err=True)
+            report(stage, done, of)
+
+        yield watched

@@ -13,9 +13,7 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -38,6 +36,7 @@ from streams.kafka.reader import PartitionReader
 from streams.kafka.topics import LABELS
 from streams.loop import report
 from streams.loop.plan import Plan
+from streams.loop.players import CHILD, PLAYERS, child_env, command
 from streams.loop.processes import Processes, memory_bytes
 from streams.loop.progress import Progress
 from streams.loop.report import Display
@@ -51,8 +50,6 @@ WAITING_BATCHES = 2
 """How many batches' worth of tasks are kept waiting, so that the policy agent never runs dry."""
 TICK_S = 0.25
 NODE_CHECK_S = 0.5
-CHILD = {"TOKENIZERS_PARALLELISM": "false", "OMP_WAIT_POLICY": "PASSIVE", "PYTHONUNBUFFERED": "1"}
-"""Set in the environment of every process that a run starts."""
 PROCESSES: dict[str, tuple[str, ...]] = {
     "streams": ("streams",),
     "scoring": ("scoring",),
@@ -60,8 +57,6 @@ PROCESSES: dict[str, tuple[str, ...]] = {
     "train": ("train",),
 }
 """By name, what is typed behind `streamward`."""
-PLAYERS: dict[str, tuple[str, ...]] = {"serve": ("serve",), "agents": ("agents", "run", "--environments", "--server")}
-"""Those that answer tasks which are episodes; the address of the server follows."""
 STOPS_LAST = ("serve", "vllm")
 """What others need to finish their work, in the order in which it is stopped."""
 
@@ -199,8 +194,7 @@ def _loop(plan: Plan, settings: Settings, config: Path, console: Console) -> dic
 def _child_env(plan: Plan) -> dict[str, str]:
     if plan.starts_vllm:
         return vllm_launch.environment() | CHILD
-    env = {name: value for name, value in os.environ.items() if not name.startswith("STREAMWARD_")}
-    return env | CHILD
+    return child_env()
 
 
 def _start_vllm(run: LoopRun) -> None:
@@ -220,7 +214,7 @@ def _start(run: LoopRun, config: Path) -> None:
     if run.plan.starts_vllm:
         _start_vllm(run)
     for name, words in commands(run.plan, run.settings, trains=run.trains).items():
-        run.processes.start(name, [sys.executable, "-m", "streams.cli", "--config", str(config), *words])
+        run.processes.start(name, command(config, words))
 
 
 def commands(plan: Plan, settings: Settings, *, trains: bool) -> dict[str, tuple[str, ...]]:

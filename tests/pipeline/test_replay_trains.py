@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
-from schemas.events import AdapterEvent, AdvantagedGroup, DeadLetter
+from schemas.events import AdapterEvent, AdvantagedGroup, DeadLetter, Response
+from streams.cli.root import cli
 from streams.engines.base_model import load_base
 from streams.errors import NotFoundError, RefusedError
+from streams.settings.load import to_env
 from streams.settings.model import Model, Settings
 from streams.tools.archive import history
 from streams.tools.replay import comparison, experiments, held_out, run as replay
@@ -115,6 +119,16 @@ def test_its_versions_answer_held_out_questions_once_and_are_compared(source: Se
     (base, last) = comparison.rows(*sides)
     assert (base["version"], last["version"], last["default"], last["difference"]) == (0, 4, None, None)
     assert last["whole"] is not None and last["n"] == [2, 0]
+
+
+def test_its_versions_play_held_out_episodes(source: Settings, whole: ReplayResult) -> None:
+    asked = ["replay", "evaluate", "whole", "--suite", "distractor", "--options", '{"turns": 2}', "--count", "2"]
+    result = CliRunner().invoke(cli, [*asked, "--versions", "last", "--output", "jsonl"], env=to_env(source))
+    assert result.exit_code == 0, result.stderr
+    row = json.loads(result.stdout)
+    assert (row["version"], row["n"], row["suite"]) == (4, 2, 'distractor/n=2/seed=0/{"turns": 2}')
+    played = [one for _, one in read(whole.settings, Response) if one.agent_id == "environment"]
+    assert [(one.adapter_version, len(one.turns), one.error) for one in played] == [(4, 2, None)] * 2
 
 
 def test_questions_of_a_version_that_is_not_there_are_refused(source: Settings, whole: ReplayResult) -> None:

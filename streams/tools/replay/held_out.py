@@ -3,7 +3,8 @@
     suite ──► eval tasks, pinned to each version ──► policy and scoring agent, here ──► join ──► groups, `evaluated`
 
 The same agents as in the loop run in this process on the experiment's own log until every question is answered and
-scored; the batch driver joins the answers, and the reducer of rollouts adds up the scores. A second call adds nothing.
+scored. Episodes are for the caller to have played (streams/loop/players.py). The batch driver joins the answers, and
+the reducer of rollouts adds up the scores. A second call adds nothing.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from schemas.events import AdapterEvent, AdvantagedGroup, Response, Reward, RewardSource, SourceRange, Task, derive_id
 from schemas.serde import Poison, encode
 from streams.adapters import versions as adapters
+from streams.environments.registry import LISTED
 from streams.errors import NotFoundError, RefusedError, SettingsError
 from streams.evaluation import results as suite_results, run as evaluate
 from streams.kafka import admin, times
@@ -45,9 +48,16 @@ class HeldOutSuite:
     generator: str
     count: int
     seed: int = 0
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Of the generator."""
     versions: tuple[str, ...] = ("0", "last")
     scorers: tuple[RewardSource, ...] = ()
     """Who judges the answers; default: the generator's own scorer."""
+
+    @property
+    def in_environment(self) -> bool:
+        """Whether its questions are episodes, which the agents of this module do not play."""
+        return self.generator in LISTED
 
     def judged(self, task: Task) -> Task:
         """Return a question of the generator as this suite asks it: with another judge it is another question."""
@@ -110,7 +120,7 @@ def run(
 def _asked(own: Settings, suite: HeldOutSuite) -> dict[str, Task]:
     """Return the questions by id."""
     now_ms = times.now_ms()
-    questions = suites.generated(suite.generator, count=suite.count, seed=suite.seed)
+    questions = suites.generated(suite.generator, count=suite.count, seed=suite.seed, options=suite.options)
     asked = (
         suite.judged(task)
         for version in _versions(own, suite.versions)
