@@ -1,6 +1,6 @@
 """Topic to Arrow and to the archive, against a plain consume and fastavro dictionaries; bytes on disk.
 
-All on one core, by turns, over the same records: `streams.tools.arrow.bulk` and `streams.tools.arrow` (every rule of
+All on one core, by turns, over the same records: `streams.arrow.bulk` and `streams.arrow` (every rule of
 serde checked); confluent-kafka alone, looking at nothing; confluent-kafka and a fastavro dictionary for each record,
 nothing checked. Then the archive: records a second through `streams.tools.archive.sync`, and the bytes of its files
 against those of the topic's, which hold lz4 batches. A segment holds each record twice, as columns and as the payload
@@ -22,13 +22,13 @@ import confluent_kafka as ck
 import fastavro
 
 from schemas import versions
+from streams.arrow import bulk
+from streams.arrow.decode import decode_rows
 from streams.kafka import admin
 from streams.kafka.client import client_config
 from streams.kafka.topics import topics
 from streams.settings.model import Archive, Settings
 from streams.tools.archive.sync import sync
-from streams.tools.arrow import bulk
-from streams.tools.arrow.decode import decode_rows
 from tests.benchmarks.join import PEER
 from tests.benchmarks.loop import node
 from tests.benchmarks.side_by_side import by_turns, line, median_s, say

@@ -20,11 +20,11 @@ import pyarrow.parquet as pq
 
 from schemas import serde
 from schemas.events import Coordinates
+from streams.arrow.decode import side_by_side
 from streams.kafka.record import Record, dead_letter
 from streams.settings.model import Settings
 from streams.tools.archive.manifests import Manifest, Segment, manifest_bytes
 from streams.tools.archive.segment_writer import SegmentWriter
-from streams.tools.arrow.decode import side_by_side
 from streams.tools.dead_letters.letters import Letter, RedriveTarget, decision
 from streams.worker.faust.changelogs import Changelogs, Extent
 from tests.fuzz.target import CORPUS

@@ -16,6 +16,7 @@ import pytest
 
 from schemas import versions
 from schemas.events import Reward, Task
+from streams.arrow.decode import decode
 from streams.errors import LogError, StreamwardError
 from streams.kafka import admin
 from streams.observability import catalog
@@ -27,7 +28,6 @@ from streams.tools.archive.segment_writer import segment_schema
 from streams.tools.archive.segments import ArchiveReader
 from streams.tools.archive.sync import sync
 from streams.tools.archive.verify import verify
-from streams.tools.arrow.decode import decode
 from tests.chaos.disks import NotShown, fill, free, read_only, small_disk, writable
 from tests.chaos.proxy import free_ports
 from tests.support.log.archived import ONE, cut, deleted, held, in_the_log, name, of, settings, small, write, write_odd

@@ -7,6 +7,7 @@ import pytest
 from confluent_kafka import admin
 
 from schemas.events import Reward
+from streams.arrow import bulk, decode
 from streams.errors import LogError
 from streams.kafka import admin as cluster, reader
 from streams.kafka.client import client_config
@@ -14,7 +15,6 @@ from streams.kafka.producer import Producer
 from streams.kafka.record import Record, TopicPartition
 from streams.kafka.topics import topics
 from streams.settings.model import Settings
-from streams.tools.arrow import bulk, decode
 from tests.support.factories import response, reward
 
 pytestmark = pytest.mark.kafka

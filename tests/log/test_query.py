@@ -17,6 +17,7 @@ from confluent_kafka import admin
 from pyarrow import parquet
 
 from schemas.events import LeftOut, Response, Task
+from streams.arrow import rules
 from streams.cli.root import cli
 from streams.errors import LogError, RefusedError
 from streams.kafka import admin as cluster
@@ -27,7 +28,6 @@ from streams.settings.load import to_env
 from streams.settings.model import Kafka, Settings
 from streams.tools.archive import sync
 from streams.tools.archive.segments import ArchiveReader
-from streams.tools.arrow import rules
 from streams.tools.query import formats
 from streams.tools.query.session import Session, connect
 from streams.tools.query.source import Scope

@@ -29,10 +29,10 @@ from schemas.events import (
 )
 from schemas.serde import Poison, encode
 from schemas.tokens import PerToken
+from streams.arrow.decode import CHUNK_RECORDS, Bad, arrow_schema, decode
+from streams.arrow.events import decode_events, decode_values
 from streams.kafka.record import Record
 from streams.stages.advantages.incoming import FIELDS, columns_of
-from streams.tools.arrow.decode import CHUNK_RECORDS, Bad, arrow_schema, decode
-from streams.tools.arrow.events import decode_events, decode_values
 from tests.support.any_event import any_event, values
 from tests.support.factories import group, in_version_1, member, one_of_each, plain as raw, response, reward, task
 from tests.support.older_schemas import older_schemas

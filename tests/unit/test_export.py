@@ -15,9 +15,9 @@ from pyarrow import parquet
 
 from schemas.events import AdvantagedGroup, Coordinates, Event, GroupResponse, Message, Response, Task, ToolCall
 from schemas.serde import encode
+from streams.arrow import decode
 from streams.errors import LogError, NotFoundError, RefusedError, SettingsError
 from streams.kafka.record import Record
-from streams.tools.arrow import decode
 from streams.tools.query import export
 from streams.tools.query.examples import ExportOptions, Row, check
 from streams.tools.query.export import MANIFEST, Counts, split_of, statement

@@ -13,8 +13,8 @@ from schemas import ids, versions
 from schemas.events import Coordinates, Event, Reward, Task
 from schemas.ids import RegistryIds, RegistryVersion
 from schemas.serde import Poison, decode, encode
+from streams.arrow import decode as columns
 from streams.kafka.record import Record
-from streams.tools.arrow import decode as columns
 from tests.support.factories import in_version_1, one_of_each, reward, task
 from tests.support.older_schemas import older_schemas
 

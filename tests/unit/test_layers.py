@@ -24,7 +24,7 @@ LAYERS = [
     ],
     ["streams.observability"],
     ["streams.kafka"],
-    ["streams.engines", "streams.scorers", "streams.adapters", "streams.worker"],
+    ["streams.engines", "streams.scorers", "streams.adapters", "streams.arrow", "streams.worker"],
     ["streams.environments", "streams.evaluation"],
     ["streams.stages", "trainer"],
     ["streams.tools", "streams.loop"],

@@ -1,7 +1,7 @@
 """What the join takes from events, the same however they were decoded.
 
     an event ── columns_of ───────────────────────────► columns of FIELDS ──► incoming ──► for the reducer,
-    columns of many (streams/tools/arrow/events.py) ──►                                    and for the group's record
+    columns of many (streams/arrow/events.py) ──►                                          and for the group's record
 
 Only these few fields are looked at. So a replay reads them from columns, and makes no event of thousands of records.
 What is made for each record is a few tuples, by `map`, which takes a third of the time of a loop.

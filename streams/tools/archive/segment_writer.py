@@ -14,13 +14,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from schemas.events import Event
+from streams.arrow.decode import RECORD_FIELDS, DecodedRows, arrow_schema, judge, record_columns
 from streams.files import sha256_of
 from streams.kafka.record import Record
 from streams.kafka.topics import topics
 from streams.settings.model import Settings
 from streams.tools.archive.manifests import Segment
 from streams.tools.archive.segments import fingerprint, footer_sha256
-from streams.tools.arrow.decode import RECORD_FIELDS, DecodedRows, arrow_schema, judge, record_columns
 
 RAW_FIELDS = [
     pa.field("_key_bytes", pa.binary()),

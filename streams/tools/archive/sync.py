@@ -20,6 +20,8 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+from streams.arrow import bulk
+from streams.arrow.decode import DecodedRows
 from streams.errors import LogError
 from streams.kafka import admin
 from streams.kafka.record import TopicPartition
@@ -33,8 +35,6 @@ from streams.tools.archive.lag import UNREPORTED, ArchiveLag
 from streams.tools.archive.manifests import Manifest, Segment, manifest_bytes, manifest_numbers
 from streams.tools.archive.segment_writer import SegmentWriter, record_in
 from streams.tools.archive.segments import ArchiveReader, fingerprint
-from streams.tools.arrow import bulk
-from streams.tools.arrow.decode import DecodedRows
 
 KEPT_MANIFESTS = 16
 """Older ones are removed: every reader has seen a newer number since."""

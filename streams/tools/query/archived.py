@@ -18,12 +18,12 @@ import pyarrow.parquet as pq
 
 from schemas import ids as numbering, versions
 from schemas.events import Coordinates, Event
+from streams.arrow import decode
+from streams.arrow.decode import Bad, DecodedRows
 from streams.errors import LogError
 from streams.kafka.topics import Topic
 from streams.tools.archive.manifests import Segment
 from streams.tools.archive.segments import ArchiveReader
-from streams.tools.arrow import decode
-from streams.tools.arrow.decode import Bad, DecodedRows
 from streams.tools.query.source import Scope
 from streams.tools.query.views import literal
 

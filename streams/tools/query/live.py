@@ -20,8 +20,8 @@ import pyarrow.compute as pc
 from pyarrow import dataset
 
 from schemas.events import Event
-from streams.tools.arrow import decode
-from streams.tools.arrow.decode import Bad, DecodedRows
+from streams.arrow import decode
+from streams.arrow.decode import Bad, DecodedRows
 
 
 class Troubles:

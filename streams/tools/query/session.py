@@ -31,6 +31,8 @@ import duckdb
 import fsspec
 import pyarrow as pa
 
+from streams.arrow import bulk, decode
+from streams.arrow.decode import Bad, DecodedRows
 from streams.errors import LogError, NotFoundError, SettingsError, StreamwardError
 from streams.files import Scratch
 from streams.kafka.times import parse_time
@@ -39,8 +41,6 @@ from streams.settings.model import Settings
 from streams.tools.archive.history import Source
 from streams.tools.archive.manifests import Segment
 from streams.tools.archive.segments import ArchiveReader
-from streams.tools.arrow import bulk, decode
-from streams.tools.arrow.decode import Bad, DecodedRows
 from streams.tools.query import archived, statement as query_statement
 from streams.tools.query.live import Chunks, Live, Troubles
 from streams.tools.query.pull import Pull

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from schemas.events import Coordinates
+from streams.arrow.decode import DecodedRows
 from streams.errors import NotFoundError
 from streams.kafka import admin
 from streams.kafka.record import TopicPartition
@@ -22,7 +23,6 @@ from streams.kafka.topics import Topic, topics
 from streams.settings.model import Settings
 from streams.tools.archive.manifests import Segment
 from streams.tools.archive.segments import ArchiveReader
-from streams.tools.arrow.decode import DecodedRows
 
 
 @dataclass(frozen=True, slots=True)

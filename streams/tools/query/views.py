@@ -1,7 +1,7 @@
 """The views of the log: one per topic, and the joins that are needed most.
 
     topic `group-control` ──► view group_control       groups + responses ──► group_responses
-    the columns of tools/arrow                         adapters + batches + groups ──► lineage
+    the columns of streams/arrow                       adapters + batches + groups ──► lineage
                                                        adapters, folded          ──► rollout
                                                        trajectories + turns      ──► runs
                                                        groups + responses        ──► spans

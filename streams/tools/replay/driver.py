@@ -26,6 +26,8 @@ from typing import Any, NamedTuple
 from schemas import ids as numbering
 from schemas.events import AdvantagedGroup, Batch, Coordinates, DeadLetter
 from schemas.serde import Poison
+from streams.arrow.decode import at_once
+from streams.arrow.events import decode_events, decode_values
 from streams.kafka import admin
 from streams.kafka.reader import PartitionReader, fetch
 from streams.kafka.record import Record, dead_letter, encoded
@@ -36,8 +38,6 @@ from streams.stages.advantages import stage as advantages
 from streams.stages.advantages.group_event import GroupRecord
 from streams.stages.advantages.incoming import FIELDS, Incoming
 from streams.stages.advantages.state import EmitGroup, GroupState
-from streams.tools.arrow.decode import at_once
-from streams.tools.arrow.events import decode_events, decode_values
 
 Bounds = Mapping[tuple[str, int], tuple[int, int]]
 """By topic and partition: the first offset, and the one after the last."""

@@ -42,7 +42,7 @@ def events(folder: Path) -> Check:
 @target("columns", light=300)
 def columns(folder: Path) -> Check:
     """The bulk decoder gives each payload the verdict and the values that serde gives it."""
-    from streams.tools.arrow.decode import decode
+    from streams.arrow.decode import decode
 
     def check(data: bytes) -> str | None:
         kind = kind_of(data)

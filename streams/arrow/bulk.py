@@ -1,6 +1,6 @@
 """Read ranges of the log at the speed of librdkafka: as columns, never record by record.
 
-    starts, ends ──► read ──► DecodedRows of one topic, as many as are decoded at once ──► streams/tools/arrow/decode.py
+    starts, ends ──► read ──► DecodedRows of one topic, as many as are decoded at once ──► streams/arrow/decode.py
 
 A Record for each message costs more than decoding it, and so does Python's garbage collector if it finds thousands of
 messages to traverse: a few hundred are taken apart at a time. The rest is as in streams/kafka/reader.py: no group, no
@@ -17,11 +17,11 @@ from typing import Any
 
 import confluent_kafka as ck
 
+from streams.arrow.decode import CHUNK_BYTES, CHUNK_RECORDS, DecodedRows
 from streams.kafka.client import POLL_S, unreachable
 from streams.kafka.reader import PartitionReader, consume
 from streams.kafka.record import TopicPartition
 from streams.settings.model import Settings
-from streams.tools.arrow.decode import CHUNK_BYTES, CHUNK_RECORDS, DecodedRows
 
 AT_A_TIME = 500
 """Messages held at once: fewer than the 700 new objects that start Python's garbage collector."""

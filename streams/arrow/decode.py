@@ -11,7 +11,7 @@ something else where the mark belongs.
 A row is returned exactly where `serde.decode` returns an event, with the same values; every other record is in `bad`,
 with the same reason and error. pyruhvro alone promises less: it ignores bytes after a body, wraps integers that are too
 wide, and takes any bytes for text. So besides the marks, integers are read as 64 bits and must fit their column, texts
-are validated, and the rules of `schemas.events.problems` are checked column by column (streams/tools/arrow/rules.py).
+are validated, and the rules of `schemas.events.problems` are checked column by column (streams/arrow/rules.py).
 A chunk that fails any of this is halved until few records are left, and serde judges those.
 
 Where every second record is bad, all of them are decoded the slow way.
@@ -32,9 +32,9 @@ import pyruhvro
 
 from schemas import ids as numbering, serde, versions
 from schemas.events import Coordinates, Event
+from streams.arrow import rules, types
+from streams.arrow.types import TIME
 from streams.kafka.record import Record
-from streams.tools.arrow import rules, types
-from streams.tools.arrow.types import TIME
 
 CHUNK_RECORDS = 8192
 """Most records decoded at once."""

@@ -20,7 +20,7 @@ from schemas.avro_schema import Shape, shapes
 from schemas.events import Event
 from schemas.serde import Poison
 from schemas.tokens import VIEWS
-from streams.tools.arrow.decode import judge
+from streams.arrow.decode import judge
 
 
 class DecodedValues(NamedTuple):
