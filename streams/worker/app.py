@@ -23,13 +23,11 @@ from typing import Any
 
 import faust
 from aiokafka.errors import KafkaConnectionError
-from confluent_kafka.admin import NewTopic
 from faust.auth import SASLCredentials, SSLCredentials
 from faust.types import TP
 
 from schemas.events import AdapterEvent, Coordinates, DeadLetter, Event
 from streams.errors import EXIT_RESTART, EventError, LogError, SettingsError
-from streams.kafka import admin
 from streams.kafka.client import unreachable
 from streams.kafka.lag import LagMeter
 from streams.kafka.record import Record, dead_letter, encoded, trace_of
@@ -39,6 +37,7 @@ from streams.observability.logging import quieten_faust
 from streams.observability.metrics import OFF, Meter
 from streams.observability.tracing.tracer import OFF as NO_TRACER, Trace, Traced, Tracer, headers_of
 from streams.settings.model import Kafka, Settings
+from streams.worker import changelog_topics as changelogs
 from streams.worker.faust import fixes
 from streams.worker.table import Table
 
@@ -51,10 +50,6 @@ larger record is still read (KIP-74)."""
 COMMIT_EVERY_S = 1.0
 NEVER_S = 1e9
 """After a kill -9, at most this much is processed twice."""
-
-CHANGELOG_SEGMENT_BYTES = 16 * 2**20
-"""Kafka does not compact the segment it writes to, and a worker that starts reads all of them: with Kafka's default of
-1 GiB, every version of every row for days."""
 
 WriteDeadLetter = Callable[[Any, EventError], Awaitable[None]]
 """Writes the dead letter of one faust event."""
@@ -274,30 +269,7 @@ def create_changelogs(app: App) -> None:
 
     Raises LogError if the broker does not answer or refuses, SettingsError for a wrong partition count.
     """
-    settings = app.settings
-    existing = admin.describe(settings)
-    wanted = {t.changelog_topic.get_topic_name(): t for t in app.tables.values()}
-    for name, t in wanted.items():
-        if existing.get(name, t.partitions) != t.partitions:
-            raise SettingsError(
-                f"changelog {name} has {existing[name]} partitions, expected {t.partitions}, as its source. Delete it "
-                "together with the offsets of the group, or use another topics.prefix"
-            )
-    new = [
-        NewTopic(
-            name,
-            num_partitions=t.partitions,
-            replication_factor=settings.topics.replication,
-            config={
-                "cleanup.policy": "compact",
-                "segment.bytes": str(max(CHANGELOG_SEGMENT_BYTES, row_bytes(settings.topics))),
-                "max.message.bytes": str(row_bytes(settings.topics)),
-            },
-        )
-        for name, t in wanted.items()
-        if name not in existing
-    ]
-    admin.create(settings, new)
+    changelogs.create(app.settings, {t.changelog_topic.get_topic_name(): t.partitions for t in app.tables.values()})
 
 
 def run_worker(app: App, *, grace_s: float = 25) -> int:

@@ -24,36 +24,9 @@ from faust.streams import _current_event, current_event
 from faust.types import TP
 
 from streams.worker.faust.membership import membership
+from streams.worker.fence import GENERATION, Fence, generation_of
 
 log = logging.getLogger("streamward.app")
-
-GENERATION = "generation"
-"""The header: the generation of the group in which the row was written, decimal."""
-
-
-class Fence:
-    """Tells rows of a zombie from others, partition by partition."""
-
-    def __init__(self) -> None:
-        self._newest: dict[int, tuple[int, int]] = {}
-        """By partition: the last offset read, and the newest generation up to there."""
-
-    def admits(self, partition: int, offset: int, generation: int | None) -> bool:
-        """Return whether a row is valid; rows are given in order. One without a generation (None) always is."""
-        last, newest = self._newest.get(partition, (-1, 0))
-        if offset <= last:  # read again from the start
-            newest = 0
-        self._newest[partition] = (offset, max(newest, generation or 0))
-        return generation is None or generation >= newest
-
-    def generation(self, partition: int, current: int) -> int:
-        """Return the generation to put on a row that is written now.
-
-        The current one; but a group that was deleted begins again at 1, and its rows must then count as newer than
-        those that were read.
-        """
-        newest = self._newest.get(partition, (-1, 0))[1]
-        return current if current >= newest else newest + 1
 
 
 class Table(faust.Table):  # type: ignore[misc]  # faust is not typed
@@ -141,12 +114,6 @@ class Table(faust.Table):  # type: ignore[misc]  # faust is not typed
                 row = self.data.get(key)
                 self.send_changelog(partition, key, row, value_serializer="raw" if row is None else None)
         self._covered.clear()
-
-
-def generation_of(headers: Any) -> int | None:
-    """Return the generation in a row's headers; None if there is none that can be read."""
-    value = dict(headers or ()).get(GENERATION, b"")
-    return int(value) if value.isdigit() else None
 
 
 def _interrupted(app: Any) -> bool:

@@ -13,16 +13,16 @@ from aiokafka.errors import CommitFailedError, UnknownMemberIdError
 from aiokafka.producer.message_accumulator import MessageAccumulator
 from aiokafka.producer.sender import Sender
 from aiokafka.protocol.commit import OffsetCommitRequest
-from aiokafka.protocol.group import SyncGroupRequest
+from aiokafka.protocol.group import JoinGroupRequest, SyncGroupRequest
 from aiokafka.structs import OffsetAndMetadata, TopicPartition
 
 from streams.settings.model import Settings
 from streams.worker.app import build_app
-from streams.worker.faust import fixes, pinned_sources, watchdog
+from streams.worker.faust import fixes, membership as membership_module, pinned_sources, watchdog
 from streams.worker.faust.membership import REPLACED, Membership, membership
 
 CHANGELOG = TopicPartition("streams-open-groups-changelog", 0)
-OK, REBALANCE_IN_PROGRESS, UNKNOWN_MEMBER = 0, 27, 25
+OK, REBALANCE_IN_PROGRESS, UNKNOWN_MEMBER, LOADING, OTHER_PROTOCOL = 0, 27, 25, 14, 23
 
 
 @pytest.fixture
@@ -140,6 +140,23 @@ def test_answer_of_the_group_counts_from_when_it_was_asked_for(now: list[float])
         coordinator._client.send = slow
         assert await coordinator._do_heartbeat()
         assert membership.in_doubt()
+
+    run(scene)
+
+
+def test_a_group_of_workers_of_the_other_driver_is_asked_again_until_it_is_free(
+    now: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # aiokafka ends for good at this answer; at LOADING it asks again
+    monkeypatch.setattr(membership_module, "ASK_AGAIN_S", 0.0)
+
+    async def scene() -> None:
+        coordinator = member(OTHER_PROTOCOL, OK)
+        join = JoinGroupRequest("streams", 6000, 12000, "", None, "consumer", [])
+        assert (await coordinator._send_req(join)).error_code == LOADING
+        assert membership.waits and not membership.lost
+        await coordinator._send_req(SyncGroupRequest("streams", 3, "me", "", []))
+        assert not membership.waits
 
     run(scene)
 

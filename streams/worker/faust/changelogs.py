@@ -68,6 +68,10 @@ class Changelogs:
             self._extents[tp] = known._replace(end=offset + 1)
         return None
 
+    def reach(self, tps: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """Return where each of these changelog partitions ends, as far as written to or accepted here."""
+        return {tp: self._extents[tp].end for tp in tps if tp in self._extents}
+
     def note(self, partition: int) -> str:
         """Return what a commit of a source partition with this number notes. Called from the consumer's thread."""
         extents = sorted(self._extents.copy().items())

@@ -41,7 +41,8 @@ from streams.worker.faust.delivery import contiguous
 from streams.worker.faust.membership import REPLACED, membership
 from streams.worker.faust.pinned_sources import STOCK, check_sources
 from streams.worker.faust.seek import _commit, changelogs_of, delivery_of, perform_seek, refuse_cut, seek_to_committed
-from streams.worker.faust.watchdog import Watchdog, give_up
+from streams.worker.faust.watchdog import Watchdog
+from streams.worker.stalls import give_up
 
 log = logging.getLogger("streamward.faust")
 

@@ -31,11 +31,13 @@ from aiokafka.producer.sender import Sender
 from aiokafka.protocol.commit import OffsetCommitRequest
 
 from streams.worker.faust.pinned_sources import STOCK
-from streams.worker.faust.watchdog import give_up
+from streams.worker.stalls import give_up
 
 log = logging.getLogger("streamward.faust")
 
 LOOK_EVERY_S = 0.02
+ASK_AGAIN_S = 0.5
+"""How long a worker waits before it asks again to join a group of the other driver."""
 
 
 def _since_boot_s() -> float:
@@ -53,11 +55,14 @@ class Membership:
         """The group rejected this member, and it has not joined again."""
         self.epoch = 0
         """How many memberships were lost: what was begun in an earlier epoch must not be written."""
+        self.waits = False
+        """The group consists of workers of the other driver, and this one waits until they have left."""
         self._confirmed_at: float | None = None
 
     def reset(self, session_s: float) -> None:
         """Forget everything: a worker starts."""
         self.session_s, self.lost, self.epoch, self._confirmed_at = session_s, False, 0, None
+        self.waits = False
 
     def confirm(self, asked_at: float) -> None:
         """The group knows this member, at least as of when it was asked."""
@@ -65,7 +70,7 @@ class Membership:
 
     def join(self, asked_at: float) -> None:
         """A generation begins, with this member in it."""
-        self.lost = False
+        self.lost = self.waits = False
         self.confirm(asked_at)
 
     def lose(self) -> None:
@@ -97,10 +102,20 @@ _KNOWN = (errors.NoError.errno, errors.RebalanceInProgressError.errno)
 
 
 async def _send_req(self: Any, request: Any) -> Any:
-    """In place of GroupCoordinator._send_req: note what the group says of this member."""
+    """In place of GroupCoordinator._send_req: note what the group says of this member.
+
+    aiokafka ends for good where all other members have another protocol: workers of the other driver. Told that the
+    coordinator is loading instead, it asks again.
+    """
     asked_at = membership.clock()
     response = await STOCK[GroupCoordinator, "_send_req"](self, request)
     kind, error = type(request).__name__, getattr(response, "error_code", None)
+    if kind.startswith("JoinGroupRequest") and error == errors.InconsistentGroupProtocolError.errno:
+        if not membership.waits:
+            log.warning("the workers of this log are of another driver; this one takes over when they have left")
+        membership.waits = True
+        response.error_code = errors.GroupLoadInProgressError.errno
+        await asyncio.sleep(ASK_AGAIN_S)
     if kind.startswith("SyncGroupRequest") and error == errors.NoError.errno:
         membership.join(asked_at)
     elif kind.startswith("HeartbeatRequest") and error in _KNOWN:

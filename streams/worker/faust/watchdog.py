@@ -19,7 +19,7 @@ import threading
 import traceback
 from collections.abc import Awaitable, Callable, Iterator
 from types import FrameType
-from typing import Any, NamedTuple, NoReturn
+from typing import Any
 
 from aiokafka.errors import IllegalStateError, KafkaError
 from faust.types import TP
@@ -27,67 +27,12 @@ from faust.types.transports import ConsumerT
 from mode.services import Service
 
 from streams.errors import EXIT_RESTART
+from streams.worker.faust.membership import membership
+from streams.worker.stalls import Sight, StallDetector, give_up
 
 log = logging.getLogger("streamward.faust")
 
 LOOK_EVERY_S = 1.0
-
-
-def give_up(why: str) -> NoReturn:
-    """Log why and end the process with EXIT_RESTART, at once: nothing still running could be trusted."""
-    log.critical("%s. Ending this process with exit code %d; restart it", why, EXIT_RESTART)
-    for handler in [*log.handlers, *logging.getLogger().handlers]:
-        handler.flush()
-    os._exit(EXIT_RESTART)
-
-
-class Sight(NamedTuple):
-    """What one look at a worker shows."""
-
-    committed: dict[TP, int]
-    """The next offset to work on, per source partition owned."""
-    lagging: frozenset[TP]
-    """Owned partitions with records from `committed` on."""
-    holes: dict[TP, int]
-    """First offset that was acknowledged after one that was not, per partition."""
-    rebalancing: bool
-    recovered: dict[TP, int]
-    """Offset reached per changelog."""
-
-
-class StallDetector:
-    """How long each thing has made no progress. Pure: the seconds are given to `look`."""
-
-    def __init__(self, *, hole_s: float, stuck_s: float) -> None:
-        self._hole_s, self._stuck_s = hole_s, stuck_s
-        self._still_s: dict[Any, tuple[Any, float]] = {}
-
-    def look(self, sight: Sight, passed_s: float) -> tuple[str | None, str | None]:
-        """Return (why to end the process now, why to end it if the broker answers); None where all is well."""
-        hole = stuck = None
-        seen: dict[Any, Any] = {}
-        if sight.rebalancing:
-            seen["rebalance"] = sight.recovered
-        else:
-            seen |= {("hole", tp): (sight.committed.get(tp), first) for tp, first in sight.holes.items()}
-            seen |= {("lag", tp): sight.committed[tp] for tp in sight.lagging}
-        still: dict[Any, tuple[Any, float]] = {}
-        for what, state in seen.items():
-            before, since = self._still_s.get(what, (None, 0.0))
-            still[what] = (state, since + passed_s if before == state else 0.0)
-        self._still_s = still
-        for what, (state, seconds) in still.items():
-            if what[0] == "hole" and seconds > self._hole_s:
-                hole = f"{_at(what[1], state[0])} is not done, though {state[1]} is, for {seconds:.0f} s"
-            elif what == "rebalance" and seconds > self._stuck_s:
-                stuck = f"a rebalance has made no progress for {seconds:.0f} s; changelogs are read up to {state}"
-            elif what[0] == "lag" and seconds > self._stuck_s:
-                stuck = f"{_at(what[1], state)} has waited for {seconds:.0f} s"
-        return hole, stuck
-
-
-def _at(tp: TP, offset: int) -> str:
-    return f"{tp.topic}[{tp.partition}]@{offset}"
 
 
 class Watchdog(Service):  # type: ignore[misc]  # mode is not typed
@@ -171,7 +116,7 @@ def sight_of(app: Any) -> Sight:
             if (consumer.highwater(tp) or 0) > offset and tp.topic not in app.holding
         ),
         holes={tp: first for tp, first in acked.items() if first > committed[tp]},
-        rebalancing=bool(app.rebalancing),
+        rebalancing=bool(app.rebalancing) and not membership.waits,
         recovered={tp: offset for tp, offset in app.tables.recovery.active_offsets.items() if offset is not None},
     )
 
